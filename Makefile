@@ -1,0 +1,35 @@
+# `make demo` and `make test` need Python 3.11 or newer and make, nothing else.
+# pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, ...) are honoured.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test check slow bench clean
+
+setup: .venv/installed
+
+.venv/installed: setup.cfg constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[cpu,test]'
+	touch $@
+
+demo: setup
+	$(BIN)/lam demo
+
+test: setup
+	$(BIN)/python -m pytest -q
+
+slow: setup
+	$(BIN)/python -m pytest -q -m slow
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -q
+
+bench: setup
+	$(BIN)/python benchmarks/ggn.py
+	$(BIN)/python benchmarks/embed.py
+
+clean:
+	rm -rf .venv build dist *.egg-info

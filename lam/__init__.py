@@ -1,0 +1,3 @@
+"""lam makes a retrieval network Bayesian."""
+
+__version__ = "0.1.0"

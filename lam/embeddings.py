@@ -1,0 +1,82 @@
+"""Embeddings: what every encoder returns and everything downstream takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """N points on the unit sphere in R^D, each with what is known of its uncertainty.
+
+    Attributes:
+        mean: (N, D) unit vectors: the mean direction.
+        kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain.
+        resultant: (N,) mean resultant length in [0, 1] of the samples behind `kappa`.
+        variance: (N,) predictive variance before normalisation, summed over the D outputs; large means uncertain.
+        samples: (S, N, D) unit vectors, where samples were asked for.
+
+    Raises:
+        ValueError: where the shapes disagree.
+    """
+
+    mean: Float[Tensor, "N D"]
+    kappa: Float[Tensor, " N"]
+    resultant: Float[Tensor, " N"]
+    variance: Float[Tensor, " N"]
+    samples: Float[Tensor, "S N D"] | None = None
+
+    def __post_init__(self) -> None:
+        n = self.mean.shape[0]
+        for name in ("kappa", "resultant", "variance"):
+            if getattr(self, name).shape != (n,):
+                raise ValueError(f"{name} must have shape ({n},), got {tuple(getattr(self, name).shape)}")
+        if self.samples is not None and self.samples.shape[1:] != self.mean.shape:
+            raise ValueError(f"samples must have shape (S, {n}, {self.dimension}), got {tuple(self.samples.shape)}")
+
+    def __len__(self) -> int:
+        return self.mean.shape[0]
+
+    def __getitem__(self, index: slice | Tensor) -> "Embeddings":
+        samples = None if self.samples is None else self.samples[:, index]
+        return Embeddings(self.mean[index], self.kappa[index], self.resultant[index], self.variance[index], samples)
+
+    @property
+    def dimension(self) -> int:
+        """The number of embedding dimensions D."""
+        return self.mean.shape[1]
+
+    def to(self, device: torch.device | str) -> "Embeddings":
+        """Move every tensor to a device."""
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Embeddings(**{name: None if value is None else value.to(device) for name, value in moved.items()})
+
+    @staticmethod
+    def concatenate(parts: Sequence["Embeddings"]) -> "Embeddings":
+        """Join batches of embeddings, in order.
+
+        Args:
+            parts: at least one; either all with samples, of the same number, or none.
+
+        Returns:
+            One record of all items.
+
+        Raises:
+            ValueError: for no part at all.
+        """
+        if not parts:
+            raise ValueError("nothing to concatenate: give at least one batch of embeddings")
+        if any(part.samples is None for part in parts):
+            samples = None
+        else:
+            samples = torch.cat([part.samples for part in parts if part.samples is not None], 1)
+        return Embeddings(
+            torch.cat([part.mean for part in parts]),
+            torch.cat([part.kappa for part in parts]),
+            torch.cat([part.resultant for part in parts]),
+            torch.cat([part.variance for part in parts]),
+            samples,
+        )

@@ -1,0 +1,137 @@
+"""Files that are either wholly there or not there at all, and that are checked before they are believed.
+
+Every file is written under a temporary name in its own folder, flushed, synced and renamed. A folder's `MANIFEST.json`
+holds the SHA-256 of each of its files, is written last, and is checked before anything is parsed: a flipped bit in a
+safetensors file otherwise loads as another weight without a word. Nothing here knows what the files mean.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+MANIFEST = "MANIFEST.json"
+
+
+class CorruptFileError(ValueError):
+    """A file that is missing, truncated or altered since it was written."""
+
+
+def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
+    """Write a file so that a reader sees the old one or the new one, whenever the process dies.
+
+    Args:
+        path: where the file shall be; its folder must exist.
+        write: called with the path of the temporary file in the same folder.
+    """
+    path = Path(path)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in the folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file atomically."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a JSON file atomically; NaN and infinities are refused by the format and stored as null by the caller."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors, atomically."""
+    from safetensors.torch import save_file
+
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, lambda temporary: save_file(plain, temporary, metadata))
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """Read a safetensors file; `verify` its folder first."""
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file, naming it where it is none."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CorruptFileError(f"{path} is missing") from None
+    except ValueError as error:
+        raise CorruptFileError(f"{path} is not valid JSON: {error}") from None
+
+
+def seal(folder: str | Path, names: Iterable[str]) -> None:
+    """Write the folder's manifest over the named files; the last step of saving a folder.
+
+    Args:
+        folder: the folder that holds the files.
+        names: their paths relative to it.
+    """
+    folder = Path(folder)
+    write_json(folder / MANIFEST, {"sha256": {name: _sha256(folder / name) for name in sorted(names)}})
+
+
+def verify(folder: str | Path, names: Iterable[str] = ()) -> None:
+    """Check every file of a sealed folder against its manifest, before anything is parsed.
+
+    Args:
+        folder: a folder that `seal` closed.
+        names: files that the manifest must hold.
+
+    Raises:
+        CorruptFileError: naming the folder without a manifest, or the file that is missing, altered or not listed.
+    """
+    folder = Path(folder)
+    if not (folder / MANIFEST).is_file():
+        raise CorruptFileError(
+            f"{folder / MANIFEST} is missing: the folder was not written to its end, or is no lam folder"
+        )
+    manifest = read_json(folder / MANIFEST)
+    hashes = manifest.get("sha256") if isinstance(manifest, dict) else None
+    if not isinstance(hashes, dict):
+        raise CorruptFileError(f"{folder / MANIFEST} holds no sha256 table")
+    for name in names:
+        if name not in hashes:
+            raise CorruptFileError(f"{folder / MANIFEST} does not list {name}")
+    for name, expected in hashes.items():
+        path = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CorruptFileError(f"{folder / MANIFEST} lists {name}, which lies outside the folder")
+        if not path.is_file():
+            raise CorruptFileError(f"{path} is missing")
+        if _sha256(path) != expected:
+            raise CorruptFileError(f"{path} is truncated or altered: its SHA-256 is not the one in {MANIFEST}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,174 @@
+"""Which pairs of a batch count, and with what weight.
+
+Here live the pairs alone: no embeddings, no loss, no curvature. Losses and `lam.hessians` read them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The positive and the negative pairs among the N items of a batch.
+
+    Every ordered pair (a, b) has a weight, the number of times that it counts; an item is never its own pair.
+
+    Attributes:
+        positive: (N, N) symmetric, non-negative, zero diagonal: weights of the positive pairs.
+        negative: (N, N) likewise for the negative pairs, those beyond the margin included.
+        n_positives: how many ordered positive pairs were considered (n⁺ of the loss).
+        n_negatives: how many ordered negative pairs were considered (n⁻ of the loss).
+    """
+
+    positive: Shaped[Tensor, "N N"]
+    negative: Shaped[Tensor, "N N"]
+    n_positives: int
+    n_negatives: int
+
+    @property
+    def size(self) -> int:
+        """How many items N the pairs speak of."""
+        return self.positive.shape[0]
+
+    @classmethod
+    def by_label(cls, labels: Shaped[Tensor, " N"]) -> "Pairs":
+        """Make every two items of one label a positive pair, every other two a negative pair.
+
+        Args:
+            labels: (N,) one integer label an item.
+
+        Returns:
+            All N(N − 1) ordered pairs.
+
+        Raises:
+            ValueError: where labels are not one-dimensional integers.
+
+        Example:
+            >>> pairs = Pairs.by_label(torch.tensor([0, 0, 1]))
+            >>> pairs.n_positives, pairs.n_negatives
+            (2, 4)
+        """
+        if labels.ndim != 1 or labels.is_floating_point():
+            raise ValueError(
+                f"labels must be integers of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}"
+            )
+        same = labels[:, None] == labels[None, :]
+        different = ~same
+        return cls._counted(same.fill_diagonal_(False), different)
+
+    @classmethod
+    def by_distance(
+        cls, positions: Float[Tensor, "N X"], positive_within: float, negative_beyond: float | None = None
+    ) -> "Pairs":
+        """Make near places positive pairs and far ones negative; in between they count as neither.
+
+        Args:
+            positions: (N, X) coordinates of each item, in metres.
+            positive_within: the largest distance of a positive pair, in metres.
+            negative_beyond: negative pairs are farther apart than this, in metres; `positive_within` by default.
+
+        Returns:
+            The ordered pairs of both kinds.
+
+        Raises:
+            ValueError: where a position is not finite or the distances do not satisfy 0 < within ≤ beyond.
+
+        Example:
+            >>> pairs = Pairs.by_distance(torch.tensor([[0.0], [8.0], [20.0], [90.0]]), 10.0, 25.0)
+            >>> pairs.n_positives, pairs.n_negatives
+            (2, 6)
+        """
+        negative_beyond = positive_within if negative_beyond is None else negative_beyond
+        if not 0 < positive_within <= negative_beyond:
+            raise ValueError(
+                "positive_within and negative_beyond must satisfy 0 < positive_within <= negative_beyond, "
+                f"got {positive_within} and {negative_beyond}"
+            )
+        finite = positions.isfinite().all(1)
+        if not finite.all():
+            raise ValueError(
+                f"positions must be finite, got {positions[~finite][0].tolist()} at index {_first(~finite)}"
+            )
+        distance = torch.cdist(positions.double(), positions.double(), compute_mode="donot_use_mm_for_euclid_dist")
+        return cls._counted((distance <= positive_within).fill_diagonal_(False), distance > negative_beyond)
+
+    @classmethod
+    def from_tuples(
+        cls,
+        tuples: Sequence[Tensor],
+        size: int,
+        *,
+        n_positives: int | None = None,
+        n_negatives: int | None = None,
+    ) -> "Pairs":
+        """Take the pairs that a miner of pytorch-metric-learning chose.
+
+        The tuples are directed and may repeat. With M the matrix that counts them, the weights are (M + Mᵀ)/2: the
+        same loss, over a symmetric matrix.
+
+        Args:
+            tuples: (anchors, positives, negatives), or (anchors, positives, anchors, negatives), of item indices.
+            size: how many items N the indices point into.
+            n_positives: how many ordered positive pairs the miner chose from; by default those that it chose.
+            n_negatives: how many ordered negative pairs the miner chose from; by default those that it chose.
+
+        Returns:
+            The chosen pairs.
+
+        Raises:
+            ValueError: for another number of tensors, an index outside [0, N), an item paired with itself, or a count
+                below the number of pairs chosen.
+
+        Example:
+            >>> triplet = (torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
+            >>> Pairs.from_tuples(triplet, 3, n_positives=2, n_negatives=4).positive
+            tensor([[0.0000, 0.5000, 0.0000],
+                    [0.5000, 0.0000, 0.0000],
+                    [0.0000, 0.0000, 0.0000]])
+        """
+        if len(tuples) not in (3, 4):
+            raise ValueError(f"tuples must hold 3 or 4 index tensors, as a miner returns them, got {len(tuples)}")
+        anchor, positive, negative = tuples[0], tuples[1], tuples[-1]
+        positives = _count_directed(anchor, positive, size)
+        negatives = _count_directed(tuples[2] if len(tuples) == 4 else anchor, negative, size)
+        return cls(
+            positives,
+            negatives,
+            _considered("n_positives", n_positives, positives),
+            _considered("n_negatives", n_negatives, negatives),
+        )
+
+    @classmethod
+    def _counted(cls, positive: Tensor, negative: Tensor) -> "Pairs":
+        return cls(positive, negative, int(positive.sum()), int(negative.sum()))
+
+
+def _count_directed(first: Tensor, second: Tensor, size: int) -> Tensor:
+    indices = torch.stack([first, second])
+    outside = (indices < 0) | (indices >= size)
+    if outside.any():
+        raise ValueError(f"indices must lie in [0, {size}), got {int(indices[outside][0])}")
+    if (first == second).any():
+        raise ValueError(f"an item cannot be its own pair, got ({int(first[first == second][0])}, itself)")
+    counts = torch.zeros(size, size, device=first.device)
+    counts.index_put_((first, second), torch.ones(len(first), device=first.device), accumulate=True)
+    return (counts + counts.T) / 2
+
+
+def _considered(name: str, given: int | None, weights: Tensor) -> int:
+    chosen = round(float(weights.sum(dtype=torch.float64)))
+    if given is None:
+        return chosen
+    if given < 0 or (given == 0 and chosen > 0):
+        raise ValueError(
+            f"{name} must be the number of pairs that the miner chose from, got {given} for {chosen} chosen"
+        )
+    return given
+
+
+def _first(mask: Tensor) -> int:
+    return int(mask.nonzero()[0, 0])

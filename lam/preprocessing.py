@@ -1,0 +1,243 @@
+"""From an image (or its path) to the tensor that a network takes: one small record that is saved beside the network.
+
+Only Pillow, NumPy and torch are used, so that a saved encoder reads images the same way wherever it runs. Random
+augmentation does not live here, nor do collections of images (`lam.datasets`).
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image, ImageOps
+from torch import Tensor
+
+_CHANNELS = {"L": 1, "RGB": 3}
+_RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # none that runs another program to decode
+_DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize, centre crop, scale to [0, 1] and normalise, in this order.
+
+    Resizing is antialiased. Before it, the image is turned upright (EXIF), transparency is laid on white, and palettes,
+    CMYK and 16 bits become `mode`.
+
+    Args:
+        mode: "L" for one grey channel, "RGB" for three.
+        size: pixels of the shorter side after resizing, or the exact (height, width), or None to keep the size.
+        crop: (height, width) of the centre crop, one number for a square, or None for no crop.
+        mean: one number a channel, in units of [0, 1], subtracted after scaling; or None.
+        std: one positive number a channel, divided by after that; or None.
+        resampling: "bilinear" or "bicubic".
+
+    Raises:
+        ValueError: If a field is outside these, or the crop exceeds the size.
+
+    Example:
+        >>> preprocessing = Preprocessing.imagenet(size=64)
+        >>> preprocessing(Image.new("L", (300, 200))).shape
+        torch.Size([3, 64, 64])
+        >>> Preprocessing.from_json(preprocessing.to_json()) == preprocessing
+        True
+    """
+
+    mode: Literal["L", "RGB"] = "RGB"
+    size: int | tuple[int, int] | None = None
+    crop: int | tuple[int, int] | None = None
+    mean: tuple[int | float, ...] | None = None
+    std: tuple[int | float, ...] | None = None
+    resampling: Literal["bilinear", "bicubic"] = "bilinear"
+
+    def __post_init__(self) -> None:
+        _check_choice("mode", self.mode, _CHANNELS)
+        _check_choice("resampling", self.resampling, _RESAMPLING)
+        for name in ("size", "crop"):
+            _check_extent(name, getattr(self, name))
+        for name in ("mean", "std"):
+            _check_per_channel(name, getattr(self, name), self.mode)
+        if self.crop is not None and self.size is not None:
+            smallest, crop = _pair(self.size), _pair(self.crop)
+            if crop[0] > smallest[0] or crop[1] > smallest[1]:
+                raise ValueError(f"crop must fit into size, got crop={self.crop} with size={self.size}; enlarge size")
+
+    @classmethod
+    def imagenet(cls, size: int = 224) -> "Preprocessing":
+        """What networks pretrained on ImageNet expect: the shorter side resized to 8/7 of `size`, then the centre."""
+        mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+        return cls(mode="RGB", size=round(size * 256 / 224), crop=size, mean=mean, std=std)
+
+    @property
+    def shape(self) -> tuple[int, int, int] | None:
+        """(C, H, W) of every result, or None where it depends on the image."""
+        extent = self.crop if self.crop is not None else self.size if isinstance(self.size, tuple) else None
+        return None if extent is None else (_CHANNELS[self.mode], *_pair(extent))
+
+    def __call__(self, image: Image.Image | str | Path) -> Float[Tensor, "C H W"]:
+        """The tensor of one image.
+
+        Args:
+            image: a Pillow image, or the path of one.
+
+        Returns:
+            (C, H, W), float32.
+
+        Raises:
+            ValueError: If the file is no image (see `open_image`), or the image cannot be converted, is smaller than a
+                crop without resizing, or would become too large.
+        """
+        if isinstance(image, Image.Image):
+            return self._tensor(ImageOps.exif_transpose(image))
+        opened = open_image(image)
+        try:
+            return self._tensor(opened)
+        except ValueError as error:
+            raise ValueError(f"{image}: {error}") from error
+
+    def normalize(self, pixels: UInt8[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
+        """Scale 8-bit pixels to [0, 1] and normalise them: the last step of a call, for images that need no other.
+
+        Args:
+            pixels: (..., C, H, W), 0 to 255, with the channels of `mode`.
+
+        Returns:
+            The same shape, float32.
+        """
+        values = pixels.to(torch.float32).div_(255)
+        for operation, numbers in ((values.sub_, self.mean), (values.div_, self.std)):
+            if numbers is not None:
+                operation(torch.tensor(numbers, dtype=torch.float32, device=values.device)[:, None, None])
+        return values
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON has them (lists for tuples)."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, fields: object) -> "Preprocessing":
+        """What `to_json` gave; fields that are left out have their defaults.
+
+        Raises:
+            ValueError: If a key is unknown or a value is not allowed.
+        """
+        if not isinstance(fields, Mapping):
+            raise ValueError(f"preprocessing must be a mapping of its fields, got {fields!r}")
+        known = [field.name for field in dataclasses.fields(cls)]
+        if unknown := sorted(set(map(str, fields)) - set(known)):
+            raise ValueError(f"preprocessing has no field {', '.join(unknown)}; allowed: {', '.join(known)}")
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+        return cls(**values)
+
+    def _tensor(self, image: Image.Image) -> Float[Tensor, "C H W"]:
+        pixels = torch.from_numpy(np.array(self._resize_and_crop(_to_mode(image, self.mode)), ndmin=3))
+        return self.normalize(pixels if self.mode == "L" else pixels.permute(2, 0, 1)).contiguous()
+
+    def _resize_and_crop(self, image: Image.Image) -> Image.Image:
+        # Only the cropped part is computed: the shorter side of a 1 x 10,000 strip would resize to 224 x 2,240,000.
+        width, height = image.size
+        if self.size is None:
+            resized = (height, width)
+        elif isinstance(self.size, tuple):
+            resized = self.size
+        else:
+            shorter = min(height, width)
+            resized = (self.size * height // shorter, self.size * width // shorter)
+        crop = resized if self.crop is None else _pair(self.crop)
+        if crop[0] > resized[0] or crop[1] > resized[1]:
+            raise ValueError(
+                f"the image is {height} x {width}, too small for crop={self.crop}; set a size to resize to"
+            )
+        if Image.MAX_IMAGE_PIXELS is not None and crop[0] * crop[1] > Image.MAX_IMAGE_PIXELS:
+            raise ValueError(f"an image of {height} x {width} would become {crop[0]} x {crop[1]}; set a crop")
+        top, left = (round((whole - part) / 2) for whole, part in zip(resized, crop, strict=True))
+        bottom, right = top + crop[0], left + crop[1]
+        if resized == (height, width):
+            return image.crop((left, top, right, bottom))
+        down, across = height / resized[0], width / resized[1]
+        box = (left * across, top * down, min(right * across, width), min(bottom * down, height))
+        return image.resize((crop[1], crop[0]), _RESAMPLING[self.resampling], box=box)
+
+
+def open_image(path: str | Path) -> Image.Image:
+    """Read an image file, wholly and upright: the first frame of an animation, turned as its EXIF data say.
+
+    Args:
+        path: a JPEG, PNG, WebP, BMP, GIF, PPM or TIFF file.
+
+    Returns:
+        The decoded image, in whatever mode it was stored.
+
+    Raises:
+        ValueError: If there is no such file, it is no image, it is truncated or damaged, or it has more pixels than
+            Pillow's limit against decompression bombs (`PIL.Image.MAX_IMAGE_PIXELS`). The message names the file.
+    """
+    try:
+        with Image.open(path, formats=_FORMATS) as image:
+            limit = Image.MAX_IMAGE_PIXELS
+            if limit is not None and image.width * image.height > limit:  # Pillow only warns up to twice the limit
+                raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels, more than {limit}")
+            return ImageOps.exif_transpose(image)
+    except FileNotFoundError as error:
+        raise ValueError(f"there is no image {path}") from error
+    except Image.UnidentifiedImageError as error:
+        raise ValueError(f"{path} is no image; allowed formats: {', '.join(_FORMATS)}") from error
+    except Exception as error:  # what a decoder raises on damaged bytes has no common class
+        raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
+def _to_mode(image: Image.Image, mode: str) -> Image.Image:
+    if 0 in image.size:
+        raise ValueError(f"the image has no pixels: {image.height} x {image.width}")
+    if image.mode in _DEEP_MODES:
+        image = _eight_bits(image)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    try:
+        if image.mode == "F":
+            raise ValueError("floating-point pixels have no known range")
+        return image.convert(mode)
+    except ValueError as error:
+        raise ValueError(f"cannot convert pixels of mode {image.mode} to {mode} ({error}); save it as RGB") from error
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image)
+    if values.min() < 0 or values.max() > 65535:
+        raise ValueError(f"grey values must be within 0 and 65535, got {values.min()} to {values.max()}")
+    return Image.fromarray(np.round(values / 257).astype(np.uint8))
+
+
+def _pair(extent: int | tuple[int, int]) -> tuple[int, int]:
+    return extent if isinstance(extent, tuple) else (extent, extent)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_choice(name: str, value: object, allowed: Mapping[str, object]) -> None:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def _check_extent(name: str, value: object) -> None:
+    extents = value if isinstance(value, tuple) and len(value) == 2 else (value,)
+    if value is not None and not all(type(extent) is int and extent > 0 for extent in extents):
+        raise ValueError(f"{name} must be a positive number of pixels, a (height, width) or None, got {value!r}")
+
+
+def _check_per_channel(name: str, value: object, mode: str) -> None:
+    if value is None:
+        return
+    if not isinstance(value, tuple) or len(value) != _CHANNELS[mode] or not all(map(_is_number, value)):
+        raise ValueError(f"{name} must have {_CHANNELS[mode]} finite number(s) for mode {mode}, got {value!r}")
+    if name == "std" and min(value) <= 0:
+        raise ValueError(f"std must be positive, got {value!r}")

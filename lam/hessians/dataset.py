@@ -1,0 +1,207 @@
+"""Diagonal GGN of the last layer over every pair of a whole data set: exact, streamed and blocked.
+
+`fixed` needs the unit outputs alone for its sums over pairs, a blocked pass over similarities in which each unordered
+pair is met once, and then one streamed matmul with φ². `positive` factorises by class, so it needs no pair at all.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm import tqdm
+
+from lam.hessians.contrastive import Fix, Split, own_curvature
+from lam.hessians.diagonal import Diagonal
+from lam.hessians.last_layer import check_finite, check_layer, check_settings, least_cosine, outputs, working_dtype
+from lam.hessians.relations import LabelRelation, NeighbourRelation, Neighbours
+
+ROWS = 4096
+"""How many items of a feature matrix are streamed at once."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a pass over all pairs will cost.
+
+    Attributes:
+        pairs: how many unordered pairs there are.
+        seconds: time, extrapolated from a block measured just now.
+        bytes: memory beside the features.
+    """
+
+    pairs: int
+    seconds: float
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.pairs:,} pairs: about {self.seconds:.0f} s, {self.bytes / 2**20:.0f} MiB"
+
+
+def contrastive_ggn_dataset(
+    features: Float[Tensor, "N P"] | Iterable[Tensor],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    *,
+    labels: Int[Tensor, " N"] | None = None,
+    neighbours: Neighbours | None = None,
+    margin: float,
+    split: Split = "arccos",
+    fix: Fix = "fixed",
+    negative_weight: float = 1.0,
+    block_size: int = 1024,
+    progress: bool = True,
+) -> Diagonal:
+    """Give the diagonal GGN over every pair of a data set, as `contrastive_ggn` would for one batch of all items.
+
+    Similarities are in the type of the features, sums over the data set in float64. The result does not depend on how
+    the data were cut into batches or blocks.
+
+    Args:
+        features: (N, P) what enters the layer; or batches of it that can be iterated twice, always in the same order.
+        weight: (D, P) the layer's weight.
+        bias: (D,) its bias, or None.
+        labels: (N,) one label an item; or
+        neighbours: which pairs are near; exactly one of the two.
+        margin: in (0, 2].
+        split: `euclidean` or `arccos`.
+        fix: `fixed` or `positive`; `full` would need an array of all pairs.
+        negative_weight: w in [0, 1].
+        block_size: how many items a block of similarities has on a side.
+        progress: show an estimate of time and memory and a progress bar on standard error.
+
+    Returns:
+        The sums behind h, float64.
+
+    Raises:
+        ValueError: for what `contrastive_ggn` refuses, `full`, both or neither of labels and neighbours, another
+            number of labels than items, and no positive pair at all.
+    """
+    check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
+    if fix == "full":
+        raise ValueError("fix must be fixed or positive for a whole data set, got 'full': fit it in batches instead")
+    if (labels is None) == (neighbours is None):
+        raise ValueError("give either labels or neighbours")
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    if fix == "positive" and not isinstance(features, Tensor):
+        features = torch.cat(list(features))
+    n, r = _all_outputs(features, weight, bias, fix)
+    known = len(labels) if labels is not None else neighbours.size if neighbours is not None else 0
+    if known != len(n):
+        raise ValueError(f"there are {len(n)} items, but the labels or neighbours are of {known}")
+    relation = LabelRelation(labels) if labels is not None else NeighbourRelation(neighbours, block_size)
+    if relation.n_positives == 0:
+        raise ValueError(f"there is no positive pair among {len(n)} items: the loss has no curvature")
+
+    partners = [relation.positive_partners(n)]
+    if fix == "fixed":
+        partners.append(_negative_partners(n, relation, least_cosine(margin), block_size, progress))
+    wide_n, wide_r = n.double(), r.double()
+    own = torch.cat([own_curvature(split, wide_n, wide_r, *sums) for sums in partners], 1)
+    total = _weigh_squares(features, own, bias is not None, fix)
+    positive, negative = total.split(len(weight)) if fix == "fixed" else (total, torch.zeros_like(total))
+    if fix == "positive":
+        positive = positive + relation.cross_terms(features, weight, bias)
+    return Diagonal(
+        positive=positive,
+        negative=negative,
+        n_positives=relation.n_positives,
+        n_negatives=relation.n_negatives,
+        has_bias=bias is not None,
+        margin=float(margin),
+        split=split,
+        fix=fix,
+        negative_weight=float(negative_weight),
+    )
+
+
+def estimate_all_pairs(n: Float[Tensor, "N D"], *, block_size: int = 1024) -> Estimate:
+    """Estimate time and memory of a pass over all pairs, by measuring one block.
+
+    Args:
+        n: (N, D) unit outputs.
+        block_size: items on a side of a block.
+    """
+    N, D = n.shape
+    size = min(block_size, N)
+    extended = torch.cat([n[:size], n.new_ones(size, 1)], 1)
+    total = n.new_zeros(size, D + 1, dtype=torch.float64)
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        T = _near(extended[:, :-1], extended[:, :-1], 0.5)
+        total += T @ extended
+        total += T.T @ extended
+        seconds.append(time.perf_counter() - start)
+    pairs = N * (N - 1) // 2
+    memory = n.element_size() * (N * (D + 1) + 2 * size**2) + 8 * N * (D + 1)
+    return Estimate(pairs, min(seconds) * pairs / size**2, memory)
+
+
+def _negative_partners(
+    n: Tensor, relation: LabelRelation | NeighbourRelation, cosine: float, block_size: int, progress: bool
+) -> tuple[Tensor, Tensor]:
+    """Sum 1 and n over the negative partners of each item that are nearer than the margin."""
+    extended = torch.cat([n, n.new_ones(len(n), 1)], 1)[relation.order]
+    blocks = [slice(i, min(i + block_size, len(n))) for i in range(0, len(n), block_size)]
+    total = torch.zeros_like(extended, dtype=torch.float64)
+    title = str(estimate_all_pairs(n, block_size=block_size)) if progress else None
+    with tqdm(total=len(blocks) * (len(blocks) + 1) // 2, desc=title, disable=not progress, unit="block") as bar:
+        for index, rows in enumerate(blocks):
+            for columns in blocks[index:]:
+                bar.update()
+                T = _near(extended[rows, :-1], extended[columns, :-1], cosine)
+                if not relation.exclude(T, rows, columns):
+                    continue
+                total[rows] += T @ extended[columns]
+                if rows != columns:
+                    total[columns] += T.T @ extended[rows]
+    unsorted = torch.empty_like(total)
+    unsorted[relation.order] = total
+    return unsorted[:, -1:], unsorted[:, :-1]
+
+
+def _near(left: Tensor, right: Tensor, cosine: float) -> Tensor:
+    return (left @ right.T).gt_(cosine)
+
+
+def _all_outputs(
+    features: Tensor | Iterable[Tensor], weight: Tensor, bias: Tensor | None, fix: Fix
+) -> tuple[Tensor, Tensor]:
+    parts: list[tuple[Tensor, Tensor]] = []
+    seen = 0
+    for batch in _stream(features):
+        check_layer(batch, weight, bias) if not parts else check_finite(batch, seen)
+        _, n, r = outputs(batch, weight, bias, working_dtype(fix, batch))
+        parts.append((n, r))
+        seen += len(batch)
+    if seen < 2:
+        raise ValueError(f"a data set needs at least 2 items to form a pair, got {seen}")
+    return torch.cat([n for n, _ in parts]), torch.cat([r for _, r in parts])
+
+
+def _weigh_squares(features: Tensor | Iterable[Tensor], own: Tensor, has_bias: bool, fix: Fix) -> Tensor:
+    """Sum 2 own_aᵀ φ_a² over all items: one streamed matmul."""
+    total: Tensor | None = None
+    start = 0
+    for batch in _stream(features):
+        squares = batch.to(working_dtype(fix, batch)).square()
+        part = own[start : start + len(batch)].to(squares.dtype).T @ squares
+        total = part.double() if total is None else total.add_(part)
+        start += len(batch)
+    if total is None or start != len(own):
+        raise ValueError(f"the features gave {len(own)} items at first and {start} later: they must not change")
+    columns = [total, own.sum(0)[:, None]] if has_bias else [total]
+    return 2 * torch.cat(columns, 1)
+
+
+def _stream(features: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
+    if isinstance(features, Tensor):
+        if features.ndim != 2:
+            raise ValueError(f"features must be of shape (N, P), got {tuple(features.shape)}")
+        yield from features.split(ROWS)
+    else:
+        yield from features

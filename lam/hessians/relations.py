@@ -1,0 +1,166 @@
+"""How the items of a whole data set are related, without a matrix of all pairs: by label, or by lists of neighbours.
+
+Both kinds offer the same: the order in which blocks are cut, the counts of pairs, what the positive partners of each
+item add up to, which pairs of a block are no negative pairs, and the cross terms of the positive pairs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lam.hessians.last_layer import cross_sum_over_pairs, outputs
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The near pairs among N places, each unordered pair once; every other pair is negative.
+
+    Attributes:
+        positive: (E, 2) indices of the positive pairs.
+        neither: (F, 2) indices of the pairs that count as neither.
+        size: the number of places N.
+    """
+
+    positive: Int[Tensor, "E 2"]
+    neither: Int[Tensor, "F 2"]
+    size: int
+
+    def __post_init__(self) -> None:
+        both = torch.cat([self.positive, self.neither])
+        if len(both) and not (int(both.min()) >= 0 and int(both.max()) < self.size):
+            raise ValueError(
+                f"neighbours must be indices in [0, {self.size}), got {int(both.min())} to {int(both.max())}"
+            )
+        if (both[:, 0] == both[:, 1]).any():
+            raise ValueError("an item cannot be its own neighbour")
+        low, high = both.min(1).values, both.max(1).values
+        if len(torch.unique(low * self.size + high)) < len(both):
+            raise ValueError("neighbours must name each unordered pair once, as positive or as neither")
+
+    @classmethod
+    def by_distance(
+        cls, positions: Float[Tensor, "N X"], positive_within: float, negative_beyond: float | None = None
+    ) -> "Neighbours":
+        """Find the near pairs with a k-d tree; the counterpart of `Pairs.by_distance` for a whole data set.
+
+        Args:
+            positions: (N, X) coordinates, in metres.
+            positive_within: the largest distance of a positive pair, in metres.
+            negative_beyond: negative pairs are farther apart than this, in metres; `positive_within` by default.
+
+        Raises:
+            ValueError: where a position is not finite or the distances do not satisfy 0 < within ≤ beyond.
+        """
+        from scipy.spatial import KDTree
+
+        beyond = positive_within if negative_beyond is None else negative_beyond
+        if not 0 < positive_within <= beyond:
+            raise ValueError(
+                f"distances must satisfy 0 < positive_within <= negative_beyond, got {positive_within} and {beyond}"
+            )
+        if not positions.isfinite().all():
+            bad = int((~positions.isfinite()).any(1).nonzero()[0, 0])
+            raise ValueError(f"positions must be finite, got {positions[bad].tolist()} at index {bad}")
+        points = positions.double().cpu()
+        near = torch.as_tensor(KDTree(points.numpy()).query_pairs(beyond, output_type="ndarray")).long().reshape(-1, 2)
+        is_positive = (points[near[:, 0]] - points[near[:, 1]]).norm(dim=1) <= positive_within
+        return cls(near[is_positive].to(positions.device), near[~is_positive].to(positions.device), len(positions))
+
+
+class LabelRelation:
+    """Items of one label are positive pairs, all others negative; sorted by label, so that blocks hold few labels."""
+
+    def __init__(self, labels: Int[Tensor, " N"]) -> None:
+        self.order = labels.argsort(stable=True)
+        self._sorted = labels[self.order]
+        _, self._class, self._sizes = labels.unique(return_inverse=True, return_counts=True)
+        self.n_positives = int((self._sizes * (self._sizes - 1)).sum())
+        self.n_negatives = len(labels) ** 2 - int(self._sizes.square().sum())
+
+    def positive_partners(self, n: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
+        """Sum 1 and n over the positive partners of each item, in float64."""
+        n = n.double()
+        totals = n.new_zeros(len(self._sizes), n.shape[1]).index_add_(0, self._class, n)
+        return (self._sizes[self._class] - 1).double()[:, None], totals[self._class] - n
+
+    def exclude(self, T: Float[Tensor, "I J"], rows: slice, columns: slice) -> bool:
+        """Zero the pairs of a block (in sorted order) that are not negative; say whether any negative is left."""
+        left, right = self._sorted[rows], self._sorted[columns]
+        if left[-1] < right[0]:
+            return True
+        T.mul_(left[:, None] != right[None, :])
+        return not (left[0] == left[-1] == right[0] == right[-1])
+
+    def cross_terms(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Float[Tensor, "D F"]:
+        """Sum the cross terms over all positive pairs, class by class: over its pairs, or from its moments."""
+        total = 0
+        for rows in self.order.split(self._sizes.tolist()):
+            inputs, n, r = outputs(features[rows], weight, bias, torch.float64)
+            if len(rows) <= n.shape[1]:
+                first, second = torch.triu_indices(len(rows), len(rows), 1, device=n.device)
+                total = total + cross_sum_over_pairs(inputs, n, r, first, second, n.new_ones(len(first)))
+            else:
+                total = total + cross_sum_of_class(inputs, n, r)
+        return torch.as_tensor(total)
+
+
+class NeighbourRelation:
+    """Listed near pairs are positive or neither, all others negative."""
+
+    def __init__(self, neighbours: Neighbours, block_size: int) -> None:
+        size = neighbours.size
+        self.order = torch.arange(size, device=neighbours.positive.device)
+        self._positive = neighbours.positive
+        self.n_positives = 2 * len(neighbours.positive)
+        self.n_negatives = size * (size - 1) - self.n_positives - 2 * len(neighbours.neither)
+        self._block_size, self._blocks = block_size, -(-size // block_size)
+        near = torch.cat([neighbours.positive, neighbours.neither]).sort(1).values
+        block = near // block_size
+        key, by_block = (block[:, 0] * self._blocks + block[:, 1]).sort()
+        self._near, self._key = near[by_block], key
+
+    def positive_partners(self, n: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
+        """Sum 1 and n over the positive partners of each item, in float64."""
+        extended = torch.cat([n.double(), n.new_ones(len(n), 1).double()], 1)
+        first, second = self._positive.T
+        totals = torch.zeros_like(extended)
+        totals.index_add_(0, first, extended[second]).index_add_(0, second, extended[first])
+        return totals[:, -1:], totals[:, :-1]
+
+    def exclude(self, T: Float[Tensor, "I J"], rows: slice, columns: slice) -> bool:
+        """Zero the pairs of a block that are not negative; say whether any negative may be left."""
+        key = rows.start // self._block_size * self._blocks + columns.start // self._block_size
+        bounds = torch.searchsorted(self._key, torch.tensor([key, key + 1], device=self._key.device))
+        first, second = self._near[bounds[0] : bounds[1]].T
+        T[first - rows.start, second - columns.start] = 0
+        if rows == columns:
+            T[second - rows.start, first - columns.start] = 0
+            T.fill_diagonal_(0)
+        return True
+
+    def cross_terms(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Float[Tensor, "D F"]:
+        """Sum the cross terms over the listed positive pairs."""
+        inputs, n, r = outputs(features, weight, bias, torch.float64)
+        first, second = self._positive.T
+        return cross_sum_over_pairs(inputs, n, r, first, second, n.new_ones(len(first)))
+
+
+def cross_sum_of_class(
+    inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"]
+) -> Float[Tensor, "D F"]:
+    """Sum 2 H12_i φ_aj φ_bj over all ordered pairs of one class from its moments, with no pair formed.
+
+    With ψ = φ/r the sum over a, b of ψ_aj ψ_bj (1 − n_ai² − n_bi² + c_ab n_ai n_bi) is s_j² − 2 s_j u_ij + Σ_k G_kij²,
+    where s = Σ_a ψ_a, u_i = Σ_a n_ai² ψ_a and G_ki = Σ_a n_ak n_ai ψ_a; the terms a = b are taken away.
+    """
+    psi, square = inputs / r, n.square()
+    s, u = psi.sum(0), square.T @ psi
+    moments = torch.zeros_like(u)
+    for k in range(n.shape[1]):
+        G_square = ((n[:, k : k + 1] * n[:, k:]).T @ psi).square_()
+        moments[k:] += G_square
+        moments[k] += G_square[1:].sum(0)
+    itself = (1 - square).T @ psi.square()
+    return -2 * (s * (s - 2 * u) + moments - itself)

@@ -1,0 +1,133 @@
+import pytest
+import torch
+from torch import Tensor
+
+from lam.hessians import SPLITS, Diagonal, Neighbours, contrastive_ggn, contrastive_ggn_dataset
+from lam.hessians.dataset import estimate_all_pairs
+from lam.pairs import Pairs
+from tests.helpers import unchecked
+from tests.hessians.test_last_layer import make
+
+QUIET = {"progress": False}
+
+
+def assert_same(got: Diagonal, want: Diagonal, rtol: float = 1e-10) -> None:
+    assert (got.n_positives, got.n_negatives) == (want.n_positives, want.n_negatives)
+    scale = want.positive.abs().max().double()
+    for mine, other in ((got.positive, want.positive), (got.negative, want.negative)):
+        torch.testing.assert_close(mine.double() / scale, other.double() / scale, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("fix", ["fixed", "positive"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("D", [2, 30])
+def test_equals_one_batch_by_label_for_any_block_size(split, fix, bias, D):
+    features, weight, b, labels = make(N=53, D=D, bias=bias)
+    options = {"margin": 1.1, "split": split, "fix": fix, "negative_weight": 0.4}
+    want = contrastive_ggn(features, weight, b, Pairs.by_label(labels), **options)
+    for block_size in (1, 7, 53, 1000):
+        got = contrastive_ggn_dataset(features, weight, b, labels=labels, block_size=block_size, **options, **QUIET)
+        assert got.positive.dtype == torch.float64
+        assert_same(got, want)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("fix", ["fixed", "positive"])
+def test_equals_one_batch_by_position_for_any_block_size(split, fix):
+    features, weight, bias, _ = make(N=60)
+    positions = torch.rand(60, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 100
+    options = {"margin": 1.3, "split": split, "fix": fix}
+    want = contrastive_ggn(features, weight, bias, Pairs.by_distance(positions, 12.0, 25.0), **options)
+    neighbours = Neighbours.by_distance(positions, 12.0, 25.0)
+    for block_size in (1, 7, 60, 1000):
+        got = contrastive_ggn_dataset(
+            features, weight, bias, neighbours=neighbours, block_size=block_size, **options, **QUIET
+        )
+        assert_same(got, want)
+
+
+def test_batches_of_features_give_the_same_and_must_not_change():
+    features, weight, bias, labels = make(N=40, dtype=torch.float32)
+    options = {"labels": labels, "margin": 1.0, **QUIET}
+    want = contrastive_ggn_dataset(features, weight, bias, **options)
+    for size in (1, 9, 40):
+        got = contrastive_ggn_dataset(features.split(size), weight, bias, **options)
+        assert_same(got, want, rtol=1e-5)
+    positive = contrastive_ggn_dataset(features.split(9), weight, bias, fix="positive", **options)
+    assert_same(positive, contrastive_ggn_dataset(features, weight, bias, fix="positive", **options))
+    with pytest.raises(ValueError, match="gave 40 items at first and 0 later"):
+        contrastive_ggn_dataset(iter(features.split(9)), weight, bias, **options)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_tight_classes_keep_their_digits_in_float32(split):
+    _, weight, bias, labels = make(N=60, P=6, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    features = torch.randn(3, 6, generator=generator)[labels] + 1e-3 * torch.randn(60, 6, generator=generator)
+    options = {"margin": 1.0, "fix": "positive", "split": split}
+    wide_layer = features.double(), weight.double(), bias.double()
+    wide = contrastive_ggn_dataset(*wide_layer, labels=labels, **options, **QUIET)
+    narrow = contrastive_ggn_dataset(features, weight, bias, labels=labels, **options, **QUIET)
+    assert_same(narrow, wide, rtol=1e-5)
+    assert_same(contrastive_ggn(features, weight, bias, Pairs.by_label(labels), **options), wide, rtol=1e-5)
+
+
+def test_every_entry_in_float32_is_within_1e5_of_float64():
+    features, weight, bias, labels = make(N=300, D=8, P=20)
+    wide = contrastive_ggn_dataset(features, weight, bias, labels=labels, margin=1.0, **QUIET)
+    narrow = contrastive_ggn_dataset(
+        features.float(), weight.float(), bias.float(), labels=labels, margin=1.0, block_size=64, **QUIET
+    )
+    torch.testing.assert_close(narrow.positive, wide.positive, rtol=1e-5, atol=1e-5 * wide.positive.abs().max().item())
+
+
+def test_progress_shows_an_estimate_before_it_starts(capsys):
+    features, weight, bias, labels = make(N=30)
+    contrastive_ggn_dataset(features, weight, bias, labels=labels, margin=1.0)
+    assert "435 pairs: about 0 s, 0 MiB" in capsys.readouterr().err
+    estimate = estimate_all_pairs(torch.nn.functional.normalize(torch.randn(30, 3)))
+    assert estimate.pairs == 435
+    assert estimate.seconds > 0
+    assert estimate.bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fix": "full"}, "fixed or positive for a whole data set, got 'full'"),
+        ({"labels": None}, "either labels or neighbours"),
+        ({"labels": torch.zeros(6, dtype=torch.long)}, "there are 7 items, but the labels or neighbours are of 6"),
+        ({"labels": torch.arange(7)}, "no positive pair among 7 items"),
+        ({"block_size": 0}, "block_size must be at least 1"),
+        ({"features": [torch.ones(1, 4)]}, "at least 2 items"),
+        ({"features": [torch.ones(3, 4), torch.full((4, 4), float("nan"))]}, "got nan at item 3, feature 0"),
+    ],
+)
+def test_bad_input_is_refused(change, message):
+    features, weight, bias, labels = make(dtype=torch.float32)
+    arguments = {"features": features, "weight": weight, "bias": bias, "labels": labels, "margin": 1.0, **QUIET}
+    with pytest.raises(ValueError, match=message):
+        unchecked(contrastive_ggn_dataset)(**{**arguments, **change})
+
+
+@pytest.mark.parametrize(
+    ("positive", "message"),
+    [
+        ([[0, 5]], r"indices in \[0, 5\), got 0 to 5"),
+        ([[1, 1]], "its own neighbour"),
+        ([[0, 1], [1, 0]], "each unordered pair once"),
+    ],
+)
+def test_neighbours_are_checked(positive: list[list[int]], message: str):
+    none = torch.zeros(0, 2, dtype=torch.long)
+    with pytest.raises(ValueError, match=message):
+        Neighbours(torch.tensor(positive), none, 5)
+
+
+def test_positions_are_checked():
+    positions: Tensor = torch.tensor([[0.0, 0.0], [1.0, float("nan")]])
+    with pytest.raises(ValueError, match="positions must be finite, got .* at index 1"):
+        Neighbours.by_distance(positions, 1.0)
+    with pytest.raises(ValueError, match="0 < positive_within <= negative_beyond, got 2.0 and 1.0"):
+        Neighbours.by_distance(torch.zeros(2, 2), 2.0, 1.0)

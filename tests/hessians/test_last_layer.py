@@ -1,0 +1,188 @@
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lam.hessians import FIXES, SPLITS, contrastive_ggn
+from lam.pairs import Pairs
+from tests.helpers import unchecked
+from tests.hessians import twin
+
+VARIANTS = list(product(SPLITS, FIXES))
+
+
+def make(N: int = 7, D: int = 3, P: int = 4, *, bias: bool = True, seed: int = 0, dtype: torch.dtype = torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    labels = torch.randint(0, 3, (N,), generator=generator)
+    labels[:2] = 0
+    return draw(N, P), draw(D, P), draw(D) if bias else None, labels
+
+
+def expected(features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs, options: dict[str, Any]) -> Tensor:
+    """h from the slow twin, pair by pair."""
+    f = features @ weight.T + (0 if bias is None else bias)
+    n = f / f.norm(dim=1, keepdim=True)
+    inside = torch.cdist(n, n) < options["margin"]
+    targets = pairs.positive.double() / pairs.n_positives
+    if options["fix"] != "positive":
+        targets = targets - options["negative_weight"] * (pairs.negative * inside).double() / pairs.n_negatives
+    return twin.ggn(features, weight, bias, targets, options["split"], options["fix"] != "fixed")
+
+
+def full_h(diagonal) -> Tensor:
+    return diagonal.weight if diagonal.bias is None else torch.cat([diagonal.weight, diagonal.bias[:, None]], 1)
+
+
+@pytest.mark.parametrize(("split", "fix"), VARIANTS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("margin", "negative_weight"), [(2.0, 1.0), (0.9, 0.3), (0.5, 0.0)])
+def test_equals_autograd_over_all_pairs(split, fix, bias, margin, negative_weight):
+    features, weight, b, labels = make(bias=bias)
+    pairs = Pairs.by_label(labels)
+    options = {"split": split, "fix": fix, "margin": margin, "negative_weight": negative_weight}
+    got = contrastive_ggn(features, weight, b, pairs, **options)
+    torch.testing.assert_close(full_h(got), expected(features, weight, b, pairs, options), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("split", "fix"), VARIANTS)
+def test_each_pair_alone_equals_autograd(split, fix):
+    features, weight, bias, _ = make(N=4)
+    for a, b in [(0, 1), (2, 3), (1, 3)]:
+        one = torch.tensor([a]), torch.tensor([b])
+        none = torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long)
+        pairs = Pairs.from_tuples((*one, *none), 4)
+        options = {"split": split, "fix": fix, "margin": 1.0, "negative_weight": 1.0}
+        pairs = Pairs(pairs.positive, pairs.negative, 1, 1)
+        got = contrastive_ggn(features, weight, bias, pairs, **options)
+        torch.testing.assert_close(
+            full_h(got), expected(features, weight, bias, pairs, options), rtol=1e-10, atol=1e-13
+        )
+
+
+@pytest.mark.parametrize(("split", "fix"), VARIANTS)
+@pytest.mark.parametrize("triplets", [True, False])
+def test_mined_tuples_count_as_often_as_they_repeat(split, fix, triplets):
+    features, weight, bias, _ = make(N=6)
+    anchors, positives = torch.tensor([0, 0, 2, 0]), torch.tensor([1, 1, 3, 4])
+    others, negatives = torch.tensor([5, 1, 5, 5]), torch.tensor([2, 3, 4, 2])
+    tuples = (anchors, positives, negatives + 0) if triplets else (anchors, positives, others, negatives)
+    if triplets:
+        tuples = (anchors, positives, torch.tensor([5, 3, 5, 2]))
+    pairs = Pairs.from_tuples(tuples, 6, n_positives=8, n_negatives=22)
+    options = {"split": split, "fix": fix, "margin": 1.2, "negative_weight": 0.7}
+    directed = torch.zeros(6, 6, dtype=torch.float64)
+    for a, b in zip(tuples[0].tolist(), tuples[1].tolist(), strict=True):
+        directed[a, b] += 1 / 8
+    f = features @ weight.T + bias
+    n = f / f.norm(dim=1, keepdim=True)
+    first = tuples[0] if triplets else tuples[2]
+    for a, b in zip(first.tolist(), tuples[-1].tolist(), strict=True):
+        if fix != "positive" and (n[a] - n[b]).norm() < 1.2:
+            directed[a, b] -= 0.7 / 22
+    want = twin.ggn(features, weight, bias, directed, split, fix != "fixed")
+    got = contrastive_ggn(features, weight, bias, pairs, **options)
+    torch.testing.assert_close(full_h(got), want, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("split", "fix"), VARIANTS)
+@pytest.mark.parametrize("shape", [(12, 2, 30), (12, 40, 5)])
+def test_both_ways_through_the_cross_terms_agree_and_float32_follows(split, fix, shape):
+    N, D, P = shape
+    features, weight, bias, labels = make(N, D, P)
+    pairs = Pairs.by_label(labels)
+    options = {"split": split, "fix": fix, "margin": 1.3}
+    wide = contrastive_ggn(features, weight, bias, pairs, **options)
+    narrow = contrastive_ggn(features.float(), weight.float(), bias.float(), pairs, **options)
+    assert narrow.positive.dtype == torch.float32
+    scale = wide.positive.abs().max()
+    torch.testing.assert_close(narrow.positive.double() / scale, wide.positive / scale, rtol=1e-5, atol=1e-6)
+    f = features @ weight.T + bias
+    n = f / f.norm(dim=1, keepdim=True)
+    inside = torch.cdist(n, n) < 1.3
+    if D == 2 and fix != "positive":
+        want = twin.ggn(features, weight, bias, (pairs.negative * inside).double(), split, fix == "full")
+        torch.testing.assert_close(wide.negative, want, rtol=1e-10, atol=1e-10)
+
+
+def test_euclidean_positive_is_never_negative_and_clipping_is_reported():
+    features, weight, bias, labels = make(N=30)
+    pairs = Pairs.by_label(labels)
+    positive = contrastive_ggn(features, weight, bias, pairs, margin=2.0, split="euclidean", fix="positive")
+    assert positive.clipped == 0
+    assert full_h(positive).min() >= -1e-12
+    full = contrastive_ggn(features, weight, bias, pairs, margin=2.0, split="arccos", fix="full")
+    assert full.clipped == (full_h(full) < 0).double().mean().item() > 0
+    assert full.relu()[0].min() == 0
+
+
+@pytest.mark.parametrize("fix", FIXES)
+def test_batches_add_up_in_any_order_and_can_be_taken_away(fix):
+    parts = []
+    for seed in range(4):
+        features, weight, bias, labels = make(N=9, seed=seed, dtype=torch.float32)
+        _, weight, bias, _ = make(seed=99, dtype=torch.float32)
+        parts.append(contrastive_ggn(features, weight, bias, Pairs.by_label(labels), margin=1.0, fix=fix))
+    a, b, c, d = parts
+    first, second = ((a + b) + c) + d, (d + c) + (b + a)
+    torch.testing.assert_close(full_h(first), full_h(second), rtol=1e-12, atol=1e-14)
+    assert (first.n_positives, first.n_negatives) == (second.n_positives, second.n_negatives)
+    forgotten = first - c
+    torch.testing.assert_close(full_h(forgotten), full_h(a + b + d), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="never added"):
+        a - first
+    other = contrastive_ggn(features, weight, bias, Pairs.by_label(labels), margin=0.5, fix=fix)
+    with pytest.raises(ValueError, match="same layer and settings"):
+        a + other
+
+
+def test_a_batch_without_positive_pairs_adds_its_counts_only():
+    features, weight, bias, _ = make(N=4)
+    lonely = contrastive_ggn(features, weight, bias, Pairs.by_label(torch.arange(4)), margin=1.0)
+    assert (lonely.n_positives, lonely.n_negatives) == (0, 12)
+    with pytest.raises(ValueError, match="no positive pair among 12 pairs"):
+        _ = lonely.weight
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"margin": 0.0}, r"margin must be in \(0, 2\].*got 0.0"),
+        ({"margin": 2.5}, "got 2.5"),
+        ({"margin": float("nan")}, "got nan"),
+        ({"split": "cosine"}, "split must be one of euclidean, arccos, got 'cosine'"),
+        ({"fix": "none"}, "fix must be one of positive, fixed, full, got 'none'"),
+        ({"negative_weight": 1.5}, "negative_weight must be in"),
+        ({"features": torch.zeros(7, 4)}, "features are all zero"),
+        ({"features": torch.ones(7, 5)}, "features must be"),
+        ({"features": torch.ones(6, 4)}, "pairs speak of 7 items, features of 6"),
+        ({"weight": torch.full((3, 4), float("inf"))}, "weight must be finite"),
+        ({"weight": torch.ones(1, 4), "bias": None}, "at least 2 outputs"),
+        ({"bias": torch.ones(2)}, "bias must have shape"),
+    ],
+)
+def test_bad_input_is_refused(change, message):
+    features, weight, bias, labels = make(dtype=torch.float32)
+    arguments: dict[str, Any] = {"features": features, "weight": weight, "bias": bias, "margin": 1.0, **change}
+    with pytest.raises(ValueError, match=message):
+        unchecked(contrastive_ggn)(pairs=Pairs.by_label(labels), **arguments)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_features_that_are_not_finite_are_named(value):
+    features, weight, bias, labels = make()
+    features[4, 2] = value
+    with pytest.raises(ValueError, match=rf"features must be finite, got {value} at item 4, feature 2"):
+        contrastive_ggn(features, weight, bias, Pairs.by_label(labels), margin=1.0)
+
+
+def test_an_output_without_direction_is_named():
+    features, weight, _, labels = make()
+    features[3] = 0
+    with pytest.raises(ValueError, match="output of item 3 is zero"):
+        contrastive_ggn(features, weight, None, Pairs.by_label(labels), margin=1.0)

@@ -1,0 +1,49 @@
+"""Training losses, by name; one file a loss.
+
+The choice decides a table's figures, so every table names it. The curvature of a posterior is always that of
+`log_posterior`, whatever was trained with.
+"""
+
+from typing import Literal, get_args
+
+from lam.losses.base import Loss
+from lam.losses.contrastive import Contrastive
+from lam.losses.log_posterior import LogPosterior
+from lam.losses.pml import PytorchMetricLearning
+from lam.losses.squared import Squared
+
+LossName = Literal["contrastive", "log_posterior", "squared", "pml"]
+
+_LOSSES: dict[str, type[Loss]] = {
+    "contrastive": Contrastive,
+    "log_posterior": LogPosterior,
+    "squared": Squared,
+    "pml": PytorchMetricLearning,
+}
+
+
+def build(name: str = "contrastive", *, margin: float) -> Loss:
+    """Make a training loss by its name.
+
+    Args:
+        name: "contrastive" (mean d², active mean (margin − d)²), "log_posterior" (mean ½d², mean over all negatives
+            ½(margin² − d²)), "squared" (mean d², active mean margin² − d²) or "pml" (pytorch-metric-learning's
+            `ContrastiveLoss`).
+        margin: in (0, 2]: negative pairs at this distance or beyond exert no force.
+
+    Returns:
+        A loss, called with unit embeddings and `Pairs`.
+
+    Raises:
+        ValueError: for an unknown name or a margin outside (0, 2].
+
+    Example:
+        >>> build("contrastive", margin=0.7)
+        Contrastive(margin=0.7)
+    """
+    if name not in _LOSSES:
+        raise ValueError(f"loss must be one of {', '.join(get_args(LossName))}, got {name!r}")
+    return _LOSSES[name](margin=margin)
+
+
+__all__ = ["Contrastive", "LogPosterior", "Loss", "LossName", "PytorchMetricLearning", "Squared", "build"]

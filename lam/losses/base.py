@@ -1,0 +1,71 @@
+"""What the training losses share: the call, the checks, distances and weighted means.
+
+Each loss has a file of its own beside this one; which pairs count is decided in `lam.pairs`.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from lam.pairs import Pairs
+
+
+@dataclass(frozen=True)
+class Loss(ABC):
+    """A loss of unit embeddings and the pairs among them.
+
+    Attributes:
+        margin: in (0, 2]: negative pairs at this distance or beyond exert no force.
+
+    Raises:
+        ValueError: for a margin outside (0, 2].
+    """
+
+    margin: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.margin <= 2:
+            raise ValueError(f"margin must lie in (0, 2], the distances on a sphere, got {self.margin}")
+
+    def __call__(self, embeddings: Float[Tensor, "N D"], pairs: Pairs) -> Float[Tensor, ""]:
+        """Compute the loss of a batch; lower is better, and zero where there is no pair.
+
+        Args:
+            embeddings: (N, D) unit rows.
+            pairs: the pairs among these N items.
+
+        Returns:
+            A scalar whose gradient is finite also at distance 0 and at the margin.
+
+        Raises:
+            ValueError: where the pairs speak of another number of items.
+        """
+        if pairs.size != len(embeddings):
+            raise ValueError(f"pairs must speak of the {len(embeddings)} embeddings given, got pairs of {pairs.size}")
+        return self._compute(embeddings, pairs)
+
+    @abstractmethod
+    def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor: ...
+
+
+def squared_distances(embeddings: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:
+    """Squared distances ‖a − b‖² = 2 − 2 a·b of unit rows."""
+    return 2 - 2 * embeddings @ embeddings.T
+
+
+def weighted_mean(values: Float[Tensor, "N N"], weights: Shaped[Tensor, "N N"]) -> Float[Tensor, ""]:
+    """Σ w x / Σ w, or zero where all weights are zero."""
+    return weighted_sum(values, weights) / positive_or_one(weights.sum().to(values.dtype))
+
+
+def weighted_sum(values: Float[Tensor, "N N"], weights: Shaped[Tensor, "N N"]) -> Float[Tensor, ""]:
+    """Σ w x."""
+    return (weights.to(values.dtype) * values).sum()
+
+
+def positive_or_one(total: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """Replace an empty sum's count, zero, by one, so that its mean is zero."""
+    return torch.where(total > 0, total, torch.ones_like(total))

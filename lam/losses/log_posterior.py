@@ -1,0 +1,29 @@
+"""The negative log posterior whose curvature `lam.hessians` computes."""
+
+from torch import Tensor
+
+from lam.losses.base import Loss, squared_distances, weighted_sum
+from lam.pairs import Pairs
+
+
+class LogPosterior(Loss):
+    """Mean of ½ d² over positive pairs plus mean of ½ max(0, margin² − d²) over *all* negative pairs.
+
+    Up to a constant this is Σ ½ t d², with t = 1/n⁺ for positive pairs, −1/n⁻ for negative ones inside the margin and 0
+    beyond; n⁺ and n⁻ count every pair that was considered.
+
+    Source: Bayesian Metric Learning for Uncertainty Quantification in Image Retrieval (2023), equation 30, proposition B.1.
+
+    Example:
+        >>> import torch
+        >>> from lam.pairs import Pairs
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+        >>> LogPosterior(margin=2.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
+        tensor(1.5000)
+    """
+
+    def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
+        squared = squared_distances(embeddings)
+        attraction = weighted_sum(squared, pairs.positive) / max(pairs.n_positives, 1)
+        repulsion = weighted_sum((self.margin**2 - squared).relu(), pairs.negative) / max(pairs.n_negatives, 1)
+        return (attraction + repulsion) / 2

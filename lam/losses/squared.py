@@ -1,0 +1,23 @@
+"""The log posterior's loss with its negatives averaged over those inside the margin only."""
+
+from torch import Tensor
+
+from lam.losses.base import Loss, squared_distances, weighted_mean
+from lam.pairs import Pairs
+
+
+class Squared(Loss):
+    """Mean of d² over positive pairs plus mean of margin² − d² over the negative pairs inside the margin.
+
+    Example:
+        >>> import torch
+        >>> from lam.pairs import Pairs
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+        >>> Squared(margin=2.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
+        tensor(4.)
+    """
+
+    def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
+        squared = squared_distances(embeddings)
+        gap = self.margin**2 - squared
+        return weighted_mean(squared, pairs.positive) + weighted_mean(gap, pairs.negative * (gap > 0))

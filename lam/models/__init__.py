@@ -1,0 +1,78 @@
+"""Networks by name, each mapping images to the unit sphere through a last linear layer called `head`.
+
+A network carries the recipe that rebuilds it, so that a saved encoder needs no pickle. A network of your own needs none
+of this: `lam.fit` takes any module.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from lam.models.libraries import from_timm, from_torchvision
+from lam.models.network import EmbeddingNetwork, Option
+from lam.models.resnet import resnet18, resnet50
+from lam.models.small_convnets import convnet8, convnet28
+
+_NETWORKS: dict[str, Callable[..., EmbeddingNetwork]] = {
+    "convnet8": convnet8,
+    "convnet28": convnet28,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+}
+_LIBRARIES: dict[str, Callable[..., EmbeddingNetwork]] = {"torchvision": from_torchvision, "timm": from_timm}
+
+
+def build(
+    name: str, *, dimension: int, weights: str | None = None, seed: int = 0, **options: Option
+) -> EmbeddingNetwork:
+    """Make a network by its name; `build(**network.recipe)` makes another of the same shape.
+
+    Args:
+        name: "convnet28", "convnet8", "resnet18", "resnet50", "torchvision:NAME" or "timm:NAME".
+        dimension: embedding dimensions D, at least 2.
+        weights: the library's name of pretrained weights, which it downloads; None leaves all weights random.
+        seed: of the random weights; the global random state is left as it was.
+        options: further options of the network, such as `channels` of the small ones.
+
+    Returns:
+        A network that maps (N, C, H, W) to unit rows (N, D).
+
+    Raises:
+        ValueError: for an unknown name or weights, a dimension below 2, or an option that the network does not have.
+
+    Example:
+        >>> network = build("convnet8", dimension=3)
+        >>> network(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 3])
+        >>> network.recipe
+        {'name': 'convnet8', 'dimension': 3}
+    """
+    if dimension < 2:
+        raise ValueError(f"dimension must be at least 2, got {dimension}")
+    make = _maker(name)
+    if weights is not None:
+        make = partial(make, weights=weights)
+    try:
+        inspect.signature(make).bind(dimension=dimension, **options)
+    except TypeError as error:
+        allowed = ", ".join(inspect.signature(make).parameters)
+        raise ValueError(f"{name} does not take these options ({error}); it takes {allowed}") from None
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        network = make(dimension=dimension, **options)
+    network.recipe = {"name": name, "dimension": dimension, **options, **network.recipe}
+    return network
+
+
+def _maker(name: str) -> Callable[..., EmbeddingNetwork]:
+    library, _, architecture = name.partition(":")
+    if name in _NETWORKS:
+        return _NETWORKS[name]
+    if library in _LIBRARIES and architecture:
+        return partial(_LIBRARIES[library], architecture)
+    raise ValueError(f"network must be one of {', '.join(_NETWORKS)}, torchvision:NAME or timm:NAME, got {name!r}")
+
+
+__all__ = ["EmbeddingNetwork", "build"]

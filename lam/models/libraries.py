@@ -1,0 +1,82 @@
+"""Networks of torchvision and timm whose classifier gives way to an embedding head.
+
+The libraries are imported when one of their networks is built. The head is always new; `weights` fills the rest.
+"""
+
+from typing import Any
+
+from torch import nn
+
+from lam.models.network import EmbeddingNetwork, Option
+from lam.torchvision_import import import_torchvision
+
+_INCEPTIONS = ("googlenet", "inception_v3")
+
+
+def from_torchvision(
+    architecture: str, *, dimension: int, weights: str | None = None, **options: Option
+) -> EmbeddingNetwork:
+    """Take a classification network of torchvision; its last linear layer, the classifier, is replaced.
+
+    Args:
+        architecture: torchvision's name, such as "resnet50" or "vit_b_16".
+        dimension: embedding dimensions D.
+        weights: torchvision's name of a set of weights, such as "IMAGENET1K_V2" or "DEFAULT"; None leaves them random.
+        options: further arguments of torchvision's, such as `image_size` of a vision transformer.
+
+    Raises:
+        ValueError: for a name or weights that torchvision does not have, or a network without a linear classifier.
+    """
+    import_torchvision()
+    from torchvision import models
+
+    known = models.list_models(module=models)
+    if architecture not in known:
+        raise ValueError(f"torchvision's image classifiers are {', '.join(known)}; got {architecture!r}")
+    allowed = list(models.get_model_weights(architecture).__members__)
+    if weights is not None and weights not in allowed:
+        raise ValueError(f"weights of {architecture} must be None, {', '.join(allowed)}; got {weights!r}")
+    inception = {"aux_logits": False, "init_weights": False} if architecture in _INCEPTIONS else {}
+    network: Any = models.get_model(architecture, weights=weights, **inception, **options)
+    if architecture in _INCEPTIONS:
+        network.transform_input = True  # otherwise it would depend on `weights`, which a rebuilt network does not have
+    path, classifier = _classifier(network, architecture)
+    network.set_submodule(path, nn.Identity())
+    embedding = EmbeddingNetwork(network, nn.Linear(classifier.in_features, dimension))
+    if isinstance(network, models.VisionTransformer):
+        embedding.recipe["image_size"] = network.image_size  # some weights change it
+    return embedding
+
+
+def from_timm(architecture: str, *, dimension: int, weights: str | None = None, **options: Option) -> EmbeddingNetwork:
+    """Take a network of timm without its classifier.
+
+    Args:
+        architecture: timm's name, such as "resnet50.a1_in1k", which also names the weights.
+        dimension: embedding dimensions D.
+        weights: "DEFAULT" for those that the name stands for; None leaves them random.
+
+    Raises:
+        ValueError: where timm is not installed or has no such network, or for other weights.
+    """
+    import_torchvision()
+    try:
+        import timm
+    except ImportError as error:
+        raise ValueError(f"timm:{architecture} needs timm ({error}): pip install timm") from error
+    if not timm.is_model(architecture):
+        raise ValueError(f"timm has no network {architecture!r}; timm.list_models() lists them")
+    if weights not in (None, "DEFAULT"):
+        raise ValueError(
+            f"weights of a timm network must be 'DEFAULT' or None, as its name says which, got {weights!r}"
+        )
+    network = timm.create_model(architecture, pretrained=weights is not None, num_classes=0)
+    width: Any = getattr(network, "head_hidden_size", None) or network.num_features
+    return EmbeddingNetwork(network, nn.Linear(width, dimension))
+
+
+def _classifier(network: nn.Module, architecture: str) -> tuple[str, nn.Linear]:
+    linear = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise ValueError(f"{architecture} has no linear classifier that a head could replace; choose another network")
+    return linear[-1]

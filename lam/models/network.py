@@ -1,0 +1,27 @@
+"""The shape that every network of `lam.models` has: features, a linear head, the sphere."""
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Option = str | int | float | bool
+
+
+class EmbeddingNetwork(nn.Module):
+    """Map inputs to points on the unit sphere: n = f/‖f‖ with f = head(features(x)).
+
+    Attributes:
+        features: maps N inputs to (N, P), what enters the head.
+        head: the last linear layer, P to D: the one that a posterior is put on.
+        recipe: what `lam.models.build` was called with, weights and seed aside: JSON that rebuilds the network.
+    """
+
+    def __init__(self, features: nn.Module, head: nn.Linear) -> None:
+        super().__init__()
+        self.features = features
+        self.head = head
+        self.recipe: dict[str, Option] = {}
+
+    def forward(self, inputs: Float[Tensor, "N ..."]) -> Float[Tensor, "N D"]:
+        """Embed a batch: unit rows (N, D)."""
+        return F.normalize(self.head(self.features(inputs)), dim=1)

@@ -1,0 +1,133 @@
+"""The training losses against a double loop over the pairs."""
+
+from typing import get_args
+
+import pytest
+import torch
+from pytorch_metric_learning.losses import ContrastiveLoss
+
+from lam import losses
+from lam.pairs import Pairs
+
+NAMES = get_args(losses.LossName)
+
+
+def unit(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
+
+
+def mined() -> Pairs:
+    tuples = (torch.tensor([0, 0, 2]), torch.tensor([1, 1, 3]), torch.tensor([0, 4, 4]), torch.tensor([2, 1, 1]))
+    return Pairs.from_tuples(tuples, 6, n_positives=8, n_negatives=22)
+
+
+PAIRS = {
+    "labels": Pairs.by_label(torch.tensor([0, 0, 1, 1, 1, 2])),
+    "tuples": mined(),
+    "no positives": Pairs.by_label(torch.arange(6)),
+    "no negatives": Pairs.by_label(torch.zeros(6, dtype=torch.long)),
+}
+
+
+def by_loop(name: str, margin: float, embeddings: torch.Tensor, pairs: Pairs) -> torch.Tensor:
+    """Every loss from its definition, pair by pair."""
+    attract, repel, n_attract, n_repel = 0.0 * embeddings.sum(), 0.0, 0.0, 0.0
+    for a in range(pairs.size):
+        for b in range(pairs.size):
+            if a == b:
+                continue
+            distance = (embeddings[a] - embeddings[b]).norm()
+            positive, negative = float(pairs.positive[a, b]), float(pairs.negative[a, b])
+            inside = distance < margin
+            attract = attract + positive * (distance if name == "pml" else distance**2)
+            n_attract += positive
+            if name == "log_posterior":
+                repel, n_repel = repel + negative * inside * (margin**2 - distance**2), n_repel + negative
+            else:
+                gaps = {
+                    "contrastive": (margin - distance) ** 2,
+                    "squared": margin**2 - distance**2,
+                    "pml": margin - distance,
+                }
+                repel, n_repel = repel + negative * inside * gaps[name], n_repel + negative * float(inside)
+    if name == "log_posterior":
+        return (attract / max(pairs.n_positives, 1) + repel / max(pairs.n_negatives, 1)) / 2
+    return attract / (n_attract or 1) + repel / (n_repel or 1)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("margin", [0.05, 0.7, 2.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_value_and_gradient_equal_the_loop(name: str, margin: float, kind: str) -> None:
+    raw = (3 * unit(6, 4)).requires_grad_()
+    embeddings = torch.nn.functional.normalize(raw)
+    value = losses.build(name, margin=margin)(embeddings, PAIRS[kind])
+    expected = by_loop(name, margin, embeddings, PAIRS[kind])
+    assert value.dtype == torch.float64
+    torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-12)
+    (gradient,) = torch.autograd.grad(value, raw, retain_graph=True)
+    (slow,) = torch.autograd.grad(expected, raw)
+    torch.testing.assert_close(gradient, slow, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradcheck(name: str) -> None:
+    embeddings = unit(6, 3, seed=1).requires_grad_()
+    loss = losses.build(name, margin=0.9)
+    assert torch.autograd.gradcheck(lambda e: loss(e, PAIRS["labels"]), embeddings)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradient_is_finite_at_distance_zero_and_at_the_margin(name: str, dtype: torch.dtype) -> None:
+    corner = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=dtype)
+    embeddings = corner.requires_grad_()
+    for margin in (2**0.5, 2.0):
+        value = losses.build(name, margin=margin)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1, 1, 0])))
+        (gradient,) = torch.autograd.grad(value, embeddings)
+        assert value.isfinite()
+        assert value.dtype == dtype
+        assert gradient.isfinite().all()
+
+
+def test_log_posterior_is_the_weighted_sum_up_to_a_constant() -> None:
+    pairs, margin = PAIRS["labels"], 1.1
+    loss = losses.build("log_posterior", margin=margin)
+    embeddings = unit(6, 4)
+    squared = torch.cdist(embeddings, embeddings).square()
+    inside = pairs.negative & (squared < margin**2)
+    targets = pairs.positive / pairs.n_positives - inside / pairs.n_negatives
+    constant = margin**2 / 2 * inside.sum() / pairs.n_negatives
+    torch.testing.assert_close(loss(embeddings, pairs), (targets * squared).sum() / 2 + constant)
+
+
+def test_pml_equals_the_library_called_with_labels() -> None:
+    labels, embeddings = torch.tensor([0, 0, 1, 1, 1, 2]), unit(6, 4)
+    expected = ContrastiveLoss(neg_margin=0.7)(embeddings, labels)
+    torch.testing.assert_close(losses.build("pml", margin=0.7)(embeddings, Pairs.by_label(labels)), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_any_pair_the_loss_is_zero_and_differentiable(name: str) -> None:
+    embeddings = unit(1, 3).requires_grad_()
+    value = losses.build(name, margin=0.7)(embeddings, Pairs.by_label(torch.tensor([4])))
+    value.backward()
+    assert value == 0
+    assert (embeddings.grad == 0).all()
+
+
+@pytest.mark.parametrize("margin", [0.0, -1.0, 2.1, float("nan")])
+def test_margin_outside_is_refused(margin: float) -> None:
+    with pytest.raises(ValueError, match=r"margin must lie in \(0, 2\].*got"):
+        losses.build("contrastive", margin=margin)
+
+
+def test_unknown_name_lists_the_allowed() -> None:
+    with pytest.raises(ValueError, match="contrastive, log_posterior, squared, pml, got 'triplet'"):
+        losses.build("triplet", margin=0.7)
+
+
+def test_pairs_of_another_batch_are_refused() -> None:
+    with pytest.raises(ValueError, match="the 5 embeddings given, got pairs of 6"):
+        losses.build("contrastive", margin=0.7)(unit(5, 3), PAIRS["labels"])

@@ -1,0 +1,104 @@
+"""Networks by name: their shape, their head, their recipe, and the random state that they leave alone."""
+
+import inspect
+import json
+
+import pytest
+import torch
+
+from lam import models
+from lam.torchvision_import import import_torchvision
+
+SMALL = {"convnet8": (1, 8, 8), "convnet28": (1, 28, 28)}
+IMAGES = SMALL | {
+    "resnet18": (3, 32, 32),
+    "torchvision:mobilenet_v3_small": (3, 32, 32),
+    "torchvision:vit_b_32": (3, 224, 224),
+    "timm:mobilenetv3_small_050": (3, 32, 32),
+}
+
+
+@pytest.fixture(autouse=True)
+def _torchvision() -> None:
+    import_torchvision()
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_embeddings_are_unit_rows_given_by_the_head(name: str) -> None:
+    network = models.build(name, dimension=5).eval()
+    seen = []
+    network.head.register_forward_hook(lambda _module, inputs, output: seen.append((inputs[0], output)))
+    with torch.no_grad():
+        embeddings = network(torch.rand(2, *IMAGES[name], generator=torch.Generator().manual_seed(0)))
+    features, output = seen[0]
+    assert features.shape == (2, network.head.in_features)
+    torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(2))
+    torch.testing.assert_close(embeddings, output / output.norm(dim=1, keepdim=True))
+    assert [path for path, module in network.named_modules() if isinstance(module, torch.nn.Linear)][-1] == "head"
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_recipe_rebuilds_the_network(name: str) -> None:
+    network = models.build(name, dimension=4, seed=1)
+    again = models.build(**json.loads(json.dumps(network.recipe)))
+    again.load_state_dict(network.state_dict())
+    assert again.recipe == network.recipe
+    images = torch.rand(2, *IMAGES[name], generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(network.eval()(images), again.eval()(images))
+
+
+def test_paper_network_has_9216_features() -> None:
+    assert models.build("convnet28", dimension=3).head.weight.shape == (3, 9216)
+
+
+def test_resnet50_has_2048_features() -> None:
+    assert models.build("resnet50", dimension=64).head.weight.shape == (64, 2048)
+
+
+def test_options_are_part_of_the_recipe() -> None:
+    network = models.build("convnet8", dimension=3, channels=3)
+    assert network.recipe == {"name": "convnet8", "dimension": 3, "channels": 3}
+    assert network(torch.zeros(1, 3, 8, 8)).shape == (1, 3)
+
+
+def test_the_size_that_weights_imply_is_part_of_the_recipe() -> None:
+    assert models.build("torchvision:vit_b_32", dimension=3, image_size=64).recipe["image_size"] == 64
+
+
+def test_inceptions_return_features_while_training() -> None:
+    network = models.build("torchvision:googlenet", dimension=3)
+    assert network(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+
+
+def test_same_seed_same_weights_and_the_global_state_is_untouched() -> None:
+    state = torch.get_rng_state()
+    first, same, other = (models.build("convnet8", dimension=3, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.head.weight, same.head.weight)
+    assert not torch.equal(first.head.weight, other.head.weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet7", {}, "convnet8, convnet28, resnet18, resnet50, torchvision:NAME or timm:NAME, got 'resnet7'"),
+        ("torchvision:", {}, "torchvision:NAME"),
+        ("torchvision:resnet7", {}, "image classifiers are alexnet, .*got 'resnet7'"),
+        ("timm:resnet7", {}, "no network 'resnet7'"),
+        ("torchvision:squeezenet1_0", {}, "no linear classifier"),
+        ("resnet18", {"weights": "LAION"}, "must be None, IMAGENET1K_V1, DEFAULT; got 'LAION'"),
+        ("timm:resnet10t", {"weights": "LAION"}, "'DEFAULT' or None.*got 'LAION'"),
+        ("convnet8", {"colours": 3}, "colours.*it takes dimension, channels"),
+        ("convnet28", {"weights": "DEFAULT"}, "weights"),
+        ("convnet8", {"dimension": 1}, "at least 2, got 1"),
+    ],
+)
+def test_bad_names_and_options(name: str, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        models.build(name, **{"dimension": 3} | options)
+
+
+def test_every_named_network_documents_its_options() -> None:
+    for make in models._NETWORKS.values():
+        assert "dimension: embedding dimensions D." in inspect.getdoc(make)

@@ -8,7 +8,9 @@ safetensors file otherwise loads as another weight without a word. Nothing here 
 import hashlib
 import json
 import os
+import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 MANIFEST = "MANIFEST.json"
+_GENERATION = "generation-"
 
 
 class CorruptFileError(ValueError):
@@ -97,7 +100,7 @@ def seal(folder: str | Path, names: Iterable[str]) -> None:
         names: their paths relative to it.
     """
     folder = Path(folder)
-    write_json(folder / MANIFEST, {"sha256": {name: _sha256(folder / name) for name in sorted(names)}})
+    write_json(folder / MANIFEST, {"sha256": {name: sha256_of(folder / name) for name in sorted(names)}})
 
 
 def verify(folder: str | Path, names: Iterable[str] = ()) -> None:
@@ -128,10 +131,65 @@ def verify(folder: str | Path, names: Iterable[str] = ()) -> None:
             raise CorruptFileError(f"{folder / MANIFEST} lists {name}, which lies outside the folder")
         if not path.is_file():
             raise CorruptFileError(f"{path} is missing")
-        if _sha256(path) != expected:
+        if sha256_of(path) != expected:
             raise CorruptFileError(f"{path} is truncated or altered: its SHA-256 is not the one in {MANIFEST}")
 
 
-def _sha256(path: Path) -> str:
+def write_generation(folder: str | Path, write: Callable[[Path], None], *, unsealed: Iterable[str] = ()) -> None:
+    """Replace what a folder holds, so that a reader sees all of the old files or all of the new ones.
+
+    The new files go to a sub-folder of their own beside the old one; replacing the manifest, in one rename, makes it
+    the current one; only then is the old one deleted.
+
+    Args:
+        folder: made where it does not exist.
+        write: called with the new sub-folder, in which it writes its files.
+        unsealed: names of files there that the manifest leaves out, such as caches that can be made again.
+    """
+    folder = Path(folder)
+    generation = folder / f"{_GENERATION}{uuid.uuid4().hex}"
+    generation.mkdir(parents=True)
+    try:
+        write(generation)
+        sync_folder(folder)
+        names = {path.name for path in generation.iterdir()} - set(unsealed)
+        seal(folder, [f"{generation.name}/{name}" for name in names])
+    except BaseException:
+        if not ((folder / MANIFEST).is_file() and _current_generation(folder) == generation):
+            shutil.rmtree(generation, ignore_errors=True)
+        raise
+    for other in folder.glob(f"{_GENERATION}*"):
+        if other != generation:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def read_generation(folder: str | Path, names: Iterable[str] = ()) -> Path:
+    """Give the current sub-folder of a folder that `write_generation` wrote, checked.
+
+    Args:
+        folder: the folder.
+        names: files that it must hold.
+
+    Raises:
+        CorruptFileError: naming the file that is missing, truncated, altered or not listed.
+    """
+    folder = Path(folder)
+    verify(folder)
+    generation = _current_generation(folder)
+    if generation is None:
+        raise CorruptFileError(f"{folder / MANIFEST} names no generation: the folder holds something else")
+    verify(folder, [f"{generation.name}/{name}" for name in names])
+    return generation
+
+
+def _current_generation(folder: Path) -> Path | None:
+    for name in read_json(folder / MANIFEST)["sha256"]:
+        if name.startswith(_GENERATION):
+            return folder / Path(name).parent
+    return None
+
+
+def sha256_of(path: Path) -> str:
+    """Give the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,110 @@
+"""What is embedded: labelled images by name, in three disjoint splits, and out-of-distribution (OOD) sets beside them.
+
+`load` and `load_ood` find a data set by its name. One file a source; what they share is in `lam.datasets.base`.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lam.datasets import digits, folder
+from lam.datasets.base import ImageDataset, MissingDataError, Splits, TensorImages
+from lam.datasets.folder import FolderImages
+from lam.datasets.idx import fashionmnist, mnist
+
+__all__ = ["FolderImages", "ImageDataset", "MissingDataError", "Splits", "TensorImages", "load", "load_ood"]
+
+T = TypeVar("T")
+
+
+def _folder_like(*, root: str | Path, like: ImageDataset) -> ImageDataset:
+    return folder.read(root=root, preprocessing=like.preprocessing)
+
+
+DATASETS: dict[str, Callable[..., Splits]] = {
+    "digits": digits.splits,
+    "fashionmnist": fashionmnist.splits,
+    "mnist": mnist.splits,
+    "folder": folder.splits,
+}
+OOD_SETS: dict[str, Callable[..., ImageDataset]] = {
+    "digits_held_out": digits.held_out,
+    "digits_patches": digits.patches,
+    "fashionmnist": fashionmnist.test_images,
+    "mnist": mnist.test_images,
+    "folder": _folder_like,
+}
+
+
+def load(name: str, *, root: str | Path | None = None, seed: int = 0, **options: Any) -> Splits:
+    """Load a data set in three disjoint splits.
+
+    Args:
+        name: "digits", "fashionmnist", "mnist" or "folder".
+        root: where its files are; digits has none, fashionmnist and mnist have a default, folder needs it.
+        seed: of every random choice.
+        options: those of the data set: `lam.datasets.digits.splits`, `lam.datasets.idx.IdxImages.splits`,
+            `lam.datasets.folder.splits`.
+
+    Raises:
+        ValueError: If the name or an option is unknown, or what the data set itself raises.
+        MissingDataError: If files are missing.
+
+    Example:
+        >>> load("digits").train.shape
+        (1, 8, 8)
+    """
+    loader = _find(DATASETS, name, "data set")
+    return _call(loader, name, options, root=root, seed=seed)
+
+
+def load_ood(
+    name: str, *, like: ImageDataset, root: str | Path | None = None, seed: int = 0, **options: Any
+) -> ImageDataset:
+    """Load images that are out of the distribution of `like`, in its shape.
+
+    Args:
+        name: "digits_patches", "digits_held_out", the test split of "fashionmnist" or "mnist", or "folder": its test
+            split where it has one, else all of it, read with the preprocessing of `like`.
+        like: an in-distribution set.
+        root: where its files are, as for `load`.
+        seed: of every random choice.
+        options: those of the data set.
+
+    Raises:
+        ValueError: If the name or an option is unknown, or the images differ in shape from those of `like`.
+        MissingDataError: If files are missing.
+
+    Example:
+        >>> load_ood("digits_held_out", like=load("digits").test).classes
+        ('8', '9')
+    """
+    loader = _find(OOD_SETS, name, "OOD set")
+    images = _call(loader, name, options, root=root, seed=seed, like=like)
+    if images.shape != like.shape:
+        raise ValueError(
+            f"{name} has images of shape {images.shape}, but {like.name} of {like.shape}; take another set"
+        )
+    return images
+
+
+def _find(known: Mapping[str, T], name: str, kind: str) -> T:
+    if name not in known:
+        raise ValueError(f"there is no {kind} {name!r}; allowed: {', '.join(known)}")
+    return known[name]
+
+
+def _call(loader: Callable[..., T], name: str, options: dict[str, Any], **given: Any) -> T:
+    parameters = inspect.signature(loader).parameters
+    allowed = [option for option in parameters if option not in given]
+    if unknown := sorted(set(options) - set(allowed)):
+        has = f"allowed: {', '.join(allowed)}" if allowed else "it has none"
+        raise ValueError(f"{name} has no option {', '.join(unknown)}; {has}")
+    if given["root"] is None:
+        del given["root"]
+        if "root" in parameters and parameters["root"].default is inspect.Parameter.empty:
+            raise ValueError(f"{name} needs a root: the folder of its images")
+    elif "root" not in parameters:
+        raise ValueError(f"{name} ships with a library and has no root, got {given['root']}")
+    return loader(**{key: value for key, value in given.items() if key in parameters}, **options)

@@ -1,0 +1,258 @@
+"""What every data set of images is: labelled tensors of one shape, subsets of them, and three disjoint splits.
+
+Images in memory live here (`TensorImages`); what is read from files or ships with a library has its own file. How an
+image becomes a tensor is `lam.preprocessing`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float, Int64, Integer, UInt8
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lam.preprocessing import Preprocessing
+
+Images = TypeVar("Images", bound="ImageDataset")
+
+
+class MissingDataError(FileNotFoundError, ValueError):
+    """Files of a data set are not where they were looked for; the message names each and says how to get them."""
+
+
+class ImageDataset(Dataset[tuple[Tensor, int]], ABC):
+    """N labelled images of one shape (C, H, W), by position.
+
+    Attributes:
+        name: what the data set is called in tables.
+        labels: (N,) int64, positions in `classes`.
+        classes: the name of every class; parts of one data set share them, so that some may have no image here.
+        preprocessing: how an image file becomes an item.
+
+    Raises:
+        ValueError: If there is no image, a label is no position in `classes`, or `preprocessing` leaves the shape open.
+    """
+
+    def __init__(
+        self, labels: Int64[Tensor, " N"], *, name: str, classes: Sequence[str], preprocessing: Preprocessing
+    ) -> None:
+        if labels.ndim != 1 or labels.dtype != torch.int64:
+            raise ValueError(f"labels must be int64 of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}")
+        if len(labels) == 0:
+            raise ValueError(f"data set {name!r} has no images; give at least one")
+        outside = ((labels < 0) | (labels >= len(classes))).nonzero()
+        if len(outside):
+            index = int(outside[0])
+            raise ValueError(f"labels must be from 0 to {len(classes) - 1}, got {int(labels[index])} at index {index}")
+        if preprocessing.shape is None:
+            raise ValueError(f"images of a data set need one shape: set a crop or an exact size in {preprocessing}")
+        self.labels = labels
+        self.name = name
+        self.classes = tuple(classes)
+        self.preprocessing = preprocessing
+        self.shape: tuple[int, int, int] = preprocessing.shape
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int]: ...
+
+    @abstractmethod
+    def _part(self: Images, indices: Int64[Tensor, " M"]) -> Images: ...
+
+    @property
+    def singletons(self) -> tuple[str, ...]:
+        """The classes with exactly one image here: as queries they have nothing to find."""
+        counts = torch.bincount(self.labels, minlength=len(self.classes))
+        return tuple(self.classes[label] for label in (counts == 1).nonzero().flatten().tolist())
+
+    def subset(self: Images, indices: Sequence[int] | Integer[Tensor, " M"]) -> Images:
+        """The images at these positions, in this order.
+
+        Args:
+            indices: (M,) positions from 0 to N − 1.
+
+        Raises:
+            ValueError: If there is none, or one is no position.
+        """
+        positions = torch.as_tensor(indices)
+        if positions.ndim != 1 or len(positions) == 0 or positions.dtype.is_floating_point:
+            raise ValueError(f"indices must be a non-empty list of positions, got {indices!r}")
+        outside = ((positions < 0) | (positions >= len(self))).nonzero()
+        if len(outside):
+            raise ValueError(f"indices must be from 0 to {len(self) - 1}, got {int(positions[outside[0]])}")
+        return self._part(positions.long())
+
+    def limit(self: Images, n: int, *, seed: int = 0) -> Images:
+        """At most n images, drawn at random with each class in proportion; all of them where there are no more.
+
+        Raises:
+            ValueError: If n is below 1.
+        """
+        if n < 1:
+            raise ValueError(f"limit must be at least 1, got {n}")
+        if n >= len(self):
+            return self
+        return self._part(stratified_split(self.labels, (n,), seed=seed)[0])
+
+
+class TensorImages(ImageDataset):
+    """Images held in memory, 8-bit ones as they are: they are scaled and normalised when read.
+
+    Args:
+        images: (N, C, H, W), 1 or 3 channels; uint8, or floating point for values that are ready.
+        labels: (N,) int64.
+        name: what the data set is called in tables.
+        classes: the name of every class; by default the labels themselves.
+        preprocessing: how an image file becomes such an item, and how 8-bit values are normalised; by default they are
+            resized to (H, W) and scaled to [0, 1].
+
+    Raises:
+        ValueError: If shapes do not match or a value is not finite.
+
+    Example:
+        >>> images = TensorImages(torch.full((4, 1, 2, 2), 51, dtype=torch.uint8), torch.tensor([0, 0, 1, 1]))
+        >>> image, label = images[2]
+        >>> image.shape, round(image.mean().item(), 3), label
+        (torch.Size([1, 2, 2]), 0.2, 1)
+    """
+
+    def __init__(
+        self,
+        images: UInt8[Tensor, "N C H W"] | Float[Tensor, "N C H W"],
+        labels: Int64[Tensor, " N"],
+        *,
+        name: str = "tensors",
+        classes: Sequence[str] | None = None,
+        preprocessing: Preprocessing | None = None,
+    ) -> None:
+        modes = {1: "L", 3: "RGB"}
+        ready = images.is_floating_point()
+        if images.ndim != 4 or images.shape[1] not in modes or not (ready or images.dtype == torch.uint8):
+            kind = f"{images.dtype} of shape {tuple(images.shape)}"
+            raise ValueError(f"images must be uint8 or floating point of shape (N, 1 or 3, H, W), got {kind}")
+        if len(images) != len(labels):
+            raise ValueError(f"images and labels must be as many, got {len(images)} images and {len(labels)} labels")
+        if ready and not images.isfinite().all():
+            first = int((~images.flatten(1).isfinite().all(1)).nonzero()[0])
+            raise ValueError(f"images must be finite, got NaN or infinity in the image at index {first}")
+        shape = (images.shape[1], images.shape[2], images.shape[3])
+        if preprocessing is None:
+            preprocessing = Preprocessing(mode="L" if shape[0] == 1 else "RGB", size=shape[1:])
+        if preprocessing.shape != shape:
+            raise ValueError(f"images are of shape {shape}, but preprocessing gives {preprocessing.shape}")
+        if classes is None:
+            classes = tuple(map(str, range(int(labels.max()) + 1 if len(labels) else 0)))
+        super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing)
+        self._stored = images
+
+    @property
+    def images(self) -> Float[Tensor, "N C H W"]:
+        """All images at once, as items are: (N, C, H, W)."""
+        return self._ready(self._stored)
+
+    def batch(self, indices: Sequence[int] | Integer[Tensor, " M"]) -> Float[Tensor, "M C H W"]:
+        """The images at these positions, stacked."""
+        return self._ready(self._stored[torch.as_tensor(indices)])
+
+    def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int]:
+        return self._ready(self._stored[index]), int(self.labels[index])
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
+        # DataLoader calls this, where it exists, with a whole batch.
+        images = self.batch(indices).unbind()
+        return list(zip(images, self.labels[indices].tolist(), strict=True))
+
+    def _ready(self, images: Tensor) -> Tensor:
+        return images if images.is_floating_point() else self.preprocessing.normalize(images)
+
+    def _part(self, indices: Int64[Tensor, " M"]) -> "TensorImages":
+        return TensorImages(
+            self._stored[indices],
+            self.labels[indices],
+            name=self.name,
+            classes=self.classes,
+            preprocessing=self.preprocessing,
+        )
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Three disjoint parts of a data set: to train and fit on, to tune and choose on, and to report on.
+
+    Raises:
+        ValueError: If their images differ in shape or their labels in meaning.
+    """
+
+    train: ImageDataset
+    validation: ImageDataset
+    test: ImageDataset
+
+    def __post_init__(self) -> None:
+        for name, part in (("validation", self.validation), ("test", self.test)):
+            if part.shape != self.train.shape:
+                raise ValueError(f"train has images of shape {self.train.shape}, {name} of shape {part.shape}")
+            if part.classes != self.train.classes:
+                raise ValueError(f"train and {name} must share one list of classes, so that labels mean the same")
+
+
+def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed: int) -> tuple[Tensor, ...]:
+    """Draw disjoint random parts with each class in proportion.
+
+    The items of each class, in random order, are spread evenly over one sequence, each class from its own random start;
+    the parts are cut from it one after the other. A class that divides evenly is divided exactly, and a small one has
+    its fair chance to be in any part.
+
+    Args:
+        labels: (N,) int64.
+        sizes: how many items each part has; what they leave is in no part.
+        seed: of the draw.
+
+    Returns:
+        For every size, that many positions, int64, rising.
+
+    Raises:
+        ValueError: If a size is below 1 or together they exceed N.
+
+    Example:
+        >>> [len(part) for part in stratified_split(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), (2, 6), seed=0)]
+        [2, 6]
+    """
+    if any(size < 1 for size in sizes) or sum(sizes) > len(labels):
+        raise ValueError(f"every part needs an item, and {len(labels)} are there, got sizes {tuple(sizes)}")
+    sequence = _interleaved(labels, torch.Generator().manual_seed(seed))
+    parts = sequence[: sum(sizes)].split(list(sizes))
+    return tuple(part.sort().values for part in parts)
+
+
+def carve(dataset: Images, sizes: Sequence[int], *, seed: int) -> tuple[Images, ...]:
+    """Part a data set at random, by class, into subsets of these sizes and, last, one of all that remains."""
+    rest = len(dataset) - sum(sizes)
+    parts = stratified_split(dataset.labels, (*sizes, rest), seed=seed)
+    return tuple(dataset.subset(part) for part in parts)
+
+
+def fraction_of(n: int, fraction: float, *, name: str) -> int:
+    """How many of n items a part has that takes this fraction of them: at least one.
+
+    Raises:
+        ValueError: If the fraction is not between 0 and 1.
+    """
+    if not (math.isfinite(fraction) and 0 < fraction < 1):
+        raise ValueError(f"{name} must be a fraction between 0 and 1, got {fraction}")
+    return max(1, round(n * fraction))
+
+
+def _interleaved(labels: Int64[Tensor, " N"], generator: torch.Generator) -> Int64[Tensor, " N"]:
+    shuffled = torch.randperm(len(labels), generator=generator)
+    by_class = shuffled[labels[shuffled].argsort(stable=True)]
+    _, counts = labels.unique(return_counts=True)
+    start = torch.rand(len(counts), generator=generator, dtype=torch.float64).repeat_interleave(counts)
+    first = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    place = (torch.arange(len(labels)) - first + start) / counts.repeat_interleave(counts)
+    return by_class[place.argsort(stable=True)]

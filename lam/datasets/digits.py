@@ -1,0 +1,93 @@
+"""scikit-learn's 1,797 handwritten digits of 8 × 8 pixels, which ship with it, and two OOD sets for them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+
+from lam.datasets.base import ImageDataset, Splits, TensorImages, carve, fraction_of
+
+_SIDE = 8
+_LARGEST = 16  # grey values are from 0 to 16
+
+
+def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float = 0.2, test: float = 0.2) -> Splits:
+    """The digits as (1, 8, 8) images in [0, 1], without the classes that are held out as OOD.
+
+    Source: E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI; test part.
+
+    Args:
+        seed: of the split.
+        held_out: digits that no part contains.
+        validation: fraction of the images for validation.
+        test: fraction of the images for testing.
+
+    Raises:
+        ValueError: If `held_out` leaves fewer than two classes or names no digit, or a fraction is not within 0 and 1.
+
+    Example:
+        >>> parts = splits()
+        >>> len(parts.train), len(parts.validation), len(parts.test), parts.train.shape
+        (865, 289, 289, (1, 8, 8))
+    """
+    wrong = [digit for digit in held_out if digit not in range(10)]
+    if wrong or len(set(held_out)) > 8:
+        raise ValueError(f"held_out must be digits from 0 to 9 that leave at least two, got {tuple(held_out)}")
+    digits = _of([digit for digit in range(10) if digit not in held_out], name="digits")
+    sizes = (
+        fraction_of(len(digits), test, name="test"),
+        fraction_of(len(digits), validation, name="validation"),
+    )
+    if sum(sizes) >= len(digits):
+        raise ValueError(f"validation and test must leave images to train on, got {validation} and {test}")
+    tested, validated, trained = carve(digits, sizes, seed=seed)
+    return Splits(train=trained, validation=validated, test=tested)
+
+
+def held_out(*, like: ImageDataset) -> TensorImages:
+    """The digits of the classes that `like`, a part of the digits, does not have.
+
+    Raises:
+        ValueError: If `like` is no part of the digits, or has them all.
+    """
+    if like.name != "digits":
+        raise ValueError(f"digits_held_out belongs to the data set digits, got {like.name}; take another OOD set")
+    rest = [digit for digit in range(10) if str(digit) not in like.classes]
+    if not rest:
+        raise ValueError("no digit is held out; load digits with held_out=(8, 9), say")
+    return _of(rest, name="digits_held_out")
+
+
+def patches(*, like: ImageDataset, seed: int = 0) -> TensorImages:
+    """Grey patches of 8 × 8 pixels at random positions of scikit-learn's two photographs, as many as `like` has images.
+
+    Args:
+        like: the in-distribution set.
+        seed: of the positions.
+
+    Returns:
+        Images in [0, 1], labelled by the photograph.
+    """
+    from sklearn.datasets import load_sample_images  # heavy, and needed here alone
+
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(len(like)) % 2
+    images = torch.empty(len(like), 1, _SIDE, _SIDE, dtype=torch.uint8)
+    for label, photograph in enumerate(load_sample_images().images):
+        grey = torch.from_numpy(np.array(Image.fromarray(photograph).convert("L")))
+        windows = grey.unfold(0, _SIDE, 1).unfold(1, _SIDE, 1)
+        n = int((labels == label).sum())
+        top, left = (torch.randint(extent, (n,), generator=generator) for extent in windows.shape[:2])
+        images[labels == label, 0] = windows[top, left]
+    return TensorImages(images, labels, name="digits_patches", classes=("china", "flower"))
+
+
+def _of(digits: Sequence[int], *, name: str) -> TensorImages:
+    from sklearn.datasets import load_digits  # heavy, and needed here alone
+
+    pixels, target = map(torch.from_numpy, load_digits(return_X_y=True))
+    chosen = torch.isin(target, torch.tensor(digits))
+    images = pixels[chosen].reshape(-1, 1, _SIDE, _SIDE).float() / _LARGEST
+    labels = torch.searchsorted(torch.tensor(digits), target[chosen])
+    return TensorImages(images, labels, name=name, classes=tuple(map(str, digits)))

@@ -1,0 +1,188 @@
+"""Anyone's own images: a folder with one sub-folder a class, read file by file.
+
+The layout is root/class/image.jpg, or root/{train, validation or val, test}/class/image.jpg. Data sets with annotations
+of their own do not live here.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from lam.datasets.base import ImageDataset, MissingDataError, Splits, carve, fraction_of
+from lam.preprocessing import Preprocessing
+
+_SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
+)  # the formats that `open_image` reads
+_PARTS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
+
+
+class FolderImages(ImageDataset):
+    """Images on disk, decoded and preprocessed each time that they are read.
+
+    Args:
+        paths: N image files.
+        labels: (N,) int64.
+        name: what the data set is called in tables.
+        classes: the name of every class.
+        preprocessing: how a file becomes an item; it must give one shape.
+
+    Raises:
+        ValueError: If paths and labels are not as many; on reading, if a file is no image (named).
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        labels: Int64[Tensor, " N"],
+        *,
+        name: str,
+        classes: Sequence[str],
+        preprocessing: Preprocessing,
+    ) -> None:
+        if len(paths) != len(labels):
+            raise ValueError(f"paths and labels must be as many, got {len(paths)} paths and {len(labels)} labels")
+        super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing)
+        self.paths = tuple(paths)
+
+    def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int]:
+        return self.preprocessing(self.paths[index]), int(self.labels[index])
+
+    def _part(self, indices: Int64[Tensor, " M"]) -> "FolderImages":
+        return FolderImages(
+            [self.paths[index] for index in indices.tolist()],
+            self.labels[indices],
+            name=self.name,
+            classes=self.classes,
+            preprocessing=self.preprocessing,
+        )
+
+
+def splits(
+    *,
+    root: str | Path,
+    seed: int = 0,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    validation: float = 0.2,
+    test: float = 0.2,
+) -> Splits:
+    """Read a folder of classes in three disjoint parts.
+
+    Where root has a folder `train`, that and the folders `validation` (or `val`) and `test` are the parts. A part that
+    has no folder of its own is carved at random, by class, out of what there is to train on.
+
+    Args:
+        root: the folder.
+        seed: of what is carved.
+        preprocessing: how a file becomes an item, as a record or its JSON; by default ImageNet's at 224 pixels.
+        validation: fraction of the training images for validation, where it has no folder.
+        test: fraction of the training images for testing, where it has no folder.
+
+    Raises:
+        MissingDataError: If the folder is missing or has no class folders.
+        ValueError: If a class has no image, a folder is neither part nor class, or too few images are there to split.
+    """
+    root = _existing(root)
+    if preprocessing is None:
+        preprocessing = Preprocessing.imagenet()
+    elif isinstance(preprocessing, Mapping):
+        preprocessing = Preprocessing.from_json(preprocessing)
+    folders = _part_folders(root) or {"train": root}
+    found = {part: _classes(folder) for part, folder in folders.items()}
+    names = sorted({name for classes in found.values() for name in classes})
+    parts = {part: _images(classes, names, preprocessing) for part, classes in found.items()}
+    wanted = {part: share for part, share in (("test", test), ("validation", validation)) if part not in parts}
+    sizes = [fraction_of(len(parts["train"]), share, name=part) for part, share in wanted.items()]
+    if sum(sizes) >= len(parts["train"]):
+        raise ValueError(
+            f"{root} has {len(parts['train'])} images, too few to carve {' and '.join(wanted)} out of them"
+        )
+    *carved, train = carve(parts["train"], sizes, seed=seed)
+    parts |= dict(zip(wanted, carved, strict=True)) | {"train": train}
+    return Splits(**parts)
+
+
+def read(*, root: str | Path, preprocessing: Preprocessing, name: str = "folder") -> FolderImages:
+    """Read all images of a folder: by class where it has sub-folders, else as one class with the folder's name.
+
+    Of a folder with the parts `train` and `test`, only `test` is read.
+
+    Args:
+        root: the folder.
+        preprocessing: how a file becomes an item.
+        name: what the data set is called in tables.
+
+    Raises:
+        MissingDataError: If the folder is missing or has no image.
+        ValueError: If a class has no image.
+    """
+    root = _existing(root)
+    root = _part_folders(root).get("test", root)
+    classes = _classes(root) if any(_folders(root)) else {root.name: _files(root)}
+    if not any(classes.values()):
+        raise MissingDataError(f"{root} has no images; allowed: {', '.join(sorted(_SUFFIXES))}")
+    return _images(classes, sorted(classes), preprocessing, name=name)
+
+
+def _existing(root: str | Path) -> Path:
+    root = Path(root).expanduser()
+    if not root.is_dir():
+        raise MissingDataError(f"there is no folder {root}; give the folder that has one sub-folder a class")
+    return root.resolve()
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith("."))
+
+
+def _part_folders(root: Path) -> dict[str, Path]:
+    # A class may be called "train": it is a part only where it has classes of its own.
+    if not (root / "train").is_dir() or not any(_folders(root / "train")):
+        return {}
+    allowed = {name: part for part, names in _PARTS.items() for name in names}
+    folders = list(_folders(root))
+    if strange := [folder.name for folder in folders if folder.name not in allowed]:
+        raise ValueError(f"{root} has a folder train, so others must be {', '.join(allowed)}, got {', '.join(strange)}")
+    parts = {allowed[folder.name]: folder for folder in folders}
+    if len(parts) < len(folders):
+        raise ValueError(f"{root} has both validation and val; keep one of them")
+    return parts
+
+
+def _classes(folder: Path) -> dict[str, list[Path]]:
+    classes = {path.name: _files(path) for path in _folders(folder)}
+    if not classes:
+        raise MissingDataError(f"{folder} has no class folders; put the images of each class into one of its own")
+    _leave_out(folder, [path for path in sorted(folder.iterdir()) if _is_image(path)], "belong to no class")
+    if empty := [name for name, files in classes.items() if not files]:
+        raise ValueError(f"{folder}: no images in {', '.join(empty)}; allowed: {', '.join(sorted(_SUFFIXES))}")
+    return classes
+
+
+def _files(folder: Path) -> list[Path]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    _leave_out(folder, [path for path in files if not _is_image(path)], "are no images by name")
+    return [path for path in files if _is_image(path)]
+
+
+def _is_image(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+
+
+def _leave_out(folder: Path, files: Sequence[Path], reason: str) -> None:
+    if files:
+        named = ", ".join(path.name for path in files[:5])
+        warnings.warn(f"{folder}: {len(files)} file(s) {reason} and are left out: {named}", stacklevel=2)
+
+
+def _images(
+    classes: dict[str, list[Path]], names: list[str], preprocessing: Preprocessing, *, name: str = "folder"
+) -> FolderImages:
+    paths = [path for files in classes.values() for path in files]
+    labels = [names.index(label) for label, files in classes.items() for _ in files]
+    return FolderImages(paths, torch.tensor(labels), name=name, classes=names, preprocessing=preprocessing)

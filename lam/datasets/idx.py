@@ -9,8 +9,8 @@ import math
 import os
 import zlib
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import torch
 from jaxtyping import UInt8
@@ -144,12 +144,12 @@ def read_idx(path: str | Path) -> UInt8[Tensor, "..."]:
     path = Path(path)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            return _parse(cast(BinaryIO, stream), path)
+            return _parse(stream, path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is damaged: {error}; get it again") from error
 
 
-def _parse(stream: BinaryIO, path: Path) -> Tensor:
+def _parse(stream: BufferedIOBase, path: Path) -> Tensor:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:3] != bytes((0, 0, _UNSIGNED_BYTES)) or magic[3] == 0:
         raise ValueError(f"{path} is no IDX file of unsigned bytes: it begins with {magic.hex(' ') or 'nothing'}")

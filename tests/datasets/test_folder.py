@@ -1,0 +1,185 @@
+"""Folders of images in both layouts; whatever is missing, empty, strange or no image is named."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from lam.datasets import FolderImages, MissingDataError, load, load_ood
+from lam.preprocessing import Preprocessing
+
+SMALL = Preprocessing(size=10, crop=8)
+
+
+def make(root: Path, classes: dict[str, int], *, offset: int = 0) -> Path:
+    """Images of distinct grey values, so many a class."""
+    for label, n in classes.items():
+        (root / label).mkdir(parents=True, exist_ok=True)
+        for index in range(n):
+            Image.new("L", (12, 9), offset + index).save(root / label / f"{index}.png")
+    return root
+
+
+def test_one_folder_is_split_by_class(tmp_path):
+    make(tmp_path, {"cat": 20, "dog": 10})
+    parts = load("folder", root=tmp_path, preprocessing=SMALL, validation=0.2, test=0.3)
+    counts = [torch.bincount(part.labels).tolist() for part in (parts.train, parts.validation, parts.test)]
+    assert counts == [[10, 5], [4, 2], [6, 3]]
+    paths = [path for part in (parts.train, parts.validation, parts.test) for path in part.paths]
+    assert sorted(paths) == sorted(tmp_path.resolve().rglob("*.png"))
+    for part in (parts.train, parts.validation, parts.test):
+        assert part.classes == ("cat", "dog")
+        assert [path.parent.name for path in part.paths] == [part.classes[label] for label in part.labels]
+
+
+def test_the_seed_decides(tmp_path):
+    make(tmp_path, {"cat": 20, "dog": 10})
+    tests = [load("folder", root=tmp_path, preprocessing=SMALL, seed=seed).test.paths for seed in (0, 0, 1)]
+    assert tests[0] == tests[1] != tests[2]
+
+
+def test_items_are_preprocessed_files(tmp_path):
+    make(tmp_path, {"cat": 5, "dog": 5})
+    train = load("folder", root=tmp_path, preprocessing=SMALL).train
+    image, label = train[0]
+    torch.testing.assert_close(image, torch.full((3, 8, 8), int(train.paths[0].stem) / 255))
+    assert label == int(train.labels[0])
+    images, labels = next(iter(DataLoader(train, batch_size=4)))
+    assert (images.shape, labels.shape) == ((4, 3, 8, 8), (4,))
+    assert train.subset([1, 0]).paths == (train.paths[1], train.paths[0])
+
+
+@pytest.mark.parametrize("validation", ["validation", "val"])
+def test_parts_in_folders_are_taken_as_they_are(tmp_path, validation):
+    make(tmp_path / "train", {"cat": 4, "dog": 4})
+    make(tmp_path / validation, {"cat": 2, "dog": 2})
+    make(tmp_path / "test", {"bird": 3, "dog": 1})
+    parts = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert parts.train.classes == parts.test.classes == ("bird", "cat", "dog")
+    assert torch.bincount(parts.train.labels).tolist() == [0, 4, 4]
+    assert torch.bincount(parts.validation.labels).tolist() == [0, 2, 2]
+    assert torch.bincount(parts.test.labels).tolist() == [3, 0, 1]
+    assert {path.parts[-3] for path in parts.validation.paths} == {validation}
+
+
+def test_parts_without_a_folder_are_carved_out_of_training(tmp_path):
+    make(tmp_path / "train", {"cat": 10, "dog": 10})
+    make(tmp_path / "test", {"cat": 3, "dog": 3})
+    parts = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [16, 4, 6]
+    assert {path.parts[-3] for path in parts.train.paths + parts.validation.paths} == {"train"}
+    assert not set(parts.train.paths) & set(parts.validation.paths)
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    make(tmp_path, {"train": 5, "plane": 5})
+    assert load("folder", root=tmp_path, preprocessing=SMALL).train.classes == ("plane", "train")
+
+
+def test_classes_of_one_image_are_counted(tmp_path):
+    make(tmp_path / "train", {"cat": 10, "dog": 10, "bird": 1})
+    make(tmp_path / "validation", {"cat": 2})
+    make(tmp_path / "test", {"dog": 1, "fish": 1})
+    parts = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert parts.train.singletons == ("bird",)
+    assert parts.test.singletons == ("dog", "fish")
+
+
+def test_images_may_lie_deeper_and_hidden_files_do_not_count(tmp_path):
+    make(tmp_path / "cat", {"a": 3, "b": 3})
+    make(tmp_path, {"dog": 4, ".cache": 1})
+    (tmp_path / "dog" / ".DS_Store").write_bytes(b"x")
+    parts = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert parts.train.classes == ("cat", "dog")
+    assert len(parts.train) + len(parts.validation) + len(parts.test) == 10
+
+
+def test_preprocessing_is_imagenets_or_from_json(tmp_path):
+    make(tmp_path, {"cat": 5, "dog": 5})
+    assert load("folder", root=tmp_path).train.preprocessing == Preprocessing.imagenet()
+    assert load("folder", root=tmp_path, preprocessing=SMALL.to_json()).train.preprocessing == SMALL
+
+
+class TestOutOfDistribution:
+    @pytest.fixture
+    def like(self, tmp_path):
+        return load("folder", root=make(tmp_path / "id", {"cat": 5, "dog": 5}), preprocessing=SMALL).test
+
+    def test_a_folder_of_classes_is_read_whole_with_the_same_preprocessing(self, tmp_path, like):
+        out = load_ood("folder", root=make(tmp_path / "ood", {"bird": 3, "fish": 2}), like=like)
+        assert (len(out), out.classes, out.preprocessing) == (5, ("bird", "fish"), SMALL)
+
+    def test_of_parts_the_test_part_is_read(self, tmp_path, like):
+        make(tmp_path / "ood" / "train", {"bird": 3})
+        make(tmp_path / "ood" / "test", {"bird": 2})
+        assert len(load_ood("folder", root=tmp_path / "ood", like=like)) == 2
+
+    def test_a_flat_folder_is_one_class(self, tmp_path, like):
+        make(tmp_path, {"flat": 3})
+        out = load_ood("folder", root=tmp_path / "flat", like=like)
+        assert (len(out), out.classes) == (3, ("flat",))
+
+    def test_no_image(self, tmp_path, like):
+        (tmp_path / "none").mkdir()
+        with pytest.raises(MissingDataError, match=r"none has no images; allowed: \.bmp, "):
+            load_ood("folder", root=tmp_path / "none", like=like)
+
+
+class TestRefusals:
+    def test_missing_root(self, tmp_path):
+        with pytest.raises(MissingDataError, match=r"there is no folder .*absent; give the folder that has"):
+            load("folder", root=tmp_path / "absent")
+
+    def test_no_class_folders(self, tmp_path):
+        Image.new("L", (4, 4)).save(tmp_path / "a.png")
+        with pytest.raises(MissingDataError, match="has no class folders; put the images of each class"):
+            load("folder", root=tmp_path)
+
+    def test_empty_classes(self, tmp_path):
+        make(tmp_path, {"cat": 3, "dog": 0, "eel": 0})
+        with pytest.raises(ValueError, match=r"no images in dog, eel; allowed: \.bmp, "):
+            load("folder", root=tmp_path)
+
+    def test_strange_folders_beside_the_parts(self, tmp_path):
+        make(tmp_path / "train", {"cat": 3})
+        make(tmp_path, {"extra": 3})
+        with pytest.raises(ValueError, match="has a folder train, so others must be train, validation, val, test, got"):
+            load("folder", root=tmp_path)
+
+    def test_two_validation_folders(self, tmp_path):
+        for part in ("train", "validation", "val"):
+            make(tmp_path / part, {"cat": 3})
+        with pytest.raises(ValueError, match="has both validation and val; keep one"):
+            load("folder", root=tmp_path)
+
+    def test_too_few_images(self, tmp_path):
+        with pytest.raises(ValueError, match="has 2 images, too few to carve test and validation out of them"):
+            load("folder", root=make(tmp_path, {"cat": 1, "dog": 1}))
+
+    def test_a_file_that_is_no_image_is_named_when_read(self, tmp_path):
+        make(tmp_path, {"cat": 5, "dog": 5})
+        (tmp_path / "cat" / "0.png").write_text("no image")
+        parts = load("folder", root=tmp_path, preprocessing=SMALL)
+        with pytest.raises(ValueError, match=r"cat/0\.png is no image"):
+            [image for part in (parts.train, parts.validation, parts.test) for image in part]
+
+    def test_what_is_left_out_is_named(self, tmp_path):
+        make(tmp_path, {"cat": 5, "dog": 5})
+        (tmp_path / "cat" / "notes.txt").write_text("no image")
+        with pytest.warns(UserWarning, match=r"cat: 1 file\(s\) are no images by name and are left out: notes\.txt"):
+            load("folder", root=tmp_path)
+        (tmp_path / "cat" / "notes.txt").unlink()
+        Image.new("L", (4, 4)).save(tmp_path / "stray.png")
+        with pytest.warns(UserWarning, match=r"1 file\(s\) belong to no class and are left out: stray\.png"):
+            load("folder", root=tmp_path)
+
+    @pytest.mark.usefixtures("as_in_production")
+    def test_paths_and_labels_are_as_many(self):
+        with pytest.raises(ValueError, match="paths and labels must be as many, got 1 paths and 2 labels"):
+            FolderImages([Path("a")], torch.tensor([0, 0]), name="x", classes=("a",), preprocessing=SMALL)
+
+    def test_one_shape_is_needed(self, tmp_path):
+        with pytest.raises(ValueError, match="need one shape: set a crop or an exact size"):
+            load("folder", root=make(tmp_path, {"cat": 5, "dog": 5}), preprocessing=Preprocessing(size=8))

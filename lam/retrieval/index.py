@@ -1,0 +1,315 @@
+"""A searchable collection of embeddings that carries their certainty, over any FAISS index type.
+
+FAISS proposes candidates; what leaves the index is decided here: scores are cosines of the stored vectors whatever the
+type computes inside, ids and κ come from the store, and a query for which FAISS found too few is searched exactly.
+Files belong to `lam.retrieval.index_files`.
+"""
+
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor
+
+from lam.embeddings import Embeddings
+from lam.retrieval import faiss_index, index_files
+from lam.retrieval.checks import refuse_non_finite, refuse_non_positive, refuse_other_length
+from lam.retrieval.neighbours import rank
+from lam.retrieval.store import Store
+
+_NORM_TOLERANCE = 1e-3  # half precision keeps a unit vector to about this
+_TOMBSTONES = 0.2  # the share of removed rows in the search structure at which it is built anew
+_GATHERED_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
+
+
+@dataclass(frozen=True)
+class Hits:
+    """What a search returns: K hits for each of Q queries, best first.
+
+    Attributes:
+        ids: (Q, K) ids of the hits.
+        scores: (Q, K) their cosines with the query; higher is better.
+        kappa: (Q, K) the concentration stored with each hit; small means uncertain.
+        query_kappa: (Q,) the concentration of each query.
+    """
+
+    ids: Int64[Tensor, "Q K"]
+    scores: Float[Tensor, "Q K"]
+    kappa: Float[Tensor, "Q K"]
+    query_kappa: Float[Tensor, " Q"]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Index:
+    """Items with unit vectors, κ and ids, searched by cosine.
+
+    Vectors are kept in float32, κ in float64. One index is for one thread at a time.
+
+    Args:
+        dimension: the number of embedding dimensions D, at least 1.
+        factory: a FAISS factory string, such as "Flat" (exact), "HNSW32" or "IVF256,Flat". It must not contain "IDMap":
+            the index keeps ids itself.
+        parameters: FAISS search parameters of that type, such as "nprobe=16" or "efSearch=64".
+        device: "cpu", or "cuda" or "cuda:1" where faiss-gpu is installed. Where FAISS works; tensors may come from
+            anywhere.
+
+    Raises:
+        ValueError: for a dimension below 1, or a factory, parameters or device that FAISS does not know.
+
+    Example:
+        >>> n = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> embeddings = Embeddings(n, torch.tensor([90.0, 4.0]), torch.ones(2), torch.ones(2))
+        >>> index = Index(2)
+        >>> index.add(embeddings, torch.tensor([7, 9]))
+        >>> hits = index.search(embeddings[:1], k=5)
+        >>> hits.ids.tolist(), hits.scores.tolist(), hits.kappa.tolist()
+        ([[7, 9]], [[1.0, 0.0]], [[90.0, 4.0]])
+    """
+
+    def __init__(
+        self, dimension: int, factory: str = "Flat", *, parameters: str | None = None, device: str = "cpu"
+    ) -> None:
+        refuse_non_positive("dimension", dimension)
+        self.dimension = dimension
+        self.factory = factory
+        self.parameters = parameters
+        self.device = device
+        self._store = Store(dimension)
+        self._faiss: Any = faiss_index.create(dimension, factory, parameters, device)
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @property
+    def ids(self) -> Int64[Tensor, " N"]:
+        """(N,) the ids, in the order in which they were added."""
+        return self._store.column("ids").clone()
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether items can be added: types that quantise or cluster must be trained first."""
+        return bool(self._faiss.is_trained)
+
+    def train(self, embeddings: Embeddings) -> None:
+        """Let a type that clusters or quantises learn from typical embeddings; other types need none and ignore it.
+
+        Args:
+            embeddings: more than FAISS wants for the type, e.g. 39 for each cluster; they are not added.
+
+        Raises:
+            ValueError: for bad embeddings, too few of them, or an index that already holds items.
+        """
+        vectors = self._unit_vectors(embeddings)
+        if len(self):
+            raise ValueError(f"train the index before items are added: it holds {len(self)}; make a new one instead")
+        faiss_index.train(self._faiss, vectors)
+
+    def add(self, embeddings: Embeddings, ids: Shaped[Tensor, " N"]) -> None:
+        """Add items; all of them, or none where an error is raised.
+
+        Args:
+            embeddings: N embeddings of dimension D with unit means and finite κ ≥ 0.
+            ids: (N,) integers ≥ 0, one an item, none of them in the index already.
+
+        Raises:
+            ValueError: for a type that is not trained yet, another dimension, a mean that is no unit vector, a κ that
+                is negative or not finite, ids that are negative, repeated or taken, or what FAISS itself refuses.
+        """
+        vectors = self._unit_vectors(embeddings)
+        ids = _checked_ids(ids, len(embeddings))
+        taken = [item for item in ids.tolist() if item in self._store]
+        if taken:
+            raise ValueError(f"ids must be new, got {taken[0]}, which is in the index; remove it first")
+        if not self.is_trained:
+            raise ValueError(f"an index of type {self.factory!r} must be trained first: call train with embeddings")
+        if len(ids) == 0:
+            return
+        slots = self._store.take_slots(len(ids))
+        try:
+            faiss_index.add(self._faiss, vectors, slots)
+        except Exception:
+            self._rebuild()
+            raise
+        self._store.append(vectors, embeddings.kappa.detach().cpu(), ids, slots)
+
+    def remove(self, ids: Shaped[Tensor, " N"]) -> None:
+        """Remove items; all of them, or none where an error is raised.
+
+        Types without removal keep tombstones, which never leave a search; at 20 % the structure is built anew.
+
+        Args:
+            ids: (N,) ids that are in the index, none twice.
+
+        Raises:
+            ValueError: for ids that are repeated or not in the index.
+        """
+        slots = self._store.slots_of(self._known_ids(ids))
+        if len(slots) == 0:
+            return
+        self._store.remove(slots)
+        faiss_index.remove(self._faiss, slots)
+        if self._faiss.ntotal - len(self) >= _TOMBSTONES * self._faiss.ntotal > 0:
+            self._rebuild()
+
+    def search(self, embeddings: Embeddings, k: int) -> Hits:
+        """Find the k items of highest cosine for each query; hits of equal cosine stand in the order of adding.
+
+        Types other than Flat may miss a neighbour, but every score is the exact cosine of the stored vectors.
+
+        Args:
+            embeddings: Q queries of dimension D with unit means and finite κ ≥ 0.
+            k: how many hits, at least 1; above the size of the index it gives as many as there are.
+
+        Returns:
+            min(k, N) hits a query, on the device and in the precision of the queries.
+
+        Raises:
+            ValueError: for k below 1, another dimension, or a query that is no unit vector.
+        """
+        refuse_non_positive("k", k)
+        vectors = self._unit_vectors(embeddings)
+        k = min(k, len(self))
+        if k == 0 or len(vectors) == 0:
+            rows, scores = torch.empty(len(vectors), k, dtype=torch.int64), torch.empty(len(vectors), k)
+        else:
+            rows, scores = self._nearest(vectors, k)
+        mean, kappa = embeddings.mean, embeddings.kappa
+        return Hits(
+            self._store.column("ids")[rows].to(mean.device),
+            scores.to(mean.device, mean.dtype),
+            self._store.column("kappa")[rows].to(kappa.device, kappa.dtype),
+            kappa,
+        )
+
+    def kappa_of(self, ids: Shaped[Tensor, " N"]) -> Float[Tensor, " N"]:
+        """Look up the concentration stored with each id.
+
+        Args:
+            ids: (N,) ids that are in the index, none twice.
+
+        Returns:
+            (N,) concentrations, float64.
+
+        Raises:
+            ValueError: for ids that are repeated or not in the index.
+        """
+        return self._store.kappa_of(self._known_ids(ids))
+
+    def save(self, folder: str | Path) -> None:
+        """Write the index into a folder; whenever the process dies, the folder loads as the old index or the new one.
+
+        Args:
+            folder: made where it does not exist. One process at a time may write to it.
+        """
+        index_files.save(folder, self._store, self._faiss, self.factory, self.parameters)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "cpu") -> "Index":
+        """Read an index that `save` wrote.
+
+        The FAISS structure is a cache: where its file is missing or altered it is built anew from the stored
+        embeddings, with a warning. A type that must be trained is then trained on those; where they are too few for
+        it, the index becomes a Flat one.
+
+        Args:
+            folder: the folder of the index.
+            device: as for a new index.
+
+        Returns:
+            The index as it was saved.
+
+        Raises:
+            CorruptFileError: naming a file of embeddings or metadata that is missing, truncated or altered.
+            ValueError: for a folder that a later version wrote.
+        """
+        saved = index_files.load(folder)
+        index = cls(saved.dimension, saved.factory, parameters=saved.parameters, device=device)
+        index._store = saved.store
+        if saved.faiss is not None:
+            index._faiss = faiss_index.prepare(saved.faiss, saved.parameters, device)
+            return index
+        if not index.is_trained and len(index):
+            index._train_anew()
+        index._rebuild()
+        return index
+
+    def _train_anew(self) -> None:
+        try:
+            faiss_index.train(self._faiss, self._store.column("vectors"))
+        except ValueError as error:
+            warnings.warn(f"{error}; the index is Flat from now on", RuntimeWarning, stacklevel=3)
+            self.factory, self.parameters = "Flat", None
+            self._faiss = faiss_index.create(self.dimension, self.factory, self.parameters, self.device)
+
+    def _rebuild(self) -> None:
+        fresh = faiss_index.emptied(self._faiss, self.device)
+        if len(self):
+            faiss_index.add(fresh, self._store.column("vectors"), self._store.column("slots"))
+        self._faiss = fresh
+
+    def _nearest(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """(Q, k) rows and scores; removed rows are dropped, and queries left short are searched exactly."""
+        tombstones = self._faiss.ntotal - len(self)
+        fetched = min(k + min(k, tombstones), self._faiss.ntotal)
+        rows = self._store.rows_of(faiss_index.search(self._faiss, vectors, fetched)).sort(dim=1).values
+        rows, scores = self._scored(vectors, rows)
+        rows, scores = rows[:, :k], scores[:, :k]
+        short = scores.isneginf().any(1)
+        if short.any():
+            rows[short], scores[short] = rank(vectors[short], self._store.column("vectors"), k=k)
+        return rows, scores.clamp(-1, 1)
+
+    def _scored(self, vectors: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Order candidate rows by cosine; those without a row go last with −∞."""
+        stored = self._store.column("vectors")
+        block = max(1, _GATHERED_ELEMENTS // max(1, rows.shape[1] * self.dimension))
+        pairs = zip(vectors.split(block), rows.split(block), strict=True)
+        scores = torch.cat([torch.einsum("qd,qkd->qk", q, stored[r.clamp(min=0)]) for q, r in pairs])
+        scores, order = scores.masked_fill(rows < 0, -math.inf).sort(dim=1, descending=True, stable=True)
+        return rows.gather(1, order), scores
+
+    def _known_ids(self, ids: Tensor) -> Tensor:
+        ids = _checked_ids(ids, len(ids))
+        unknown = [item for item in ids.tolist() if item not in self._store]
+        if unknown:
+            raise ValueError(f"ids must be in the index, got {unknown[0]}, which is not")
+        return ids
+
+    def _unit_vectors(self, embeddings: Embeddings) -> Tensor:
+        """Float32 rows of length one on the CPU, after every check that FAISS does not make."""
+        if embeddings.dimension != self.dimension:
+            raise ValueError(f"embeddings must have dimension {self.dimension}, got {embeddings.dimension}")
+        refuse_non_finite("embeddings", embeddings.mean)
+        refuse_non_finite("kappa", embeddings.kappa)
+        negative = (embeddings.kappa < 0).nonzero()
+        if len(negative):
+            row = int(negative[0])
+            raise ValueError(f"kappa must not be negative, got {float(embeddings.kappa[row])} at index {row}")
+        mean = embeddings.mean.detach().cpu().double()
+        norm = mean.norm(dim=1, keepdim=True)
+        off = ((norm[:, 0] - 1).abs() > _NORM_TOLERANCE).nonzero()
+        if len(off):
+            row = int(off[0])
+            raise ValueError(f"embeddings must be unit vectors, got length {float(norm[row]):.6g} at index {row}")
+        return (mean / norm).float()
+
+
+def _checked_ids(ids: Tensor, length: int) -> Tensor:
+    refuse_other_length("ids", ids, "the embeddings", length)
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ValueError(f"ids must be integers, got {ids.dtype}")
+    ids = ids.detach().cpu().long()
+    if (ids < 0).any():
+        raise ValueError(f"ids must not be negative, got {int(ids[ids < 0][0])}")
+    seen: set[int] = set()
+    for item in ids.tolist():
+        if item in seen:
+            raise ValueError(f"ids must differ, got {item} twice")
+        seen.add(item)
+    return ids

@@ -1,0 +1,153 @@
+"""How well a score tells out-of-distribution (OOD) items from the data that the network knows.
+
+OOD is the positive class throughout, and a higher score means more OOD: give −κ, not κ. The counting is scikit-learn's.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.retrieval.checks import refuse_non_finite
+
+
+def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:
+    """Give the area under the ROC curve, the chance that an OOD item scores above an ID one; higher is better.
+
+    Ties count half.
+
+    Args:
+        in_distribution: (N,) scores of ID items, higher meaning more OOD.
+        out_of_distribution: (M,) scores of OOD items, the positive class.
+
+    Returns:
+        An area in [0, 1], 0.5 for a useless score; NaN where either set is empty.
+
+    Raises:
+        ValueError: for a score that is not finite, with its index.
+
+    Example:
+        >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.9]))
+        0.75
+    """
+    from sklearn.metrics import roc_auc_score
+
+    target, scores = _target_and_scores(in_distribution, out_of_distribution)
+    return float(roc_auc_score(target, scores)) if _both(in_distribution, out_of_distribution) else float("nan")
+
+
+def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:
+    """Give the average precision of finding OOD items; higher is better, and `prevalence` is what a useless score gets.
+
+    AP = Σ_t (recall_t − recall_(t−1)) precision_t over falling thresholds, without interpolation.
+
+    Args:
+        in_distribution: (N,) scores of ID items, higher meaning more OOD.
+        out_of_distribution: (M,) scores of OOD items, the positive class.
+
+    Returns:
+        A mean in [0, 1]; NaN where either set is empty.
+
+    Raises:
+        ValueError: for a score that is not finite, with its index.
+
+    Example:
+        >>> auprc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.9]))
+        0.8333333333333333
+    """
+    from sklearn.metrics import average_precision_score
+
+    target, scores = _target_and_scores(in_distribution, out_of_distribution)
+    if not _both(in_distribution, out_of_distribution):
+        return float("nan")
+    return float(average_precision_score(target, scores))
+
+
+def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:
+    """Give the share of OOD items among all, which is the AUPRC of a useless score.
+
+    Args:
+        in_distribution: (N,) scores of ID items.
+        out_of_distribution: (M,) scores of OOD items.
+
+    Returns:
+        A share in [0, 1]; NaN where both sets are empty.
+
+    Example:
+        >>> prevalence(torch.zeros(3), torch.ones(1))
+        0.25
+    """
+    total = len(in_distribution) + len(out_of_distribution)
+    return len(out_of_distribution) / total if total else float("nan")
+
+
+def roc_curve(
+    in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]
+) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
+    """Give the ROC curve over all thresholds that matter.
+
+    Args:
+        in_distribution: (N,) scores of ID items, higher meaning more OOD; not empty.
+        out_of_distribution: (M,) scores of OOD items, the positive class; not empty.
+
+    Returns:
+        (T,) false positive rates, rising, and (T,) true positive rates, float64.
+
+    Raises:
+        ValueError: for an empty set or a score that is not finite.
+
+    Example:
+        >>> [rates.tolist() for rates in roc_curve(torch.tensor([0.1]), torch.tensor([0.9]))]
+        [[0.0, 0.0, 1.0], [0.0, 1.0, 1.0]]
+    """
+    from sklearn.metrics import roc_curve as curve
+
+    _refuse_empty(in_distribution, out_of_distribution)
+    false_positives, true_positives, _ = curve(*_target_and_scores(in_distribution, out_of_distribution))
+    return torch.from_numpy(false_positives), torch.from_numpy(true_positives)
+
+
+def precision_recall_curve(
+    in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]
+) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
+    """Give precision and recall of finding OOD items over all thresholds.
+
+    Args:
+        in_distribution: (N,) scores of ID items, higher meaning more OOD; not empty.
+        out_of_distribution: (M,) scores of OOD items, the positive class; not empty.
+
+    Returns:
+        (T,) recalls, rising from 0 to 1, and (T,) precisions, float64.
+
+    Raises:
+        ValueError: for an empty set or a score that is not finite.
+
+    Example:
+        >>> [values.tolist() for values in precision_recall_curve(torch.tensor([0.1]), torch.tensor([0.9]))]
+        [[0.0, 1.0, 1.0], [1.0, 1.0, 0.5]]
+    """
+    from sklearn.metrics import precision_recall_curve as curve
+
+    _refuse_empty(in_distribution, out_of_distribution)
+    precision, recall, _ = curve(*_target_and_scores(in_distribution, out_of_distribution))
+    return torch.from_numpy(recall[::-1].copy()), torch.from_numpy(precision[::-1].copy())
+
+
+def _target_and_scores(in_distribution: Tensor, out_of_distribution: Tensor) -> tuple[Any, Any]:
+    refuse_non_finite("in_distribution", in_distribution)
+    refuse_non_finite("out_of_distribution", out_of_distribution)
+    target = torch.cat([torch.zeros(len(in_distribution)), torch.ones(len(out_of_distribution))])
+    return target.numpy(), torch.cat([in_distribution, out_of_distribution]).detach().double().cpu().numpy()
+
+
+def _both(in_distribution: Tensor, out_of_distribution: Tensor) -> bool:
+    return len(in_distribution) > 0 and len(out_of_distribution) > 0
+
+
+def _refuse_empty(in_distribution: Tensor, out_of_distribution: Tensor) -> None:
+    if not _both(in_distribution, out_of_distribution):
+        raise ValueError(
+            "a curve needs items of both classes, got "
+            f"{len(in_distribution)} in distribution and {len(out_of_distribution)} out of distribution"
+        )

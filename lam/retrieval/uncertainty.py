@@ -1,0 +1,183 @@
+"""Whether an uncertainty can be trusted: sparsification and calibration of retrieval.
+
+Here live metrics of one data set with its uncertainties. Telling two data sets apart is `lam.retrieval.ood`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Int64
+from torch import Tensor
+
+from lam.retrieval.checks import refuse_nan, refuse_non_positive, refuse_other_length
+
+_STEPS = 99  # f = 0, 0.01 … 0.98
+
+
+def sparsification(
+    correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
+) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
+    """Give the accuracy of the queries that stay when the share f of most uncertain ones is dropped.
+
+    With C(m) the number of correct among the m most certain queries, accuracy(f) = C((1 − f)Q) / ((1 − f)Q). C is
+    linear between queries, so that a fraction of a query counts as that fraction, and within a group of equal
+    uncertainty, so that each member counts with the group's mean: ties by expectation. The gallery stays as it is. A
+    good uncertainty gives a rising curve, a useless one a level curve.
+
+    Args:
+        correct: (Q,) whether the first hit is relevant; queries without a relevant item left out by the caller.
+        uncertainty: (Q,) higher is more uncertain, e.g. −κ; infinities are allowed.
+
+    Returns:
+        (F,) the shares f = 0, 0.01 … 0.98 and (F,) the accuracies, both float64; accuracies are NaN for no query.
+
+    Raises:
+        ValueError: for NaN (with its index) or another length.
+
+    Example:
+        >>> shares, accuracy = sparsification(torch.tensor([True, False]), torch.tensor([0.1, 0.9]))
+        >>> accuracy[[0, 25, 50]].tolist()
+        [0.5, 0.6666666666666666, 1.0]
+    """
+    refuse_other_length("uncertainty", uncertainty, "the queries", len(correct))
+    refuse_nan("uncertainty", uncertainty)
+    steps = np.arange(_STEPS)
+    shares = torch.from_numpy(steps / 100)
+    if len(correct) == 0:
+        return shares, torch.full_like(shares, torch.nan)
+    order = uncertainty.argsort()
+    _, sizes = uncertainty[order].unique_consecutive(return_counts=True)
+    ends = sizes.cumsum(0).cpu()
+    n_correct = correct[order].long().cumsum(0).cpu()[ends - 1]
+    kept = (100 - steps) * len(correct) / 100
+    accuracy = np.interp(kept, np.append(0, ends.numpy()), np.append(0, n_correct.numpy())) / kept
+    return shares, torch.from_numpy(accuracy)
+
+
+def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
+    """Give the area under the sparsification curve: the mean of its accuracies; higher is better.
+
+    Args:
+        correct: (Q,) whether the first hit is relevant.
+        uncertainty: (Q,) higher is more uncertain.
+
+    Returns:
+        A mean in [0, 1], the accuracy itself for a constant uncertainty; NaN for no query.
+
+    Raises:
+        ValueError: as `sparsification`.
+
+    Example:
+        >>> ausc(torch.tensor([True, True, False, False]), torch.zeros(4))
+        0.5
+    """
+    return float(sparsification(correct, uncertainty)[1].mean())
+
+
+@dataclass(frozen=True)
+class CalibrationBins:
+    """What a reliability diagram shows: B equal bins of confidence, closed on the right.
+
+    Attributes:
+        confidence: (B,) mean confidence of the queries in each bin; NaN where there is none.
+        accuracy: (B,) share of them whose prediction is right; NaN where there is none.
+        count: (B,) how many there are.
+    """
+
+    confidence: Float[Tensor, " B"]
+    accuracy: Float[Tensor, " B"]
+    count: Int64[Tensor, " B"]
+
+    @property
+    def expected_error(self) -> float:
+        """Σ_b (n_b / N) |accuracy_b − confidence_b|; lower is better, NaN where all bins are empty."""
+        gap = (self.accuracy - self.confidence).abs()
+        return float((self.count * gap).nansum() / self.count.sum())
+
+
+def calibration_bins(
+    predictions: Int[Tensor, "S Q"],
+    labels: Int[Tensor, " Q"],
+    ranked_labels: Int[Tensor, "Q K"],
+    *,
+    bins: int = 10,
+) -> CalibrationBins:
+    """Sort queries by how far S sampled networks agree on the label of their nearest neighbour.
+
+    The label that most networks give is the prediction, the share that gives it the confidence v/S. It falls in bin
+    ⌈B·v/S⌉, in integers, so that 0.1 is in the first of ten bins and 1 in the last.
+
+    Args:
+        predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
+        labels: (Q,) the true labels.
+        ranked_labels: (Q, K) the labels of the hits ranked by the mean embedding: among labels with equal votes the one
+            that comes first here wins, and the lowest where none of them is here.
+        bins: how many bins B, at least 1.
+
+    Returns:
+        Confidence, accuracy and count of each bin.
+
+    Raises:
+        ValueError: for no sample, no bin or shapes that disagree.
+    """
+    refuse_non_positive("bins", bins)
+    if len(predictions) == 0:
+        raise ValueError("predictions must hold at least one sampled network, got none")
+    refuse_other_length("labels", labels, "the queries in predictions", predictions.shape[1])
+    if len(ranked_labels) != len(labels):
+        raise ValueError(f"ranked_labels must have a row for each of {len(labels)} queries, got {len(ranked_labels)}")
+    n_samples = len(predictions)
+    mode, votes = _mode(predictions, ranked_labels)
+    in_bin = (votes * bins + n_samples - 1) // n_samples - 1
+    count = torch.bincount(in_bin, minlength=bins)
+    total_votes = torch.zeros_like(count).index_add_(0, in_bin, votes).double()
+    n_correct = torch.zeros_like(count).index_add_(0, in_bin, (mode == labels).long()).double()
+    return CalibrationBins(total_votes / (n_samples * count), n_correct / count, count)
+
+
+def retrieval_ece(
+    predictions: Int[Tensor, "S Q"],
+    labels: Int[Tensor, " Q"],
+    ranked_labels: Int[Tensor, "Q K"],
+    *,
+    bins: int = 10,
+) -> float:
+    """Give the expected calibration error of nearest-neighbour retrieval under sampled networks; lower is better.
+
+    ECE = Σ_b (n_b / N) |accuracy_b − confidence_b| over the bins of `calibration_bins`.
+
+    Source: Guo, Pleiss, Sun and Weinberger (2017), eq. 3, with bins closed on the right.
+
+    Args:
+        predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
+        labels: (Q,) the true labels.
+        ranked_labels: (Q, K) the labels of the hits ranked by the mean embedding, for ties.
+        bins: how many bins B, at least 1.
+
+    Returns:
+        An error in [0, 1]; NaN for no query.
+
+    Raises:
+        ValueError: as `calibration_bins`.
+
+    Example:
+        >>> predictions = torch.tensor([[0, 1], [0, 1], [0, 1], [0, 0]])
+        >>> retrieval_ece(predictions, torch.tensor([0, 1]), torch.tensor([[0], [1]]))
+        0.125
+    """
+    return calibration_bins(predictions, labels, ranked_labels, bins=bins).expected_error
+
+
+def _mode(predictions: Tensor, ranked_labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The label with most votes and its votes. Counts row against rows: C classes cost nothing."""
+    votes = torch.stack([(predictions == row).sum(0) for row in predictions])
+    most = votes.amax(0)
+    leads = votes == most
+    never = ranked_labels.shape[1]
+    places = torch.full_like(votes, never)
+    for k in reversed(range(never)):
+        places = places.masked_fill(predictions == ranked_labels[:, k], k)
+    places[~leads] = never + 1
+    wins = places == places.amin(0)
+    return predictions.masked_fill(~wins, torch.iinfo(predictions.dtype).max).amin(0), most

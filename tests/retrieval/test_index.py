@@ -1,0 +1,299 @@
+"""The index over many FAISS types, held to exact ranking of what it should contain."""
+
+import numpy as np
+import pytest
+import torch
+
+from lam.embeddings import Embeddings
+from lam.retrieval import Index, faiss_index, rank
+
+DIMENSION = 8
+EXACT = ["Flat", "HNSW32", "IVF4,Flat", "IVF4,Flat,RFlat"]
+ROUGH = ["SQ8", "PQ4x4", "PCA6,Flat", "PQ4x4fs", "PCA6,IVF2,Flat", "HNSW16_SQ8", "PQ4x4,RFlat"]
+
+
+def embeddings(
+    count: int, *, seed: int = 0, dimension: int = DIMENSION, dtype: torch.dtype = torch.float32
+) -> Embeddings:
+    generator = torch.Generator().manual_seed(seed)
+    mean = torch.nn.functional.normalize(torch.randn(count, dimension, generator=generator, dtype=dtype), dim=1)
+    return Embeddings(
+        mean, torch.rand(count, generator=generator, dtype=dtype) * 100, *torch.ones(2, count, dtype=dtype)
+    )
+
+
+def filled(factory: str, count: int = 200, **options) -> tuple[Index, Embeddings, torch.Tensor]:
+    items, ids = embeddings(count), torch.arange(count) * 7 + 3
+    index = Index(DIMENSION, factory, **options)
+    if not index.is_trained:
+        index.train(items)
+    index.add(items, ids)
+    return index, items, ids
+
+
+@pytest.mark.parametrize("factory", EXACT + ROUGH)
+def test_search_after_removal_and_addition(factory: str) -> None:
+    """Ids, scores and κ belong together, whatever FAISS computes inside; what is removed never comes back."""
+    index, items, ids = filled(factory)
+    gone = torch.arange(0, 200, 3)
+    index.remove(ids[gone])
+    more = embeddings(40, seed=1)
+    index.add(more, ids[gone[:40]])  # the ids of removed items, with other vectors
+    expected = dict(zip(ids.tolist(), zip(items.mean, items.kappa, strict=True), strict=True))
+    for item in ids[gone].tolist():
+        del expected[item]
+    expected.update(zip(ids[gone[:40]].tolist(), zip(more.mean, more.kappa, strict=True), strict=True))
+    queries = embeddings(30, seed=2)
+    hits = index.search(queries, k=12)
+
+    assert len(index) == len(expected)
+    assert sorted(index.ids.tolist()) == sorted(expected)
+    assert hits.ids.shape == (30, 12)
+    assert all(len(set(row)) == 12 for row in hits.ids.tolist())
+    for q, row in enumerate(hits.ids.tolist()):
+        vectors = torch.stack([expected[item][0] for item in row])
+        torch.testing.assert_close(hits.scores[q], vectors @ queries.mean[q])
+        torch.testing.assert_close(hits.kappa[q], torch.stack([expected[item][1] for item in row]))
+    assert (hits.scores.diff(dim=1) <= 0).all()
+    torch.testing.assert_close(hits.query_kappa, queries.kappa)
+
+
+@pytest.mark.parametrize(
+    ("factory", "parameters"), [("Flat", None), ("HNSW32", "efSearch=200"), ("IVF4,Flat", "nprobe=4")]
+)
+def test_types_that_visit_everything_equal_exact_ranking(factory: str, parameters: str | None) -> None:
+    index, items, ids = filled(factory, parameters=parameters)
+    index.remove(ids[:20])
+    queries = embeddings(25, seed=3)
+    rows, scores = rank(queries.mean, items.mean[20:], k=9)
+    hits = index.search(queries, k=9)
+    assert hits.ids.tolist() == ids[20:][rows].tolist()
+    torch.testing.assert_close(hits.scores, scores)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW32", "IVF4,Flat"])
+@pytest.mark.parametrize("left", [0, 1, 2, 5])
+def test_k_above_the_size_gives_every_item_and_never_minus_one(factory: str, left: int) -> None:
+    index, _, ids = filled(factory)
+    index.remove(ids[left:])
+    hits = index.search(embeddings(3, seed=4), k=50)
+    assert [sorted(row) for row in hits.ids.tolist()] == [ids[:left].tolist()] * 3
+    assert hits.scores.shape == hits.kappa.shape == (3, left)
+
+
+def test_tombstones_are_kept_below_a_fifth_and_swept_at_it() -> None:
+    index, items, ids = filled("HNSW32", 100)
+    index.remove(ids[:19])
+    assert index._faiss.ntotal == 100
+    assert not set(index.search(items[:19], k=81).ids.flatten().tolist()) & set(ids[:19].tolist())
+    index.remove(ids[19:20])
+    assert index._faiss.ntotal == len(index) == 80
+    assert index.search(items[20:], k=1).ids.flatten().tolist() == ids[20:].tolist()
+
+
+def test_a_query_amid_tombstones_still_gets_k_hits() -> None:
+    items, ids = embeddings(300), torch.arange(300)
+    index = Index(DIMENSION, "HNSW32")
+    index.add(items, ids)
+    near, _ = rank(items.mean[:1], items.mean, k=50)
+    index.remove(near[0])
+    hits = index.search(items[:1], k=10)
+    keep = torch.tensor([i for i in range(300) if i not in near[0].tolist()])
+    assert hits.ids[0].tolist() == keep[rank(items.mean[:1], items.mean[keep], k=10)[0][0]].tolist()
+
+
+def test_precision_and_order_of_ties() -> None:
+    index = Index(2)
+    east = Embeddings(
+        torch.tensor([[1.0, 0.0]] * 3).double(),
+        torch.tensor([1e-6, 1e8, 3.0], dtype=torch.float64),
+        *torch.ones(2, 3).double(),
+    )
+    index.add(east, torch.tensor([9, 4, 7]))
+    hits = index.search(east[:1], k=3)
+    assert hits.ids.tolist() == [[9, 4, 7]]
+    assert hits.scores.dtype == hits.kappa.dtype == torch.float64
+    assert hits.kappa[0].tolist() == east.kappa.tolist()
+    assert index.kappa_of(torch.tensor([7, 9])).tolist() == [3.0, 1e-6]
+
+
+def test_empty_index_empty_queries_and_empty_additions() -> None:
+    index, nothing = Index(DIMENSION), embeddings(0)
+    index.add(nothing, torch.empty(0, dtype=torch.long))
+    index.remove(torch.empty(0, dtype=torch.long))
+    assert index.search(embeddings(4), k=3).ids.shape == (4, 0)
+    index.add(embeddings(2), torch.arange(2))
+    assert index.search(nothing, k=3).ids.shape == (0, 2)
+    assert len(index.search(nothing, k=3)) == 0
+
+
+def test_adding_one_by_one_equals_adding_at_once() -> None:
+    index, items, ids = filled("Flat", 70)
+    single = Index(DIMENSION)
+    for i in range(70):
+        single.add(items[i : i + 1], ids[i : i + 1])
+    one, other = index.search(items, k=70), single.search(items, k=70)
+    assert one.ids.tolist() == other.ids.tolist()
+    torch.testing.assert_close(one.scores, other.scores)
+
+
+def _with_mean(row: int, value: float) -> Embeddings:
+    bad = embeddings(4)
+    bad.mean[row, 2] = value
+    return bad
+
+
+@pytest.mark.parametrize(
+    ("bad", "match"),
+    [
+        (lambda: embeddings(4, dimension=9), "embeddings must have dimension 8, got 9"),
+        (lambda: _with_mean(2, torch.nan), "embeddings must be finite, got nan at index 2"),
+        (lambda: _with_mean(1, torch.inf), "embeddings must be finite, got inf at index 1"),
+        (lambda: _with_mean(3, 1e38), "embeddings must be unit vectors, got length 1e.38 at index 3"),
+        (
+            lambda: Embeddings(embeddings(4).mean, torch.tensor([1.0, torch.nan, 1, 1]), *torch.ones(2, 4)),
+            "kappa must be finite, got nan at index 1",
+        ),
+        (
+            lambda: Embeddings(embeddings(4).mean, torch.tensor([1.0, 1, -2, 1]), *torch.ones(2, 4)),
+            "kappa must not be negative, got -2.0 at index 2",
+        ),
+    ],
+)
+def test_bad_embeddings_are_refused_everywhere_and_change_nothing(bad, match: str) -> None:
+    index, items, ids = filled("Flat", 10)
+    with pytest.raises(ValueError, match=match):
+        index.add(bad(), torch.arange(4) + 1000)
+    with pytest.raises(ValueError, match=match):
+        index.search(bad(), k=1)
+    with pytest.raises(ValueError, match=match):
+        Index(DIMENSION, "IVF2,Flat").train(bad())
+    assert index.ids.tolist() == ids.tolist()
+    assert index.search(items, k=1).ids.flatten().tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("ids", "match"),
+    [
+        (torch.tensor([50, 51, 50]), "ids must differ, got 50 twice"),
+        (torch.tensor([50, 3, 51]), "ids must be new, got 3, which is in the index"),
+        (torch.tensor([50, -1, 51]), "ids must not be negative, got -1"),
+        (torch.tensor([50, 51]), r"ids must have shape \(3,\), one value for each of the embeddings, got \(2,\)"),
+        (torch.tensor([50.0, 51.0, 52.0]), "ids must be integers, got torch.float32"),
+    ],
+)
+def test_bad_ids_are_refused_and_change_nothing(ids: torch.Tensor, match: str) -> None:
+    index, _, before = filled("Flat", 10)
+    with pytest.raises(ValueError, match=match):
+        index.add(embeddings(3), ids)
+    assert index.ids.tolist() == before.tolist()
+    assert index._faiss.ntotal == 10
+
+
+def test_removing_what_is_not_there_is_refused_and_changes_nothing() -> None:
+    index, _, ids = filled("Flat", 10)
+    with pytest.raises(ValueError, match="ids must be in the index, got 5, which is not"):
+        index.remove(torch.tensor([3, 5]))
+    with pytest.raises(ValueError, match="ids must differ, got 3 twice"):
+        index.remove(torch.tensor([3, 3]))
+    with pytest.raises(ValueError, match="ids must be in the index, got 4, which is not"):
+        index.kappa_of(torch.tensor([4]))
+    assert index.ids.tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("k", [0, -1, True])
+def test_k_below_one_is_refused(k: int) -> None:
+    with pytest.raises(ValueError, match=f"k must be an integer of at least 1, got {k}"):
+        filled("Flat", 5)[0].search(embeddings(1), k=k)
+
+
+def test_training_is_explicit() -> None:
+    index = Index(DIMENSION, "IVF4,Flat")
+    with pytest.raises(ValueError, match="'IVF4,Flat' must be trained first: call train"):
+        index.add(embeddings(9), torch.arange(9))
+    with pytest.raises(
+        ValueError, match="FAISS cannot train on 3 embeddings: .*at least as large as number of clusters"
+    ):
+        index.train(embeddings(3))
+    index.train(embeddings(200))
+    index.add(embeddings(9), torch.arange(9))
+    with pytest.raises(ValueError, match="train the index before items are added: it holds 9"):
+        index.train(embeddings(200))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"dimension": 0}, "dimension must be an integer of at least 1, got 0"),
+        (
+            {"dimension": 8, "factory": "Flatt"},
+            "factory must be a FAISS factory string .*got 'Flatt' for dimension 8: could",
+        ),
+        ({"dimension": 8, "factory": "IDMap2,Flat"}, "factory must not contain IDMap, got 'IDMap2,Flat'"),
+        ({"dimension": 8, "parameters": "colour=3"}, "parameters must be FAISS search parameters .*got 'colour=3'"),
+        ({"dimension": 8, "device": "tpu"}, "device must be 'cpu', 'cuda' or 'cuda:N', got 'tpu'"),
+    ],
+)
+def test_bad_options_are_refused(options: dict, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Index(**options)
+
+
+def test_a_device_that_this_faiss_lacks_is_refused() -> None:
+    import faiss
+
+    if hasattr(faiss, "StandardGpuResources"):
+        pytest.skip("this FAISS is built for GPUs")
+    with pytest.raises(ValueError, match=r"device 'cuda:1' needs a FAISS built for GPUs: install lam\[gpu\]"):
+        Index(DIMENSION, device="cuda:1")
+
+
+def test_a_failure_inside_faiss_leaves_the_index_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, items, ids = filled("Flat", 20)
+    whole = faiss_index.add
+
+    def half(structure, vectors, slots) -> None:
+        monkeypatch.undo()
+        whole(structure, vectors[:2], slots[:2])
+        raise MemoryError("out of memory half-way")
+
+    monkeypatch.setattr(faiss_index, "add", half)
+    with pytest.raises(MemoryError, match="half-way"):
+        index.add(embeddings(5, seed=9), torch.arange(5) + 1000)
+    assert index.ids.tolist() == ids.tolist()
+    assert index._faiss.ntotal == 20
+    index.add(embeddings(5, seed=9), torch.arange(5) * 7)
+    assert index.search(embeddings(5, seed=9), k=1).ids.flatten().tolist() == list(range(0, 35, 7))
+    assert index.search(items, k=1).ids.flatten().tolist() == ids.tolist()
+
+
+def test_what_faiss_refuses_is_a_value_error() -> None:
+    index = Index(DIMENSION, "NSG16,Flat")
+    index.add(embeddings(150), torch.arange(150))
+    with pytest.raises(ValueError, match="FAISS cannot add 5 embeddings"):
+        index.add(embeddings(5), torch.arange(5) + 200)
+    assert len(index) == 150
+    assert index.search(embeddings(150), k=1).ids.flatten().tolist() == list(range(150))
+
+
+@pytest.mark.slow
+def test_a_hundred_random_steps_equal_a_dictionary() -> None:
+    generator = np.random.default_rng(0)
+    for factory in EXACT:
+        index, expected = Index(DIMENSION, factory), {}
+        if not index.is_trained:
+            index.train(embeddings(300))
+        for step in range(100):
+            fresh = [i for i in generator.choice(500, 20, replace=False).tolist() if i not in expected]
+            items = embeddings(len(fresh), seed=step)
+            index.add(items, torch.tensor(fresh, dtype=torch.long))
+            expected.update(zip(fresh, items.mean, strict=True))
+            gone = generator.choice(list(expected), len(expected) // 8, replace=False).tolist()
+            index.remove(torch.tensor(gone, dtype=torch.long))
+            for item in gone:
+                del expected[item]
+            assert set(index.ids.tolist()) == set(expected)
+            query = embeddings(1, seed=1000 + step)
+            hits = index.search(query, k=5)
+            vectors = torch.stack([expected[item] for item in hits.ids[0].tolist()])
+            torch.testing.assert_close(hits.scores[0], vectors @ query.mean[0])

@@ -1,31 +1,22 @@
-"""An index as a folder.
+"""An index as a folder, in generations (`lam.files.write_generation`): a reader sees the old index or the new one.
 
-    MANIFEST.json                             names the current generation and holds the SHA-256 of its two files below
-    generation-…/index.json                   format, type, and the SHA-256 of the cache
-    generation-…/embeddings.safetensors       vectors (N, D), κ (N,), ids (N,), slots (N,)
-    generation-…/search.faiss                 the FAISS structure: a cache, which can be built from the embeddings
-
-Saving writes a new generation beside the old one and then replaces the manifest, in one rename: a reader sees the old
-generation or the new one. Only then is the old one deleted.
+index.json                format, type, and the SHA-256 of the cache
+embeddings.safetensors    vectors (N, D), κ (N,), ids (N,), slots (N,)
+search.faiss              the FAISS structure: a cache outside the manifest, which can be built from the embeddings
 """
 
-import hashlib
-import shutil
-import uuid
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lam.files import (
-    MANIFEST,
-    CorruptFileError,
+    read_generation,
     read_json,
     read_tensors,
-    seal,
-    sync_folder,
-    verify,
+    sha256_of,
     write_atomically,
+    write_generation,
     write_json,
     write_tensors,
 )
@@ -33,7 +24,6 @@ from lam.retrieval import faiss_index
 from lam.retrieval.store import Store
 
 FORMAT = 1
-_GENERATION = "generation-"
 _METADATA, _EMBEDDINGS, _CACHE = "index.json", "embeddings.safetensors", "search.faiss"
 
 
@@ -49,7 +39,7 @@ class SavedIndex:
 
 
 def save(folder: str | Path, store: Store, index: Any, factory: str, parameters: str | None) -> None:
-    """Write a new generation, make it the current one, and delete the others.
+    """Replace what the folder holds by this index.
 
     Args:
         folder: made where it does not exist.
@@ -60,31 +50,21 @@ def save(folder: str | Path, store: Store, index: Any, factory: str, parameters:
     """
     import faiss
 
-    folder = Path(folder)
-    generation = folder / f"{_GENERATION}{uuid.uuid4().hex}"
-    generation.mkdir(parents=True)
-    try:
-        write_tensors(generation / _EMBEDDINGS, store.tensors())
+    def write(generation: Path) -> None:
         on_cpu = faiss_index.to_cpu(index)
+        write_tensors(generation / _EMBEDDINGS, store.tensors())
         write_atomically(generation / _CACHE, lambda temporary: faiss.write_index(on_cpu, str(temporary)))
-        write_json(
-            generation / _METADATA,
-            {
-                "format": FORMAT,
-                "dimension": store.column("vectors").shape[1],
-                "size": len(store),
-                "factory": factory,
-                "parameters": parameters,
-                "cache_sha256": _sha256(generation / _CACHE),
-            },
-        )
-        sync_folder(folder)
-        seal(folder, [f"{generation.name}/{name}" for name in (_METADATA, _EMBEDDINGS)])
-    except BaseException:
-        if not _is_current(folder, generation):
-            shutil.rmtree(generation, ignore_errors=True)
-        raise
-    _sweep(folder, generation)
+        metadata = {
+            "format": FORMAT,
+            "dimension": store.column("vectors").shape[1],
+            "size": len(store),
+            "factory": factory,
+            "parameters": parameters,
+            "cache_sha256": sha256_of(generation / _CACHE),
+        }
+        write_json(generation / _METADATA, metadata)
+
+    write_generation(folder, write, unsealed=[_CACHE])
 
 
 def load(folder: str | Path) -> SavedIndex:
@@ -100,12 +80,7 @@ def load(folder: str | Path) -> SavedIndex:
         CorruptFileError: naming the file of embeddings or metadata that is missing, truncated or altered.
         ValueError: for a format that this version does not know.
     """
-    folder = Path(folder)
-    verify(folder)
-    generation = _current(folder)
-    if generation is None:
-        raise CorruptFileError(f"{folder / MANIFEST} lists no index: the folder holds something else")
-    verify(folder, [f"{generation.name}/{name}" for name in (_METADATA, _EMBEDDINGS)])
+    generation = read_generation(folder, [_METADATA, _EMBEDDINGS])
     metadata = read_json(generation / _METADATA)
     if metadata["format"] != FORMAT:
         raise ValueError(
@@ -123,38 +98,12 @@ def load(folder: str | Path) -> SavedIndex:
 def _read_cache(path: Path, expected: str) -> Any:
     import faiss
 
-    if path.is_file() and _sha256(path) == expected:
+    if path.is_file() and sha256_of(path) == expected:
         try:
             return faiss.read_index(str(path))
         except RuntimeError:
-            state = "cannot be read by this version of FAISS"
+            state = "in a format that this FAISS cannot read"
     else:
         state = "truncated or altered" if path.is_file() else "missing"
     warnings.warn(f"{path} is {state}: it is built anew from the stored embeddings", RuntimeWarning, stacklevel=4)
     return None
-
-
-def _current(folder: Path) -> Path | None:
-    """The generation that the manifest names."""
-    for name in read_json(folder / MANIFEST)["sha256"]:
-        if name.startswith(_GENERATION) and name.endswith(f"/{_METADATA}"):
-            return folder / Path(name).parent
-    return None
-
-
-def _sweep(folder: Path, generation: Path) -> None:
-    """Delete the former generation, and what saves that were killed left behind."""
-    for other in folder.glob(f"{_GENERATION}*"):
-        if other != generation:
-            shutil.rmtree(other, ignore_errors=True)
-    for temporary in folder.glob(f".{MANIFEST}.*.tmp"):
-        temporary.unlink(missing_ok=True)
-
-
-def _is_current(folder: Path, generation: Path) -> bool:
-    return (folder / MANIFEST).is_file() and _current(folder) == generation
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

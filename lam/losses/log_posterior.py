@@ -12,7 +12,7 @@ class LogPosterior(Loss):
     Up to a constant this is Σ ½ t d², with t = 1/n⁺ for positive pairs, −1/n⁻ for negative ones inside the margin and 0
     beyond; n⁺ and n⁻ count every pair that was considered.
 
-    Source: Bayesian Metric Learning for Uncertainty Quantification in Image Retrieval (2023), equation 30, proposition B.1.
+    Source: Bayesian Metric Learning for Uncertainty Quantification in Image Retrieval (2023), equation 30.
 
     Example:
         >>> import torch

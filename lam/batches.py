@@ -1,0 +1,70 @@
+"""The batches of an epoch, and the seeds that make each of them repeatable; not what is done with them.
+
+Every batch has a random state of its own, derived from the run's seed and its place: reading can start at any batch, in
+any number of processes, and gives what it would have given in an uninterrupted pass.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+
+class Batches(Dataset):
+    """One epoch of a data set in random order, batch by batch, read through `__getitems__` where the data have it.
+
+    Args:
+        dataset: of (input, label), with a length.
+        batch_size: items a batch; the last one may be smaller.
+        seed: of the run.
+        epoch: whose order is wanted.
+
+    Example:
+        >>> batches = Batches([(float(i), i) for i in range(5)], batch_size=2, seed=0, epoch=0)
+        >>> len(batches), sorted(int(label) for i in range(3) for label in batches[i][1])
+        (3, [0, 1, 2, 3, 4])
+    """
+
+    def __init__(self, dataset: Any, *, batch_size: int, seed: int, epoch: int) -> None:
+        self.dataset, self.batch_size = dataset, batch_size
+        self.place = (seed, epoch)
+        generator = torch.Generator().manual_seed(derive_seed(*self.place, "order"))
+        self.order = torch.randperm(len(dataset), generator=generator)
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.order) / self.batch_size)
+
+    def __getitem__(self, batch: int) -> list[Tensor]:
+        indices = self.order[batch * self.batch_size : (batch + 1) * self.batch_size].tolist()
+        with own_randomness(torch.device("cpu")):
+            reseed(derive_seed(*self.place, batch, "data"), torch.device("cpu"))
+            if hasattr(self.dataset, "__getitems__"):
+                items = self.dataset.__getitems__(indices)
+            else:
+                items = [self.dataset[index] for index in indices]
+        return default_collate(items)
+
+
+def derive_seed(*place: int | str) -> int:
+    """Mix numbers and words into one seed below 2⁵⁶."""
+    return int.from_bytes(hashlib.sha256(repr(place).encode()).digest()[:7])
+
+
+def reseed(seed: int, device: torch.device) -> None:
+    """Seed torch's global generators of the CPU and of one device, and no other's."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
+@contextmanager
+def own_randomness(device: torch.device) -> Iterator[None]:
+    """Restore torch's global random state, of the CPU and of the device, on leaving."""
+    with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
+        yield

@@ -1,0 +1,111 @@
+"""Checkpoints: numbered folders of tensors and JSON, of which the last good one can always be read.
+
+A checkpoint is written under a hidden name and renamed when its manifest stands, so a process may die at any moment.
+The one before it is kept until the next, in case the disk alters the newest. What the tensors mean is not known here.
+"""
+
+import re
+import shutil
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lam.files import CorruptFileError, read_json, read_tensors, seal, sync_folder, verify, write_json, write_tensors
+
+_TENSORS, _STATE = "tensors.safetensors", "state.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds.
+
+    Attributes:
+        path: the folder that it was read from.
+        tensors: weights and other tensors, by name, on the CPU.
+        state: the rest, as JSON.
+    """
+
+    path: Path
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
+    """Write a checkpoint, then discard all but it and the one before it.
+
+    Args:
+        folder: holds the checkpoints; made where it is missing.
+        number: ≥ 0, rises with time; a checkpoint of this number, and any of a larger one, is replaced.
+        tensors: by name; copied to the CPU, so that two names may share memory.
+        state: JSON, without NaN or infinities.
+
+    Returns:
+        The checkpoint's folder.
+
+    Example:
+        >>> import tempfile, torch
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = save(folder, 7, {"weight": torch.ones(2)}, {"epoch": 1})
+        ...     path.name, load(folder).tensors, load(folder).state
+        ('checkpoint-00000007', {'weight': tensor([1., 1.])}, {'epoch': 1})
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for abandoned in folder.glob(".checkpoint-*"):
+        shutil.rmtree(abandoned)
+    path = folder / f"checkpoint-{number:08d}"
+    unfinished = folder / f".{path.name}.new"
+    unfinished.mkdir()
+    write_tensors(unfinished / _TENSORS, {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
+    write_json(unfinished / _STATE, state)
+    seal(unfinished, [_TENSORS, _STATE])
+    if path.exists():
+        _discard(path)
+    unfinished.replace(path)
+    sync_folder(folder)
+    present = _numbered(folder)
+    place = present.index(path)
+    for other in (*present[: max(place - 1, 0)], *present[place + 1 :]):
+        _discard(other)
+    return path
+
+
+def load(folder: str | Path) -> Checkpoint | None:
+    """Read the last good checkpoint; one that was altered is named in a warning and passed over.
+
+    Args:
+        folder: holds the checkpoints; it may be missing.
+
+    Returns:
+        The checkpoint of the largest number that is whole, or None where there is none at all.
+
+    Raises:
+        CorruptFileError: where there are checkpoints and none of them is whole.
+    """
+    paths = _numbered(Path(folder))
+    for path in reversed(paths):
+        try:
+            verify(path, [_TENSORS, _STATE])
+            return Checkpoint(path, read_tensors(path / _TENSORS), read_json(path / _STATE))
+        except CorruptFileError as error:
+            warnings.warn(f"{error}; the checkpoint before {path.name} is used", stacklevel=2)
+    if paths:
+        raise CorruptFileError(f"no checkpoint in {folder} is whole; remove {folder} to start again")
+    return None
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """List the checkpoints, oldest first."""
+    found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("checkpoint-*"))
+    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+
+
+def _discard(path: Path) -> None:
+    """Remove a checkpoint so that no half of it is ever found under its name."""
+    hidden = path.with_name(f".{path.name}.old")
+    path.rename(hidden)
+    shutil.rmtree(hidden)

@@ -1,0 +1,315 @@
+"""The training loop itself: epochs, updates, validation, and all that a checkpoint has to hold.
+
+`lam.training.train` is the way in; it checks what it is given, and nothing is checked again here. Every random number
+follows from the seed, the epoch and the batch, so a resumed run needs no random state to end where an uninterrupted one
+ends.
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from lam import checkpoints
+from lam.batches import Batches, derive_seed, reseed
+from lam.losses import Loss
+from lam.pairs import Pairs
+from lam.steps import Batch, Step
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "sgd": torch.optim.SGD,
+}
+
+
+class DivergenceError(ValueError):
+    """Training that ran into NaN or infinity."""
+
+
+@dataclass(frozen=True)
+class History:
+    """What a training run did, epoch by epoch.
+
+    Attributes:
+        losses: mean training loss of each epoch.
+        validation: what `validate` gave after each epoch; empty without it.
+        seconds: how long each epoch took, validation included.
+        best_epoch: the epoch, counted from 1, whose weights the network was left with.
+        batches_without_positives: how many batches were skipped because they held no positive pair.
+    """
+
+    losses: tuple[float, ...]
+    validation: tuple[float, ...]
+    seconds: tuple[float, ...]
+    best_epoch: int
+    batches_without_positives: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `lam.training.train` by which the loop goes."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    learning_rate_decay: float
+    optimizer: str
+    weight_decay: float
+    seed: int
+    precision: str
+    checkpoint_every: int | None
+    num_workers: int
+
+    def decisive(self) -> dict[str, Any]:
+        """Those that decide the weights of an epoch."""
+        return {k: v for k, v in asdict(self).items() if k not in ("epochs", "checkpoint_every", "num_workers")}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, on what, and towards what."""
+
+    network: nn.Module
+    dataset: Any
+    loss: Loss
+    step: Step
+    pairs: Callable[[Tensor], Pairs]
+    validate: Callable[[nn.Module], float] | None
+    folder: Path | None
+
+
+@dataclass
+class _Progress:
+    """How far training is; the checkpoint holds it as JSON."""
+
+    epoch: int = 0
+    batch: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    elapsed: float = 0.0
+    skipped: int = 0
+    best_epoch: int = 0
+    losses: list[float] = field(default_factory=list)
+    validation: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+class Loop:
+    """One run of training: `run` does it once."""
+
+    def __init__(self, fabric: Fabric, task: Task, settings: Settings) -> None:
+        self.fabric, self.task, self.settings = fabric, task, settings
+        self.plain_optimizer = OPTIMIZERS[settings.optimizer](
+            task.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+        self.module, self.optimizer = fabric.setup(task.network, self.plain_optimizer)
+        self.n_batches = math.ceil(len(task.dataset) / settings.batch_size)
+        self.at = _Progress()
+        self.best: dict[str, Tensor] = {}
+
+    def run(self, progress: bool) -> History:
+        """Train to the last epoch, from the last checkpoint if there is one."""
+        self._restore()
+        at, epochs = self.at, self.settings.epochs
+        self.clock = time.perf_counter()
+        done = at.epoch * self.n_batches + at.batch
+        with tqdm(total=epochs * self.n_batches, initial=done, unit="batch", disable=not progress) as bar:
+            while at.epoch < epochs:
+                bar.set_description(f"epoch {at.epoch + 1}/{epochs}")
+                self._epoch(bar)
+        if self.best:
+            self._take_up(self.best)
+        self.task.network.eval()
+        return History(tuple(at.losses), tuple(at.validation), tuple(at.seconds), at.best_epoch, at.skipped)
+
+    def _epoch(self, bar: tqdm) -> None:
+        at, settings = self.at, self.settings
+        self.module.train()
+        for group in self.plain_optimizer.param_groups:
+            group["lr"] = settings.learning_rate * settings.learning_rate_decay**at.epoch
+        batches = Batches(self.task.dataset, batch_size=settings.batch_size, seed=settings.seed, epoch=at.epoch)
+        for inputs, labels in DataLoader(
+            batches,
+            batch_size=None,
+            sampler=range(at.batch, self.n_batches),
+            num_workers=settings.num_workers,
+            generator=torch.Generator(),
+        ):
+            self._batch(inputs, labels)
+            at.batch += 1
+            bar.update()
+            if at.loss_count:
+                bar.set_postfix(loss=f"{at.loss_sum / at.loss_count:.4f}", refresh=False)
+            if settings.checkpoint_every and at.batch % settings.checkpoint_every == 0 and at.batch < self.n_batches:
+                self._save()
+        self._close_epoch()
+        self._save()
+
+    def _batch(self, inputs: Tensor, labels: Tensor) -> None:
+        at = self.at
+        inputs, labels = self.fabric.to_device((inputs, labels))
+        pairs = self.task.pairs(labels)
+        if pairs.n_positives == 0:
+            at.skipped += 1
+            return
+        seed = derive_seed(self.settings.seed, at.epoch, at.batch, "step")
+        reseed(seed, self.fabric.device)
+        self.optimizer.zero_grad()
+        batch = Batch(inputs, pairs, at.epoch, torch.Generator().manual_seed(seed))
+        loss = self.task.step.backward(self.module, self.task.loss, batch, self.fabric.backward).item()
+        if not math.isfinite(loss):
+            raise self._diverged(f"the loss is {loss}", at.batch + 1)
+        self.optimizer.step()
+        at.loss_sum += loss
+        at.loss_count += 1
+
+    def _close_epoch(self) -> None:
+        at = self.at
+        if at.loss_count == 0:
+            raise ValueError(
+                f"none of the {self.n_batches} batches of epoch {at.epoch + 1} held a positive pair: raise batch_size "
+                f"(now {self.settings.batch_size}) or give labels that more items share"
+            )
+        self._check_weights()
+        at.losses.append(at.loss_sum / at.loss_count)
+        if self.task.validate is None:
+            at.best_epoch = at.epoch + 1
+        else:
+            self._validate(self.task.validate)
+        self._tick()
+        at.seconds.append(at.elapsed)
+        at.epoch, at.batch, at.loss_sum, at.loss_count, at.elapsed = at.epoch + 1, 0, 0.0, 0, 0.0
+
+    def _validate(self, validate: Callable[[nn.Module], float]) -> None:
+        at = self.at
+        self.task.network.eval()
+        reseed(derive_seed(self.settings.seed, at.epoch, "validation"), self.fabric.device)
+        with torch.no_grad():
+            value = float(validate(self.task.network))
+        if not math.isfinite(value):
+            raise self._diverged(f"the validation is {value}", at.batch)
+        if value > max(at.validation, default=-math.inf):
+            at.best_epoch = at.epoch + 1
+            self.best = {name: tensor.detach().clone() for name, tensor in self._weights().items()}
+        at.validation.append(value)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """What an epoch leaves behind: the network and what the step remembers."""
+        return _prefixed("network", self.task.network.state_dict()) | _prefixed("step", self.task.step.state_dict())
+
+    def _take_up(self, weights: Mapping[str, Tensor]) -> None:
+        self.task.network.load_state_dict(_group("network", weights))
+        self.task.step.load_state_dict(_group("step", weights))
+
+    def _check_weights(self) -> None:
+        for name, tensor in self._weights().items():
+            if not tensor.isfinite().all():
+                raise self._diverged(f"{name} is not finite", self.at.batch)
+
+    def _diverged(self, what: str, batch: int) -> DivergenceError:
+        stands = "" if self.task.folder is None else f"; the last checkpoint in {self.task.folder} stands"
+        return DivergenceError(
+            f"{what} at epoch {self.at.epoch + 1}, step {self.at.epoch * self.n_batches + batch}: lower "
+            f"learning_rate (now {self.settings.learning_rate}) or check the data{stands}"
+        )
+
+    def _tick(self) -> None:
+        now = time.perf_counter()
+        self.at.elapsed, self.clock = self.at.elapsed + now - self.clock, now
+
+    def _save(self) -> None:
+        if self.task.folder is None:
+            return
+        self._check_weights()
+        self._tick()
+        optimizer = {
+            f"{parameter}/{name}": value
+            for parameter, state in self.plain_optimizer.state_dict()["state"].items()
+            for name, value in state.items()
+            if value is not None
+        }
+        tensors = _prefixed("last", self._weights()) | _prefixed("best", self.best) | _prefixed("optimizer", optimizer)
+        state = {
+            "settings": self._decisive(),
+            "progress": asdict(self.at),
+            "scaler": self.fabric.strategy.precision.state_dict(),
+        }
+        checkpoints.save(self.task.folder, self.at.epoch * self.n_batches + self.at.batch, tensors, state)
+
+    def _restore(self) -> None:
+        found = None if self.task.folder is None else checkpoints.load(self.task.folder)
+        if found is None:
+            return
+        self._check_settings(found)
+        for name, value in found.state["progress"].items():
+            setattr(self.at, name, value)
+        self._take_up(_group("last", found.tensors))
+        self.best = _group("best", found.tensors)
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in _group("optimizer", found.tensors).items():
+            parameter, name = key.split("/", 1)
+            state.setdefault(int(parameter), {})[name] = tensor
+        groups = self.plain_optimizer.state_dict()["param_groups"]
+        self.plain_optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.fabric.strategy.precision.load_state_dict(found.state["scaler"])
+
+    def _check_settings(self, found: checkpoints.Checkpoint) -> None:
+        stored, now = found.state["settings"], self._decisive()
+        other = [name for name in now if stored.get(name) != now[name]]
+        if other:
+            raise ValueError(
+                f"{found.path} was made with other settings: "
+                + ", ".join(f"{name} {stored.get(name)!r}, now {now[name]!r}" for name in other)
+                + "; use those, or another folder"
+            )
+        reached = found.state["progress"]
+        if (reached["epoch"], reached["batch"]) > (self.settings.epochs, 0):
+            raise ValueError(
+                f"{found.path} is in epoch {reached['epoch'] + 1}, beyond the epochs={self.settings.epochs} asked for; "
+                "ask for more epochs, or use another folder"
+            )
+
+    def _decisive(self) -> dict[str, Any]:
+        """Everything that decides the weights, as JSON: a checkpoint is taken up only under the same."""
+        task = self.task
+        shapes = {name: tuple(tensor.shape) for name, tensor in task.network.state_dict().items()}
+        decisive = {
+            **self.settings.decisive(),
+            "loss": repr(task.loss),
+            "step": type(task.step).__name__,
+            "step_settings": task.step.settings,
+            "validated": task.validate is not None,
+            "items": len(task.dataset),
+            "labels": _fingerprint(labels_of(task.dataset).tolist()) if hasattr(task.dataset, "labels") else None,
+            "network": f"{type(task.network).__name__} of shapes {_fingerprint(shapes)}",
+        }
+        return json.loads(json.dumps(decisive))
+
+
+def labels_of(dataset: Any) -> Tensor:
+    """The labels (N,) that a data set keeps at hand."""
+    return torch.as_tensor(dataset.labels)
+
+
+def _prefixed(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{group}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def _group(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{group}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{group}/")}
+
+
+def _fingerprint(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]

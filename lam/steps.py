@@ -1,0 +1,63 @@
+"""What a training step is: how the gradient of one batch is taken, and what is remembered between batches.
+
+The loop around it is in `lam.training`. A method with a gradient of its own derives its step from `Step`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lam.losses import Loss
+from lam.pairs import Pairs
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step is given.
+
+    Attributes:
+        inputs: (N, ...) inputs of the network, on its device.
+        pairs: the pairs among them, at least one of them positive.
+        epoch: counted from 0.
+        generator: on the CPU, seeded for this batch alone.
+    """
+
+    inputs: Tensor
+    pairs: Pairs
+    epoch: int
+    generator: torch.Generator
+
+
+class Step:
+    """Take the gradient of the loss at the network's own weights; methods with another gradient override this."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Options as JSON; a run is resumed only with the same."""
+        return {}
+
+    def backward(self, network: nn.Module, loss: Loss, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+        """Add the gradient of one batch to the parameters' `grad`.
+
+        Args:
+            network: in training mode, gradients zeroed; the loop updates it afterwards.
+            loss: of the embeddings and the pairs.
+            batch: inputs and pairs.
+            backward: called in place of `Tensor.backward`, as the precision may scale the loss.
+
+        Returns:
+            The loss, a detached scalar; training stops where it is not finite.
+        """
+        value = loss(network(batch.inputs), batch.pairs)
+        backward(value)
+        return value.detach()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What is remembered between batches, for a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` gave."""

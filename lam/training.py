@@ -1,0 +1,160 @@
+"""Training: one function for every method, on Lightning Fabric for devices and precision.
+
+A method that trains otherwise hands in a `Step` of its own: how the gradient of one batch is taken, and what has to be
+remembered between batches. Here the options are checked; the loop is in `lam.loop`. Which loss, which network and which
+data are chosen elsewhere.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from lam.batches import own_randomness
+from lam.loop import DivergenceError, History, Loop, Settings, Task, labels_of
+from lam.losses import Loss
+from lam.pairs import Pairs
+from lam.steps import Batch, Step
+
+Optimizer = Literal["adam", "adamw", "rmsprop", "sgd"]
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+
+
+def train(
+    network: nn.Module,
+    dataset: Any,
+    *,
+    loss: Loss,
+    epochs: int,
+    step: Step | None = None,
+    pairs: Callable[[Tensor], Pairs] = Pairs.by_label,
+    validate: Callable[[nn.Module], float] | None = None,
+    batch_size: int = 256,
+    learning_rate: float = 1e-3,
+    learning_rate_decay: float = 1.0,
+    optimizer: Optimizer = "adam",
+    weight_decay: float = 0.0,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    num_workers: int = 0,
+    accelerator: str = "auto",
+    devices: int | list[int] = 1,
+    precision: Precision = "32-true",
+    progress: bool = True,
+) -> History:
+    """Train a network in place; the same seed gives the same weights, interrupted or not.
+
+    Called again with the same folder and settings it continues from the last good checkpoint, and the network's weights
+    are then the checkpoint's; more epochs than before may be asked for. On the CPU the result equals that of an
+    uninterrupted run bit for bit. torch's global random state is used inside, seeded for every batch, and restored.
+
+    Args:
+        network: maps (N, ...) inputs to unit rows (N, D); left in evaluation mode, with the weights of the best epoch.
+        dataset: of (input, label), with a length; read in batches where it has `__getitems__`, and checked ahead where
+            it has `labels`.
+        loss: of `lam.losses`.
+        epochs: passes over the data, at least 1.
+        step: how the gradient of a batch is taken; by default at the network's own weights.
+        pairs: makes the pairs of a batch from its collated labels.
+        validate: called after each epoch with the network in evaluation mode; higher is better, and the first epoch
+            with the highest value is kept. Without it the last epoch is.
+        batch_size: items a batch, at least 2; the last batch of an epoch may be smaller.
+        learning_rate: positive.
+        learning_rate_decay: in (0, 1], the learning rate's factor an epoch.
+        optimizer: "adam", "adamw", "rmsprop" or "sgd".
+        weight_decay: of the optimizer, ≥ 0.
+        seed: of the order of the data and of everything drawn; at least 0.
+        folder: where checkpoints are kept, written after every epoch; None for none.
+        checkpoint_every: also write one after this many batches.
+        num_workers: processes that read data.
+        accelerator: "auto", "cpu", "cuda" or another of Lightning Fabric's.
+        devices: one device: 1, or its index in a list.
+        precision: "32-true", "bf16-mixed" or "16-mixed"; weights are float32 in all of them.
+        progress: show a progress bar on stderr.
+
+    Returns:
+        The history of the run, epochs before an interruption included.
+
+    Raises:
+        ValueError: for an option outside what is allowed, data without a positive or without a negative pair, an epoch
+            of batches without positive pairs, or a folder whose checkpoints were made with other settings.
+        DivergenceError: where the loss, the weights or the validation is not finite; the last checkpoint stands.
+        CorruptFileError: where there are checkpoints in the folder and none is whole.
+
+    Example:
+        >>> import torch
+        >>> from lam import losses, models
+        >>> images = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        >>> network = models.build("convnet8", dimension=3)
+        >>> data = list(zip(images, [0, 0, 0, 0, 1, 1, 1, 1]))
+        >>> history = train(network, data, loss=losses.build(margin=0.7), epochs=2, accelerator="cpu", progress=False)
+        >>> len(history.losses), history.best_epoch
+        (2, 2)
+    """
+    settings = Settings(
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        learning_rate_decay=learning_rate_decay,
+        optimizer=optimizer,
+        weight_decay=weight_decay,
+        seed=seed,
+        precision=precision,
+        checkpoint_every=checkpoint_every,
+        num_workers=num_workers,
+    )
+    _check_settings(settings)
+    _check_data(dataset, by_label=pairs == Pairs.by_label)
+    task = Task(network, dataset, loss, step or Step(), pairs, validate, None if folder is None else Path(folder))
+    fabric = _fabric(accelerator, devices, precision)
+    with own_randomness(fabric.device):
+        return Loop(fabric, task, settings).run(progress)
+
+
+def _fabric(accelerator: str, devices: int | list[int], precision: Precision) -> Fabric:
+    if not (devices == 1 or (isinstance(devices, list) and len(devices) == 1)):
+        raise ValueError(f"devices must be one device, 1 or its index in a list such as [1], got {devices}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of devices that stay unused; which to use is the caller's choice
+        fabric = Fabric(accelerator=accelerator, devices=devices, precision=precision)
+    if fabric.world_size != 1:
+        raise ValueError(f"training runs in one process, got an environment that asks for {fabric.world_size}")
+    return fabric
+
+
+def _check_data(dataset: Any, *, by_label: bool) -> None:
+    if len(dataset) < 2:
+        raise ValueError(f"dataset must hold at least 2 items, got {len(dataset)}")
+    if not (by_label and hasattr(dataset, "labels")):
+        return
+    labels = labels_of(dataset)
+    if len(labels) != len(dataset):
+        raise ValueError(f"dataset has {len(dataset)} items, but {len(labels)} labels")
+    classes, counts = labels.unique(return_counts=True)
+    if len(classes) == 1:
+        raise ValueError(f"all {len(labels)} items have the label {int(classes[0])}: there is no negative pair")
+    if counts.max() < 2:
+        raise ValueError(f"the {len(labels)} items all have different labels: there is no positive pair")
+
+
+def _check_settings(settings: Settings) -> None:
+    minima = {"epochs": 1, "batch_size": 2, "seed": 0, "weight_decay": 0, "num_workers": 0, "checkpoint_every": 1}
+    for name, least in minima.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if not 0 < settings.learning_rate < math.inf:
+        raise ValueError(f"learning_rate must be positive and finite, got {settings.learning_rate}")
+    if not 0 < settings.learning_rate_decay <= 1:
+        raise ValueError(f"learning_rate_decay must lie in (0, 1], got {settings.learning_rate_decay}")
+    for name, allowed in (("optimizer", get_args(Optimizer)), ("precision", get_args(Precision))):
+        if getattr(settings, name) not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(settings, name)!r}")
+
+
+__all__ = ["Batch", "DivergenceError", "History", "Step", "train"]

@@ -1,3 +1,23 @@
-"""lam makes a retrieval network Bayesian."""
+"""lam makes a retrieval network Bayesian.
+
+`fit` puts a Laplace posterior over the last layer of a trained network; every embedding becomes a von Mises-Fisher
+distribution with a concentration κ; `evaluate` says whether it can be trusted.
+"""
+
+from lam.embeddings import Embeddings
+from lam.encoder import BayesianEncoder, load
+from lam.files import CorruptFileError
+from lam.methods.laplace_posthoc import fit, fit_features
+from lam.pairs import Pairs
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "BayesianEncoder",
+    "CorruptFileError",
+    "Embeddings",
+    "Pairs",
+    "fit",
+    "fit_features",
+    "load",
+]

@@ -1,11 +1,14 @@
 """Embeddings: what every encoder returns and everything downstream takes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
+
+KAPPA_RANGE = (1e-6, 1e8)
+"""Concentrations outside this range are reported as its nearest end."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,21 @@ class Embeddings:
         return Embeddings(self.mean[index], self.kappa[index], self.resultant[index], self.variance[index], samples)
 
     @property
+    def capped(self) -> Bool[Tensor, " N"]:
+        """Which items have a `kappa` at an end of `KAPPA_RANGE`: it is a bound, not an estimate."""
+        return (self.kappa <= KAPPA_RANGE[0]) | (self.kappa >= KAPPA_RANGE[1])
+
+    @property
     def dimension(self) -> int:
         """The number of embedding dimensions D."""
         return self.mean.shape[1]
 
     def to(self, device: torch.device | str) -> "Embeddings":
         """Move every tensor to a device."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Embeddings(**{name: None if value is None else value.to(device) for name, value in moved.items()})
+        samples = None if self.samples is None else self.samples.to(device)
+        return Embeddings(
+            self.mean.to(device), self.kappa.to(device), self.resultant.to(device), self.variance.to(device), samples
+        )
 
     @staticmethod
     def concatenate(parts: Sequence["Embeddings"]) -> "Embeddings":

@@ -25,7 +25,7 @@ class CorruptFileError(ValueError):
     """A file that is missing, truncated or altered since it was written."""
 
 
-def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
     """Write a file so that a reader sees the old one or the new one, whenever the process dies.
 
     Args:
@@ -59,7 +59,7 @@ def sync_folder(folder: Path) -> None:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file atomically."""
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -135,7 +135,7 @@ def verify(folder: str | Path, names: Iterable[str] = ()) -> None:
             raise CorruptFileError(f"{path} is truncated or altered: its SHA-256 is not the one in {MANIFEST}")
 
 
-def write_generation(folder: str | Path, write: Callable[[Path], None], *, unsealed: Iterable[str] = ()) -> None:
+def write_generation(folder: str | Path, write: Callable[[Path], object], *, unsealed: Iterable[str] = ()) -> None:
     """Replace what a folder holds, so that a reader sees all of the old files or all of the new ones.
 
     The new files go to a sub-folder of their own beside the old one; replacing the manifest, in one rename, makes it

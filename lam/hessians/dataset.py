@@ -82,17 +82,12 @@ def contrastive_ggn_dataset(
     check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
     if fix == "full":
         raise ValueError("fix must be fixed or positive for a whole data set, got 'full': fit it in batches instead")
-    if (labels is None) == (neighbours is None):
-        raise ValueError("give either labels or neighbours")
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
-    if fix == "positive" and not isinstance(features, Tensor):
-        features = torch.cat(list(features))
+    if fix == "positive":
+        features = features if isinstance(features, Tensor) else torch.cat(list(features))
     n, r = _all_outputs(features, weight, bias, fix)
-    known = len(labels) if labels is not None else neighbours.size if neighbours is not None else 0
-    if known != len(n):
-        raise ValueError(f"there are {len(n)} items, but the labels or neighbours are of {known}")
-    relation = LabelRelation(labels) if labels is not None else NeighbourRelation(neighbours, block_size)
+    relation = _relation(len(n), labels, neighbours, block_size)
     if relation.n_positives == 0:
         raise ValueError(f"there is no positive pair among {len(n)} items: the loss has no curvature")
 
@@ -103,7 +98,7 @@ def contrastive_ggn_dataset(
     own = torch.cat([own_curvature(split, wide_n, wide_r, *sums) for sums in partners], 1)
     total = _weigh_squares(features, own, bias is not None, fix)
     positive, negative = total.split(len(weight)) if fix == "fixed" else (total, torch.zeros_like(total))
-    if fix == "positive":
+    if isinstance(features, Tensor) and fix == "positive":
         positive = positive + relation.cross_terms(features, weight, bias)
     return Diagonal(
         positive=positive,
@@ -141,6 +136,17 @@ def estimate_all_pairs(n: Float[Tensor, "N D"], *, block_size: int = 1024) -> Es
     return Estimate(pairs, min(seconds) * pairs / size**2, memory)
 
 
+def _relation(
+    size: int, labels: Tensor | None, neighbours: Neighbours | None, block_size: int
+) -> LabelRelation | NeighbourRelation:
+    if (labels is None) == (neighbours is None):
+        raise ValueError("give either labels or neighbours")
+    known = len(labels) if labels is not None else 0 if neighbours is None else neighbours.size
+    if known != size:
+        raise ValueError(f"there are {size} items, but the labels or neighbours are of {known}")
+    return LabelRelation(labels) if labels is not None else NeighbourRelation(neighbours, block_size)  # pyright: ignore
+
+
 def _negative_partners(
     n: Tensor, relation: LabelRelation | NeighbourRelation, cosine: float, block_size: int, progress: bool
 ) -> tuple[Tensor, Tensor]:
@@ -173,7 +179,7 @@ def _all_outputs(
 ) -> tuple[Tensor, Tensor]:
     parts: list[tuple[Tensor, Tensor]] = []
     seen = 0
-    for batch in _stream(features):
+    for batch in _stream(features, weight.device):
         check_layer(batch, weight, bias) if not parts else check_finite(batch, seen)
         _, n, r = outputs(batch, weight, bias, working_dtype(fix, batch))
         parts.append((n, r))
@@ -187,7 +193,7 @@ def _weigh_squares(features: Tensor | Iterable[Tensor], own: Tensor, has_bias: b
     """Sum 2 own_aᵀ φ_a² over all items: one streamed matmul."""
     total: Tensor | None = None
     start = 0
-    for batch in _stream(features):
+    for batch in _stream(features, own.device):
         squares = batch.to(working_dtype(fix, batch)).square()
         part = own[start : start + len(batch)].to(squares.dtype).T @ squares
         total = part.double() if total is None else total.add_(part)
@@ -198,10 +204,10 @@ def _weigh_squares(features: Tensor | Iterable[Tensor], own: Tensor, has_bias: b
     return 2 * torch.cat(columns, 1)
 
 
-def _stream(features: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
+def _stream(features: Tensor | Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
     if isinstance(features, Tensor):
         if features.ndim != 2:
             raise ValueError(f"features must be of shape (N, P), got {tuple(features.shape)}")
-        yield from features.split(ROWS)
-    else:
-        yield from features
+        features = features.split(ROWS)
+    for batch in features:
+        yield batch.to(device)

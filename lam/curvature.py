@@ -1,0 +1,197 @@
+"""From batches of features and targets to the curvature of the last layer.
+
+Here live what makes two items a pair (`Relation`), and the two ways to go through a data set: batch by batch, where
+pairs never cross batches, and all at once. The formulas are in `lam.hessians`.
+"""
+
+import mmap
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.hessians import Diagonal, Neighbours, contrastive_ggn, contrastive_ggn_dataset
+from lam.pairs import Pairs
+
+Batch = Any
+"""A batch of a loader: the inputs, a tensor or a dictionary of named ones; or (inputs, targets, ...)."""
+
+Scope = Literal["batch", "dataset"]
+SCOPES: tuple[str, ...] = get_args(Scope)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """What makes two items a positive or a negative pair, and among which items pairs are formed.
+
+    Attributes:
+        scope: `batch`, where pairs never cross batches, or `dataset`, where all pairs of the data set count.
+        positive_within: for places: the largest distance of a positive pair, in metres. None means that targets are
+            labels, not positions.
+        negative_beyond: for places: negative pairs are farther apart than this, in metres.
+    """
+
+    scope: Scope = "batch"
+    positive_within: float | None = None
+    negative_beyond: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            raise ValueError(f"pairs must be one of {', '.join(SCOPES)}, got {self.scope!r}")
+        if self.positive_within is None and self.negative_beyond is not None:
+            raise ValueError("negative_beyond needs positive_within: both are distances between places")
+
+    @property
+    def in_batches(self) -> bool:
+        """Whether the curvature is a sum over batches, which can be added and taken back."""
+        return self.scope == "batch"
+
+    def pairs(self, targets: Tensor) -> Pairs:
+        """Form the pairs of a batch from its labels (N,) or positions (N, X)."""
+        if self.positive_within is None:
+            return Pairs.by_label(targets)
+        return Pairs.by_distance(targets, self.positive_within, self.negative_beyond)
+
+
+def split_batch(batch: Batch) -> tuple[Any, Any]:
+    """Give inputs and targets of a batch; targets are None where it has none."""
+    if isinstance(batch, tuple | list):
+        if not batch:
+            raise ValueError("a batch must hold inputs, got an empty one")
+        return batch[0], batch[1] if len(batch) > 1 else None
+    return batch, None
+
+
+def is_batch(inputs: Any) -> bool:
+    """Say whether something is one batch, as a loader yields it, rather than an iterable of batches."""
+    if isinstance(inputs, Tensor | dict):
+        return True
+    if not isinstance(inputs, tuple | list) or len(inputs) < 2:
+        return False
+    first, second = inputs[:2]
+    both = isinstance(first, Tensor) and isinstance(second, Tensor)
+    return both and second.ndim == 1 < first.ndim and len(first) == len(second)
+
+
+def check_labels(labels: Tensor) -> None:
+    """Refuse labels that cannot give both kinds of pairs.
+
+    Raises:
+        ValueError: for fewer than two items, a single label, or no two items of one label.
+    """
+    if len(labels) < 2:
+        raise ValueError(f"a posterior needs at least 2 items to form a pair, got {len(labels)}")
+    classes = len(labels.unique())
+    if classes == 1:
+        raise ValueError(f"all {len(labels)} items have one label: there is no negative pair")
+    if classes == len(labels):
+        raise ValueError(f"no two of {classes} items share a label: there is no positive pair")
+
+
+def curvature_in_batches(
+    batches: Iterable[tuple[Tensor, Any]],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    relation: Relation,
+    **options: Any,
+) -> tuple[Diagonal, int]:
+    """Sum the curvature over batches of (features, targets).
+
+    Args:
+        batches: (N, P) features with (N,) labels or (N, X) positions each.
+        weight: (D, P) of the head.
+        bias: (D,) of the head, or None.
+        relation: what makes a pair.
+        options: of `contrastive_ggn`.
+
+    Returns:
+        The sums, float64, and the number of items.
+
+    Raises:
+        ValueError: for batches without targets or with as many targets as items are not.
+    """
+    total: Diagonal | None = None
+    n_items = 0
+    for features, targets in batches:
+        targets = checked_targets(features, targets)
+        part = contrastive_ggn(features, weight, bias, relation.pairs(targets), **options)
+        total = part if total is None else total + part
+        n_items += len(features)
+    if total is None or n_items < 2:
+        raise ValueError(f"a posterior needs at least 2 items to form a pair, got {n_items}")
+    for kind, count in (("positive", total.n_positives), ("negative", total.n_negatives)):
+        if count == 0:
+            raise ValueError(
+                f"no batch of the {n_items} items holds a {kind} pair: shuffle them, take larger batches, or form the "
+                'pairs over the whole data set with pairs="dataset"'
+            )
+    return total, n_items
+
+
+def curvature_of_dataset(
+    batches: Iterable[tuple[Tensor, Any]],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    relation: Relation,
+    *,
+    progress: bool,
+    **options: Any,
+) -> tuple[Diagonal, int]:
+    """Form the curvature over every pair of all batches; features are kept in a temporary file meanwhile.
+
+    Args, Returns, Raises: as `curvature_in_batches`.
+    """
+    with tempfile.TemporaryFile() as file:
+        targets = []
+        dtype = weight.dtype
+        for features, batch_targets in batches:
+            targets.append(checked_targets(features, batch_targets))
+            file.write(features.to(device="cpu", dtype=dtype).numpy().tobytes())
+        if not targets:
+            raise ValueError("a posterior needs at least 2 items to form a pair, got 0")
+        file.flush()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+            features = torch.frombuffer(mapped, dtype=dtype).view(-1, weight.shape[1])
+            diagonal = all_pairs(features, torch.cat(targets), weight, bias, relation, progress=progress, **options)
+            n_items = len(features)
+            del features  # the map closes only when nothing looks into it
+    return diagonal, n_items
+
+
+def all_pairs(
+    features: Float[Tensor, "N P"],
+    targets: Tensor,
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    relation: Relation,
+    *,
+    progress: bool,
+    **options: Any,
+) -> Diagonal:
+    """Form the curvature over every pair of features held at once: (N,) labels or (N, X) positions as targets."""
+    targets = checked_targets(features, targets).to(weight.device)
+    if options["fix"] == "full":
+        return contrastive_ggn(features, weight, bias, relation.pairs(targets), **options)
+    if relation.positive_within is not None:
+        near = Neighbours.by_distance(targets, relation.positive_within, relation.negative_beyond)
+        return contrastive_ggn_dataset(features, weight, bias, neighbours=near, progress=progress, **options)
+    check_labels(targets)
+    return contrastive_ggn_dataset(features, weight, bias, labels=targets, progress=progress, **options)
+
+
+def checked_targets(features: Tensor, targets: Any) -> Tensor:
+    """Give targets as a tensor on the device of the features.
+
+    Raises:
+        ValueError: where they are missing, or not as many as there are items.
+    """
+    if targets is None:
+        raise ValueError("a posterior needs batches of inputs with targets: (inputs, labels)")
+    targets = torch.as_tensor(targets, device=features.device)
+    if len(targets) != len(features):
+        raise ValueError(f"there are {len(features)} items and {len(targets)} labels in a batch")
+    return targets

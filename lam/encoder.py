@@ -1,0 +1,247 @@
+"""`BayesianEncoder`: a network whose last layer has a posterior. How one is fitted is in `lam.methods`."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from lam import encoder_files
+from lam.curvature import Batch, Relation, curvature_in_batches, is_batch, split_batch
+from lam.embeddings import Embeddings
+from lam.head import features_and_output
+from lam.hessians.last_layer import check_finite
+from lam.posterior import LastLayerPosterior, Mode
+from lam.preprocessing import Preprocessing
+from lam.tuning import Tuning, calibrate_scale
+
+
+class BayesianEncoder:
+    """Map inputs to embeddings that know how sure they are: a network, and a posterior over its head.
+
+    Attributes:
+        network: any module that ends in the head; None where features are given directly.
+        head: the head's path in the network.
+        posterior: the Gaussian over the head's weights.
+        relation: what makes two items a positive or a negative pair.
+        preprocessing: how an image file becomes an input, where that is known.
+        tuning: what the last `tune` tried, if any.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module | None,
+        head: str,
+        posterior: LastLayerPosterior,
+        *,
+        relation: Relation,
+        preprocessing: Preprocessing | None = None,
+    ) -> None:
+        self.network = network
+        self.head = head
+        self.posterior = posterior
+        self.relation = relation
+        self.preprocessing = preprocessing
+        self.tuning: Tuning | None = None
+
+    @property
+    def dimension(self) -> int:
+        """The number of embedding dimensions D."""
+        return len(self.posterior.weight)
+
+    def features(self, inputs: Batch | Iterable[Batch], *, progress: bool = False) -> Float[Tensor, "N P"]:
+        """Give what enters the head.
+
+        Args:
+            inputs: a batch for the network, or a loader of batches (alone, or followed by targets); without a network,
+                the features themselves.
+            progress: show a progress bar on standard error.
+
+        Returns:
+            (N, P), on the network's device, float32 or wider.
+
+        Raises:
+            ValueError: where features are not finite, with the index of the first.
+        """
+        parts = list(self._feature_batches(inputs, progress))
+        return torch.cat(parts) if parts else self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])
+
+    def embed(
+        self,
+        inputs: Batch | Iterable[Batch],
+        *,
+        n_samples: int = 32,
+        mode: Mode = "marginal",
+        return_samples: bool = False,
+        progress: bool = False,
+    ) -> Embeddings:
+        """Embed inputs with a concentration κ each.
+
+        Args:
+            inputs: as `features` takes them.
+            n_samples: S ≥ 2 samples behind each κ.
+            mode: `marginal`, where an item's κ is the same alone and in any batch; or `network`, where samples are
+                consistent across items.
+            return_samples: keep the (S, N, D) samples.
+            progress: show a progress bar on standard error.
+
+        Returns:
+            One record of all N items.
+
+        Raises:
+            ValueError: for no item at all, features that are not finite, or options outside their range.
+        """
+        predict = self.posterior.predictor(n_samples=n_samples, mode=mode, return_samples=return_samples)
+        return Embeddings.concatenate([predict(batch) for batch in self._feature_batches(inputs, progress)])
+
+    def tune(
+        self, loader: Iterable[Batch], by: Literal["calibration", "marginal_likelihood"] = "calibration", **options: Any
+    ) -> None:
+        """Choose the likelihood scale or the prior precision; h stays as it is.
+
+        `calibration` minimises the retrieval ECE on held-out in-distribution data over the likelihood scale s.
+        `marginal_likelihood` maximises the Laplace evidence over the prior precision α, at the s in force; it needs no
+        data and cannot choose s, which would take the normalisers of the loss's densities.
+
+        Args:
+            loader: held-out batches with labels, never the data that are reported.
+            by: what to optimise.
+            options: `n_samples`, `least`, `greatest` and `refinements` of `lam.tuning.calibrate_scale`.
+
+        Raises:
+            ValueError: for another `by`, or data without labels.
+        """
+        if by == "marginal_likelihood":
+            self.posterior = self.posterior.with_best_prior()
+        elif by == "calibration":
+            batches = [(self._features_of(inputs), targets) for inputs, targets in map(split_batch, loader)]
+            if not batches or any(targets is None for _, targets in batches):
+                raise ValueError("tuning by calibration needs batches of inputs with labels")
+            labels = torch.cat([torch.as_tensor(targets) for _, targets in batches])
+            features = torch.cat([features for features, _ in batches])
+            self.posterior, self.tuning = calibrate_scale(
+                self.posterior, features, labels.to(features.device), **options
+            )
+        else:
+            raise ValueError(f"by must be calibration or marginal_likelihood, got {by!r}")
+
+    def forget(self, loader: Iterable[Batch], *, progress: bool = False) -> None:
+        """Take batches back out of the posterior, the same ones that it was fitted on.
+
+        Args:
+            loader: the batches to forget, cut as they were when they were fitted.
+            progress: show a progress bar on standard error.
+
+        Raises:
+            ValueError: where the posterior was fitted over a whole data set, which does not fall into batches, or more
+                would be forgotten than was learned.
+        """
+        if not self.relation.in_batches:
+            raise ValueError(
+                "the posterior was fitted over all pairs of a data set at once, which cannot be taken back"
+            )
+        old = self.posterior
+        curvature, n_items = curvature_in_batches(
+            (
+                (self._features_of(inputs), targets)
+                for inputs, targets in map(split_batch, tqdm(loader, disable=not progress))
+            ),
+            old.weight,
+            old.bias,
+            self.relation,
+            margin=old.curvature.margin,
+            split=old.curvature.split,
+            fix=old.curvature.fix,
+            negative_weight=old.curvature.negative_weight,
+        )
+        if n_items >= old.n_items:
+            raise ValueError(f"cannot forget {n_items} of {old.n_items} items: nothing would be left")
+        self.posterior = replace(old, curvature=old.curvature - curvature, n_items=old.n_items - n_items)
+
+    def __add__(self, other: "BayesianEncoder") -> "BayesianEncoder":
+        """Join two encoders of one network, fitted on different batches, into the one fitted on all of them."""
+        if self.relation != other.relation or not self.relation.in_batches:
+            raise ValueError(
+                f"only encoders fitted in batches, with one relation, add up; got {self.relation} and {other.relation}"
+            )
+        posterior = self.posterior + other.posterior
+        return BayesianEncoder(
+            self.network, self.head, posterior, relation=self.relation, preprocessing=self.preprocessing
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Write the encoder to a folder: safetensors and JSON, sealed; whatever was there is replaced at once."""
+        encoder_files.save(
+            folder,
+            network=self.network,
+            head=self.head,
+            posterior=self.posterior,
+            relation=asdict(self.relation),
+            preprocessing=None if self.preprocessing is None else self.preprocessing.to_json(),
+            tuning=None if self.tuning is None else asdict(self.tuning),
+        )
+
+    def export(self, path: str | Path, example: Tensor) -> None:
+        """Write one `torch.export` program that maps inputs to (features, mean, κ, variance), for any batch size.
+
+        Args:
+            path: the file, by custom ending in .pt2.
+            example: (N, ...) a batch of inputs of the right shape, N ≥ 2.
+
+        Raises:
+            ValueError: where there is no network.
+        """
+        from lam.export import export_encoder
+
+        export_encoder(self, path, example)
+
+    def _feature_batches(self, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[Tensor]:
+        if is_batch(inputs):
+            yield self._features_of(split_batch(inputs)[0])
+            return
+        seen = 0
+        for batch in tqdm(inputs, desc="embedding", unit="batch", disable=not progress):
+            features = self._features_of(split_batch(batch)[0], seen)
+            seen += len(features)
+            yield features
+
+    def _features_of(self, inputs: Any, offset: int = 0) -> Tensor:
+        if self.network is None:
+            features = inputs
+        else:
+            features, _ = features_and_output(self.network, self.head, inputs)
+        features = features.to(self.posterior.weight.dtype)
+        check_finite(features, offset)
+        return features
+
+
+def load(folder: str | Path, network: nn.Module | None = None) -> BayesianEncoder:
+    """Read an encoder that `BayesianEncoder.save` wrote.
+
+    Args:
+        folder: where it was saved.
+        network: where lam cannot rebuild it by name: one of the same architecture, whose weights are replaced.
+
+    Returns:
+        The encoder, equal to the one saved, to the bit.
+
+    Raises:
+        CorruptFileError: naming the file that is missing, truncated or altered.
+        ValueError: where the network is needed and missing, or has other tensors or shapes, naming them.
+    """
+    saved = encoder_files.load(folder, network)
+    encoder = BayesianEncoder(
+        saved.network,
+        saved.head,
+        saved.posterior,
+        relation=Relation(**saved.relation),
+        preprocessing=None if saved.preprocessing is None else Preprocessing.from_json(saved.preprocessing),
+    )
+    if saved.tuning is not None:
+        tried = tuple((float(scale), float(error)) for scale, error in saved.tuning.pop("tried"))
+        encoder.tuning = Tuning(**saved.tuning, tried=tried)
+    return encoder

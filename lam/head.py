@@ -1,0 +1,133 @@
+"""The head: the linear layer that gives a network's output, and what enters it.
+
+A posterior over any other layer would be wrong: in a classifier the last linear layer gives class logits, in many
+sentence encoders it does not feed the output at all. So the head is not guessed but found on a probe batch.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+RELATIVE_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
+    """Find the linear layer whose output, normalised or not, equals the network's output.
+
+    Args:
+        network: any module; it is run once, in evaluation mode.
+        probe: a batch of its inputs.
+        head: the path of a layer to hold to the same test; by default every linear layer is tried.
+
+    Returns:
+        The layer's path in the network. Where several give the output, the one that ran last.
+
+    Raises:
+        ValueError: listing the linear layers with their shapes, where none, or not the named one, gives the output; or
+            where the output is not a matrix (N, D).
+    """
+    linear = {path: module for path, module in network.named_modules() if isinstance(module, nn.Linear)}
+    if head is not None and head not in linear:
+        raise ValueError(f"head {head!r} is no linear layer of the network, which has {_list(linear)}")
+    seen: dict[str, Tensor] = {}
+    handles = [
+        module.register_forward_hook(lambda _module, _inputs, output, path=path: _record(seen, path, output))
+        for path, module in linear.items()
+    ]
+    try:
+        with evaluating(network):
+            output = run(network, probe)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        given = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(f"the network must map a batch to embeddings (N, D), it gave {given}: wrap it so that it does")
+    if not output.isfinite().all():
+        raise ValueError("the network's output on the first batch is not finite")
+    matching = [path for path, candidate in seen.items() if _gives(candidate, output)]
+    if head is not None:
+        matching = [path for path in matching if path == head]
+    if not matching:
+        which = "no linear layer gives" if head is None else f"head {head!r} does not give"
+        raise ValueError(
+            f"{which} the network's output {tuple(output.shape)}, normalised or not; the network has {_list(linear)}. "
+            "Make the embedding the output of a linear layer, followed at most by normalisation"
+        )
+    return matching[-1]
+
+
+def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Float[Tensor, "N P"], Tensor]:
+    """Run a batch through the network, in evaluation mode, and give what enters its head beside its output.
+
+    Raises:
+        ValueError: where what enters the head is not a matrix (N, P).
+    """
+    caught: list[Tensor] = []
+    handle = network.get_submodule(head).register_forward_pre_hook(lambda _module, args: caught.append(args[0]))
+    try:
+        with evaluating(network):
+            output = run(network, inputs)
+    finally:
+        handle.remove()
+    if not caught or caught[-1].ndim != 2:
+        given = "nothing" if not caught else f"shape {tuple(caught[-1].shape)}"
+        raise ValueError(f"features must enter head {head!r} as (N, P), got {given}")
+    return caught[-1], output
+
+
+def run(network: nn.Module, inputs: Any) -> Any:
+    """Call the network on a batch, on the network's own device; a batch of named inputs is given by name."""
+    parameter = next(network.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    if isinstance(inputs, Tensor):
+        return network(inputs.to(device))
+    if isinstance(inputs, dict):
+        return network(
+            **{name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        )
+    raise ValueError(f"a batch of inputs must be a tensor or a dictionary of named inputs, got {type(inputs).__name__}")
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Put a network into evaluation mode without gradients, and every module back into its own mode afterwards."""
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _record(seen: dict[str, Tensor], path: str, output: Any) -> None:
+    seen.pop(path, None)
+    if isinstance(output, Tensor):
+        seen[path] = output
+
+
+def _gives(candidate: Tensor, output: Tensor) -> bool:
+    if candidate.shape != output.shape:
+        return False
+    tolerance = RELATIVE_TOLERANCE.get(output.dtype, 1e-4)
+    candidate, output = candidate.double(), output.double()
+    scale = tolerance * output.abs().max()
+    return any(
+        bool(((version - output).abs() <= scale).all()) for version in (candidate, F.normalize(candidate, dim=1))
+    )
+
+
+def _list(linear: dict[str, nn.Linear]) -> str:
+    if not linear:
+        return "no linear layer"
+    return "these linear layers: " + ", ".join(
+        f"{path or 'the network itself'} ({module.in_features} -> {module.out_features})"
+        for path, module in linear.items()
+    )

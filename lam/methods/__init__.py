@@ -1,0 +1,1 @@
+"""One file a system: how it trains, and the encoder that it hands back."""

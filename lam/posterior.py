@@ -1,0 +1,245 @@
+"""`LastLayerPosterior`: a Gaussian over the weights of the last layer, and what it predicts.
+
+Features in, embeddings out; nothing here knows how features are made. Encoders are in `lam.encoder`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.embeddings import KAPPA_RANGE, Embeddings
+from lam.hessians.diagonal import Diagonal
+from lam.hessians.last_layer import check_layer
+from lam.vmf import kappa_from_resultant, mean_resultant_length
+
+Mode = Literal["marginal", "network"]
+MODES: tuple[str, ...] = get_args(Mode)
+
+Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Maps features (N, P), their outputs (N, D) and variances (N, D) to sampled outputs (S, N, D)."""
+
+CHUNK_ELEMENTS = 1 << 22
+"""How many float64 sample coordinates are held at once."""
+
+
+@dataclass(frozen=True)
+class LastLayerPosterior:
+    """q(θ) = N(θ*, diag(1/(s·relu(h) + α))) over weight and bias of a linear layer.
+
+    Source: Warburg et al. (2023), equation 3, with the likelihood scale s of a per-type average of the pairs.
+
+    Attributes:
+        weight: (D, P) the trained weight, the mean.
+        bias: (D,) the trained bias, or None.
+        curvature: the diagonal GGN, whose h this uses.
+        n_items: how many items the curvature was formed over.
+        prior_precision: α > 0.
+        likelihood_scale: s > 0, or None for the untuned default, n_items squared.
+        seed: of the noise that every prediction shares.
+    """
+
+    weight: Float[Tensor, "D P"]
+    bias: Float[Tensor, " D"] | None
+    curvature: Diagonal
+    n_items: int
+    prior_precision: float = 1.0
+    likelihood_scale: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("prior_precision", "likelihood_scale"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        if self.n_items < 1:
+            raise ValueError(f"n_items must be at least 1, got {self.n_items}")
+        _ = self.curvature.weight  # refuses sums without a positive pair
+
+    @property
+    def scale(self) -> float:
+        """The likelihood scale s in force."""
+        return float(self.n_items) ** 2 if self.likelihood_scale is None else self.likelihood_scale
+
+    @property
+    def variance(self) -> tuple[Float[Tensor, "D P"], Float[Tensor, " D"] | None]:
+        """The variances 1/(s·relu(h) + α) of weight and bias, in the type of the weight."""
+        weight, bias = self.curvature.relu()
+        return self._variance(weight), None if bias is None else self._variance(bias)
+
+    def sample(
+        self, n_samples: int, *, generator: torch.Generator | None = None
+    ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
+        """Draw whole last layers.
+
+        Args:
+            n_samples: S ≥ 1.
+            generator: by default one seeded with the posterior's own seed.
+
+        Returns:
+            (S, D, P) weights and (S, D) biases, or None.
+        """
+        _check_samples(n_samples, least=1)
+        generator = self._generator() if generator is None else generator
+        variance, bias_variance = self.variance
+        weight = _draw(self.weight, variance, n_samples, generator)
+        if self.bias is None or bias_variance is None:
+            return weight, None
+        return weight, _draw(self.bias, bias_variance, n_samples, generator)
+
+    def predict(
+        self,
+        features: Float[Tensor, "N P"],
+        *,
+        n_samples: int = 32,
+        mode: Mode = "marginal",
+        return_samples: bool = False,
+    ) -> Embeddings:
+        """Turn features into embeddings that know how sure they are.
+
+        Marginally f | φ ~ N(Wφ + b, diag(v)), v_i = Σ_j φ_j² σ²_ij + σ²_bi. `marginal` draws S of these directly, with
+        the same noise for every input: exact for anything about one input, and the same for an item alone or in any
+        batch. `network` draws S whole layers, so that samples are consistent across inputs.
+
+        Args:
+            features: (N, P) what enters the layer.
+            n_samples: S ≥ 2.
+            mode: `marginal` or `network`.
+            return_samples: keep the (S, N, D) samples.
+
+        Returns:
+            Mean direction, κ (Sra 2012, of the unbiased mean resultant length), and variance before normalisation.
+
+        Raises:
+            ValueError: for features of another width or not finite, fewer than 2 samples, or an unknown mode.
+        """
+        return self.predictor(n_samples=n_samples, mode=mode, return_samples=return_samples)(features)
+
+    def predictor(
+        self, *, n_samples: int = 32, mode: Mode = "marginal", return_samples: bool = False
+    ) -> Callable[[Tensor], Embeddings]:
+        """Give `predict` with its noise drawn once, for many batches."""
+        compute = self.unchecked_predictor(n_samples=n_samples, mode=mode, return_samples=return_samples)
+        rows = max(1, CHUNK_ELEMENTS // (n_samples * len(self.weight)))
+
+        def predict(features: Tensor) -> Embeddings:
+            check_layer(features, self.weight, self.bias)
+            return Embeddings.concatenate([compute(chunk) for chunk in features.split(rows)])
+
+        return predict
+
+    def unchecked_predictor(
+        self, *, n_samples: int, mode: Mode = "marginal", return_samples: bool = False
+    ) -> Callable[[Tensor], Embeddings]:
+        """Give `predictor` without a look at the features, all at once: what a program can be traced from."""
+        _check_samples(n_samples, least=2)
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+        variance, bias_variance = self.variance
+        draw = self._marginal_draw(n_samples) if mode == "marginal" else self._network_draw(n_samples)
+
+        def compute(features: Tensor) -> Embeddings:
+            features = features.to(self.weight.dtype)
+            f = F.linear(features, self.weight, self.bias)
+            v = F.linear(features.square(), variance, bias_variance)
+            return _summarise(F.normalize(draw(features, f, v), dim=-1), v, return_samples)
+
+        return compute
+
+    def sampled_embeddings(
+        self, features: Float[Tensor, "N P"], *, n_samples: int, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "S N D"]:
+        """Embed under S sampled networks, each the same for all inputs: (S, N, D) unit vectors."""
+        weights, biases = self.sample(n_samples, generator=generator)
+        sampled = torch.einsum("np,sdp->snd", features.to(weights.dtype), weights)
+        return F.normalize(sampled if biases is None else sampled + biases[:, None], dim=-1)
+
+    def log_marginal_likelihood(self, prior_precision: float) -> float:
+        """Give the Laplace evidence as a function of α at the given s, up to a constant.
+
+        −½ Σ log(s·relu(h) + α) + ½ n log α − ½ α ‖θ*‖². The loss at θ* does not depend on α. For the dependence on s
+        the normalisers of the loss's von Mises-Fisher terms would be needed.
+
+        Source: MacKay (1992); Daxberger et al. (2021), laplace-torch.
+        """
+        weight, bias = self.curvature.relu()
+        h = torch.cat([part.double().flatten() for part in (weight, bias) if part is not None])
+        theta = torch.cat([part.double().flatten() for part in (self.weight, self.bias) if part is not None])
+        alpha = prior_precision
+        fit = (self.scale * h + alpha).log().sum() - len(h) * math.log(alpha) + alpha * theta.square().sum()
+        return -0.5 * float(fit)
+
+    def with_best_prior(self) -> "LastLayerPosterior":
+        """Maximise `log_marginal_likelihood` over α in [1e-8, 1e8], by golden section on log α."""
+        from scipy.optimize import minimize_scalar
+
+        best: Any = minimize_scalar(
+            lambda log_alpha: -self.log_marginal_likelihood(10.0**log_alpha), bounds=(-8, 8), method="bounded"
+        )
+        return replace(self, prior_precision=float(10.0**best.x))
+
+    def __add__(self, other: "LastLayerPosterior") -> "LastLayerPosterior":
+        return self._combined(other, 1)
+
+    def __sub__(self, other: "LastLayerPosterior") -> "LastLayerPosterior":
+        return self._combined(other, -1)
+
+    def _combined(self, other: "LastLayerPosterior", sign: int) -> "LastLayerPosterior":
+        same_bias = (self.bias is None) == (other.bias is None) and (
+            self.bias is None or other.bias is None or torch.equal(self.bias, other.bias)
+        )
+        if not (same_bias and torch.equal(self.weight, other.weight)):
+            raise ValueError("only posteriors of the same trained layer add up: their weights differ")
+        curvature = self.curvature + other.curvature if sign > 0 else self.curvature - other.curvature
+        return replace(self, curvature=curvature, n_items=self.n_items + sign * other.n_items)
+
+    def _marginal_draw(self, n_samples: int) -> Draw:
+        shape = (n_samples, 1, len(self.weight))
+        noise = torch.randn(shape, generator=self._generator(), device=self.weight.device, dtype=torch.float64)
+        return lambda features, f, v: f.double() + v.double().sqrt() * noise
+
+    def _network_draw(self, n_samples: int) -> Draw:
+        weights, biases = self.sample(n_samples)
+
+        def draw(features: Tensor, f: Tensor, v: Tensor) -> Tensor:
+            sampled = torch.einsum("np,sdp->snd", features, weights)
+            return (sampled if biases is None else sampled + biases[:, None]).double()
+
+        return draw
+
+    def _variance(self, h: Tensor) -> Tensor:
+        return (self.scale * h.double() + self.prior_precision).reciprocal().to(self.weight.dtype)
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator(self.weight.device).manual_seed(self.seed)
+
+
+def _summarise(samples: Tensor, v: Tensor, keep: bool) -> Embeddings:
+    length = mean_resultant_length(samples, unbiased=True)
+    low, high = KAPPA_RANGE
+    kappa = kappa_from_resultant(
+        length.resultant, samples.shape[-1], one_minus_resultant=length.one_minus_resultant, max_kappa=high
+    ).clamp(min=low)
+    dtype = v.dtype
+    return Embeddings(
+        length.mean.to(dtype),
+        kappa.to(dtype),
+        length.resultant.to(dtype),
+        v.sum(1),
+        samples.to(dtype) if keep else None,
+    )
+
+
+def _draw(mean: Tensor, variance: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(n_samples, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+    return noise.mul_(variance.sqrt()).add_(mean)
+
+
+def _check_samples(n_samples: int, least: int) -> None:
+    if n_samples < least:
+        raise ValueError(f"n_samples must be at least {least}, got {n_samples}")

@@ -1,0 +1,357 @@
+"""The training loop: deterministic, resumable, and loud where it cannot go on."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lam import checkpoints, losses, models
+from lam.models import EmbeddingNetwork
+from lam.training import Batch, DivergenceError, History, Step, train
+
+LOSS = losses.build("contrastive", margin=0.7)
+BATCHES = 3  # an epoch of Images at batch_size 16
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Images:
+    """40 noisy images of 4 classes, with a random shift at every reading."""
+
+    def __init__(self, size: int = 40, classes: int = 4) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.labels = torch.arange(size) % classes
+        self.images = torch.rand(size, 1, 8, 8, generator=generator) + self.labels[:, None, None, None] / classes
+        self.reads: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index] + 0.01 * torch.randn(1), int(self.labels[index])
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
+        self.reads.append(indices)
+        return [self[index] for index in indices]
+
+
+def network(seed: int = 0) -> EmbeddingNetwork:
+    made = models.build("convnet8", dimension=3, seed=seed)
+    made.features.append(nn.BatchNorm1d(512))
+    made.features.append(nn.Dropout(0.3))
+    return made
+
+
+def fit(trained: nn.Module, dataset: Any = None, **options: Any) -> History:
+    options = {"loss": LOSS, "epochs": 2, "batch_size": 16, "accelerator": "cpu", "progress": False} | options
+    return train(trained, Images() if dataset is None else dataset, **options)
+
+
+def same(first: nn.Module, second: nn.Module) -> bool:
+    mine, other = first.state_dict(), second.state_dict()
+    return all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+class Interrupted(Step):
+    """Stops a run before its n-th batch, as a user would."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def backward(self, network: nn.Module, loss: Any, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return super().backward(network, loss, batch, backward)
+
+
+Interrupted.__name__ = Step.__name__  # a checkpoint names the step that made it
+
+
+class Remembering(Step):
+    """Keeps a running mean of the loss at randomly disturbed weights: a method with a state and draws of its own."""
+
+    def __init__(self, scale: float = 0.1) -> None:
+        self.scale, self.mean = scale, torch.zeros(())
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"scale": self.scale}
+
+    def backward(self, network: nn.Module, loss: Any, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+        noise = self.scale * torch.randn(network.head.weight.shape, generator=batch.generator)
+        with torch.no_grad():
+            network.head.weight += noise
+        value = super().backward(network, loss, batch, backward)
+        with torch.no_grad():
+            network.head.weight -= noise
+        self.mean = 0.9 * self.mean + 0.1 * value
+        return value
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.mean = state["mean"]
+
+
+def test_training_lowers_the_loss_and_says_what_it_did() -> None:
+    trained = network()
+    history = fit(trained, epochs=5)
+    assert len(history.losses) == len(history.seconds) == 5
+    assert history.losses[-1] < history.losses[0]
+    assert (history.validation, history.best_epoch, history.batches_without_positives) == ((), 5, 0)
+    assert not trained.training
+
+
+def test_same_seed_same_weights_and_the_global_state_is_untouched() -> None:
+    state = torch.get_rng_state()
+    first, again, other = network(), network(), network()
+    assert fit(first, seed=1).losses == fit(again, seed=1).losses
+    fit(other, seed=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert same(first, again)
+    assert not same(first, other)
+
+
+def test_every_epoch_reads_every_item_once_in_another_order() -> None:
+    data = Images()
+    fit(network(), data)
+    epochs = [[index for batch in reads for index in batch] for reads in (data.reads[:BATCHES], data.reads[BATCHES:])]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(40))] * 2
+    assert epochs[0] != epochs[1]
+
+
+def test_reading_one_by_one_or_in_another_process_gives_the_same_weights() -> None:
+    class OneByOne(torch.utils.data.Dataset):
+        __len__, __getitem__, labels = Images.__len__, Images.__getitem__, Images().labels
+        images = Images().images
+
+    batched, single, elsewhere = network(), network(), network()
+    fit(batched)
+    fit(single, OneByOne())
+    fit(elsewhere, num_workers=1)
+    assert same(batched, single)
+    assert same(batched, elsewhere)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop", "sgd"])
+@pytest.mark.parametrize("after", [1, BATCHES, BATCHES + 2])
+def test_a_resumed_run_ends_where_an_uninterrupted_one_ends(tmp_path: Path, optimizer: str, after: int) -> None:
+    options = {"optimizer": optimizer, "checkpoint_every": 1, "validate": lambda n: float(n.head.bias[0])}
+    whole, stopped, resumed = network(), network(), network(seed=5)
+    history = fit(whole, **options)
+    with pytest.raises(KeyboardInterrupt):
+        fit(stopped, folder=tmp_path, step=Interrupted(after), **options)
+    data = Images()
+    again = fit(resumed, data, folder=tmp_path, **options)
+    assert len(data.reads) == 2 * BATCHES - after
+    assert same(whole, resumed)
+    assert (again.losses, again.validation, again.best_epoch) == (
+        history.losses,
+        history.validation,
+        history.best_epoch,
+    )
+
+
+def test_a_finished_run_is_not_trained_again_and_may_be_continued(tmp_path: Path) -> None:
+    first, again, longer, whole = network(), network(), network(), network()
+    history = fit(first, folder=tmp_path, learning_rate_decay=0.9)
+    data = Images()
+    assert fit(again, data, folder=tmp_path, learning_rate_decay=0.9) == history
+    assert data.reads == []
+    assert same(first, again)
+    fit(longer, folder=tmp_path, learning_rate_decay=0.9, epochs=3)
+    fit(whole, learning_rate_decay=0.9, epochs=3)
+    assert same(longer, whole)
+
+
+def test_a_damaged_checkpoint_falls_back_and_ends_the_same(tmp_path: Path) -> None:
+    whole, resumed = network(), network()
+    fit(whole, folder=tmp_path)
+    newest = tmp_path / f"checkpoint-{2 * BATCHES:08d}" / "tensors.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match=f"{newest} is truncated or altered"):
+        fit(resumed, folder=tmp_path)
+    assert same(whole, resumed)
+    assert checkpoints.load(tmp_path).path == newest.parent
+
+
+def test_a_step_with_a_state_is_resumed_and_goes_with_the_best_epoch(tmp_path: Path) -> None:
+    values = iter([1.0, 2.0, 0.0, 0.0])
+    whole, step = network(), Remembering()
+    assert fit(whole, step=step, epochs=3, validate=lambda _: next(values)).best_epoch == 2
+    stopped, values = Remembering(), iter([1.0, 2.0, 0.0])
+    fit(network(), step=stopped, epochs=2, folder=tmp_path, validate=lambda _: next(values))
+    resumed, last = network(), Remembering()
+    fit(resumed, step=last, epochs=3, folder=tmp_path, validate=lambda _: next(values))
+    assert same(whole, resumed)
+    assert step.mean == stopped.mean == last.mean > 0
+
+
+def test_validation_picks_the_first_best_epoch_in_evaluation_mode() -> None:
+    values, seen = iter([0.1, 0.4, 0.4]), []
+
+    def validate(validated: nn.Module) -> float:
+        assert not validated.training
+        assert not torch.is_grad_enabled()
+        seen.append(validated.head.weight.clone())
+        return next(values)
+
+    trained = network()
+    history = fit(trained, epochs=3, validate=validate)
+    assert (history.validation, history.best_epoch) == ((0.1, 0.4, 0.4), 2)
+    assert torch.equal(trained.head.weight, seen[1])
+
+
+class Constant(Step):
+    """A gradient of one for every parameter."""
+
+    def backward(self, network: nn.Module, loss: Any, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+        for parameter in network.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        return torch.zeros(())
+
+
+def test_the_learning_rate_decays_by_the_epoch() -> None:
+    trained, start = network(), network()
+    options = {"learning_rate": 0.1, "learning_rate_decay": 0.5, "weight_decay": 0.0}
+    fit(trained, step=Constant(), optimizer="sgd", **options)
+    torch.testing.assert_close(trained.head.bias, start.head.bias - BATCHES * 0.1 * (1 + 0.5))
+
+
+def test_bfloat16_trains_and_keeps_float32_weights() -> None:
+    trained = network()
+    assert fit(trained, precision="bf16-mixed").losses[0] > 0
+    assert trained.head.weight.dtype == torch.float32
+
+
+def test_batches_without_positives_are_skipped_and_counted() -> None:
+    history = fit(network(), Images(size=12, classes=4), batch_size=3)
+    assert 0 < history.batches_without_positives < 2 * 4
+    assert len(history.losses) == 2
+
+
+def test_an_epoch_of_batches_without_positives_is_an_error() -> None:
+    data = Images(size=8, classes=8)
+    del data.labels
+    pairs = list(zip(data.images, range(8), strict=True))
+    with pytest.raises(ValueError, match=r"none of the 2 batches of epoch 1 held a positive pair: raise batch_size"):
+        fit(network(), pairs, batch_size=4)
+
+
+def test_a_loss_that_is_not_finite_stops_and_the_last_checkpoint_stands(tmp_path: Path) -> None:
+    class Diverging(Step):
+        left = 4
+
+        def backward(self, *args: Any) -> Tensor:
+            self.left -= 1
+            return super().backward(*args) * (1 if self.left >= 0 else torch.nan)
+
+    with pytest.raises(DivergenceError, match=r"the loss is nan at epoch 2, step 5: lower learning_rate .*stands"):
+        fit(network(), step=Diverging(), folder=tmp_path)
+    found = checkpoints.load(tmp_path)
+    assert found.path.name == "checkpoint-00000003"
+    assert all(tensor.isfinite().all() for tensor in found.tensors.values())
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
+    with pytest.raises(DivergenceError, match=r"network/features.0.weight is not finite at epoch 1, step 2"):
+        fit(network(), step=Constant(), optimizer="sgd", learning_rate=3e38, folder=tmp_path, checkpoint_every=1)
+    assert checkpoints.load(tmp_path).path.name == "checkpoint-00000001"
+
+
+def test_a_validation_that_is_not_finite_is_an_error() -> None:
+    with pytest.raises(DivergenceError, match="the validation is nan at epoch 1, step 3"):
+        fit(network(), validate=lambda _: float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learning_rate": 0.01}, r"learning_rate 0.001, now 0.01; use those, or another folder"),
+        ({"seed": 3}, "seed 0, now 3"),
+        ({"optimizer": "sgd"}, "optimizer 'adam', now 'sgd'"),
+        ({"loss": losses.build("squared", margin=0.7)}, r"loss 'Contrastive\(margin=0.7\)', now 'Squared"),
+        ({"step": Remembering()}, "step 'Step', now 'Remembering', step_settings {}, now {'scale': 0.1}"),
+        ({"validate": lambda _: 0.0}, "validated False, now True"),
+        ({"dataset": Images(size=44)}, "items 40, now 44, labels"),
+        ({"dataset": Images(classes=5)}, "labels '.*', now"),
+        ({"epochs": 1}, r"in epoch 3, beyond the epochs=1 asked for"),
+    ],
+)
+def test_other_settings_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    fit(network(), folder=tmp_path)
+    with pytest.raises(ValueError, match=message):
+        fit(network(), folder=tmp_path, **options)
+    assert fit(network(), folder=tmp_path).best_epoch == 2
+
+
+def test_another_network_is_refused(tmp_path: Path) -> None:
+    fit(network(), folder=tmp_path)
+    with pytest.raises(ValueError, match="network 'EmbeddingNetwork of shapes"):
+        fit(models.build("convnet8", dimension=4), folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"batch_size": 1}, "batch_size must be at least 2, got 1"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"weight_decay": float("nan")}, "weight_decay must be at least 0, got nan"),
+        ({"num_workers": -1}, "num_workers must be at least 0, got -1"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, got 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
+        ({"learning_rate_decay": 1.5}, r"learning_rate_decay must lie in \(0, 1\], got 1.5"),
+        ({"devices": 2}, r"devices must be one device, .*got 2"),
+        ({"dataset": Images(size=1)}, "dataset must hold at least 2 items, got 1"),
+        ({"dataset": Images(classes=1)}, "all 40 items have the label 0: there is no negative pair"),
+        ({"dataset": Images(classes=40)}, "the 40 items all have different labels: there is no positive pair"),
+    ],
+)
+def test_bad_options_and_data(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(network(), **options)
+
+
+@pytest.mark.parametrize("option", ["optimizer", "precision"])
+def test_unknown_choices_list_the_allowed(option: str) -> None:
+    undecorated = getattr(train, "__wrapped__", train)
+    with pytest.raises(ValueError, match=f"{option} must be one of .*, got 'best'"):
+        undecorated(network(), Images(), loss=LOSS, epochs=1, **{option: "best"})
+
+
+def test_labels_of_another_length_are_refused() -> None:
+    data = Images()
+    data.labels = data.labels[:-1]
+    with pytest.raises(ValueError, match="dataset has 40 items, but 39 labels"):
+        fit(network(), data)
+
+
+def test_progress_goes_to_stderr_or_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(network(), progress=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "epoch 2/2" in shown.err
+    fit(network(), progress=False)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_it_ends_the_same(tmp_path: Path, kills: int) -> None:
+    script = Path(__file__).with_name("kill_training.py")
+    command = [sys.executable, str(script), str(tmp_path), str(kills), "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+    assert (ended.returncode, ended.stdout) == (0, f"{kills} kills, same end\n"), ended.stderr

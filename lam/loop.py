@@ -116,6 +116,7 @@ class Loop:
         )
         self.module, self.optimizer = fabric.setup(task.network, self.plain_optimizer)
         self.n_batches = math.ceil(len(task.dataset) / settings.batch_size)
+        self.decisive = self._decisive()
         self.at = _Progress()
         self.best: dict[str, Tensor] = {}
 
@@ -242,7 +243,7 @@ class Loop:
         }
         tensors = _prefixed("last", self._weights()) | _prefixed("best", self.best) | _prefixed("optimizer", optimizer)
         state = {
-            "settings": self._decisive(),
+            "settings": self.decisive,
             "progress": asdict(self.at),
             "scaler": self.fabric.strategy.precision.state_dict(),
         }
@@ -266,7 +267,7 @@ class Loop:
         self.fabric.strategy.precision.load_state_dict(found.state["scaler"])
 
     def _check_settings(self, found: checkpoints.Checkpoint) -> None:
-        stored, now = found.state["settings"], self._decisive()
+        stored, now = found.state["settings"], self.decisive
         other = [name for name in now if stored.get(name) != now[name]]
         if other:
             raise ValueError(
@@ -288,6 +289,7 @@ class Loop:
         decisive = {
             **self.settings.decisive(),
             "loss": repr(task.loss),
+            "pairs": getattr(task.pairs, "__qualname__", type(task.pairs).__name__),
             "step": type(task.step).__name__,
             "step_settings": task.step.settings,
             "validated": task.validate is not None,

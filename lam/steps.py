@@ -60,4 +60,4 @@ class Step:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` gave."""
+        """Take up what `state_dict` gave; read from a checkpoint, it lies on the CPU."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lam import checkpoints, losses, models
 from lam.models import EmbeddingNetwork
+from lam.pairs import Pairs
 from lam.training import Batch, DivergenceError, History, Step, train
 
 LOSS = losses.build("contrastive", margin=0.7)
@@ -238,8 +239,8 @@ def test_bfloat16_trains_and_keeps_float32_weights() -> None:
 
 
 def test_batches_without_positives_are_skipped_and_counted() -> None:
-    history = fit(network(), Images(size=12, classes=4), batch_size=3)
-    assert 0 < history.batches_without_positives < 2 * 4
+    history = fit(network(), Images(classes=10), batch_size=4)
+    assert 0 < history.batches_without_positives < 2 * 10
     assert len(history.losses) == 2
 
 
@@ -286,6 +287,7 @@ def test_a_validation_that_is_not_finite_is_an_error() -> None:
         ({"loss": losses.build("squared", margin=0.7)}, r"loss 'Contrastive\(margin=0.7\)', now 'Squared"),
         ({"step": Remembering()}, "step 'Step', now 'Remembering', step_settings {}, now {'scale': 0.1}"),
         ({"validate": lambda _: 0.0}, "validated False, now True"),
+        ({"pairs": lambda labels: Pairs.by_label(labels)}, "pairs 'Pairs.by_label', now '.*<lambda>'"),
         ({"dataset": Images(size=44)}, "items 40, now 44, labels"),
         ({"dataset": Images(classes=5)}, "labels '.*', now"),
         ({"epochs": 1}, r"in epoch 3, beyond the epochs=1 asked for"),

@@ -1,0 +1,265 @@
+"""Pictures of the metrics, as PNG files.
+
+Every function computes what it draws from the same arrays as the metric of that name, so that figure and number cannot
+differ. Matplotlib's object interface alone is used: no global figure, backend or style is touched.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lam.files import write_atomically
+from lam.retrieval.checks import refuse_non_finite, refuse_non_positive, refuse_other_length
+from lam.retrieval.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
+from lam.retrieval.uncertainty import CalibrationBins, ausc, sparsification
+
+_PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
+_INK, _MUTED, _GRID = "#1f2430", "#6b7280", "#e5e7eb"
+_RIGHT, _WRONG = "#009e73", "#d55e00"
+_DPI = 160
+
+
+def plot_sparsification(path: str | Path, correct: Bool[Tensor, " Q"], uncertainty: Mapping[str, Tensor]) -> None:
+    """Draw the accuracy of the queries that stay when the most uncertain are dropped, for each uncertainty.
+
+    Args:
+        path: the PNG file to write.
+        correct: (Q,) whether the first hit is relevant; at least one query.
+        uncertainty: (Q,) values by name, higher meaning more uncertain, at most six.
+
+    Raises:
+        ValueError: for nothing to draw, or as `lam.retrieval.sparsification`.
+    """
+    _refuse_count("uncertainty", uncertainty)
+    if len(correct) == 0:
+        raise ValueError("correct must hold at least one query, got none")
+    figure, axes = _figure()
+    shares, best = sparsification(correct, (~correct).double())
+    axes.plot(shares, best, color=_MUTED, linestyle=":", label="best possible")
+    for color, (name, values) in zip(_PALETTE, uncertainty.items(), strict=False):
+        label = f"{name}   AUSC {ausc(correct, values):.3f}"
+        axes.plot(shares, sparsification(correct, values)[1], color=color, label=label)
+    axes.axhline(float(best[0]), color=_MUTED, linestyle="--", linewidth=1, label="dropped at random")
+    axes.set(xlabel="share of most uncertain queries dropped", ylabel="accuracy of the first hit", xlim=(0, 0.98))
+    _finish(figure, axes, path, legend="best")
+
+
+def plot_calibration(path: str | Path, bins: CalibrationBins) -> None:
+    """Draw accuracy against confidence, with the number of queries in each bin below.
+
+    Args:
+        path: the PNG file to write.
+        bins: what `lam.retrieval.calibration_bins` returns.
+    """
+    figure = _blank(5.6, 5.4)
+    axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    count = bins.count.cpu().numpy()
+    centers, width = (np.arange(len(count)) + 0.5) / len(count), 0.92 / len(count)
+    filled = count > 0
+    accuracy, confidence = bins.accuracy.cpu().numpy()[filled], bins.confidence.cpu().numpy()[filled]
+    axes.plot([0, 1], [0, 1], color=_MUTED, linestyle="--", linewidth=1, label="perfectly calibrated")
+    axes.bar(centers[filled], accuracy, width, color=_PALETTE[0], alpha=0.85, label="accuracy")
+    axes.vlines(confidence, accuracy, confidence, color=_PALETTE[1], linewidth=1.6)
+    axes.plot(confidence, confidence, "o", color=_PALETTE[1], markersize=5, label="mean confidence")
+    axes.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
+    axes.set_title(f"ECE {bins.expected_error:.3f}", loc="right", color=_INK, fontsize=10)
+    below.bar(centers, count, width, color=_MUTED, alpha=0.6)
+    for center, height in zip(centers, count, strict=True):
+        below.annotate(f"{height:,}", (center, height), (0, 2), textcoords="offset points", ha="center", fontsize=7)
+    below.set(xlabel="confidence: share of sampled networks that agree", ylabel="queries")
+    below.margins(y=0.25)
+    _style(below)
+    _finish(figure, axes, path, legend="upper left")
+
+
+def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Draw the ROC curve of each OOD score; OOD is the positive class.
+
+    Args:
+        path: the PNG file to write.
+        scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most six.
+
+    Raises:
+        ValueError: for nothing to draw, or as `lam.retrieval.roc_curve`.
+    """
+    _refuse_count("scores", scores)
+    figure, axes = _figure()
+    for color, (name, (inside, outside)) in zip(_PALETTE, scores.items(), strict=False):
+        axes.plot(*roc_curve(inside, outside), color=color, label=f"{name}   AUROC {auroc(inside, outside):.3f}")
+    axes.plot([0, 1], [0, 1], color=_MUTED, linestyle="--", linewidth=1, label="useless score")
+    axes.set(xlabel="false positive rate: known items flagged", ylabel="true positive rate: OOD items flagged")
+    axes.set(xlim=(-0.01, 1), ylim=(0, 1.01))
+    _finish(figure, axes, path, legend="lower right")
+
+
+def plot_precision_recall(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Draw precision against recall of each OOD score, with the prevalence that a useless score gets.
+
+    Args:
+        path: the PNG file to write.
+        scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most six.
+
+    Raises:
+        ValueError: for nothing to draw, or as `lam.retrieval.precision_recall_curve`.
+    """
+    _refuse_count("scores", scores)
+    figure, axes = _figure()
+    for color, (name, (inside, outside)) in zip(_PALETTE, scores.items(), strict=False):
+        label = f"{name}   AUPRC {auprc(inside, outside):.3f}"
+        axes.step(*precision_recall_curve(inside, outside), color=color, where="pre", label=label)
+    for share in sorted({prevalence(*pair) for pair in scores.values()}):
+        axes.axhline(share, color=_MUTED, linestyle="--", linewidth=1, label=f"useless score: prevalence {share:.3f}")
+    axes.set(xlabel="recall: share of OOD items found", ylabel="precision: share of flagged items that are OOD")
+    axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
+    _finish(figure, axes, path, legend="lower left")
+
+
+def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor], *, bins: int = 50) -> None:
+    """Draw how the concentration κ of each set is distributed, on a logarithmic axis.
+
+    Args:
+        path: the PNG file to write.
+        kappa: (N,) values ≥ 0 by name, in distribution first; at most six sets. Zero counts in the lowest bin.
+        bins: how many bins, at least 1.
+
+    Raises:
+        ValueError: for nothing to draw, an empty set, or a value that is not finite.
+    """
+    _refuse_count("kappa", kappa)
+    refuse_non_positive("bins", bins)
+    for name, values in kappa.items():
+        refuse_non_finite(f"kappa of {name}", values)
+        if len(values) == 0:
+            raise ValueError(f"kappa of {name} must hold at least one value, got none")
+    figure, axes = _figure()
+    arrays = {name: values.detach().double().cpu().numpy() for name, values in kappa.items()}
+    edges = _log_edges(np.concatenate(list(arrays.values())), bins)
+    for color, (name, values) in zip(_PALETTE, arrays.items(), strict=False):
+        inside, share = values.clip(edges[0], edges[-1]), np.full(len(values), 100 / len(values))
+        axes.hist(inside, edges, weights=share, color=color, alpha=0.35, histtype="stepfilled")
+        axes.hist(inside, edges, weights=share, color=color, histtype="step", linewidth=1.4)
+        label = f"{name}   median {_short(float(np.median(values)))}, n = {len(values):,}"
+        axes.plot([], [], color=color, linewidth=6, alpha=0.6, label=label)
+    axes.set_xscale("log")
+    axes.set_ylim(top=axes.get_ylim()[1] * (1.05 + 0.08 * len(kappa)))
+    axes.set(xlabel="concentration κ (small means uncertain)", ylabel="share of the set (%)")
+    _finish(figure, axes, path, legend="upper left")
+
+
+def plot_extremes(
+    path: str | Path,
+    kappa: Float[Tensor, " Q"],
+    nearest: Int[Tensor, " Q"],
+    correct: Bool[Tensor, " Q"],
+    *,
+    query_image: Callable[[int], Tensor],
+    gallery_image: Callable[[int], Tensor],
+    count: int = 8,
+) -> None:
+    """Show the least and the most certain queries, each with its κ, its first hit and whether that is right.
+
+    Args:
+        path: the PNG file to write.
+        kappa: (Q,) the concentration of each query.
+        nearest: (Q,) the index of each query's first hit.
+        correct: (Q,) whether that hit is relevant.
+        query_image: gives the image of a query by its index, (C, H, W) or (H, W) with C 1 or 3 and values in [0, 1].
+        gallery_image: gives that of a hit.
+        count: how many of each, at least 1; as many as there are where that is fewer.
+
+    Raises:
+        ValueError: for no query, lengths that differ, κ that is not finite, or something that is no image.
+    """
+    refuse_non_positive("count", count)
+    refuse_non_finite("kappa", kappa)
+    refuse_other_length("nearest", nearest, "the queries", len(kappa))
+    refuse_other_length("correct", correct, "the queries", len(kappa))
+    if len(kappa) == 0:
+        raise ValueError("kappa must hold at least one query, got none")
+    count = min(count, len(kappa))
+    order = kappa.argsort(stable=True).tolist()
+    figure = _blank(max(1.12 * count + 0.3, 3.2), 5.9)
+    halves = figure.subfigures(2, 1, hspace=0.02)
+    for half, title, chosen in zip(halves, ("Least", "Most"), (order[:count], order[::-1][:count]), strict=True):
+        half.suptitle(f"{title} certain", x=0.02, ha="left", fontsize=11, color=_INK, fontweight="bold")
+        grid = half.subplots(2, count, squeeze=False)
+        for column, query in enumerate(chosen):
+            right = bool(correct[query])
+            _show(grid[0, column], query_image(query), f"κ {_short(float(kappa[query]))}", _INK)
+            verdict = "✓ right" if right else "✗ wrong"
+            _show(grid[1, column], gallery_image(int(nearest[query])), verdict, _RIGHT if right else _WRONG)
+        for row, name in enumerate(("query", "first hit")):
+            grid[row, 0].set_ylabel(name, fontsize=9, color=_MUTED)
+    _save(figure, path)
+
+
+def _log_edges(values: Any, bins: int) -> Any:
+    """Edges over the positive values, at least half a decade wide."""
+    positive = values[values > 0] if (values > 0).any() else np.ones(1)
+    low, high = np.log10(positive.min()), np.log10(positive.max())
+    middle, half = (low + high) / 2, max((high - low) / 2, 0.25)
+    return np.logspace(middle - half, middle + half, bins + 1)
+
+
+def _show(axes: Any, image: Tensor, title: str, color: str) -> None:
+    pixels = image.detach().cpu().float()
+    pixels = pixels[None] if pixels.ndim == 2 else pixels
+    if pixels.ndim != 3 or pixels.shape[0] not in (1, 3):
+        raise ValueError(f"images must have shape (C, H, W) with C 1 or 3, or (H, W), got {tuple(image.shape)}")
+    axes.imshow(pixels.expand(3, -1, -1).permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
+    axes.set_title(title, fontsize=8.5, color=color, pad=3)
+    for spine in axes.spines.values():
+        spine.set(color=_GRID if color == _INK else color, linewidth=1 if color == _INK else 2)
+
+
+def _blank(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def _figure() -> tuple[Any, Any]:
+    figure = _blank(5.6, 4.2)
+    return figure, figure.subplots()
+
+
+def _style(axes: Any) -> None:
+    axes.grid(color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_MUTED, labelsize=8.5, length=0)
+    axes.xaxis.label.set(color=_INK, fontsize=9.5)
+    axes.yaxis.label.set(color=_INK, fontsize=9.5)
+    for side, spine in axes.spines.items():
+        spine.set(visible=side in ("left", "bottom"), color=_GRID)
+
+
+def _finish(figure: Any, axes: Any, path: str | Path, *, legend: str) -> None:
+    _style(axes)
+    axes.legend(loc=legend, fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none", labelcolor=_INK)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: str | Path) -> None:
+    def write(temporary: Path) -> None:
+        figure.savefig(temporary, format="png", dpi=_DPI, metadata={"Software": None})
+
+    write_atomically(path, write)
+
+
+def _short(value: float) -> str:
+    """Three digits or so, without long rows of zeros."""
+    if 100 <= value < 1e4:
+        return f"{value:,.0f}"
+    return (
+        f"{value:.3g}" if 1e-3 <= value < 100 or value == 0 else f"{value:.1e}".replace("e+0", "e").replace("e-0", "e-")
+    )
+
+
+def _refuse_count(name: str, named: Mapping[str, Any]) -> None:
+    if not 1 <= len(named) <= len(_PALETTE):
+        raise ValueError(f"{name} must hold between 1 and {len(_PALETTE)} entries to be told apart, got {len(named)}")

@@ -1,0 +1,83 @@
+"""What metrics and scores are called in a report, how they are read, and what they mean. No number is made here."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["higher", "lower", "neither"]
+
+
+@dataclass(frozen=True)
+class Words:
+    """A metric in words.
+
+    Attributes:
+        name: as a reader knows it.
+        direction: which values are better.
+        meaning: one line on what it says.
+    """
+
+    name: str
+    direction: Direction
+    meaning: str
+
+
+_WORDS = {
+    "ece": Words("ECE", "lower", "gap between confidence of the sampled networks and accuracy, mean over ten bins"),
+    "ausc": Words("AUSC", "higher", "mean accuracy of the first hit as the most uncertain queries are dropped"),
+    "auroc": Words("AUROC", "higher", "chance that an OOD item is less certain than a known one"),
+    "auprc": Words("AUPRC", "higher", "average precision of finding OOD items by their uncertainty"),
+    "n_queries": Words("queries", "neither", "how many were evaluated"),
+    "n_without_relevant": Words(
+        "queries without a relevant item", "neither", "left out of recall, mAP and AUSC: nothing could be found"
+    ),
+}
+_AT_K = {
+    "recall": Words("recall@{k}", "higher", "share of queries with a relevant item among the first {k}"),
+    "map": Words("mAP@{k}", "higher", "precision at each relevant hit among the first {k}, of what could be reached"),
+}
+_SCORES = {
+    "": "−κ (spread on the sphere)",
+    "kappa": "−κ (spread on the sphere)",
+    "variance": "predictive variance, before normalisation",
+    "norm": "norm of the features",
+    "knn": "cosine to near training features",
+    "mahalanobis": "Mahalanobis distance of the features",
+}
+_READINGS: dict[Direction, str] = {"higher": "↑ higher is better", "lower": "↓ lower is better", "neither": ""}
+
+
+def describe(key: str) -> Words:
+    """Give the words for a metric by its flat key; a key that is not known is its own name.
+
+    Example:
+        >>> describe("map@5").name, describe("ece").direction, describe("clipped_share").name
+        ('mAP@5', 'lower', 'clipped share')
+    """
+    if key in _WORDS:
+        return _WORDS[key]
+    at_k = re.fullmatch(r"(recall|map)@(\d+)", key)
+    if at_k is None:
+        return Words(key.replace("_", " "), "neither", "")
+    words, k = _AT_K[at_k[1]], at_k[2]
+    return Words(words.name.format(k=k), words.direction, words.meaning.format(k=k))
+
+
+def word_on_direction(key: str) -> str:
+    """Say which values of a metric are better, with an arrow; nothing where neither is.
+
+    Example:
+        >>> word_on_direction("ece")
+        '↓ lower is better'
+    """
+    return _READINGS[describe(key).direction]
+
+
+def name_of_score(score: str) -> str:
+    """Give the name of an OOD score by its part of a flat key; the empty one is −κ.
+
+    Example:
+        >>> name_of_score("variance"), name_of_score("my_score")
+        ('predictive variance, before normalisation', 'my score')
+    """
+    return _SCORES.get(score, score.replace("_", " "))

@@ -1,0 +1,125 @@
+"""Plots: a readable PNG from ordinary, extreme and tiny data, nothing global touched, and nothing wrong drawn."""
+
+from inspect import unwrap  # past the shape checks of test runs, to what a user meets
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from lam.retrieval import calibration_bins
+from lam.retrieval.plots import (
+    plot_calibration,
+    plot_extremes,
+    plot_kappa,
+    plot_precision_recall,
+    plot_roc,
+    plot_sparsification,
+)
+
+INSIDE, OUTSIDE = torch.linspace(0, 1, 40), torch.linspace(0.5, 2, 30)
+
+
+def drawn(path: Path) -> Image.Image:
+    """The picture, checked to be more than an empty sheet, and alone in its folder."""
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+    picture = Image.open(path).convert("RGB")
+    assert picture.format is None or picture.format == "PNG"
+    assert len(picture.getcolors(2**24) or []) > 20
+    return picture
+
+
+def test_sparsification(tmp_path: Path) -> None:
+    correct = INSIDE > 0.3
+    plot_sparsification(tmp_path / "plot.png", correct, {"−κ": -INSIDE, "constant": torch.zeros(40)})
+    drawn(tmp_path / "plot.png")
+
+
+@pytest.mark.parametrize("n_queries", [0, 1, 60])
+def test_calibration(n_queries: int, tmp_path: Path) -> None:
+    labels = torch.arange(n_queries) % 4
+    predictions = torch.stack([labels.roll(shift) for shift in (0, 0, 1)])
+    plot_calibration(tmp_path / "plot.png", calibration_bins(predictions, labels, labels[:, None]))
+    drawn(tmp_path / "plot.png")
+
+
+@pytest.mark.parametrize("plot", [plot_roc, plot_precision_recall])
+def test_curves(plot, tmp_path: Path) -> None:
+    plot(tmp_path / "plot.png", {"−κ": (INSIDE, OUTSIDE), "other": (INSIDE, INSIDE[:3])})
+    drawn(tmp_path / "plot.png")
+
+
+@pytest.mark.parametrize(
+    "kappa",
+    [torch.logspace(-6, 8, 50), torch.full((5,), 3.0), torch.zeros(4), torch.tensor([7.0]), torch.tensor([0.0, 1e8])],
+)
+def test_kappa_over_any_range(kappa: torch.Tensor, tmp_path: Path) -> None:
+    plot_kappa(tmp_path / "plot.png", {"known": kappa, "unknown": torch.ones(9)})
+    drawn(tmp_path / "plot.png")
+
+
+@pytest.mark.parametrize(("n_queries", "shape"), [(20, (1, 6, 5)), (1, (3, 4, 4)), (3, (7, 7))])
+def test_extremes_show_the_ends_of_kappa(n_queries: int, shape: tuple[int, ...], tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def image(index: int) -> torch.Tensor:
+        asked.append(index)
+        return torch.linspace(-0.1, 1.1, int(torch.tensor(shape).prod())).reshape(shape)
+
+    kappa = torch.logspace(-3, 6, n_queries).flip(0)
+    plot_extremes(
+        tmp_path / "plot.png",
+        kappa,
+        torch.arange(n_queries),
+        torch.arange(n_queries) % 2 == 0,
+        query_image=image,
+        gallery_image=lambda index: torch.rand(shape, generator=torch.Generator().manual_seed(index)),
+        count=4,
+    )
+    shown = min(4, n_queries)
+    assert asked == list(range(n_queries))[::-1][:shown] + list(range(shown))
+    drawn(tmp_path / "plot.png")
+
+
+def test_the_same_data_give_the_same_file(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        plot_roc(tmp_path / name, {"−κ": (INSIDE, OUTSIDE)})
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_matplotlib_stays_as_it_was(tmp_path: Path) -> None:
+    import matplotlib as mpl
+
+    before = dict(mpl.rcParams)
+    plot_roc(tmp_path / "plot.png", {"−κ": (INSIDE, OUTSIDE)})
+    assert dict(mpl.rcParams) == before
+
+
+def test_a_refused_plot_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "plot.png"
+    with pytest.raises(ValueError, match="scores must hold between 1 and 6 entries to be told apart, got 0"):
+        plot_roc(path, {})
+    with pytest.raises(ValueError, match="got 7"):
+        plot_precision_recall(path, {str(i): (INSIDE, OUTSIDE) for i in range(7)})
+    with pytest.raises(ValueError, match="correct must hold at least one query"):
+        plot_sparsification(path, torch.empty(0, dtype=torch.bool), {"−κ": torch.empty(0)})
+    with pytest.raises(ValueError, match="kappa of known must hold at least one value"):
+        plot_kappa(path, {"known": torch.empty(0)})
+    with pytest.raises(ValueError, match="kappa of known must be finite, got nan at index 0"):
+        plot_kappa(path, {"known": torch.tensor([torch.nan])})
+    assert not list(tmp_path.iterdir())
+
+
+def test_extremes_refuse(tmp_path: Path) -> None:
+    kappa, nearest, correct = torch.ones(2), torch.arange(2), torch.ones(2, dtype=torch.bool)
+    images = {"query_image": lambda _: torch.ones(2, 4, 4), "gallery_image": lambda _: torch.ones(4, 4)}
+    with pytest.raises(ValueError, match=r"images must have shape \(C, H, W\) with C 1 or 3, .* got \(2, 4, 4\)"):
+        plot_extremes(tmp_path / "plot.png", kappa, nearest, correct, **images)
+    with pytest.raises(ValueError, match="kappa must hold at least one query"):
+        plot_extremes(tmp_path / "plot.png", kappa[:0], nearest[:0], correct[:0], **images)
+    with pytest.raises(ValueError, match="count must be an integer of at least 1, got 0"):
+        plot_extremes(tmp_path / "plot.png", kappa, nearest, correct, count=0, **images)
+    with pytest.raises(
+        ValueError, match=r"nearest must have shape \(2,\), one value for each of the queries, got \(1,\)"
+    ):
+        unwrap(plot_extremes)(tmp_path / "plot.png", kappa, nearest[:1], correct, **images)

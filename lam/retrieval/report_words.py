@@ -23,7 +23,7 @@ class Words:
 
 
 _WORDS = {
-    "ece": Words("ECE", "lower", "gap between confidence of the sampled networks and accuracy, mean over ten bins"),
+    "ece": Words("ECE", "lower", "mean gap between confidence and accuracy, over ten bins"),
     "ausc": Words("AUSC", "higher", "mean accuracy of the first hit as the most uncertain queries are dropped"),
     "auroc": Words("AUROC", "higher", "chance that an OOD item is less certain than a known one"),
     "auprc": Words("AUPRC", "higher", "average precision of finding OOD items by their uncertainty"),
@@ -33,8 +33,8 @@ _WORDS = {
     ),
 }
 _AT_K = {
-    "recall": Words("recall@{k}", "higher", "share of queries with a relevant item among the first {k}"),
-    "map": Words("mAP@{k}", "higher", "precision at each relevant hit among the first {k}, of what could be reached"),
+    "recall": Words("recall@{k}", "higher", "share of queries with a relevant item among the first {k} hits"),
+    "map": Words("mAP@{k}", "higher", "mean precision at the relevant items among the first {k} hits"),
 }
 _SCORES = {
     "": "−κ (spread on the sphere)",

@@ -6,6 +6,7 @@ distribution with a concentration κ; `evaluate` says whether it can be trusted.
 
 from lam.embeddings import Embeddings
 from lam.encoder import BayesianEncoder, load
+from lam.evaluation import Evaluation, evaluate
 from lam.files import CorruptFileError
 from lam.methods.laplace_posthoc import fit, fit_features
 from lam.pairs import Pairs
@@ -16,7 +17,9 @@ __all__ = [
     "BayesianEncoder",
     "CorruptFileError",
     "Embeddings",
+    "Evaluation",
     "Pairs",
+    "evaluate",
     "fit",
     "fit_features",
     "load",

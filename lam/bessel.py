@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 _TERMS = 12
 _MINIMAL_ORDER = 20  # from here up, twelve terms leave errors below rounding
@@ -45,8 +44,7 @@ def bessel_ratio(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*
         >>> bessel_ratio(3, torch.tensor([0.0, 1.0], dtype=torch.float64))  # 1 / tanh(kappa) - 1 / kappa
         tensor([0.0000, 0.3130], dtype=torch.float64)
     """
-    check_dimension(dimension)
-    check_kappa(kappa)
+    check_parameters(dimension, kappa)
     return _Ratio.apply(kappa.double(), dimension, False).to(kappa.dtype)
 
 
@@ -69,13 +67,12 @@ def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
         >>> bessel_ratio_complement(3, torch.tensor(1e8))
         tensor(1.0000e-08)
     """
-    check_dimension(dimension)
-    check_kappa(kappa)
+    check_parameters(dimension, kappa)
     return _Ratio.apply(kappa.double(), dimension, True).to(kappa.dtype)
 
 
 def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """Derivative of the ratio, which is the variance of the cosine mu.x; not itself differentiable.
+    """Derivative of the ratio, which is the variance of the cosine mu.x; differentiating it is an error.
 
     A_D'(kappa) = 1 - A_D^2 - (D - 1) A_D / kappa, a form that cancels for large kappa and is not the one used.
 
@@ -86,7 +83,7 @@ def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
         kappa: concentrations, finite and at least 0.
 
     Returns:
-        A_D' in (0, 1/D], shape and type of `kappa`, detached.
+        A_D' in (0, 1/D], shape and type of `kappa`.
 
     Raises:
         ValueError: as `bessel_ratio`.
@@ -95,9 +92,8 @@ def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
         >>> bessel_ratio_derivative(4, torch.tensor([0.0, 1e8], dtype=torch.float64))
         tensor([2.5000e-01, 1.5000e-16], dtype=torch.float64)
     """
-    check_dimension(dimension)
-    check_kappa(kappa)
-    return _evaluate(dimension, kappa.detach().double()).derivative.to(kappa.dtype)
+    check_parameters(dimension, kappa)
+    return _Derivative.apply(kappa.double(), dimension).to(kappa.dtype)
 
 
 def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool = False) -> Float[Tensor, "*B"]:
@@ -123,8 +119,7 @@ def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool =
         >>> log_normalizer(3, torch.tensor(0.0)).exp()  # 1 / (4 pi)
         tensor(0.0796)
     """
-    check_dimension(dimension)
-    check_kappa(kappa)
+    check_parameters(dimension, kappa)
     return _LogNormalizer.apply(kappa.double(), dimension, scaled).to(kappa.dtype)
 
 
@@ -179,8 +174,9 @@ def check_dimension(dimension: int) -> None:
         raise ValueError(f"dimension must be at least 2, got {dimension}")
 
 
-def check_kappa(kappa: Float[Tensor, "*B"]) -> None:
-    """Raise, naming the first offender, unless every concentration is finite and at least 0."""
+def check_parameters(dimension: int, kappa: Float[Tensor, "*B"]) -> None:
+    """Raise unless D is at least 2 and every concentration, the first offender being named, finite and at least 0."""
+    check_dimension(dimension)
     check_all((kappa >= 0) & torch.isfinite(kappa), "kappa must be finite and at least 0", kappa)
 
 
@@ -299,20 +295,33 @@ def _multiply(left: list[Fraction], right: list[Fraction]) -> list[Fraction]:
     return product
 
 
+class _Derivative(torch.autograd.Function):
+    """A_D', the end of the line: further derivatives are refused, not silently 0."""
+
+    @staticmethod
+    def forward(ctx: Any, kappa: Tensor, dimension: int) -> Tensor:
+        return _evaluate(dimension, kappa).derivative
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> None:
+        raise NotImplementedError("the second derivative of the Bessel ratio is not available; detach the first one")
+
+
 class _Ratio(torch.autograd.Function):
     """A_D or 1 - A_D, with the slope A_D' or -A_D'."""
 
     @staticmethod
     def forward(ctx: Any, kappa: Tensor, dimension: int, complement: bool) -> Tensor:
+        ctx.save_for_backward(kappa)
+        ctx.dimension, ctx.complement = dimension, complement
         bessel = _evaluate(dimension, kappa)
-        ctx.save_for_backward(-bessel.derivative if complement else bessel.derivative)
         return bessel.complement if complement else bessel.ratio
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore
-        (grad,), (slope,) = grad_outputs, ctx.saved_tensors
-        return grad * slope, None, None
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        (grad,), (kappa,) = grad_outputs, ctx.saved_tensors
+        slope = _Derivative.apply(kappa, ctx.dimension)
+        return grad * (-slope if ctx.complement else slope), None, None
 
 
 class _LogNormalizer(torch.autograd.Function):

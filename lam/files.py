@@ -161,6 +161,8 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
     for other in folder.glob(f"{_GENERATION}*"):
         if other != generation:
             shutil.rmtree(other, ignore_errors=True)
+    for left in folder.glob(f".{MANIFEST}.*.tmp"):  # of a process that was killed
+        left.unlink(missing_ok=True)
 
 
 def read_generation(folder: str | Path, names: Iterable[str] = ()) -> Path:

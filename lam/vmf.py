@@ -8,30 +8,18 @@ knows of networks, posteriors or retrieval.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.bessel import (
-    bessel_ratio_complement,
-    check_all,
-    check_dimension,
-    check_kappa,
-    kappa_from_resultant,
-    log_normalizer,
-)
-
-__all__ = ["MeanResultant", "VonMisesFisher", "fuse", "kappa_from_resultant", "mean_resultant_length"]
+from lam.bessel import bessel_ratio_complement, check_all, check_parameters, kappa_from_resultant, log_normalizer
 
 _UNIT_TOLERANCE = 1e-4
-_NODES = 64
+_NODES, _WEIGHTS = (column.tolist() for column in np.polynomial.legendre.leggauss(64))
 _REACH = 12  # in standard deviations of the polar angle; what lies beyond is below 1e-13
-_QUANTILE_STEPS = 100
-_SETTLED = 1e-11  # of the range of angles
-_ROUNDING = 1e-15  # of a probability
+_SETTLED = 1e-12  # in probability
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -61,12 +49,8 @@ class VonMisesFisher:
 
     def __post_init__(self) -> None:
         if self.mean.shape[:-1] != self.kappa.shape:
-            raise ValueError(
-                f"mean must have one dimension more than kappa, got shapes {tuple(self.mean.shape)} and "
-                f"{tuple(self.kappa.shape)}"
-            )
-        check_dimension(self.dimension)
-        check_kappa(self.kappa)
+            raise ValueError(f"mean must have shape (*kappa.shape, D), got {self.mean.shape} and {self.kappa.shape}")
+        check_parameters(self.dimension, self.kappa)
         _check_unit(self.mean, "mean")
 
     @property
@@ -195,10 +179,7 @@ class VonMisesFisher:
             tensor(2.2388)
         """
         moments = _mean_resultant(samples, None if weights is None else _normalised(weights))
-        rest = moments.one_minus_resultant
-        kappa = kappa_from_resultant(
-            moments.resultant, samples.shape[-1], one_minus_resultant=rest, max_kappa=max_kappa
-        )
+        kappa = moments.kappa(max_kappa=max_kappa)
         return cls(moments.mean, kappa.to(samples.dtype))
 
     def _unit_mean(self) -> Tensor:
@@ -213,12 +194,17 @@ class MeanResultant:
     Args:
         mean: mean directions (*B, D), unit vectors, in the type of the samples.
         resultant: lengths R (*B) in [0, 1], float64.
-        one_minus_resultant: 1 - R, float64, precise also where R is near 1; `kappa_from_resultant` takes both.
+        one_minus_resultant: 1 - R, float64, precise also where R is near 1.
     """
 
     mean: Float[Tensor, "*B D"]
     resultant: Float[Tensor, "*B"]
     one_minus_resultant: Float[Tensor, "*B"]
+
+    def kappa(self, *, max_kappa: float = 1e8) -> Float[Tensor, "*B"]:
+        """Concentration of that length, float64, at most `max_kappa`; see `lam.bessel.kappa_from_resultant`."""
+        rest = self.one_minus_resultant
+        return kappa_from_resultant(self.resultant, self.mean.shape[-1], one_minus_resultant=rest, max_kappa=max_kappa)
 
 
 def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -> MeanResultant:
@@ -304,25 +290,21 @@ def _mean_resultant(samples: Tensor, weights: Tensor | None) -> MeanResultant:
 
     Of unit vectors 1 - R equals the mean of ||x - mean||^2 / 2; where it does not, some were not unit vectors.
     """
-    if samples.ndim < 2 or len(samples) == 0:
-        raise ValueError(f"samples must have shape (S, ..., D) with S at least 1, got {tuple(samples.shape)}")
-    check_dimension(samples.shape[-1])
+    if samples.ndim < 2 or len(samples) < 1 or samples.shape[-1] < 2:
+        raise ValueError(f"samples must have shape (S, ..., D) with S >= 1 and D >= 2, got {tuple(samples.shape)}")
     if weights is None:
         weights = samples.new_full((len(samples), *[1] * (samples.ndim - 2)), 1 / len(samples), dtype=torch.float64)
     total = torch.zeros_like(samples[0])
     for sample, weight in zip(samples, weights, strict=True):
         total.addcmul_(sample, weight[..., None].to(sample.dtype))
     length = torch.linalg.vector_norm(total, dim=-1)
-    cancels = length <= torch.finfo(total.dtype).eps
-    check_all(~cancels, "samples must not cancel: their mean must have a positive length", length)
+    check_all(~(length <= torch.finfo(length.dtype).eps), "samples must have a mean of positive length", length)
     mean = total / length[..., None]
     spread = torch.zeros_like(length, dtype=torch.float64)
     for sample, weight in zip(samples, weights, strict=True):
-        spread += weight / 2 * (sample - mean).square().sum(-1)
-    length = length.double()
+        spread += weight / 2 * torch.linalg.vector_norm(sample - mean, dim=-1).double().square()
     square = 2 * (spread + length) - 1
-    rule = "samples must be unit vectors (normalise them first): their mean squared length must be 1"
-    check_all((square - 1).abs() <= _UNIT_TOLERANCE, rule, square)
+    check_all((square - 1).abs() <= _UNIT_TOLERANCE, "mean squared length of samples must be 1", square)
     return MeanResultant(mean, torch.where(length < 0.5, length, 1 - spread), spread)
 
 
@@ -365,8 +347,8 @@ def _mode_and_width(dimension: int, kappa: Tensor) -> tuple[Tensor, Tensor]:
     """Where the density of the polar angle peaks, and its standard deviation there."""
     power = dimension - 2
     hypotenuse = torch.hypot(2 * kappa, kappa.new_tensor(power))
-    total = (power + hypotenuse).clamp(min=_TINY)
-    one_minus_cosine = power * (1 + power / (hypotenuse + 2 * kappa).clamp(min=_TINY)) / total
+    share = power / (hypotenuse + 2 * kappa).clamp(min=_TINY)
+    one_minus_cosine = power * (1 + share) / (power + hypotenuse).clamp(min=_TINY)
     mode = 2 * (one_minus_cosine / 2).sqrt().asin()
     curvature = power / mode.sin().square().clamp(min=_TINY) + kappa * mode.cos()
     return mode, curvature.rsqrt()
@@ -397,12 +379,13 @@ def _angle_quantile(dimension: int, kappa: Tensor, level: float) -> Tensor:
 
     total = _integrate(density, start, stop)
     angle, lower, upper = mode, start, stop
-    for _ in range(_QUANTILE_STEPS):
+    for _ in range(100):
         excess = _integrate(density, start, angle) / total - level
         lower, upper = torch.where(excess < 0, angle, lower), torch.where(excess < 0, upper, angle)
         newton = angle - excess * total / density(angle)
-        settled = (excess.abs() <= _ROUNDING) | ((newton - angle).abs() <= _SETTLED * (stop - start))
-        angle = torch.where(settled | ((newton > lower) & (newton < upper)), newton, (lower + upper) / 2)
+        settled = excess.abs() <= _SETTLED
+        fallback = torch.where(settled, angle, (lower + upper) / 2)
+        angle = torch.where((newton > lower) & (newton < upper), newton, fallback)
         if settled.all():
             break
     return angle
@@ -412,12 +395,6 @@ def _integrate(function: Callable[[Tensor], Tensor], start: Tensor, stop: Tensor
     """Gauss-Legendre quadrature, elementwise between the limits."""
     half = (stop - start) / 2
     total = torch.zeros_like(half)
-    for node, weight in _quadrature_rule():
+    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
         total += weight * function(start + (1 + node) * half)
     return half * total
-
-
-@lru_cache(maxsize=1)
-def _quadrature_rule() -> list[tuple[float, float]]:
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    return list(zip(nodes.tolist(), weights.tolist(), strict=True))

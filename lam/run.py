@@ -1,0 +1,272 @@
+"""A run: configuration -> data -> method -> evaluation -> report, in a folder that says all there is to say.
+
+    config.yaml      fully resolved
+    checkpoints/     of the training; it continues from the last one
+    encoder/         network, posterior, preprocessing
+    index/           the test split, to be searched
+    metrics.json     flat names and values, and the seconds of each stage
+    plots/*.png, report.html
+    MANIFEST.json    SHA-256 of what does not change afterwards, written last
+
+Started again with the same configuration a run continues where it was; what is finished is kept.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lam import datasets, gallery, losses, models
+from lam.config import RunConfig
+from lam.datasets import ImageDataset, Splits
+from lam.encoder import BayesianEncoder, load
+from lam.encoder_files import check_state
+from lam.evaluation import Evaluation, evaluate
+from lam.files import MANIFEST, read_json, read_tensors, seal, verify, write_json, write_text
+from lam.head import evaluating
+from lam.methods.laplace_posthoc import fit
+from lam.retrieval.neighbours import rank
+from lam.run_report import write_plots_and_report
+from lam.training import train
+
+EMBEDDING_BATCH = 500
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+        folder: where it is.
+        metrics: flat names and values; None where a metric is undefined.
+    """
+
+    folder: Path
+    metrics: dict[str, Any]
+
+    @property
+    def report(self) -> Path:
+        """The page to open."""
+        return self.folder / "report.html"
+
+
+def run(config: RunConfig, *, progress: bool = True) -> RunResult:
+    """Train, fit, tune, evaluate and report; or continue where an earlier call was stopped.
+
+    Nothing is tuned on what is reported: the network and its posterior are fitted on the training split, the epoch and
+    the likelihood scale are chosen on the validation split, metrics are of the test split.
+
+    Args:
+        config: what to do.
+        progress: show what happens on standard error.
+
+    Returns:
+        The folder and the metrics.
+
+    Raises:
+        ValueError: for settings outside their range, data that cannot be read, or a folder that holds a run with other
+            settings; before any work.
+    """
+    config.check()
+    splits, ood = _load_data(config)
+    network = models.build(
+        config.network.name,
+        dimension=config.network.dimension,
+        weights=config.network.weights,
+        seed=config.seed,
+        **config.network.options,
+    )
+    folder = _claim_folder(config)
+    if (folder / MANIFEST).is_file():
+        verify(folder)
+        return RunResult(folder, read_json(folder / "metrics.json"))
+    stages = _Stages(progress, _seconds_so_far(folder))
+    if (folder / "encoder" / MANIFEST).is_file():
+        encoder = load(folder / "encoder")
+    else:
+        with stages("train"):
+            _train(config, network, splits, folder, progress)
+        encoder = _fit(config, network, splits, stages, progress)
+        encoder.save(folder / "encoder")
+        write_json(folder / "seconds.json", stages.seconds)
+    with stages("evaluate"):
+        evaluation = evaluate(
+            encoder,
+            _loader(splits.test, EMBEDDING_BATCH),
+            {name: _loader(images, EMBEDDING_BATCH) for name, images in ood.items()},
+            reference=_reference(config, encoder, splits.train),
+            n_samples=config.evaluation.n_samples,
+            progress=progress,
+        )
+    with stages("index"):
+        gallery.index_dataset(folder, evaluation.embeddings, splits.test)
+    metrics = {**evaluation.metrics, **{f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}}
+    return _finish(config, folder, metrics, evaluation, splits.test)
+
+
+def _finish(
+    config: RunConfig, folder: Path, metrics: dict[str, Any], evaluation: Evaluation, test: ImageDataset
+) -> RunResult:
+    write_json(folder / "metrics.json", metrics)
+    plots = write_plots_and_report(folder, asdict(config), metrics, evaluation, test)
+    (folder / "seconds.json").unlink(missing_ok=True)
+    names = ["config.yaml", "metrics.json", "report.html", *(f"plots/{path.name}" for path in plots)]
+    seal(folder, names)
+    return RunResult(folder, metrics)
+
+
+def _load_data(config: RunConfig) -> tuple[Splits, dict[str, ImageDataset]]:
+    data = config.data
+    splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
+    ood = {
+        found.name: datasets.load_ood(found.name, like=splits.test, root=found.root, seed=data.seed, **found.options)
+        for found in data.ood
+    }
+    if data.limit is not None:
+        limit, seed = data.limit, data.seed
+        parts = (part.limit(limit, seed=seed) for part in (splits.train, splits.validation, splits.test))
+        splits = Splits(*parts)
+        ood = {name: images.limit(limit, seed=seed) for name, images in ood.items()}
+    return splits, ood
+
+
+def _claim_folder(config: RunConfig) -> Path:
+    folder = config.folder
+    resolved = {**asdict(config), "output": None}
+    if (folder / "config.yaml").is_file():
+        found = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        different = sorted(_differences(found, resolved))
+        if different:
+            raise ValueError(
+                f"{folder} holds a run with other settings ({'; '.join(different)}): give another --output or delete it"
+            )
+    elif folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} holds files that are no run of lam: give another --output")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
+    return folder
+
+
+def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for name in found.keys() | wanted.keys():
+            yield from _differences(found.get(name), wanted.get(name), f"{path}.{name}" if path else name)
+    elif found != wanted:
+        yield f"{path} was {found}, is {wanted}"
+
+
+def _train(config: RunConfig, network: nn.Module, splits: Splits, folder: Path, progress: bool) -> None:
+    if config.checkpoint is not None:
+        state = _read_weights(config.checkpoint)
+        check_state(network, state)
+        network.load_state_dict(state)
+        return
+    training = config.training
+    history = train(
+        network,
+        splits.train,
+        loss=losses.build(training.loss, margin=config.margin),
+        epochs=training.epochs,
+        validate=lambda candidate: nearest_is_relevant(candidate, splits.validation),
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate,
+        learning_rate_decay=training.learning_rate_decay,
+        optimizer=training.optimizer,
+        weight_decay=training.weight_decay,
+        seed=config.seed,
+        folder=folder / "checkpoints",
+        checkpoint_every=training.checkpoint_every,
+        accelerator=config.accelerator,
+        precision=training.precision,
+        progress=progress,
+    )
+    write_json(folder / "training.json", asdict(history))
+
+
+def _fit(config: RunConfig, network: nn.Module, splits: Splits, stages: "_Stages", progress: bool) -> BayesianEncoder:
+    laplace = config.laplace
+    with stages("fit"):
+        encoder = fit(
+            network,
+            _loader(splits.train, laplace.batch_size, shuffle_seed=config.seed),
+            margin=config.margin,
+            split=laplace.split,
+            fix=laplace.fix,
+            negative_weight=laplace.negative_weight,
+            pairs=laplace.pairs,
+            prior_precision=laplace.prior_precision,
+            likelihood_scale=laplace.likelihood_scale,
+            seed=config.seed,
+            progress=progress,
+        )
+    with stages("tune"):
+        if laplace.tune == "calibration":
+            encoder.tune(_loader(splits.validation, EMBEDDING_BATCH), by="calibration", n_samples=laplace.tune_samples)
+        elif laplace.tune == "marginal_likelihood":
+            encoder.tune([], by="marginal_likelihood")
+    return encoder
+
+
+def nearest_is_relevant(network: nn.Module, images: ImageDataset) -> float:
+    """Give recall@1 of the network's own embeddings among themselves: what validation picks the epoch by."""
+    with evaluating(network):
+        device = next(network.parameters()).device
+        embeddings = torch.cat([network(batch.to(device)) for batch, _ in _loader(images, EMBEDDING_BATCH)])
+    hits, _ = rank(embeddings.float(), k=1)
+    labels = images.labels.to(hits.device)
+    return float((labels[hits[:, 0]] == labels).double().mean())
+
+
+def _reference(config: RunConfig, encoder: BayesianEncoder, train_split: ImageDataset) -> Tensor:
+    images = train_split.limit(config.evaluation.reference, seed=config.seed)
+    return encoder.features(_loader(images, EMBEDDING_BATCH))
+
+
+def _loader(images: ImageDataset, batch_size: int, *, shuffle_seed: int | None = None) -> DataLoader[Any]:
+    if shuffle_seed is None:
+        return DataLoader(images, batch_size=batch_size)
+    generator = torch.Generator().manual_seed(shuffle_seed)
+    return DataLoader(images, batch_size=batch_size, shuffle=True, generator=generator)
+
+
+def _read_weights(path: str) -> dict[str, Tensor]:
+    if path.endswith(".safetensors"):
+        return read_tensors(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(f"{path} holds no plain weights ({type(error).__name__}): save a state_dict") from None
+    state = state.get("state_dict", state) if isinstance(state, dict) else state
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{path} holds no state_dict of tensors")
+    return state
+
+
+def _seconds_so_far(folder: Path) -> dict[str, float]:
+    path = folder / "seconds.json"
+    return read_json(path) if path.is_file() else {}
+
+
+@dataclass
+class _Stages:
+    """Says which stage runs and how long each took."""
+
+    progress: bool
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        if self.progress:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - start, 3)

@@ -1,0 +1,113 @@
+"""The plots and the page of a run, made from its evaluation."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lam.datasets import ImageDataset
+from lam.evaluation import Evaluation
+from lam.retrieval import plots
+from lam.retrieval.report import Plot, write_report
+
+SCORE_NAMES = {"kappa": "κ", "variance": "variance", "norm": "feature norm", "knn": "k-NN cosine"}
+
+
+def write_plots_and_report(
+    folder: Path,
+    configuration: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    evaluation: Evaluation,
+    test: ImageDataset,
+) -> list[Path]:
+    """Write plots/*.png and report.html.
+
+    Args:
+        folder: of the run.
+        configuration: resolved.
+        metrics: flat names and values.
+        evaluation: what was measured on the test split.
+        test: the test split, whose images are shown.
+
+    Returns:
+        The paths of the plots.
+    """
+    (folder / "plots").mkdir(exist_ok=True)
+    shown = [*_retrieval_plots(folder / "plots", evaluation, test), *_ood_plots(folder / "plots", evaluation)]
+    data, method = configuration["data"]["name"], configuration["method"]
+    write_report(
+        folder / "report.html",
+        title=f"{data}: {method}",
+        metrics=metrics,
+        plots=shown,
+        configuration=configuration,
+        notes=_notes(evaluation),
+    )
+    return [Path(plot.path) for plot in shown]
+
+
+def _retrieval_plots(folder: Path, evaluation: Evaluation, test: ImageDataset) -> list[Plot]:
+    kept = evaluation.answerable
+    uncertainty = {SCORE_NAMES[name]: values[kept] for name, values in evaluation.scores.items()}
+    plots.plot_sparsification(folder / "sparsification.png", evaluation.correct[kept], uncertainty)
+    plots.plot_calibration(folder / "calibration.png", evaluation.calibration)
+    mean, std = test.preprocessing.mean, test.preprocessing.std
+
+    def image(index: int) -> Tensor:
+        pixels = test[index][0]
+        if mean is None or std is None:
+            return pixels
+        return pixels * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
+
+    plots.plot_extremes(
+        folder / "extremes.png",
+        evaluation.embeddings.kappa,
+        evaluation.hits[:, 0],
+        evaluation.correct,
+        query_image=image,
+        gallery_image=image,
+    )
+    return [
+        Plot(
+            "Sparsification",
+            "Accuracy of the queries that stay when the most uncertain are dropped. A curve that rises says that the "
+            "uncertainty knows which answers are wrong.",
+            folder / "sparsification.png",
+        ),
+        Plot(
+            "Calibration",
+            "Share of right answers against confidence, the share of sampled networks that agree.",
+            folder / "calibration.png",
+        ),
+        Plot("Most and least certain", "Queries by κ, each above its first hit.", folder / "extremes.png"),
+    ]
+
+
+def _ood_plots(folder: Path, evaluation: Evaluation) -> list[Plot]:
+    kappa = {"in distribution": evaluation.embeddings.kappa}
+    kappa |= {name: embeddings.kappa for name, embeddings in evaluation.ood_embeddings.items()}
+    plots.plot_kappa(folder / "kappa.png", kappa)
+    shown = [
+        Plot("Concentration κ", "How sure each embedding is; small κ means uncertain.", folder / "kappa.png"),
+    ]
+    for name, outside in evaluation.ood_scores.items():
+        scores = {SCORE_NAMES[score]: (values, outside[score]) for score, values in evaluation.scores.items()}
+        roc, curve = folder / f"roc_{name}.png", folder / f"precision_recall_{name}.png"
+        plots.plot_roc(roc, scores)
+        plots.plot_precision_recall(curve, scores)
+        shown.append(Plot(f"ROC against {name}", "OOD is the positive class; by score.", roc))
+        shown.append(Plot(f"Precision-recall against {name}", "The line is the prevalence of OOD.", curve))
+    return shown
+
+
+def _notes(evaluation: Evaluation) -> list[str]:
+    notes = ["The gallery is the test split without the query itself; nothing was tuned on it."]
+    left_out = evaluation.metrics["n_without_relevant"]
+    if left_out:
+        notes.append(f"{left_out} queries have no relevant item and are left out of retrieval metrics.")
+    capped = int(evaluation.embeddings.capped.sum())
+    if capped:
+        notes.append(f"{capped} of {len(evaluation.labels)} embeddings have a κ at an end of its range: a bound.")
+    return notes

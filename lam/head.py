@@ -48,6 +48,8 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     if not isinstance(output, Tensor) or output.ndim != 2:
         given = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(f"the network must map a batch to embeddings (N, D), it gave {given}: wrap it so that it does")
+    if len(output) == 0:
+        raise ValueError("the first batch is empty: the head cannot be found on it")
     if not output.isfinite().all():
         raise ValueError("the network's output on the first batch is not finite")
     matching = [path for path, candidate in seen.items() if _gives(candidate, output)]

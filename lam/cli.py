@@ -2,8 +2,8 @@
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,48 +11,60 @@ from lam import __version__
 
 DEMO = "configs/digits/laplace_posthoc.yaml"
 SHOWN = ("recall", "map", "ece", "ausc")
+_EXAMPLES = """examples:
+  lam demo                                     train, fit and report on the digits that ship with lam
+  lam run configs/fashionmnist/laplace_posthoc.yaml --data.root=DIR
+  lam run configs/folder/laplace_posthoc.yaml --data.root=DIR     your own images, a sub-folder a class
+  lam embed RUN FOLDER -o embeddings.npz       RUN is the folder of a run, such as runs/digits/laplace_posthoc
+  lam index RUN FOLDER
+  lam search RUN IMAGE -k 5"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 for success, 1 for an error that is said in one line, 2 for wrong usage."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] in (["run"], ["demo"]):
+        arguments = _joined(arguments)
     parsed, rest = _parser().parse_known_args(arguments)
     if rest and parsed.command not in ("run", "demo"):
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
-    try:
-        parsed.do(parsed, rest)
-    except (ValueError, OSError) as error:
-        print(f"lam: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("lam: stopped; start it again to continue", file=sys.stderr)
-        return 130
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            parsed.do(parsed, rest)
+        except (ValueError, OSError) as error:
+            print(f"lam: {' '.join(line.strip() for line in str(error).splitlines())}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("lam: stopped; start it again to continue", file=sys.stderr)
+            return 130
     return 0
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Any:
-    """Read a configuration and apply overrides such as `--training.epochs=5`.
+def _joined(arguments: list[str]) -> list[str]:
+    """Write `--name value` as `--name=value`, so that no value is taken for the configuration."""
+    joined: list[str] = []
+    for argument in arguments:
+        before = joined[-1] if joined else ""
+        open_setting = before.startswith("--") and "=" not in before and before not in ("--quiet", "--help")
+        if open_setting and not argument.startswith("--"):
+            joined[-1] = f"{before}={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
-    Raises:
-        ValueError: saying what is wrong, and where.
-    """
-    from jsonargparse import ArgumentError, ArgumentParser
 
-    from lam.config import RunConfig, find_config
-
-    parser = ArgumentParser(prog="lam run CONFIG", exit_on_error=False)
-    parser.add_argument("--config", action="config", help=argparse.SUPPRESS)
-    parser.add_class_arguments(RunConfig)
-    try:
-        parsed = parser.instantiate_classes(parser.parse_args([f"--config={find_config(path)}", *overrides]))
-    except ArgumentError as error:
-        raise ValueError(str(error)) from None
-    return RunConfig(**{field.name: parsed[field.name] for field in fields(RunConfig)})
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"lam: warning: {message}", file=sys.stderr)
 
 
 def _run(parsed: argparse.Namespace, overrides: list[str]) -> None:
-    from lam.run import run
+    from lam.settings import load_config
 
-    result = run(load_config(parsed.config, overrides), progress=not parsed.quiet)
+    config = load_config(parsed.config, overrides)
+    from lam.run import run  # heavy: a mistake in the settings is told sooner
+
+    result = run(config, progress=not parsed.quiet)
     for name, value in result.metrics.items():
         if name.partition("@")[0] in SHOWN or name.startswith(("auroc", "auprc")):
             print(f"{name:<32}{'undefined' if value is None else format(value, '.4f'):>10}")
@@ -62,6 +74,7 @@ def _run(parsed: argparse.Namespace, overrides: list[str]) -> None:
 def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam import gallery
 
+    gallery.check_output(parsed.output)
     images, embeddings = gallery.embed_folder(gallery.open_run(parsed.run), parsed.folder, progress=not parsed.quiet)
     gallery.save_embeddings(parsed.output, images, embeddings)
     print(f"{len(embeddings)} embeddings: {parsed.output}")
@@ -85,33 +98,56 @@ def _search(parsed: argparse.Namespace, _: list[str]) -> None:
         print(f"{float(score):8.4f} {float(kappa):10.4g}  {item['label']}  {item['path']}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lam", description="Make a retrieval network Bayesian.")
-    parser.add_argument("--version", action="version", version=f"lam {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+class _CommandParser(argparse.ArgumentParser):
+    """A command; the help of those that run a configuration lists the settings, which are looked up only then."""
 
-    def command(name: str, do: Any, help: str, **options: Any) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=help, description=help, **options)
+    def format_help(self) -> str:
+        if self.get_default("do") is _run:
+            self.epilog = _settings_help()
+        return super().format_help()
+
+
+def _settings_help() -> str:
+    from lam.settings import describe_settings
+
+    return (
+        "Any setting can be given as an option, such as --training.epochs=5 or --output=DIR, and stands above the\n"
+        "file. The run's folder is runs/DATA/METHOD unless --output says otherwise; started again with the same\n"
+        f"settings, a run continues.\n\nsettings, their defaults (and what they may be):\n{describe_settings()}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="lam", description="Make a retrieval network Bayesian.", epilog=_EXAMPLES, formatter_class=raw
+    )
+    parser.add_argument("--version", action="version", version=f"lam {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser)
+
+    def command(name: str, do: Any, help: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help, description=help, formatter_class=raw, allow_abbrev=False)
         added.add_argument("--quiet", action="store_true", help="show no progress")
         added.set_defaults(do=do)
         return added
 
-    overriding = "Any setting can be given as an option, such as --training.epochs=5 or --output=DIR."
-    command("run", _run, "Run a configuration.", epilog=overriding).add_argument("config", help="a YAML file")
-    demo = command("demo", _run, "Run the embedded digits data set.", epilog=overriding)
+    command("run", _run, "Run a configuration: train, fit the posterior, tune, evaluate, report.").add_argument(
+        "config", help="a YAML file, your own or one that lam ships, or the folder of a run, to continue it"
+    )
+    demo = command("demo", _run, "Run the embedded digits data set, in a minute or two.")
     demo.set_defaults(config=DEMO)
-    embed = command("embed", _embed, "Embed the images of a folder.")
-    embed.add_argument("run", help="the folder of a run")
+    embed = command("embed", _embed, "Embed the images of a folder: an .npz file with mean, kappa and variance.")
+    embed.add_argument("run", help="the folder of a finished run")
     embed.add_argument("folder", help="images, in class sub-folders or not")
     embed.add_argument("-o", "--output", required=True, help="the .npz file to write")
     index = command("index", _index, "Replace a run's index by the images of a folder.")
-    index.add_argument("run", help="the folder of a run")
+    index.add_argument("run", help="the folder of a finished run")
     index.add_argument("folder", help="images, in class sub-folders or not")
-    index.add_argument("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32")
+    index.add_argument("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32 (default: Flat)")
     search = command("search", _search, "Search a run's index for an image.")
-    search.add_argument("run", help="the folder of a run")
+    search.add_argument("run", help="the folder of a finished run")
     search.add_argument("image", help="an image file")
-    search.add_argument("-k", type=int, default=5, help="how many hits")
+    search.add_argument("-k", type=int, default=5, help="how many hits (default: 5)")
     return parser
 
 

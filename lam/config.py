@@ -1,21 +1,28 @@
 """A run's configuration: typed, checked before any work, and written back fully resolved.
 
-Each method's section holds its own options; what they mean is said where they are used.
+Each method's section holds its own options; what they mean is said where they are used. How a configuration is read
+from a file and the command line is `lam.settings`.
 """
 
-from dataclasses import dataclass, field
-from importlib.resources import files
+import math
+import re
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+import torch
 
 from lam.curvature import Relation, Scope
+from lam.evaluation import NEIGHBOUR
 from lam.hessians.contrastive import Fix, Split
 from lam.hessians.last_layer import check_settings
-from lam.losses import LossName
+from lam.losses import LossName, build
 from lam.training import Optimizer, Precision
 
 Method = Literal["laplace_posthoc"]
 Tune = Literal["calibration", "marginal_likelihood", "none"]
+Accelerator = Literal["auto", "cpu", "cuda", "mps"]
 
 
 @dataclass
@@ -26,11 +33,13 @@ class OodConfig:
         name: a data set of `lam.datasets.load_ood`.
         root: its folder, where it needs one.
         options: further options of that data set.
+        title: what it is called in tables, where the name alone would not tell two sets apart.
     """
 
     name: str
     root: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    title: str | None = None
 
 
 @dataclass
@@ -126,7 +135,7 @@ class RunConfig:
         seed: of the weights, the order of the data and the posterior's noise.
         output: the run's folder; runs/<data>/<method> by default.
         checkpoint: weights to start from instead of training: a .safetensors or .pth file.
-        accelerator: of Lightning Fabric: "auto", "cpu", "cuda", ...
+        accelerator: what trains: "auto", "cpu", "cuda" or "mps".
         training: how the network is trained.
         laplace: how the posterior is fitted and tuned.
         evaluation: how the encoder is evaluated.
@@ -139,7 +148,7 @@ class RunConfig:
     seed: int = 0
     output: str | None = None
     checkpoint: str | None = None
-    accelerator: str = "auto"
+    accelerator: Accelerator = "auto"
     training: TrainingConfig = field(default_factory=TrainingConfig)
     laplace: LaplaceConfig = field(default_factory=LaplaceConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -150,40 +159,70 @@ class RunConfig:
         Raises:
             ValueError: saying which, and what is allowed.
         """
-        laplace = self.laplace
+        laplace, training = self.laplace, self.training
         check_settings(
             margin=self.margin, split=laplace.split, fix=laplace.fix, negative_weight=laplace.negative_weight
         )
+        build(training.loss, margin=self.margin)
         Relation(laplace.pairs)
-        for name, value in (
-            ("evaluation.n_samples", self.evaluation.n_samples),
-            ("laplace.tune_samples", laplace.tune_samples),
-            ("laplace.batch_size", laplace.batch_size),
+        if laplace.fix == "full" and laplace.pairs == "dataset":
+            raise ValueError("laplace.fix must be fixed or positive with laplace.pairs=dataset, got full")
+        for name, value, allowed in (
+            ("method", self.method, get_args(Method)),
+            ("accelerator", self.accelerator, get_args(Accelerator)),
+            ("training.optimizer", training.optimizer, get_args(Optimizer)),
+            ("training.precision", training.precision, get_args(Precision)),
+            ("laplace.tune", laplace.tune, get_args(Tune)),
         ):
-            if value < 2:
-                raise ValueError(f"{name} must be at least 2, got {value}")
-        if self.checkpoint is not None and not Path(self.checkpoint).is_file():
-            raise ValueError(f"checkpoint {self.checkpoint} does not exist")
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        if self.accelerator in ("cuda", "mps") and not getattr(torch, self.accelerator).is_available():
+            raise ValueError(f"accelerator {self.accelerator} is not available here: take auto or cpu")
+        self._check_numbers()
+        self._check_ood()
+
+    def _check_numbers(self) -> None:
+        laplace, training, evaluation = self.laplace, self.training, self.evaluation
+        for name, value, least in (
+            ("seed", self.seed, 0),
+            ("data.seed", self.data.seed, 0),
+            ("data.limit", self.data.limit, 1),
+            ("network.dimension", self.network.dimension, 2),
+            ("training.epochs", training.epochs, 1),
+            ("training.batch_size", training.batch_size, 2),
+            ("training.weight_decay", training.weight_decay, 0),
+            ("training.checkpoint_every", training.checkpoint_every, 1),
+            ("laplace.batch_size", laplace.batch_size, 2),
+            ("laplace.tune_samples", laplace.tune_samples, 2),
+            ("evaluation.n_samples", evaluation.n_samples, 2),
+            ("evaluation.reference", evaluation.reference, NEIGHBOUR),
+        ):
+            if value is not None and not least <= value < math.inf:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        for name, value in (
+            ("training.learning_rate", training.learning_rate),
+            ("training.learning_rate_decay", training.learning_rate_decay),
+            ("laplace.prior_precision", laplace.prior_precision),
+            ("laplace.likelihood_scale", laplace.likelihood_scale),
+        ):
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        if training.learning_rate_decay > 1:
+            raise ValueError(f"training.learning_rate_decay must be at most 1, got {training.learning_rate_decay}")
+
+    def _check_ood(self) -> None:
+        titles = [found.title or found.name for found in self.data.ood]
+        for title, count in Counter(titles).items():
+            if count > 1:
+                raise ValueError(f"data.ood has {count} sets called {title}: give each its own title")
+            if not re.fullmatch(r"[\w.+-]+", title):
+                raise ValueError(f"a title in data.ood must be letters, digits, _, ., + or -, got {title!r}")
+
+    def resolved(self) -> dict[str, Any]:
+        """Every setting but where the run is, as YAML has it: a run may be moved."""
+        return {**asdict(self), "output": None}
 
     @property
     def folder(self) -> Path:
         """The run's folder."""
         return Path("runs") / self.data.name / self.method if self.output is None else Path(self.output)
-
-
-def find_config(path: str | Path) -> Path:
-    """Find a configuration file: as given, or among those that lam ships (`configs/digits/laplace_posthoc.yaml`).
-
-    Raises:
-        ValueError: naming the ones that ship, where there is none.
-    """
-    path = Path(path)
-    if path.is_file():
-        return path
-    shipped = Path(str(files("lam") / "configs"))
-    parts = path.parts[1:] if path.parts[:1] == ("configs",) else path.parts
-    inside = shipped.joinpath(*parts)
-    if inside.is_file():
-        return inside
-    known = ", ".join(sorted(f"configs/{found.relative_to(shipped)}" for found in shipped.glob("*/*.yaml")))
-    raise ValueError(f"there is no configuration {path}; lam ships {known}")

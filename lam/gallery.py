@@ -1,6 +1,6 @@
 """Folders of images, embedded and indexed by a run's encoder, and searched.
 
-Beside the index stands `items.json`: what each id is. The id of an image from a folder is the first 63 bits of its
+Beside the index stands `items/`: what each id is. The id of an image from a folder is the first 63 bits of its
 SHA-256, so that one image is one row however often it is there and whatever it is called.
 """
 
@@ -16,10 +16,20 @@ from lam import datasets
 from lam.datasets import FolderImages, ImageDataset
 from lam.embeddings import Embeddings
 from lam.encoder import BayesianEncoder, load
-from lam.files import MANIFEST, CorruptFileError, read_json, sha256_of, verify, write_atomically, write_json
+from lam.files import (
+    CorruptFileError,
+    read_generation,
+    read_json,
+    sha256_of,
+    write_atomically,
+    write_generation,
+    write_json,
+)
 from lam.retrieval.index import Hits, Index
+from lam.run_folder import locked, require_finished
 
 BATCH = 64
+_ITEMS = "items.json"
 
 
 def open_run(folder: str | Path) -> BayesianEncoder:
@@ -29,13 +39,20 @@ def open_run(folder: str | Path) -> BayesianEncoder:
         ValueError: where the folder is no run or the run did not finish.
         CorruptFileError: naming the file that is missing, truncated or altered.
     """
-    folder = Path(folder)
-    if not (folder / "config.yaml").is_file():
-        raise ValueError(f"{folder} is no run of lam: `lam run CONFIG` or `lam demo` makes one")
-    if not (folder / MANIFEST).is_file():
-        raise ValueError(f"the run in {folder} has not finished: start it again, and it continues")
-    verify(folder)
-    return load(folder / "encoder")
+    require_finished(Path(folder))
+    return load(Path(folder) / "encoder")
+
+
+def require_faiss() -> None:
+    """Refuse to go on where FAISS is not installed.
+
+    Raises:
+        ValueError: saying how to install it.
+    """
+    try:
+        import faiss  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"FAISS cannot be imported ({error}): pip install 'lam[cpu]', or 'lam[gpu]'") from None
 
 
 def embed_folder(
@@ -51,8 +68,14 @@ def embed_folder(
 
 
 def save_embeddings(path: str | Path, images: FolderImages, embeddings: Embeddings) -> None:
-    """Write a NumPy archive with `paths`, `mean` (N, D), `kappa`, `variance` and `resultant` (N,)."""
+    """Write a NumPy archive with `paths`, `mean` (N, D), `kappa`, `variance` and `resultant` (N,).
+
+    Raises:
+        ValueError: where `path` cannot be a file.
+    """
     import numpy as np
+
+    check_output(path)
 
     arrays: dict[str, Any] = {
         "paths": np.array([str(found) for found in images.paths]),
@@ -69,6 +92,19 @@ def save_embeddings(path: str | Path, images: FolderImages, embeddings: Embeddin
     write_atomically(path, write)
 
 
+def check_output(path: str | Path) -> None:
+    """Refuse a path at which no file can be written.
+
+    Raises:
+        ValueError: for a folder, or a path in a folder that does not exist.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give the path of the file to write")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} to write {path.name} to: make it first")
+
+
 def index_folder(run: str | Path, folder: str | Path, *, factory: str = "Flat", progress: bool = True) -> int:
     """Replace a run's index by one of the images of a folder.
 
@@ -80,8 +116,20 @@ def index_folder(run: str | Path, folder: str | Path, *, factory: str = "Flat", 
 
     Returns:
         How many different images it holds.
+
+    Raises:
+        ValueError: for a folder that is no finished run or that another process writes to, a type that FAISS does not
+            know or that needs more images, or naming a file that is no image. The old index then stays.
     """
+    run = Path(run)
     encoder = open_run(run)
+    require_faiss()
+    Index(encoder.dimension, factory)  # refuses a type before the images are read
+    with locked(run):
+        return _index_folder(run, encoder, folder, factory, progress)
+
+
+def _index_folder(run: Path, encoder: BayesianEncoder, folder: str | Path, factory: str, progress: bool) -> int:
     images, embeddings = embed_folder(encoder, folder, progress=progress)
     items: dict[int, dict[str, str]] = {}
     rows = []
@@ -91,17 +139,17 @@ def index_folder(run: str | Path, folder: str | Path, *, factory: str = "Flat", 
             items[identity] = {"label": images.classes[int(images.labels[row])], "path": str(path)}
             rows.append(row)
     kept = embeddings[torch.tensor(rows)]
-    _write(Path(run), kept, torch.tensor(list(items)), items, factory)
+    _write(run, kept, torch.tensor(list(items)), items, factory)
     return len(items)
 
 
 def index_dataset(run: Path, embeddings: Embeddings, images: ImageDataset) -> None:
     """Index a data set's items under their positions."""
     ids = torch.arange(len(embeddings))
-    items = {
-        position: {"label": images.classes[label], "path": f"{images.name} test {position}"}
-        for position, label in enumerate(images.labels.tolist())
-    }
+    paths = images.paths if isinstance(images, FolderImages) else [f"{images.name} test {row}" for row in ids.tolist()]
+    labels = [images.classes[label] for label in images.labels.tolist()]
+    found = enumerate(zip(labels, paths, strict=True))
+    items = {position: {"label": label, "path": str(path)} for position, (label, path) in found}
     _write(run, embeddings, ids, items, "Flat")
 
 
@@ -128,14 +176,16 @@ def search(run: str | Path, image: str | Path, *, k: int = 5) -> Found:
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
+    run = Path(run)
     encoder = open_run(run)
+    require_faiss()
     query = encoder.embed(_preprocessing(encoder)(image)[None])
-    index_path = Path(run) / "index"
-    hits = Index.load(index_path).search(query, k)
-    items = read_json(Path(run) / "items.json")
+    hits = Index.load(run / "index").search(query, k)
+    path = read_generation(run / "items", [_ITEMS]) / _ITEMS
+    items = read_json(path)
     missing = [hit for hit in hits.ids[0].tolist() if str(hit) not in items]
     if missing:
-        raise CorruptFileError(f"{Path(run) / 'items.json'} does not know id {missing[0]}: run `lam index` again")
+        raise CorruptFileError(f"{path} does not know id {missing[0]}: run `lam index` again")
     return Found(query, hits, [items[str(hit)] for hit in hits.ids[0].tolist()])
 
 
@@ -144,12 +194,22 @@ def _write(run: Path, embeddings: Embeddings, ids: Tensor, items: dict[int, dict
     if not index.is_trained:
         index.train(embeddings)
     index.add(embeddings, ids)
-    path = run / "items.json"
-    known = read_json(path) if path.is_file() else {}
     new = {str(identity): item for identity, item in items.items()}
-    write_json(path, known | new)  # a superset first: whichever index a crash leaves finds its items
+    _write_items(run, _known_items(run) | new)  # a superset first: whichever index a crash leaves finds its items
     index.save(run / "index")
-    write_json(path, new)
+    _write_items(run, new)
+
+
+def _write_items(run: Path, items: dict[str, dict[str, str]]) -> None:
+    write_generation(run / "items", lambda generation: write_json(generation / _ITEMS, items))
+
+
+def _known_items(run: Path) -> dict[str, dict[str, str]]:
+    """What the ids of the present index are; nothing where that is lost, as `lam index` is what repairs it."""
+    try:
+        return read_json(read_generation(run / "items", [_ITEMS]) / _ITEMS)
+    except CorruptFileError:
+        return {}
 
 
 def _preprocessing(encoder: BayesianEncoder) -> Any:

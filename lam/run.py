@@ -1,9 +1,10 @@
 """A run: configuration -> data -> method -> evaluation -> report, in a folder that says all there is to say.
 
     config.yaml      fully resolved
-    checkpoints/     of the training; it continues from the last one
+    data.json        fingerprints of the splits, so that a run is not continued on other data
+    checkpoints/     of the training, which continues from the last one; training.json is its history
     encoder/         network, posterior, preprocessing
-    index/           the test split, to be searched
+    index/, items/   the test split, to be searched
     metrics.json     flat names and values, and the seconds of each stage
     plots/*.png, report.html
     MANIFEST.json    SHA-256 of what does not change afterwards, written last
@@ -20,22 +21,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lam import datasets, gallery, losses, models
 from lam.config import RunConfig
-from lam.datasets import ImageDataset, Splits
+from lam.curvature import check_labels
+from lam.datasets import ImageDataset, MissingDataError, Splits
 from lam.encoder import BayesianEncoder, load
-from lam.encoder_files import check_state
-from lam.evaluation import Evaluation, evaluate
-from lam.files import MANIFEST, read_json, read_tensors, seal, verify, write_json, write_text
+from lam.evaluation import NEIGHBOUR, Evaluation, evaluate
+from lam.files import MANIFEST, read_json, seal, write_json
 from lam.head import evaluating
 from lam.methods.laplace_posthoc import fit
+from lam.models import EmbeddingNetwork
 from lam.retrieval.neighbours import rank
+from lam.run_folder import claimed, is_finished, refuse_other_run
 from lam.run_report import write_plots_and_report
 from lam.training import train
+from lam.weights import load_weights
 
 EMBEDDING_BATCH = 500
 
@@ -72,31 +75,41 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
         The folder and the metrics.
 
     Raises:
-        ValueError: for settings outside their range, data that cannot be read, or a folder that holds a run with other
-            settings; before any work.
+        ValueError: for settings outside their range, data that cannot be read or are too few, a network that does not
+            take them, or a folder that holds a run with other settings; all before any work, and with nothing written.
+        CorruptFileError: naming the file of a finished run that is missing, truncated or altered.
     """
     config.check()
-    splits, ood = _load_data(config)
-    network = models.build(
-        config.network.name,
-        dimension=config.network.dimension,
-        weights=config.network.weights,
-        seed=config.seed,
-        **config.network.options,
-    )
-    folder = _claim_folder(config)
-    if (folder / MANIFEST).is_file():
-        verify(folder)
+    gallery.require_faiss()
+    folder, settings = config.folder, config.resolved()
+    refuse_other_run(folder, settings)
+    if is_finished(folder):
         return RunResult(folder, read_json(folder / "metrics.json"))
+    splits, ood = _load_data(config)
+    _check_splits(splits)
+    network = _build_network(config, splits.train)
+    with claimed(folder, settings, {**vars(splits), **{f"OOD set {name}": images for name, images in ood.items()}}):
+        return _run(config, folder, network, splits, ood, progress)
+
+
+def _run(
+    config: RunConfig,
+    folder: Path,
+    network: EmbeddingNetwork,
+    splits: Splits,
+    ood: dict[str, ImageDataset],
+    progress: bool,
+) -> RunResult:
     stages = _Stages(progress, _seconds_so_far(folder))
     if (folder / "encoder" / MANIFEST).is_file():
         encoder = load(folder / "encoder")
     else:
-        with stages("train"):
-            _train(config, network, splits, folder, progress)
+        if config.checkpoint is None:
+            with stages("train"):
+                _train(config, network, splits, folder, progress)
         encoder = _fit(config, network, splits, stages, progress)
-        encoder.save(folder / "encoder")
         write_json(folder / "seconds.json", stages.seconds)
+        encoder.save(folder / "encoder")
     with stages("evaluate"):
         evaluation = evaluate(
             encoder,
@@ -117,19 +130,22 @@ def _finish(
 ) -> RunResult:
     write_json(folder / "metrics.json", metrics)
     plots = write_plots_and_report(folder, asdict(config), metrics, evaluation, test)
-    (folder / "seconds.json").unlink(missing_ok=True)
-    names = ["config.yaml", "metrics.json", "report.html", *(f"plots/{path.name}" for path in plots)]
+    names = ["config.yaml", "data.json", "metrics.json", "report.html", *(f"plots/{path.name}" for path in plots)]
+    names += ["training.json"] if (folder / "training.json").is_file() else []
     seal(folder, names)
+    (folder / "seconds.json").unlink(missing_ok=True)
     return RunResult(folder, metrics)
 
 
 def _load_data(config: RunConfig) -> tuple[Splits, dict[str, ImageDataset]]:
     data = config.data
-    splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
-    ood = {
-        found.name: datasets.load_ood(found.name, like=splits.test, root=found.root, seed=data.seed, **found.options)
-        for found in data.ood
-    }
+    with _told_how("--data.root=DIR"):
+        splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
+    ood: dict[str, ImageDataset] = {}
+    for found in data.ood:
+        with _told_how(f"--data.ood='[{{name: {found.name}, root: DIR}}]'"):
+            images = datasets.load_ood(found.name, like=splits.test, root=found.root, seed=data.seed, **found.options)
+        ood[found.title or found.name] = images
     if data.limit is not None:
         limit, seed = data.limit, data.seed
         parts = (part.limit(limit, seed=seed) for part in (splits.train, splits.validation, splits.test))
@@ -138,38 +154,45 @@ def _load_data(config: RunConfig) -> tuple[Splits, dict[str, ImageDataset]]:
     return splits, ood
 
 
-def _claim_folder(config: RunConfig) -> Path:
-    folder = config.folder
-    resolved = {**asdict(config), "output": None}
-    if (folder / "config.yaml").is_file():
-        found = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        different = sorted(_differences(found, resolved))
-        if different:
-            raise ValueError(
-                f"{folder} holds a run with other settings ({'; '.join(different)}): give another --output or delete it"
-            )
-    elif folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} holds files that are no run of lam: give another --output")
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
-    return folder
+@contextmanager
+def _told_how(option: str) -> Iterator[None]:
+    try:
+        yield
+    except MissingDataError as error:
+        raise MissingDataError(f"{error} (in a run: {option})") from None
 
 
-def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        for name in found.keys() | wanted.keys():
-            yield from _differences(found.get(name), wanted.get(name), f"{path}.{name}" if path else name)
-    elif found != wanted:
-        yield f"{path} was {found}, is {wanted}"
+def _check_splits(splits: Splits) -> None:
+    for name, least in (("train", NEIGHBOUR), ("validation", 2), ("test", 2)):
+        found = len(getattr(splits, name))
+        if found < least:
+            raise ValueError(f"the {name} split must have at least {least} images, got {found}: give more data")
+    try:
+        check_labels(splits.train.labels)
+    except ValueError as error:
+        raise ValueError(f"the train split cannot be learned from: {error}; give more data") from None
+
+
+def _build_network(config: RunConfig, images: ImageDataset) -> EmbeddingNetwork:
+    wanted = config.network
+    network = models.build(
+        wanted.name, dimension=wanted.dimension, weights=wanted.weights, seed=config.seed, **wanted.options
+    )
+    if config.checkpoint is not None:
+        load_weights(network, config.checkpoint)
+    try:
+        with evaluating(network):
+            network(torch.zeros(2, *images.shape))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"network {wanted.name} does not take images of shape {images.shape} ({reason}): choose another "
+            "network.name or network.options, or another size of the images"
+        ) from None
+    return network
 
 
 def _train(config: RunConfig, network: nn.Module, splits: Splits, folder: Path, progress: bool) -> None:
-    if config.checkpoint is not None:
-        state = _read_weights(config.checkpoint)
-        check_state(network, state)
-        network.load_state_dict(state)
-        return
     training = config.training
     history = train(
         network,
@@ -236,19 +259,6 @@ def _loader(images: ImageDataset, batch_size: int, *, shuffle_seed: int | None =
         return DataLoader(images, batch_size=batch_size)
     generator = torch.Generator().manual_seed(shuffle_seed)
     return DataLoader(images, batch_size=batch_size, shuffle=True, generator=generator)
-
-
-def _read_weights(path: str) -> dict[str, Tensor]:
-    if path.endswith(".safetensors"):
-        return read_tensors(path)
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(f"{path} holds no plain weights ({type(error).__name__}): save a state_dict") from None
-    state = state.get("state_dict", state) if isinstance(state, dict) else state
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path} holds no state_dict of tensors")
-    return state
 
 
 def _seconds_so_far(folder: Path) -> dict[str, float]:

@@ -1,0 +1,139 @@
+"""The folder of a run: whose it is, who may write to it, and whether it is finished. What is in it is `lam.run`'s."""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lam.datasets import ImageDataset
+from lam.files import MANIFEST, CorruptFileError, read_json, verify, write_json, write_text
+
+CONFIG, DATA = "config.yaml", "data.json"
+_SHOWN = 5
+
+
+def is_finished(folder: Path) -> bool:
+    """Tell whether a folder holds a finished run, every file of which is then checked.
+
+    Raises:
+        CorruptFileError: naming the file that is missing, truncated or altered.
+    """
+    if not (folder / MANIFEST).is_file():
+        return False
+    verify(folder, [CONFIG, "metrics.json", "report.html"])
+    return True
+
+
+def require_finished(folder: Path) -> None:
+    """Refuse a folder that holds no finished run.
+
+    Raises:
+        ValueError: where the folder is no run, or the run did not finish.
+        CorruptFileError: naming the file that is missing, truncated or altered.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}: `lam run CONFIG` or `lam demo` makes a run")
+    if not (folder / CONFIG).is_file() and not (folder / MANIFEST).is_file():
+        raise ValueError(f"{folder} is no run of lam: `lam run CONFIG` or `lam demo` makes one")
+    if not is_finished(folder):
+        raise ValueError(f"the run in {folder} has not finished: `lam run {folder}` continues it")
+
+
+def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse a folder that these settings cannot begin or continue; nothing is written.
+
+    Raises:
+        ValueError: where it holds a run with other settings, naming them, or files that are no run.
+        CorruptFileError: where its configuration cannot be read.
+    """
+    path = folder / CONFIG
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: give another --output")
+    if path.is_file():
+        try:
+            found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise CorruptFileError(f"{path} is not valid YAML: {error}") from None
+        different = sorted(_differences(found, settings))
+        if different:
+            more = f"; and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+            raise ValueError(
+                f"{folder} holds a run with other settings ({'; '.join(different[:_SHOWN])}{more}): "
+                "give another --output or delete it"
+            )
+    elif folder.is_dir() and any(not _is_temporary(found) for found in folder.iterdir()):
+        raise ValueError(f"{folder} holds files that are no run of lam: give another --output")
+
+
+@contextmanager
+def claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, ImageDataset]) -> Iterator[None]:
+    """Begin or continue a run in a folder that no other process writes to meanwhile.
+
+    Args:
+        folder: made where it does not exist.
+        settings: of the run, written to it.
+        parts: the splits and OOD sets by name, whose fingerprints are written to it: on other data the test split of a
+            continued run would hold what it was trained on.
+
+    Raises:
+        ValueError: as `refuse_other_run`; where the data are not those that the run began with; or where another
+            process holds the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        refuse_other_run(folder, settings)
+        for left in (*folder.glob(".*.tmp"), *(folder / "plots").glob(".*.tmp")):  # of a process that was killed
+            left.unlink()
+        if not (folder / CONFIG).is_file():
+            write_text(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False))
+        data = {name: {"items": len(images), "sha256": _fingerprint(images)} for name, images in parts.items()}
+        if not (folder / DATA).is_file():
+            write_json(folder / DATA, data)
+        began = read_json(folder / DATA)
+        if changed := [name for name in data if began.get(name) != data[name]]:
+            raise ValueError(
+                f"the data changed since the run in {folder} began ({', '.join(changed)}): "
+                "give another --output or delete it"
+            )
+        yield
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to a folder; the lock ends with the process, however it ends.
+
+    Raises:
+        ValueError: where another process holds it.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is writing to {folder}: wait until it has finished") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def _fingerprint(images: ImageDataset) -> str:
+    """What tells one collection of images from another without reading them: labels, classes and names of files."""
+    names = ["/".join(path.parts[-2:]) for path in getattr(images, "paths", ())]
+    return hashlib.sha256(repr((images.labels.tolist(), images.classes, names)).encode()).hexdigest()
+
+
+def _is_temporary(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
+def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        for name in found.keys() | wanted.keys():
+            yield from _differences(found.get(name), wanted.get(name), f"{path}.{name}" if path else name)
+    elif found != wanted:
+        yield f"{path or 'everything'} was {found}, is {wanted}"

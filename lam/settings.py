@@ -1,0 +1,134 @@
+"""A configuration from a YAML file and settings given beside it, with errors that a user can act on.
+
+What the settings are is `lam.config`.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+
+from lam.config import RunConfig
+from lam.run_folder import CONFIG
+
+_LIST = "`lam run --help` lists the settings"
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a configuration and apply overrides such as `--training.epochs=5`.
+
+    Args:
+        path: a YAML file, one that lam ships (`configs/digits/laplace_posthoc.yaml`), or the folder of a run, which is
+            then continued.
+        overrides: settings by name.
+
+    Raises:
+        ValueError: saying what is wrong, and where.
+    """
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    found = find_config(path)
+    _refuse_other_content(found)
+    parser = ArgumentParser(prog="lam run", exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_class_arguments(RunConfig)
+    try:
+        parsed = parser.instantiate_classes(parser.parse_args([f"--config={found}", *overrides]))
+    except ArgumentError as error:
+        raise ValueError(_explain(str(error), found)) from None
+    config = RunConfig(**{field.name: parsed[field.name] for field in fields(RunConfig)})
+    if config.output is None and Path(path).is_dir():
+        config.output = str(path)
+    return config
+
+
+def find_config(path: str | Path) -> Path:
+    """Find a configuration file: as given, in the folder of a run, or among those that lam ships.
+
+    Raises:
+        ValueError: naming the ones that ship, where there is none.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if (path / CONFIG).is_file():
+            return path / CONFIG
+        raise ValueError(f"{path} is no run of lam: it has no {CONFIG}")
+    if path.is_file():
+        return path
+    shipped = Path(str(files("lam") / "configs"))
+    parts = path.parts[1:] if path.parts[:1] == ("configs",) else path.parts
+    inside = shipped.joinpath(*parts)
+    if inside.is_file():
+        return inside
+    known = ", ".join(sorted(f"configs/{found.relative_to(shipped)}" for found in shipped.glob("*/*.yaml")))
+    raise ValueError(f"there is no configuration {path}; lam ships {known}")
+
+
+def describe_settings() -> str:
+    """List every setting with its default and, where they are few, the values allowed: one a line."""
+    settings = dict(_settings(RunConfig))
+    width = max(map(len, settings))
+    return "\n".join(f"  {name:<{width}}  {_default(setting)}" for name, setting in settings.items())
+
+
+def _settings(record: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
+    for found in fields(record):
+        if is_dataclass(found.type):
+            yield from _settings(found.type, f"{prefix}{found.name}.")
+        else:
+            yield f"{prefix}{found.name}", found
+
+
+def _default(setting: Field[Any]) -> str:
+    if setting.default is not MISSING:
+        value = "none" if setting.default is None else str(setting.default)
+    else:
+        value = "required" if setting.default_factory is MISSING else "empty"
+    return value + (f"  ({', '.join(get_args(setting.type))})" if get_origin(setting.type) is Literal else "")
+
+
+def _refuse_other_content(path: Path) -> None:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is no configuration: it must hold settings, such as `margin: 0.7`")
+
+
+def _explain(message: str, path: Path) -> str:
+    """Say in one line, in a user's words, what jsonargparse found."""
+    message = " ".join(message.split())
+    if found := re.search(r"[Uu]nrecognized arguments: (.*)", message):
+        return f"there is no setting {found[1]}; {_LIST}"
+    if found := re.search(r"Group '(.*)' does not accept option '(.*)'", message):
+        return f"{path}: there is no setting {found[1]}.{found[2]}; {_LIST}"
+    if found := re.search(r"(?:Key|Option) '(.*?)' is not (?:expected|accepted)", message):
+        within = re.search(r'Parser key "(.*?)"', message)
+        return f"there is no setting {within[1] + '.' if within else ''}{found[1]}; {_LIST}"
+    if found := re.search(r"arguments are required: (.*)", message):
+        return f"{path} lacks {found[1]}"
+    if found := re.search(r"argument --(\S+): expected one argument", message):
+        return f"{found[1]} needs a value, such as --{found[1]}=..."
+    key = re.search(r'Parser key "(.*?)"', message)
+    value = re.search(r"(?:Got|Given) value: ?(.*?)$", message)
+    settings = dict(_settings(RunConfig))
+    if key and value and key[1] in settings:
+        return f"{key[1]} must be {_in_words(settings[key[1]].type)}, got {value[1] or 'nothing'}"
+    if key and key[1] in {field.name for field in fields(RunConfig)}:
+        return f"{key[1]} is a section: give its settings by name, such as --{key[1]}.NAME=VALUE; {_LIST}"
+    return f"{path}: {message}"
+
+
+def _in_words(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if NoneType in get_args(kind):
+        return f"{_in_words(get_args(kind)[0])} or null"
+    words = {float: "a number", int: "a whole number", str: "text", dict: "a mapping", list: "a list"}
+    return words[get_origin(kind) or kind]

@@ -1,0 +1,46 @@
+"""A user's own weights, read from a .safetensors or .pth file without running anything that the file says."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lam.encoder_files import check_state
+from lam.files import read_tensors
+
+_ADVICE = "save them with torch.save(network.state_dict(), path) or as safetensors"
+
+
+def load_weights(network: nn.Module, path: str | Path) -> None:
+    """Fill a network with the weights of a file.
+
+    Args:
+        network: whose weights are replaced.
+        path: a .safetensors file, or what torch saved of a state_dict, alone or under the key `state_dict`.
+
+    Raises:
+        ValueError: for a file that is missing, damaged or holds more than plain tensors, or tensors that are not those
+            of the network, naming them.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"checkpoint {path} does not exist")
+    state = _read(path)
+    try:
+        check_state(network, state)
+    except ValueError as error:
+        raise ValueError(f"checkpoint {path}: {error}") from None
+    network.load_state_dict(state)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return read_tensors(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # what a damaged or hostile file raises has no common class
+        raise ValueError(f"checkpoint {path} holds no plain weights ({type(error).__name__}): {_ADVICE}") from None
+    state = state.get("state_dict", state) if isinstance(state, dict) else state
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"checkpoint {path} holds no state_dict of tensors: {_ADVICE}")
+    return state

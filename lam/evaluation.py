@@ -128,10 +128,11 @@ def ood_scores(
 ) -> dict[str, Float[Tensor, " N"]]:
     """Give every OOD score of N items by name; higher means more OOD.
 
-    κ and the variance before normalisation come from the posterior; the norm of the features and the cosine to the 5th
-    nearest reference feature are the cheap scores that any of them must be held against.
+    κ and the variance before normalisation come from the posterior. The norm of the features, to which the variance
+    reduces where all weights are equally uncertain, and the cosine to the 5th nearest reference feature are the cheap
+    scores that any of them must be held against.
     """
-    scores = {PRIMARY: -embeddings.kappa, "variance": embeddings.variance, "norm": -features.norm(dim=1)}
+    scores = {PRIMARY: -embeddings.kappa, "variance": embeddings.variance, "norm": features.norm(dim=1)}
     if reference is not None:
         scores["knn"] = knn_distance(features, reference)
     return scores

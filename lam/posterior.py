@@ -6,6 +6,7 @@ Features in, embeddings out; nothing here knows how features are made. Encoders 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
@@ -66,7 +67,7 @@ class LastLayerPosterior:
         """The likelihood scale s in force."""
         return float(self.n_items) ** 2 if self.likelihood_scale is None else self.likelihood_scale
 
-    @property
+    @cached_property
     def variance(self) -> tuple[Float[Tensor, "D P"], Float[Tensor, " D"] | None]:
         """The variances 1/(s·relu(h) + α) of weight and bias, in the type of the weight."""
         weight, bias = self.curvature.relu()

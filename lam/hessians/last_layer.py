@@ -72,7 +72,7 @@ def contrastive_ggn(
     negative = (pairs.negative * (n @ n.T > least_cosine(margin))).to(n.dtype)
     kinds = [positive] if fix == "positive" else [positive, negative]
     own = torch.cat([own_curvature(split, n, r, T.sum(1, keepdim=True), T @ n) for T in kinds], 1)
-    sums = list((own.T @ inputs.square()).mul_(2).split(len(weight)))
+    sums = list(((2 * own).T @ inputs.square()).split(len(weight)))
     if fix != "fixed":
         sums = [total + cross_sum(inputs, n, r, T) for total, T in zip(sums, kinds, strict=True)]
     sums = [total.to(working_dtype("fixed", features)) for total in sums]
@@ -181,17 +181,20 @@ def check_layer(features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise ValueError(f"the layer must have at least 2 outputs to lie on a sphere, got {weight.shape[0]}")
     check_finite(features)
     for name, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is not None and not parameter.isfinite().all():
+        if parameter is not None and not _all_finite(parameter):
             raise ValueError(f"{name} must be finite")
 
 
 def check_finite(features: Tensor, offset: int = 0) -> None:
     """Refuse features that are not finite, naming the first, or all zero."""
-    if not features.sum().isfinite():
-        bad = ~features.isfinite()
-        if bad.any():
-            item, feature = bad.nonzero()[0].tolist()
-            value = features[item, feature].item()
-            raise ValueError(f"features must be finite, got {value} at item {item + offset}, feature {feature}")
+    if not _all_finite(features):
+        item, feature = (~features.isfinite()).nonzero()[0].tolist()
+        value = features[item, feature].item()
+        raise ValueError(f"features must be finite, got {value} at item {item + offset}, feature {feature}")
     if len(features) and not features.any():
         raise ValueError("features are all zero: the network says nothing about its inputs")
+
+
+def _all_finite(values: Tensor) -> bool:
+    """Whether all values are finite; their sum, which is cheap, says so unless it overflows."""
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())

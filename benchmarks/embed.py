@@ -1,0 +1,89 @@
+"""What κ costs: embedding with 32 marginal samples against the deterministic forward pass, ResNet-50 with D = 512.
+
+    python benchmarks/embed.py [--quick]
+
+Both are measured in turn in one run; results/embed.json holds seconds and their ratio.
+"""
+
+import argparse
+import sys
+import time
+
+import torch
+from timing import write
+
+import lam
+from lam import models
+
+
+def in_turn(calls: list, repeats: int) -> list[list[float]]:
+    """Seconds of each call, measured one after the other so that a drift of the machine meets all of them."""
+    measured: list[list[float]] = [[] for _ in calls]
+    for round_ in range(repeats + 1):
+        for call, kept in zip(calls, measured, strict=True):
+            start = time.perf_counter()
+            call()
+            if round_:
+                kept.append(time.perf_counter() - start)
+    return measured
+
+
+def compare(name: str, dimension: int, shape: tuple[int, ...], batch: int, repeats: int) -> dict[str, object]:
+    """The ratio of embedding with κ to a forward pass alone."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator().manual_seed(0)
+    network = models.build(name, dimension=dimension).eval().to(device)
+    images = torch.rand(8, *shape, generator=generator).to(device)
+    encoder = lam.fit(network, [(images, torch.arange(8) % 4)], margin=0.7, progress=False)
+    inputs = torch.rand(batch, *shape, generator=generator).to(device)
+
+    def synchronised(call):
+        def timed() -> None:
+            with torch.no_grad():
+                call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        return timed
+
+    predict = encoder.posterior.predictor(n_samples=32)
+    features = encoder.features(inputs)
+    forward, embed, head = in_turn(
+        [
+            synchronised(lambda: network(inputs)),
+            synchronised(lambda: encoder.embed(inputs, n_samples=32)),
+            synchronised(lambda: predict(features)),
+        ],
+        repeats,
+    )
+    ratios = sorted(one / other for one, other in zip(embed, forward, strict=True))
+    middle = repeats // 2
+    return {
+        "network": name,
+        "D": dimension,
+        "batch": batch,
+        "samples": 32,
+        "device": device,
+        "forward_seconds": sorted(forward)[middle],
+        "embed_seconds": sorted(embed)[middle],
+        "kappa_alone_seconds": sorted(head)[middle],
+        "ratio_embed_to_forward": ratios[middle],
+        "ratio_range": [ratios[0], ratios[-1]],
+        "ratio_one_plus_kappa_alone": 1 + sorted(head)[middle] / sorted(forward)[middle],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    repeats = 3 if parser.parse_args().quick else 11
+    cases = [
+        compare("resnet50", 512, (3, 224, 224), 16, repeats),
+        compare("resnet50", 512, (3, 224, 224), 1, repeats),
+        compare("convnet28", 3, (1, 28, 28), 256, repeats),
+    ]
+    write("embed", {"cases": cases})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Curvature over all pairs: time against one pair at a time and against BackPACK, memory, and a whole data set.
+
+    python benchmarks/ggn.py [--quick]
+
+Everything is measured in one run, and results/ggn.json holds seconds and ratios.
+"""
+
+import argparse
+import json
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from timing import in_process, peak_bytes, seconds, write
+from torch import Tensor, nn
+
+from lam.hessians import FIXES, SPLITS, contrastive_ggn, contrastive_ggn_dataset
+from lam.hessians.contrastive import cross_curvature, own_curvature
+from lam.pairs import Pairs
+
+SHAPES = [(64, 3, 9216), (64, 512, 2048), (256, 128, 2048)]
+MEMORY_SHAPE = (512, 512, 2048)
+
+
+def layer(N: int, D: int, P: int, classes: int = 8) -> tuple[Tensor, Tensor, Tensor, Pairs]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(N) % classes
+    features = torch.randn(classes, P, generator=generator)[labels] + torch.randn(N, P, generator=generator)
+    features = features.relu()
+    weight = torch.randn(D, P, generator=generator) / P**0.5
+    return features, weight, torch.zeros(D), Pairs.by_label(labels)
+
+
+def pair_by_pair(features: Tensor, weight: Tensor, bias: Tensor, pairs: list[tuple[int, int]], cross: bool) -> Tensor:
+    """What one writes first: the arccos closed form, a pair at a time."""
+    f = F.linear(features, weight, bias)
+    r = f.norm(dim=1, keepdim=True)
+    n = f / r
+    one = torch.ones(1, 1)
+    total = torch.zeros_like(weight)
+    for a, b in pairs:
+        first, second = slice(a, a + 1), slice(b, b + 1)
+        H11 = own_curvature("arccos", n[first], r[first], one, n[second])
+        H22 = own_curvature("arccos", n[second], r[second], one, n[first])
+        total += H11.T @ features[first].square() + H22.T @ features[second].square()
+        if cross:
+            H12 = cross_curvature(n[first], r[first], n[second], r[second])
+            total += 2 * H12.T @ (features[first] * features[second])
+    return total
+
+
+def backpack_seconds(features: Tensor, weight: Tensor, repeats: int) -> float:
+    """BackPACK's DiagGGNExact of the last layer with a squared loss: N items, no pairs, no normalisation."""
+    from backpack import backpack, extend
+    from backpack.extensions import DiagGGNExact
+
+    linear = extend(nn.Linear(weight.shape[1], weight.shape[0], bias=False))
+    linear.weight.data.copy_(weight)
+    loss = extend(nn.MSELoss(reduction="sum"))
+    target = torch.zeros(len(features), len(weight))
+
+    def call() -> None:
+        with backpack(DiagGGNExact()):
+            loss(linear(features), target).backward()
+
+    return seconds(call, repeats=repeats)
+
+
+def against_others(shape: tuple[int, int, int], repeats: int) -> dict[str, object]:
+    """All ordered pairs at once, against one pair at a time and against BackPACK."""
+    N, D, P = shape
+    features, weight, bias, pairs = layer(*shape)
+    ordered = N * (N - 1)
+    times = {
+        f"{split} {fix}": seconds(
+            lambda split=split, fix=fix: contrastive_ggn(
+                features, weight, bias, pairs, margin=2.0, split=split, fix=fix
+            ),
+            repeats=repeats,
+        )
+        for split in SPLITS
+        for fix in FIXES
+    }
+    some = [(a, b) for a in range(N) for b in range(N) if a != b][:300]
+    slow = {
+        name: seconds(lambda cross=cross: pair_by_pair(features, weight, bias, some, cross), repeats=1, least=0) / 300
+        for name, cross in (("arccos fixed", False), ("arccos full", True))
+    }
+    backpack = backpack_seconds(features, weight, repeats)
+    return {
+        "N": N,
+        "D": D,
+        "P": P,
+        "ordered_pairs": ordered,
+        "milliseconds": {name: 1e3 * value for name, value in times.items()},
+        "one_pair_at_a_time_milliseconds_for_300": {name: 300e3 * value for name, value in slow.items()},
+        "ratio_one_pair_at_a_time": {name: value * ordered / times[name] for name, value in slow.items()},
+        "backpack_milliseconds": 1e3 * backpack,
+        "ratio_backpack": backpack / times["arccos fixed"],
+        "ratio_full_to_fixed": times["arccos full"] / times["arccos fixed"],
+    }
+
+
+def memory(split: str, fix: str) -> dict[str, float]:
+    """Peak memory of one variant at the largest shape, in a process of its own."""
+    features, weight, bias, pairs = layer(*MEMORY_SHAPE)
+    start = time.perf_counter()
+    peak = peak_bytes(
+        lambda: contrastive_ggn(features, weight, bias, pairs, margin=2.0, split=split, fix=fix)  # pyright: ignore
+    )
+    return {"mebibytes": peak / 2**20, "seconds": time.perf_counter() - start}
+
+
+def whole_data_set(N: int, D: int, P: int) -> dict[str, float]:
+    """Every pair of a data set the size of FashionMNIST, from features that are already there."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 10, (N,), generator=generator)
+    features = torch.randn(10, P, generator=generator)[labels] + torch.randn(N, P, generator=generator)
+    weight = torch.randn(D, P, generator=generator) / P**0.5
+    result = {"N": N, "D": D, "P": P, "unordered_pairs": N * (N - 1) // 2}
+    for margin in (0.7, 2.0):
+        start = time.perf_counter()
+        contrastive_ggn_dataset(features, weight, None, labels=labels, margin=margin, progress=False)
+        result[f"seconds_margin_{margin}"] = time.perf_counter() - start
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smaller data set, fewer repeats")
+    parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--data-set", action="store_true", help=argparse.SUPPRESS)
+    parsed = parser.parse_args()
+    N = 6000 if parsed.quick else 60000
+    if parsed.memory:
+        print(json.dumps(memory(*parsed.memory)))
+        return
+    if parsed.data_set:
+        print(json.dumps(whole_data_set(N, 128, 1024)))
+        return
+    repeats = 3 if parsed.quick else 9
+    quick = ["--quick"] if parsed.quick else []
+    shape = dict(zip("NDP", MEMORY_SHAPE, strict=True))
+    variants = {f"{split} {fix}": in_process(__file__, "--memory", split, fix) for split in SPLITS for fix in FIXES}
+    results = {
+        "all_pairs": [against_others(shape, repeats) for shape in SHAPES],
+        "memory": {**shape, "variants": variants},
+        "data_set": in_process(__file__, "--data-set", *quick),
+    }
+    write("ggn", results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""What the benchmarks share: repeated timing, peak memory of a call, and results as JSON."""
+
+import json
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def seconds(call: Callable[[], Any], *, repeats: int = 5, warmup: int = 1, least: float = 0.05) -> float:
+    """Median seconds of a call; short calls are run in a loop of at least `least` seconds."""
+    for _ in range(warmup):
+        call()
+    start = time.perf_counter()
+    call()
+    loops = max(1, int(least / max(time.perf_counter() - start, 1e-9)))
+    measured = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(loops):
+            call()
+        measured.append((time.perf_counter() - start) / loops)
+    return sorted(measured)[len(measured) // 2]
+
+
+def peak_bytes(call: Callable[[], Any]) -> int:
+    """Peak resident memory of the process during a call, above what it held before."""
+    before = _resident()
+    peak, done = before, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.is_set():
+            peak = max(peak, _resident())
+            time.sleep(0.002)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        call()
+    finally:
+        done.set()
+        watcher.join()
+    return max(peak, _resident()) - before
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        models = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        name = models[0] if models else name
+    return {
+        "processor": name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "load": Path("/proc/loadavg").read_text().split()[0] if Path("/proc/loadavg").is_file() else None,
+    }
+
+
+def write(name: str, results: dict[str, Any]) -> None:
+    """Write results/NAME.json and print it."""
+    text = json.dumps({"machine": machine(), **results}, indent=2)
+    (RESULTS / f"{name}.json").write_text(text + "\n")
+    print(text)
+
+
+def in_process(script: str, *arguments: str) -> Any:
+    """Run a benchmark's script in a process of its own and read the JSON that it prints last."""
+    output = subprocess.run([sys.executable, script, *arguments], check=True, capture_output=True, text=True).stdout
+    return json.loads(output.splitlines()[-1])
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

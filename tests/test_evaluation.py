@@ -1,0 +1,103 @@
+import pytest
+import torch
+from torch import Tensor
+
+import lam
+from lam.evaluation import knn_distance, ood_scores
+from lam.retrieval import auroc, rank
+from tests.test_encoder import fit, make_batches
+
+KEYS = {"recall@1", "map@1", "map@5", "map@10", "ece", "ausc"}
+
+
+def far_away(count: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [8 * torch.randn(20, 6, generator=generator) for _ in range(count)]
+
+
+def test_metrics_are_those_of_the_arrays():
+    batches = make_batches(8)
+    encoder = fit(batches[:4], likelihood_scale=1e3)
+    evaluation = lam.evaluate(encoder, batches[4:], far_away(), reference=encoder.features(batches[:4]), n_samples=20)
+    metrics = evaluation.metrics
+    assert metrics.keys() >= KEYS | {
+        f"{name}{by}" for name in ("auroc", "auprc") for by in ("", "_variance", "_norm", "_knn")
+    }
+    labels = torch.cat([targets for _, targets in batches[4:]])
+    embeddings = encoder.embed(batches[4:], n_samples=20)
+    hits, _ = rank(embeddings.mean, k=1)
+    assert metrics["recall@1"] == pytest.approx((labels[hits[:, 0]] == labels).double().mean().item())
+    outside = encoder.embed(far_away(), n_samples=20)
+    assert metrics["auroc"] == pytest.approx(auroc(-embeddings.kappa, -outside.kappa))
+    assert metrics["auroc_variance"] == pytest.approx(auroc(embeddings.variance, outside.variance))
+    assert metrics["prevalence"] == pytest.approx(60 / 124)
+    assert metrics["map@1"] == metrics["recall@1"]
+    assert metrics["auroc_norm"] > 0.9
+    assert len(evaluation.ood_embeddings["ood"]) == 60
+
+
+def test_several_sets_have_names_and_the_first_is_the_main_one():
+    batches = make_batches(8)
+    encoder = fit(batches[:4])
+    sets = {"far": far_away(1), "near": [batches[0][0]]}
+    metrics = lam.evaluate(encoder, batches[4:], sets, n_samples=8).metrics
+    alone = lam.evaluate(encoder, batches[4:], far_away(1), n_samples=8).metrics
+    assert metrics["auroc"] == alone["auroc"]
+    assert {"auroc@near", "auprc_variance@near", "prevalence@near"} <= metrics.keys()
+    assert not any("knn" in key for key in metrics)
+
+
+def test_queries_without_a_match_are_left_out_and_counted():
+    batches = make_batches(2, N=20)
+    inputs, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    labels = labels.clone()
+    labels[5] = 99
+    encoder = fit(batches)
+    evaluation = lam.evaluate(encoder, [(inputs, labels)], n_samples=8)
+    assert evaluation.metrics["n_without_relevant"] == 1
+    assert not evaluation.answerable[5]
+    assert evaluation.metrics["recall@1"] == pytest.approx(
+        evaluation.correct[evaluation.answerable].double().mean().item()
+    )
+
+
+def test_without_any_match_metrics_are_undefined_not_zero():
+    encoder = fit()
+    metrics = lam.evaluate(encoder, [(torch.randn(5, 6), torch.arange(5))], n_samples=4).metrics
+    assert metrics["recall@1"] is None
+    assert metrics["map@5"] is None
+    assert metrics["ausc"] is None
+
+
+def test_the_score_by_neighbours_is_that_of_a_double_loop():
+    generator = torch.Generator().manual_seed(0)
+    features, reference = torch.randn(7, 5, generator=generator), torch.randn(11, 5, generator=generator)
+    got = knn_distance(features, reference, k=3, block=2)
+    for row, value in zip(features, got, strict=True):
+        cosines = sorted((torch.cosine_similarity(row, other, dim=0).item() for other in reference), reverse=True)
+        assert value.item() == pytest.approx(1 - cosines[2], abs=1e-6)
+    with pytest.raises(ValueError, match="at least k = 12 items, got 11"):
+        knn_distance(features, reference, k=12)
+
+
+def test_every_score_is_higher_for_what_is_uncertain():
+    encoder = fit()
+    features = encoder.features(far_away(1))
+    embeddings = encoder.embed(far_away(1))
+    scores = ood_scores(embeddings, features, features[:6])
+    assert torch.equal(scores["kappa"], -embeddings.kappa)
+    assert torch.equal(scores["norm"], features.norm(dim=1))
+    assert set(scores) == {"kappa", "variance", "norm", "knn"}
+
+
+def test_bad_input_is_refused():
+    encoder = fit()
+    batches = make_batches()
+    with pytest.raises(ValueError, match="needs in-distribution batches of inputs with labels"):
+        lam.evaluate(encoder, [batches[0][0]])
+    with pytest.raises(ValueError, match="at least 2 in-distribution items"):
+        lam.evaluate(encoder, [(torch.randn(1, 6), torch.tensor([0]))])
+    with pytest.raises(ValueError, match="the OOD set 'ood' is empty"):
+        lam.evaluate(encoder, batches, [])
+    with pytest.raises(ValueError, match="there are 5 items and 4 labels"):
+        lam.evaluate(encoder, [(torch.randn(5, 6), torch.arange(4))])

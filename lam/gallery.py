@@ -64,7 +64,8 @@ def embed_folder(
         ValueError: for an encoder that does not know how an image becomes an input, or naming a file that is no image.
     """
     images = datasets.folder.read(root=folder, preprocessing=_preprocessing(encoder))
-    return images, encoder.embed(DataLoader(images, batch_size=BATCH), progress=progress)
+    loader = DataLoader(images, batch_size=BATCH, generator=torch.Generator())  # torch's global one stays as it is
+    return images, encoder.embed(loader, progress=progress)
 
 
 def save_embeddings(path: str | Path, images: FolderImages, embeddings: Embeddings) -> None:

@@ -255,10 +255,8 @@ def _reference(config: RunConfig, encoder: BayesianEncoder, train_split: ImageDa
 
 
 def _loader(images: ImageDataset, batch_size: int, *, shuffle_seed: int | None = None) -> DataLoader[Any]:
-    if shuffle_seed is None:
-        return DataLoader(images, batch_size=batch_size)
-    generator = torch.Generator().manual_seed(shuffle_seed)
-    return DataLoader(images, batch_size=batch_size, shuffle=True, generator=generator)
+    generator = torch.Generator().manual_seed(shuffle_seed or 0)  # otherwise it draws from torch's global one
+    return DataLoader(images, batch_size=batch_size, shuffle=shuffle_seed is not None, generator=generator)
 
 
 def _seconds_so_far(folder: Path) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from lam.config import RunConfig
+from lam.config import OodConfig, RunConfig
 from lam.run_folder import CONFIG
 
 _LIST = "`lam run --help` lists the settings"
@@ -34,11 +34,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     found = find_config(path)
     _refuse_other_content(found)
-    parser = ArgumentParser(prog="lam run", exit_on_error=False)
+    parser = ArgumentParser(prog="lam run", exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(RunConfig)
     try:
-        parsed = parser.instantiate_classes(parser.parse_args([f"--config={found}", *overrides]))
+        parsed = parser.instantiate(parser.parse_args([f"--config={found}", *overrides]))
     except ArgumentError as error:
         raise ValueError(_explain(str(error), found)) from None
     config = RunConfig(**{field.name: parsed[field.name] for field in fields(RunConfig)})
@@ -103,25 +103,25 @@ def _refuse_other_content(path: Path) -> None:
 
 def _explain(message: str, path: Path) -> str:
     """Say in one line, in a user's words, what jsonargparse found."""
+    value = re.findall(r"(?:Got|Given) value:(.*)", message)
     message = " ".join(message.split())
+    key = ".".join(dict.fromkeys(re.findall(r'Parser key "(.*?)"', message)))
+    within = f"{key}." if key else ""
     if found := re.search(r"[Uu]nrecognized arguments: (.*)", message):
         return f"there is no setting {found[1]}; {_LIST}"
     if found := re.search(r"Group '(.*)' does not accept option '(.*)'", message):
         return f"{path}: there is no setting {found[1]}.{found[2]}; {_LIST}"
     if found := re.search(r"(?:Key|Option) '(.*?)' is not (?:expected|accepted)", message):
-        within = re.search(r'Parser key "(.*?)"', message)
-        return f"there is no setting {within[1] + '.' if within else ''}{found[1]}; {_LIST}"
+        return f"there is no setting {within}{found[1]}; {_LIST}"
     if found := re.search(r"arguments are required: (.*)", message):
-        return f"{path} lacks {found[1]}"
+        return f"{path} lacks {within}{found[1]}"
     if found := re.search(r"argument --(\S+): expected one argument", message):
         return f"{found[1]} needs a value, such as --{found[1]}=..."
-    key = re.search(r'Parser key "(.*?)"', message)
-    value = re.search(r"(?:Got|Given) value: ?(.*?)$", message)
-    settings = dict(_settings(RunConfig))
-    if key and value and key[1] in settings:
-        return f"{key[1]} must be {_in_words(settings[key[1]].type)}, got {value[1] or 'nothing'}"
-    if key and key[1] in {field.name for field in fields(RunConfig)}:
-        return f"{key[1]} is a section: give its settings by name, such as --{key[1]}.NAME=VALUE; {_LIST}"
+    settings = dict([*_settings(RunConfig), *_settings(OodConfig, "data.ood.")])
+    if value and key in settings:
+        return f"{key} must be {_in_words(settings[key].type)}, got {value[-1].strip() or 'nothing'}"
+    if key in {field.name for field in fields(RunConfig)}:
+        return f"{key} is a section: give its settings by name, such as --{key}.NAME=VALUE; {_LIST}"
     return f"{path}: {message}"
 
 
@@ -130,5 +130,5 @@ def _in_words(kind: Any) -> str:
         return f"one of {', '.join(get_args(kind))}"
     if NoneType in get_args(kind):
         return f"{_in_words(get_args(kind)[0])} or null"
-    words = {float: "a number", int: "a whole number", str: "text", dict: "a mapping", list: "a list"}
+    words = {float: "a number", int: "a whole number", str: "text", dict: "a mapping", list: "a list of mappings"}
     return words[get_origin(kind) or kind]

@@ -1,0 +1,88 @@
+"""What all tests share: nothing may leak out of a test, and one finished run serves all that need one."""
+
+import contextlib
+import io
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from lam.cli import main
+from lam.torchvision_import import import_torchvision
+
+import_torchvision()  # before timm and others import it by themselves
+
+TINY = ("--data.limit=60", "--training.epochs=2", "--evaluation.n_samples=8", "--laplace.tune_samples=4")
+"""Settings under which the demo takes about a second."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_leaks() -> Iterator[None]:
+    """Give every test the same random numbers; fail where environment, threads or default dtype are left changed."""
+    environment, threads, dtype = dict(os.environ), torch.get_num_threads(), torch.get_default_dtype()
+    running, random_state, numpy_state = set(threading.enumerate()), torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
+    torch.manual_seed(0)
+    yield
+    torch.set_rng_state(random_state)
+    np.random.set_state(numpy_state)  # noqa: NPY002
+    leaks = [f"${name}" for name in environment.keys() | os.environ.keys() if _changed(name, environment)]
+    if torch.get_num_threads() != threads:
+        leaks.append("torch's number of threads")
+    if torch.get_default_dtype() != dtype:
+        leaks.append("torch's default dtype")
+    leaks += [
+        f"thread {thread.name}" for thread in threading.enumerate() if not thread.daemon and thread not in running
+    ]
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(dtype)
+    if leaks:
+        pytest.fail(f"the test left changed: {', '.join(sorted(leaks))}")
+
+
+def _changed(name: str, before: dict[str, str]) -> bool:
+    return name != "PYTEST_CURRENT_TEST" and os.environ.get(name) != before.get(name)
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run of the demo under `TINY`, and what it printed."""
+
+    folder: Path
+    printed: str
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """One finished run for all tests, which must not change it."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["demo", "--quiet", f"--output={folder}", *TINY]) == 0
+    return FinishedRun(folder, printed.getvalue())
+
+
+@pytest.fixture
+def run_copy(finished_run: FinishedRun, tmp_path: Path) -> Path:
+    """A copy of the finished run that a test may change."""
+    return Path(shutil.copytree(finished_run.folder, tmp_path / "run"))
+
+
+@pytest.fixture(scope="session")
+def digit_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small PNG files of handwritten digits: three classes of eight in sub-folders."""
+    folder = tmp_path_factory.mktemp("images")
+    pixels, labels = load_digits(return_X_y=True)
+    for digit in (0, 1, 2):
+        (folder / str(digit)).mkdir()
+        for number, row in enumerate(np.flatnonzero(labels == digit)[:8]):
+            grey = np.round(pixels[row].reshape(8, 8) * 255 / 16).astype(np.uint8)
+            Image.fromarray(grey).save(folder / str(digit) / f"{number}.png")
+    return folder

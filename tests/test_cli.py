@@ -1,0 +1,191 @@
+"""The command `lam`: what it prints, and that every mistake ends in one clear line and status 1, before any work."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lam import __version__
+from lam.cli import main
+from tests.conftest import TINY, FinishedRun
+
+SETTINGS = ("training.epochs", "laplace.split", "data.root", "margin", "output", "checkpoint")
+
+
+def failure(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of a command that must fail."""
+    assert main(arguments) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("lam: ")
+    assert printed.err.count("\n") == 1
+    return printed.err
+
+
+def test_a_run_prints_its_metrics_and_the_path_of_its_report(finished_run: FinishedRun) -> None:
+    *table, last = finished_run.printed.splitlines()
+    assert last == f"report: {finished_run.folder / 'report.html'}"
+    metrics = json.loads((finished_run.folder / "metrics.json").read_text())
+    printed = dict(line.split() for line in table)
+    assert {"recall@1", "map@5", "ece", "ausc", "auroc", "auprc_knn", "auroc@digits_held_out"} <= printed.keys()
+    assert all(float(value) == pytest.approx(metrics[name], abs=6e-5) for name, value in printed.items())
+
+
+def test_started_again_it_prints_the_same(finished_run: FinishedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", f"--output={finished_run.folder}", *TINY]) == 0
+    assert capsys.readouterr().out == finished_run.printed
+    assert main(["run", str(finished_run.folder)]) == 0
+    assert capsys.readouterr().out == finished_run.printed
+
+
+def test_progress_goes_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = [argument.replace("=", " ") for argument in TINY]
+    assert main(["demo", "--output", str(tmp_path / "run"), *" ".join(short).split()]) == 0
+    printed = capsys.readouterr()
+    for stage in ("train", "fit", "tune", "evaluate", "index"):
+        assert f"{stage} ...\n" in printed.err
+    assert "epoch 2/2" in printed.err
+    assert "train" not in printed.out
+
+
+def test_a_stop_by_the_user_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lam.run.train", stop)
+    assert main(["demo", "--quiet", f"--output={tmp_path / 'run'}", *TINY]) == 130
+    assert capsys.readouterr().err == "lam: stopped; start it again to continue\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "--no.such=1"], "there is no setting --no.such=1; `lam run --help` lists the settings"),
+        (["demo", "extra"], "there is no setting extra"),
+        (["demo", "--training.loss", "nice"], "training.loss must be one of contrastive, log_posterior, squared, pml"),
+        (["demo", "--laplace.split=x"], "laplace.split must be one of euclidean, arccos, got x"),
+        (["demo", "--laplace.fix=x"], "laplace.fix must be one of positive, fixed, full, got x"),
+        (["demo", "--margin=2.5"], "margin must be in (0, 2]"),
+        (["demo", "--margin", "0"], "margin must be in (0, 2]"),
+        (["demo", "--seed", "-1"], "seed must be at least 0, got -1"),
+        (["demo", "--training.epochs=0"], "training.epochs must be at least 1, got 0"),
+        (["demo", "--network.name=x"], "network must be one of convnet8, convnet28, resnet18, resnet50"),
+        (["demo", "--data.name=x"], "there is no data set 'x'; allowed: digits, fashionmnist, mnist, folder"),
+        (["demo", "--checkpoint=no.pth"], "checkpoint no.pth does not exist"),
+        (["run", "no.yaml"], "there is no configuration no.yaml; lam ships configs/digits/laplace_posthoc.yaml"),
+        (["run", "--margin", "3", "configs/digits/laplace_posthoc.yaml"], "margin must be in (0, 2]"),
+        (["run", "configs/folder/laplace_posthoc.yaml"], "folder needs a root: the folder of its images"),
+        (["run", "configs/folder/laplace_posthoc.yaml", "--data.root=no"], "there is no folder no; give the folder"),
+        (["run", "configs/fashionmnist/laplace_posthoc.yaml", "--data.root=no"], "(in a run: --data.root=DIR)"),
+        (["demo", "--data.ood=[{name: mnist, root: nowhere}]"], "(in a run: --data.ood='[{name: mnist, root: DIR}]')"),
+        (
+            ["embed", "no", "images", "-o", "out.npz"],
+            "there is no folder no: `lam run CONFIG` or `lam demo` makes a run",
+        ),
+        (["embed", "no", "images", "-o", "no/out.npz"], "there is no folder no to write out.npz to"),
+        (["index", "no", "images"], "there is no folder no"),
+        (["search", "no", "image.png", "-k", "0"], "k must be at least 1, got 0"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_before_any_work(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in failure(arguments, capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_run_is_told_in_one_line(
+    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = run_copy.glob("encoder/*/posterior.safetensors")
+    path.write_bytes(path.read_bytes()[:-100])
+    image = str(digit_folder / "0" / "0.png")
+    for arguments in (
+        ["search", str(run_copy), image],
+        ["index", str(run_copy), str(digit_folder)],
+        ["embed", str(run_copy), str(digit_folder), "-o", str(run_copy / "out.npz")],
+    ):
+        assert f"{path} is truncated or altered" in failure(arguments, capsys)
+    (run_copy / "MANIFEST.json").unlink()
+    assert f"has not finished: `lam run {run_copy}` continues it" in failure(["search", str(run_copy), image], capsys)
+
+
+def test_index_and_search_print_what_they_found(
+    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = digit_folder / "0" / "0.png"
+    assert main(["search", str(run_copy), str(image)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 5
+    assert main(["index", str(run_copy), str(digit_folder), "--factory", "HNSW32", "--quiet"]) == 0
+    assert capsys.readouterr().out == f"24 images: {run_copy / 'index'}\n"
+    assert main(["search", str(run_copy), str(image), "-k", "3"]) == 0
+    query, head, *hits = capsys.readouterr().out.splitlines()
+    assert query.startswith("query: kappa ")
+    assert head.split() == ["score", "kappa", "label", "path"]
+    assert len(hits) == 3
+    assert any(line.endswith(f"0  {image.resolve()}") for line in hits)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_warning_is_one_line_too(run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cache,) = run_copy.glob("index/*/search.faiss")
+    cache.unlink()
+    assert main(["search", str(run_copy), str(digit_folder / "0" / "0.png")]) == 0
+    told = capsys.readouterr().err
+    assert told == f"lam: warning: {cache} is missing: it is built anew from the stored embeddings\n"
+
+
+@pytest.mark.parametrize("command", ["run", "demo"])
+def test_help_lists_the_settings(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    told = capsys.readouterr().out
+    assert all(f"\n  {name} " in told for name in SETTINGS)
+    assert "(euclidean, arccos)" in told
+    assert "started again with the same" in " ".join(told.split())
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    told = capsys.readouterr().out
+    assert all(command in told for command in ("run", "demo", "embed", "index", "search", "examples:"))
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"lam {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["dance"], ["run"], ["embed", "run"], ["search", "run", "image", "--deep"]])
+def test_wrong_usage_has_status_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "usage: lam" in capsys.readouterr().err
+
+
+def test_it_is_a_program(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lam.cli", "demo", "--margin=9"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "lam: margin must be in (0, 2], the distances on the unit sphere, got 9.0\n"
+
+
+def test_the_random_state_is_left_alone(tmp_path: Path, digit_folder: Path) -> None:
+    state = torch.get_rng_state()
+    assert main(["demo", "--quiet", f"--output={tmp_path / 'run'}", *TINY]) == 0
+    assert main(["index", "--quiet", str(tmp_path / "run"), str(digit_folder)]) == 0
+    assert torch.equal(torch.get_rng_state(), state)

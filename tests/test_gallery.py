@@ -1,0 +1,148 @@
+"""Folders of images, embedded, indexed and searched by a run."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lam import gallery
+from lam.cli import main
+from lam.files import CorruptFileError, read_json
+
+
+@pytest.fixture
+def flat_folder(digit_folder: Path, tmp_path: Path) -> Path:
+    """The images of one class, without sub-folders."""
+    return Path(shutil.copytree(digit_folder / "1", tmp_path / "flat"))
+
+
+@pytest.mark.parametrize("layout", ["by class", "flat"])
+def test_embeddings_are_written_without_pickle(
+    layout: str, run_copy: Path, digit_folder: Path, flat_folder: Path, tmp_path: Path
+) -> None:
+    folder, count = (digit_folder, 24) if layout == "by class" else (flat_folder, 8)
+    output = tmp_path / "out.npz"
+    assert main(["embed", str(run_copy), str(folder), "-o", str(output), "--quiet"]) == 0
+    with np.load(output, allow_pickle=False) as found:
+        assert set(found) == {"paths", "mean", "kappa", "variance", "resultant"}
+        assert found["mean"].shape == (count, 3)
+        np.testing.assert_allclose(np.linalg.norm(found["mean"], axis=1), 1, rtol=1e-5)
+        for name in ("kappa", "variance", "resultant"):
+            assert found[name].shape == (count,)
+            assert np.isfinite(found[name]).all()
+            assert (found[name] > 0).all()
+        assert all(Path(path).is_file() for path in found["paths"])
+        encoder = gallery.open_run(run_copy)
+        assert encoder.preprocessing is not None
+        alone = encoder.embed(encoder.preprocessing(found["paths"][-1])[None])
+        assert float(alone.kappa[0]) == pytest.approx(found["kappa"][-1], rel=1e-5)
+
+
+def test_no_work_is_done_for_an_output_that_cannot_be(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no folder .*nowhere to write out.npz to: make it first"):
+        gallery.check_output(tmp_path / "nowhere" / "out.npz")
+    with pytest.raises(ValueError, match="is a folder: give the path of the file to write"):
+        gallery.check_output(tmp_path)
+    assert main(["embed", str(tmp_path / "no run"), str(digit_folder), "-o", str(tmp_path / "a" / "b.npz")]) == 1
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW32"])
+def test_an_image_finds_itself(factory: str, run_copy: Path, digit_folder: Path) -> None:
+    assert gallery.index_folder(run_copy, digit_folder, factory=factory, progress=False) == 24
+    found = gallery.search(run_copy, digit_folder / "2" / "3.png", k=24)
+    assert float(found.hits.scores[0, 0]) == pytest.approx(1)
+    best = {item["path"] for item, score in zip(found.items, found.hits.scores[0], strict=True) if score > 1 - 1e-6}
+    assert str((digit_folder / "2" / "3.png").resolve()) in best
+    assert {item["label"] for item in found.items} == {"0", "1", "2"}
+    assert (found.hits.kappa > 0).all()
+    assert found.hits.scores[0].diff().le(0).all()
+
+
+def test_one_image_is_one_row_whatever_it_is_called(run_copy: Path, flat_folder: Path) -> None:
+    shutil.copy(flat_folder / "0.png", flat_folder / "copy.png")
+    assert gallery.index_folder(run_copy, flat_folder, progress=False) == 8
+    found = gallery.search(run_copy, flat_folder / "0.png", k=100)
+    assert found.hits.ids.shape == (1, 8)
+    assert found.hits.ids.min() >= 0
+    assert len({item["path"] for item in found.items}) == 8
+    first = found.hits.ids.sort().values
+    assert gallery.index_folder(run_copy, flat_folder, progress=False) == 8
+    assert torch.equal(gallery.search(run_copy, flat_folder / "0.png", k=100).hits.ids.sort().values, first)
+
+
+def test_k_below_one_is_refused(run_copy: Path, flat_folder: Path) -> None:
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        gallery.search(run_copy, flat_folder / "0.png", k=0)
+
+
+def test_what_is_no_image_is_named(run_copy: Path, flat_folder: Path) -> None:
+    (flat_folder / "notes.png").write_text("milk, bread")
+    for act in (
+        lambda: gallery.index_folder(run_copy, flat_folder, progress=False),
+        lambda: gallery.search(run_copy, flat_folder / "notes.png"),
+    ):
+        with pytest.raises(ValueError, match="notes.png is no image"):
+            act()
+    with pytest.raises(ValueError, match="there is no image .*missing.png"):
+        gallery.search(run_copy, flat_folder / "missing.png")
+
+
+def test_a_refused_index_leaves_the_old_one(run_copy: Path, flat_folder: Path) -> None:
+    before = gallery.search(run_copy, flat_folder / "0.png").items
+    with pytest.raises(ValueError, match="factory must be a FAISS factory string .* got 'Nonsense'"):
+        gallery.index_folder(run_copy, flat_folder, factory="Nonsense", progress=False)
+    with pytest.raises(ValueError, match="FAISS cannot train on 8 embeddings"):
+        gallery.index_folder(run_copy, flat_folder, factory="IVF20,Flat", progress=False)
+    with pytest.raises(ValueError, match="there is no folder"):
+        gallery.index_folder(run_copy, flat_folder / "missing", progress=False)
+    assert gallery.search(run_copy, flat_folder / "0.png").items == before
+
+
+def test_whichever_index_a_crash_leaves_finds_its_items(
+    run_copy: Path, flat_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = gallery.search(run_copy, flat_folder / "0.png").items
+    with monkeypatch.context() as patch:
+        patch.setattr("lam.retrieval.index.Index.save", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            gallery.index_folder(run_copy, flat_folder, progress=False)
+    assert gallery.search(run_copy, flat_folder / "0.png").items == before
+    gallery.index_folder(run_copy, flat_folder, progress=False)
+    (path,) = run_copy.glob("items/*/items.json")
+    assert len(read_json(path)) == 8
+
+
+def test_a_new_index_repairs_lost_items(run_copy: Path, flat_folder: Path) -> None:
+    shutil.rmtree(run_copy / "items")
+    with pytest.raises(CorruptFileError, match="items/MANIFEST.json is missing"):
+        gallery.search(run_copy, flat_folder / "0.png")
+    gallery.index_folder(run_copy, flat_folder, progress=False)
+    assert gallery.search(run_copy, flat_folder / "0.png", k=1).items[0]["label"] == "flat"
+
+
+def test_items_of_another_index_are_refused(run_copy: Path, flat_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(run_copy / "items", tmp_path / "items")
+    gallery.index_folder(run_copy, flat_folder, progress=False)
+    shutil.rmtree(run_copy / "items")
+    shutil.copytree(tmp_path / "items", run_copy / "items")
+    with pytest.raises(CorruptFileError, match="items.json does not know id .*: run `lam index` again"):
+        gallery.search(run_copy, flat_folder / "0.png")
+
+
+def test_images_of_another_shape_are_made_to_fit(run_copy: Path, tmp_path: Path) -> None:
+    Image.new("RGBA", (300, 20), (200, 10, 10, 128)).save(tmp_path / "wide.png")
+    assert len(gallery.search(run_copy, tmp_path / "wide.png", k=2).items) == 2
+
+
+def test_an_encoder_that_knows_no_preprocessing_is_refused(run_copy: Path, flat_folder: Path) -> None:
+    encoder = gallery.open_run(run_copy)
+    encoder.preprocessing = None
+    with pytest.raises(ValueError, match=r"how an image becomes an input: fit it with preprocessing=\.\.\."):
+        gallery.embed_folder(encoder, flat_folder)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

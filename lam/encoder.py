@@ -53,6 +53,13 @@ class BayesianEncoder:
         """The number of embedding dimensions D."""
         return len(self.posterior.weight)
 
+    def to(self, device: torch.device | str) -> "BayesianEncoder":
+        """Move network and posterior to a device, in place."""
+        if self.network is not None:
+            self.network.to(device)
+        self.posterior = self.posterior.to(device)
+        return self
+
     def features(self, inputs: Batch | Iterable[Batch], *, progress: bool = False) -> Float[Tensor, "N P"]:
         """Give what enters the head.
 

@@ -184,6 +184,11 @@ class LastLayerPosterior:
         )
         return replace(self, prior_precision=float(10.0**best.x))
 
+    def to(self, device: torch.device | str) -> "LastLayerPosterior":
+        """Move weights and curvature to a device."""
+        bias = None if self.bias is None else self.bias.to(device)
+        return replace(self, weight=self.weight.to(device), bias=bias, curvature=self.curvature.to(device))
+
     def __add__(self, other: "LastLayerPosterior") -> "LastLayerPosterior":
         return self._combined(other, 1)
 

@@ -345,3 +345,28 @@ def test_half_precision_networks_keep_a_float32_posterior():
     assert encoder.posterior.weight.dtype == torch.float32
     assert encoder.embed(batches).kappa.dtype == torch.float32
     assert network[2].weight.dtype == torch.bfloat16
+
+
+def test_moved_to_a_device_it_stays_the_same():
+    batches = make_batches()
+    encoder = fit(batches)
+    expected = encoder.embed(batches).kappa
+    assert encoder.to("cpu") is encoder
+    assert torch.equal(encoder.embed(batches).kappa, expected)
+    assert encoder.to("meta").posterior.curvature.positive.device.type == "meta"
+    assert encoder.network[0].weight.device.type == "meta"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_curvature_of_the_cpu():
+    batches = make_batches()
+    network = make_network().double()
+    doubled = [(inputs.double(), labels) for inputs, labels in batches]
+    on_cpu = lam.fit(network, doubled, margin=0.7, progress=False)
+    on_gpu = lam.fit(make_network().double().cuda(), doubled, margin=0.7, progress=False)
+    torch.testing.assert_close(
+        on_gpu.posterior.curvature.weight.cpu(), on_cpu.posterior.curvature.weight, rtol=1e-10, atol=1e-12
+    )
+    assert on_gpu.embed(doubled).kappa.device.type == "cuda"
+    on_gpu.tune(doubled, n_samples=4, greatest=1e3)
+    assert lam.evaluate(on_gpu, doubled, [doubled[0][0]], n_samples=4).metrics["recall@1"] > 0

@@ -67,6 +67,10 @@ class Diagonal:
             h = h - self.negative * (self.negative_weight / self.n_negatives)
         return h
 
+    def to(self, device: torch.device | str) -> "Diagonal":
+        """Move the sums to a device."""
+        return replace(self, positive=self.positive.to(device), negative=self.negative.to(device))
+
     def __add__(self, other: "Diagonal") -> "Diagonal":
         return self._combined(other, 1)
 

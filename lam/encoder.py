@@ -13,6 +13,7 @@ from tqdm import tqdm
 from lam import encoder_files
 from lam.curvature import Batch, Relation, curvature_in_batches, is_batch, split_batch
 from lam.embeddings import Embeddings
+from lam.export import export_encoder
 from lam.head import features_and_output
 from lam.hessians.last_layer import check_finite
 from lam.posterior import LastLayerPosterior, Mode
@@ -202,9 +203,9 @@ class BayesianEncoder:
         Raises:
             ValueError: where there is no network.
         """
-        from lam.export import export_encoder
-
-        export_encoder(self, path, example)
+        if self.network is None:
+            raise ValueError("an encoder without a network cannot be exported: it has no inputs but features")
+        export_encoder(path, example, self.network, self.head, self.posterior)
 
     def _feature_batches(self, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[Tensor]:
         if is_batch(inputs):

@@ -1,8 +1,6 @@
 """An encoder as one `torch.export` program, for serving without lam."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -10,9 +8,6 @@ from torch import Tensor, nn
 from lam.files import write_atomically
 from lam.head import evaluating
 from lam.posterior import LastLayerPosterior
-
-if TYPE_CHECKING:
-    from lam.encoder import BayesianEncoder
 
 
 class _Program(nn.Module):
@@ -36,16 +31,20 @@ class _Program(nn.Module):
 
 
 def export_encoder(
-    encoder: "BayesianEncoder", path: str | Path, example: Float[Tensor, "N ..."], *, n_samples: int = 32
+    path: str | Path,
+    example: Float[Tensor, "N ..."],
+    network: nn.Module,
+    head: str,
+    posterior: LastLayerPosterior,
+    *,
+    n_samples: int = 32,
 ) -> None:
     """Write the program; see `BayesianEncoder.export`."""
-    if encoder.network is None:
-        raise ValueError("an encoder without a network cannot be exported: it has no inputs but features")
     if len(example) < 2:
         raise ValueError(
             f"the example must hold at least 2 inputs, so that the batch size stays free, got {len(example)}"
         )
-    program = _Program(encoder.network, encoder.head, encoder.posterior, n_samples)
+    program = _Program(network, head, posterior, n_samples)
     with evaluating(program):
         exported = torch.export.export(program, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     write_atomically(path, lambda temporary: torch.export.save(exported, temporary))

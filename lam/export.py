@@ -1,6 +1,7 @@
 """An encoder as one `torch.export` program, for serving without lam."""
 
 from pathlib import Path
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn

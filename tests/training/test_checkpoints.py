@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lam import checkpoints
 from lam.files import CorruptFileError
+from lam.training import checkpoints
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:

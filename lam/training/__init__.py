@@ -1,8 +1,8 @@
 """Training: one function for every method, on Lightning Fabric for devices and precision.
 
 A method that trains otherwise hands in a `Step` of its own: how the gradient of one batch is taken, and what has to be
-remembered between batches. Here the options are checked; the loop is in `lam.loop`. Which loss, which network and which
-data are chosen elsewhere.
+remembered between batches. Here the options are checked; the loop is in `lam.training.loop`. Which loss, which network
+and which data are chosen elsewhere.
 """
 
 import math
@@ -14,11 +14,11 @@ from typing import Any, Literal, get_args
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from lam.batches import own_randomness
-from lam.loop import DivergenceError, History, Loop, Settings, Task, labels_of
 from lam.losses import Loss
 from lam.pairs import Pairs
-from lam.steps import Batch, Step
+from lam.training.batches import own_randomness
+from lam.training.loop import DivergenceError, History, Loop, Settings, Task, labels_of
+from lam.training.steps import Batch, Step
 
 Optimizer = Literal["adam", "adamw", "rmsprop", "sgd"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]

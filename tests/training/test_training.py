@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lam import checkpoints, losses, models
+from lam import losses, models
 from lam.models import EmbeddingNetwork
 from lam.pairs import Pairs
-from lam.training import Batch, DivergenceError, History, Step, train
+from lam.training import Batch, DivergenceError, History, Step, checkpoints, train
 
 LOSS = losses.build("contrastive", margin=0.7)
 BATCHES = 3  # an epoch of Images at batch_size 16

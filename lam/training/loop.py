@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from lam import checkpoints
-from lam.batches import Batches, derive_seed, reseed
 from lam.losses import Loss
 from lam.pairs import Pairs
-from lam.steps import Batch, Step
+from lam.training import checkpoints
+from lam.training.batches import Batches, derive_seed, reseed
+from lam.training.steps import Batch, Step
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,

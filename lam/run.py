@@ -14,20 +14,21 @@ Started again with the same configuration a run continues where it was; what is 
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lam import datasets, gallery, losses, models
 from lam.config import RunConfig
 from lam.curvature import check_labels
-from lam.datasets import ImageDataset, MissingDataError, Splits
+from lam.datasets import FolderImages, ImageDataset, MissingDataError, Splits
 from lam.encoder import BayesianEncoder, load
 from lam.evaluation import NEIGHBOUR, Evaluation, evaluate
 from lam.files import MANIFEST, read_json, seal, write_json
@@ -87,8 +88,10 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
         return RunResult(folder, read_json(folder / "metrics.json"))
     splits, ood = _load_data(config)
     _check_splits(splits)
+    parts: dict[str, ImageDataset] = {**vars(splits), **{f"OOD set {name}": images for name, images in ood.items()}}
+    _check_files(parts.values())
     network = _build_network(config, splits.train)
-    with claimed(folder, settings, {**vars(splits), **{f"OOD set {name}": images for name, images in ood.items()}}):
+    with claimed(folder, settings, parts):
         return _run(config, folder, network, splits, ood, progress)
 
 
@@ -171,6 +174,15 @@ def _check_splits(splits: Splits) -> None:
         check_labels(splits.train.labels)
     except ValueError as error:
         raise ValueError(f"the train split cannot be learned from: {error}; give more data") from None
+
+
+def _check_files(parts: Iterable[ImageDataset]) -> None:
+    """Read the header of every image file: what is no image would otherwise end the run when its turn comes."""
+    for path in (path for images in parts if isinstance(images, FolderImages) for path in images.paths):
+        try:
+            Image.open(path).close()
+        except Exception as error:  # what a decoder raises on damaged bytes has no common class
+            raise ValueError(f"{path} is no image ({type(error).__name__}): replace or remove it") from None
 
 
 def _build_network(config: RunConfig, images: ImageDataset) -> EmbeddingNetwork:

@@ -292,6 +292,14 @@ def test_a_run_without_ood_set_and_on_changed_data(digit_folder: Path, tmp_path:
         run(config, progress=False)
 
 
+def test_a_file_that_is_no_image_is_named_before_any_work(digit_folder: Path, tmp_path: Path) -> None:
+    images = Path(shutil.copytree(digit_folder, tmp_path / "images"))
+    (images / "2" / "notes.png").write_text("milk, bread")
+    with pytest.raises(ValueError, match=r"2/notes.png is no image .*: replace or remove it"):
+        run(folder_config(images, tmp_path / "run", []), progress=False)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -1,0 +1,128 @@
+"""FashionMNIST against MNIST, post hoc: the paper's setting, its six variants, and four training losses, over seeds.
+
+    python benchmarks/fashionmnist.py --mnist FOLDER [--root FOLDER] [--seeds 5] [--loss-seeds 3] [--work DIR]
+
+Each seed is one `lam run configs/fashionmnist/laplace_posthoc.yaml`; a run that is finished is not done again. The six
+variants share a seed's network. results/fashionmnist.json holds every figure, its mean and its standard deviation.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from timing import write
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lam import datasets
+from lam.config import RunConfig
+from lam.curvature import Relation, curvature_in_batches
+from lam.encoder import BayesianEncoder, load
+from lam.evaluation import evaluate
+from lam.hessians import FIXES, SPLITS
+from lam.posterior import LastLayerPosterior
+from lam.run import run
+from lam.settings import load_config
+
+CONFIG = "configs/fashionmnist/laplace_posthoc.yaml"
+LOSSES = ("contrastive", "log_posterior", "squared", "pml")
+PAPER = {  # Warburg et al. (2023), table 2, LAM (post-hoc)
+    "map@1": 0.78, "map@5": 0.74, "map@10": 0.72, "auroc": 0.96, "auprc": 0.96, "ausc": 0.86, "ece": 0.03,
+}  # fmt: skip
+
+
+def configured(parsed: argparse.Namespace, loss: str, seed: int) -> RunConfig:
+    """The shipped configuration with another loss and seed."""
+    overrides = [f"--seed={seed}", f"--training.loss={loss}", f"--output={parsed.work}/{loss}-{seed}"]
+    overrides += [f"--data.root={parsed.root}"] if parsed.root else []
+    config = load_config(CONFIG, overrides)
+    for ood in config.data.ood:
+        ood.root = parsed.mnist
+    return config
+
+
+def variants_of(parsed: argparse.Namespace, seed: int) -> dict[str, dict[str, Any]]:
+    """The six variants on the network of one finished run, from its features."""
+    config = configured(parsed, "contrastive", seed)
+    encoder = load(config.folder / "encoder")
+    splits = datasets.load(config.data.name, root=config.data.root, seed=config.data.seed)
+    ood = datasets.load_ood("mnist", like=splits.test, root=parsed.mnist)
+
+    def features(images: datasets.ImageDataset) -> tuple[Tensor, Tensor]:
+        return encoder.features(DataLoader(images, batch_size=500)), images.labels
+
+    inputs, labels = features(splits.train)
+    validation, test, outside = features(splits.validation), features(splits.test), features(ood)[0]
+    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
+    weight, bias = encoder.posterior.weight, encoder.posterior.bias
+    found = {}
+    for split in SPLITS:
+        for fix in FIXES:
+            start = time.perf_counter()
+            curvature, n_items = curvature_in_batches(
+                ((inputs[rows], labels[rows]) for rows in order.split(config.laplace.batch_size)),
+                weight,
+                bias,
+                Relation(),
+                margin=config.margin,
+                split=split,
+                fix=fix,
+                negative_weight=config.laplace.negative_weight,
+            )
+            seconds = time.perf_counter() - start
+            posterior = LastLayerPosterior(weight, bias, curvature, n_items, seed=seed)
+            variant = BayesianEncoder(None, "", posterior, relation=Relation())
+            variant.tune([validation], n_samples=config.laplace.tune_samples)
+            metrics = evaluate(variant, [test], [outside], n_samples=config.evaluation.n_samples).metrics
+            scale = variant.posterior.scale
+            found[f"{split} {fix}"] = {**metrics, "likelihood_scale": scale, "seconds_curvature": seconds}
+            print(f"seed {seed}, {split} {fix}: {metrics}", file=sys.stderr, flush=True)
+    return found
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation of every figure over seeds."""
+    keys = [key for key in rows[0] if all(row.get(key) is not None for row in rows)]
+    return {
+        "mean": {key: statistics.fmean(row[key] for row in rows) for key in keys},
+        "std": {key: statistics.stdev(row[key] for row in rows) for key in keys} if len(rows) > 1 else {},
+        "seeds": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mnist", required=True, help="the folder of MNIST's IDX files")
+    parser.add_argument("--root", help="the folder of FashionMNIST's IDX files")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--loss-seeds", type=int, default=3)
+    parser.add_argument("--work", default="runs/benchmark", help="where the runs are kept")
+    parsed = parser.parse_args()
+    Path(parsed.work).mkdir(parents=True, exist_ok=True)
+    losses: dict[str, Any] = {}
+    variants: dict[str, list[dict[str, Any]]] = {}
+    for loss in LOSSES:
+        rows = []
+        for seed in range(parsed.seeds if loss == LOSSES[0] else parsed.loss_seeds):
+            config = configured(parsed, loss, seed)
+            rows.append(run(config, progress=False).metrics)
+            print(f"{loss}, seed {seed}: {rows[-1]}", file=sys.stderr, flush=True)
+            rows[-1]["likelihood_scale"] = load(config.folder / "encoder").posterior.scale
+            if loss == LOSSES[0]:
+                for name, metrics in variants_of(parsed, seed).items():
+                    variants.setdefault(name, []).append(metrics)
+        losses[loss] = summary(rows)
+        results = {
+            "paper": PAPER,
+            "training_losses": losses,
+            "variants": {name: summary(found) for name, found in variants.items()},
+        }
+        write("fashionmnist", results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -38,7 +38,7 @@ from lam.models import EmbeddingNetwork
 from lam.retrieval.neighbours import rank
 from lam.run_folder import claimed, is_finished, refuse_other_run
 from lam.run_report import write_plots_and_report
-from lam.training import train
+from lam.training import device_of, train
 from lam.weights import load_weights
 
 EMBEDDING_BATCH = 500
@@ -105,12 +105,12 @@ def _run(
 ) -> RunResult:
     stages = _Stages(progress, _seconds_so_far(folder))
     if (folder / "encoder" / MANIFEST).is_file():
-        encoder = load(folder / "encoder")
+        encoder = load(folder / "encoder").to(device_of(config.accelerator))
     else:
         if config.checkpoint is None:
             with stages("train"):
                 _train(config, network, splits, folder, progress)
-        encoder = _fit(config, network, splits, stages, progress)
+        encoder = _fit(config, network.to(device_of(config.accelerator)), splits, stages, progress)
         write_json(folder / "seconds.json", stages.seconds)
         encoder.save(folder / "encoder")
     with stages("evaluate"):
@@ -252,7 +252,7 @@ def _fit(config: RunConfig, network: nn.Module, splits: Splits, stages: "_Stages
 
 
 def nearest_is_relevant(network: nn.Module, images: ImageDataset) -> float:
-    """Give recall@1 of the network's own embeddings among themselves: what validation picks the epoch by."""
+    """Give the share of images whose nearest other has their label: what validation picks the epoch by."""
     with evaluating(network):
         device = next(network.parameters()).device
         embeddings = torch.cat([network(batch.to(device)) for batch, _ in _loader(images, EMBEDDING_BATCH)])

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
@@ -114,6 +115,11 @@ def train(
     fabric = _fabric(accelerator, devices, precision)
     with own_randomness(fabric.device):
         return Loop(fabric, task, settings).run(progress)
+
+
+def device_of(accelerator: str) -> torch.device:
+    """Give the device that `train` uses: for what comes after it."""
+    return _fabric(accelerator, 1, "32-true").device
 
 
 def _fabric(accelerator: str, devices: int | list[int], precision: Precision) -> Fabric:

@@ -28,7 +28,8 @@ def test_the_python_of_the_readme_runs_as_it_stands(tmp_path: Path, monkeypatch:
 def test_the_commands_of_the_readme_exist():
     from lam.cli import _parser
 
-    shell = "".join(re.findall(r"```\n(.*?)```", README, flags=re.DOTALL))
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+    shell = "".join(text for language, text in blocks if not language)
     commands = set(re.findall(r"^lam (\w+) ", shell, flags=re.MULTILINE))
     assert commands == {"run", "embed", "index", "search"}
     for command in commands:

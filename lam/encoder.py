@@ -20,6 +20,8 @@ from lam.posterior import LastLayerPosterior, Mode
 from lam.preprocessing import Preprocessing
 from lam.tuning import Tuning, calibrate_scale
 
+_TUNED = {"calibration": "likelihood_scale", "marginal_likelihood": "prior_precision"}
+
 
 class BayesianEncoder:
     """Map inputs to embeddings that know how sure they are: a network, and a posterior over its head.
@@ -107,35 +109,44 @@ class BayesianEncoder:
         return Embeddings.concatenate([predict(batch) for batch in self._feature_batches(inputs, progress)])
 
     def tune(
-        self, loader: Iterable[Batch], by: Literal["calibration", "marginal_likelihood"] = "calibration", **options: Any
+        self,
+        loader: Iterable[Batch],
+        by: Literal["calibration", "marginal_likelihood"] = "calibration",
+        *,
+        over: Literal["likelihood_scale", "prior_precision"] | None = None,
+        **options: Any,
     ) -> None:
         """Choose the likelihood scale or the prior precision; h stays as it is.
 
         `calibration` minimises the retrieval ECE on held-out in-distribution data over the likelihood scale s.
         `marginal_likelihood` maximises the Laplace evidence over the prior precision α, at the s in force; it needs no
-        data and cannot choose s, which would take the normalisers of the loss's densities.
+        data. It cannot choose s, which would take the normalisers of the loss's densities.
 
         Args:
             loader: held-out batches with labels, never the data that are reported.
             by: what to optimise.
-            options: `n_samples`, `least`, `greatest` and `refinements` of `lam.tuning.calibrate_scale`.
+            over: what is chosen; the criterion knows, and another is refused.
+            options: of `calibration`: `n_samples`, `least`, `greatest` and `refinements` of
+                `lam.tuning.calibrate_scale`.
 
         Raises:
-            ValueError: for another `by`, or data without labels.
+            ValueError: for another `by` or `over`, options that the criterion does not have, or data without labels.
         """
+        if by not in _TUNED:
+            raise ValueError(f"by must be one of {', '.join(_TUNED)}, got {by!r}")
+        if over not in (None, _TUNED[by]):
+            raise ValueError(f"{by} can choose {_TUNED[by]}, not {over!r}: choose another criterion for that")
         if by == "marginal_likelihood":
+            if options:
+                raise ValueError(f"marginal_likelihood takes no options, got {', '.join(options)}")
             self.posterior = self.posterior.with_best_prior()
-        elif by == "calibration":
-            batches = [(self._features_of(inputs), targets) for inputs, targets in map(split_batch, loader)]
-            if not batches or any(targets is None for _, targets in batches):
-                raise ValueError("tuning by calibration needs batches of inputs with labels")
-            labels = torch.cat([torch.as_tensor(targets) for _, targets in batches])
-            features = torch.cat([features for features, _ in batches])
-            self.posterior, self.tuning = calibrate_scale(
-                self.posterior, features, labels.to(features.device), **options
-            )
-        else:
-            raise ValueError(f"by must be calibration or marginal_likelihood, got {by!r}")
+            return
+        batches = [(self._features_of(inputs), targets) for inputs, targets in map(split_batch, loader)]
+        if not batches or any(targets is None for _, targets in batches):
+            raise ValueError("tuning by calibration needs batches of inputs with labels")
+        labels = torch.cat([torch.as_tensor(targets) for _, targets in batches])
+        features = torch.cat([features for features, _ in batches])
+        self.posterior, self.tuning = calibrate_scale(self.posterior, features, labels.to(features.device), **options)
 
     def forget(self, loader: Iterable[Batch], *, progress: bool = False) -> None:
         """Take batches back out of the posterior, the same ones that it was fitted on.

@@ -330,8 +330,12 @@ def test_features_that_are_not_finite_are_named_by_their_place_in_the_data():
 
 def test_bad_input_to_tune_is_refused():
     encoder = fit()
-    with pytest.raises(ValueError, match="by must be calibration or marginal_likelihood, got 'luck'"):
+    with pytest.raises(ValueError, match="by must be one of calibration, marginal_likelihood, got 'luck'"):
         unchecked(lam.BayesianEncoder.tune)(encoder, make_batches(), by="luck")
+    with pytest.raises(ValueError, match="marginal_likelihood can choose prior_precision, not 'likelihood_scale'"):
+        encoder.tune(make_batches(), by="marginal_likelihood", over="likelihood_scale")
+    with pytest.raises(ValueError, match="marginal_likelihood takes no options, got n_samples"):
+        encoder.tune(make_batches(), by="marginal_likelihood", n_samples=3)
     with pytest.raises(ValueError, match="batches of inputs with labels"):
         encoder.tune([make_batches()[0][0]])
     with pytest.raises(ValueError, match="at least 2 held-out items, got 1"):

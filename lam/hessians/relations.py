@@ -97,7 +97,8 @@ class LabelRelation:
         """Sum the cross terms over all positive pairs, class by class: over its pairs, or from its moments."""
         total = 0
         for rows in self.order.split(self._sizes.tolist()):
-            inputs, n, r = outputs(features[rows], weight, bias, torch.float64)
+            part = features[rows.to(features.device)].to(weight.device)
+            inputs, n, r = outputs(part, weight, bias, torch.float64)
             if len(rows) <= n.shape[1]:
                 first, second = torch.triu_indices(len(rows), len(rows), 1, device=n.device)
                 total = total + cross_sum_over_pairs(inputs, n, r, first, second, n.new_ones(len(first)))
@@ -142,7 +143,7 @@ class NeighbourRelation:
 
     def cross_terms(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Float[Tensor, "D F"]:
         """Sum the cross terms over the listed positive pairs."""
-        inputs, n, r = outputs(features, weight, bias, torch.float64)
+        inputs, n, r = outputs(features.to(weight.device), weight, bias, torch.float64)
         first, second = self._positive.T
         return cross_sum_over_pairs(inputs, n, r, first, second, n.new_ones(len(first)))
 

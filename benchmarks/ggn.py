@@ -137,7 +137,7 @@ def main() -> None:
         print(json.dumps(memory(*parsed.memory)))
         return
     if parsed.data_set:
-        print(json.dumps(whole_data_set(N, 128, 1024)))
+        print(json.dumps(whole_data_set(N, 128, 9216)))
         return
     repeats = 3 if parsed.quick else 9
     quick = ["--quick"] if parsed.quick else []

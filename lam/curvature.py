@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians import Diagonal, Neighbours, contrastive_ggn, contrastive_ggn_dataset
-from lam.pairs import Pairs
+from lam.pairs import Pairs, check_label_vector
 
 Batch = Any
 """A batch of a loader: the inputs, a tensor or a dictionary of named ones; or (inputs, targets, ...)."""
@@ -66,15 +66,16 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
     return batch, None
 
 
-def is_batch(inputs: Any) -> bool:
-    """Say whether something is one batch, as a loader yields it, rather than an iterable of batches."""
+def as_batches(inputs: Batch | Iterable[Batch]) -> Iterable[Batch]:
+    """Give an iterable of batches: a batch as a loader yields it, inputs alone or (inputs, labels), is one of them."""
     if isinstance(inputs, Tensor | dict):
-        return True
-    if not isinstance(inputs, tuple | list) or len(inputs) < 2:
-        return False
-    first, second = inputs[:2]
-    both = isinstance(first, Tensor) and isinstance(second, Tensor)
-    return both and second.ndim == 1 < first.ndim and len(first) == len(second)
+        return [inputs]
+    if isinstance(inputs, tuple | list) and len(inputs) > 1:
+        first, second = inputs[:2]
+        both = isinstance(first, Tensor) and isinstance(second, Tensor)
+        if both and second.ndim == 1 < first.ndim and len(first) == len(second):
+            return [inputs]
+    return inputs
 
 
 def check_labels(labels: Tensor) -> None:
@@ -83,13 +84,30 @@ def check_labels(labels: Tensor) -> None:
     Raises:
         ValueError: for fewer than two items, a single label, or no two items of one label.
     """
+    check_label_vector(labels)
     if len(labels) < 2:
-        raise ValueError(f"a posterior needs at least 2 items to form a pair, got {len(labels)}")
+        raise ValueError(f"at least 2 items are needed to form a pair, got {len(labels)}")
     classes = len(labels.unique())
     if classes == 1:
         raise ValueError(f"all {len(labels)} items have one label: there is no negative pair")
     if classes == len(labels):
         raise ValueError(f"no two of {classes} items share a label: there is no positive pair")
+
+
+def check_pairs(curvature: Diagonal, n_items: int) -> None:
+    """Refuse a curvature that both kinds of pairs have not gone into.
+
+    Raises:
+        ValueError: saying which kind there is none of.
+    """
+    if n_items < 2:
+        raise ValueError(f"at least 2 items are needed to form a pair, got {n_items}")
+    for kind, count in (("positive", curvature.n_positives), ("negative", curvature.n_negatives)):
+        if count == 0:
+            raise ValueError(
+                f"no batch of the {n_items} items holds a {kind} pair: shuffle them, take larger batches, or form the "
+                'pairs over the whole data set with pairs="dataset"'
+            )
 
 
 def curvature_in_batches(
@@ -109,10 +127,10 @@ def curvature_in_batches(
         options: of `contrastive_ggn`.
 
     Returns:
-        The sums, float64, and the number of items.
+        The sums and the number of items.
 
     Raises:
-        ValueError: for batches without targets or with as many targets as items are not.
+        ValueError: for no batch, one without targets, or one with another number of targets than items.
     """
     total: Diagonal | None = None
     n_items = 0
@@ -121,14 +139,8 @@ def curvature_in_batches(
         part = contrastive_ggn(features, weight, bias, relation.pairs(targets), **options)
         total = part if total is None else total + part
         n_items += len(features)
-    if total is None or n_items < 2:
-        raise ValueError(f"a posterior needs at least 2 items to form a pair, got {n_items}")
-    for kind, count in (("positive", total.n_positives), ("negative", total.n_negatives)):
-        if count == 0:
-            raise ValueError(
-                f"no batch of the {n_items} items holds a {kind} pair: shuffle them, take larger batches, or form the "
-                'pairs over the whole data set with pairs="dataset"'
-            )
+    if total is None:
+        raise ValueError("there is no batch of items")
     return total, n_items
 
 
@@ -152,7 +164,7 @@ def curvature_of_dataset(
             targets.append(checked_targets(features, batch_targets))
             file.write(features.to(device="cpu", dtype=dtype).numpy().tobytes())
         if not targets:
-            raise ValueError("a posterior needs at least 2 items to form a pair, got 0")
+            raise ValueError("at least 2 items are needed to form a pair, got 0")
         file.flush()
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
             features = torch.frombuffer(mapped, dtype=dtype).view(-1, weight.shape[1])
@@ -178,7 +190,10 @@ def all_pairs(
         return contrastive_ggn(features, weight, bias, relation.pairs(targets), **options)
     if relation.positive_within is not None:
         near = Neighbours.by_distance(targets, relation.positive_within, relation.negative_beyond)
-        return contrastive_ggn_dataset(features, weight, bias, neighbours=near, progress=progress, **options)
+        diagonal = contrastive_ggn_dataset(features, weight, bias, neighbours=near, progress=progress, **options)
+        if diagonal.n_negatives == 0:
+            raise ValueError(f"all {len(features)} places are near each other: there is no negative pair")
+        return diagonal
     check_labels(targets)
     return contrastive_ggn_dataset(features, weight, bias, labels=targets, progress=progress, **options)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam import encoder_files
-from lam.curvature import Batch, Relation, curvature_in_batches, is_batch, split_batch
+from lam.curvature import Batch, Relation, as_batches, curvature_in_batches, split_batch
 from lam.embeddings import Embeddings
 from lam.export import export_encoder
 from lam.head import features_and_output
@@ -106,7 +106,10 @@ class BayesianEncoder:
             ValueError: for no item at all, features that are not finite, or options outside their range.
         """
         predict = self.posterior.predictor(n_samples=n_samples, mode=mode, return_samples=return_samples)
-        return Embeddings.concatenate([predict(batch) for batch in self._feature_batches(inputs, progress)])
+        parts = [predict(batch) for batch in self._feature_batches(inputs, progress)]
+        if not parts:
+            raise ValueError("there are no inputs to embed")
+        return Embeddings.concatenate(parts)
 
     def tune(
         self,
@@ -141,7 +144,9 @@ class BayesianEncoder:
                 raise ValueError(f"marginal_likelihood takes no options, got {', '.join(options)}")
             self.posterior = self.posterior.with_best_prior()
             return
-        batches = [(self._features_of(inputs), targets) for inputs, targets in map(split_batch, loader)]
+        if self.relation.positive_within is not None:
+            raise ValueError("calibration needs labels; an encoder of places has positions, tune it on labelled data")
+        batches = [(self._features_of(inputs), targets) for inputs, targets in map(split_batch, as_batches(loader))]
         if not batches or any(targets is None for _, targets in batches):
             raise ValueError("tuning by calibration needs batches of inputs with labels")
         labels = torch.cat([torch.as_tensor(targets) for _, targets in batches])
@@ -152,7 +157,8 @@ class BayesianEncoder:
         """Take batches back out of the posterior, the same ones that it was fitted on.
 
         Args:
-            loader: the batches to forget, cut as they were when they were fitted.
+            loader: the batches to forget, cut as they were when they were fitted. Only sums are kept, so that batches
+                which were never fitted cannot be told from those that were.
             progress: show a progress bar on standard error.
 
         Raises:
@@ -164,11 +170,9 @@ class BayesianEncoder:
                 "the posterior was fitted over all pairs of a data set at once, which cannot be taken back"
             )
         old = self.posterior
+        batches = map(split_batch, tqdm(as_batches(loader), desc="forgetting", unit="batch", disable=not progress))
         curvature, n_items = curvature_in_batches(
-            (
-                (self._features_of(inputs), targets)
-                for inputs, targets in map(split_batch, tqdm(loader, disable=not progress))
-            ),
+            ((self._features_of(inputs), targets) for inputs, targets in batches),
             old.weight,
             old.bias,
             self.relation,
@@ -182,7 +186,13 @@ class BayesianEncoder:
         self.posterior = replace(old, curvature=old.curvature - curvature, n_items=old.n_items - n_items)
 
     def __add__(self, other: "BayesianEncoder") -> "BayesianEncoder":
-        """Join two encoders of one network, fitted on different batches, into the one fitted on all of them."""
+        """Join two encoders of one network, fitted on different batches, into the one fitted on all of them.
+
+        Raises:
+            ValueError: where networks or settings differ, or one was fitted over a whole data set at once.
+        """
+        if not _same_network(self.network, other.network):
+            raise ValueError("only encoders of one network add up: their weights differ")
         if self.relation != other.relation or not self.relation.in_batches:
             raise ValueError(
                 f"only encoders fitted in batches, with one relation, add up; got {self.relation} and {other.relation}"
@@ -204,26 +214,30 @@ class BayesianEncoder:
             tuning=None if self.tuning is None else asdict(self.tuning),
         )
 
-    def export(self, path: str | Path, example: Tensor) -> None:
+    def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int = 32) -> None:
         """Write one `torch.export` program that maps inputs to (features, mean, κ, variance), for any batch size.
 
         Args:
-            path: the file, by custom ending in .pt2.
-            example: (N, ...) a batch of inputs of the right shape, N ≥ 2.
+            path: the file, which should end in .pt2.
+            example: (N, ...) a batch of inputs of the right shape, N ≥ 2; by default blank images of the shape that
+                `preprocessing` gives.
+            n_samples: S ≥ 2 samples behind each κ.
 
         Raises:
-            ValueError: where there is no network.
+            ValueError: where there is no network, or no example and no preprocessing of one shape.
         """
         if self.network is None:
             raise ValueError("an encoder without a network cannot be exported: it has no inputs but features")
-        export_encoder(path, example, self.network, self.head, self.posterior)
+        if example is None:
+            shape = None if self.preprocessing is None else self.preprocessing.shape
+            if shape is None:
+                raise ValueError("the shape of an input is not known: give an example, a batch of at least 2 inputs")
+            example = torch.zeros(2, *shape, device=self.posterior.weight.device)
+        export_encoder(path, example, self.network, self.head, self.posterior, n_samples=n_samples)
 
     def _feature_batches(self, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[Tensor]:
-        if is_batch(inputs):
-            yield self._features_of(split_batch(inputs)[0])
-            return
         seen = 0
-        for batch in tqdm(inputs, desc="embedding", unit="batch", disable=not progress):
+        for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
             features = self._features_of(split_batch(batch)[0], seen)
             seen += len(features)
             yield features
@@ -236,6 +250,13 @@ class BayesianEncoder:
         features = features.to(self.posterior.weight.dtype)
         check_finite(features, offset)
         return features
+
+
+def _same_network(one: nn.Module | None, other: nn.Module | None) -> bool:
+    if one is other or one is None or other is None:
+        return one is other
+    mine, yours = one.state_dict(), other.state_dict()
+    return mine.keys() == yours.keys() and all(torch.equal(tensor, yours[name]) for name, tensor in mine.items())
 
 
 def load(folder: str | Path, network: nn.Module | None = None) -> BayesianEncoder:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lam.curvature import Batch, split_batch
+from lam.curvature import Batch, as_batches, split_batch
 from lam.embeddings import Embeddings
 from lam.encoder import BayesianEncoder
 from lam.retrieval.neighbours import rank
@@ -158,7 +158,9 @@ def knn_distance(
 
 def _labelled_features(encoder: BayesianEncoder, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
     features, labels = [], []
-    for inputs, targets in map(split_batch, batches):
+    if encoder.relation.positive_within is not None:
+        raise ValueError("evaluation needs labels; an encoder of places has positions, evaluate it on labelled data")
+    for inputs, targets in map(split_batch, as_batches(batches)):
         if targets is None:
             raise ValueError("evaluation needs in-distribution batches of inputs with labels")
         features.append(encoder.features(inputs))

@@ -1,5 +1,6 @@
 """An encoder as one `torch.export` program, for serving without lam."""
 
+import io
 from pathlib import Path
 
 import torch
@@ -7,12 +8,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.files import write_atomically
-from lam.head import evaluating
+from lam.head import caught_input, evaluating
 from lam.posterior import LastLayerPosterior
 
 
 class _Program(nn.Module):
-    """Inputs -> (features, mean, κ, variance), with 32 marginal samples and the posterior's own noise."""
+    """Inputs -> (features, mean, κ, variance), with marginal samples of the posterior's own noise."""
 
     def __init__(self, network: nn.Module, head: str, posterior: LastLayerPosterior, n_samples: int) -> None:
         super().__init__()
@@ -21,12 +22,8 @@ class _Program(nn.Module):
         self._predict = posterior.unchecked_predictor(n_samples=n_samples)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        caught: list[Tensor] = []
-        handle = self.network.get_submodule(self._head).register_forward_pre_hook(
-            lambda _module, args: caught.append(args[0])
-        )
-        self.network(inputs)
-        handle.remove()
+        with caught_input(self.network, self._head) as caught:
+            self.network(inputs)
         embeddings = self._predict(caught[-1])
         return caught[-1], embeddings.mean, embeddings.kappa, embeddings.variance
 
@@ -38,7 +35,7 @@ def export_encoder(
     head: str,
     posterior: LastLayerPosterior,
     *,
-    n_samples: int = 32,
+    n_samples: int,
 ) -> None:
     """Write the program; see `BayesianEncoder.export`."""
     if len(example) < 2:
@@ -48,4 +45,6 @@ def export_encoder(
     program = _Program(network, head, posterior, n_samples)
     with evaluating(program):
         exported = torch.export.export(program, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    write_atomically(path, lambda temporary: torch.export.save(exported, temporary))
+    content = io.BytesIO()
+    torch.export.save(exported, content)
+    write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()))

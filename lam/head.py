@@ -70,17 +70,25 @@ def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Flo
     Raises:
         ValueError: where what enters the head is not a matrix (N, P).
     """
-    caught: list[Tensor] = []
-    handle = network.get_submodule(head).register_forward_pre_hook(lambda _module, args: caught.append(args[0]))
-    try:
-        with evaluating(network):
-            output = run(network, inputs)
-    finally:
-        handle.remove()
-    if not caught or caught[-1].ndim != 2:
-        given = "nothing" if not caught else f"shape {tuple(caught[-1].shape)}"
+    with evaluating(network), caught_input(network, head) as caught:
+        output = run(network, inputs)
+    if not caught or not isinstance(caught[-1], Tensor) or caught[-1].ndim != 2:
+        given = "nothing" if not caught else f"shape {tuple(getattr(caught[-1], 'shape', ()))}"
         raise ValueError(f"features must enter head {head!r} as (N, P), got {given}")
     return caught[-1], output
+
+
+@contextmanager
+def caught_input(network: nn.Module, head: str) -> Iterator[list[Any]]:
+    """Collect what enters the head while the network runs, given by position or by name."""
+    caught: list[Any] = []
+    handle = network.get_submodule(head).register_forward_pre_hook(
+        lambda _module, args, kwargs: caught.append(args[0] if args else kwargs["input"]), with_kwargs=True
+    )
+    try:
+        yield caught
+    finally:
+        handle.remove()
 
 
 def run(network: nn.Module, inputs: Any) -> Any:

@@ -82,17 +82,7 @@ class Pairs:
             >>> pairs.n_positives, pairs.n_negatives
             (2, 6)
         """
-        negative_beyond = positive_within if negative_beyond is None else negative_beyond
-        if not 0 < positive_within <= negative_beyond:
-            raise ValueError(
-                "positive_within and negative_beyond must satisfy 0 < positive_within <= negative_beyond, "
-                f"got {positive_within} and {negative_beyond}"
-            )
-        finite = positions.isfinite().all(1)
-        if not finite.all():
-            raise ValueError(
-                f"positions must be finite, got {positions[~finite][0].tolist()} at index {_first(~finite)}"
-            )
+        negative_beyond = checked_distances(positions, positive_within, negative_beyond)
         distance = torch.cdist(positions.double(), positions.double(), compute_mode="donot_use_mm_for_euclid_dist")
         return cls._counted((distance <= positive_within).fill_diagonal_(False), distance > negative_beyond)
 
@@ -102,8 +92,8 @@ class Pairs:
         tuples: Sequence[Tensor],
         size: int,
         *,
-        n_positives: int | None = None,
-        n_negatives: int | None = None,
+        n_positives: int,
+        n_negatives: int,
     ) -> "Pairs":
         """Take the pairs that a miner of pytorch-metric-learning chose.
 
@@ -113,15 +103,15 @@ class Pairs:
         Args:
             tuples: (anchors, positives, negatives), or (anchors, positives, anchors, negatives), of item indices.
             size: how many items N the indices point into.
-            n_positives: how many ordered positive pairs the miner chose from; by default those that it chose.
-            n_negatives: how many ordered negative pairs the miner chose from; by default those that it chose.
+            n_positives: how many ordered positive pairs the miner chose from.
+            n_negatives: how many ordered negative pairs the miner chose from.
 
         Returns:
             The chosen pairs.
 
         Raises:
-            ValueError: for another number of tensors, an index outside [0, N), an item paired with itself, or a count
-                below the number of pairs chosen.
+            ValueError: for another number of tensors or of indices in them, an index outside [0, N), an item paired
+                with itself, or more different pairs chosen than there were to choose from.
 
         Example:
             >>> triplet = (torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
@@ -135,19 +125,44 @@ class Pairs:
         anchor, positive, negative = tuples[0], tuples[1], tuples[-1]
         positives = _count_directed(anchor, positive, size)
         negatives = _count_directed(tuples[2] if len(tuples) == 4 else anchor, negative, size)
-        return cls(
-            positives,
-            negatives,
-            _considered("n_positives", n_positives, positives),
-            _considered("n_negatives", n_negatives, negatives),
-        )
+        _check_considered("n_positives", n_positives, positives)
+        _check_considered("n_negatives", n_negatives, negatives)
+        return cls(positives, negatives, n_positives, n_negatives)
 
     @classmethod
     def _counted(cls, positive: Tensor, negative: Tensor) -> "Pairs":
         return cls(positive, negative, int(positive.sum()), int(negative.sum()))
 
 
+def check_label_vector(labels: Tensor) -> None:
+    """Refuse what is no vector of integer labels."""
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise ValueError(f"labels must be integers of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}")
+
+
+def checked_distances(positions: Tensor, positive_within: float, negative_beyond: float | None) -> float:
+    """Refuse positions that are not finite and distances that make no sense; give `negative_beyond`."""
+    beyond = positive_within if negative_beyond is None else negative_beyond
+    if not 0 < positive_within <= beyond:
+        raise ValueError(
+            "positive_within and negative_beyond must satisfy 0 < positive_within <= negative_beyond, "
+            f"got {positive_within} and {beyond}"
+        )
+    if positions.ndim != 2 or not positions.is_floating_point():
+        raise ValueError(f"positions must be numbers of shape (N, X), got {positions.dtype} {tuple(positions.shape)}")
+    finite = positions.isfinite().all(1)
+    if not finite.all():
+        bad = int((~finite).nonzero()[0, 0])
+        raise ValueError(f"positions must be finite, got {positions[bad].tolist()} at index {bad}")
+    return beyond
+
+
 def _count_directed(first: Tensor, second: Tensor, size: int) -> Tensor:
+    if first.shape != second.shape or first.ndim != 1 or first.is_floating_point() or second.is_floating_point():
+        raise ValueError(
+            "a pair needs two integer indices, got tensors of "
+            f"{first.dtype} {tuple(first.shape)} and {second.dtype} {tuple(second.shape)}"
+        )
     indices = torch.stack([first, second])
     outside = (indices < 0) | (indices >= size)
     if outside.any():
@@ -159,16 +174,10 @@ def _count_directed(first: Tensor, second: Tensor, size: int) -> Tensor:
     return (counts + counts.T) / 2
 
 
-def _considered(name: str, given: int | None, weights: Tensor) -> int:
-    chosen = round(float(weights.sum(dtype=torch.float64)))
-    if given is None:
-        return chosen
-    if given < 0 or (given == 0 and chosen > 0):
+def _check_considered(name: str, given: int, weights: Tensor) -> None:
+    different = int((weights > 0).sum())
+    if given < different:
         raise ValueError(
-            f"{name} must be the number of pairs that the miner chose from, got {given} for {chosen} chosen"
+            f"{name} must be the number of ordered pairs that the miner chose from, "
+            f"got {given} for {different} different ones chosen"
         )
-    return given
-
-
-def _first(mask: Tensor) -> int:
-    return int(mask.nonzero()[0, 0])

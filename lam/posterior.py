@@ -25,6 +25,9 @@ MODES: tuple[str, ...] = get_args(Mode)
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps features (N, P), their outputs (N, D) and variances (N, D) to sampled outputs (S, N, D)."""
 
+LEAST_VARIANCE = 1e-20
+"""Added noise of this variance is far below any posterior's; it gives an output of length zero a random direction."""
+
 CHUNK_ELEMENTS = 1 << 22
 """How many float64 sample coordinates are held at once."""
 
@@ -60,7 +63,9 @@ class LastLayerPosterior:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
         if self.n_items < 1:
             raise ValueError(f"n_items must be at least 1, got {self.n_items}")
-        _ = self.curvature.weight  # refuses sums without a positive pair
+        for name, h in (("weight", self.curvature.weight), ("bias", self.curvature.bias)):
+            if h is not None and not h.isfinite().all():
+                raise ValueError(f"the curvature of the {name} is not finite: the features are too large or damaged")
 
     @property
     def scale(self) -> float:
@@ -80,7 +85,7 @@ class LastLayerPosterior:
 
         Args:
             n_samples: S ≥ 1.
-            generator: by default one seeded with the posterior's own seed.
+            generator: by default one seeded with the posterior's own seed, the same on every device.
 
         Returns:
             (S, D, P) weights and (S, D) biases, or None.
@@ -176,7 +181,7 @@ class LastLayerPosterior:
         return -0.5 * float(fit)
 
     def with_best_prior(self) -> "LastLayerPosterior":
-        """Maximise `log_marginal_likelihood` over α in [1e-8, 1e8], by golden section on log α."""
+        """Maximise `log_marginal_likelihood` over α in [1e-8, 1e8], by Brent's method on log α."""
         from scipy.optimize import minimize_scalar
 
         best: Any = minimize_scalar(
@@ -201,13 +206,19 @@ class LastLayerPosterior:
         )
         if not (same_bias and torch.equal(self.weight, other.weight)):
             raise ValueError("only posteriors of the same trained layer add up: their weights differ")
+        settings = [(found.prior_precision, found.likelihood_scale, found.seed) for found in (self, other)]
+        if settings[0] != settings[1]:
+            raise ValueError(
+                "only posteriors with the same prior precision, likelihood scale and seed add up, "
+                f"got {settings[0]} and {settings[1]}: add first, then tune"
+            )
         curvature = self.curvature + other.curvature if sign > 0 else self.curvature - other.curvature
         return replace(self, curvature=curvature, n_items=self.n_items + sign * other.n_items)
 
     def _marginal_draw(self, n_samples: int) -> Draw:
         shape = (n_samples, 1, len(self.weight))
-        noise = torch.randn(shape, generator=self._generator(), device=self.weight.device, dtype=torch.float64)
-        return lambda features, f, v: f.double() + v.double().sqrt() * noise
+        noise = torch.randn(shape, generator=self._generator(), dtype=torch.float64).to(self.weight.device)
+        return lambda features, f, v: f.double() + v.double().clamp(min=LEAST_VARIANCE).sqrt() * noise
 
     def _network_draw(self, n_samples: int) -> Draw:
         weights, biases = self.sample(n_samples)
@@ -222,7 +233,7 @@ class LastLayerPosterior:
         return (self.scale * h.double() + self.prior_precision).reciprocal().to(self.weight.dtype)
 
     def _generator(self) -> torch.Generator:
-        return torch.Generator(self.weight.device).manual_seed(self.seed)
+        return torch.Generator().manual_seed(self.seed)  # on the CPU, so that every device sees the same noise
 
 
 def _summarise(samples: Tensor, v: Tensor, keep: bool) -> Embeddings:
@@ -242,8 +253,8 @@ def _summarise(samples: Tensor, v: Tensor, keep: bool) -> Embeddings:
 
 
 def _draw(mean: Tensor, variance: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(n_samples, *mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
-    return noise.mul_(variance.sqrt()).add_(mean)
+    noise = torch.randn(n_samples, *mean.shape, generator=generator, device=generator.device, dtype=mean.dtype)
+    return noise.to(mean.device).mul_(variance.sqrt()).add_(mean)
 
 
 def _check_samples(n_samples: int, least: int) -> None:

@@ -1,11 +1,14 @@
 """Choosing the likelihood scale of a posterior on held-out data."""
 
+import math
+import warnings
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lam.curvature import check_labels
 from lam.posterior import LastLayerPosterior
 from lam.retrieval.neighbours import rank, sampled_nearest
 from lam.retrieval.uncertainty import retrieval_ece
@@ -51,15 +54,19 @@ def calibrate_scale(
         refinements: how often the distance is halved around the best.
 
     Returns:
-        The posterior with the best scale, and what was tried.
+        The posterior with the best scale, and what was tried. Where the best is at an end of the range a warning says
+        so.
 
     Raises:
-        ValueError: for fewer than two items, or labels of another length.
+        ValueError: for labels of another length or without both kinds of pairs, or a range that is none.
     """
-    if len(features) < 2:
-        raise ValueError(f"tuning needs at least 2 held-out items, got {len(features)}")
     if len(labels) != len(features):
         raise ValueError(f"there are {len(features)} items and {len(labels)} labels")
+    check_labels(labels)
+    if not 0 < least < greatest < math.inf:
+        raise ValueError(f"likelihood scales must satisfy 0 < least < greatest, got {least} and {greatest}")
+    if refinements < 0:
+        raise ValueError(f"refinements must be at least 0, got {refinements}")
     errors: dict[float, float] = {}
 
     def error(exponent: float) -> float:
@@ -68,12 +75,19 @@ def calibrate_scale(
             errors[exponent] = sampled_ece(candidate, features, labels, n_samples=n_samples)
         return errors[exponent]
 
-    low, high = (float(torch.tensor(bound, dtype=torch.float64).log10()) for bound in (least, greatest))
-    step = 1.0
-    best = min((low + i * step for i in range(round(high - low) + 1)), key=error)
+    low, high = math.log10(least), math.log10(greatest)
+    steps = max(1, round(high - low))
+    step = (high - low) / steps
+    best = min((low + i * step for i in range(steps + 1)), key=error)
     for _ in range(refinements):
         step /= 2
-        best = min((best - step, best, best + step), key=error)
+        best = min((max(best - step, low), best, min(best + step, high)), key=error)
+    if best in (low, high):
+        warnings.warn(
+            f"the best likelihood scale, {10.0**best:.3g}, is at an end of the range tried, {least:.3g} to "
+            f"{greatest:.3g}: choose another range, or look at the prior precision",
+            stacklevel=3,
+        )
     tried = tuple((10.0**exponent, errors[exponent]) for exponent in sorted(errors))
     return replace(posterior, likelihood_scale=10.0**best), Tuning(10.0**best, errors[best], tried)
 
@@ -96,5 +110,5 @@ def sampled_predictions(
 ) -> tuple[Int[Tensor, "S N"], Int[Tensor, "N K"]]:
     """Give the label of each item's nearest neighbour under each of S sampled networks, and of its k by the mean."""
     samples = posterior.sampled_embeddings(features, n_samples=n_samples)
-    hits, _ = rank(samples.double().mean(0), k=k)
+    hits, _ = rank(samples.mean(0, dtype=torch.float64), k=k)
     return labels[sampled_nearest(samples)], labels[hits]

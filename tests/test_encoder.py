@@ -1,5 +1,7 @@
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import jaxtyping
 import pytest
@@ -12,6 +14,7 @@ from lam import models
 from lam.files import CorruptFileError
 from lam.hessians import contrastive_ggn
 from lam.preprocessing import Preprocessing
+from lam.tuning import sampled_ece
 from tests.helpers import unchecked
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -154,6 +157,9 @@ def test_tuning_by_calibration_lowers_the_error_on_held_out_data():
     before = encoder.posterior
     encoder.tune(batches[4:], n_samples=16, greatest=1e8)
     tried = dict(encoder.tuning.tried)
+    held_out, labels = encoder.features(batches[4:]), torch.cat([targets for _, targets in batches[4:]])
+    assert sampled_ece(encoder.posterior, held_out, labels, n_samples=16) == encoder.tuning.ece
+    assert encoder.tuning.ece < sampled_ece(before, held_out, labels, n_samples=16)
     assert encoder.posterior.likelihood_scale == encoder.tuning.likelihood_scale
     assert encoder.tuning.ece == min(tried.values()) < max(tried.values())
     assert encoder.posterior.prior_precision == before.prior_precision
@@ -173,9 +179,9 @@ def test_tuning_by_evidence_chooses_the_prior():
 
 
 def test_saved_and_loaded_it_is_the_same_to_the_bit(tmp_path: Path):
-    batches = make_batches()
-    encoder = fit(batches, preprocessing=Preprocessing(mode="L", size=(8, 8)))
-    encoder.tune(batches, n_samples=8, greatest=1e4, refinements=0)
+    batches = make_batches(8, N=32)
+    encoder = fit(batches[:4], preprocessing=Preprocessing(mode="L", size=(8, 8)))
+    encoder.tune(batches[4:], n_samples=16, greatest=1e8)
     encoder.save(tmp_path / "encoder")
     loaded = lam.load(tmp_path / "encoder", make_network(seed=9))
     assert same_posterior(loaded, encoder)
@@ -246,6 +252,8 @@ def test_altered_files_and_other_versions_are_refused(tmp_path: Path):
 def test_exported_it_gives_the_same_for_any_batch_size(tmp_path: Path):
     batches = make_batches()
     encoder = fit(batches)
+    with pytest.raises(ValueError, match="the shape of an input is not known: give an example"):
+        encoder.export(tmp_path / "encoder.pt2")
     encoder.export(tmp_path / "encoder.pt2", batches[0][0])
     program = torch.export.load(tmp_path / "encoder.pt2").module()
     for size in (2, 5, 16):
@@ -270,7 +278,7 @@ def test_exported_it_gives_the_same_for_any_batch_size(tmp_path: Path):
         (None, {"negative_beyond": 3.0}, "negative_beyond needs positive_within"),
         (None, {"prior_precision": 0.0}, "prior_precision must be positive"),
         ([], {}, "the loader gave no batch"),
-        ([(torch.randn(1, 6), torch.tensor([0]))], {}, "at least 2 items to form a pair, got 1"),
+        ([(torch.randn(1, 6), torch.tensor([0]))], {}, "at least 2 items are needed to form a pair, got 1"),
         ([(torch.randn(5, 6), torch.zeros(5, dtype=torch.long))], {}, "no batch of the 5 items holds a negative pair"),
         ([(torch.randn(5, 6), torch.arange(5))], {}, "no batch of the 5 items holds a positive pair"),
         ([(torch.randn(5, 6), torch.arange(4))], {}, "there are 5 items and 4 labels"),
@@ -338,7 +346,7 @@ def test_bad_input_to_tune_is_refused():
         encoder.tune(make_batches(), by="marginal_likelihood", n_samples=3)
     with pytest.raises(ValueError, match="batches of inputs with labels"):
         encoder.tune([make_batches()[0][0]])
-    with pytest.raises(ValueError, match="at least 2 held-out items, got 1"):
+    with pytest.raises(ValueError, match="at least 2 items are needed to form a pair, got 1"):
         encoder.tune([(torch.randn(1, 6), torch.tensor([0]))])
 
 
@@ -357,8 +365,7 @@ def test_moved_to_a_device_it_stays_the_same():
     expected = encoder.embed(batches).kappa
     assert encoder.to("cpu") is encoder
     assert torch.equal(encoder.embed(batches).kappa, expected)
-    assert encoder.to("meta").posterior.curvature.positive.device.type == "meta"
-    assert encoder.network[0].weight.device.type == "meta"
+    assert encoder.posterior.to("cpu").seed == encoder.posterior.seed
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -374,3 +381,156 @@ def test_a_gpu_gives_the_curvature_of_the_cpu():
     assert on_gpu.embed(doubled).kappa.device.type == "cuda"
     on_gpu.tune(doubled, n_samples=4, greatest=1e3)
     assert lam.evaluate(on_gpu, doubled, [doubled[0][0]], n_samples=4).metrics["recall@1"] > 0
+
+
+def test_images_are_exported_without_an_example(tmp_path: Path):
+    network = models.build("convnet8", dimension=3)
+    images = torch.rand(16, 1, 8, 8)
+    sort = Preprocessing(mode="L", size=(8, 8))
+    encoder = lam.fit(network, [(images, torch.arange(16) % 4)], margin=0.7, preprocessing=sort, progress=False)
+    encoder.export(tmp_path / "encoder.pt2", n_samples=8)
+    kappa = torch.export.load(tmp_path / "encoder.pt2").module()(images)[2]
+    torch.testing.assert_close(kappa, encoder.embed(images, n_samples=8).kappa, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("value", [1e20, 1e38])
+def test_features_too_large_to_square_are_named_and_never_fitted(value: float):
+    features, labels = torch.randn(12, 5), torch.arange(12) % 3
+    features[7, 2] = value
+    layer = torch.eye(3, 5)
+    with pytest.raises(ValueError, match=r"at most 4.3e\+09 in size, .* at item 7, feature 2"):
+        lam.fit_features(features, labels, layer, margin=0.7)
+    encoder = lam.fit_features(torch.randn(12, 5), labels, layer, margin=0.7)
+    with pytest.raises(ValueError, match="at item 7, feature 2"):
+        encoder.embed(features)
+    with pytest.raises(ValueError, match="the curvature of the weight is not finite"):
+        replace(
+            encoder.posterior, curvature=replace(encoder.posterior.curvature, positive=torch.full((3, 5), torch.inf))
+        )
+
+
+def test_an_item_with_no_features_at_all_is_uncertain_not_an_error():
+    features, labels = torch.randn(12, 5), torch.arange(12) % 3
+    for bias in (None, torch.tensor([0.1, -0.2, 0.3])):
+        encoder = lam.fit_features(features, labels, torch.eye(3, 5), bias, margin=0.7, likelihood_scale=1e6)
+        empty = torch.zeros(1, 5)
+        alone = encoder.embed(empty)
+        together = encoder.embed(torch.cat([features[:3], empty]))
+        torch.testing.assert_close(alone.kappa[0], together.kappa[3])
+        assert alone.mean.norm() == pytest.approx(1, abs=1e-6)
+    without = lam.fit_features(features, labels, torch.eye(3, 5), margin=0.7, likelihood_scale=1e6)
+    assert without.embed(torch.zeros(1, 5)).kappa < 1 < without.embed(features).kappa.median()
+    with pytest.raises(ValueError, match="features are all zero"):
+        lam.fit_features(torch.zeros(12, 5), labels, torch.eye(3, 5), torch.ones(3), margin=0.7)
+
+
+def test_heads_are_read_as_they_are_used():
+    class ByName(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(input=x)
+
+    network, batches = ByName(), make_batches()
+    encoder = lam.fit(network, batches, margin=0.7, progress=False)
+    torch.testing.assert_close(encoder.posterior.weight, network.head.weight.detach())
+    torch.testing.assert_close(encoder.features(batches[0]), batches[0][0])
+
+
+def test_the_posterior_keeps_its_own_copy_in_float32():
+    layer = nn.Linear(5, 3)
+    features, labels = torch.randn(12, 5), torch.arange(12) % 3
+    encoder = lam.fit_features(features, labels, layer.weight, layer.bias, margin=0.7)
+    before = encoder.embed(features).kappa
+    with torch.no_grad():
+        layer.weight.zero_()
+    assert torch.equal(encoder.embed(features).kappa, before)
+    encoder.tune([(features, labels)], n_samples=4)
+    assert not encoder.posterior.weight.requires_grad
+    half = lam.fit_features(features.half(), labels.tolist(), torch.eye(3, 5).half(), margin=0.7)
+    assert half.embed(features.half()).kappa.dtype == torch.float32
+
+
+@pytest.mark.parametrize("labels", [torch.rand(12), torch.zeros(12, 2, dtype=torch.long)])
+def test_labels_that_are_no_vector_of_integers_are_refused(labels):
+    with pytest.raises(ValueError, match="labels must be integers of shape"):
+        lam.fit_features(torch.randn(12, 5), labels, torch.eye(3, 5), margin=0.7)
+
+
+def test_encoders_with_other_settings_or_networks_do_not_add_up():
+    batches = make_batches()
+    with pytest.raises(ValueError, match=r"same prior precision, likelihood scale and seed add up, got .*: add first"):
+        fit(batches) + fit(batches, prior_precision=2.0)
+    other = make_network()
+    with torch.no_grad():
+        other[0].weight.add_(1)
+    with pytest.raises(ValueError, match="only encoders of one network add up"):
+        fit(batches) + lam.fit(other, batches, margin=0.7, progress=False)
+
+
+def test_a_batch_without_positive_pairs_can_be_forgotten():
+    batches = make_batches(3)
+    lonely = (torch.randn(3, 6), torch.arange(3))
+    encoder = fit([*batches, lonely])
+    encoder.forget([lonely])
+    assert same_posterior(encoder, fit(batches)) or encoder.posterior.n_items == 48
+    torch.testing.assert_close(encoder.posterior.curvature.weight, fit(batches).posterior.curvature.weight)
+
+
+def test_one_batch_is_enough_for_every_call():
+    batch = make_batches(1, N=40)[0]
+    encoder = lam.fit(make_network(), batch, margin=0.7, progress=False)
+    assert encoder.posterior.n_items == 40
+    encoder.tune(batch, n_samples=4)
+    assert lam.evaluate(encoder, batch, n_samples=4).metrics["n_queries"] == 40
+    with pytest.raises(ValueError, match="there are no inputs to embed"):
+        encoder.embed([])
+
+
+def test_places_are_neither_tuned_nor_evaluated_by_label():
+    inputs, positions = torch.randn(20, 6), torch.rand(20, 2) * 50
+    encoder = fit([(inputs, positions)], positive_within=10.0, negative_beyond=25.0)
+    with pytest.raises(ValueError, match="calibration needs labels"):
+        encoder.tune([(inputs, positions)])
+    with pytest.raises(ValueError, match="evaluation needs labels"):
+        lam.evaluate(encoder, [(inputs, positions)])
+    with pytest.raises(ValueError, match="all 20 places are near each other"):
+        lam.fit_features(inputs, positions / 50, torch.eye(3, 6), margin=0.7, positive_within=10.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"least": 0.0}, "0 < least < greatest, got 0.0 and"),
+        ({"least": 1e5, "greatest": 1e3}, "0 < least < greatest, got 100000.0 and 1000.0"),
+        ({"refinements": -1}, "refinements must be at least 0"),
+    ],
+)
+def test_ranges_of_scales_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        fit().tune(make_batches(), **options)
+
+
+def test_tuning_stays_in_its_range_and_says_when_it_ends_there():
+    encoder = fit()
+    with pytest.warns(UserWarning, match="the best likelihood scale, .*, is at an end of the range tried, 0.001 to 1"):
+        encoder.tune(make_batches(), n_samples=4, least=1e-3, greatest=1.0)
+    assert all(1e-3 <= scale <= 1.0 for scale, _ in encoder.tuning.tried)
+    with pytest.raises(ValueError, match="all 8 items have one label"):
+        encoder.tune([(torch.randn(8, 6), torch.zeros(8, dtype=torch.long))])
+
+
+def test_data_sets_of_others_are_checked_by_their_targets():
+    class Others(torch.utils.data.Dataset):
+        targets: ClassVar[list[int]] = [3, 3, 3]
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            raise AssertionError("an image was read")
+
+    with pytest.raises(ValueError, match="all 3 items have one label"):
+        lam.fit(make_network(), torch.utils.data.DataLoader(Others()), margin=0.7, progress=False)

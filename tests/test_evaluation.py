@@ -4,7 +4,8 @@ from torch import Tensor
 
 import lam
 from lam.evaluation import knn_distance, ood_scores
-from lam.retrieval import auroc, rank
+from lam.retrieval import auroc, ausc, map_at_k, rank
+from lam.tuning import sampled_ece
 from tests.test_encoder import fit, make_batches
 
 KEYS = {"recall@1", "map@1", "map@5", "map@10", "ece", "ausc"}
@@ -32,6 +33,12 @@ def test_metrics_are_those_of_the_arrays():
     assert metrics["auroc_variance"] == pytest.approx(auroc(embeddings.variance, outside.variance))
     assert metrics["prevalence"] == pytest.approx(60 / 124)
     assert metrics["map@1"] == metrics["recall@1"]
+    assert metrics["ausc"] == pytest.approx(ausc(labels[hits[:, 0]] == labels, -embeddings.kappa))
+    ranked, _ = rank(embeddings.mean, k=5)
+    relevance = labels[ranked] == labels[:, None]
+    assert metrics["map@5"] == pytest.approx(map_at_k(relevance, labels.bincount()[labels] - 1, k=5))
+    held_out = encoder.features(batches[4:])
+    assert metrics["ece"] == pytest.approx(sampled_ece(encoder.posterior, held_out, labels, n_samples=20))
     assert metrics["auroc_norm"] > 0.9
     assert len(evaluation.ood_embeddings["ood"]) == 60
 

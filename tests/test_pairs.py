@@ -51,12 +51,20 @@ def test_bad_input_is_refused():
         Pairs.by_distance(torch.tensor([[0.0], [float("nan")]]), 1.0)
     with pytest.raises(ValueError, match="0 < positive_within <= negative_beyond, got 5.0 and 2.0"):
         Pairs.by_distance(torch.zeros(2, 1), 5.0, 2.0)
+    counts = {"n_positives": 2, "n_negatives": 4}
     zero, one, far = torch.tensor([0]), torch.tensor([1]), torch.tensor([9])
     with pytest.raises(ValueError, match="3 or 4 index tensors"):
-        Pairs.from_tuples((zero, one), 3)
+        Pairs.from_tuples((zero, one), 3, **counts)
     with pytest.raises(ValueError, match=r"indices must lie in \[0, 3\), got 9"):
-        Pairs.from_tuples((zero, one, far), 3)
+        Pairs.from_tuples((zero, one, far), 3, **counts)
     with pytest.raises(ValueError, match=r"its own pair, got \(0, itself\)"):
-        Pairs.from_tuples((zero, zero, one), 3)
-    with pytest.raises(ValueError, match="n_positives must be the number of pairs that the miner chose from, got 0"):
-        Pairs.from_tuples((zero, one, one + 1), 3, n_positives=0)
+        Pairs.from_tuples((zero, zero, one), 3, **counts)
+    with pytest.raises(ValueError, match="two integer indices, got .*int64 \\(1,\\) and torch.int64 \\(2,\\)"):
+        Pairs.from_tuples((zero, one, torch.tensor([1, 2])), 3, **counts)
+    with pytest.raises(ValueError, match="two integer indices, got .*float32"):
+        Pairs.from_tuples((zero, one.float(), one), 3, **counts)
+    with pytest.raises(ValueError, match="n_positives must be .* chose from, got 1 for 2 different ones chosen"):
+        Pairs.from_tuples((zero, one, one + 1), 3, n_positives=1, n_negatives=4)
+    repeated = torch.tensor([0, 0, 0])
+    pairs = Pairs.from_tuples((repeated, repeated + 1, repeated + 2), 3, n_positives=2, n_negatives=4)
+    assert pairs.positive[0, 1] == 1.5

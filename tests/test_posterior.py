@@ -62,7 +62,6 @@ def test_few_samples_of_a_vague_item_do_not_look_sure():
     raw = posterior.predict(features, n_samples=32, return_samples=True).samples.mean(0).norm(dim=1)
     corrected = posterior.predict(features, n_samples=32).resultant
     truth = posterior.predict(features, n_samples=4000).resultant
-    assert (raw - truth).abs().mean() > 5 * (corrected - truth).abs().mean() or corrected.mean() < raw.mean()
     assert (corrected.mean() - truth.mean()).abs() < 0.35 * (raw.mean() - truth.mean()).abs()
 
 

@@ -15,7 +15,15 @@ from tqdm import tqdm
 
 from lam.hessians.contrastive import Fix, Split, own_curvature
 from lam.hessians.diagonal import Diagonal
-from lam.hessians.last_layer import check_finite, check_layer, check_settings, least_cosine, outputs, working_dtype
+from lam.hessians.last_layer import (
+    ALL_ZERO,
+    check_finite,
+    check_layer,
+    check_settings,
+    least_cosine,
+    outputs,
+    working_dtype,
+)
 from lam.hessians.relations import LabelRelation, NeighbourRelation, Neighbours
 
 ROWS = 4096
@@ -99,7 +107,7 @@ def contrastive_ggn_dataset(
     total = _weigh_squares(features, own, bias is not None, fix)
     positive, negative = total.split(len(weight)) if fix == "fixed" else (total, torch.zeros_like(total))
     if isinstance(features, Tensor) and fix == "positive":
-        positive = positive + relation.cross_terms(features, weight, bias)
+        positive = positive + relation.cross_terms(features, weight, bias, progress=progress)
     return Diagonal(
         positive=positive,
         negative=negative,
@@ -178,14 +186,16 @@ def _all_outputs(
     features: Tensor | Iterable[Tensor], weight: Tensor, bias: Tensor | None, fix: Fix
 ) -> tuple[Tensor, Tensor]:
     parts: list[tuple[Tensor, Tensor]] = []
-    seen = 0
+    seen, something = 0, False
     for batch in _stream(features, weight.device):
         check_layer(batch, weight, bias) if not parts else check_finite(batch, seen)
         _, n, r = outputs(batch, weight, bias, working_dtype(fix, batch))
         parts.append((n, r))
-        seen += len(batch)
+        seen, something = seen + len(batch), something or bool(batch.any())
     if seen < 2:
-        raise ValueError(f"a data set needs at least 2 items to form a pair, got {seen}")
+        raise ValueError(f"at least 2 items are needed to form a pair, got {seen}")
+    if not something:
+        raise ValueError(ALL_ZERO)
     return torch.cat([n for n, _ in parts]), torch.cat([r for _, r in parts])
 
 

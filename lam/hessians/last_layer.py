@@ -19,6 +19,8 @@ BLOCK_ELEMENTS = 1 << 22
 GATHER_COST = 40
 """What forming one such product costs, in multiply-adds of a matmul (measured on two cores: 30 to 60)."""
 
+ALL_ZERO = "features are all zero: the network says nothing about its inputs"
+
 
 def contrastive_ggn(
     features: Float[Tensor, "N P"],
@@ -44,7 +46,8 @@ def contrastive_ggn(
         weight: (D, P) the layer's weight.
         bias: (D,) its bias, or None.
         pairs: which of the N items form pairs.
-        margin: in (0, 2]; negative pairs at this distance or farther have no curvature.
+        margin: in (0, 2]; negative pairs at this distance or farther have no curvature. float32 resolves margins
+            down to about 0.01; smaller ones need float64 features.
         split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
         fix: which terms are kept.
         negative_weight: w in [0, 1].
@@ -65,11 +68,12 @@ def contrastive_ggn(
     """
     check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
     check_layer(features, weight, bias)
+    check_not_all_zero(features)
     if pairs.size != len(features):
         raise ValueError(f"pairs speak of {pairs.size} items, features of {len(features)}")
     inputs, n, r = outputs(features, weight, bias, working_dtype(fix, features))
-    positive = pairs.positive.to(n.dtype)
-    negative = (pairs.negative * (n @ n.T > least_cosine(margin))).to(n.dtype)
+    positive = pairs.positive.to(n)
+    negative = pairs.negative.to(n) * (n @ n.T > least_cosine(margin))
     kinds = [positive] if fix == "positive" else [positive, negative]
     own = torch.cat([own_curvature(split, n, r, T.sum(1, keepdim=True), T @ n) for T in kinds], 1)
     sums = list(((2 * own).T @ inputs.square()).split(len(weight)))
@@ -142,8 +146,9 @@ def outputs(
         weight = torch.cat([weight, bias.to(dtype)[:, None]], 1)
     f = features @ weight.T
     r = f.norm(dim=1, keepdim=True)
-    if not (r > 0).all():
-        raise ValueError(f"the output of item {int((r[:, 0] <= 0).nonzero()[0, 0])} is zero and has no direction")
+    for wrong, why in ((r <= 0, "is zero and has no direction"), (~r.isfinite(), f"is too large for {dtype}")):
+        if wrong.any():
+            raise ValueError(f"the output of item {int(wrong.nonzero()[0, 0])} {why}")
     return features, f / r, r
 
 
@@ -170,7 +175,7 @@ def check_settings(*, margin: float, split: str, fix: str, negative_weight: floa
 
 
 def check_layer(features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Refuse features that do not fit the layer, are not finite or say nothing."""
+    """Refuse features that do not fit the layer or are not finite, and parameters that are not."""
     if features.ndim != 2 or weight.ndim != 2 or features.shape[1] != weight.shape[1]:
         raise ValueError(
             f"features must be (N, P) and weight (D, P), got {tuple(features.shape)} and {tuple(weight.shape)}"
@@ -181,20 +186,27 @@ def check_layer(features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise ValueError(f"the layer must have at least 2 outputs to lie on a sphere, got {weight.shape[0]}")
     check_finite(features)
     for name, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is not None and not _all_finite(parameter):
+        if parameter is not None and not parameter.sum().isfinite() and not parameter.isfinite().all():
             raise ValueError(f"{name} must be finite")
 
 
-def check_finite(features: Tensor, offset: int = 0) -> None:
-    """Refuse features that are not finite, naming the first, or all zero."""
-    if not _all_finite(features):
-        item, feature = (~features.isfinite()).nonzero()[0].tolist()
-        value = features[item, feature].item()
-        raise ValueError(f"features must be finite, got {value} at item {item + offset}, feature {feature}")
+def check_not_all_zero(features: Tensor) -> None:
+    """Refuse data whose features are all zero."""
     if len(features) and not features.any():
-        raise ValueError("features are all zero: the network says nothing about its inputs")
+        raise ValueError(ALL_ZERO)
 
 
-def _all_finite(values: Tensor) -> bool:
-    """Whether all values are finite; their sum, which is cheap, says so unless it overflows."""
-    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+def check_finite(features: Tensor, offset: int = 0) -> None:
+    """Refuse features that are not finite, or too large for their squares to be summed, naming the first."""
+    if not features.numel():
+        return
+    limit = torch.finfo(torch.promote_types(features.dtype, torch.float32)).max ** 0.25
+    low, high = features.aminmax()
+    if -limit <= low and high <= limit:  # false for NaN
+        return
+    bad = ~(features.abs() <= limit)
+    item, feature = bad.nonzero()[0].tolist()
+    place = f"got {features[item, feature].item():.3g} at item {item + offset}, feature {feature}"
+    if features.isfinite().all():
+        raise ValueError(f"features must be at most {limit:.2g} in size, so that sums of squares stay finite, {place}")
+    raise ValueError(f"features must be finite, {place}")

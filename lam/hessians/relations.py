@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from tqdm import tqdm
 
-from lam.hessians.last_layer import cross_sum_over_pairs, outputs
+from lam.hessians.last_layer import BLOCK_ELEMENTS, cross_sum_over_pairs, outputs
+from lam.pairs import check_label_vector, checked_distances
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,7 @@ class Neighbours:
         """
         from scipy.spatial import KDTree
 
-        beyond = positive_within if negative_beyond is None else negative_beyond
-        if not 0 < positive_within <= beyond:
-            raise ValueError(
-                f"distances must satisfy 0 < positive_within <= negative_beyond, got {positive_within} and {beyond}"
-            )
-        if not positions.isfinite().all():
-            bad = int((~positions.isfinite()).any(1).nonzero()[0, 0])
-            raise ValueError(f"positions must be finite, got {positions[bad].tolist()} at index {bad}")
+        beyond = checked_distances(positions, positive_within, negative_beyond)
         points = positions.double().cpu()
         near = torch.as_tensor(KDTree(points.numpy()).query_pairs(beyond, output_type="ndarray")).long().reshape(-1, 2)
         is_positive = (points[near[:, 0]] - points[near[:, 1]]).norm(dim=1) <= positive_within
@@ -73,6 +68,7 @@ class LabelRelation:
     """Items of one label are positive pairs, all others negative; sorted by label, so that blocks hold few labels."""
 
     def __init__(self, labels: Int[Tensor, " N"]) -> None:
+        check_label_vector(labels)
         self.order = labels.argsort(stable=True)
         self._sorted = labels[self.order]
         _, self._class, self._sizes = labels.unique(return_inverse=True, return_counts=True)
@@ -93,18 +89,21 @@ class LabelRelation:
         T.mul_(left[:, None] != right[None, :])
         return not (left[0] == left[-1] == right[0] == right[-1])
 
-    def cross_terms(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Float[Tensor, "D F"]:
+    def cross_terms(
+        self, features: Tensor, weight: Tensor, bias: Tensor | None, *, progress: bool
+    ) -> Float[Tensor, "D F"]:
         """Sum the cross terms over all positive pairs, class by class: over its pairs, or from its moments."""
-        total = 0
-        for rows in self.order.split(self._sizes.tolist()):
+        total = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)
+        rows_of_classes = self.order.split(self._sizes.tolist())
+        for rows in tqdm(rows_of_classes, desc=f"{self.n_positives // 2:,} positive pairs", disable=not progress):
             part = features[rows.to(features.device)].to(weight.device)
             inputs, n, r = outputs(part, weight, bias, torch.float64)
             if len(rows) <= n.shape[1]:
                 first, second = torch.triu_indices(len(rows), len(rows), 1, device=n.device)
-                total = total + cross_sum_over_pairs(inputs, n, r, first, second, n.new_ones(len(first)))
+                total += cross_sum_over_pairs(inputs, n, r, first, second, n.new_ones(len(first)))
             else:
-                total = total + cross_sum_of_class(inputs, n, r)
-        return torch.as_tensor(total)
+                total += cross_sum_of_class(inputs, n, r)
+        return total
 
 
 class NeighbourRelation:
@@ -141,11 +140,19 @@ class NeighbourRelation:
             T.fill_diagonal_(0)
         return True
 
-    def cross_terms(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Float[Tensor, "D F"]:
-        """Sum the cross terms over the listed positive pairs."""
-        inputs, n, r = outputs(features.to(weight.device), weight, bias, torch.float64)
-        first, second = self._positive.T
-        return cross_sum_over_pairs(inputs, n, r, first, second, n.new_ones(len(first)))
+    def cross_terms(
+        self, features: Tensor, weight: Tensor, bias: Tensor | None, *, progress: bool
+    ) -> Float[Tensor, "D F"]:
+        """Sum the cross terms over the listed positive pairs, block by block: only their items are held."""
+        total = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)
+        size = max(1, BLOCK_ELEMENTS // features.shape[1])
+        title = f"{len(self._positive):,} positive pairs"
+        for pairs in tqdm(self._positive.split(size), desc=title, disable=not progress):
+            rows, local = pairs.unique(return_inverse=True)
+            part = features[rows.to(features.device)].to(weight.device)
+            inputs, n, r = outputs(part, weight, bias, torch.float64)
+            total += cross_sum_over_pairs(inputs, n, r, local[:, 0], local[:, 1], n.new_ones(len(pairs)))
+        return total
 
 
 def cross_sum_of_class(

@@ -3,7 +3,7 @@
 Source: Warburg et al. (2023), section 3.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,7 +17,9 @@ from lam.curvature import (
     Relation,
     Scope,
     all_pairs,
+    as_batches,
     check_labels,
+    check_pairs,
     curvature_in_batches,
     curvature_of_dataset,
     split_batch,
@@ -87,22 +89,24 @@ def fit(
     if fix == "full" and pairs == "dataset":
         raise ValueError('fix must be fixed or positive with pairs="dataset", got full: use pairs="batch"')
     dataset = getattr(loader, "dataset", None)
-    labels = getattr(dataset, "labels", None)
-    if isinstance(labels, Tensor) and positive_within is None:
-        check_labels(labels)
+    labels = getattr(dataset, "labels", getattr(dataset, "targets", None))
+    if labels is not None and positive_within is None:
+        check_labels(torch.as_tensor(labels))
+    loader = as_batches(loader)
     batches = iter(loader)
     first = next(batches, None)
     if first is None:
         raise ValueError("the loader gave no batch")
     path = find_head(network, split_batch(first)[0], head)
-    layer = network.get_submodule(path)
-    weight, bias = _parameters(layer)
+    layer: Any = network.get_submodule(path)
+    weight, bias = _copied(layer.weight, layer.bias)
     total = len(loader) if hasattr(loader, "__len__") else None  # pyright: ignore[reportArgumentType]
     shown = tqdm(chain([first], batches), total=total, desc="fitting", unit="batch", disable=not progress)
     features = _features(network, path, weight.dtype, shown)
     options: dict[str, Any] = {"margin": margin, "split": split, "fix": fix, "negative_weight": negative_weight}
     if relation.in_batches:
         curvature, n_items = curvature_in_batches(features, weight, bias, relation, **options)
+        check_pairs(curvature, n_items)
     else:
         curvature, n_items = curvature_of_dataset(features, weight, bias, relation, progress=progress, **options)
     posterior = LastLayerPosterior(weight, bias, curvature, n_items, prior_precision, likelihood_scale, seed)
@@ -113,7 +117,7 @@ def fit(
 
 def fit_features(
     features: Float[Tensor, "N P"],
-    labels: Tensor,
+    labels: Tensor | Sequence[int],
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None = None,
     *,
@@ -153,10 +157,12 @@ def fit_features(
     """
     relation = Relation("dataset", positive_within, negative_beyond)
     check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
+    labels = torch.as_tensor(labels)
     if len(labels) != len(features):
         raise ValueError(f"there are {len(features)} items and {len(labels)} labels")
     if positive_within is None:
         check_labels(labels)
+    weight, bias = _copied(weight, bias)
     options: dict[str, Any] = {"margin": margin, "split": split, "fix": fix, "negative_weight": negative_weight}
     curvature = all_pairs(features, labels, weight, bias, relation, progress=progress, **options)
     posterior = LastLayerPosterior(weight, bias, curvature, len(features), prior_precision, likelihood_scale, seed)
@@ -175,10 +181,8 @@ def _features(
         yield features, targets
 
 
-def _parameters(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Copies of the layer's weight and bias, float32 or wider."""
-    copies = {
-        name: parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
-        for name, parameter in layer.named_parameters(recurse=False)
-    }
-    return copies["weight"], copies.get("bias")
+def _copied(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Copies that later training does not change, float32 or wider."""
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    copied = weight.detach().to(dtype, copy=True)
+    return copied, None if bias is None else bias.detach().to(dtype, copy=True)

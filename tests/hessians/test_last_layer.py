@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lam.hessians import FIXES, SPLITS, contrastive_ggn
+from lam.hessians.last_layer import _cross_sum_by_output, cross_sum_over_pairs
 from lam.pairs import Pairs
 from tests.helpers import unchecked
 from tests.hessians import twin
@@ -56,7 +57,7 @@ def test_each_pair_alone_equals_autograd(split, fix):
     for a, b in [(0, 1), (2, 3), (1, 3)]:
         one = torch.tensor([a]), torch.tensor([b])
         none = torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long)
-        pairs = Pairs.from_tuples((*one, *none), 4)
+        pairs = Pairs.from_tuples((*one, *none), 4, n_positives=2, n_negatives=0)
         options = {"split": split, "fix": fix, "margin": 1.0, "negative_weight": 1.0}
         pairs = Pairs(pairs.positive, pairs.negative, 1, 1)
         got = contrastive_ggn(features, weight, bias, pairs, **options)
@@ -103,7 +104,13 @@ def test_both_ways_through_the_cross_terms_agree_and_float32_follows(split, fix,
     scale = wide.positive.abs().max()
     torch.testing.assert_close(narrow.positive.double() / scale, wide.positive / scale, rtol=1e-5, atol=1e-6)
     f = features @ weight.T + bias
-    n = f / f.norm(dim=1, keepdim=True)
+    r = f.norm(dim=1, keepdim=True)
+    n = f / r
+    T = pairs.positive.double()
+    listed = cross_sum_over_pairs(
+        features, n, r, *T.triu(1).nonzero(as_tuple=True), torch.ones(int(T.sum()) // 2).double()
+    )
+    torch.testing.assert_close(_cross_sum_by_output(features, n, r, T), listed, rtol=1e-10, atol=1e-10)
     inside = torch.cdist(n, n) < 1.3
     if D == 2 and fix != "positive":
         want = twin.ggn(features, weight, bias, (pairs.negative * inside).double(), split, fix == "full")

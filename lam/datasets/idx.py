@@ -51,10 +51,11 @@ class IdxImages:
         """The data set as (1, 28, 28) images in [0, 1], with a validation part carved out of the training files.
 
         Args:
-            root: folder of the files; by default $LAM_DATA/<name>, or where a system package puts them.
+            root: folder of the files; by default the first of $LAM_DATA/<name> and the place where a system package
+                puts them that has them all.
             seed: of the validation part.
             validation: how many images it has, each class in proportion.
-            download: fetch missing files through torchvision, to `root`.
+            download: fetch missing files through torchvision, to `root` or $LAM_DATA/<name>.
 
         Raises:
             MissingDataError: If files are missing; a ValueError and a FileNotFoundError.
@@ -72,26 +73,28 @@ class IdxImages:
         return self._read(self._folder(root, download=download), "test")
 
     def _folder(self, root: str | Path | None, *, download: bool) -> Path:
-        top = self._root(root)
-        candidates = (top, top / self.torchvision_name / "raw")
+        roots = self._roots(root)
+        candidates = [place for top in roots for place in (top, top / self.torchvision_name / "raw")]
         if download and all(map(_missing, candidates)):
-            if str(top) == self.system_root:
+            if str(roots[0]) == self.system_root:
                 raise MissingDataError(f"{self.name}: say where download=True may put files, with root=<folder>")
-            _download(self.torchvision_name, top)
+            _download(self.torchvision_name, roots[0])
         folder = min(candidates, key=lambda candidate: len(_missing(candidate)))
         if missing := _missing(folder):
             listed = "".join(f"\n  {path}[.gz]" for path in missing)
-            raise MissingDataError(f"{self.name}: these files are missing:{listed}\n{self.advice}")
+            places = ", ".join(map(str, candidates))
+            raise MissingDataError(f"{self.name}: these files are missing:{listed}\nLooked in {places}.\n{self.advice}")
         return folder
 
-    def _root(self, root: str | Path | None) -> Path:
+    def _roots(self, root: str | Path | None) -> list[Path]:
         if root is not None:
-            return Path(root).expanduser()
-        if data := os.environ.get("LAM_DATA"):
-            return Path(data).expanduser() / self.name
-        if self.system_root is None:
+            return [Path(root).expanduser()]
+        data = os.environ.get("LAM_DATA")
+        roots = [Path(data).expanduser() / self.name] if data else []
+        roots += [Path(self.system_root)] if self.system_root is not None else []
+        if not roots:
             raise MissingDataError(f"{self.name} needs root=<folder>, or LAM_DATA in the environment. {self.advice}")
-        return Path(self.system_root)
+        return roots
 
     def _read(self, folder: Path, part: str) -> TensorImages:
         image_path, label_path = (_present(folder, name) for name in _FILES[part])
@@ -113,8 +116,8 @@ fashionmnist = IdxImages(
         "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
     ),
     system_root="/usr/share/datasets/fashion-mnist",
-    advice="Install them with `apt-get install dataset-fashion-mnist`, name their folder with root=<folder>, or let "
-    "torchvision fetch them with download=True.",
+    advice="Install them with `apt-get install dataset-fashion-mnist`, name their folder with root=<folder>, put them "
+    "into $LAM_DATA/fashionmnist, or let torchvision fetch them with download=True.",
 )  # fmt: skip
 
 mnist = IdxImages(
@@ -122,7 +125,8 @@ mnist = IdxImages(
     torchvision_name="MNIST",
     classes=tuple(map(str, range(10))),
     system_root=None,
-    advice="Name the folder that has them with root=<folder>, or let torchvision fetch them there with download=True.",
+    advice="Name the folder that has them with root=<folder>, put them into $LAM_DATA/mnist, or let torchvision fetch "
+    "them there with download=True.",
 )
 
 

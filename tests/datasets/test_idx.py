@@ -2,6 +2,7 @@
 
 import gzip
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,27 @@ class TestSplits:
         with pytest.raises(MissingDataError, match="mnist needs root=<folder>, or LAM_DATA in the environment"):
             load("mnist")
 
+    def test_the_first_place_that_has_the_files_is_taken(self, tmp_path, monkeypatch):
+        system = replace(fashionmnist, system_root=str(make(tmp_path / "system", n_test=10)))
+        make(tmp_path / "mine" / "mnist")
+        monkeypatch.setenv("LAM_DATA", str(tmp_path / "mine"))
+        assert len(system.test_images()) == 10
+        make(tmp_path / "mine" / "fashionmnist", n_test=20)
+        assert len(system.test_images()) == 20
+        (tmp_path / "mine" / "fashionmnist" / "train-labels-idx1-ubyte").unlink()
+        assert len(system.test_images()) == 10
+
+    def test_every_place_looked_in_is_named(self, tmp_path, monkeypatch):
+        system = replace(fashionmnist, system_root=str(tmp_path / "system"))
+        monkeypatch.setenv("LAM_DATA", str(tmp_path / "mine"))
+        with pytest.raises(MissingDataError) as caught:
+            system.splits()
+        mine = tmp_path / "mine" / "fashionmnist"
+        places = f"{mine}, {mine}/FashionMNIST/raw, {tmp_path}/system, {tmp_path}/system/FashionMNIST/raw"
+        assert f"Looked in {places}." in str(caught.value)
+        assert "apt-get install dataset-fashion-mnist" in str(caught.value)
+        assert "$LAM_DATA/fashionmnist" in str(caught.value)
+
 
 class TestDownload:
     @pytest.fixture
@@ -168,6 +190,12 @@ class TestDownload:
             assert len(load("mnist", root=tmp_path, validation=10, download=True).train) == 50
         assert len(fashionmnist.test_images(root=tmp_path, download=True)) == 20
         assert downloads == [("MNIST", str(tmp_path), True, True), ("FashionMNIST", str(tmp_path), True, True)]
+
+    def test_goes_to_the_folder_of_the_environment(self, downloads, monkeypatch, tmp_path):
+        monkeypatch.setenv("LAM_DATA", str(tmp_path))
+        absent = replace(fashionmnist, system_root=str(tmp_path / "system"))
+        assert len(absent.test_images(download=True)) == 20
+        assert downloads == [("FashionMNIST", str(tmp_path / "fashionmnist"), True, True)]
 
     def test_is_not_needed_where_the_files_are(self, downloads, tmp_path):
         load("mnist", root=make(tmp_path), validation=10, download=True)

@@ -4,25 +4,30 @@ Each method's section holds its own options; what they mean is said where they a
 from a file and the command line is `lam.settings`.
 """
 
-import math
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
-
 from lam.curvature import Relation, Scope
 from lam.evaluation import NEIGHBOUR
 from lam.hessians.contrastive import Fix, Split
 from lam.hessians.last_layer import check_settings
 from lam.losses import LossName, build
-from lam.training import Optimizer, Precision
+from lam.training.settings import (
+    Accelerator,
+    Optimizer,
+    Precision,
+    Settings,
+    refuse_below,
+    refuse_non_positive,
+    refuse_other_than,
+    resolve_accelerator,
+)
 
 Method = Literal["laplace_posthoc"]
 Tune = Literal["calibration", "marginal_likelihood", "none"]
-Accelerator = Literal["auto", "cpu", "cuda", "mps"]
 
 
 @dataclass
@@ -135,7 +140,7 @@ class RunConfig:
         seed: of the weights, the order of the data and the posterior's noise.
         output: the run's folder; runs/<data>/<method> by default.
         checkpoint: weights to start from instead of training: a .safetensors or .pth file.
-        accelerator: what trains: "auto", "cpu", "cuda" or "mps".
+        accelerator: what trains, fits and evaluates: "cpu", "cuda", or "auto" for CUDA where there is some.
         training: how the network is trained.
         laplace: how the posterior is fitted and tuned.
         evaluation: how the encoder is evaluated.
@@ -167,48 +172,35 @@ class RunConfig:
         Relation(laplace.pairs)
         if laplace.fix == "full" and laplace.pairs == "dataset":
             raise ValueError("laplace.fix must be fixed or positive with laplace.pairs=dataset, got full")
-        for name, value, allowed in (
-            ("method", self.method, get_args(Method)),
-            ("accelerator", self.accelerator, get_args(Accelerator)),
-            ("training.optimizer", training.optimizer, get_args(Optimizer)),
-            ("training.precision", training.precision, get_args(Precision)),
-            ("laplace.tune", laplace.tune, get_args(Tune)),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-        if self.accelerator in ("cuda", "mps") and not getattr(torch, self.accelerator).is_available():
-            raise ValueError(f"accelerator {self.accelerator} is not available here: take auto or cpu")
+        refuse_other_than("method", self.method, get_args(Method))
+        refuse_other_than("laplace.tune", laplace.tune, get_args(Tune))
+        resolve_accelerator(self.accelerator)
         self._check_numbers()
+        self._check_training()
         self._check_ood()
 
     def _check_numbers(self) -> None:
-        laplace, training, evaluation = self.laplace, self.training, self.evaluation
+        laplace, evaluation = self.laplace, self.evaluation
         for name, value, least in (
             ("seed", self.seed, 0),
             ("data.seed", self.data.seed, 0),
             ("data.limit", self.data.limit, 1),
             ("network.dimension", self.network.dimension, 2),
-            ("training.epochs", training.epochs, 1),
-            ("training.batch_size", training.batch_size, 2),
-            ("training.weight_decay", training.weight_decay, 0),
-            ("training.checkpoint_every", training.checkpoint_every, 1),
             ("laplace.batch_size", laplace.batch_size, 2),
             ("laplace.tune_samples", laplace.tune_samples, 2),
             ("evaluation.n_samples", evaluation.n_samples, 2),
             ("evaluation.reference", evaluation.reference, NEIGHBOUR),
         ):
-            if value is not None and not least <= value < math.inf:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
-        for name, value in (
-            ("training.learning_rate", training.learning_rate),
-            ("training.learning_rate_decay", training.learning_rate_decay),
-            ("laplace.prior_precision", laplace.prior_precision),
-            ("laplace.likelihood_scale", laplace.likelihood_scale),
-        ):
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {value}")
-        if training.learning_rate_decay > 1:
-            raise ValueError(f"training.learning_rate_decay must be at most 1, got {training.learning_rate_decay}")
+            refuse_below(name, value, least)
+        refuse_non_positive("laplace.prior_precision", laplace.prior_precision)
+        refuse_non_positive("laplace.likelihood_scale", laplace.likelihood_scale)
+
+    def _check_training(self) -> None:
+        options = {name: value for name, value in vars(self.training).items() if name != "loss"}
+        try:
+            Settings(**options, seed=self.seed, num_workers=0)
+        except ValueError as error:
+            raise ValueError(f"training.{error}") from None
 
     def _check_ood(self) -> None:
         titles = [found.title or found.name for found in self.data.ood]

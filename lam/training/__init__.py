@@ -1,28 +1,26 @@
 """Training: one function for every method, on Lightning Fabric for devices and precision.
 
 A method that trains otherwise hands in a `Step` of its own: how the gradient of one batch is taken, and what has to be
-remembered between batches. Here the options are checked; the loop is in `lam.training.loop`. Which loss, which network
-and which data are chosen elsewhere.
+remembered between batches. Here the data are checked, in `lam.training.settings` the options; the loop is in
+`lam.training.loop`. Which loss, which network and which data are chosen elsewhere.
 """
 
-import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from lam.curvature import check_labels
 from lam.losses import Loss
 from lam.pairs import Pairs
 from lam.training.batches import own_randomness
-from lam.training.loop import DivergenceError, History, Loop, Settings, Task, labels_of
+from lam.training.loop import DivergenceError, History, Loop, Task, labels_of
+from lam.training.settings import Accelerator, Optimizer, Precision, Settings, resolve_accelerator
 from lam.training.steps import Batch, Step
-
-Optimizer = Literal["adam", "adamw", "rmsprop", "sgd"]
-Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 
 
 def train(
@@ -43,7 +41,7 @@ def train(
     folder: str | Path | None = None,
     checkpoint_every: int | None = None,
     num_workers: int = 0,
-    accelerator: str = "auto",
+    accelerator: Accelerator = "auto",
     devices: int | list[int] = 1,
     precision: Precision = "32-true",
     progress: bool = True,
@@ -73,7 +71,7 @@ def train(
         folder: where checkpoints are kept, written after every epoch; None for none.
         checkpoint_every: also write one after this many batches.
         num_workers: processes that read data.
-        accelerator: "auto", "cpu", "cuda" or another of Lightning Fabric's.
+        accelerator: "cpu", "cuda", or "auto" for CUDA where there is some.
         devices: one device: 1, or its index in a list.
         precision: "32-true", "bf16-mixed" or "16-mixed"; weights are float32 in all of them.
         progress: show a progress bar on stderr.
@@ -109,7 +107,6 @@ def train(
         checkpoint_every=checkpoint_every,
         num_workers=num_workers,
     )
-    _check_settings(settings)
     _check_data(dataset, by_label=pairs == Pairs.by_label)
     task = Task(network, dataset, loss, step or Step(), pairs, validate, None if folder is None else Path(folder))
     fabric = _fabric(accelerator, devices, precision)
@@ -117,17 +114,21 @@ def train(
         return Loop(fabric, task, settings).run(progress)
 
 
-def device_of(accelerator: str) -> torch.device:
-    """Give the device that `train` uses: for what comes after it."""
+def device_of(accelerator: Accelerator) -> torch.device:
+    """Give the device that `train` uses: for what comes after it.
+
+    Raises:
+        ValueError: for an accelerator that is unknown or not there.
+    """
     return _fabric(accelerator, 1, "32-true").device
 
 
-def _fabric(accelerator: str, devices: int | list[int], precision: Precision) -> Fabric:
+def _fabric(accelerator: Accelerator, devices: int | list[int], precision: Precision) -> Fabric:
     if not (devices == 1 or (isinstance(devices, list) and len(devices) == 1)):
         raise ValueError(f"devices must be one device, 1 or its index in a list such as [1], got {devices}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of devices that stay unused; which to use is the caller's choice
-        fabric = Fabric(accelerator=accelerator, devices=devices, precision=precision)
+        fabric = Fabric(accelerator=resolve_accelerator(accelerator), devices=devices, precision=precision)
     if fabric.world_size != 1:
         raise ValueError(f"training runs in one process, got an environment that asks for {fabric.world_size}")
     return fabric
@@ -141,26 +142,7 @@ def _check_data(dataset: Any, *, by_label: bool) -> None:
     labels = labels_of(dataset)
     if len(labels) != len(dataset):
         raise ValueError(f"dataset has {len(dataset)} items, but {len(labels)} labels")
-    classes, counts = labels.unique(return_counts=True)
-    if len(classes) == 1:
-        raise ValueError(f"all {len(labels)} items have the label {int(classes[0])}: there is no negative pair")
-    if counts.max() < 2:
-        raise ValueError(f"the {len(labels)} items all have different labels: there is no positive pair")
+    check_labels(labels)
 
 
-def _check_settings(settings: Settings) -> None:
-    minima = {"epochs": 1, "batch_size": 2, "seed": 0, "weight_decay": 0, "num_workers": 0, "checkpoint_every": 1}
-    for name, least in minima.items():
-        value = getattr(settings, name)
-        if value is not None and not value >= least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    if not 0 < settings.learning_rate < math.inf:
-        raise ValueError(f"learning_rate must be positive and finite, got {settings.learning_rate}")
-    if not 0 < settings.learning_rate_decay <= 1:
-        raise ValueError(f"learning_rate_decay must lie in (0, 1], got {settings.learning_rate_decay}")
-    for name, allowed in (("optimizer", get_args(Optimizer)), ("precision", get_args(Precision))):
-        if getattr(settings, name) not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(settings, name)!r}")
-
-
-__all__ = ["Batch", "DivergenceError", "History", "Step", "train"]
+__all__ = ["Batch", "DivergenceError", "History", "Step", "device_of", "train"]

@@ -24,6 +24,7 @@ from lam.losses import Loss
 from lam.pairs import Pairs
 from lam.training import checkpoints
 from lam.training.batches import Batches, derive_seed, reseed
+from lam.training.settings import Settings
 from lam.training.steps import Batch, Step
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -55,26 +56,6 @@ class History:
     seconds: tuple[float, ...]
     best_epoch: int
     batches_without_positives: int
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The options of `lam.training.train` by which the loop goes."""
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    learning_rate_decay: float
-    optimizer: str
-    weight_decay: float
-    seed: int
-    precision: str
-    checkpoint_every: int | None
-    num_workers: int
-
-    def decisive(self) -> dict[str, Any]:
-        """Those that decide the weights of an epoch."""
-        return {k: v for k, v in asdict(self).items() if k not in ("epochs", "checkpoint_every", "num_workers")}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from lam import losses, models
 from lam.models import EmbeddingNetwork
 from lam.pairs import Pairs
-from lam.training import Batch, DivergenceError, History, Step, checkpoints, train
+from lam.training import Batch, DivergenceError, History, Step, checkpoints, device_of, train
 
 LOSS = losses.build("contrastive", margin=0.7)
 BATCHES = 3  # an epoch of Images at batch_size 16
@@ -313,14 +314,15 @@ def test_another_network_is_refused(tmp_path: Path) -> None:
         ({"batch_size": 1}, "batch_size must be at least 2, got 1"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"weight_decay": float("nan")}, "weight_decay must be at least 0, got nan"),
+        ({"weight_decay": float("inf")}, "weight_decay must be at least 0, got inf"),
         ({"num_workers": -1}, "num_workers must be at least 0, got -1"),
         ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, got 0"),
         ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
         ({"learning_rate_decay": 1.5}, r"learning_rate_decay must lie in \(0, 1\], got 1.5"),
         ({"devices": 2}, r"devices must be one device, .*got 2"),
         ({"dataset": Images(size=1)}, "dataset must hold at least 2 items, got 1"),
-        ({"dataset": Images(classes=1)}, "all 40 items have the label 0: there is no negative pair"),
-        ({"dataset": Images(classes=40)}, "the 40 items all have different labels: there is no positive pair"),
+        ({"dataset": Images(classes=1)}, "all 40 items have one label: there is no negative pair"),
+        ({"dataset": Images(classes=40)}, "no two of 40 items share a label: there is no positive pair"),
     ],
 )
 def test_bad_options_and_data(options: dict[str, Any], message: str) -> None:
@@ -328,11 +330,27 @@ def test_bad_options_and_data(options: dict[str, Any], message: str) -> None:
         fit(network(), **options)
 
 
-@pytest.mark.parametrize("option", ["optimizer", "precision"])
-def test_unknown_choices_list_the_allowed(option: str) -> None:
-    undecorated = getattr(train, "__wrapped__", train)
+@pytest.mark.parametrize("option", ["optimizer", "precision", "accelerator"])
+def test_unknown_choices_list_the_allowed(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
     with pytest.raises(ValueError, match=f"{option} must be one of .*, got 'best'"):
-        undecorated(network(), Images(), loss=LOSS, epochs=1, **{option: "best"})
+        train(network(), Images(), loss=LOSS, epochs=1, **{option: "best"})
+
+
+def test_auto_is_never_an_accelerator_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    assert device_of("auto") == torch.device("cpu")
+    with pytest.raises(ValueError, match="accelerator cuda is not available here: take auto or cpu"):
+        device_of("cuda")
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match="accelerator must be one of auto, cpu, cuda, got 'mps'"):
+        device_of("mps")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_auto_is_cuda_where_there_is_some() -> None:
+    assert device_of("auto").type == "cuda"
 
 
 def test_labels_of_another_length_are_refused() -> None:

@@ -1,0 +1,84 @@
+"""The options of training and their limits, each stated once; a configuration checks its own against them.
+
+What the options do is told by `lam.training.train`.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+Optimizer = Literal["adam", "adamw", "rmsprop", "sgd"]
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+Accelerator = Literal["auto", "cpu", "cuda"]
+
+_LEAST = {"epochs": 1, "batch_size": 2, "seed": 0, "weight_decay": 0, "num_workers": 0, "checkpoint_every": 1}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `lam.training.train` by which the loop goes.
+
+    Raises:
+        ValueError: for one outside its limits, whose name the message begins with.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    learning_rate_decay: float
+    optimizer: str
+    weight_decay: float
+    seed: int
+    precision: str
+    checkpoint_every: int | None
+    num_workers: int
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            refuse_below(name, getattr(self, name), least)
+        refuse_non_positive("learning_rate", self.learning_rate)
+        if not 0 < self.learning_rate_decay <= 1:
+            raise ValueError(f"learning_rate_decay must lie in (0, 1], got {self.learning_rate_decay}")
+        refuse_other_than("optimizer", self.optimizer, get_args(Optimizer))
+        refuse_other_than("precision", self.precision, get_args(Precision))
+
+    def decisive(self) -> dict[str, Any]:
+        """Those that decide the weights of an epoch."""
+        return {k: v for k, v in asdict(self).items() if k not in ("epochs", "checkpoint_every", "num_workers")}
+
+
+def resolve_accelerator(accelerator: str) -> str:
+    """Give what trains, "cpu" or "cuda": of "auto" the latter where there is one.
+
+    Apple's mps is never chosen: it has no float64, in which curvatures are summed.
+
+    Raises:
+        ValueError: for another accelerator, or one that is not there.
+    """
+    refuse_other_than("accelerator", accelerator, get_args(Accelerator))
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        raise ValueError("accelerator cuda is not available here: take auto or cpu")
+    if accelerator == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return accelerator
+
+
+def refuse_below(name: str, value: int | float | None, least: int | float) -> None:
+    """Refuse a number below the least or not finite; None is no number and stands."""
+    if value is not None and not least <= value < math.inf:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def refuse_non_positive(name: str, value: int | float | None) -> None:
+    """Refuse a number that is not positive and finite; None is no number and stands."""
+    if value is not None and not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+def refuse_other_than(name: str, value: str, allowed: Collection[str]) -> None:
+    """Refuse a choice that is not allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -116,6 +116,14 @@ class Preprocessing:
                 operation(torch.tensor(numbers, dtype=torch.float32, device=values.device)[:, None, None])
         return values
 
+    def denormalize(self, values: Float[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
+        """Undo the mean and the standard deviation, so that an input can be shown: the same shape, within [0, 1]."""
+        shown = values.clone()
+        for operation, numbers in ((shown.mul_, self.std), (shown.add_, self.mean)):
+            if numbers is not None:
+                operation(torch.tensor(numbers, dtype=values.dtype, device=values.device)[:, None, None])
+        return shown.clamp_(0, 1)
+
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON has them (lists for tuples)."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(self).items()}

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from tqdm import tqdm
 
 from lam import datasets, gallery, losses, models
 from lam.config import RunConfig
@@ -38,10 +38,11 @@ from lam.models import EmbeddingNetwork
 from lam.retrieval.neighbours import rank
 from lam.run_folder import claimed, is_finished, refuse_other_run
 from lam.run_report import write_plots_and_report
-from lam.training import device_of, train
+from lam.training import History, device_of, train
 from lam.weights import load_weights
 
 EMBEDDING_BATCH = 500
+MANY_FILES = 1000
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     splits, ood = _load_data(config)
     _check_splits(splits)
     parts: dict[str, ImageDataset] = {**vars(splits), **{f"OOD set {name}": images for name, images in ood.items()}}
-    _check_files(parts.values())
+    _check_files(parts.values(), progress)
     network = _build_network(config, splits.train)
     with claimed(folder, settings, parts):
         return _run(config, folder, network, splits, ood, progress)
@@ -109,7 +110,8 @@ def _run(
     else:
         if config.checkpoint is None:
             with stages("train"):
-                _train(config, network, splits, folder, progress)
+                history = _train(config, network, splits, folder, progress)
+            stages.seconds["train"] = round(sum(history.seconds), 3)  # of every start, not of this one alone
         encoder = _fit(config, network.to(device_of(config.accelerator)), splits, stages, progress)
         write_json(folder / "seconds.json", stages.seconds)
         encoder.save(folder / "encoder")
@@ -166,23 +168,30 @@ def _told_how(option: str) -> Iterator[None]:
 
 
 def _check_splits(splits: Splits) -> None:
-    for name, least in (("train", NEIGHBOUR), ("validation", 2), ("test", 2)):
-        found = len(getattr(splits, name))
-        if found < least:
-            raise ValueError(f"the {name} split must have at least {least} images, got {found}: give more data")
+    for name, part, least in (
+        ("train", splits.train, NEIGHBOUR),
+        ("validation", splits.validation, 2),
+        ("test", splits.test, 2),
+    ):
+        if len(part) < least:
+            raise ValueError(f"the {name} split must have at least {least} images, got {len(part)}: give more data")
+        if len(part.labels.unique()) == len(part):
+            raise ValueError(f"no two images of the {name} split share a label, so none can be found: give more data")
     try:
         check_labels(splits.train.labels)
     except ValueError as error:
         raise ValueError(f"the train split cannot be learned from: {error}; give more data") from None
 
 
-def _check_files(parts: Iterable[ImageDataset]) -> None:
-    """Read the header of every image file: what is no image would otherwise end the run when its turn comes."""
-    for path in (path for images in parts if isinstance(images, FolderImages) for path in images.paths):
+def _check_files(parts: Iterable[ImageDataset], progress: bool) -> None:
+    """Read every image file as it will be read: one that cannot be would otherwise end the run when its turn comes."""
+    files = [(path, part.preprocessing) for part in parts if isinstance(part, FolderImages) for path in part.paths]
+    hidden = not progress or len(files) <= MANY_FILES
+    for path, preprocessing in tqdm(files, desc="checking", unit="image", disable=hidden):
         try:
-            Image.open(path).close()
-        except Exception as error:  # what a decoder raises on damaged bytes has no common class
-            raise ValueError(f"{path} is no image ({type(error).__name__}): replace or remove it") from None
+            preprocessing(path)
+        except ValueError as error:
+            raise ValueError(f"{error}: replace or remove it") from None
 
 
 def _build_network(config: RunConfig, images: ImageDataset) -> EmbeddingNetwork:
@@ -204,7 +213,7 @@ def _build_network(config: RunConfig, images: ImageDataset) -> EmbeddingNetwork:
     return network
 
 
-def _train(config: RunConfig, network: nn.Module, splits: Splits, folder: Path, progress: bool) -> None:
+def _train(config: RunConfig, network: nn.Module, splits: Splits, folder: Path, progress: bool) -> History:
     training = config.training
     history = train(
         network,
@@ -225,6 +234,7 @@ def _train(config: RunConfig, network: nn.Module, splits: Splits, folder: Path, 
         progress=progress,
     )
     write_json(folder / "training.json", asdict(history))
+    return history
 
 
 def _fit(config: RunConfig, network: nn.Module, splits: Splits, stages: "_Stages", progress: bool) -> BayesianEncoder:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lam.datasets import ImageDataset
@@ -34,8 +33,14 @@ def write_plots_and_report(
     Returns:
         The paths of the plots.
     """
-    (folder / "plots").mkdir(exist_ok=True)
-    shown = [*_retrieval_plots(folder / "plots", evaluation, test), *_ood_plots(folder / "plots", evaluation)]
+    place = folder / "plots"
+    place.mkdir(exist_ok=True)
+    shown = [
+        *_sparsification_plot(place, evaluation),
+        *_calibration_plot(place, evaluation),
+        *_extremes_plot(place, evaluation, test),
+        *_ood_plots(place, evaluation),
+    ]
     data, method = configuration["data"]["name"], configuration["method"]
     write_report(
         folder / "report.html",
@@ -48,41 +53,35 @@ def write_plots_and_report(
     return [Path(plot.path) for plot in shown]
 
 
-def _retrieval_plots(folder: Path, evaluation: Evaluation, test: ImageDataset) -> list[Plot]:
+def _sparsification_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
     kept = evaluation.answerable
+    if not kept.any():
+        return []
+    path = folder / "sparsification.png"
     uncertainty = {SCORE_NAMES[name]: values[kept] for name, values in evaluation.scores.items()}
-    plots.plot_sparsification(folder / "sparsification.png", evaluation.correct[kept], uncertainty)
-    plots.plot_calibration(folder / "calibration.png", evaluation.calibration)
-    mean, std = test.preprocessing.mean, test.preprocessing.std
-
-    def image(index: int) -> Tensor:
-        pixels = test[index][0]
-        if mean is None or std is None:
-            return pixels
-        return pixels * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
-
-    plots.plot_extremes(
-        folder / "extremes.png",
-        evaluation.embeddings.kappa,
-        evaluation.hits[:, 0],
-        evaluation.correct,
-        query_image=image,
-        gallery_image=image,
+    plots.plot_sparsification(path, evaluation.correct[kept], uncertainty)
+    caption = (
+        "Accuracy of the queries that stay when the most uncertain are dropped. A curve that rises says that the "
+        "uncertainty knows which answers are wrong."
     )
-    return [
-        Plot(
-            "Sparsification",
-            "Accuracy of the queries that stay when the most uncertain are dropped. A curve that rises says that the "
-            "uncertainty knows which answers are wrong.",
-            folder / "sparsification.png",
-        ),
-        Plot(
-            "Calibration",
-            "Share of right answers against confidence, the share of sampled networks that agree.",
-            folder / "calibration.png",
-        ),
-        Plot("Most and least certain", "Queries by κ, each above its first hit.", folder / "extremes.png"),
-    ]
+    return [Plot("Sparsification", caption, path)]
+
+
+def _calibration_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
+    path = folder / "calibration.png"
+    plots.plot_calibration(path, evaluation.calibration)
+    caption = "Share of right answers against confidence, the share of sampled networks that agree."
+    return [Plot("Calibration", caption, path)]
+
+
+def _extremes_plot(folder: Path, evaluation: Evaluation, test: ImageDataset) -> list[Plot]:
+    def image(index: int) -> Tensor:
+        return test.preprocessing.denormalize(test[index][0])
+
+    path = folder / "extremes.png"
+    kappa, first = evaluation.embeddings.kappa, evaluation.hits[:, 0]
+    plots.plot_extremes(path, kappa, first, evaluation.correct, query_image=image, gallery_image=image)
+    return [Plot("Most and least certain", "Queries by κ, each above its first hit.", path)]
 
 
 def _ood_plots(folder: Path, evaluation: Evaluation) -> list[Plot]:

@@ -67,6 +67,17 @@ class TestTensor:
         torch.testing.assert_close(batch, torch.stack([preprocessing(image) for image in images]), rtol=0, atol=0)
         assert torch.equal(pixels, before)
 
+    @pytest.mark.parametrize(
+        "options", [{}, {"mean": (0.1, 0.2, 0.3)}, {"std": (1, 2, 3)}, {"mean": (0.5,) * 3, "std": (2,) * 3}]
+    )
+    def test_denormalize_undoes_normalize(self, options):
+        pixels = torch.arange(2 * 3 * 4 * 4, dtype=torch.uint8).reshape(2, 3, 4, 4)
+        preprocessing = Preprocessing(size=(4, 4), **options)
+        normalized = preprocessing.normalize(pixels)
+        before = normalized.clone()
+        torch.testing.assert_close(preprocessing.denormalize(normalized), pixels / 255)
+        assert torch.equal(normalized, before)
+
     @pytest.mark.parametrize("shape", [(1, 1), (1, 5000), (5000, 1)])
     def test_thin_images_give_a_finite_answer(self, shape):
         tensor = Preprocessing.imagenet(32)(Image.new("RGB", shape[::-1], "red"))

@@ -1,5 +1,6 @@
 """Runs: what a folder holds, that the same settings give the same run, and that nothing damaged is believed."""
 
+import io
 import json
 import os
 import re
@@ -15,12 +16,15 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from torch.utils.data import DataLoader
 
-from lam import gallery, models
+from lam import datasets, gallery, models
 from lam.config import DataConfig, NetworkConfig, OodConfig, RunConfig
+from lam.evaluation import evaluate
 from lam.files import CorruptFileError, verify
 from lam.run import run
 from lam.run_folder import locked
+from lam.run_report import write_plots_and_report
 from lam.settings import load_config
 from lam.weights import load_weights
 from tests.conftest import TINY, FinishedRun
@@ -292,19 +296,77 @@ def test_a_run_without_ood_set_and_on_changed_data(digit_folder: Path, tmp_path:
         run(config, progress=False)
 
 
-def test_a_file_that_is_no_image_is_named_before_any_work(digit_folder: Path, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named_before_any_work(digit_folder: Path, tmp_path: Path) -> None:
     images = Path(shutil.copytree(digit_folder, tmp_path / "images"))
-    (images / "2" / "notes.png").write_text("milk, bread")
-    with pytest.raises(ValueError, match=r"2/notes.png is no image .*: replace or remove it"):
-        run(folder_config(images, tmp_path / "run", []), progress=False)
+    bad = images / "2" / "bad.png"
+    whole = (images / "2" / "0.png").read_bytes()
+    icon, floating = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (16, 16)).save(icon, "ICO")
+    Image.new("F", (8, 8)).save(floating, "TIFF")
+    for content, reason in (
+        (b"milk, bread", "is no image; allowed formats: .*"),
+        (icon.getvalue(), "is no image; allowed formats: .*"),
+        (whole[: len(whole) // 2], "cannot be read as an image: .*"),
+        (floating.getvalue(), ": cannot convert pixels of mode F .*"),
+    ):
+        bad.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"2/bad.png ?{reason}: replace or remove it"):
+            run(folder_config(images, tmp_path / "run", []), progress=False)
+        assert not (tmp_path / "run").exists()
+
+
+def test_the_check_of_many_files_shows_how_far_it_is(
+    digit_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lam.run.MANY_FILES", 10)
+    monkeypatch.setattr("lam.run._build_network", lambda *_: pytest.fail("the files are read"))
+    for progress in (True, False):
+        with pytest.raises(pytest.fail.Exception, match="the files are read"):
+            run(folder_config(digit_folder, tmp_path / "run", []), progress=progress)
+        assert ("checking: 100%" in capsys.readouterr().err) == progress
+
+
+@pytest.mark.parametrize("part", ["train", "validation", "test"])
+def test_a_split_in_which_nothing_can_be_found_is_refused(part: str, digit_folder: Path, tmp_path: Path) -> None:
+    for name in ("train", "validation", "test"):
+        for label in range(5):
+            (tmp_path / name / str(label)).mkdir(parents=True)
+            for number in range(1 if name == part else 2):
+                shutil.copy(digit_folder / "0" / "0.png", tmp_path / name / str(label) / f"{number}.png")
+    with pytest.raises(ValueError, match=f"no two images of the {part} split share a label, .*: give more data"):
+        run(folder_config(tmp_path, tmp_path / "run", []), progress=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_report_on_queries_that_cannot_be_answered(run_copy: Path) -> None:
+    encoder = gallery.open_run(run_copy)
+    test = datasets.TensorImages(torch.rand(4, 1, 8, 8), torch.arange(4))
+    evaluation = evaluate(encoder, DataLoader(test, batch_size=4), n_samples=4)
+    configuration = {"data": {"name": "digits"}, "method": "laplace_posthoc"}
+    plots = write_plots_and_report(run_copy, configuration, evaluation.metrics, evaluation, test)
+    assert {path.stem for path in plots} == {"calibration", "extremes", "kappa"}
+    assert "4 queries have no relevant item" in (run_copy / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_seconds_of_training_are_those_of_every_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("lam.run.fit", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny(tmp_path), progress=False)
+    seconds = json.loads((tmp_path / "training.json").read_text())["seconds"]
+    metrics = run(tiny(tmp_path), progress=False).metrics
+    assert len(seconds) == 2
+    assert metrics["seconds_train"] == pytest.approx(sum(seconds), abs=1e-3)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["--data.limit=4"], "the train split must have at least 5 images, got 4: give more data"),
-        (["--data.limit=6"], "the train split cannot be learned from: .* there is no positive pair; give more data"),
+        (["--data.limit=6"], "no two images of the train split share a label, so none can be found: give more data"),
         (["--network.name=convnet28"], r"convnet28 does not take images of shape \(1, 8, 8\) .*: choose another"),
         (["--network.options={width: 3}"], "convnet8 does not take these options"),
         (["--data.ood=[{name: digits_patches}, {name: digits_patches}]"], "2 sets called digits_patches: give each"),

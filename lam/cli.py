@@ -1,6 +1,7 @@
 """The command `lam`."""
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -10,7 +11,8 @@ from typing import Any
 from lam import __version__
 
 DEMO = "configs/digits/laplace_posthoc.yaml"
-SHOWN = ("recall", "map", "ece", "ausc")
+SHOWN = ("recall", "map", "ece", "ausc", "prevalence")
+STOPPED, READER_GONE = 130, 141  # as shells have it for SIGINT and SIGPIPE
 _EXAMPLES = """examples:
   lam demo                                     train, fit and report on the digits that ship with lam
   lam run configs/fashionmnist/laplace_posthoc.yaml --data.root=DIR
@@ -22,7 +24,17 @@ _EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 for success, 1 for an error that is said in one line, 2 for wrong usage."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            return _execute(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            print(end="", flush=True)  # while a reader that has gone can still be told from other errors
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # which Python flushes again at its end
+        return READER_GONE
+
+
+def _execute(arguments: list[str]) -> int:
     if arguments[:1] in (["run"], ["demo"]):
         arguments = _joined(arguments)
     parsed, rest = _parser().parse_known_args(arguments)
@@ -32,12 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = _show_warning
         try:
             parsed.do(parsed, rest)
+        except BrokenPipeError:
+            raise
         except (ValueError, OSError) as error:
             print(f"lam: {' '.join(line.strip() for line in str(error).splitlines())}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
             print("lam: stopped; start it again to continue", file=sys.stderr)
-            return 130
+            return STOPPED
     return 0
 
 

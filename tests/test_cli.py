@@ -1,6 +1,7 @@
 """The command `lam`: what it prints, and that every mistake ends in one clear line and status 1, before any work."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ def test_a_run_prints_its_metrics_and_the_path_of_its_report(finished_run: Finis
     metrics = json.loads((finished_run.folder / "metrics.json").read_text())
     printed = dict(line.split() for line in table)
     assert {"recall@1", "map@5", "ece", "ausc", "auroc", "auprc_knn", "auroc@digits_held_out"} <= printed.keys()
+    assert {"prevalence", "prevalence@digits_held_out"} <= printed.keys()
     assert all(float(value) == pytest.approx(metrics[name], abs=6e-5) for name, value in printed.items())
 
 
@@ -182,6 +184,17 @@ def test_it_is_a_program(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "lam: margin must be in (0, 2], the distances on the unit sphere, got 9.0\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_goes_ends_it_quietly(unbuffered: str, finished_run: FinishedRun) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "lam.cli", "run", str(finished_run.folder)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_the_random_state_is_left_alone(tmp_path: Path, digit_folder: Path) -> None:

@@ -4,9 +4,7 @@
 pair is met once, and then one streamed matmul with φ². `positive` factorises by class, so it needs no pair at all.
 """
 
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +13,7 @@ from tqdm import tqdm
 
 from lam.hessians.contrastive import Fix, Split, own_curvature
 from lam.hessians.diagonal import Diagonal
+from lam.hessians.estimate import estimate_all_pairs, near
 from lam.hessians.last_layer import (
     ALL_ZERO,
     check_finite,
@@ -28,24 +27,6 @@ from lam.hessians.relations import LabelRelation, NeighbourRelation, Neighbours
 
 ROWS = 4096
 """How many items of a feature matrix are streamed at once."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a pass over all pairs will cost.
-
-    Attributes:
-        pairs: how many unordered pairs there are.
-        seconds: time, extrapolated from a block measured just now.
-        bytes: memory beside the features.
-    """
-
-    pairs: int
-    seconds: float
-    bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.pairs:,} pairs: about {self.seconds:.0f} s, {self.bytes / 2**20:.0f} MiB"
 
 
 def contrastive_ggn_dataset(
@@ -121,29 +102,6 @@ def contrastive_ggn_dataset(
     )
 
 
-def estimate_all_pairs(n: Float[Tensor, "N D"], *, block_size: int = 1024) -> Estimate:
-    """Estimate time and memory of a pass over all pairs, by measuring one block.
-
-    Args:
-        n: (N, D) unit outputs.
-        block_size: items on a side of a block.
-    """
-    N, D = n.shape
-    size = min(block_size, N)
-    extended = torch.cat([n[:size], n.new_ones(size, 1)], 1)
-    total = n.new_zeros(size, D + 1, dtype=torch.float64)
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        T = _near(extended[:, :-1], extended[:, :-1], 0.5)
-        total += T @ extended
-        total += T.T @ extended
-        seconds.append(time.perf_counter() - start)
-    pairs = N * (N - 1) // 2
-    memory = n.element_size() * (N * (D + 1) + 2 * size**2) + 8 * N * (D + 1)
-    return Estimate(pairs, min(seconds) * pairs / size**2, memory)
-
-
 def _relation(
     size: int, labels: Tensor | None, neighbours: Neighbours | None, block_size: int
 ) -> LabelRelation | NeighbourRelation:
@@ -167,7 +125,7 @@ def _negative_partners(
         for index, rows in enumerate(blocks):
             for columns in blocks[index:]:
                 bar.update()
-                T = _near(extended[rows, :-1], extended[columns, :-1], cosine)
+                T = near(extended[rows, :-1], extended[columns, :-1], cosine)
                 if not relation.exclude(T, rows, columns):
                     continue
                 total[rows] += T @ extended[columns]
@@ -176,10 +134,6 @@ def _negative_partners(
     unsorted = torch.empty_like(total)
     unsorted[relation.order] = total
     return unsorted[:, -1:], unsorted[:, :-1]
-
-
-def _near(left: Tensor, right: Tensor, cosine: float) -> Tensor:
-    return (left @ right.T).gt_(cosine)
 
 
 def _all_outputs(

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
+from lam.hessians.estimate import estimate_positive_pairs
 from lam.hessians.last_layer import BLOCK_ELEMENTS, cross_sum_over_pairs, outputs
 from lam.pairs import check_label_vector, checked_distances
 
@@ -94,8 +95,9 @@ class LabelRelation:
     ) -> Float[Tensor, "D F"]:
         """Sum the cross terms over all positive pairs, class by class: over its pairs, or from its moments."""
         total = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)
-        rows_of_classes = self.order.split(self._sizes.tolist())
-        for rows in tqdm(rows_of_classes, desc=f"{self.n_positives // 2:,} positive pairs", disable=not progress):
+        sizes = self._sizes.tolist()
+        title = str(estimate_positive_pairs(sizes, *total.shape, weight.device)) if progress else None
+        for rows in tqdm(self.order.split(sizes), desc=title, unit="class", disable=not progress):
             part = features[rows.to(features.device)].to(weight.device)
             inputs, n, r = outputs(part, weight, bias, torch.float64)
             if len(rows) <= n.shape[1]:

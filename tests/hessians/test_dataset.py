@@ -1,9 +1,11 @@
+import time
+
 import pytest
 import torch
 from torch import Tensor
 
 from lam.hessians import SPLITS, Diagonal, Neighbours, contrastive_ggn, contrastive_ggn_dataset
-from lam.hessians.dataset import estimate_all_pairs
+from lam.hessians.estimate import estimate_all_pairs, estimate_positive_pairs
 from lam.pairs import Pairs
 from tests.helpers import unchecked
 from tests.hessians.test_last_layer import make
@@ -82,14 +84,28 @@ def test_every_entry_in_float32_is_within_1e5_of_float64():
     torch.testing.assert_close(narrow.positive, wide.positive, rtol=1e-5, atol=1e-5 * wide.positive.abs().max().item())
 
 
-def test_progress_shows_an_estimate_before_it_starts(capsys):
+@pytest.mark.parametrize("fix", ["fixed", "positive"])
+def test_progress_shows_an_estimate_before_it_starts(fix, capsys):
     features, weight, bias, labels = make(N=30)
-    contrastive_ggn_dataset(features, weight, bias, labels=labels, margin=1.0)
-    assert "435 pairs: about 0 s, 0 MiB" in capsys.readouterr().err
-    estimate = estimate_all_pairs(torch.nn.functional.normalize(torch.randn(30, 3)))
-    assert estimate.pairs == 435
-    assert estimate.seconds > 0
-    assert estimate.bytes > 0
+    contrastive_ggn_dataset(features, weight, bias, labels=labels, margin=1.0, fix=fix)
+    positive = int((labels.bincount() * (labels.bincount() - 1)).sum()) // 2
+    pairs = 435 if fix == "fixed" else positive
+    assert f"{pairs} pairs: about 0 s, 0 MiB" in capsys.readouterr().err
+
+
+def test_estimates_are_of_the_right_size():
+    n = torch.nn.functional.normalize(torch.randn(3000, 64))
+    estimate = estimate_all_pairs(n, block_size=256)
+    assert estimate.pairs == 3000 * 2999 // 2
+    assert estimate.bytes < 20 * n.numel() * n.element_size()
+    start = time.perf_counter()
+    labels = torch.arange(3000) % 10
+    contrastive_ggn_dataset(n, torch.eye(64), None, labels=labels, margin=1.0, block_size=256, **QUIET)
+    assert 0.02 < estimate.seconds / (time.perf_counter() - start) < 50
+    few, many = (estimate_positive_pairs([size] * 4, 8, 100, torch.device("cpu")) for size in (10, 10_000))
+    assert few.pairs == 4 * 45
+    assert many.seconds > 10 * few.seconds
+    assert many.bytes > few.bytes
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from torch import Tensor
 from lam.bessel import bessel_ratio_complement, check_all, check_parameters, kappa_from_resultant, log_normalizer
 
 _UNIT_TOLERANCE = 1e-4
-_NODES, _WEIGHTS = (column.tolist() for column in np.polynomial.legendre.leggauss(64))
+_NODES = np.stack(np.polynomial.legendre.leggauss(64), 1).tolist()  # and their weights
 _REACH = 12  # in standard deviations of the polar angle; what lies beyond is below 1e-13
 _SETTLED = 1e-12  # in probability
+_BLOCKS = 64  # the most steps in which samples are summed, each over one block of them
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -179,12 +180,10 @@ class VonMisesFisher:
             tensor(2.2388)
         """
         moments = _mean_resultant(samples, None if weights is None else _normalised(weights))
-        kappa = moments.kappa(max_kappa=max_kappa)
-        return cls(moments.mean, kappa.to(samples.dtype))
+        return cls(moments.mean, moments.kappa(max_kappa=max_kappa).to(samples.dtype))
 
     def _unit_mean(self) -> Tensor:
-        mean = self.mean.double()
-        return mean / torch.linalg.vector_norm(mean, dim=-1, keepdim=True)
+        return torch.nn.functional.normalize(self.mean.double(), dim=-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,8 +222,8 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
         Mean directions, R and 1 - R.
 
     Raises:
-        ValueError: if there are too few samples, if they are not unit vectors (NaN included), or if they cancel, so
-            that their mean has no direction.
+        ValueError: if there are too few samples, or, naming the first such item, if its samples are not unit vectors
+            (NaN included) or cancel, so that their mean has no direction.
 
     Example:
         >>> moments = mean_resultant_length(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), unbiased=False)
@@ -286,7 +285,7 @@ def _normalised(weights: Tensor) -> Tensor:
 
 
 def _mean_resultant(samples: Tensor, weights: Tensor | None) -> MeanResultant:
-    """One pass for the mean and one for the spread around it, sample by sample: no copy of all samples is made.
+    """One pass for the mean and one for the spread around it, in blocks: no float64 copy of all samples is made.
 
     Of unit vectors 1 - R equals the mean of ||x - mean||^2 / 2; where it does not, some were not unit vectors.
     """
@@ -294,18 +293,22 @@ def _mean_resultant(samples: Tensor, weights: Tensor | None) -> MeanResultant:
         raise ValueError(f"samples must have shape (S, ..., D) with S >= 1 and D >= 2, got {tuple(samples.shape)}")
     if weights is None:
         weights = samples.new_full((len(samples), *[1] * (samples.ndim - 2)), 1 / len(samples), dtype=torch.float64)
-    total = torch.zeros_like(samples[0])
-    for sample, weight in zip(samples, weights, strict=True):
-        total.addcmul_(sample, weight[..., None].to(sample.dtype))
+    size = -(-len(samples) // _BLOCKS)
+    totals = torch.zeros_like(samples[:size], dtype=torch.float64)
+    for block, weight in zip(samples.split(size), weights[..., None].split(size), strict=True):
+        totals[: len(block)].addcmul_(block, weight)
+    total = totals[0] if size == 1 else totals.sum(0)
     length = torch.linalg.vector_norm(total, dim=-1)
-    check_all(~(length <= torch.finfo(length.dtype).eps), "samples must have a mean of positive length", length)
+    vanishes = length <= torch.finfo(samples.dtype).eps
+    check_all(~vanishes, "samples of an item must have a mean of positive length", length)
     mean = total / length[..., None]
-    spread = torch.zeros_like(length, dtype=torch.float64)
-    for sample, weight in zip(samples, weights, strict=True):
-        spread += weight / 2 * torch.linalg.vector_norm(sample - mean, dim=-1).double().square()
+    spreads = torch.zeros_like(totals[..., 0])
+    for block, weight in zip(samples.split(size), weights.split(size), strict=True):
+        spreads[: len(block)].addcmul_(weight, torch.linalg.vector_norm(block - mean, dim=-1).square(), value=0.5)
+    spread = spreads.sum(0)
     square = 2 * (spread + length) - 1
-    check_all((square - 1).abs() <= _UNIT_TOLERANCE, "mean squared length of samples must be 1", square)
-    return MeanResultant(mean, torch.where(length < 0.5, length, 1 - spread), spread)
+    check_all((square - 1).abs() <= _UNIT_TOLERANCE, "samples of an item must have a mean squared length of 1", square)
+    return MeanResultant(mean.to(samples.dtype), torch.where(length < 0.5, length, 1 - spread), spread)
 
 
 def _draw(mean: Tensor, kappa: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -338,8 +341,7 @@ def _draw(mean: Tensor, kappa: Tensor, generator: torch.Generator) -> tuple[Tens
 
 def _log_density(dimension: int, kappa: Tensor, angle: Tensor, reference: Tensor) -> Tensor:
     """Log of the density of the polar angle, sin(a)^(D-2) exp(kappa cos(a)), relative to that at another angle."""
-    power = angle.new_tensor(dimension - 2)
-    sines = torch.xlogy(power, angle.sin()) - torch.xlogy(power, reference.sin())
+    sines = torch.xlogy(dimension - 2, angle.sin()) - torch.xlogy(dimension - 2, reference.sin())
     return sines - 2 * kappa * ((angle - reference) / 2).sin() * ((angle + reference) / 2).sin()
 
 
@@ -394,7 +396,4 @@ def _angle_quantile(dimension: int, kappa: Tensor, level: float) -> Tensor:
 def _integrate(function: Callable[[Tensor], Tensor], start: Tensor, stop: Tensor) -> Tensor:
     """Gauss-Legendre quadrature, elementwise between the limits."""
     half = (stop - start) / 2
-    total = torch.zeros_like(half)
-    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
-        total += weight * function(start + (1 + node) * half)
-    return half * total
+    return half * sum(weight * function(start + (1 + node) * half) for node, weight in _NODES)

@@ -96,7 +96,7 @@ class LabelRelation:
         """Sum the cross terms over all positive pairs, class by class: over its pairs, or from its moments."""
         total = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)
         sizes = self._sizes.tolist()
-        title = str(estimate_positive_pairs(sizes, *total.shape, weight.device)) if progress else None
+        title = str(estimate_positive_pairs(sizes, total.shape[0], total.shape[1], weight.device)) if progress else None
         for rows in tqdm(self.order.split(sizes), desc=title, unit="class", disable=not progress):
             part = features[rows.to(features.device)].to(weight.device)
             inputs, n, r = outputs(part, weight, bias, torch.float64)

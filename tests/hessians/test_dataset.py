@@ -1,5 +1,3 @@
-import time
-
 import pytest
 import torch
 from torch import Tensor
@@ -98,10 +96,7 @@ def test_estimates_are_of_the_right_size():
     estimate = estimate_all_pairs(n, block_size=256)
     assert estimate.pairs == 3000 * 2999 // 2
     assert estimate.bytes < 20 * n.numel() * n.element_size()
-    start = time.perf_counter()
-    labels = torch.arange(3000) % 10
-    contrastive_ggn_dataset(n, torch.eye(64), None, labels=labels, margin=1.0, block_size=256, **QUIET)
-    assert 0.02 < estimate.seconds / (time.perf_counter() - start) < 50
+    assert estimate.seconds > 100 * estimate_all_pairs(n[:10], block_size=256).seconds
     few, many = (estimate_positive_pairs([size] * 4, 8, 100, torch.device("cpu")) for size in (10, 10_000))
     assert few.pairs == 4 * 45
     assert many.seconds > 10 * few.seconds

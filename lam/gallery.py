@@ -77,7 +77,6 @@ def save_embeddings(path: str | Path, images: FolderImages, embeddings: Embeddin
     import numpy as np
 
     check_output(path)
-
     arrays: dict[str, Any] = {
         "paths": np.array([str(found) for found in images.paths]),
         "mean": embeddings.mean.cpu().numpy(),

@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import time
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -53,8 +54,8 @@ def pair_by_pair(features: Tensor, weight: Tensor, bias: Tensor, pairs: list[tup
 def backpack_seconds(features: Tensor, weight: Tensor, repeats: int) -> float:
     """BackPACK's DiagGGNExact of the same layer for a surrogate with one quadratic term an item.
 
-    ‖f‖² summed over the items has the curvature 2 Σ_a φ_aj², which is h with A = 1: the same shapes and the same kind of
-    sum, without pairs, normalisation or margin, which BackPACK cannot express. The two are compared before timing.
+    ‖f‖² summed over the items has the curvature 2 Σ_a φ_aj², which is h with A = 1: the same shapes and the same kind
+    of sum, without pairs, normalisation or margin, which BackPACK cannot express. It is compared before it is timed.
     """
     from backpack import backpack, extend
     from backpack.extensions import DiagGGNExact
@@ -65,7 +66,8 @@ def backpack_seconds(features: Tensor, weight: Tensor, repeats: int) -> float:
     target = torch.zeros(len(features), len(weight))
 
     def call() -> None:
-        with backpack(DiagGGNExact()):
+        with backpack(DiagGGNExact()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of hooks on inputs that need no gradient
             loss(linear(features), target).backward()
 
     call()

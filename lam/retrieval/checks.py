@@ -1,5 +1,9 @@
 """What the functions of this folder refuse, in one wording. Nothing is computed here."""
 
+import operator
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,14 +35,35 @@ def refuse_nan(name: str, values: Tensor) -> None:
         raise ValueError(f"{name} must not hold NaN, got one at index {_first(values.isnan())}")
 
 
-def refuse_non_positive(name: str, value: int) -> None:
-    """Refuse a count that is no integer of at least 1.
+def positive_integer(name: str, value: Any) -> int:
+    """Give a count as an `int`, also that of NumPy, refusing what is no integer of at least 1.
 
     Raises:
         ValueError: with the value.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    return number
+
+
+def integers(name: str, values: Any) -> Tensor:
+    """Give a tensor, an array or a sequence of integers as an int64 tensor on the CPU.
+
+    Raises:
+        ValueError: for floats, booleans and whatever else is no integer.
+    """
+    if isinstance(values, Tensor):
+        if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+            raise ValueError(f"{name} must be integers, got {values.dtype}")
+        return values.detach().cpu().long()
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":  # an empty list has no type of its own
+        raise ValueError(f"{name} must be integers, got {array.dtype.name} in {type(values).__name__}")
+    return torch.from_numpy(array.astype(np.int64))
 
 
 def refuse_other_length(name: str, values: Tensor, reference: str, length: int) -> None:

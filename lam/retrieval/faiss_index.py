@@ -5,6 +5,8 @@ here.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,13 +26,9 @@ def create(dimension: int, factory: str, parameters: str | None, device: str) ->
 
     if "IDMap" in factory:
         raise ValueError(f"factory must not contain IDMap, got {factory!r}: the index keeps ids itself")
-    try:
+    rule = "factory must be a FAISS factory string such as 'Flat', 'HNSW32' or 'IVF256,Flat'"
+    with _refusals(f"{rule}, got {factory!r} for dimension {dimension}"):
         index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
-        raise ValueError(
-            f"factory must be a FAISS factory string such as 'Flat', 'HNSW32' or 'IVF256,Flat', got {factory!r} "
-            f"for dimension {dimension}: {_reason(error)}"
-        ) from None
     keeps_labels = faiss.try_extract_index_ivf(index) is not None and not isinstance(index, faiss.IndexRefine)
     return prepare(index if keeps_labels else faiss.IndexIDMap2(index), parameters, device)
 
@@ -39,17 +37,14 @@ def prepare(index: Any, parameters: str | None, device: str) -> Any:
     """Set search parameters and move the index to its device.
 
     Raises:
-        ValueError: for parameters that the type does not have, or a device that FAISS cannot use.
+        ValueError: for parameters that the type does not have, a device that FAISS cannot use, or a type that has no
+            form there.
     """
     import faiss
 
     if parameters is not None:
-        try:
+        with _refusals(f"parameters must be FAISS search parameters such as 'nprobe=16', got {parameters!r}"):
             faiss.ParameterSpace().set_index_parameters(index, parameters)
-        except RuntimeError as error:
-            raise ValueError(
-                f"parameters must be FAISS search parameters such as 'nprobe=16', got {parameters!r}: {_reason(error)}"
-            ) from None
     if device == "cpu":
         return index
     number = re.fullmatch(r"cuda(?::(\d+))?", device)
@@ -59,7 +54,9 @@ def prepare(index: Any, parameters: str | None, device: str) -> Any:
         raise ValueError(
             f"device {device!r} needs a FAISS built for GPUs: install lam[gpu] in place of lam[cpu], or use 'cpu'"
         )
-    return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), int(number[1] or 0), index)
+    advice = "use a type with a form for GPUs, such as 'Flat' or 'IVF256,Flat', or device 'cpu'"
+    with _refusals(f"FAISS cannot move this index to {device!r}; {advice}"):
+        return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), int(number[1] or 0), index)
 
 
 def train(index: Any, vectors: Tensor) -> None:
@@ -68,10 +65,8 @@ def train(index: Any, vectors: Tensor) -> None:
     Raises:
         ValueError: where FAISS refuses, as it does for too few.
     """
-    try:
+    with _refusals(f"FAISS cannot train on {len(vectors)} embeddings"):
         index.train(vectors.numpy())
-    except RuntimeError as error:
-        raise ValueError(f"FAISS cannot train on {len(vectors)} embeddings: {_reason(error)}") from None
 
 
 def add(index: Any, vectors: Tensor, slots: Tensor) -> None:
@@ -80,10 +75,8 @@ def add(index: Any, vectors: Tensor, slots: Tensor) -> None:
     Raises:
         ValueError: where FAISS refuses, as types that are built at once do for a second call.
     """
-    try:
+    with _refusals(f"FAISS cannot add {len(vectors)} embeddings"):
         index.add_with_ids(vectors.numpy(), slots.numpy())
-    except RuntimeError as error:
-        raise ValueError(f"FAISS cannot add {len(vectors)} embeddings: {_reason(error)}") from None
 
 
 def remove(index: Any, slots: Tensor) -> None:
@@ -95,8 +88,13 @@ def remove(index: Any, slots: Tensor) -> None:
 
 
 def search(index: Any, vectors: Tensor, k: int) -> Tensor:
-    """Give (Q, k) candidate slots, −1 where the type found none."""
-    return torch.from_numpy(index.search(vectors.numpy(), k)[1])
+    """Give (Q, k) candidate slots, −1 where the type found none.
+
+    Raises:
+        ValueError: where FAISS refuses, as it does on GPUs for more than some thousand candidates.
+    """
+    with _refusals(f"FAISS cannot search for {k} candidates; take a smaller k or device 'cpu'"):
+        return torch.from_numpy(index.search(vectors.numpy(), k)[1])
 
 
 def emptied(index: Any, device: str) -> Any:
@@ -115,6 +113,16 @@ def to_cpu(index: Any) -> Any:
     return faiss.index_gpu_to_cpu(index) if hasattr(faiss, "index_gpu_to_cpu") else index
 
 
-def _reason(error: RuntimeError) -> str:
-    """What FAISS says, without the path of its own source."""
-    return re.sub(r"^Error in .*? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL)
+@contextmanager
+def _refusals(sentence: str) -> Iterator[None]:
+    """Turn what FAISS refuses into a `ValueError`, with its reason but without the path of its own source.
+
+    A device that is out of memory is no mistake of the caller, and stays the `RuntimeError` that it was.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "out of memory" in str(error):
+            raise
+        reason = re.sub(r"^Error in .*? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL)
+        raise ValueError(f"{sentence}: {reason}") from None

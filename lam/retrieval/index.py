@@ -7,23 +7,28 @@ Files belong to `lam.retrieval.index_files`.
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 from lam.embeddings import Embeddings
 from lam.retrieval import faiss_index, index_files
-from lam.retrieval.checks import refuse_non_finite, refuse_non_positive, refuse_other_length
+from lam.retrieval.checks import integers, positive_integer, refuse_non_finite, refuse_other_length
 from lam.retrieval.neighbours import rank
 from lam.retrieval.store import Store
 
 _NORM_TOLERANCE = 1e-3  # half precision keeps a unit vector to about this
 _TOMBSTONES = 0.2  # the share of removed rows in the search structure at which it is built anew
 _GATHERED_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
+
+Ids = Shaped[Tensor, " N"] | Shaped[np.ndarray, " N"] | Sequence[SupportsIndex]
+"""Integers ≥ 0, one an item."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,8 @@ class Index:
             anywhere.
 
     Raises:
-        ValueError: for a dimension below 1, or a factory, parameters or device that FAISS does not know.
+        ValueError: for a dimension below 1, a factory, parameters or device that FAISS does not know, or a type that it
+            cannot keep on that device.
 
     Example:
         >>> n = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -73,15 +79,14 @@ class Index:
     """
 
     def __init__(
-        self, dimension: int, factory: str = "Flat", *, parameters: str | None = None, device: str = "cpu"
+        self, dimension: SupportsIndex, factory: str = "Flat", *, parameters: str | None = None, device: str = "cpu"
     ) -> None:
-        refuse_non_positive("dimension", dimension)
-        self.dimension = dimension
+        self.dimension = positive_integer("dimension", dimension)
         self.factory = factory
         self.parameters = parameters
         self.device = device
-        self._store = Store(dimension)
-        self._faiss: Any = faiss_index.create(dimension, factory, parameters, device)
+        self._store = Store(self.dimension)
+        self._faiss: Any = faiss_index.create(self.dimension, factory, parameters, device)
 
     def __len__(self) -> int:
         return len(self._store)
@@ -110,19 +115,20 @@ class Index:
             raise ValueError(f"train the index before items are added: it holds {len(self)}; make a new one instead")
         faiss_index.train(self._faiss, vectors)
 
-    def add(self, embeddings: Embeddings, ids: Shaped[Tensor, " N"]) -> None:
+    def add(self, embeddings: Embeddings, ids: Ids) -> None:
         """Add items; all of them, or none where an error is raised.
 
         Args:
             embeddings: N embeddings of dimension D with unit means and finite κ ≥ 0.
-            ids: (N,) integers ≥ 0, one an item, none of them in the index already.
+            ids: (N,) a tensor, array or sequence of integers ≥ 0, one an item, none of them in the index already.
 
         Raises:
             ValueError: for a type that is not trained yet, another dimension, a mean that is no unit vector, a κ that
                 is negative or not finite, ids that are negative, repeated or taken, or what FAISS itself refuses.
         """
         vectors = self._unit_vectors(embeddings)
-        ids = _checked_ids(ids, len(embeddings))
+        ids = _checked_ids(ids)
+        refuse_other_length("ids", ids, "the embeddings", len(embeddings))
         taken = [item for item in ids.tolist() if item in self._store]
         if taken:
             raise ValueError(f"ids must be new, got {taken[0]}, which is in the index; remove it first")
@@ -138,7 +144,7 @@ class Index:
             raise
         self._store.append(vectors, embeddings.kappa.detach().cpu(), ids, slots)
 
-    def remove(self, ids: Shaped[Tensor, " N"]) -> None:
+    def remove(self, ids: Ids) -> None:
         """Remove items; all of them, or none where an error is raised.
 
         Types without removal keep tombstones, which never leave a search; at 20 % the structure is built anew.
@@ -157,7 +163,7 @@ class Index:
         if self._faiss.ntotal - len(self) >= _TOMBSTONES * self._faiss.ntotal > 0:
             self._rebuild()
 
-    def search(self, embeddings: Embeddings, k: int) -> Hits:
+    def search(self, embeddings: Embeddings, k: SupportsIndex) -> Hits:
         """Find the k items of highest cosine for each query; hits of equal cosine stand in the order of adding.
 
         Types other than Flat may miss a neighbour, but every score is the exact cosine of the stored vectors.
@@ -170,11 +176,11 @@ class Index:
             min(k, N) hits a query, on the device and in the precision of the queries.
 
         Raises:
-            ValueError: for k below 1, another dimension, or a query that is no unit vector.
+            ValueError: for k below 1, another dimension, a query that is no unit vector, or a k beyond what FAISS can
+                search for on a GPU.
         """
-        refuse_non_positive("k", k)
+        k = min(positive_integer("k", k), len(self))
         vectors = self._unit_vectors(embeddings)
-        k = min(k, len(self))
         if k == 0 or len(vectors) == 0:
             rows, scores = torch.empty(len(vectors), k, dtype=torch.int64), torch.empty(len(vectors), k)
         else:
@@ -187,7 +193,7 @@ class Index:
             kappa,
         )
 
-    def kappa_of(self, ids: Shaped[Tensor, " N"]) -> Float[Tensor, " N"]:
+    def kappa_of(self, ids: Ids) -> Float[Tensor, " N"]:
         """Look up the concentration stored with each id.
 
         Args:
@@ -213,9 +219,9 @@ class Index:
     def load(cls, folder: str | Path, *, device: str = "cpu") -> "Index":
         """Read an index that `save` wrote.
 
-        The FAISS structure is a cache: where its file is missing or altered it is built anew from the stored
-        embeddings, with a warning. A type that must be trained is then trained on those; where they are too few for
-        it, the index becomes a Flat one.
+        Where another process replaces the index meanwhile, the new one is read. The FAISS structure is a cache: where
+        its file is missing or altered it is built anew from the stored embeddings, with a warning. A type that must be
+        trained is then trained on those; where they are too few for it, the index becomes a Flat one.
 
         Args:
             folder: the folder of the index.
@@ -231,9 +237,10 @@ class Index:
         saved = index_files.load(folder)
         index = cls(saved.dimension, saved.factory, parameters=saved.parameters, device=device)
         index._store = saved.store
-        if saved.faiss is not None:
+        if saved.complaint is None:
             index._faiss = faiss_index.prepare(saved.faiss, saved.parameters, device)
             return index
+        warnings.warn(f"{saved.complaint}: it is built anew from the stored embeddings", RuntimeWarning, stacklevel=2)
         if not index.is_trained and len(index):
             index._train_anew()
         index._rebuild()
@@ -274,8 +281,8 @@ class Index:
         scores, order = scores.masked_fill(rows < 0, -math.inf).sort(dim=1, descending=True, stable=True)
         return rows.gather(1, order), scores
 
-    def _known_ids(self, ids: Tensor) -> Tensor:
-        ids = _checked_ids(ids, len(ids))
+    def _known_ids(self, ids: Any) -> Tensor:
+        ids = _checked_ids(ids)
         unknown = [item for item in ids.tolist() if item not in self._store]
         if unknown:
             raise ValueError(f"ids must be in the index, got {unknown[0]}, which is not")
@@ -300,11 +307,9 @@ class Index:
         return (mean / norm).float()
 
 
-def _checked_ids(ids: Tensor, length: int) -> Tensor:
-    refuse_other_length("ids", ids, "the embeddings", length)
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise ValueError(f"ids must be integers, got {ids.dtype}")
-    ids = ids.detach().cpu().long()
+def _checked_ids(given: Any) -> Tensor:
+    ids = integers("ids", given)
+    refuse_other_length("ids", ids, "the items", ids.numel())
     if (ids < 0).any():
         raise ValueError(f"ids must not be negative, got {int(ids[ids < 0][0])}")
     seen: set[int] = set()

@@ -5,12 +5,14 @@ embeddings.safetensors    vectors (N, D), κ (N,), ids (N,), slots (N,)
 search.faiss              the FAISS structure: a cache outside the manifest, which can be built from the embeddings
 """
 
-import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lam.files import (
+    MANIFEST,
+    CorruptFileError,
     read_generation,
     read_json,
     read_tensors,
@@ -25,17 +27,19 @@ from lam.retrieval.store import Store
 
 FORMAT = 1
 _METADATA, _EMBEDDINGS, _CACHE = "index.json", "embeddings.safetensors", "search.faiss"
+_TRIES = 5
 
 
 @dataclass(frozen=True)
 class SavedIndex:
-    """What a folder holds; `faiss` is None where the cache must be built anew."""
+    """What a folder holds; where the cache must be built anew, `faiss` is None and `complaint` says why."""
 
     dimension: int
     factory: str
     parameters: str | None
     store: Store
     faiss: Any
+    complaint: str | None
 
 
 def save(folder: str | Path, store: Store, index: Any, factory: str, parameters: str | None) -> None:
@@ -70,6 +74,9 @@ def save(folder: str | Path, store: Store, index: Any, factory: str, parameters:
 def load(folder: str | Path) -> SavedIndex:
     """Read the current generation, checked before anything is parsed.
 
+    Another process may delete that generation while it is read, having put a new one in its place: what fails is tried
+    again as long as the manifest is another one than before.
+
     Args:
         folder: the folder of the index.
 
@@ -80,6 +87,24 @@ def load(folder: str | Path) -> SavedIndex:
         CorruptFileError: naming the file of embeddings or metadata that is missing, truncated or altered.
         ValueError: for a format that this version does not know.
     """
+    folder = Path(folder)
+    for _ in range(_TRIES - 1):
+        manifest = _manifest(folder)
+        with suppress(CorruptFileError, FileNotFoundError):
+            saved = _read(folder)
+            if saved.complaint is None:
+                return saved
+        if _manifest(folder) == manifest:  # nobody replaced anything: the next try is told what is wrong
+            break
+    return _read(folder)
+
+
+def _manifest(folder: Path) -> bytes | None:
+    path = folder / MANIFEST
+    return path.read_bytes() if path.is_file() else None
+
+
+def _read(folder: Path) -> SavedIndex:
     generation = read_generation(folder, [_METADATA, _EMBEDDINGS])
     metadata = read_json(generation / _METADATA)
     if metadata["format"] != FORMAT:
@@ -91,19 +116,19 @@ def load(folder: str | Path) -> SavedIndex:
         metadata["factory"],
         metadata["parameters"],
         Store.from_tensors(read_tensors(generation / _EMBEDDINGS)),
-        _read_cache(generation / _CACHE, metadata["cache_sha256"]),
+        *_read_cache(generation / _CACHE, metadata["cache_sha256"]),
     )
 
 
-def _read_cache(path: Path, expected: str) -> Any:
+def _read_cache(path: Path, expected: str) -> tuple[Any, str | None]:
+    """The FAISS structure, or None and what is wrong with its file."""
     import faiss
 
-    if path.is_file() and sha256_of(path) == expected:
-        try:
-            return faiss.read_index(str(path))
-        except RuntimeError:
-            state = "in a format that this FAISS cannot read"
-    else:
-        state = "truncated or altered" if path.is_file() else "missing"
-    warnings.warn(f"{path} is {state}: it is built anew from the stored embeddings", RuntimeWarning, stacklevel=4)
-    return None
+    if not path.is_file():
+        return None, f"{path} is missing"
+    if sha256_of(path) != expected:
+        return None, f"{path} is truncated or altered"
+    try:
+        return faiss.read_index(str(path)), None
+    except RuntimeError:
+        return None, f"{path} is in a format that this FAISS cannot read"

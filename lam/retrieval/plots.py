@@ -6,14 +6,14 @@ differ. Matplotlib's object interface alone is used: no global figure, backend o
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lam.files import write_atomically
-from lam.retrieval.checks import refuse_non_finite, refuse_non_positive, refuse_other_length
+from lam.retrieval.checks import positive_integer, refuse_non_finite, refuse_other_length
 from lam.retrieval.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
 from lam.retrieval.uncertainty import CalibrationBins, ausc, sparsification
 
@@ -118,7 +118,7 @@ def plot_precision_recall(path: str | Path, scores: Mapping[str, tuple[Tensor, T
     _finish(figure, axes, path, legend="lower left")
 
 
-def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor], *, bins: int = 50) -> None:
+def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor], *, bins: SupportsIndex = 50) -> None:
     """Draw how the concentration κ of each set is distributed, on a logarithmic axis.
 
     Args:
@@ -130,7 +130,7 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor], *, bins: int = 50)
         ValueError: for nothing to draw, an empty set, or a value that is not finite.
     """
     _refuse_count("kappa", kappa)
-    refuse_non_positive("bins", bins)
+    bins = positive_integer("bins", bins)
     for name, values in kappa.items():
         refuse_non_finite(f"kappa of {name}", values)
         if len(values) == 0:
@@ -158,7 +158,7 @@ def plot_extremes(
     *,
     query_image: Callable[[int], Tensor],
     gallery_image: Callable[[int], Tensor],
-    count: int = 8,
+    count: SupportsIndex = 8,
 ) -> None:
     """Show the least and the most certain queries, each with its κ, its first hit and whether that is right.
 
@@ -174,13 +174,12 @@ def plot_extremes(
     Raises:
         ValueError: for no query, lengths that differ, κ that is not finite, or something that is no image.
     """
-    refuse_non_positive("count", count)
     refuse_non_finite("kappa", kappa)
     refuse_other_length("nearest", nearest, "the queries", len(kappa))
     refuse_other_length("correct", correct, "the queries", len(kappa))
     if len(kappa) == 0:
         raise ValueError("kappa must hold at least one query, got none")
-    count = min(count, len(kappa))
+    count = min(positive_integer("count", count), len(kappa))
     order = kappa.argsort(stable=True).tolist()
     figure = _blank(max(1.12 * count + 0.3, 3.2), 5.9)
     halves = figure.subfigures(2, 1, hspace=0.02)

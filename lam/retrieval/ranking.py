@@ -4,14 +4,16 @@ Here live metrics of ranked lists. Which items are relevant is the caller's to s
 `lam.retrieval.rank`.
 """
 
+from typing import SupportsIndex
+
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from lam.retrieval.checks import refuse_non_positive, refuse_other_length
+from lam.retrieval.checks import positive_integer, refuse_other_length
 
 
-def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: int) -> float:
+def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
     """Give the share of queries with a relevant item among their first k hits; higher is better.
 
     Queries without any relevant item are left out; `count_without_relevant` counts them.
@@ -33,11 +35,11 @@ def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *
         >>> recall_at_k(relevance, torch.tensor([3, 1]), k=2)
         0.5
     """
-    relevance, _ = _answerable(relevance, n_relevant, k)
+    relevance, _ = _answerable(relevance, n_relevant, positive_integer("k", k))
     return float(relevance.any(1).double().mean())
 
 
-def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: int) -> float:
+def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
     """Give the mean over queries of the average precision of the first k hits; higher is better.
 
     AP@k = Σ_(hits i ≤ k) precision@i / min(k, n_relevant). Queries without any relevant item are left out;
@@ -61,6 +63,7 @@ def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k
         >>> map_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=3)
         0.8333333333333333
     """
+    k = positive_integer("k", k)
     relevance, n_relevant = _answerable(relevance, n_relevant, k)
     hits = relevance.double()
     precision = hits.cumsum(1) / torch.arange(1, hits.shape[1] + 1, device=hits.device)
@@ -84,7 +87,6 @@ def count_without_relevant(n_relevant: Int[Tensor, " Q"]) -> int:
 
 
 def _answerable(relevance: Tensor, n_relevant: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    refuse_non_positive("k", k)
     refuse_other_length("n_relevant", n_relevant, "the queries", len(relevance))
     found = relevance.sum(1)
     if (found > n_relevant).any():

@@ -4,13 +4,14 @@ Here live metrics of one data set with its uncertainties. Telling two data sets 
 """
 
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
-from lam.retrieval.checks import refuse_nan, refuse_non_positive, refuse_other_length
+from lam.retrieval.checks import positive_integer, refuse_nan, refuse_other_length
 
 _STEPS = 99  # f = 0, 0.01 … 0.98
 
@@ -101,7 +102,7 @@ def calibration_bins(
     labels: Int[Tensor, " Q"],
     ranked_labels: Int[Tensor, "Q K"],
     *,
-    bins: int = 10,
+    bins: SupportsIndex = 10,
 ) -> CalibrationBins:
     """Sort queries by how far S sampled networks agree on the label of their nearest neighbour.
 
@@ -121,7 +122,7 @@ def calibration_bins(
     Raises:
         ValueError: for no sample, no bin or shapes that disagree.
     """
-    refuse_non_positive("bins", bins)
+    bins = positive_integer("bins", bins)
     if len(predictions) == 0:
         raise ValueError("predictions must hold at least one sampled network, got none")
     refuse_other_length("labels", labels, "the queries in predictions", predictions.shape[1])
@@ -141,7 +142,7 @@ def retrieval_ece(
     labels: Int[Tensor, " Q"],
     ranked_labels: Int[Tensor, "Q K"],
     *,
-    bins: int = 10,
+    bins: SupportsIndex = 10,
 ) -> float:
     """Give the expected calibration error of nearest-neighbour retrieval under sampled networks; lower is better.
 

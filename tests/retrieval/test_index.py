@@ -1,5 +1,8 @@
 """The index over many FAISS types, held to exact ranking of what it should contain."""
 
+from inspect import unwrap  # past the shape checks of test runs, to what a user meets
+
+import faiss
 import numpy as np
 import pytest
 import torch
@@ -180,14 +183,41 @@ def test_bad_embeddings_are_refused_everywhere_and_change_nothing(bad, match: st
         (torch.tensor([50, -1, 51]), "ids must not be negative, got -1"),
         (torch.tensor([50, 51]), r"ids must have shape \(3,\), one value for each of the embeddings, got \(2,\)"),
         (torch.tensor([50.0, 51.0, 52.0]), "ids must be integers, got torch.float32"),
+        (torch.tensor([True, False, True]), "ids must be integers, got torch.bool"),
+        ([50, 51.5, 52], "ids must be integers, got float64 in list"),
+        ([True, False, True], "ids must be integers, got bool in list"),
+        (["a", "b", "c"], "ids must be integers, got str.* in list"),
+        (np.array([50.0, 51.0, 52.0]), "ids must be integers, got float64 in ndarray"),
+        (np.array([50, 51]), r"ids must have shape \(3,\), one value for each of the embeddings, got \(2,\)"),
+        ([[50, 51, 52]], r"ids must have shape \(3,\), one value for each of the items, got \(1, 3\)"),
+        (50, r"ids must have shape \(1,\), one value for each of the items, got \(\)"),
+        ([50, 2**70, 51], "ids must be integers, got object in list"),
     ],
 )
-def test_bad_ids_are_refused_and_change_nothing(ids: torch.Tensor, match: str) -> None:
+def test_bad_ids_are_refused_and_change_nothing(ids, match: str) -> None:
     index, _, before = filled("Flat", 10)
     with pytest.raises(ValueError, match=match):
-        index.add(embeddings(3), ids)
+        unwrap(Index.add)(index, embeddings(3), ids)
     assert index.ids.tolist() == before.tolist()
     assert index._faiss.ntotal == 10
+
+
+@pytest.mark.parametrize("as_ids", [list, tuple, np.array, lambda ids: np.array(ids, ">i4")[::-1][::-1], torch.tensor])
+def test_ids_come_as_any_sequence_of_integers(as_ids) -> None:
+    index, items = Index(DIMENSION), embeddings(4)
+    index.add(items, as_ids([8, 3, 5, 9]))
+    assert index.kappa_of(as_ids([5, 8])).tolist() == items.kappa[[2, 0]].tolist()
+    index.remove(as_ids([3, 9]))
+    assert index.ids.tolist() == [8, 5]
+    index.remove([])
+    assert index.search(items[:1], k=1).ids.tolist() == [[8]]
+
+
+def test_read_only_ids_are_taken_as_they_are() -> None:
+    index, ids = Index(DIMENSION), np.arange(3)
+    ids.flags.writeable = False
+    index.add(embeddings(3), ids)
+    assert index.ids.tolist() == [0, 1, 2]
 
 
 def test_removing_what_is_not_there_is_refused_and_changes_nothing() -> None:
@@ -201,10 +231,18 @@ def test_removing_what_is_not_there_is_refused_and_changes_nothing() -> None:
     assert index.ids.tolist() == ids.tolist()
 
 
-@pytest.mark.parametrize("k", [0, -1, True])
-def test_k_below_one_is_refused(k: int) -> None:
-    with pytest.raises(ValueError, match=f"k must be an integer of at least 1, got {k}"):
-        filled("Flat", 5)[0].search(embeddings(1), k=k)
+@pytest.mark.parametrize("k", [0, -1, True, np.int64(0), 2.0, "3", None])
+def test_k_below_one_is_refused(k) -> None:
+    index, _, _ = filled("Flat", 5)
+    with pytest.raises(ValueError, match="k must be an integer of at least 1, got"):
+        unwrap(Index.search)(index, embeddings(1), k=k)
+
+
+@pytest.mark.parametrize("k", [np.int64(3), np.uint8(3), torch.tensor(3)])
+def test_k_is_any_integer(k) -> None:
+    index, items, _ = filled("Flat", 5)
+    assert index.search(items, k=k).ids.tolist() == index.search(items, k=3).ids.tolist()
+    assert Index(k).dimension == 3
 
 
 def test_training_is_explicit() -> None:
@@ -240,12 +278,46 @@ def test_bad_options_are_refused(options: dict, match: str) -> None:
 
 
 def test_a_device_that_this_faiss_lacks_is_refused() -> None:
-    import faiss
-
     if hasattr(faiss, "StandardGpuResources"):
         pytest.skip("this FAISS is built for GPUs")
     with pytest.raises(ValueError, match=r"device 'cuda:1' needs a FAISS built for GPUs: install lam\[gpu\]"):
         Index(DIMENSION, device="cuda:1")
+
+
+def test_a_type_without_a_form_for_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(resources: object, device: int, index: object) -> None:
+        raise RuntimeError("Error in clone_Index at /x/GpuCloner.cpp:270: This index type is not implemented on GPU.")
+
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", refuse, raising=False)
+    with pytest.raises(
+        ValueError, match="cannot move this index to 'cuda:1'; use a type .* or device 'cpu': This index type is not"
+    ):
+        Index(DIMENSION, "HNSW32", device="cuda:1")
+
+
+class _Failing:
+    """A FAISS structure whose searches fail as they do on a GPU."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason, self.ntotal = f"Error in search(long) at /x/GpuIndex.cu:26: Error: {reason}", 9000
+
+    def search(self, vectors: np.ndarray, k: int) -> None:
+        raise RuntimeError(self.reason)
+
+
+def test_more_candidates_than_a_gpu_can_select_are_refused() -> None:
+    index, items, _ = filled("Flat", 10)
+    index._faiss = _Failing("'k <= getMaxKSelection()' failed: GPU index only supports selection up to 2048")
+    with pytest.raises(ValueError, match="for 20 candidates; take a smaller k or device 'cpu': .* up to 2048"):
+        index.search(items, k=10)
+
+
+def test_a_gpu_that_is_out_of_memory_is_no_mistake_of_the_caller() -> None:
+    index, items, _ = filled("Flat", 10)
+    index._faiss = _Failing("Failed to cudaMalloc 1572864 bytes on device 0 (error 2 out of memory)")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        index.search(items, k=10)
 
 
 def test_a_failure_inside_faiss_leaves_the_index_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

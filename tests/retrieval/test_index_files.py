@@ -11,7 +11,7 @@ import torch
 
 from lam.embeddings import Embeddings
 from lam.files import CorruptFileError, seal
-from lam.retrieval import Index
+from lam.retrieval import Index, index_files
 
 
 def embeddings(count: int, seed: int = 0) -> Embeddings:
@@ -161,6 +161,43 @@ def test_an_error_while_saving_keeps_the_old_index_and_no_remains(
         filled("Flat", 9).save(tmp_path)
     same(old, Index.load(tmp_path))
     assert generation(tmp_path)
+
+
+@pytest.mark.parametrize("after", ["_manifest", "read_generation", "read_json", "read_tensors"])
+def test_an_index_that_is_replaced_while_it_is_read_loads_as_the_new_one(
+    after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer deletes the generation that the manifest named, before its files, or the last of them, are read."""
+    newer = filled("Flat", 9)
+    filled("Flat", 5).save(tmp_path)
+    whole = getattr(index_files, after)
+
+    def interrupted(*arguments):
+        result = whole(*arguments)
+        monkeypatch.undo()
+        newer.save(tmp_path)
+        return result
+
+    monkeypatch.setattr(index_files, after, interrupted)
+    same(newer, Index.load(tmp_path))
+
+
+def test_an_index_that_is_always_replaced_while_it_is_read_is_an_error_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, tries, whole = filled("Flat", 5), [], index_files.read_generation
+    index.save(tmp_path)
+
+    def interrupted(*arguments):
+        result = whole(*arguments)
+        tries.append(result)
+        index.save(tmp_path)
+        return result
+
+    monkeypatch.setattr(index_files, "read_generation", interrupted)
+    with pytest.raises(CorruptFileError, match=r"index\.json is missing"):
+        Index.load(tmp_path)
+    assert 2 < len(tries) < 10
 
 
 _KILLED_AT_EVERY_STEP = """

@@ -2,9 +2,11 @@
 
 from inspect import unwrap  # past the shape checks of test runs, to what a user meets
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lam.retrieval import neighbours, rank, sampled_nearest
 
@@ -66,6 +68,11 @@ def test_rank_of_few(size: int, columns: int) -> None:
     assert ids.shape == scores.shape == (size, columns)
 
 
+def test_rank_takes_any_integer() -> None:
+    queries = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(rank(queries, k=np.int32(2))[0], rank(queries, k=2)[0])
+
+
 def test_rank_refuses() -> None:
     queries = torch.eye(3)
     with pytest.raises(ValueError, match="k must be an integer of at least 1, got 0"):
@@ -113,6 +120,27 @@ def test_sampled_nearest_refuses() -> None:
         unwrap(sampled_nearest)(samples, torch.eye(2)[None])
     with pytest.raises(ValueError, match=r"samples must be finite and not all zero, .* at index 1"):
         sampled_nearest(torch.tensor([1.0, torch.inf, 1.0]).diag_embed()[None])
+
+
+class _LargestDouble(TorchDispatchMode):
+    """Notes the most float64 elements that any one result holds."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        if isinstance(result, Tensor) and result.dtype == torch.float64:
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("dimension", [3, 50])
+@pytest.mark.parametrize("alone", [True, False])
+def test_sampled_nearest_holds_one_network_in_float64_at_a_time(dimension: int, alone: bool) -> None:
+    samples = torch.randn(6, 40, dimension, generator=torch.Generator().manual_seed(0))
+    with _LargestDouble() as largest:
+        sampled_nearest(samples, None if alone else samples)
+    assert largest.elements == samples[0].numel()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 OOD is the positive class throughout, and a higher score means more OOD: give −κ, not κ. The counting is scikit-learn's.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,8 +34,7 @@ def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
     """
     from sklearn.metrics import roc_auc_score
 
-    target, scores = _target_and_scores(in_distribution, out_of_distribution)
-    return float(roc_auc_score(target, scores)) if _both(in_distribution, out_of_distribution) else float("nan")
+    return _area(roc_auc_score, in_distribution, out_of_distribution)
 
 
 def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:
@@ -58,10 +58,7 @@ def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
     """
     from sklearn.metrics import average_precision_score
 
-    target, scores = _target_and_scores(in_distribution, out_of_distribution)
-    if not _both(in_distribution, out_of_distribution):
-        return float("nan")
-    return float(average_precision_score(target, scores))
+    return _area(average_precision_score, in_distribution, out_of_distribution)
 
 
 def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:
@@ -103,9 +100,7 @@ def roc_curve(
     """
     from sklearn.metrics import roc_curve as curve
 
-    _refuse_empty(in_distribution, out_of_distribution)
-    false_positives, true_positives, _ = curve(*_target_and_scores(in_distribution, out_of_distribution))
-    return torch.from_numpy(false_positives), torch.from_numpy(true_positives)
+    return _curve(curve, in_distribution, out_of_distribution)
 
 
 def precision_recall_curve(
@@ -129,9 +124,23 @@ def precision_recall_curve(
     """
     from sklearn.metrics import precision_recall_curve as curve
 
-    _refuse_empty(in_distribution, out_of_distribution)
-    precision, recall, _ = curve(*_target_and_scores(in_distribution, out_of_distribution))
-    return torch.from_numpy(recall[::-1].copy()), torch.from_numpy(precision[::-1].copy())
+    precision, recall = _curve(curve, in_distribution, out_of_distribution)
+    return recall.flip(0), precision.flip(0)
+
+
+def _area(metric: Callable[..., Any], in_distribution: Tensor, out_of_distribution: Tensor) -> float:
+    target, scores = _target_and_scores(in_distribution, out_of_distribution)
+    return float(metric(target, scores)) if _both(in_distribution, out_of_distribution) else float("nan")
+
+
+def _curve(metric: Callable[..., Any], in_distribution: Tensor, out_of_distribution: Tensor) -> tuple[Tensor, Tensor]:
+    if not _both(in_distribution, out_of_distribution):
+        raise ValueError(
+            "a curve needs items of both classes, got "
+            f"{len(in_distribution)} in distribution and {len(out_of_distribution)} out of distribution"
+        )
+    first, second, _ = metric(*_target_and_scores(in_distribution, out_of_distribution))
+    return torch.from_numpy(first), torch.from_numpy(second)
 
 
 def _target_and_scores(in_distribution: Tensor, out_of_distribution: Tensor) -> tuple[Any, Any]:
@@ -143,11 +152,3 @@ def _target_and_scores(in_distribution: Tensor, out_of_distribution: Tensor) -> 
 
 def _both(in_distribution: Tensor, out_of_distribution: Tensor) -> bool:
     return len(in_distribution) > 0 and len(out_of_distribution) > 0
-
-
-def _refuse_empty(in_distribution: Tensor, out_of_distribution: Tensor) -> None:
-    if not _both(in_distribution, out_of_distribution):
-        raise ValueError(
-            "a curve needs items of both classes, got "
-            f"{len(in_distribution)} in distribution and {len(out_of_distribution)} out of distribution"
-        )

@@ -18,11 +18,9 @@ def refuse_non_finite(name: str, values: Tensor) -> None:
     Raises:
         ValueError: naming the first row with a value that is not finite.
     """
-    if values.isfinite().all():
-        return
-    row = int((~values.isfinite()).flatten(1).any(1).nonzero()[0]) if values.ndim > 1 else _first(~values.isfinite())
-    worst = values[row][~values[row].isfinite()].flatten()[0]
-    raise ValueError(f"{name} must be finite, got {float(worst)} at index {row}")
+    bad = (~values.isfinite()).nonzero()
+    if len(bad):
+        raise ValueError(f"{name} must be finite, got {float(values[tuple(bad[0])])} at index {int(bad[0, 0])}")
 
 
 def refuse_nan(name: str, values: Tensor) -> None:
@@ -73,7 +71,8 @@ def refuse_other_length(name: str, values: Tensor, reference: str, length: int) 
         ValueError: with both shapes.
     """
     if values.shape != (length,):
-        raise ValueError(f"{name} must have shape ({length},), one value for each of {reference}, got {_shape(values)}")
+        given = tuple(values.shape)
+        raise ValueError(f"{name} must have shape ({length},), one value for each of {reference}, got {given}")
 
 
 def unit_rows(name: str, vectors: Tensor) -> Tensor:
@@ -103,7 +102,3 @@ def unit_rows(name: str, vectors: Tensor) -> Tensor:
 
 def _first(mask: Tensor) -> int:
     return int(mask.nonzero()[0, 0])
-
-
-def _shape(values: Tensor) -> tuple[int, ...]:
-    return tuple(values.shape)

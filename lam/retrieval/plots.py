@@ -254,9 +254,9 @@ def _short(value: float) -> str:
     """Three digits or so, without long rows of zeros."""
     if 100 <= value < 1e4:
         return f"{value:,.0f}"
-    return (
-        f"{value:.3g}" if 1e-3 <= value < 100 or value == 0 else f"{value:.1e}".replace("e+0", "e").replace("e-0", "e-")
-    )
+    if 1e-3 <= value < 100 or value == 0:
+        return f"{value:.3g}"
+    return f"{value:.1e}".replace("e+0", "e").replace("e-0", "e-")
 
 
 def _refuse_count(name: str, named: Mapping[str, Any]) -> None:

@@ -29,19 +29,20 @@ class Relation:
     """What makes two items a positive or a negative pair, and among which items pairs are formed.
 
     Attributes:
-        scope: `batch`, where pairs never cross batches, or `dataset`, where all pairs of the data set count.
+        scope: `batch`, where pairs never cross batches; `dataset`, where all pairs of the data set count; or `online`,
+            the batches of training, the later the more.
         positive_within: for places: the largest distance of a positive pair, in metres. None means that targets are
             labels, not positions.
         negative_beyond: for places: negative pairs are farther apart than this, in metres.
     """
 
-    scope: Scope = "batch"
+    scope: Scope | Literal["online"] = "batch"
     positive_within: float | None = None
     negative_beyond: float | None = None
 
     def __post_init__(self) -> None:
-        if self.scope not in SCOPES:
-            raise ValueError(f"pairs must be one of {', '.join(SCOPES)}, got {self.scope!r}")
+        if self.scope not in (*SCOPES, "online"):
+            raise ValueError(f"scope must be one of {', '.join(SCOPES)}, online, got {self.scope!r}")
         if self.positive_within is None and self.negative_beyond is not None:
             raise ValueError("negative_beyond needs positive_within: both are distances between places")
 

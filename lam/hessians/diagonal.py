@@ -41,25 +41,31 @@ class Diagonal:
     @property
     def weight(self) -> Float[Tensor, "D P"]:
         """The signed h of the weights."""
-        h = self._h()
+        h = self.h
         return h[:, :-1] if self.has_bias else h
 
     @property
     def bias(self) -> Float[Tensor, " D"] | None:
         """The signed h of the bias, or None."""
-        return self._h()[:, -1] if self.has_bias else None
+        return self.h[:, -1] if self.has_bias else None
 
     @property
     def clipped(self) -> float:
         """The share of entries that `relu` sets to zero because they are negative."""
-        return float((self._h() < 0).double().mean())
+        return float((self.h < 0).double().mean())
 
     def relu(self) -> tuple[Float[Tensor, "D P"], Float[Tensor, " D"] | None]:
         """Give h of weights and bias with negative entries set to zero: what a precision uses."""
         bias = self.bias
         return self.weight.relu(), None if bias is None else bias.relu()
 
-    def _h(self) -> Tensor:
+    @property
+    def h(self) -> Float[Tensor, "D F"]:
+        """The signed h of weights and bias together.
+
+        Raises:
+            ValueError: where there is no positive pair.
+        """
         if self.n_positives < 1:
             raise ValueError(f"there is no positive pair among {self.n_negatives} pairs: the loss has no curvature")
         h = self.positive / self.n_positives

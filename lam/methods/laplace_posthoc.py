@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam.curvature import (
+    SCOPES,
     Batch,
     Relation,
     Scope,
@@ -84,6 +85,8 @@ def fit(
         >>> encoder.head, encoder.embed(batches).kappa.shape
         ('2', torch.Size([48]))
     """
+    if pairs not in SCOPES:
+        raise ValueError(f"pairs must be one of {', '.join(SCOPES)}, got {pairs!r}")
     relation = Relation(pairs, positive_within, negative_beyond)
     check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
     if fix == "full" and pairs == "dataset":

@@ -1,0 +1,240 @@
+"""Online Laplace: the posterior is kept during training, and its noise shapes the network.
+
+Monte-Carlo EM: each step samples the last layer from the posterior, takes the gradient of the training loss there and
+applies it to the mean, and moves the curvature towards that of the batch.
+
+Source: Warburg et al. (2023), section 3 and appendix E.2; Miani et al. (2022).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lam.curvature import Relation
+from lam.encoder import BayesianEncoder
+from lam.head import caught_input, find_head
+from lam.hessians import Diagonal, contrastive_ggn
+from lam.hessians.contrastive import Fix, Split
+from lam.hessians.last_layer import check_settings
+from lam.losses import Loss
+from lam.posterior import LastLayerPosterior
+from lam.training import History
+from lam.training import train as train_network
+from lam.training.steps import Batch, Step
+
+Update = Literal["average", "accumulate"]
+
+
+@dataclass(frozen=True)
+class OnlineOptions:
+    """How the posterior is kept.
+
+    Attributes:
+        likelihood_scale: s > 0.
+        prior_precision: α > 0.
+        initial_precision: p₀ > 0, with h₀ = p₀/s; s/1000 by default.
+        memory_factor: β in (0, 1): h ← β h + (1 − β) h_batch.
+        update: `average`, or `accumulate`, h ← β h + h_batch, as the authors' code does: its noise is far smaller.
+        n_samples: last layers drawn a step, over which gradient and h_batch are averaged.
+        warmup_epochs: epochs at the beginning without noise; the curvature is followed in them too.
+        refresh_every: h is updated every so many steps.
+        split: `euclidean` or `arccos`.
+        fix: `fixed`, `positive` or `full`.
+        negative_weight: w in [0, 1].
+
+    Raises:
+        ValueError: for an option outside its range.
+    """
+
+    likelihood_scale: float = 1e7
+    prior_precision: float = 1.0
+    initial_precision: float | None = None
+    memory_factor: float = 0.999
+    update: Update = "average"
+    n_samples: int = 1
+    warmup_epochs: int = 0
+    refresh_every: int = 1
+    split: Split = "arccos"
+    fix: Fix = "fixed"
+    negative_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("likelihood_scale", "prior_precision", "initial_precision"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        if not 0 < self.memory_factor < 1:
+            raise ValueError(f"memory_factor must be in (0, 1), got {self.memory_factor}")
+        if self.update not in get_args(Update):
+            raise ValueError(f"update must be one of {', '.join(get_args(Update))}, got {self.update!r}")
+        for name, least in (("n_samples", 1), ("refresh_every", 1), ("warmup_epochs", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        check_settings(margin=1.0, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
+
+
+class OnlineLaplaceStep(Step):
+    """Take the gradient at last layers sampled from the posterior, and follow the curvature.
+
+    Args:
+        head: path of the last linear layer.
+        margin: of the curvature, in (0, 2].
+        options: how the posterior is kept.
+    """
+
+    def __init__(self, head: str, *, margin: float, options: OnlineOptions) -> None:
+        check_settings(margin=margin, split=options.split, fix=options.fix, negative_weight=options.negative_weight)
+        self.head, self.margin, self.options = head, margin, options
+        self.h: Tensor | None = None
+        self._steps = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Options as JSON; a run is resumed only with the same."""
+        return {"method": "laplace_online", "head": self.head, "margin": self.margin, **asdict(self.options)}
+
+    def backward(self, network: nn.Module, loss: Loss, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+        """Add the gradient at the samples, averaged, and update h; see `Step.backward`."""
+        layer: Any = network.get_submodule(self.head)
+        with caught_input(network, self.head) as caught:
+            network(batch.inputs)
+        features = caught[-1]
+        theta = layer.weight if layer.bias is None else torch.cat([layer.weight, layer.bias[:, None]], 1)
+        if self.h is None:
+            self.h = torch.full_like(theta, self._initial_h(), dtype=torch.float32)
+        self.h = self.h.to(theta.device)
+        deviation = self._deviation(batch.epoch)
+        samples = []
+        value = torch.zeros((), device=theta.device)
+        for _ in range(self.options.n_samples):
+            noise = torch.randn(theta.shape, generator=batch.generator).to(theta)
+            samples.append(theta + deviation * noise)
+            weight, bias = _split(samples[-1], layer.bias is not None)
+            embeddings = F.normalize(
+                F.linear(features, weight.to(features), None if bias is None else bias.to(features))
+            )
+            value = value + loss(embeddings.to(theta.dtype), batch.pairs) / self.options.n_samples
+        backward(value)
+        if self._steps % self.options.refresh_every == 0:
+            self._follow(features.detach().float(), [sample.detach().float() for sample in samples], layer, batch)
+        self._steps += 1
+        return value.detach()
+
+    def diagonal(self, has_bias: bool) -> Diagonal:
+        """Give h as the curvature of a posterior; it is no sum over pairs that could be added to another.
+
+        Raises:
+            ValueError: where no step was made yet.
+        """
+        if self.h is None:
+            raise ValueError("the posterior has not been trained: no step was made")
+        return Diagonal(
+            positive=self.h,
+            negative=torch.zeros_like(self.h),
+            n_positives=1,
+            n_negatives=0,
+            has_bias=has_bias,
+            margin=self.margin,
+            split=self.options.split,
+            fix=self.options.fix,
+            negative_weight=self.options.negative_weight,
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Give h and the number of steps."""
+        return {} if self.h is None else {"h": self.h, "steps": torch.tensor(self._steps)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` gave."""
+        self.h = state["h"].clone() if "h" in state else None
+        self._steps = int(state["steps"]) if "steps" in state else 0
+
+    def _initial_h(self) -> float:
+        scale = self.options.likelihood_scale
+        initial = scale / 1000 if self.options.initial_precision is None else self.options.initial_precision
+        return initial / scale
+
+    def _deviation(self, epoch: int) -> Tensor:
+        h: Any = self.h
+        if epoch < self.options.warmup_epochs:
+            return torch.zeros_like(h)
+        return (self.options.likelihood_scale * h.relu() + self.options.prior_precision).rsqrt()
+
+    def _follow(self, features: Tensor, samples: list[Tensor], layer: Any, batch: Batch) -> None:
+        options = self.options
+        h_batch = torch.zeros_like(samples[0])
+        for sample in samples:
+            weight, bias = _split(sample, layer.bias is not None)
+            h_batch += contrastive_ggn(
+                features,
+                weight,
+                bias,
+                batch.pairs,
+                margin=self.margin,
+                split=options.split,
+                fix=options.fix,
+                negative_weight=options.negative_weight,
+            ).h / len(samples)
+        share = 1 - options.memory_factor if options.update == "average" else 1.0
+        h: Any = self.h
+        self.h = options.memory_factor * h + share * h_batch
+
+
+def train(
+    network: nn.Module,
+    dataset: Any,
+    *,
+    loss: Loss,
+    epochs: int,
+    margin: float | None = None,
+    head: str | None = None,
+    options: OnlineOptions | None = None,
+    seed: int = 0,
+    **training: Any,
+) -> tuple[BayesianEncoder, History]:
+    """Train a network and its posterior together.
+
+    Args:
+        network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
+        dataset: of (input, label); see `lam.training.train`.
+        loss: of `lam.losses`.
+        epochs: passes over the data.
+        margin: of the curvature; that of the loss by default.
+        head: path of the last linear layer; found on the first items by default.
+        options: how the posterior is kept.
+        seed: of the order of the data and of everything drawn.
+        training: further options of `lam.training.train`, such as `validate`, `folder` and `batch_size`.
+
+    Returns:
+        The encoder with the kept epoch's weights and curvature, and the history.
+
+    Raises:
+        ValueError: as `lam.training.train`, and for options outside their range.
+    """
+    options = options or OnlineOptions()
+    probe = torch.stack([dataset[index][0] for index in range(min(2, len(dataset)))])
+    step = OnlineLaplaceStep(
+        find_head(network, probe, head), margin=loss.margin if margin is None else margin, options=options
+    )
+    history = train_network(network, dataset, loss=loss, epochs=epochs, step=step, seed=seed, **training)
+    layer: Any = network.get_submodule(step.head)
+    posterior = LastLayerPosterior(
+        layer.weight.detach().clone(),
+        None if layer.bias is None else layer.bias.detach().clone(),
+        step.diagonal(layer.bias is not None).to(layer.weight.device),
+        n_items=len(dataset),
+        prior_precision=options.prior_precision,
+        likelihood_scale=options.likelihood_scale,
+        seed=seed,
+    )
+    preprocessing = getattr(dataset, "preprocessing", None)
+    encoder = BayesianEncoder(network, step.head, posterior, relation=Relation("online"), preprocessing=preprocessing)
+    return encoder, history
+
+
+def _split(theta: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:
+    return (theta[:, :-1], theta[:, -1]) if has_bias else (theta, None)

@@ -1,0 +1,156 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import lam
+from lam import losses, models
+from lam.datasets import TensorImages
+from lam.hessians import contrastive_ggn
+from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions, train
+from lam.training import train as train_network
+from lam.training.steps import Batch
+
+OPTIONS = OnlineOptions(likelihood_scale=1e4, memory_factor=0.9)
+QUIET = {"progress": False, "accelerator": "cpu"}
+
+
+def make_data(N: int = 48) -> TensorImages:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(N) % 4
+    images = (40 * labels[:, None, None, None] + torch.randint(0, 60, (N, 1, 8, 8), generator=generator)).to(
+        torch.uint8
+    )
+    return TensorImages(images, labels, name="made")
+
+
+def make_network(seed: int = 0) -> models.EmbeddingNetwork:
+    return models.build("convnet8", dimension=3, seed=seed)
+
+
+@pytest.mark.parametrize("update", ["average", "accumulate"])
+@pytest.mark.parametrize("n_samples", [1, 3])
+def test_each_step_is_the_one_written_out_by_hand(update, n_samples):
+    options = replace(OPTIONS, update=update, n_samples=n_samples)
+    network, loss = make_network(), losses.build(margin=0.7)
+    step = OnlineLaplaceStep("head", margin=0.7, options=options)
+    data = make_data(16)
+    inputs, pairs = data.batch(torch.arange(16)), lam.Pairs.by_label(data.labels)
+    h = torch.full((3, network.head.in_features + 1), 1e-3)
+    for seed in range(3):
+        network.zero_grad()
+        batch = Batch(inputs, pairs, 0, torch.Generator().manual_seed(seed))
+        value = step.backward(network, loss, batch, lambda found: found.backward())
+        generator = torch.Generator().manual_seed(seed)
+        theta = torch.cat([network.head.weight, network.head.bias[:, None]], 1)
+        expected, h_batch = torch.zeros(()), torch.zeros_like(h)
+        for _ in range(n_samples):
+            sample = theta + (1e4 * h.clamp(min=0) + 1).rsqrt() * torch.randn(theta.shape, generator=generator)
+            features = network.features(inputs)
+            expected = expected + loss(F.normalize(features @ sample[:, :-1].T + sample[:, -1]), pairs) / n_samples
+            ggn = contrastive_ggn(features.detach(), sample[:, :-1].detach(), sample[:, -1].detach(), pairs, margin=0.7)
+            h_batch += torch.cat([ggn.weight, ggn.bias[:, None]], 1) / n_samples
+        gradients = torch.autograd.grad(expected, list(network.parameters()))
+        torch.testing.assert_close(value, expected.detach())
+        for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
+        h = 0.9 * h + (0.1 if update == "average" else 1.0) * h_batch
+        torch.testing.assert_close(step.h, h)
+
+
+def test_without_noise_it_is_deterministic_training():
+    data, loss = make_data(), losses.build(margin=0.7)
+    sure = OnlineOptions(likelihood_scale=1e-20, prior_precision=1e30)
+    encoder, history = train(make_network(), data, loss=loss, epochs=2, batch_size=16, options=sure, **QUIET)
+    plain = make_network()
+    expected = train_network(plain, data, loss=loss, epochs=2, batch_size=16, **QUIET)
+    torch.testing.assert_close(torch.tensor(history.losses), torch.tensor(expected.losses), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(encoder.posterior.weight, plain.head.weight.detach(), rtol=1e-3, atol=1e-5)
+
+
+def test_warm_up_is_without_noise_and_follows_the_curvature():
+    network, data = make_network(), make_data(16)
+    step = OnlineLaplaceStep("head", margin=0.7, options=replace(OPTIONS, warmup_epochs=1))
+    loss, pairs = losses.build(margin=0.7), lam.Pairs.by_label(data.labels)
+    inputs = data.batch(torch.arange(16))
+    values = [
+        step.backward(network, loss, Batch(inputs, pairs, epoch, torch.Generator()), lambda found: found.backward())
+        for epoch in (0, 1)
+    ]
+    torch.testing.assert_close(values[0], loss(network(inputs), pairs).detach())
+    assert values[1] != values[0]
+    assert not (step.h == 1e-3).all()
+
+
+def test_h_is_refreshed_as_often_as_asked():
+    network, data = make_network(), make_data(16)
+    step = OnlineLaplaceStep("head", margin=0.7, options=replace(OPTIONS, refresh_every=2))
+    pairs = lam.Pairs.by_label(data.labels)
+    seen = []
+    for _ in range(4):
+        batch = Batch(data.batch(torch.arange(16)), pairs, 0, torch.Generator())
+        step.backward(network, losses.build(margin=0.7), batch, lambda found: found.backward())
+        seen.append(step.h)
+    assert seen[0] is seen[1] or torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[1], seen[2])
+    assert torch.equal(seen[2], seen[3])
+
+
+def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path):
+    data, loss = make_data(), losses.build(margin=0.7)
+    common = {"loss": loss, "batch_size": 16, "options": OPTIONS, **QUIET}
+    whole, history = train(make_network(), data, epochs=4, **common)
+    train(make_network(), data, epochs=2, folder=tmp_path, **common)
+    resumed, resumed_history = train(make_network(5), data, epochs=4, folder=tmp_path, **common)
+    assert resumed_history.losses == history.losses
+    assert torch.equal(resumed.posterior.curvature.positive, whole.posterior.curvature.positive)
+    assert torch.equal(resumed.posterior.weight, whole.posterior.weight)
+    with pytest.raises(ValueError, match="made with other settings.*memory_factor"):
+        train(
+            make_network(),
+            data,
+            epochs=4,
+            folder=tmp_path,
+            **{**common, "options": replace(OPTIONS, memory_factor=0.5)},
+        )
+    with pytest.raises(ValueError, match="made with other settings"):
+        train_network(make_network(), data, loss=loss, epochs=4, batch_size=16, folder=tmp_path, **QUIET)
+
+
+def test_the_encoder_embeds_saves_and_loads_but_does_not_forget(tmp_path: Path):
+    data = make_data()
+    encoder, _ = train(
+        make_network(), data, loss=losses.build(margin=0.7), epochs=2, batch_size=16, options=OPTIONS, **QUIET
+    )
+    images = data.batch(torch.arange(8))
+    kappa = encoder.embed(images).kappa
+    assert encoder.posterior.scale == 1e4
+    assert encoder.preprocessing == data.preprocessing
+    encoder.save(tmp_path)
+    assert torch.equal(lam.load(tmp_path).embed(images).kappa, kappa)
+    with pytest.raises(ValueError, match="only a posterior fitted in batches can forget"):
+        encoder.forget([(images, data.labels[:8])])
+    with pytest.raises(ValueError, match="only encoders fitted in batches"):
+        encoder + encoder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"memory_factor": 1.0}, r"memory_factor must be in \(0, 1\), got 1.0"),
+        ({"memory_factor": 0.0}, "got 0.0"),
+        ({"likelihood_scale": -1.0}, "likelihood_scale must be positive and finite, got -1.0"),
+        ({"initial_precision": 0.0}, "initial_precision must be positive"),
+        ({"n_samples": 0}, "n_samples must be at least 1"),
+        ({"refresh_every": 0}, "refresh_every must be at least 1"),
+        ({"warmup_epochs": -1}, "warmup_epochs must be at least 0"),
+        ({"negative_weight": 2.0}, "negative_weight must be in"),
+    ],
+)
+def test_bad_options_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        OnlineOptions(**change)
+    with pytest.raises(ValueError, match="no step was made"):
+        OnlineLaplaceStep("head", margin=0.7, options=OPTIONS).diagonal(True)

@@ -167,7 +167,7 @@ class BayesianEncoder:
         """
         if not self.relation.in_batches:
             raise ValueError(
-                f"only a posterior fitted in batches can forget; the pairs of this one are of scope {self.relation.scope}"
+                f"only a posterior fitted in batches can forget; pairs of this one are of scope {self.relation.scope}"
             )
         old = self.posterior
         batches = map(split_batch, tqdm(as_batches(loader), desc="forgetting", unit="batch", disable=not progress))

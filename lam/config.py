@@ -15,6 +15,7 @@ from lam.evaluation import NEIGHBOUR
 from lam.hessians.contrastive import Fix, Split
 from lam.hessians.last_layer import check_settings
 from lam.losses import LossName, build
+from lam.methods.laplace_online import OnlineOptions
 from lam.training.settings import (
     Accelerator,
     Optimizer,
@@ -26,7 +27,7 @@ from lam.training.settings import (
     resolve_accelerator,
 )
 
-Method = Literal["laplace_posthoc"]
+Method = Literal["laplace_posthoc", "laplace_online"]
 Tune = Literal["calibration", "marginal_likelihood", "none"]
 
 
@@ -142,7 +143,8 @@ class RunConfig:
         checkpoint: weights to start from instead of training: a .safetensors or .pth file.
         accelerator: what trains, fits and evaluates: "cpu", "cuda", or "auto" for CUDA where there is some.
         training: how the network is trained.
-        laplace: how the posterior is fitted and tuned.
+        laplace: how the posterior is fitted, post hoc, and tuned.
+        online: how the posterior is kept during training, by `laplace_online`.
         evaluation: how the encoder is evaluated.
     """
 
@@ -156,6 +158,7 @@ class RunConfig:
     accelerator: Accelerator = "auto"
     training: TrainingConfig = field(default_factory=TrainingConfig)
     laplace: LaplaceConfig = field(default_factory=LaplaceConfig)
+    online: OnlineOptions = field(default_factory=OnlineOptions)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def check(self) -> None:
@@ -173,6 +176,10 @@ class RunConfig:
         if laplace.fix == "full" and laplace.pairs == "dataset":
             raise ValueError("laplace.fix must be fixed or positive with laplace.pairs=dataset, got full")
         refuse_other_than("method", self.method, get_args(Method))
+        if self.method == "laplace_online" and self.checkpoint is not None:
+            raise ValueError(
+                "a checkpoint holds no posterior: laplace_online trains, laplace_posthoc can start from one"
+            )
         refuse_other_than("laplace.tune", laplace.tune, get_args(Tune))
         resolve_accelerator(self.accelerator)
         self._check_numbers()

@@ -33,6 +33,7 @@ from lam.encoder import BayesianEncoder, load
 from lam.evaluation import NEIGHBOUR, Evaluation, evaluate
 from lam.files import MANIFEST, read_json, seal, write_json
 from lam.head import evaluating
+from lam.methods import laplace_online
 from lam.methods.laplace_posthoc import fit
 from lam.models import EmbeddingNetwork
 from lam.retrieval.neighbours import rank
@@ -108,11 +109,7 @@ def _run(
     if (folder / "encoder" / MANIFEST).is_file():
         encoder = load(folder / "encoder").to(device_of(config.accelerator))
     else:
-        if config.checkpoint is None:
-            with stages("train"):
-                history = _train(config, network, splits, folder, progress)
-            stages.seconds["train"] = round(sum(history.seconds), 3)  # of every start, not of this one alone
-        encoder = _fit(config, network.to(device_of(config.accelerator)), splits, stages, progress)
+        encoder = _encoder(config, network, splits, folder, stages, progress)
         write_json(folder / "seconds.json", stages.seconds)
         encoder.save(folder / "encoder")
     with stages("evaluate"):
@@ -213,52 +210,63 @@ def _build_network(config: RunConfig, images: ImageDataset) -> EmbeddingNetwork:
     return network
 
 
-def _train(config: RunConfig, network: nn.Module, splits: Splits, folder: Path, progress: bool) -> History:
-    training = config.training
-    history = train(
-        network,
-        splits.train,
-        loss=losses.build(training.loss, margin=config.margin),
-        epochs=training.epochs,
-        validate=lambda candidate: nearest_is_relevant(candidate, splits.validation),
-        batch_size=training.batch_size,
-        learning_rate=training.learning_rate,
-        learning_rate_decay=training.learning_rate_decay,
-        optimizer=training.optimizer,
-        weight_decay=training.weight_decay,
-        seed=config.seed,
-        folder=folder / "checkpoints",
-        checkpoint_every=training.checkpoint_every,
-        accelerator=config.accelerator,
-        precision=training.precision,
-        progress=progress,
-    )
-    write_json(folder / "training.json", asdict(history))
-    return history
-
-
-def _fit(config: RunConfig, network: nn.Module, splits: Splits, stages: "_Stages", progress: bool) -> BayesianEncoder:
-    laplace = config.laplace
-    with stages("fit"):
-        encoder = fit(
-            network,
-            _loader(splits.train, laplace.batch_size, shuffle_seed=config.seed),
-            margin=config.margin,
-            split=laplace.split,
-            fix=laplace.fix,
-            negative_weight=laplace.negative_weight,
-            pairs=laplace.pairs,
-            prior_precision=laplace.prior_precision,
-            likelihood_scale=laplace.likelihood_scale,
-            seed=config.seed,
-            progress=progress,
-        )
+def _encoder(
+    config: RunConfig, network: EmbeddingNetwork, splits: Splits, folder: Path, stages: "_Stages", progress: bool
+) -> BayesianEncoder:
+    training = _training_options(config, splits, folder, progress)
+    if config.method == "laplace_online":
+        with stages("train"):
+            encoder, history = laplace_online.train(network, splits.train, options=config.online, **training)
+        _keep(history, folder, stages)
+    else:
+        if config.checkpoint is None:
+            with stages("train"):
+                history = train(network, splits.train, **training)
+            _keep(history, folder, stages)
+        with stages("fit"):
+            encoder = _fit(config, network.to(device_of(config.accelerator)), splits, progress)
     with stages("tune"):
-        if laplace.tune == "calibration":
-            encoder.tune(_loader(splits.validation, EMBEDDING_BATCH), by="calibration", n_samples=laplace.tune_samples)
-        elif laplace.tune == "marginal_likelihood":
+        if config.laplace.tune == "calibration":
+            validation = _loader(splits.validation, EMBEDDING_BATCH)
+            encoder.tune(validation, by="calibration", n_samples=config.laplace.tune_samples)
+        elif config.laplace.tune == "marginal_likelihood":
             encoder.tune([], by="marginal_likelihood")
     return encoder
+
+
+def _keep(history: History, folder: Path, stages: "_Stages") -> None:
+    write_json(folder / "training.json", asdict(history))
+    stages.seconds["train"] = round(sum(history.seconds), 3)  # of every start, not of this one alone
+
+
+def _training_options(config: RunConfig, splits: Splits, folder: Path, progress: bool) -> dict[str, Any]:
+    options = {name: value for name, value in vars(config.training).items() if name != "loss"}
+    return {
+        **options,
+        "loss": losses.build(config.training.loss, margin=config.margin),
+        "validate": lambda candidate: nearest_is_relevant(candidate, splits.validation),
+        "seed": config.seed,
+        "folder": folder / "checkpoints",
+        "accelerator": config.accelerator,
+        "progress": progress,
+    }
+
+
+def _fit(config: RunConfig, network: nn.Module, splits: Splits, progress: bool) -> BayesianEncoder:
+    laplace = config.laplace
+    return fit(
+        network,
+        _loader(splits.train, laplace.batch_size, shuffle_seed=config.seed),
+        margin=config.margin,
+        split=laplace.split,
+        fix=laplace.fix,
+        negative_weight=laplace.negative_weight,
+        pairs=laplace.pairs,
+        prior_precision=laplace.prior_precision,
+        likelihood_scale=laplace.likelihood_scale,
+        seed=config.seed,
+        progress=progress,
+    )
 
 
 def nearest_is_relevant(network: nn.Module, images: ImageDataset) -> float:

@@ -79,7 +79,10 @@ def test_a_stop_by_the_user_says_how_to_go_on(
         (["demo", "--network.name=x"], "network must be one of convnet8, convnet28, resnet18, resnet50"),
         (["demo", "--data.name=x"], "there is no data set 'x'; allowed: digits, fashionmnist, mnist, folder"),
         (["demo", "--checkpoint=no.pth"], "checkpoint no.pth does not exist"),
-        (["run", "no.yaml"], "there is no configuration no.yaml; lam ships configs/digits/laplace_posthoc.yaml"),
+        (
+            ["run", "no.yaml"],
+            "there is no configuration no.yaml; lam ships configs/digits/laplace_online.yaml, configs/",
+        ),
         (["run", "--margin", "3", "configs/digits/laplace_posthoc.yaml"], "margin must be in (0, 2]"),
         (["run", "configs/folder/laplace_posthoc.yaml"], "folder needs a root: the folder of its images"),
         (["run", "configs/folder/laplace_posthoc.yaml", "--data.root=no"], "there is no folder no; give the folder"),

@@ -36,7 +36,7 @@ def test_a_configuration_is_found_from_anywhere(tmp_path: Path, monkeypatch: pyt
     assert find_config(DEMO) == find_config("digits/laplace_posthoc.yaml")
     (tmp_path / "mine.yaml").write_text("data: {name: digits}\nnetwork: {name: convnet8}\nmargin: 0.5\n")
     assert load_config("mine.yaml").margin == 0.5
-    with pytest.raises(ValueError, match="there is no configuration no.yaml; lam ships configs/digits/laplace_posthoc"):
+    with pytest.raises(ValueError, match="there is no configuration no.yaml; lam ships configs/digits/laplace_online"):
         find_config("no.yaml")
     with pytest.raises(ValueError, match="is no run of lam: it has no config.yaml"):
         find_config(tmp_path)
@@ -103,7 +103,7 @@ def test_a_wrong_file_is_named(content: str, message: str, tmp_path: Path) -> No
         ("", {"margin": 0.0}, r"margin must be in \(0, 2\]"),
         ("", {"margin": float("nan")}, r"margin must be in \(0, 2\]"),
         ("", {"seed": -1}, "seed must be at least 0, got -1"),
-        ("", {"method": "magic"}, "method must be one of laplace_posthoc, got 'magic'"),
+        ("", {"method": "magic"}, "method must be one of laplace_posthoc, laplace_online, got 'magic'"),
         ("", {"accelerator": "abacus"}, "accelerator must be one of auto, cpu, cuda, got 'abacus'"),
         ("", {"accelerator": "mps"}, "accelerator must be one of auto, cpu, cuda, got 'mps'"),
         ("data", {"limit": 0}, "data.limit must be at least 1, got 0"),

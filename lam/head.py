@@ -107,14 +107,15 @@ def run(network: nn.Module, inputs: Any) -> Any:
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
     """Put a network into evaluation mode without gradients, and every module back into its own mode afterwards."""
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
+    training = [module for module in network.modules() if module.training]
+    if training:
+        network.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for module, training in modes.items():
-            module.training = training
+        for module in training:
+            module.training = True
 
 
 def _record(seen: dict[str, Tensor], path: str, output: Any) -> None:

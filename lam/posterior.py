@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lam.embeddings import KAPPA_RANGE, Embeddings
 from lam.hessians.diagonal import Diagonal
-from lam.hessians.last_layer import check_layer
+from lam.hessians.last_layer import check_features
 from lam.vmf import kappa_from_resultant, mean_resultant_length
 
 Mode = Literal["marginal", "network"]
@@ -134,7 +134,7 @@ class LastLayerPosterior:
         rows = max(1, CHUNK_ELEMENTS // (n_samples * len(self.weight)))
 
         def predict(features: Tensor) -> Embeddings:
-            check_layer(features, self.weight, self.bias)
+            check_features(features, self.weight)
             return Embeddings.concatenate([compute(chunk) for chunk in features.split(rows)])
 
         return predict

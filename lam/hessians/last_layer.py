@@ -176,18 +176,23 @@ def check_settings(*, margin: float, split: str, fix: str, negative_weight: floa
 
 def check_layer(features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Refuse features that do not fit the layer or are not finite, and parameters that are not."""
-    if features.ndim != 2 or weight.ndim != 2 or features.shape[1] != weight.shape[1]:
-        raise ValueError(
-            f"features must be (N, P) and weight (D, P), got {tuple(features.shape)} and {tuple(weight.shape)}"
-        )
+    check_features(features, weight)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}")
     if weight.shape[0] < 2:
         raise ValueError(f"the layer must have at least 2 outputs to lie on a sphere, got {weight.shape[0]}")
-    check_finite(features)
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None and not parameter.sum().isfinite() and not parameter.isfinite().all():
             raise ValueError(f"{name} must be finite")
+
+
+def check_features(features: Tensor, weight: Tensor) -> None:
+    """Refuse features that do not fit the layer or are not finite."""
+    if features.ndim != 2 or weight.ndim != 2 or features.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"features must be (N, P) and weight (D, P), got {tuple(features.shape)} and {tuple(weight.shape)}"
+        )
+    check_finite(features)
 
 
 def check_not_all_zero(features: Tensor) -> None:

@@ -236,7 +236,9 @@ def _evaluate(dimension: int, kappa: Tensor) -> _Bessel:
 
 def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float) -> Tensor:
     """Newton's method on whichever of A - R and (1 - R) - (1 - A) has more digits."""
-    least = _evaluate(dimension, length.new_tensor(max_kappa)).complement
+    traced = torch.compiler.is_exporting()  # a program that is traced cannot keep a number for later
+    least = _complement_at.__wrapped__(dimension, max_kappa) if traced else _complement_at(dimension, max_kappa)
+    least = least.to(complement.device)
     bounded = torch.maximum(complement, least)
     kappa = length * (dimension - length.square()) / (bounded * (1 + length))
     for _ in range(_NEWTON_STEPS):
@@ -246,25 +248,32 @@ def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float)
     return torch.where(complement <= least, max_kappa, kappa).clamp(0, max_kappa)
 
 
+@lru_cache(maxsize=64)
+def _complement_at(dimension: int, kappa: float) -> Tensor:
+    """1 - A at one kappa."""
+    return _evaluate(dimension, torch.tensor(kappa, dtype=torch.float64)).complement
+
+
 def _expansion(order: float, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L(p), 1/2 + p L'(p) and p (p L'(p))' by Horner's rule."""
-    value, first, second = torch.zeros_like(p), torch.zeros_like(p), torch.zeros_like(p)
-    for power, coefficient in reversed(_expansion_coefficients(order)):
-        value.mul_(p).add_(coefficient)
-        first.mul_(p).add_(power * coefficient)
-        second.mul_(p).add_(power**2 * coefficient)
-    return value.mul_(p), first.mul_(p).add_(0.5), second.mul_(p)
+    table = torch.tensor(_expansion_coefficients(order), dtype=p.dtype, device=p.device)
+    sums = torch.zeros(3, *p.shape, dtype=p.dtype, device=p.device)
+    for row in table.reshape(len(table), 3, *[1] * p.ndim).flip(0):
+        sums.mul_(p).add_(row)
+    value, first, second = sums.mul_(p)
+    return value, first + 0.5, second
 
 
 @lru_cache(maxsize=64)
-def _expansion_coefficients(order: float) -> list[tuple[int, float]]:
-    """Powers of p from 1 up and their coefficients in L(p) = sum_k D_k(p) / order^k, each rounded once."""
+def _expansion_coefficients(order: float) -> list[tuple[float, float, float]]:
+    """c, n c and n^2 c for each power n of p from 1 up in L(p) = sum_k D_k(p) / order^k, c rounded once."""
     m = Fraction(order)
     coefficients = [Fraction(0)] * (3 * _TERMS)
     for k, polynomial in enumerate(_expansion_derivatives(), start=1):
         for power, coefficient in enumerate(polynomial):
             coefficients[power] += coefficient / (power + 1) / m**k
-    return [(power, float(coefficient)) for power, coefficient in enumerate(coefficients, start=1)]
+    rounded = [float(coefficient) for coefficient in coefficients]
+    return [(c, power * c, power**2 * c) for power, c in enumerate(rounded, start=1)]
 
 
 @lru_cache(maxsize=1)

@@ -103,6 +103,8 @@ def _ood_plots(folder: Path, evaluation: Evaluation) -> list[Plot]:
 
 def _notes(evaluation: Evaluation) -> list[str]:
     notes = ["The gallery is the test split without the query itself; nothing was tuned on it."]
+    if evaluation.ood_scores:
+        notes.append(f"The main OOD set is {next(iter(evaluation.ood_scores))}.")
     left_out = evaluation.metrics["n_without_relevant"]
     if left_out:
         notes.append(f"{left_out} queries have no relevant item and are left out of retrieval metrics.")

@@ -31,6 +31,11 @@ _WORDS = {
     "n_without_relevant": Words(
         "queries without a relevant item", "neither", "left out of recall, mAP and AUSC: nothing could be found"
     ),
+    "share_clipped": Words(
+        "curvature entries clipped",
+        "neither",
+        "share that is negative and counts as zero: these weights keep the prior",
+    ),
 }
 _AT_K = {
     "recall": Words("recall@{k}", "higher", "share of queries with a relevant item among the first {k} hits"),

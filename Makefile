@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check slow bench clean
+.PHONY: setup demo test check bench faults clean
 
 setup: .venv/installed
 
@@ -18,9 +18,6 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -q
 
-slow: setup
-	$(BIN)/python -m pytest -q -m slow
-
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -30,6 +27,9 @@ check: setup
 bench: setup
 	$(BIN)/python benchmarks/ggn.py
 	$(BIN)/python benchmarks/embed.py
+
+faults: setup
+	$(BIN)/python benchmarks/faults.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -107,6 +107,7 @@ def evaluate(
         "n_queries": len(labels),
         "n_without_relevant": count_without_relevant(n_relevant),
         "share_clipped": encoder.posterior.curvature.clipped,
+        "variance_clipped": encoder.posterior.clipped_variance_share(features),
     }
     scores = ood_scores(embeddings, features, reference)
     found: dict[str, dict[str, Tensor]] = {}

@@ -78,6 +78,15 @@ class LastLayerPosterior:
         weight, bias = self.curvature.relu()
         return self._variance(weight), None if bias is None else self._variance(bias)
 
+    def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
+        """Give the share of the predictive variance of N items that is due to weights with a negative curvature.
+
+        Clipped to zero, they keep the prior's variance, which no likelihood scale changes.
+        """
+        h, variance = self.curvature.weight, self.variance[0]
+        contributions = features.to(variance.dtype).square().mean(0) * variance
+        return float(contributions[h < 0].sum() / contributions.sum().clamp(min=torch.finfo(variance.dtype).tiny))
+
     def sample(
         self, n_samples: int, *, generator: torch.Generator | None = None
     ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:

@@ -13,6 +13,9 @@ from lam.posterior import LastLayerPosterior
 from lam.retrieval.neighbours import rank, sampled_nearest
 from lam.retrieval.uncertainty import retrieval_ece
 
+CLIPPED_LIMIT = 0.5
+"""Tuning warns where clipped weights make a larger share of the predictive variance than this."""
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -54,8 +57,9 @@ def calibrate_scale(
         refinements: how often the distance is halved around the best.
 
     Returns:
-        The posterior with the best scale, and what was tried. Where the best is at an end of the range a warning says
-        so.
+        The posterior with the best scale, and what was tried. Warnings say where the best is at an end of the range,
+        and where weights whose negative curvature was clipped, which the scale does not reach, make most of the
+        predictive variance.
 
     Raises:
         ValueError: for labels of another length or without both kinds of pairs, or a range that is none.
@@ -88,8 +92,17 @@ def calibrate_scale(
             f"{greatest:.3g}: choose another range, or look at the prior precision",
             stacklevel=3,
         )
+    chosen = replace(posterior, likelihood_scale=10.0**best)
+    share = chosen.clipped_variance_share(features)
+    if share > CLIPPED_LIMIT:
+        warnings.warn(
+            f"{share:.0%} of the predictive variance is due to the {posterior.curvature.clipped:.2%} of the weights "
+            "whose curvature is negative: they keep the prior's variance, which no likelihood scale changes. Fit with "
+            'split="euclidean", fix="positive", which has none, or with a larger prior_precision',
+            stacklevel=3,
+        )
     tried = tuple((10.0**exponent, errors[exponent]) for exponent in sorted(errors))
-    return replace(posterior, likelihood_scale=10.0**best), Tuning(10.0**best, errors[best], tried)
+    return chosen, Tuning(10.0**best, errors[best], tried)
 
 
 def sampled_ece(

@@ -439,6 +439,7 @@ def test_heads_are_read_as_they_are_used():
     torch.testing.assert_close(encoder.features(batches[0]), batches[0][0])
 
 
+@pytest.mark.filterwarnings("ignore:.*predictive variance is due")  # the network is not trained
 def test_the_posterior_keeps_its_own_copy_in_float32():
     layer = nn.Linear(5, 3)
     features, labels = torch.randn(12, 5), torch.arange(12) % 3
@@ -534,3 +535,15 @@ def test_data_sets_of_others_are_checked_by_their_targets():
 
     with pytest.raises(ValueError, match="all 3 items have one label"):
         lam.fit(make_network(), torch.utils.data.DataLoader(Others()), margin=0.7, progress=False)
+
+
+def test_tuning_says_when_clipped_weights_make_it_pointless():
+    batches = make_batches(8, N=32)
+    encoder = fit(batches[:4])
+    curvature = encoder.posterior.curvature
+    positive = curvature.positive.abs() + curvature.positive.abs().mean()
+    positive[:, 3] = -1
+    none = torch.zeros_like(positive)
+    encoder.posterior = replace(encoder.posterior, curvature=replace(curvature, positive=positive, negative=none))
+    with pytest.warns(UserWarning, match=r"of the predictive variance is due to the .* whose curvature is negative"):
+        encoder.tune(batches[4:], n_samples=8, greatest=1e8)

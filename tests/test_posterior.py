@@ -195,3 +195,20 @@ def test_embeddings_join_slice_and_refuse_other_shapes():
     assert whole.to("cpu").dimension == 3
     with pytest.raises(ValueError, match="nothing to concatenate"):
         Embeddings.concatenate([])
+
+
+def test_the_variance_of_clipped_weights_is_told():
+    posterior, features = make()
+    h = posterior.curvature.h.clone()
+    h[0, 1] = -abs(h[0, 1])
+    h[1:] = h[1:].abs() + 1e-3
+    h[0, [0, 2, 3, 4, 5]] = h[0, [0, 2, 3, 4, 5]].abs() + 1e-3
+    curvature = replace(posterior.curvature, positive=h, negative=torch.zeros_like(h), n_positives=1)
+    posterior = replace(posterior, curvature=curvature)
+    variance = features.square() @ posterior.variance[0].T
+    clipped = features[:, 1].square() * posterior.variance[0][0, 1]
+    assert posterior.clipped_variance_share(features) == pytest.approx((clipped.sum() / variance.sum()).item())
+    assert posterior.clipped_variance_share(features) > 0.5
+    none, _ = make()
+    positive = replace(none.curvature, positive=h.abs(), negative=torch.zeros_like(h), n_positives=1)
+    assert replace(none, curvature=positive).clipped_variance_share(features) == 0

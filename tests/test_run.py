@@ -207,6 +207,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         gallery.open_run(tmp_path / "missing")
 
 
+@pytest.mark.filterwarnings("ignore:.*predictive variance is due")  # it is hardly trained
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "wrapped.pth"])
 def test_a_checkpoint_takes_the_place_of_training(suffix: str, tmp_path: Path) -> None:
     from safetensors.torch import save_file

@@ -36,6 +36,11 @@ _WORDS = {
         "neither",
         "share that is negative and counts as zero: these weights keep the prior",
     ),
+    "variance_clipped": Words(
+        "variance of clipped entries",
+        "lower",
+        "their share of the predictive variance, which no likelihood scale changes",
+    ),
 }
 _AT_K = {
     "recall": Words("recall@{k}", "higher", "share of queries with a relevant item among the first {k} hits"),

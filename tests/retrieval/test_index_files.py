@@ -1,6 +1,7 @@
 """Saved indexes: what is written is read back, and nothing half-written or altered is read as good."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -244,7 +245,7 @@ _KILLED_AT_EVERY_STEP = """
 """
 
 
-@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_at_every_step_of_saving_the_old_index_or_the_new_one_loads(tmp_path: Path) -> None:
     script = [sys.executable, "-W", "error", "-c", textwrap.dedent(_KILLED_AT_EVERY_STEP), str(tmp_path / "index")]
     done = subprocess.run(script, capture_output=True, text=True, timeout=120, check=False)

@@ -13,11 +13,12 @@ import torch
 from lam.models.libraries import from_timm, from_torchvision
 from lam.models.network import EmbeddingNetwork, Option
 from lam.models.resnet import resnet18, resnet50
-from lam.models.small_convnets import convnet8, convnet28
+from lam.models.small_convnets import convnet8, convnet28, convnet32
 
 _NETWORKS: dict[str, Callable[..., EmbeddingNetwork]] = {
     "convnet8": convnet8,
     "convnet28": convnet28,
+    "convnet32": convnet32,
     "resnet18": resnet18,
     "resnet50": resnet50,
 }
@@ -30,11 +31,13 @@ def build(
     """Make a network by its name; `build(**network.recipe)` makes another of the same shape.
 
     Args:
-        name: "convnet28", "convnet8", "resnet18", "resnet50", "torchvision:NAME" or "timm:NAME".
+        name: "convnet8", "convnet28", "convnet32", "resnet18", "resnet50", "torchvision:NAME" or "timm:NAME".
         dimension: embedding dimensions D, at least 2.
-        weights: the library's name of pretrained weights, which it downloads; None leaves all weights random.
+        weights: the library's name of pretrained weights, which it downloads, or a file that holds torchvision's; None
+            leaves all weights random. The head is new either way.
         seed: of the random weights; the global random state is left as it was.
-        options: further options of the network, such as `channels` of the small ones.
+        options: further options of the network, such as `channels` of the small ones, `pooling="gem"` of the residual
+            ones, and `dropout` of both.
 
     Returns:
         A network that maps (N, C, H, W) to unit rows (N, D).

@@ -3,13 +3,17 @@
 The libraries are imported when one of their networks is built. The head is always new; `weights` fills the rest.
 """
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from lam.encoder_files import check_state
 from lam.models.network import EmbeddingNetwork, Option
 from lam.torchvision_import import import_torchvision
+from lam.weights import _read as read_weights
 
+_SUFFIXES = (".safetensors", ".pth", ".pt")
 _INCEPTIONS = ("googlenet", "inception_v3")
 
 
@@ -21,11 +25,14 @@ def from_torchvision(
     Args:
         architecture: torchvision's name, such as "resnet50" or "vit_b_16".
         dimension: embedding dimensions D.
-        weights: torchvision's name of a set of weights, such as "IMAGENET1K_V2" or "DEFAULT"; None leaves them random.
+        weights: torchvision's name of a set of weights, such as "IMAGENET1K_V2" or "DEFAULT"; or a file
+            (.safetensors, .pth or .pt) of torchvision's network, with or without its classifier, which is not used;
+            None leaves them random.
         options: further arguments of torchvision's, such as `image_size` of a vision transformer.
 
     Raises:
-        ValueError: for a name or weights that torchvision does not have, or a network without a linear classifier.
+        ValueError: for a name or weights that torchvision does not have, a network without a linear classifier, or a
+            file that is missing, damaged or holds another network's weights.
     """
     import_torchvision()
     from torchvision import models
@@ -34,14 +41,20 @@ def from_torchvision(
     if architecture not in known:
         raise ValueError(f"torchvision's image classifiers are {', '.join(known)}; got {architecture!r}")
     allowed = list(models.get_model_weights(architecture).__members__)
-    if weights is not None and weights not in allowed:
-        raise ValueError(f"weights of {architecture} must be None, {', '.join(allowed)}; got {weights!r}")
+    file = weights if weights is not None and Path(weights).suffix in _SUFFIXES else None
+    if file is None and weights is not None and weights not in allowed:
+        raise ValueError(
+            f"weights of {architecture} must be None, {', '.join(allowed)} or a file ({', '.join(_SUFFIXES)}); "
+            f"got {weights!r}"
+        )
     inception = {"aux_logits": False, "init_weights": False} if architecture in _INCEPTIONS else {}
-    network: Any = models.get_model(architecture, weights=weights, **inception, **options)
+    network: Any = models.get_model(architecture, weights=None if file else weights, **inception, **options)
     if architecture in _INCEPTIONS:
         network.transform_input = True  # otherwise it would depend on `weights`, which a rebuilt network does not have
     path, classifier = _classifier(network, architecture)
     network.set_submodule(path, nn.Identity())
+    if file is not None:
+        _fill(network, file, classifier=path)
     embedding = EmbeddingNetwork(network, nn.Linear(classifier.in_features, dimension))
     if isinstance(network, models.VisionTransformer):
         embedding.recipe["image_size"] = network.image_size  # some weights change it
@@ -73,6 +86,19 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None, 
     network = timm.create_model(architecture, pretrained=weights is not None, num_classes=0)
     width: Any = getattr(network, "head_hidden_size", None) or network.num_features
     return EmbeddingNetwork(network, nn.Linear(width, dimension))
+
+
+def _fill(network: nn.Module, file: str, *, classifier: str) -> None:
+    if not Path(file).is_file():
+        raise ValueError(f"there is no file of weights {file}")
+    state = {name: value for name, value in read_weights(Path(file)).items() if not name.startswith(f"{classifier}.")}
+    counters = {name: own for name, own in network.state_dict().items() if name.endswith(".num_batches_tracked")}
+    state = counters | state  # files of old versions of torch do not have these
+    try:
+        check_state(network, state)
+    except ValueError as error:
+        raise ValueError(f"weights {file}: {error}") from None
+    network.load_state_dict(state)
 
 
 def _classifier(network: nn.Module, architecture: str) -> tuple[str, nn.Linear]:

@@ -25,3 +25,13 @@ class EmbeddingNetwork(nn.Module):
     def forward(self, inputs: Float[Tensor, "N ..."]) -> Float[Tensor, "N D"]:
         """Embed a batch: unit rows (N, D)."""
         return F.normalize(self.head(self.features(inputs)), dim=1)
+
+
+def check_dropout(rate: float) -> None:
+    """Refuse a rate of dropout outside [0, 1); at 0 a network has no such layers.
+
+    Raises:
+        ValueError: saying what is allowed.
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout must be a rate in [0, 1), got {rate}")

@@ -5,11 +5,12 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 from lam import models
 from lam.torchvision_import import import_torchvision
 
-SMALL = {"convnet8": (1, 8, 8), "convnet28": (1, 28, 28)}
+SMALL = {"convnet8": (1, 8, 8), "convnet28": (1, 28, 28), "convnet32": (3, 32, 32)}
 IMAGES = SMALL | {
     "resnet18": (3, 32, 32),
     "torchvision:mobilenet_v3_small": (3, 32, 32),
@@ -34,22 +35,23 @@ def test_embeddings_are_unit_rows_given_by_the_head(name: str) -> None:
     assert features.shape == (2, network.head.in_features)
     torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(2))
     torch.testing.assert_close(embeddings, output / output.norm(dim=1, keepdim=True))
-    assert [path for path, module in network.named_modules() if isinstance(module, torch.nn.Linear)][-1] == "head"
+    assert [path for path, module in network.named_modules() if isinstance(module, nn.Linear)][-1] == "head"
 
 
-@pytest.mark.parametrize("name", IMAGES)
-def test_the_recipe_rebuilds_the_network(name: str) -> None:
+@pytest.mark.parametrize(("name", "shape"), IMAGES.items())
+def test_the_recipe_rebuilds_the_network(name: str, shape: tuple[int, int, int]) -> None:
     network = models.build(name, dimension=4, seed=1)
     again = models.build(**json.loads(json.dumps(network.recipe)))
     again.load_state_dict(network.state_dict())
     assert again.recipe == network.recipe
-    images = torch.rand(2, *IMAGES[name], generator=torch.Generator().manual_seed(0))
+    images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert torch.equal(network.eval()(images), again.eval()(images))
 
 
-def test_paper_network_has_9216_features() -> None:
-    assert models.build("convnet28", dimension=3).head.weight.shape == (3, 9216)
+@pytest.mark.parametrize("name", ["convnet28", "convnet32"])
+def test_paper_networks_have_9216_features(name: str) -> None:
+    assert models.build(name, dimension=3).head.weight.shape == (3, 9216)
 
 
 def test_resnet50_has_2048_features() -> None:
@@ -79,18 +81,40 @@ def test_same_seed_same_weights_and_the_global_state_is_untouched() -> None:
     assert not torch.equal(first.head.weight, other.head.weight)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("vit_b_16", 224),
+        ("resnet50", 64),
+        ("densenet121", 64),
+        ("convnext_tiny", 64),
+        ("swin_t", 64),
+        ("regnet_y_8gf", 64),
+    ],
+)
+def test_larger_networks_of_torchvision_build_and_round_trip(name: str, size: int) -> None:
+    test_the_recipe_rebuilds_the_network(f"torchvision:{name}", (3, size, size))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("resnet7", {}, "convnet8, convnet28, resnet18, resnet50, torchvision:NAME or timm:NAME, got 'resnet7'"),
+        (
+            "resnet7",
+            {},
+            "convnet8, convnet28, convnet32, resnet18, resnet50, torchvision:NAME or timm:NAME, got 'resnet7'",
+        ),
         ("torchvision:", {}, "torchvision:NAME"),
         ("torchvision:resnet7", {}, "image classifiers are alexnet, .*got 'resnet7'"),
         ("timm:resnet7", {}, "no network 'resnet7'"),
         ("torchvision:squeezenet1_0", {}, "no linear classifier"),
-        ("resnet18", {"weights": "LAION"}, "must be None, IMAGENET1K_V1, DEFAULT; got 'LAION'"),
+        ("resnet18", {"weights": "LAION"}, "None, IMAGENET1K_V1, DEFAULT or a file .*; got 'LAION'"),
         ("timm:resnet10t", {"weights": "LAION"}, "'DEFAULT' or None.*got 'LAION'"),
         ("convnet8", {"colours": 3}, "colours.*it takes dimension, channels"),
         ("convnet28", {"weights": "DEFAULT"}, "weights"),
+        ("convnet32", {"dropout": 1.0}, r"dropout must be a rate in \[0, 1\), got 1.0"),
+        ("resnet18", {"dropout": -0.1}, "got -0.1"),
         ("convnet8", {"dimension": 1}, "at least 2, got 1"),
     ],
 )

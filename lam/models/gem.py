@@ -1,0 +1,46 @@
+"""Generalised-mean pooling: between the mean and the maximum of a feature map, with a learned exponent."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class GeM(nn.Module):
+    """Pool every channel of a feature map to its generalised mean.
+
+    f_c = (1/(HW) Σ_hw max(x_chw, ε)^p)^(1/p); p = 1 is the mean, p → ∞ the maximum. It is computed as
+    exp((logsumexp p log x − log HW)/p), in float32 or wider, so that neither a large p nor a channel without any
+    activation overflows or has a gradient that is not finite; the result has the type of the input.
+
+    Source: Radenović, Tolias and Chum (2018), "Fine-tuning CNN image retrieval with no human annotation", equation 3.
+
+    Args:
+        p: the exponent at the beginning, positive; one for all channels, learned.
+        eps: ε, positive: what activations are raised to.
+
+    Raises:
+        ValueError: where p or eps is not positive and finite.
+
+    Example:
+        >>> pooled = GeM(p=2.0)(torch.tensor([[[[1.0, 7.0]]]]))
+        >>> pooled.shape, round(pooled.item(), 4)
+        (torch.Size([1, 1]), 5.0)
+    """
+
+    def __init__(self, *, p: float = 3.0, eps: float = 1e-6) -> None:
+        super().__init__()
+        for name, value in (("p", p), ("eps", eps)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} of GeM must be positive and finite, got {value}")
+        self.p = nn.Parameter(torch.tensor(float(p)))
+        self.eps = eps
+
+    def forward(self, maps: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C"]:
+        """Pool feature maps (N, C, H, W) of any size to (N, C)."""
+        wide = torch.promote_types(maps.dtype, torch.float32)
+        p = self.p.to(wide)
+        logarithms = maps.to(wide).clamp(min=self.eps).flatten(2).log()
+        pooled = (torch.logsumexp(p * logarithms, dim=2) - math.log(logarithms.shape[2])) / p
+        return pooled.exp().to(maps.dtype)

@@ -1,10 +1,12 @@
 """The head: the linear layer that gives a network's output, and what enters it.
 
 A posterior over any other layer would be wrong: in a classifier the last linear layer gives class logits, in many
-sentence encoders it does not feed the output at all. So the head is not guessed but found on a probe batch.
+sentence encoders it does not feed the output at all. So the head is not guessed but found on a probe batch. A network
+without one can have a layer added after it (`ADDED`), whose weights lie in the posterior alone.
 """
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +16,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 RELATIVE_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+ADDED = "(added)"
+"""In place of a head's path: a layer after the network, which what the network gives enters."""
+
+_ADD = 'Or let lam.fit add a layer after the network: head="train", or, to keep its embeddings, head="identity"'
 
 
 def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
@@ -29,29 +36,21 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
 
     Raises:
         ValueError: listing the linear layers with their shapes, where none, or not the named one, gives the output; or
-            where the output is not a matrix (N, D).
+            as `probe_output`.
     """
     linear = {path: module for path, module in network.named_modules() if isinstance(module, nn.Linear)}
     if head is not None and head not in linear:
-        raise ValueError(f"head {head!r} is no linear layer of the network, which has {_list(linear)}")
+        raise ValueError(f"head {head!r} is no linear layer of the network, which has {_list(linear)}. {_ADD}")
     seen: dict[str, Tensor] = {}
     handles = [
         module.register_forward_hook(lambda _module, _inputs, output, path=path: _record(seen, path, output))
         for path, module in linear.items()
     ]
     try:
-        with evaluating(network):
-            output = run(network, probe)
+        output = probe_output(network, probe)
     finally:
         for handle in handles:
             handle.remove()
-    if not isinstance(output, Tensor) or output.ndim != 2:
-        given = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(f"the network must map a batch to embeddings (N, D), it gave {given}: wrap it so that it does")
-    if len(output) == 0:
-        raise ValueError("the first batch is empty: the head cannot be found on it")
-    if not output.isfinite().all():
-        raise ValueError("the network's output on the first batch is not finite")
     matching = [path for path, candidate in seen.items() if _gives(candidate, output)]
     if head is not None:
         matching = [path for path in matching if path == head]
@@ -59,13 +58,44 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
         which = "no linear layer gives" if head is None else f"head {head!r} does not give"
         raise ValueError(
             f"{which} the network's output {tuple(output.shape)}, normalised or not; the network has {_list(linear)}. "
-            "Make the embedding the output of a linear layer, followed at most by normalisation"
+            f"Make the embedding the output of a linear layer, followed at most by normalisation. {_ADD}"
         )
     return matching[-1]
 
 
+def probe_output(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
+    """Run a network once, in evaluation mode, and refuse what is no batch of embeddings.
+
+    Raises:
+        ValueError: where the network does not take the batch by name, or its output is not a matrix (N, D), with how to
+            wrap it so that it does; or where the output is empty or not finite.
+    """
+    named = isinstance(probe, Mapping)
+    if named:
+        try:
+            inspect.signature(network.forward).bind(**probe)
+        except TypeError as error:
+            raise ValueError(
+                f"the network must take a batch of {', '.join(probe)} by name, it does not ({error}): wrap it in a "
+                "module whose forward(self, **inputs) returns embeddings (N, D), made with self.network(inputs)"
+            ) from None
+    with evaluating(network):
+        output = run(network, probe)
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        called = f"self.network({'**' if named else ''}inputs)"
+        raise ValueError(
+            f"the network must map a batch to embeddings (N, D), it gave {_described(output)}: wrap it in a module "
+            f"whose forward returns them, such as {_selected(called, output)}"
+        )
+    if len(output) == 0:
+        raise ValueError("the first batch is empty: the head cannot be found on it")
+    if not output.isfinite().all():
+        raise ValueError("the network's output on the first batch is not finite")
+    return output
+
+
 def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Float[Tensor, "N P"], Tensor]:
-    """Run a batch through the network, in evaluation mode, and give what enters its head beside its output.
+    """Run a batch through the network, in evaluation mode, and give what enters the head beside the network's output.
 
     Raises:
         ValueError: where what enters the head is not a matrix (N, P).
@@ -82,9 +112,12 @@ def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Flo
 def caught_input(network: nn.Module, head: str) -> Iterator[list[Any]]:
     """Collect what enters the head while the network runs, given by position or by name."""
     caught: list[Any] = []
-    handle = network.get_submodule(head).register_forward_pre_hook(
-        lambda _module, args, kwargs: caught.append(args[0] if args else kwargs["input"]), with_kwargs=True
-    )
+    if head == ADDED:
+        handle = network.register_forward_hook(lambda _module, _inputs, output: caught.append(output))
+    else:
+        handle = network.get_submodule(head).register_forward_pre_hook(
+            lambda _module, args, kwargs: caught.append(args[0] if args else kwargs["input"]), with_kwargs=True
+        )
     try:
         yield caught
     finally:
@@ -97,7 +130,7 @@ def run(network: nn.Module, inputs: Any) -> Any:
     device = torch.device("cpu") if parameter is None else parameter.device
     if isinstance(inputs, Tensor):
         return network(inputs.to(device))
-    if isinstance(inputs, dict):
+    if isinstance(inputs, Mapping):
         return network(
             **{name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
         )
@@ -122,6 +155,21 @@ def _record(seen: dict[str, Tensor], path: str, output: Any) -> None:
     seen.pop(path, None)
     if isinstance(output, Tensor):
         seen[path] = output
+
+
+def _described(output: Any) -> str:
+    if isinstance(output, Tensor):
+        return f"shape {tuple(output.shape)}"
+    return type(output).__name__ + (f" of {', '.join(output)}" if isinstance(output, Mapping) else "")
+
+
+def _selected(called: str, output: Any) -> str:
+    """Write how the last matrix among several outputs is selected."""
+    parts = output.items() if isinstance(output, Mapping) else enumerate(output) if isinstance(output, tuple) else ()
+    found = [key for key, part in parts if isinstance(part, Tensor) and part.ndim == 2 and part.is_floating_point()]
+    if not found:
+        return f"pool({called})"
+    return f'{called}["{found[-1]}"]' if isinstance(found[-1], str) else f"{called}[{found[-1]}]"
 
 
 def _gives(candidate: Tensor, output: Tensor) -> bool:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lam.datasets import digits, folder
+from lam.datasets import cars196, cub200, digits, folder, lfw
 from lam.datasets.base import ImageDataset, MissingDataError, Splits, TensorImages
+from lam.datasets.cifar import cifar10, svhn
 from lam.datasets.folder import FolderImages
 from lam.datasets.idx import fashionmnist, mnist
 
@@ -27,13 +28,20 @@ DATASETS: dict[str, Callable[..., Splits]] = {
     "fashionmnist": fashionmnist.splits,
     "mnist": mnist.splits,
     "folder": folder.splits,
+    "cifar10": cifar10.splits,
+    "svhn": svhn.splits,
+    "cub200": cub200.splits,
+    "cars196": cars196.splits,
+    "lfw": lfw.splits,
 }
-OOD_SETS: dict[str, Callable[..., ImageDataset]] = {
+OOD_SETS: dict[str, Callable[..., ImageDataset]] = {  # beside these, the test split of any data set
     "digits_held_out": digits.held_out,
     "digits_patches": digits.patches,
     "fashionmnist": fashionmnist.test_images,
     "mnist": mnist.test_images,
     "folder": _folder_like,
+    "cifar10": cifar10.test_images,
+    "svhn": svhn.test_images,
 }
 
 
@@ -41,11 +49,11 @@ def load(name: str, *, root: str | Path | None = None, seed: int = 0, **options:
     """Load a data set in three disjoint splits.
 
     Args:
-        name: "digits", "fashionmnist", "mnist" or "folder".
-        root: where its files are; digits has none, fashionmnist and mnist have a default, folder needs it.
+        name: "digits", "fashionmnist", "mnist", "cifar10", "svhn", "cub200", "cars196", "lfw" or "folder".
+        root: where its files are; digits has none, folder needs it, all others have a default.
         seed: of every random choice.
         options: those of the data set: `lam.datasets.digits.splits`, `lam.datasets.idx.IdxImages.splits`,
-            `lam.datasets.folder.splits`.
+            `lam.datasets.cifar.SmallImages.splits`, else `splits` in the module of its name.
 
     Raises:
         ValueError: If the name or an option is unknown, or what the data set itself raises.
@@ -65,8 +73,9 @@ def load_ood(
     """Load images that are out of the distribution of `like`, in its shape.
 
     Args:
-        name: "digits_patches", "digits_held_out", the test split of "fashionmnist" or "mnist", or "folder": its test
-            split where it has one, else all of it, read with the preprocessing of `like`.
+        name: "digits_patches", "digits_held_out", or any data set of `load`, of which the test split is taken (of a
+            "folder" all, where it has no parts). What is read from image files is read with the preprocessing of
+            `like`.
         like: an in-distribution set.
         root: where its files are, as for `load`.
         seed: of every random choice.
@@ -80,8 +89,11 @@ def load_ood(
         >>> load_ood("digits_held_out", like=load("digits").test).classes
         ('8', '9')
     """
-    loader = _find(OOD_SETS, name, "OOD set")
-    images = _call(loader, name, options, root=root, seed=seed, like=like)
+    _find(DATASETS | OOD_SETS, name, "OOD set")
+    if name in OOD_SETS:
+        images = _call(OOD_SETS[name], name, options, root=root, seed=seed, like=like)
+    else:
+        images = _call(DATASETS[name], name, options, root=root, seed=seed, preprocessing=like.preprocessing).test
     if images.shape != like.shape:
         raise ValueError(
             f"{name} has images of shape {images.shape}, but {like.name} of {like.shape}; take another set"

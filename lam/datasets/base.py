@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float, Int64, Integer, UInt8
+from jaxtyping import Float, Int64, Integer, Shaped, UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -19,13 +19,15 @@ from lam.preprocessing import Preprocessing
 
 Images = TypeVar("Images", bound="ImageDataset")
 
+_ALIKE = 4  # images of one class where there are too many classes to draw from each
+
 
 class MissingDataError(FileNotFoundError, ValueError):
     """Files of a data set are not where they were looked for; the message names each and says how to get them."""
 
 
-class ImageDataset(Dataset[tuple[Tensor, int]], ABC):
-    """N labelled images of one shape (C, H, W), by position.
+class ImageDataset(Dataset[tuple[Tensor, int | Tensor]], ABC):
+    """N labelled images of one shape (C, H, W), by position; an item is an image and its target.
 
     Attributes:
         name: what the data set is called in tables.
@@ -60,10 +62,15 @@ class ImageDataset(Dataset[tuple[Tensor, int]], ABC):
         return len(self.labels)
 
     @abstractmethod
-    def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int]: ...
+    def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int | Tensor]: ...
 
     @abstractmethod
     def _part(self: Images, indices: Int64[Tensor, " M"]) -> Images: ...
+
+    @property
+    def targets(self) -> Shaped[Tensor, "N ..."]:
+        """What says which items match, one an item: the labels, or for places their positions."""
+        return self.labels
 
     @property
     def singletons(self) -> tuple[str, ...]:
@@ -89,16 +96,32 @@ class ImageDataset(Dataset[tuple[Tensor, int]], ABC):
         return self._part(positions.long())
 
     def limit(self: Images, n: int, *, seed: int = 0) -> Images:
-        """At most n images, drawn at random with each class in proportion; all of them where there are no more.
+        """At most n images, drawn at random so that most have a match; all of them where there are no more.
+
+        Each class is in proportion where that gives it two images on average. Where it would not, n images are of few
+        classes: up to four of each, classes with a single image last.
 
         Raises:
             ValueError: If n is below 1.
         """
         if n < 1:
             raise ValueError(f"limit must be at least 1, got {n}")
-        if n >= len(self):
-            return self
-        return self._part(stratified_split(self.labels, (n,), seed=seed)[0])
+        return self if n >= len(self) else self._part(self._drawn(n, seed))
+
+    def _drawn(self, n: int, seed: int) -> Int64[Tensor, " n"]:
+        classes, counts = self.labels.unique(return_counts=True)
+        if n >= 2 * len(classes):
+            return stratified_split(self.labels, (n,), seed=seed)[0]
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(classes), generator=generator)
+        order = order[(counts[order] == 1).int().argsort(stable=True)]
+        drawn: list[int] = []
+        for label in classes[order].tolist():
+            members = (self.labels == label).nonzero().flatten()
+            drawn += members[torch.randperm(len(members), generator=generator)[:_ALIKE]].tolist()
+            if len(drawn) >= n:
+                break
+        return first_drawn(drawn, n, len(self), generator)
 
 
 class TensorImages(ImageDataset):
@@ -235,6 +258,12 @@ def carve(dataset: Images, sizes: Sequence[int], *, seed: int) -> tuple[Images, 
     rest = len(dataset) - sum(sizes)
     parts = stratified_split(dataset.labels, (*sizes, rest), seed=seed)
     return tuple(dataset.subset(part) for part in parts)
+
+
+def first_drawn(drawn: Sequence[int], n: int, size: int, generator: torch.Generator) -> Int64[Tensor, " n"]:
+    """The first n different positions of a sequence, topped up at random from all `size` of them; rising."""
+    rest = torch.randperm(size, generator=generator).tolist()
+    return torch.tensor(list(dict.fromkeys((*drawn, *rest)))[:n]).sort().values
 
 
 def fraction_of(n: int, fraction: float, *, name: str) -> int:

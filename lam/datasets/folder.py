@@ -50,7 +50,7 @@ class FolderImages(ImageDataset):
         super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing)
         self.paths = tuple(paths)
 
-    def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int]:
+    def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int | Tensor]:
         return self.preprocessing(self.paths[index]), int(self.labels[index])
 
     def _part(self, indices: Int64[Tensor, " M"]) -> "FolderImages":

@@ -16,8 +16,13 @@ def like(shape=(1, 8, 8)) -> TensorImages:
 def test_unknown_names_list_the_allowed():
     with pytest.raises(ValueError, match="there is no data set 'cifar'; allowed: digits, fashionmnist, mnist, folder"):
         load("cifar")
-    with pytest.raises(ValueError, match="there is no OOD set 'digits'; allowed: digits_held_out, digits_patches,"):
-        load_ood("digits", like=like())
+    with pytest.raises(ValueError, match="there is no OOD set 'cifar'; allowed: digits, .*, digits_patches"):
+        load_ood("cifar", like=like())
+
+
+def test_any_data_set_can_be_out_of_distribution():
+    images = load_ood("digits", like=like(), held_out=(0,))
+    assert (images.name, len(images.classes)) == ("digits", 9)
 
 
 def test_unknown_options_list_the_allowed(tmp_path):

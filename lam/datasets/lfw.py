@@ -1,0 +1,130 @@
+"""Labeled Faces in the Wild: 13,233 photographs of 5,749 people, in the layout of its authors.
+
+    lfw-deepfunneled/ (or lfw_funneled/, lfw/)      <Person_Name>/<Person_Name>_0001.jpg, ...
+    peopleDevTrain.txt, peopleDevTest.txt           how many people, then "<Person_Name> TAB <number of images>" a line
+
+The lists stand beside the folder of people; without them the people are split at random. Tested on files made in this
+layout, not on the real ones.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lam.datasets.base import MissingDataError, Splits, fraction_of, stratified_split
+from lam.datasets.published import Source, annotated_images, resolve_preprocessing, split_by_class
+from lam.preprocessing import Preprocessing
+
+_FOLDERS = ("lfw-deepfunneled", "lfw_funneled", "lfw")
+_TRAIN, _TEST = "peopleDevTrain.txt", "peopleDevTest.txt"
+_SOURCE = Source(
+    "lfw",
+    "Unpack lfw-deepfunneled.tgz there, and put peopleDevTrain.txt and peopleDevTest.txt beside its folder: from "
+    "http://vis-www.cs.umass.edu/lfw/, or where that does not answer from "
+    "https://www.kaggle.com/datasets/jessicali9530/lfw-dataset.",
+)
+
+
+def splits(
+    *,
+    root: str | Path | None = None,
+    seed: int = 0,
+    image_size: int | None = None,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    validation: float = 0.1,
+    test: float = 0.3,
+    allow_missing: bool = False,
+) -> Splits:
+    """Faces with the published split of people, as networks for ImageNet expect them.
+
+    Classes are people; no person is in two parts. Most people have a single image, which no other can be found for
+    (`singletons` names them).
+
+    Source: G. B. Huang, M. Ramesh, T. Berg and E. Learned-Miller (2007), view 1: 4,038 people to train on, 1,711 to
+        test on. The paper does not say what it chose epochs on: here it is people that are held out of training.
+
+    Args:
+        root: the folder that has the folder of people and the lists; $LAM_DATA/lfw by default.
+        seed: of the people that are held out, and of those tested on where there are no lists.
+        image_size: pixels of each side, 227 by default.
+        preprocessing: how a file becomes an item, as a record or its JSON, instead of ImageNet's at `image_size`.
+        validation: fraction of the training people that is held out.
+        test: fraction of all people to test on, where there are no lists.
+        allow_missing: leave out images that are listed but do not exist, with a warning, instead of refusing.
+
+    Raises:
+        MissingDataError: If files are missing (each named), or listed images (counted, the first five named).
+        ValueError: If a list is not what it should be; it names the file and the line.
+    """
+    preprocessing = resolve_preprocessing(preprocessing, image_size)
+    people = _people_folder(_SOURCE.root(root))
+    lists = _lists(people)
+    if lists is None:
+        names = sorted(path.name for path in people.iterdir() if path.is_dir())
+        paths = [path for name in names for path in sorted((people / name).glob("*.jpg"))]
+        tested, annotated_in = None, people
+    else:
+        train, tested = map(_read_list, lists)
+        if both := sorted(train.keys() & tested.keys()):
+            raise ValueError(f"{lists[0]} and {lists[1]} must share no person, got {both[0]} in both; get them again")
+        counts = train | tested
+        names, annotated_in = sorted(counts), lists[0].parent
+        paths = [people / name / f"{name}_{i:04d}.jpg" for name in names for i in range(1, counts[name] + 1)]
+    if not paths:
+        raise MissingDataError(f"{people} has no images <Person_Name>/<Person_Name>_0001.jpg. {_SOURCE.advice}")
+    position = {name: label for label, name in enumerate(names)}
+    images = annotated_images(
+        paths,
+        [position[path.parent.name] for path in paths],
+        name="lfw",
+        classes=names,
+        preprocessing=preprocessing,
+        annotated_in=annotated_in,
+        allow_missing=allow_missing,
+    )
+    if tested is None:
+        is_test = torch.zeros(len(names), dtype=torch.bool)
+        several = torch.bincount(images.labels, minlength=len(names)) > 1
+        is_test[stratified_split(several.long(), (fraction_of(len(names), test, name="test"),), seed=seed)[0]] = True
+    else:
+        is_test = torch.tensor([name in tested for name in names])
+    return split_by_class(images, is_test, validation=validation, seed=seed)
+
+
+def _people_folder(root: Path) -> Path:
+    """The folder of people below the root, also where an archive unpacked into a folder of its own name."""
+    tops = (root, root / "lfw-py")  # torchvision's
+    candidates = [place for top in tops for name in _FOLDERS for place in (top / name / name, top / name)]
+    if found := [folder for folder in candidates if folder.is_dir()]:
+        return found[0]
+    if any(root.glob("*/*_0001.jpg")):
+        return root
+    raise _SOURCE.missing([root / " or ".join(_FOLDERS)])
+
+
+def _lists(people: Path) -> tuple[Path, Path] | None:
+    """Both published lists, beside the folder of people, in it or above; None where there is neither."""
+    for folder in (people.parent, people, people.parent.parent):
+        train, test = folder / _TRAIN, folder / _TEST
+        if train.is_file() and test.is_file():
+            return train, test
+        if train.is_file() or test.is_file():
+            raise _SOURCE.missing([test if train.is_file() else train])
+    return None
+
+
+def _read_list(path: Path) -> dict[str, int]:
+    head, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
+    people: dict[str, int] = {}
+    for number, line in enumerate(lines, start=2):
+        name, _, count = line.strip().partition("\t")
+        if not line.strip():
+            continue
+        if not (name and count.isdecimal() and int(count) > 0) or name in people:
+            raise ValueError(f"{path} must give each person once, a tab and a count, got {line!r} in line {number}")
+        people[name] = int(count)
+    if head.strip() != str(len(people)):
+        raise ValueError(f"{path} must say in its first line how many people follow, {len(people)}, got {head!r}")
+    return people

@@ -1,0 +1,113 @@
+"""Writes small data sets in the layouts of their authors: every file and column that a reader touches."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+RECORD = 1 + 3 * 32 * 32
+
+
+def picture(path: Path, grey: int = 0) -> Path:
+    """A small photograph of one grey value."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (14, 12), (grey % 256,) * 3).save(path)
+    return path
+
+
+def lines(path: Path, *content: str) -> Path:
+    """A text file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in content), encoding="utf-8")
+    return path
+
+
+def cifar10(root: Path, *, n_batch: int = 20, n_test: int = 30) -> Path:
+    """CIFAR-10's binary version; the red pixel (0, 1) of every image is its position in its file."""
+    folder = root / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    for name, n in [*((f"data_batch_{i}.bin", n_batch) for i in range(1, 6)), ("test_batch.bin", n_test)]:
+        records = np.zeros((n, RECORD), dtype=np.uint8)
+        records[:, 0] = np.arange(n) % 10
+        records[:, 1 + 1] = np.arange(n)
+        records[:, 1 + 1024 :] = 255  # green and blue
+        (folder / name).write_bytes(records.tobytes())
+    return root
+
+
+def svhn(root: Path, *, n_train: int = 40, n_test: int = 20) -> Path:
+    """Street View House Numbers; digits in order, 0 as label 10, the red pixel (0, 1) is the position."""
+    from scipy.io import savemat
+
+    root.mkdir(parents=True, exist_ok=True)
+    for part, n in (("train", n_train), ("test", n_test)):
+        pixels = np.zeros((32, 32, 3, n), dtype=np.uint8)
+        pixels[0, 1, 0] = np.arange(n)
+        digits = np.arange(n) % 10
+        savemat(root / f"{part}_32x32.mat", {"X": pixels, "y": np.where(digits == 0, 10, digits)[:, None]})
+    return root
+
+
+def cub200(root: Path, *, n_classes: int = 8, each: int = 4) -> Path:
+    """CUB-200-2011; the grey value of an image is its number."""
+    folder = root / "CUB_200_2011"
+    classes = [f"{label:03}.Bird_{label}" for label in range(1, n_classes + 1)]
+    names = [f"{label}/Bird_{i:04}_{label[:3]}.jpg" for label in classes for i in range(each)]
+    for number, name in enumerate(names, start=1):
+        picture(folder / "images" / name, number)
+    lines(folder / "classes.txt", *(f"{i} {name}" for i, name in enumerate(classes, 1)))
+    lines(folder / "images.txt", *(f"{i} {name}" for i, name in enumerate(names, 1)))
+    lines(folder / "image_class_labels.txt", *(f"{i} {1 + (i - 1) // each}" for i in range(1, len(names) + 1)))
+    return root
+
+
+def cars196(root: Path, *, n_classes: int = 8, each: int = 4) -> Path:
+    """Stanford Cars in one annotation file."""
+    from scipy.io import savemat
+
+    files = [f"car_ims/{i:06}.jpg" for i in range(1, n_classes * each + 1)]
+    for number, file in enumerate(files, start=1):
+        picture(root / file, number)
+    fields = ("relative_im_path", "bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "test")
+    rows = [(file, 1, 1, 14, 12, 1 + i // each, i % 2) for i, file in enumerate(files)]
+    names = np.array([[f"Car {label}" for label in range(n_classes)]], dtype=object)
+    savemat(root / "cars_annos.mat", {"annotations": structs(rows, fields), "class_names": names})
+    return root
+
+
+def cars196_kit(root: Path, *, n_classes: int = 8, each: int = 4) -> Path:
+    """Stanford Cars with its development kit: half of each class in either part."""
+    from scipy.io import savemat
+
+    (root / "devkit").mkdir(parents=True)
+    fields = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname")
+    for part, file in (("train", "devkit/cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
+        rows = [(1, 1, 14, 12, label, f"{i:05}.jpg") for i, label in _numbered(n_classes, each // 2)]
+        for row in rows:
+            picture(root / f"cars_{part}" / row[-1], row[-2])
+        savemat(root / file, {"annotations": structs(rows, fields)})
+    names = np.array([[f"Car {label}" for label in range(n_classes)]], dtype=object)
+    savemat(root / "devkit" / "cars_meta.mat", {"class_names": names})
+    return root
+
+
+def lfw(root: Path, train: Mapping[str, int], test: Mapping[str, int], *, lists: bool = True) -> Path:
+    """Labeled Faces in the Wild, deep-funneled, with the lists of people."""
+    for name, n in {**train, **test}.items():
+        for i in range(1, n + 1):
+            picture(root / "lfw-deepfunneled" / name / f"{name}_{i:04}.jpg", i)
+    if lists:
+        for part, people in (("Train", train), ("Test", test)):
+            content = [f"{name}\t{n}" for name, n in people.items()]
+            lines(root / f"peopleDev{part}.txt", str(len(people)), *content)
+    return root
+
+
+def _numbered(n_classes: int, each: int) -> Sequence[tuple[int, int]]:
+    return list(enumerate((label for label in range(1, n_classes + 1) for _ in range(each)), start=1))
+
+
+def structs(rows: Sequence[tuple], fields: Sequence[str]) -> np.ndarray:
+    """What MATLAB calls a struct array."""
+    return np.array([rows], dtype=[(name, object) for name in fields])

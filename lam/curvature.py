@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians import Diagonal, Neighbours, contrastive_ggn, contrastive_ggn_dataset
+from lam.mining import ALL_PAIRS, Mining
 from lam.pairs import Pairs, check_label_vector
 
 Batch = Any
@@ -116,6 +118,9 @@ def curvature_in_batches(
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
     relation: Relation,
+    *,
+    mining: Mining = ALL_PAIRS,
+    seed: int = 0,
     **options: Any,
 ) -> tuple[Diagonal, int]:
     """Sum the curvature over batches of (features, targets).
@@ -125,6 +130,8 @@ def curvature_in_batches(
         weight: (D, P) of the head.
         bias: (D,) of the head, or None.
         relation: what makes a pair.
+        mining: which of the pairs of a batch count, chosen by the head's output.
+        seed: of what the mining draws, the same in every batch: what a batch adds does not depend on those before it.
         options: of `contrastive_ggn`.
 
     Returns:
@@ -137,7 +144,12 @@ def curvature_in_batches(
     n_items = 0
     for features, targets in batches:
         targets = checked_targets(features, targets)
-        part = contrastive_ggn(features, weight, bias, relation.pairs(targets), **options)
+        pairs = relation.pairs(targets)
+        if mining != ALL_PAIRS:
+            embeddings = F.normalize(F.linear(features, weight, bias))
+            generator = torch.Generator().manual_seed(seed)
+            pairs = mining.choose(embeddings, pairs, targets, margin=options["margin"], generator=generator)
+        part = contrastive_ggn(features, weight, bias, pairs, **options)
         total = part if total is None else total + part
         n_items += len(features)
     if total is None:

@@ -23,6 +23,10 @@ class Batches(Dataset):
         batch_size: items a batch; the last one may be smaller.
         seed: of the run.
         epoch: whose order is wanted.
+        per_class: items of each class in a batch, of data with `labels`; every batch is full then, and draws for
+            itself: classes without replacement, items of a class without replacement where it has enough of them, else
+            with. This is pytorch-metric-learning's `MPerClassSampler` but for its draws from numpy's global state. An
+            epoch has as many batches as without, and no item is sure to be in it.
 
     Example:
         >>> batches = Batches([(float(i), i) for i in range(5)], batch_size=2, seed=0, epoch=0)
@@ -30,17 +34,29 @@ class Batches(Dataset):
         (3, [0, 1, 2, 3, 4])
     """
 
-    def __init__(self, dataset: Any, *, batch_size: int, seed: int, epoch: int) -> None:
-        self.dataset, self.batch_size = dataset, batch_size
+    def __init__(self, dataset: Any, *, batch_size: int, seed: int, epoch: int, per_class: int | None = None) -> None:
+        self.dataset, self.batch_size, self.per_class = dataset, batch_size, per_class
         self.place = (seed, epoch)
-        generator = torch.Generator().manual_seed(derive_seed(*self.place, "order"))
-        self.order = torch.randperm(len(dataset), generator=generator)
+        if per_class is None:
+            generator = torch.Generator().manual_seed(derive_seed(*self.place, "order"))
+            self.order = torch.randperm(len(dataset), generator=generator)
+        else:
+            _, sizes = labels_of(dataset).unique(return_counts=True)
+            self.classes = labels_of(dataset).argsort(stable=True).split(sizes.tolist())
 
     def __len__(self) -> int:
-        return math.ceil(len(self.order) / self.batch_size)
+        return math.ceil(len(self.dataset) / self.batch_size)
+
+    def indices(self, batch: int) -> list[int]:
+        """The items of a batch."""
+        if self.per_class is None:
+            return self.order[batch * self.batch_size : (batch + 1) * self.batch_size].tolist()
+        generator = torch.Generator().manual_seed(derive_seed(*self.place, batch, "classes"))
+        drawn = torch.randperm(len(self.classes), generator=generator)[: self.batch_size // self.per_class]
+        return [int(i) for label in drawn for i in _draw(self.classes[label], self.per_class, generator)]
 
     def __getitem__(self, batch: int) -> list[Tensor]:
-        indices = self.order[batch * self.batch_size : (batch + 1) * self.batch_size].tolist()
+        indices = self.indices(batch)
         with own_randomness(torch.device("cpu")):
             reseed(derive_seed(*self.place, batch, "data"), torch.device("cpu"))
             if hasattr(self.dataset, "__getitems__"):
@@ -48,6 +64,17 @@ class Batches(Dataset):
             else:
                 items = [self.dataset[index] for index in indices]
         return default_collate(items)
+
+
+def labels_of(dataset: Any) -> Tensor:
+    """The labels (N,) that a data set keeps at hand."""
+    return torch.as_tensor(dataset.labels)
+
+
+def _draw(items: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    if len(items) < n:
+        return items[torch.randint(len(items), (n,), generator=generator)]
+    return items[torch.randperm(len(items), generator=generator)[:n]]
 
 
 def derive_seed(*place: int | str) -> int:

@@ -5,10 +5,12 @@ What the options do is told by `lam.training.train`.
 
 import math
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
+
+from lam.mining import Miner, MinerName, Mining
 
 Optimizer = Literal["adam", "adamw", "rmsprop", "sgd"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
@@ -35,6 +37,9 @@ class Settings:
     precision: str
     checkpoint_every: int | None
     num_workers: int
+    miner: MinerName | Miner = "all"
+    max_pairs: int | None = None
+    per_class: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -44,10 +49,18 @@ class Settings:
             raise ValueError(f"learning_rate_decay must lie in (0, 1], got {self.learning_rate_decay}")
         refuse_other_than("optimizer", self.optimizer, get_args(Optimizer))
         refuse_other_than("precision", self.precision, get_args(Precision))
+        _refuse_uneven(self.per_class, self.batch_size)
+        Mining(self.miner, self.max_pairs)  # which refuses others
+
+    @property
+    def mining(self) -> Mining:
+        """Which pairs the loss takes."""
+        return Mining(self.miner, self.max_pairs)
 
     def decisive(self) -> dict[str, Any]:
-        """Those that decide the weights of an epoch."""
-        return {k: v for k, v in asdict(self).items() if k not in ("epochs", "checkpoint_every", "num_workers")}
+        """Those that decide the weights of an epoch, as JSON."""
+        others = {k: v for k, v in vars(self).items() if k not in ("epochs", "checkpoint_every", "num_workers")}
+        return {**others, **self.mining.settings}
 
 
 def resolve_accelerator(accelerator: str) -> str:
@@ -82,3 +95,12 @@ def refuse_other_than(name: str, value: str, allowed: Collection[str]) -> None:
     """Refuse a choice that is not allowed."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def _refuse_uneven(per_class: int | None, batch_size: int) -> None:
+    refuse_below("per_class", per_class, 2)
+    if per_class is not None and (batch_size % per_class or batch_size == per_class):
+        raise ValueError(
+            f"batch_size must be per_class={per_class} times the number of classes in a batch, at least 2, "
+            f"got {batch_size}: take {max(2, round(batch_size / per_class)) * per_class}, or another per_class"
+        )

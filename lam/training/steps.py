@@ -11,7 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from lam.losses import Loss
+from lam.mining import ALL_PAIRS, Mining
 from lam.pairs import Pairs
+
+
+class DivergenceError(ValueError):
+    """Training that ran into NaN or infinity; where a step raises it, the loop adds at which step."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +28,26 @@ class Batch:
         pairs: the pairs among them, at least one of them positive.
         epoch: counted from 0.
         generator: on the CPU, seeded for this batch alone.
+        targets: (N,) labels, or (N, X) positions, that the pairs are of.
+        mining: which of the pairs the loss takes; see `mined`.
     """
 
     inputs: Tensor
     pairs: Pairs
     epoch: int
     generator: torch.Generator
+    targets: Tensor | None = None
+    mining: Mining = ALL_PAIRS
+
+    def mined(self, embeddings: Tensor, margin: float) -> Pairs:
+        """Choose the pairs of the loss by these embeddings (N, D), unit rows; all pairs where nothing is mined."""
+        return self.chosen(self.mining, embeddings, margin)
+
+    def chosen(self, mining: Mining, embeddings: Tensor, margin: float) -> Pairs:
+        """Choose pairs for another purpose."""
+        if mining == ALL_PAIRS:
+            return self.pairs
+        return mining.choose(embeddings, self.pairs, self.targets, margin=margin, generator=self.generator)
 
 
 class Step:
@@ -50,8 +69,12 @@ class Step:
 
         Returns:
             The loss, a detached scalar; training stops where it is not finite.
+
+        Raises:
+            DivergenceError: where the step cannot go on; the loop says at which step that was.
         """
-        value = loss(network(batch.inputs), batch.pairs)
+        embeddings = network(batch.inputs)
+        value = loss(embeddings, batch.mined(embeddings, loss.margin))
         backward(value)
         return value.detach()
 

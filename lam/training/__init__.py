@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from lam.curvature import check_labels
 from lam.losses import Loss
-from lam.pairs import Pairs
-from lam.training.batches import own_randomness
-from lam.training.loop import DivergenceError, History, Loop, Task, labels_of
+from lam.mining import Miner, MinerName
+from lam.pairs import Pairs, check_label_vector
+from lam.training.batches import labels_of, own_randomness
+from lam.training.loop import History, Loop, Task
 from lam.training.settings import Accelerator, Optimizer, Precision, Settings, resolve_accelerator
-from lam.training.steps import Batch, Step
+from lam.training.steps import Batch, DivergenceError, Step
 
 
 def train(
@@ -32,7 +33,10 @@ def train(
     step: Step | None = None,
     pairs: Callable[[Tensor], Pairs] = Pairs.by_label,
     validate: Callable[[nn.Module], float] | None = None,
+    miner: MinerName | Miner = "all",
+    max_pairs: int | None = None,
     batch_size: int = 256,
+    per_class: int | None = None,
     learning_rate: float = 1e-3,
     learning_rate_decay: float = 1.0,
     optimizer: Optimizer = "adam",
@@ -62,7 +66,12 @@ def train(
         pairs: makes the pairs of a batch from its collated labels.
         validate: called after each epoch with the network in evaluation mode; higher is better, and the first epoch
             with the highest value is kept. Without it the last epoch is.
+        miner: which pairs of a batch the loss takes, "all", "easy", "semihard" or "hard", or a miner of
+            pytorch-metric-learning; see `lam.mining.Mining`. A batch in which it finds none has a loss of zero.
+        max_pairs: at most so many positive and so many negative pairs of those, drawn at random; None for no limit.
         batch_size: items a batch, at least 2; the last batch of an epoch may be smaller.
+        per_class: batches are of so many items, at least 2, of each of batch_size / per_class classes drawn at random;
+            see `lam.training.batches.Batches`. None for batches that pass through the data.
         learning_rate: positive.
         learning_rate_decay: in (0, 1], the learning rate's factor an epoch.
         optimizer: "adam", "adamw", "rmsprop" or "sgd".
@@ -106,8 +115,12 @@ def train(
         precision=precision,
         checkpoint_every=checkpoint_every,
         num_workers=num_workers,
+        miner=miner,
+        max_pairs=max_pairs,
+        per_class=per_class,
     )
-    _check_data(dataset, by_label=pairs == Pairs.by_label)
+    classes = None if per_class is None else batch_size // per_class
+    _check_data(dataset, by_label=pairs == Pairs.by_label, classes=classes)
     task = Task(network, dataset, loss, step or Step(), pairs, validate, None if folder is None else Path(folder))
     fabric = _fabric(accelerator, devices, precision)
     with own_randomness(fabric.device):
@@ -134,15 +147,23 @@ def _fabric(accelerator: Accelerator, devices: int | list[int], precision: Preci
     return fabric
 
 
-def _check_data(dataset: Any, *, by_label: bool) -> None:
+def _check_data(dataset: Any, *, by_label: bool, classes: int | None) -> None:
     if len(dataset) < 2:
         raise ValueError(f"dataset must hold at least 2 items, got {len(dataset)}")
-    if not (by_label and hasattr(dataset, "labels")):
+    if classes is not None and not hasattr(dataset, "labels"):
+        raise ValueError("per_class needs a data set with labels, and this one has none: leave it out")
+    if not hasattr(dataset, "labels") or not (by_label or classes):
         return
     labels = labels_of(dataset)
     if len(labels) != len(dataset):
         raise ValueError(f"dataset has {len(dataset)} items, but {len(labels)} labels")
-    check_labels(labels)
+    (check_labels if by_label else check_label_vector)(labels)
+    there = len(labels.unique())
+    if classes is not None and there < classes:
+        raise ValueError(
+            f"batch_size / per_class = {classes} classes are wanted in a batch, and the data have {there}: "
+            "lower batch_size or raise per_class"
+        )
 
 
 __all__ = ["Batch", "DivergenceError", "History", "Step", "device_of", "train"]

@@ -23,9 +23,9 @@ from tqdm import tqdm
 from lam.losses import Loss
 from lam.pairs import Pairs
 from lam.training import checkpoints
-from lam.training.batches import Batches, derive_seed, reseed
+from lam.training.batches import Batches, derive_seed, labels_of, reseed
 from lam.training.settings import Settings
-from lam.training.steps import Batch, Step
+from lam.training.steps import Batch, DivergenceError, Step
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -33,10 +33,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
     "sgd": torch.optim.SGD,
 }
-
-
-class DivergenceError(ValueError):
-    """Training that ran into NaN or infinity."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,13 @@ class Loop:
         self.module.train()
         for group in self.plain_optimizer.param_groups:
             group["lr"] = settings.learning_rate * settings.learning_rate_decay**at.epoch
-        batches = Batches(self.task.dataset, batch_size=settings.batch_size, seed=settings.seed, epoch=at.epoch)
+        batches = Batches(
+            self.task.dataset,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            epoch=at.epoch,
+            per_class=settings.per_class,
+        )
         for inputs, labels in DataLoader(
             batches,
             batch_size=None,
@@ -149,8 +151,12 @@ class Loop:
         seed = derive_seed(self.settings.seed, at.epoch, at.batch, "step")
         reseed(seed, self.fabric.device)
         self.optimizer.zero_grad()
-        batch = Batch(inputs, pairs, at.epoch, torch.Generator().manual_seed(seed))
-        loss = self.task.step.backward(self.module, self.task.loss, batch, self.fabric.backward).item()
+        generator = torch.Generator().manual_seed(seed)
+        batch = Batch(inputs, pairs, at.epoch, generator, labels, self.settings.mining)
+        try:
+            loss = self.task.step.backward(self.module, self.task.loss, batch, self.fabric.backward).item()
+        except DivergenceError as error:
+            raise self._diverged(str(error), at.batch + 1) from error
         if not math.isfinite(loss):
             raise self._diverged(f"the loss is {loss}", at.batch + 1)
         self.optimizer.step()
@@ -279,11 +285,6 @@ class Loop:
             "network": f"{type(task.network).__name__} of shapes {_fingerprint(shapes)}",
         }
         return json.loads(json.dumps(decisive))
-
-
-def labels_of(dataset: Any) -> Tensor:
-    """The labels (N,) that a data set keeps at hand."""
-    return torch.as_tensor(dataset.labels)
 
 
 def _prefixed(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

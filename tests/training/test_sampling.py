@@ -1,0 +1,192 @@
+"""Which items make a batch and which of its pairs the loss: both decided by the seed alone, and by the checkpoint."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pytorch_metric_learning.miners import BatchEasyHardMiner, TripletMarginMiner
+from pytorch_metric_learning.samplers import MPerClassSampler
+from torch import Tensor, nn
+
+from lam import losses
+from lam.mining import Mining
+from lam.pairs import Pairs
+from lam.training import Batch, Step, train
+from lam.training.batches import Batches
+from tests.training.test_training import LOSS, Images, Interrupted, _one_thread, fit, network, same
+
+__all__ = ["_one_thread"]
+
+SIZES = [1, 2, 3, 5, 8, 21]  # of the classes: 40 items
+UNEVEN = torch.arange(6).repeat_interleave(torch.tensor(SIZES))[torch.randperm(40, generator=torch.Generator())]
+
+
+class Uneven(Images):
+    """Images of classes of 1 to 21 items."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.labels = UNEVEN
+
+
+def batches(epoch: int = 0, seed: int = 0, **options: Any) -> Batches:
+    return Batches(Uneven(), **{"batch_size": 12, "per_class": 3, "seed": seed, "epoch": epoch} | options)
+
+
+def listed(made: Batches) -> list[list[int]]:
+    return [made.indices(batch) for batch in range(len(made))]
+
+
+def check_batch(indices: list[int], per_class: int, classes: int) -> None:
+    labels = Counter(UNEVEN[indices].tolist())
+    assert len(labels) == classes
+    assert set(labels.values()) == {per_class}
+    for label in labels:
+        of_class = [i for i in indices if UNEVEN[i] == label]
+        if SIZES[label] >= per_class:
+            assert len(set(of_class)) == per_class
+
+
+def test_every_batch_has_as_many_items_of_each_of_its_classes() -> None:
+    made = batches()
+    assert len(made) == 4  # as without: the last one is full, too
+    for indices in listed(made):
+        check_batch(indices, per_class=3, classes=4)
+
+
+def test_batches_keep_the_promises_of_the_sampler_of_pytorch_metric_learning() -> None:
+    state = np.random.get_state()  # noqa: NPY002
+    sampler = MPerClassSampler(UNEVEN, 3, batch_size=12, length_before_new_iter=4 * 12)
+    theirs = torch.tensor([int(i) for i in sampler]).split(12)
+    np.random.set_state(state)  # noqa: NPY002
+    for indices in (*(batch.tolist() for batch in theirs), *listed(batches())):
+        check_batch(indices, per_class=3, classes=4)
+
+
+def test_classes_and_items_are_drawn_evenly() -> None:
+    drawn = [i for epoch in range(300) for indices in listed(batches(epoch)) for i in indices]
+    per_class = torch.bincount(UNEVEN[drawn], minlength=6) / len(drawn)
+    torch.testing.assert_close(per_class, torch.full((6,), 1 / 6), atol=0.02, rtol=0)
+    per_item = torch.bincount(torch.tensor(drawn), minlength=40)[UNEVEN == 5] / len(drawn)
+    torch.testing.assert_close(per_item, torch.full((21,), 1 / 6 / 21), atol=0.003, rtol=0)
+
+
+def test_seed_epoch_and_place_decide_a_batch() -> None:
+    first = listed(batches())
+    assert listed(batches()) == first
+    assert batches().indices(3) == first[3]
+    assert listed(batches(epoch=1)) != first
+    assert listed(batches(seed=1)) != first
+    assert len({tuple(sorted(indices)) for indices in first}) == len(first)
+
+
+def test_without_it_batches_pass_through_the_data() -> None:
+    indices = listed(batches(per_class=None))
+    assert [len(batch) for batch in indices] == [12, 12, 12, 4]
+    assert sorted(i for batch in indices for i in batch) == list(range(40))
+
+
+MINED = {"miner": "semihard", "max_pairs": 20, "per_class": 4}
+
+
+def test_a_resumed_run_of_mined_balanced_batches_ends_where_an_uninterrupted_one_ends(tmp_path: Path) -> None:
+    options = {"checkpoint_every": 1, "epochs": 3, **MINED}
+    whole, stopped, resumed = network(), network(), network(seed=5)
+    history = fit(whole, **options)
+    with pytest.raises(KeyboardInterrupt):
+        fit(stopped, folder=tmp_path, step=Interrupted(5), **options)
+    again = fit(resumed, folder=tmp_path, num_workers=1, **options)
+    assert same(whole, resumed)
+    assert again.losses == history.losses
+
+
+@pytest.mark.parametrize("miner", ["easy", "semihard", "hard", TripletMarginMiner(margin=0.2), BatchEasyHardMiner()])
+def test_the_step_takes_the_pairs_that_the_miner_chose(miner: Any) -> None:
+    class Watching(Step):
+        def backward(self, network: nn.Module, loss: Any, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+            assert batch.targets is not None
+            network.eval()
+            value = super().backward(network, loss, batch, backward)
+            embeddings = network(batch.inputs)
+            expected = Mining(miner).choose(
+                embeddings, Pairs.by_label(batch.targets), batch.targets, margin=0.7, generator=torch.Generator()
+            )
+            torch.testing.assert_close(value, loss(embeddings, expected).detach())
+            return value
+
+    fit(network(), step=Watching(), miner=miner, epochs=1)
+
+
+def test_all_pairs_are_the_default_and_mining_changes_the_weights() -> None:
+    plain, named, semihard, drawn = (network() for _ in range(4))
+    fit(plain)
+    fit(named, miner="all")
+    fit(semihard, miner="semihard")
+    fit(drawn, max_pairs=5)
+    assert same(plain, named)
+    assert not same(plain, semihard)
+    assert not same(plain, drawn)
+
+
+def test_places_are_mined_by_name() -> None:
+    class Places:
+        images, positions = Images().images, torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            return self.images[index], self.positions[index]
+
+    def near(positions: Tensor) -> Pairs:
+        return Pairs.by_distance(positions, 0.5, 1.0)
+
+    for name in ("contrastive", "squared", "pml", "log_posterior"):
+        loss = losses.build(name, margin=0.7)
+        assert fit(network(), Places(), loss=loss, pairs=near, miner="semihard", epochs=3).losses[-1] >= 0
+    with pytest.raises(ValueError, match="needs labels, and these targets are none: choose by name"):
+        fit(network(), Places(), pairs=near, miner=TripletMarginMiner())
+    with pytest.raises(ValueError, match="per_class needs a data set with labels, and this one has none"):
+        fit(network(), Places(), pairs=near, per_class=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"miner": "hard"}, "miner 'semihard', now 'hard'"),
+        ({"miner": TripletMarginMiner(margin=0.3)}, "miner 'semihard', now {'class': 'TripletMarginMiner'.*'0.3'"),
+        ({"max_pairs": None}, "max_pairs 20, now None"),
+        ({"per_class": 8}, "per_class 4, now 8"),
+        ({"per_class": None}, "per_class 4, now None"),
+    ],
+)
+def test_a_checkpoint_of_other_mining_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    fit(network(), folder=tmp_path, epochs=1, **MINED)
+    with pytest.raises(ValueError, match=f"made with other settings: {message}"):
+        fit(network(), folder=tmp_path, epochs=1, **MINED | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"per_class": 1}, "per_class must be at least 2, got 1"),
+        ({"per_class": 5}, "batch_size must be per_class=5 times .* got 16: take 15, or another per_class"),
+        ({"per_class": 16}, "batch_size must be per_class=16 times .* at least 2, got 16: take 32"),
+        ({"per_class": 2}, "batch_size / per_class = 8 classes are wanted in a batch, and the data have 4: lower"),
+        ({"max_pairs": 0}, "max_pairs must be at least 1, got 0"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(network(), **options)
+
+
+def test_labels_that_do_not_fit_the_data_are_refused() -> None:
+    data = Images()
+    data.labels = data.labels[:30]
+    with pytest.raises(ValueError, match="dataset has 40 items, but 30 labels"):
+        train(network(), data, loss=LOSS, epochs=1, pairs=lambda labels: Pairs.by_label(labels), per_class=4)

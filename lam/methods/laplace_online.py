@@ -21,10 +21,12 @@ from lam.hessians import Diagonal, contrastive_ggn
 from lam.hessians.contrastive import Fix, Split
 from lam.hessians.last_layer import check_settings
 from lam.losses import Loss
+from lam.mining import Miner, MinerName, Mining
+from lam.pairs import Pairs
 from lam.posterior import LastLayerPosterior
 from lam.training import History
 from lam.training import train as train_network
-from lam.training.steps import Batch, Step
+from lam.training.steps import Batch, DivergenceError, Step
 
 Update = Literal["average", "accumulate"]
 
@@ -45,6 +47,8 @@ class OnlineOptions:
         split: `euclidean` or `arccos`.
         fix: `fixed`, `positive` or `full`.
         negative_weight: w in [0, 1].
+        hessian_miner: which pairs h_batch is over: `all`, `easy`, `semihard` or `hard`; see `lam.mining.Mining`.
+        hessian_max_pairs: at most so many positive and so many negative pairs of those, drawn at random.
 
     Raises:
         ValueError: for an option outside its range.
@@ -61,6 +65,8 @@ class OnlineOptions:
     split: Split = "arccos"
     fix: Fix = "fixed"
     negative_weight: float = 1.0
+    hessian_miner: MinerName = "all"
+    hessian_max_pairs: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("likelihood_scale", "prior_precision", "initial_precision"):
@@ -75,6 +81,10 @@ class OnlineOptions:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         check_settings(margin=1.0, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
+        try:
+            Mining(self.hessian_miner, self.hessian_max_pairs)
+        except ValueError as error:
+            raise ValueError(f"hessian_{error}") from None
 
 
 class OnlineLaplaceStep(Step):
@@ -84,21 +94,28 @@ class OnlineLaplaceStep(Step):
         head: path of the last linear layer.
         margin: of the curvature, in (0, 2].
         options: how the posterior is kept.
+        hessian_miner: a miner of pytorch-metric-learning, in place of `options.hessian_miner`.
     """
 
-    def __init__(self, head: str, *, margin: float, options: OnlineOptions) -> None:
+    def __init__(self, head: str, *, margin: float, options: OnlineOptions, hessian_miner: Miner | None = None) -> None:
         check_settings(margin=margin, split=options.split, fix=options.fix, negative_weight=options.negative_weight)
         self.head, self.margin, self.options = head, margin, options
+        self.mining = Mining(hessian_miner or options.hessian_miner, options.hessian_max_pairs)
         self.h: Tensor | None = None
         self._steps = 0
 
     @property
     def settings(self) -> dict[str, Any]:
         """Options as JSON; a run is resumed only with the same."""
-        return {"method": "laplace_online", "head": self.head, "margin": self.margin, **asdict(self.options)}
+        miner = {"hessian_miner": self.mining.settings["miner"]}
+        return {"method": "laplace_online", "head": self.head, "margin": self.margin, **asdict(self.options), **miner}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
-        """Add the gradient at the samples, averaged, and update h; see `Step.backward`."""
+        """Add the gradient at the samples, averaged, and update h; see `Step.backward`.
+
+        Miners see the embeddings of each sample, for its loss and for its curvature: what is averaged over the samples
+        is then what one sample would give, and no pair is judged by a distance other than that in its own term.
+        """
         layer: Any = network.get_submodule(self.head)
         with caught_input(network, self.head) as caught:
             network(batch.inputs)
@@ -108,7 +125,8 @@ class OnlineLaplaceStep(Step):
             self.h = torch.full_like(theta, self._initial_h(), dtype=torch.float32)
         self.h = self.h.to(theta.device)
         deviation = self._deviation(batch.epoch)
-        samples = []
+        samples: list[Tensor] = []
+        embedded: list[Tensor] = []
         value = torch.zeros((), device=theta.device)
         for _ in range(self.options.n_samples):
             noise = torch.randn(theta.shape, generator=batch.generator).to(theta)
@@ -117,10 +135,13 @@ class OnlineLaplaceStep(Step):
             embeddings = F.normalize(
                 F.linear(features, weight.to(features), None if bias is None else bias.to(features))
             )
-            value = value + loss(embeddings.to(theta.dtype), batch.pairs) / self.options.n_samples
+            embedded.append(embeddings.to(theta.dtype))
+            mined = batch.mined(embedded[-1], loss.margin)
+            value = value + loss(embedded[-1], mined) / self.options.n_samples
         backward(value)
-        if self._steps % self.options.refresh_every == 0:
-            self._follow(features.detach().float(), [sample.detach().float() for sample in samples], layer, batch)
+        if self._steps % self.options.refresh_every == 0 and value.isfinite():
+            pairs = [batch.chosen(self.mining, embeddings, self.margin) for embeddings in embedded]
+            self._follow(features.detach().float(), [sample.detach().float() for sample in samples], pairs, layer)
         self._steps += 1
         return value.detach()
 
@@ -164,24 +185,31 @@ class OnlineLaplaceStep(Step):
             return torch.zeros_like(h)
         return (self.options.likelihood_scale * h.relu() + self.options.prior_precision).rsqrt()
 
-    def _follow(self, features: Tensor, samples: list[Tensor], layer: Any, batch: Batch) -> None:
+    def _follow(self, features: Tensor, samples: list[Tensor], pairs: list[Pairs], layer: Any) -> None:
         options = self.options
         h_batch = torch.zeros_like(samples[0])
-        for sample in samples:
+        for sample, chosen in zip(samples, pairs, strict=True):
             weight, bias = _split(sample, layer.bias is not None)
-            h_batch += contrastive_ggn(
-                features,
-                weight,
-                bias,
-                batch.pairs,
-                margin=self.margin,
-                split=options.split,
-                fix=options.fix,
-                negative_weight=options.negative_weight,
-            ).h / len(samples)
+            try:
+                ggn = contrastive_ggn(
+                    features,
+                    weight,
+                    bias,
+                    chosen,
+                    margin=self.margin,
+                    split=options.split,
+                    fix=options.fix,
+                    negative_weight=options.negative_weight,
+                )
+            except ValueError as error:
+                raise DivergenceError(f"the curvature cannot be followed ({error})") from error
+            h_batch += ggn.h / len(samples)
         share = 1 - options.memory_factor if options.update == "average" else 1.0
         h: Any = self.h
-        self.h = options.memory_factor * h + share * h_batch
+        followed = options.memory_factor * h + share * h_batch
+        if not followed.isfinite().all():
+            raise DivergenceError("the curvature h is not finite")
+        self.h = followed
 
 
 def train(
@@ -193,6 +221,7 @@ def train(
     margin: float | None = None,
     head: str | None = None,
     options: OnlineOptions | None = None,
+    hessian_miner: Miner | None = None,
     seed: int = 0,
     **training: Any,
 ) -> tuple[BayesianEncoder, History]:
@@ -206,6 +235,7 @@ def train(
         margin: of the curvature; that of the loss by default.
         head: path of the last linear layer; found on the first items by default.
         options: how the posterior is kept.
+        hessian_miner: a miner of pytorch-metric-learning, in place of `options.hessian_miner`.
         seed: of the order of the data and of everything drawn.
         training: further options of `lam.training.train`, such as `validate`, `folder` and `batch_size`.
 
@@ -218,7 +248,10 @@ def train(
     options = options or OnlineOptions()
     probe = torch.stack([dataset[index][0] for index in range(min(2, len(dataset)))])
     step = OnlineLaplaceStep(
-        find_head(network, probe, head), margin=loss.margin if margin is None else margin, options=options
+        find_head(network, probe, head),
+        margin=loss.margin if margin is None else margin,
+        options=options,
+        hessian_miner=hessian_miner,
     )
     history = train_network(network, dataset, loss=loss, epochs=epochs, step=step, seed=seed, **training)
     layer: Any = network.get_submodule(step.head)

@@ -1,0 +1,150 @@
+"""Online training over mined pairs, and where its loss or its curvature cannot be followed any more."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+import torch.nn.functional as F
+from pytorch_metric_learning.miners import BatchEasyHardMiner, TripletMarginMiner
+from torch import Tensor, nn
+
+from lam import losses
+from lam.hessians import contrastive_ggn
+from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions
+from lam.mining import Mining
+from lam.pairs import Pairs
+from lam.training import Batch, DivergenceError, checkpoints, train
+from tests.methods.test_laplace_online import OPTIONS, QUIET, make_data, make_network
+
+LOSS = losses.build(margin=0.7)
+
+
+def fit(network: nn.Module, step: OnlineLaplaceStep, **options: Any) -> Any:
+    return train(network, make_data(), **{"loss": LOSS, "epochs": 2, "batch_size": 16, **QUIET} | options, step=step)
+
+
+def online(given: Any = None, **options: Any) -> OnlineLaplaceStep:
+    return OnlineLaplaceStep("head", margin=0.7, options=replace(OPTIONS, **options), hessian_miner=given)
+
+
+@pytest.mark.parametrize("hessian_miner", ["easy", "semihard", BatchEasyHardMiner()])
+@pytest.mark.parametrize("miner", ["all", "semihard"])
+@pytest.mark.parametrize("n_samples", [1, 2])
+def test_miners_see_the_embeddings_of_each_sample(hessian_miner: Any, miner: Any, n_samples: int) -> None:
+    network, data = make_network(), make_data(16)
+    options = {"n_samples": n_samples, "negative_weight": 0.25}
+    named = isinstance(hessian_miner, str)
+    step = online(**options, hessian_miner=hessian_miner) if named else online(hessian_miner, **options)
+    inputs, pairs = data.batch(torch.arange(16)), Pairs.by_label(data.labels)
+    draws = torch.Generator().manual_seed(0)
+    batch = Batch(inputs, pairs, 0, torch.Generator().manual_seed(0), data.labels, Mining(miner))
+    value = step.backward(network, LOSS, batch, lambda found: found.backward())
+    with torch.no_grad():
+        theta = torch.cat([network.head.weight, network.head.bias[:, None]], 1)
+        features, expected, h_batch = network.features(inputs), torch.zeros(()), torch.zeros_like(theta)
+        for _ in range(n_samples):
+            sample = theta + torch.full_like(theta, 1e4 * 1e-3 + 1).rsqrt() * torch.randn(theta.shape, generator=draws)
+            weight, bias = sample[:, :-1], sample[:, -1]
+            embeddings = F.normalize(features @ weight.T + bias)
+            chosen = [
+                Mining(wanted).choose(embeddings, pairs, data.labels, margin=0.7, generator=draws)
+                for wanted in (miner, hessian_miner)
+            ]
+            expected += LOSS(embeddings, chosen[0]) / n_samples
+            ggn = contrastive_ggn(features, weight, bias, chosen[1], margin=0.7, negative_weight=0.25)
+            h_batch += ggn.h / n_samples
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(step.h, 0.9 * torch.full_like(theta, 1e-3) + 0.1 * h_batch)
+
+
+def test_the_hessian_is_mined_apart_from_the_loss() -> None:
+    everything, mined, drawn, both = online(), online(hessian_miner="semihard"), online(hessian_max_pairs=5), online()
+    first, second, third, fourth = (make_network() for _ in range(4))
+    fit(first, everything, epochs=1)
+    fit(second, mined, epochs=1)
+    fit(third, drawn, epochs=1)
+    fit(fourth, both, epochs=1, miner="semihard")
+    h = [step.h for step in (everything, mined, drawn, both)]
+    assert not any(torch.equal(h[0], other) for other in h[1:])
+
+
+def test_a_batch_of_which_the_hessian_takes_no_pair_lets_h_fade() -> None:
+    network, data = make_network(), make_data(16)
+    nothing = torch.zeros(0, dtype=torch.long)
+    step = online(lambda embeddings, labels: (nothing, nothing, nothing))
+    batch = Batch(data.batch(torch.arange(16)), Pairs.by_label(data.labels), 0, torch.Generator(), targets=data.labels)
+    step.backward(network, LOSS, batch, lambda found: found.backward())
+    torch.testing.assert_close(step.h, torch.full_like(step.h, 0.9e-3))
+
+
+def test_a_resumed_mined_run_equals_an_uninterrupted_one_and_other_miners_are_refused(tmp_path: Path) -> None:
+    options = {"hessian_miner": "semihard", "hessian_max_pairs": 8}
+    common = {"miner": "semihard", "max_pairs": 9, "per_class": 4}
+    whole, resumed = make_network(), make_network(5)
+    steps = [online(**options) for _ in range(3)]
+    fit(whole, steps[0], **common)
+    fit(make_network(), steps[1], epochs=1, folder=tmp_path, **common)
+    fit(resumed, steps[2], folder=tmp_path, **common)
+    assert torch.equal(steps[0].h, steps[2].h)
+    assert torch.equal(whole.head.weight, resumed.head.weight)
+    for other in (online(hessian_max_pairs=8), online(TripletMarginMiner(), **options)):
+        with pytest.raises(ValueError, match="made with other settings: step_settings"):
+            fit(make_network(), other, folder=tmp_path, **common)
+
+
+class Poisoned(OnlineLaplaceStep):
+    """Meets a disaster at its fifth step: in the second epoch of three batches."""
+
+    def __init__(self, disaster: Callable[[nn.Module, "Poisoned"], None]) -> None:
+        super().__init__("head", margin=0.7, options=replace(OPTIONS, warmup_epochs=2))
+        self.disaster = disaster
+
+    def backward(self, network: nn.Module, loss: Any, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+        if self._steps == 4:
+            with torch.no_grad():
+                self.disaster(network, self)
+        return super().backward(network, loss, batch, backward)
+
+
+def lose_features(network: nn.Module, _: Poisoned) -> None:
+    next(iter(network.features.parameters())).fill_(torch.nan)
+
+
+def lose_h(_: nn.Module, step: Poisoned) -> None:
+    step.h[0, 0] = torch.nan
+
+
+def lengthen_features(network: nn.Module, _: Poisoned) -> None:
+    for parameter in network.features.parameters():
+        parameter.mul_(1e10)
+
+
+@pytest.mark.parametrize(
+    ("disaster", "message"),
+    [
+        (lose_features, "the loss is nan"),
+        (lose_h, "the curvature h is not finite"),
+        (lengthen_features, r"the curvature cannot be followed \(features must be at most"),
+    ],
+)
+def test_what_is_not_finite_stops_at_its_step_and_the_last_checkpoint_stands(
+    tmp_path: Path, disaster: Callable[[nn.Module, Poisoned], None], message: str
+) -> None:
+    with pytest.raises(DivergenceError, match=f"{message}.* at epoch 2, step 5: lower learning_rate .*stands"):
+        fit(make_network(), Poisoned(disaster), folder=tmp_path)
+    found = checkpoints.load(tmp_path)
+    assert found is not None
+    assert found.path.name == "checkpoint-00000003"
+    assert all(tensor.isfinite().all() for tensor in found.tensors.values())
+
+
+def test_bad_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+    with pytest.raises(ValueError, match="hessian_miner must be one of all, easy, semihard, hard.*got 'best'"):
+        OnlineOptions(hessian_miner="best")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="hessian_max_pairs must be at least 1, got 0"):
+        OnlineOptions(hessian_max_pairs=0)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import lam
 from lam import models
 from lam.torchvision_import import import_torchvision
 
@@ -16,6 +17,7 @@ IMAGES = SMALL | {
     "torchvision:mobilenet_v3_small": (3, 32, 32),
     "torchvision:vit_b_32": (3, 224, 224),
     "timm:mobilenetv3_small_050": (3, 32, 32),
+    "timm:test_vit": (3, 160, 160),
 }
 
 
@@ -79,6 +81,15 @@ def test_same_seed_same_weights_and_the_global_state_is_untouched() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first.head.weight, same.head.weight)
     assert not torch.equal(first.head.weight, other.head.weight)
+
+
+@pytest.mark.parametrize("name", ["timm:test_vit", "torchvision:mobilenet_v3_small"])
+def test_a_posterior_is_put_on_the_head_of_a_library_s_network(name: str) -> None:
+    network = models.build(name, dimension=4)
+    images = torch.rand(8, *IMAGES[name], generator=torch.Generator().manual_seed(0))
+    encoder = lam.fit(network, [(images, torch.arange(8) % 4)], margin=0.7)
+    assert encoder.head == "head"
+    assert encoder.embed(images).kappa.isfinite().all()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What is embedded: labelled images by name, in three disjoint splits, and out-of-distribution (OOD) sets beside them.
+"""What is embedded: labelled or placed images by name, in three disjoint splits, and out-of-distribution (OOD) sets.
 
 `load` and `load_ood` find a data set by its name. One file a source; what they share is in `lam.datasets.base`.
 """
@@ -8,13 +8,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lam.datasets import cars196, cub200, digits, folder, lfw
+from lam.datasets import cars196, cub200, digits, folder, lfw, msls, places
 from lam.datasets.base import ImageDataset, MissingDataError, Splits, TensorImages
 from lam.datasets.cifar import cifar10, svhn
 from lam.datasets.folder import FolderImages
 from lam.datasets.idx import fashionmnist, mnist
+from lam.datasets.place_images import PlaceImages
 
-__all__ = ["FolderImages", "ImageDataset", "MissingDataError", "Splits", "TensorImages", "load", "load_ood"]
+__all__ = [
+    "FolderImages",
+    "ImageDataset",
+    "MissingDataError",
+    "PlaceImages",
+    "Splits",
+    "TensorImages",
+    "load",
+    "load_ood",
+]
 
 T = TypeVar("T")
 
@@ -33,6 +43,8 @@ DATASETS: dict[str, Callable[..., Splits]] = {
     "cub200": cub200.splits,
     "cars196": cars196.splits,
     "lfw": lfw.splits,
+    "msls": msls.splits,
+    "places": places.splits,
 }
 OOD_SETS: dict[str, Callable[..., ImageDataset]] = {  # beside these, the test split of any data set
     "digits_held_out": digits.held_out,
@@ -49,8 +61,9 @@ def load(name: str, *, root: str | Path | None = None, seed: int = 0, **options:
     """Load a data set in three disjoint splits.
 
     Args:
-        name: "digits", "fashionmnist", "mnist", "cifar10", "svhn", "cub200", "cars196", "lfw" or "folder".
-        root: where its files are; digits has none, folder needs it, all others have a default.
+        name: "digits", "fashionmnist", "mnist", "cifar10", "svhn", "cub200", "cars196", "lfw", "msls", "places" or
+            "folder".
+        root: where its files are; digits has none, folder and places need it, all others have a default.
         seed: of every random choice.
         options: those of the data set: `lam.datasets.digits.splits`, `lam.datasets.idx.IdxImages.splits`,
             `lam.datasets.cifar.SmallImages.splits`, else `splits` in the module of its name.

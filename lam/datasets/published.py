@@ -87,15 +87,16 @@ def existing(paths: Sequence[Path], *, annotated_in: Path, allow_missing: bool) 
         MissingDataError: If some do not: how many, and the first five.
     """
     folders = {path.parent for path in paths}
-    files = {file for folder in folders if folder.is_dir() for file in folder.iterdir()}  # faster than asking for each
-    absent = [path for path in paths if path not in files]
+    names = {folder: {file.name for file in folder.iterdir()} if folder.is_dir() else set() for folder in folders}
+    found = [path.name in names[path.parent] for path in paths]  # many times faster than asking for each
+    absent = [path for path, is_there in zip(paths, found, strict=True) if not is_there]
     if absent:
         first = ", ".join(map(str, absent[:_NAMED])) + (", ..." if len(absent) > _NAMED else "")
         said = f"{annotated_in} names {len(absent)} of {len(paths)} images that do not exist: {first}"
         if not allow_missing:
             raise MissingDataError(f"{said}; get them, or leave them out with allow_missing=True")
         warnings.warn(f"{said}; they are left out", stacklevel=2)
-    return torch.tensor([path in files for path in paths], dtype=torch.bool)
+    return torch.tensor(found, dtype=torch.bool)
 
 
 def annotated_images(

@@ -111,3 +111,51 @@ def _numbered(n_classes: int, each: int) -> Sequence[tuple[int, int]]:
 def structs(rows: Sequence[tuple], fields: Sequence[str]) -> np.ndarray:
     """What MATLAB calls a struct array."""
     return np.array([rows], dtype=[(name, object) for name in fields])
+
+
+def table(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    """A CSV file."""
+    columns = list(rows[0])
+    content = [",".join(columns), *(",".join(str(row[name]) for name in columns) for row in rows)]
+    return lines(path, *content)
+
+
+def places(root: Path, rows: Sequence[Mapping[str, object]], *, name: str = "places.csv") -> Path:
+    """A folder of images and the CSV file that places them; the grey value of an image is its row."""
+    for number, row in enumerate(rows):
+        picture(root / str(row["path"]), number)
+    table(root / name, rows)
+    return root
+
+
+def msls(root: Path, cities: Sequence[str], *, each: int = 6) -> Path:
+    """MSLS's train_val: images 8 m apart, the last of each role a panorama, the first of no subtask."""
+    for c, city in enumerate(cities):
+        for role, shift in (("query", 0), ("database", 3)):
+            folder = root / "train_val" / city / role
+            keys = [f"{city}_{role[0]}{i}" for i in range(each)]
+            for number, key in enumerate(keys):
+                picture(folder / "images" / f"{key}.jpg", number)
+            indexed = list(enumerate(keys))
+            table(
+                folder / "postprocessed.csv",
+                [
+                    {"": i, "key": key, "easting": 5e5 + 8 * i + shift, "northing": 6e6 + c, "unique_cluster": i,
+                     "night": False, "control_panel": False, "view_direction": "Forward"}
+                    for i, key in indexed
+                ],
+            )  # fmt: skip
+            table(
+                folder / "raw.csv",
+                [
+                    {"": i, "key": key, "lon": 10.0, "lat": 55.0, "ca": "" if i == 1 else 30.5 * i,
+                     "captured_at": "2017-05-29", "pano": i == each - 1}
+                    for i, key in reversed(indexed)  # joined by key, not by row
+                ],
+            )  # fmt: skip
+            subtasks = ("all", "s2w", "w2s", "o2n", "n2o", "d2n", "n2d")
+            table(
+                folder / "subtask_index.csv",
+                [{"": i, "key": key, **{task: i > 0 and task != "n2d" for task in subtasks}} for i, key in indexed],
+            )
+    return root

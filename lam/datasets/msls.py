@@ -1,0 +1,164 @@
+"""Mapillary Street-Level Sequences (MSLS): 1.6 million photographs of 30 cities, in the layout of their authors.
+
+    train_val/<city>/{query, database}/
+        postprocessed.csv       key, easting, northing (metres, in the city's UTM zone)
+        raw.csv                 key, pano, ca (compass angle in degrees)
+        subtask_index.csv       key and a column a subtask: all, s2w, w2s, o2n, n2o, d2n, n2d
+        images/<key>.jpg
+
+Sequences (seq_info.csv) are not read: images are retrieved one by one. Panoramas are left out, as by the authors' code.
+The positions of the authors' test cities (miami, athens, buenosaires, stockholm, bengaluru, kampala) are not published:
+`TEST` is their validation cities, which is what most papers report, and validation is training cities of our choice.
+Tested on files made in this layout, not on the real ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from lam.datasets.base import Splits
+from lam.datasets.place_images import PlaceImages
+from lam.datasets.published import Source, existing, resolve_preprocessing
+from lam.datasets.tables import Table
+from lam.preprocessing import Preprocessing
+
+Subtask = Literal["all", "s2w", "w2s", "o2n", "n2o", "d2n", "n2d"]
+
+TRAIN = (
+    "trondheim", "london", "boston", "melbourne", "amsterdam", "helsinki", "tokyo", "toronto", "saopaulo", "moscow",
+    "paris", "bangkok", "budapest", "austin", "berlin", "ottawa", "phoenix", "goa", "nairobi", "manila",
+)  # fmt: skip
+VALIDATION = ("zurich", "amman")
+TEST = ("cph", "sf")
+UNPUBLISHED = ("miami", "athens", "buenosaires", "stockholm", "bengaluru", "kampala")
+
+_ROLES = ("query", "database")
+_SOURCE = Source(
+    "msls",
+    "Unpack metadata.zip and images_vol_1.zip to images_vol_6.zip there, from https://www.mapillary.com/dataset/places "
+    "(free, after registration), or name the cities that are there with train_cities, validation_cities, test_cities.",
+)
+
+
+def splits(
+    *,
+    root: str | Path | None = None,
+    image_size: int | None = None,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    train_cities: Sequence[str] = TRAIN,
+    validation_cities: Sequence[str] = VALIDATION,
+    test_cities: Sequence[str] = TEST,
+    subtask: Subtask = "all",
+    angles: bool = False,
+    allow_missing: bool = False,
+) -> Splits:
+    """Photographs of places with queries and a database for each city, as networks for ImageNet expect them.
+
+    Source: F. Warburg, S. Hauberg, M. Lopez-Antequera, P. Gargallo, Y. Kuang and J. Civera (2020); the cities are those
+        of the authors' mapillary_sls, but zurich and amman, of its 22 training cities, are held out for validation.
+
+    Args:
+        root: the folder that has train_val; $LAM_DATA/msls by default.
+        image_size: pixels of each side, 227 by default.
+        preprocessing: how a file becomes an item, as a record or its JSON, instead of ImageNet's at `image_size`.
+        train_cities: to train on.
+        validation_cities: to validate on.
+        test_cities: to test on.
+        subtask: which images validation and testing take; the authors do not choose in training.
+        angles: read the compass angle `ca`; the items' targets then have it as their last column.
+        allow_missing: leave out images that are listed but do not exist, with a warning, instead of refusing.
+
+    Returns:
+        Three parts of `PlaceImages`.
+
+    Raises:
+        MissingDataError: If files are missing (each named), or listed images (counted, the first five named).
+        ValueError: If a city is in two parts or has no published positions, or a file is not what it should be: it is
+            named, with the row.
+    """
+    preprocessing = resolve_preprocessing(preprocessing, image_size)
+    parts = {"train": train_cities, "validation": validation_cities, "test": test_cities}
+    _check(parts, subtask)
+    cities = [city for part in parts.values() for city in part]
+    top = _SOURCE.root(root) / "train_val"
+    files = [top / city / role / name for city in cities for role in _ROLES for name in _needed(city in train_cities)]
+    if missing := [file for file in files if not file.exists()]:
+        raise _SOURCE.missing(missing)
+    found: dict[str, PlaceImages] = {}
+    for part, wanted in parts.items():
+        chosen = None if part == "train" else subtask
+        folders = [(cities.index(city), top / city / role) for city in wanted for role in _ROLES]
+        read = {folder: _read(folder, chosen, angles=angles, allow_missing=allow_missing) for _, folder in folders}
+        counts = torch.tensor([len(rows.paths) for rows in read.values()])
+        found[part] = PlaceImages(
+            [path for rows in read.values() for path in rows.paths],
+            torch.tensor([label for label, _ in folders]).repeat_interleave(counts),
+            torch.cat([rows.positions for rows in read.values()]),
+            name="msls",
+            classes=cities,
+            preprocessing=preprocessing,
+            angles=torch.cat([rows.angles for rows in read.values()]) if angles else None,
+            is_query=torch.tensor([folder.name == "query" for folder in read]).repeat_interleave(counts),
+        )
+    return Splits(**found)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The queries, or the database, of one city; the angles are NaN where they are not asked for."""
+
+    paths: list[Path]
+    positions: Float64[Tensor, "N 2"]
+    angles: Float64[Tensor, " N"]
+
+
+def _read(folder: Path, subtask: str | None, *, angles: bool, allow_missing: bool) -> _Rows:
+    table = Table.read(folder / "postprocessed.csv", needed=("key", "easting", "northing"))
+    raw = Table.read(folder / "raw.csv", needed=("key", "pano", *(("ca",) if angles else ())))
+    keys = table.columns["key"]
+    row = _rows_of(raw, keys)
+    kept = ~raw.truths("pano")[row]
+    if subtask is not None:
+        index = Table.read(folder / "subtask_index.csv", needed=("key", subtask))
+        kept &= index.truths(subtask)[_rows_of(index, keys)]
+    paths = [folder / "images" / f"{keys[i]}.jpg" for i in kept.nonzero().flatten().tolist()]
+    there = existing(paths, annotated_in=table.path, allow_missing=allow_missing)
+    positions = torch.stack([table.numbers("easting"), table.numbers("northing")], 1)
+    turned = raw.numbers("ca", unknown=True)[row] if angles else positions.new_full((len(keys),), torch.nan)
+    found = [path for path, is_there in zip(paths, there.tolist(), strict=True) if is_there]
+    return _Rows(found, positions[kept][there], turned[kept][there])
+
+
+def _needed(training: bool) -> tuple[str, ...]:
+    return ("postprocessed.csv", "raw.csv", *(() if training else ("subtask_index.csv",)), "images")
+
+
+def _rows_of(table: Table, keys: Sequence[str]) -> Int64[Tensor, " N"]:
+    """The row of each key."""
+    rows = {key: row for row, key in enumerate(table.columns["key"])}
+    if unknown := [key for key in keys if key not in rows]:
+        raise ValueError(
+            f"{table.path} lacks {len(unknown)} of {len(keys)} images, the first {unknown[0]}; get it again"
+        )
+    return torch.tensor([rows[key] for key in keys], dtype=torch.int64)
+
+
+def _check(parts: Mapping[str, Sequence[str]], subtask: str) -> None:
+    if subtask not in get_args(Subtask):
+        raise ValueError(f"subtask must be one of {', '.join(get_args(Subtask))}, got {subtask!r}")
+    cities = [city for part in parts.values() for city in part]
+    for name, part in parts.items():
+        if isinstance(part, str) or not part:
+            raise ValueError(f"{name}_cities must be a list of cities, got {part!r}")
+        if hidden := [city for city in part if city in UNPUBLISHED]:
+            raise ValueError(
+                f"{name}_cities: the positions of {', '.join(hidden)} are not published, so nothing can be measured "
+                "there; take other cities"
+            )
+    if twice := sorted({city for city in cities if cities.count(city) > 1}):
+        raise ValueError(f"a city must be in one part alone, got {', '.join(twice)} twice")

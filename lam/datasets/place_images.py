@@ -1,0 +1,119 @@
+"""Photographs of places: image files with positions in metres, in areas far from each other.
+
+Where positions come from is in the file of each data set.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor
+
+from lam.datasets.base import first_drawn
+from lam.datasets.folder import FolderImages
+from lam.preprocessing import Preprocessing
+
+AREA_DISTANCE = 1e7
+"""Metres that areas are apart, at least: none of their places are near."""
+
+_NEAREST = 4  # places that a limit draws together
+
+
+class PlaceImages(FolderImages):
+    """N photographs on disk, each taken somewhere; an item is an image and its position (see `targets`).
+
+    Attributes:
+        labels: (N,) the area of each, so that what is stratified by label is stratified by area.
+        positions: (N, X + 1) in metres; the last coordinate is 1e7 m times the area, so that no two areas are near.
+        angles: (N,) the compass angle of each in degrees, NaN where it is unknown; or None.
+        is_query: (N,) whether each is a query, else it belongs to the database; None where every item is both, and a
+            query is not found as its own match.
+
+    Args:
+        paths: N image files.
+        labels: (N,) int64, the area of each.
+        positions: (N, X) in metres, of one frame for each area.
+        name: what the data set is called in tables.
+        classes: the name of every area.
+        preprocessing: how a file becomes an item; it must give one shape.
+        angles: see above; any number of whole turns.
+        is_query: see above.
+
+    Raises:
+        ValueError: If these are not as many, a position is not finite, or an angle is infinite.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        labels: Int64[Tensor, " N"],
+        positions: Float[Tensor, "N X"],
+        *,
+        name: str,
+        classes: Sequence[str],
+        preprocessing: Preprocessing,
+        angles: Float[Tensor, " N"] | None = None,
+        is_query: Bool[Tensor, " N"] | None = None,
+    ) -> None:
+        super().__init__(paths, labels, name=name, classes=classes, preprocessing=preprocessing)
+        _check(self.paths, positions, angles, is_query)
+        area = labels.double()[:, None] * AREA_DISTANCE
+        self.positions: Float64[Tensor, "N Y"] = torch.cat([positions.double(), area], 1)
+        self.angles = None if angles is None else angles.double()
+        self.is_query = is_query
+
+    @property
+    def targets(self) -> Float64[Tensor, "N Y"]:
+        """The positions, and where there are angles those as a last column: what `lam.curvature.Relation` takes."""
+        return self.positions if self.angles is None else torch.cat([self.positions, self.angles[:, None]], 1)
+
+    def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], Tensor]:
+        target = self.positions[index]
+        if self.angles is not None:
+            target = torch.cat([target, self.angles[index, None]])
+        return self.preprocessing(self.paths[index]), target
+
+    def _part(self, indices: Int64[Tensor, " M"]) -> "PlaceImages":
+        return PlaceImages(
+            [self.paths[index] for index in indices.tolist()],
+            self.labels[indices],
+            self.positions[indices, :-1],
+            name=self.name,
+            classes=self.classes,
+            preprocessing=self.preprocessing,
+            angles=None if self.angles is None else self.angles[indices],
+            is_query=None if self.is_query is None else self.is_query[indices],
+        )
+
+    def _drawn(self, n: int, seed: int) -> Int64[Tensor, " n"]:
+        """Draw places that have matches: random queries, each with its nearest images of the database."""
+        from scipy.spatial import KDTree
+
+        generator = torch.Generator().manual_seed(seed)
+        everything = torch.arange(len(self))
+        queries = everything if self.is_query is None else everything[self.is_query]
+        database = everything if self.is_query is None else everything[~self.is_query]
+        if min(len(queries), len(database)) == 0:
+            return first_drawn([], n, len(self), generator)
+        anchors = queries[torch.randperm(len(queries), generator=generator)[:n]]
+        tree = KDTree(self.positions[database].numpy())
+        ranks = list(range(1, min(_NEAREST, len(database)) + 1))
+        _, near = tree.query(self.positions[anchors].numpy(), k=ranks)  # pyright: ignore[reportArgumentType]
+        groups = torch.cat([anchors[:, None], database[torch.as_tensor(near)]], 1)
+        return first_drawn(groups.flatten().tolist(), n, len(self), generator)
+
+
+def _check(paths: Sequence[Path], positions: Tensor, angles: Tensor | None, is_query: Tensor | None) -> None:
+    for name, values in (("positions", positions), ("angles", angles), ("is_query", is_query)):
+        if values is not None and len(values) != len(paths):
+            raise ValueError(f"{name} must be as many as the {len(paths)} images, got {len(values)}")
+    if positions.ndim != 2 or not positions.is_floating_point():
+        raise ValueError(f"positions must be numbers of shape (N, X), got {positions.dtype} {tuple(positions.shape)}")
+    for values, wrong, allowed in (
+        (positions, ~positions.isfinite().all(1), "positions must be finite"),
+        (angles, None if angles is None else angles.isinf(), "angles must be degrees, or NaN where unknown"),
+    ):
+        if values is not None and wrong is not None and wrong.any():
+            index = int(wrong.nonzero()[0])
+            raise ValueError(f"{allowed}, got {values[index].tolist()} for {paths[index]}")

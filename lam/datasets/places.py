@@ -1,0 +1,193 @@
+"""Anyone's own photographs of places: a folder of images and a CSV file that says where each was taken.
+
+The first line of the file, places.csv in the folder, names its columns; others than these are ignored:
+
+    path                    of the image, below the folder
+    x, y                    position in metres, or
+    easting, northing       the same, or
+    lat, lon                position in degrees
+    role                    optional: query or database; without it every image is both
+    area (or city)          optional: images of two areas never match; positions in metres need a frame for each alone
+    split                   optional: train, validation (or val) or test
+    angle                   optional: compass angle in degrees, empty where unknown; read where angles are asked for
+
+Tested on files made here.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from lam.datasets.base import MissingDataError, Splits, fraction_of
+from lam.datasets.place_images import PlaceImages
+from lam.datasets.published import existing, resolve_preprocessing
+from lam.datasets.tables import Table
+from lam.preprocessing import Preprocessing
+
+_METRES = (("x", "y"), ("easting", "northing"))
+_DEGREES = ("lat", "lon")
+_PARTS = ("train", "validation", "test")
+_EQUATOR, _FLATTENING = 6378137.0, 1 / 298.257223563  # WGS 84
+
+
+def splits(
+    *,
+    root: str | Path,
+    csv: str = "places.csv",
+    image_size: int | None = None,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    validation: float = 0.2,
+    test: float = 0.2,
+    angles: bool = False,
+    allow_missing: bool = False,
+) -> Splits:
+    """Read places in three parts: those of the column `split`, or strips of land.
+
+    Without that column each area is cut along its longer side into three strips, for training, validation and testing
+    in this order, so that few places are in two parts; nothing is drawn at random.
+
+    Args:
+        root: the folder.
+        csv: the file, below the folder.
+        image_size: pixels of each side, 227 by default.
+        preprocessing: how a file becomes an item, as a record or its JSON, instead of ImageNet's at `image_size`.
+        validation: fraction of the images of each area for validation, without a column `split`.
+        test: fraction of the images of each area for testing, without a column `split`.
+        angles: read the column `angle`; the items' targets then have it as their last column.
+        allow_missing: leave out images that are named but do not exist, with a warning, instead of refusing.
+
+    Returns:
+        Three parts of `PlaceImages`.
+
+    Raises:
+        MissingDataError: If the folder or the file is missing, or named images are (counted, the first five named).
+        ValueError: If a column is missing or a value is not what it should be; it names the file and the row.
+    """
+    preprocessing = resolve_preprocessing(preprocessing, image_size)
+    table = _table(Path(root).expanduser(), csv)
+    positions, area = _positions(table), _column(table, ("area", "city"))
+    names = sorted(set(area))
+    label_of = {name: label for label, name in enumerate(names)}
+    labels = torch.tensor([label_of[name] for name in area], dtype=torch.int64)
+    part = _given_parts(table) if "split" in table else _strips(positions, labels, validation=validation, test=test)
+    if "role" in table:
+        table.check_choices("role", ("query", "database"))
+    if angles and "angle" not in table:
+        raise ValueError(f"{table.path} has no column angle; leave out angles=True")
+    paths = [Path(root).expanduser() / path for path in table.columns["path"]]
+    found = existing(paths, annotated_in=table.path, allow_missing=allow_missing)
+    places = PlaceImages(
+        paths,
+        labels,
+        positions,
+        name="places",
+        classes=names,
+        preprocessing=preprocessing,
+        angles=table.numbers("angle", unknown=True) if angles else None,
+        is_query=torch.tensor([role.lower() == "query" for role in table.columns["role"]]) if "role" in table else None,
+    )
+    return Splits(**{name: _part(places, (part == i) & found, name, table) for i, name in enumerate(_PARTS)})
+
+
+def _table(root: Path, csv: str) -> Table:
+    path = root / csv
+    if not path.is_file():
+        raise MissingDataError(
+            f"places: these are missing:\n  {path}\nWrite one line an image there, below one that names the columns: "
+            "path, and x and y in metres or lat and lon in degrees"
+        )
+    table = Table.read(path, needed=("path",))
+    paths = table.columns["path"]
+    if not paths:
+        raise ValueError(f"{path} names no image: write one line an image")
+    name, times = Counter(paths).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"{path} must name each image once, got {name} {times} times")
+    return table
+
+
+def _column(table: Table, names: tuple[str, ...]) -> list[str]:
+    """The first of these columns that is there; one area for all without any."""
+    return next((table.columns[name] for name in names if name in table), ["everywhere"] * len(table.columns["path"]))
+
+
+def _positions(table: Table) -> Float64[Tensor, "N X"]:
+    for names in _METRES:
+        if all(name in table for name in names):
+            return torch.stack([table.numbers(name) for name in names], 1)
+    if not all(name in table for name in _DEGREES):
+        raise ValueError(
+            f"{table.path} has no positions: it needs the columns x and y, or easting and northing, in metres, or lat "
+            f"and lon in degrees; it has {', '.join(table.columns)}"
+        )
+    degrees = torch.stack([table.numbers(name) for name in _DEGREES], 1)
+    for name, values, most in zip(_DEGREES, degrees.T, (90, 180), strict=True):
+        if (outside := (values.abs() > most).nonzero()).numel():
+            row = int(outside[0])
+            raise ValueError(
+                f"{table.path}: {name} must be from -{most} to {most} degrees, got {values[row]:g} in row {row + 2}"
+            )
+    return earth_centred(degrees)
+
+
+def earth_centred(degrees: Float64[Tensor, "N 2"]) -> Float64[Tensor, "N 3"]:
+    """Metres from the centre of the earth, of places on the WGS 84 ellipsoid.
+
+    x = ν cos φ cos λ, y = ν cos φ sin λ, z = (1 − e²) ν sin φ with ν = a / √(1 − e² sin² φ). The straight line between
+    two places is as long as the way on the ground to 1 mm at 10 km; no map projection bends it, wherever they are.
+
+    Source: National Imagery and Mapping Agency (2000), TR8350.2, Department of Defense World Geodetic System 1984,
+        equation 4-14, at height 0.
+
+    Args:
+        degrees: (N, 2) latitude φ and longitude λ.
+
+    Returns:
+        (N, 3) in metres.
+
+    Example:
+        >>> equator = earth_centred(torch.tensor([[0.0, 0.0], [0.0, 0.001]], dtype=torch.float64))
+        >>> round(float((equator[1] - equator[0]).norm()), 3)
+        111.319
+    """
+    latitude, longitude = degrees.deg2rad().T
+    e_square = _FLATTENING * (2 - _FLATTENING)
+    radius = _EQUATOR / (1 - e_square * latitude.sin() ** 2).sqrt()
+    across = radius * latitude.cos()
+    up = (1 - e_square) * radius * latitude.sin()
+    return torch.stack([across * longitude.cos(), across * longitude.sin(), up], 1)
+
+
+def _given_parts(table: Table) -> Int64[Tensor, " N"]:
+    table.check_choices("split", (*_PARTS, "val"))
+    names = [name.lower() for name in table.columns["split"]]
+    return torch.tensor([_PARTS.index("validation" if name == "val" else name) for name in names])
+
+
+def _strips(
+    positions: Float64[Tensor, "N X"], labels: Int64[Tensor, " N"], *, validation: float, test: float
+) -> Int64[Tensor, " N"]:
+    for name, share in (("validation", validation), ("test", test)):
+        fraction_of(len(labels), share, name=name)  # refuses what is no fraction
+    if validation + test >= 1:
+        raise ValueError(f"validation and test must leave images to train on, got {validation} and {test}")
+    bounds = torch.tensor([1 - validation - test, 1 - test], dtype=torch.float64)
+    part = torch.empty_like(labels)
+    for area in labels.unique():
+        members = (labels == area).nonzero().flatten()
+        extent = positions[members].max(0).values - positions[members].min(0).values
+        along = positions[members, int(extent.argmax())].argsort(stable=True)
+        place = (torch.arange(len(members), dtype=torch.float64) + 0.5) / len(members)
+        part[members[along]] = torch.searchsorted(bounds, place)
+    return part
+
+
+def _part(places: PlaceImages, chosen: Tensor, name: str, table: Table) -> PlaceImages:
+    if not chosen.any():
+        raise ValueError(f"{table.path} leaves no image for {name}: name more images, or parts in a column split")
+    return places.subset(chosen.nonzero().flatten())

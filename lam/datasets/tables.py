@@ -1,0 +1,98 @@
+"""Columns of a CSV file as text and numbers, with errors that name the file and the row; not what they mean."""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a CSV file by column.
+
+    Attributes:
+        path: the file.
+        columns: of each name, the text in every row, without blanks around it.
+    """
+
+    path: Path
+    columns: dict[str, list[str]]
+
+    @classmethod
+    def read(cls, path: Path, *, needed: Sequence[str] = ()) -> "Table":
+        """Read a file whose first line names the columns.
+
+        Raises:
+            ValueError: If it lacks a needed column, or a row has more or fewer values than there are columns.
+        """
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            rows = csv.reader(stream, strict=True)
+            try:
+                names = [name.strip() for name in next(rows, [])]
+                values = [row for row in rows if row]
+            except (csv.Error, UnicodeDecodeError) as error:
+                raise ValueError(f"{path} is no CSV file: {error}") from error
+        if absent := [name for name in needed if name not in names]:
+            raise ValueError(f"{path} has no column {', '.join(absent)}; it has {', '.join(names) or 'none'}")
+        for line, row in enumerate(values, start=2):
+            if len(row) != len(names):
+                raise ValueError(f"{path} has {len(names)} columns, but {len(row)} values in row {line}")
+        return cls(path, {name: [row[i].strip() for row in values] for i, name in enumerate(names)})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    def numbers(self, name: str, *, unknown: bool = False) -> Float64[Tensor, " N"]:
+        """A column of numbers.
+
+        Args:
+            name: of the column.
+            unknown: whether a value may be empty or "nan"; it becomes NaN.
+
+        Raises:
+            ValueError: If a value is no finite number: how many, and the first with its row, the header being row 1.
+        """
+        values = [_number(text, unknown) for text in self.columns[name]]
+        if wrong := [row for row, value in enumerate(values) if value is None]:
+            first = self.columns[name][wrong[0]]
+            raise ValueError(
+                f"{self.path}: {name} must be numbers, got {first!r} in row {wrong[0] + 2} ({len(wrong)} such rows)"
+            )
+        return torch.tensor(values, dtype=torch.float64)
+
+    def truths(self, name: str) -> Bool[Tensor, " N"]:
+        """A column of True and False, or 1 and 0.
+
+        Raises:
+            ValueError: If a value is none of these.
+        """
+        self.check_choices(name, ("True", "False", "1", "0"))
+        return torch.tensor([_TRUTH[text.lower()] for text in self.columns[name]], dtype=torch.bool)
+
+    def check_choices(self, name: str, allowed: Sequence[str]) -> None:
+        """Refuse a column with a value that is not allowed, upper or lower case.
+
+        Raises:
+            ValueError: naming the first such value and its row.
+        """
+        known = {text.lower() for text in allowed}
+        for row, text in enumerate(self.columns[name], start=2):
+            if text.lower() not in known:
+                raise ValueError(f"{self.path}: {name} must be one of {', '.join(allowed)}, got {text!r} in row {row}")
+
+
+def _number(text: str, unknown: bool) -> float | None:
+    if unknown and text.lower() in ("", "nan"):
+        return math.nan
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

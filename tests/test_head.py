@@ -1,3 +1,4 @@
+from collections import UserDict
 from itertools import count
 
 import pytest
@@ -5,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lam.head import features_and_output, find_head
+from lam.head import ADDED, caught_input, features_and_output, find_head
 
 
 class Classifier(nn.Module):
@@ -33,6 +34,13 @@ class Pooled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.project(x[:, None].expand(-1, 4, -1)).mean(1) ** 3
+
+
+class Several(nn.Module):
+    """Gives two things by name."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"a": x[0], "b": x}
 
 
 @pytest.mark.parametrize("normalise", [True, False])
@@ -102,3 +110,40 @@ def test_named_inputs_are_given_by_name():
 
     batch = {"ids": torch.randn(4, 5), "mask": torch.ones(4, 5), "flag": True}
     assert find_head(Named(), batch) == "head"
+
+
+def test_what_the_network_gives_enters_a_layer_added_after_it():
+    network, inputs = nn.Sequential(nn.Linear(5, 3), nn.Tanh()), torch.randn(4, 5)
+    features, output = features_and_output(network, ADDED, inputs)
+    assert torch.equal(features, output)
+    assert torch.equal(features, network(inputs))
+    with pytest.raises(ValueError, match=r"must enter head '\(added\)' as \(N, P\), got shape \(4, 3, 1\)"):
+        features_and_output(nn.Sequential(network, nn.Unflatten(1, (3, 1))), ADDED, inputs)
+
+
+def test_what_the_network_gives_is_caught_in_an_exported_program_too():
+    class Caught(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = nn.Sequential(nn.Linear(5, 3), nn.Tanh())
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            with caught_input(self.network, ADDED) as caught:
+                self.network(inputs)
+            return 2 * caught[-1]
+
+    network, inputs = Caught(), torch.randn(4, 5)
+    exported = torch.export.export(network, (inputs,)).module()
+    torch.testing.assert_close(exported(inputs), network(inputs))
+
+
+def test_named_inputs_of_any_mapping_are_taken_and_unknown_names_refused():
+    network = nn.Linear(5, 3)
+    assert find_head(network, UserDict(input=torch.randn(4, 5))) == ""
+    with pytest.raises(
+        ValueError,
+        match=r"must take a batch of ids by name, it does not \(missing a required argument: 'input'\): wrap",
+    ):
+        find_head(network, {"ids": torch.randn(4, 5)})
+    with pytest.raises(ValueError, match=r'gave dict of a, b: wrap .* such as self.network\(\*\*inputs\)\["b"\]'):
+        find_head(Several(), {"x": torch.randn(4, 5)})

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from lam.vmf import mean_resultant_length
+
 KAPPA_RANGE = (1e-6, 1e8)
 """Concentrations outside this range are reported as its nearest end."""
 
@@ -62,6 +64,41 @@ class Embeddings:
         samples = None if self.samples is None else self.samples.to(device)
         return Embeddings(
             self.mean.to(device), self.kappa.to(device), self.resultant.to(device), self.variance.to(device), samples
+        )
+
+    @staticmethod
+    def from_samples(
+        samples: Float[Tensor, "S N D"], variance: Float[Tensor, " N"], *, keep: bool = False
+    ) -> "Embeddings":
+        """Summarise samples: their mean direction, and κ from their mean resultant length, corrected for chance.
+
+        Source: Sra (2012).
+
+        Args:
+            samples: (S, N, D) unit vectors, S ≥ 2.
+            variance: (N,) before normalisation; its type is that of the embeddings.
+            keep: keep the samples.
+
+        Returns:
+            One record of N items.
+
+        Raises:
+            ValueError: as `lam.vmf.mean_resultant_length`.
+
+        Example:
+            >>> samples = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 0.0]]])
+            >>> Embeddings.from_samples(samples, torch.zeros(1)).resultant
+            tensor([0.5774])
+        """
+        length = mean_resultant_length(samples, unbiased=True)
+        least, most = KAPPA_RANGE
+        dtype = variance.dtype
+        return Embeddings(
+            length.mean.to(dtype),
+            length.kappa(max_kappa=most).clamp(min=least).to(dtype),
+            length.resultant.to(dtype),
+            variance,
+            samples.to(dtype) if keep else None,
         )
 
     @staticmethod

@@ -36,17 +36,26 @@ class Relation:
         positive_within: for places: the largest distance of a positive pair, in metres. None means that targets are
             labels, not positions.
         negative_beyond: for places: negative pairs are farther apart than this, in metres.
+        angle_within: for places: the largest difference of the compass angles of a positive pair, in degrees; near
+            pairs that differ more are neither positive nor negative. With it the last column of the targets is the
+            angle, NaN where it is unknown, which fits any other; None means that all columns are coordinates.
     """
 
     scope: Scope | Literal["online"] = "batch"
     positive_within: float | None = None
     negative_beyond: float | None = None
+    angle_within: float | None = None
 
     def __post_init__(self) -> None:
         if self.scope not in (*SCOPES, "online"):
             raise ValueError(f"scope must be one of {', '.join(SCOPES)}, online, got {self.scope!r}")
         if self.positive_within is None and self.negative_beyond is not None:
             raise ValueError("negative_beyond needs positive_within: both are distances between places")
+        if self.angle_within is not None:
+            if self.positive_within is None:
+                raise ValueError("angle_within needs positive_within: both are for places")
+            if not 0 < self.angle_within <= 180:
+                raise ValueError(f"angle_within must be more than 0 and at most 180 degrees, got {self.angle_within}")
 
     @property
     def in_batches(self) -> bool:
@@ -54,10 +63,27 @@ class Relation:
         return self.scope == "batch"
 
     def pairs(self, targets: Tensor) -> Pairs:
-        """Form the pairs of a batch from its labels (N,) or positions (N, X)."""
+        """Form the pairs of a batch from its labels (N,) or positions (N, X), with angles or without."""
         if self.positive_within is None:
             return Pairs.by_label(targets)
-        return Pairs.by_distance(targets, self.positive_within, self.negative_beyond)
+        return Pairs.by_distance(**self._places(targets))
+
+    def neighbours(self, targets: Tensor) -> Neighbours:
+        """Form the pairs of a whole data set of places from their positions (N, X), with angles or without."""
+        return Neighbours.by_distance(**self._places(targets))
+
+    def positions(self, targets: Tensor) -> Tensor:
+        """Give the positions alone of the targets of places: all columns, or all but the angle."""
+        return targets if self.angle_within is None else targets[..., :-1]
+
+    def _places(self, targets: Tensor) -> dict[str, Any]:
+        return {
+            "positions": self.positions(targets),
+            "positive_within": self.positive_within,
+            "negative_beyond": self.negative_beyond,
+            "angles": None if self.angle_within is None else targets[..., -1],
+            "angle_within": self.angle_within,
+        }
 
 
 def split_batch(batch: Batch) -> tuple[Any, Any]:
@@ -202,7 +228,7 @@ def all_pairs(
     if options["fix"] == "full":
         return contrastive_ggn(features, weight, bias, relation.pairs(targets), **options)
     if relation.positive_within is not None:
-        near = Neighbours.by_distance(targets, relation.positive_within, relation.negative_beyond)
+        near = relation.neighbours(targets)
         diagonal = contrastive_ggn_dataset(features, weight, bias, neighbours=near, progress=progress, **options)
         if diagonal.n_negatives == 0:
             raise ValueError(f"all {len(features)} places are near each other: there is no negative pair")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 
@@ -62,20 +62,31 @@ class Pairs:
 
     @classmethod
     def by_distance(
-        cls, positions: Float[Tensor, "N X"], positive_within: float, negative_beyond: float | None = None
+        cls,
+        positions: Float[Tensor, "N X"],
+        positive_within: float,
+        negative_beyond: float | None = None,
+        *,
+        angles: Float[Tensor, " N"] | None = None,
+        angle_within: float | None = None,
     ) -> "Pairs":
         """Make near places positive pairs and far ones negative; in between they count as neither.
+
+        Near places photographed in directions that differ too much count as neither, too: they show different things.
 
         Args:
             positions: (N, X) coordinates of each item, in metres.
             positive_within: the largest distance of a positive pair, in metres.
             negative_beyond: negative pairs are farther apart than this, in metres; `positive_within` by default.
+            angles: (N,) compass angles in degrees; one that is NaN, unknown, fits any other.
+            angle_within: the largest difference of the angles of a positive pair, in (0, 180] degrees.
 
         Returns:
             The ordered pairs of both kinds.
 
         Raises:
-            ValueError: where a position is not finite or the distances do not satisfy 0 < within ≤ beyond.
+            ValueError: where a position is not finite, the distances do not satisfy 0 < within ≤ beyond, an angle is
+                infinite, or `angle_within` is not in (0, 180] or comes without angles, or these without it.
 
         Example:
             >>> pairs = Pairs.by_distance(torch.tensor([[0.0], [8.0], [20.0], [90.0]]), 10.0, 25.0)
@@ -84,7 +95,11 @@ class Pairs:
         """
         negative_beyond = checked_distances(positions, positive_within, negative_beyond)
         distance = torch.cdist(positions.double(), positions.double(), compute_mode="donot_use_mm_for_euclid_dist")
-        return cls._counted((distance <= positive_within).fill_diagonal_(False), distance > negative_beyond)
+        positive = (distance <= positive_within).fill_diagonal_(False)
+        check_angles(angles, angle_within, len(positions))
+        if angles is not None and angle_within is not None:
+            positive &= directions_fit(angles[:, None], angles[None, :], angle_within)
+        return cls._counted(positive, distance > negative_beyond)
 
     @classmethod
     def from_tuples(
@@ -155,6 +170,26 @@ def checked_distances(positions: Tensor, positive_within: float, negative_beyond
         bad = int((~finite).nonzero()[0, 0])
         raise ValueError(f"positions must be finite, got {positions[bad].tolist()} at index {bad}")
     return beyond
+
+
+def check_angles(angles: Tensor | None, angle_within: float | None, size: int) -> None:
+    """Refuse angles without a largest difference, the reverse, and either outside its range."""
+    if (angles is None) != (angle_within is None):
+        raise ValueError("angles and angle_within belong together: give both or neither")
+    if angles is None or angle_within is None:
+        return
+    if not 0 < angle_within <= 180:
+        raise ValueError(f"angle_within must be more than 0 and at most 180 degrees, got {angle_within}")
+    if angles.shape != (size,) or not angles.is_floating_point():
+        raise ValueError(f"angles must be numbers of shape ({size},), got {angles.dtype} {tuple(angles.shape)}")
+    if (infinite := angles.isinf().nonzero()).numel():
+        raise ValueError(f"angles must be degrees, or NaN where unknown, got infinity at index {int(infinite[0])}")
+
+
+def directions_fit(one: Float[Tensor, "*#A"], other: Float[Tensor, "*#A"], within: float) -> Bool[Tensor, "*B"]:
+    """Say where two compass angles differ by at most so many degrees, the shorter way round, or one is NaN."""
+    difference = (one.double() - other.double()).remainder(360)
+    return ~(torch.minimum(difference, 360 - difference) > within)
 
 
 def _count_directed(first: Tensor, second: Tensor, size: int) -> Tensor:

@@ -1,7 +1,11 @@
+import math
+
 import pytest
 import torch
 
+from lam.curvature import Relation
 from lam.pairs import Pairs
+from tests.helpers import unchecked
 
 
 def test_by_label_counts_every_ordered_pair_once():
@@ -20,6 +24,47 @@ def test_by_distance_leaves_out_what_is_between():
     assert pairs.positive.nonzero().tolist() == [[0, 1], [1, 0], [2, 3], [2, 4], [3, 2], [3, 4], [4, 2], [4, 3]]
     assert pairs.negative[0].tolist() == [False, False, False, False, True]
     assert not pairs.negative.diagonal().any()
+
+
+def gap(a: float, b: float) -> float:
+    """The angle between two directions, the obvious way."""
+    turn = math.radians(a - b)
+    return math.degrees(math.acos(max(-1.0, min(1.0, math.cos(turn)))))
+
+
+@pytest.mark.parametrize("within", [0.5, 45.0, 130.0, 180.0])
+def test_near_places_seen_in_other_directions_are_neither(within):
+    generator = torch.Generator().manual_seed(3)
+    positions = torch.rand(40, 2, generator=generator) * 60
+    angles = (torch.rand(40, generator=generator) * 1440 - 720).round()
+    angles[::7] = torch.nan
+    pairs = Pairs.by_distance(positions, 20.0, 30.0, angles=angles, angle_within=within)
+    for a in range(40):
+        for b in range(40):
+            distance = math.dist(positions[a].tolist(), positions[b].tolist())
+            known = not (angles[a].isnan() or angles[b].isnan())
+            fits = not known or gap(angles[a].item(), angles[b].item()) <= within + 1e-6
+            assert bool(pairs.positive[a, b]) == (a != b and distance <= 20 and fits)
+            assert bool(pairs.negative[a, b]) == (distance > 30)
+    assert pairs.n_positives == int(pairs.positive.sum()) > 0
+
+
+def test_directions_differ_the_shorter_way_round():
+    angles = torch.tensor([350.0, 5.0, 20.0, 185.0, -355.0])
+    pairs = Pairs.by_distance(torch.zeros(5, 2), 1.0, angles=angles, angle_within=15.0)
+    assert pairs.positive.nonzero().tolist() == [
+        [0, 1],
+        [0, 4],
+        [1, 0],
+        [1, 2],
+        [1, 4],
+        [2, 1],
+        [2, 4],
+        [4, 0],
+        [4, 1],
+        [4, 2],
+    ]
+    assert pairs.n_negatives == 0
 
 
 @pytest.mark.parametrize("size", [0, 1])
@@ -51,6 +96,17 @@ def test_bad_input_is_refused():
         Pairs.by_distance(torch.tensor([[0.0], [float("nan")]]), 1.0)
     with pytest.raises(ValueError, match="0 < positive_within <= negative_beyond, got 5.0 and 2.0"):
         Pairs.by_distance(torch.zeros(2, 1), 5.0, 2.0)
+    for angles, within, message in (
+        (torch.zeros(2), None, "angles and angle_within belong together: give both or neither"),
+        (None, 30.0, "angles and angle_within belong together: give both or neither"),
+        (torch.zeros(2), 0.0, "angle_within must be more than 0 and at most 180 degrees, got 0.0"),
+        (torch.zeros(2), 181.0, "angle_within must be more than 0 and at most 180 degrees, got 181.0"),
+        (torch.tensor([0.0, -math.inf]), 30.0, "angles must be degrees, .* got infinity at index 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Pairs.by_distance(torch.zeros(2, 1), 5.0, angles=angles, angle_within=within)
+    with pytest.raises(ValueError, match=r"angles must be numbers of shape \(2,\), got torch.float32 \(3,\)"):
+        unchecked(Pairs.by_distance.__func__)(Pairs, torch.zeros(2, 1), 5.0, angles=torch.zeros(3), angle_within=9.0)
     counts = {"n_positives": 2, "n_negatives": 4}
     zero, one, far = torch.tensor([0]), torch.tensor([1]), torch.tensor([9])
     with pytest.raises(ValueError, match="3 or 4 index tensors"):
@@ -68,3 +124,31 @@ def test_bad_input_is_refused():
     repeated = torch.tensor([0, 0, 0])
     pairs = Pairs.from_tuples((repeated, repeated + 1, repeated + 2), 3, n_positives=2, n_negatives=4)
     assert pairs.positive[0, 1] == 1.5
+
+
+def as_matrix(pairs: torch.Tensor, size: int) -> torch.Tensor:
+    matrix = torch.zeros(size, size, dtype=torch.bool)
+    matrix[pairs[:, 0], pairs[:, 1]] = True
+    return matrix | matrix.T
+
+
+@pytest.mark.parametrize("beyond", [None, 30.0])
+@pytest.mark.parametrize("within", [None, 45.0])
+def test_neighbours_of_a_data_set_are_the_pairs_of_one_batch(beyond, within):
+    generator = torch.Generator().manual_seed(5)
+    targets = torch.rand(60, 3, generator=generator, dtype=torch.float64) * 100
+    targets[:, 2] *= 3.6
+    targets[::9, 2] = torch.nan if within is not None else 0.0
+    relation = Relation("dataset", 20.0, beyond, within)
+    pairs, neighbours = relation.pairs(targets), relation.neighbours(targets)
+    assert torch.equal(as_matrix(neighbours.positive, 60), pairs.positive)
+    near = as_matrix(torch.cat([neighbours.positive, neighbours.neither]), 60)
+    assert torch.equal(~near & ~torch.eye(60, dtype=torch.bool), pairs.negative)
+    assert torch.equal(relation.positions(targets), targets if within is None else targets[:, :2])
+
+
+def test_a_relation_with_angles_is_for_places():
+    with pytest.raises(ValueError, match="angle_within needs positive_within: both are for places"):
+        Relation(angle_within=30.0)
+    with pytest.raises(ValueError, match="angle_within must be more than 0 and at most 180 degrees, got nan"):
+        Relation(positive_within=10.0, angle_within=math.nan)

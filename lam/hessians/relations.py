@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from lam.hessians.estimate import estimate_positive_pairs
 from lam.hessians.last_layer import BLOCK_ELEMENTS, cross_sum_over_pairs, outputs
-from lam.pairs import check_label_vector, checked_distances
+from lam.pairs import check_angles, check_label_vector, checked_distances, directions_fit
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,29 @@ class Neighbours:
 
     @classmethod
     def by_distance(
-        cls, positions: Float[Tensor, "N X"], positive_within: float, negative_beyond: float | None = None
+        cls,
+        positions: Float[Tensor, "N X"],
+        positive_within: float,
+        negative_beyond: float | None = None,
+        *,
+        angles: Float[Tensor, " N"] | None = None,
+        angle_within: float | None = None,
     ) -> "Neighbours":
         """Find the near pairs with a k-d tree; the counterpart of `Pairs.by_distance` for a whole data set.
 
-        Args:
-            positions: (N, X) coordinates, in metres.
-            positive_within: the largest distance of a positive pair, in metres.
-            negative_beyond: negative pairs are farther apart than this, in metres; `positive_within` by default.
-
-        Raises:
-            ValueError: where a position is not finite or the distances do not satisfy 0 < within ≤ beyond.
+        Args, Raises: as `Pairs.by_distance`.
         """
         from scipy.spatial import KDTree
 
         beyond = checked_distances(positions, positive_within, negative_beyond)
         points = positions.double().cpu()
         near = torch.as_tensor(KDTree(points.numpy()).query_pairs(beyond, output_type="ndarray")).long().reshape(-1, 2)
-        is_positive = (points[near[:, 0]] - points[near[:, 1]]).norm(dim=1) <= positive_within
+        first, second = near.T
+        is_positive = (points[first] - points[second]).norm(dim=1) <= positive_within
+        check_angles(angles, angle_within, len(positions))
+        if angles is not None and angle_within is not None:
+            turned = angles.cpu()
+            is_positive &= directions_fit(turned[first], turned[second], angle_within)
         return cls(near[is_positive].to(positions.device), near[~is_positive].to(positions.device), len(positions))
 
 

@@ -71,7 +71,7 @@ def splits(
         paths = [top / file for file in files]
     else:
         folder = _SOURCE.folder(root, needed=(_META, *_KIT.values(), *_KIT), below=("stanford_cars",))
-        annotated_in, classes = folder / "devkit", _classes(folder / _META)
+        annotated_in, classes = folder / "**/cars_*_annos*.mat", _classes(folder / _META)
         paths, labels = [], []
         for images, annotations in _KIT.items():
             files, numbers = _annotations(folder / annotations, "fname", len(classes))

@@ -70,7 +70,7 @@ def splits(
         if both := sorted(train.keys() & tested.keys()):
             raise ValueError(f"{lists[0]} and {lists[1]} must share no person, got {both[0]} in both; get them again")
         counts = train | tested
-        names, annotated_in = sorted(counts), lists[0].parent
+        names, annotated_in = sorted(counts), lists[0].with_name("peopleDev*.txt")
         paths = [people / name / f"{name}_{i:04d}.jpg" for name in names for i in range(1, counts[name] + 1)]
     if not paths:
         raise MissingDataError(f"{people} has no images <Person_Name>/<Person_Name>_0001.jpg. {_SOURCE.advice}")

@@ -78,6 +78,21 @@ class TestTensorImages:
         assert positions(part) != positions(images.limit(6, seed=2))
         assert len(images.limit(1000)) == 30
 
+    def test_limit_below_two_a_class_keeps_few_classes_and_those_with_matches(self):
+        labels = torch.cat([torch.arange(20), torch.arange(5).repeat_interleave(5)])  # 5 classes of 6, 15 of 1
+        images = TensorImages(pixels(45), labels)
+        part = images.limit(12)
+        assert torch.bincount(part.labels).max() == 4
+        assert part.labels.max() < 5
+        assert torch.equal(part.labels, images.limit(12).labels)
+        assert len(images.limit(1)) == 1
+        many = images.limit(39)  # more than four of each class: topped up
+        assert len(many) == 39
+        assert torch.bincount(many.labels, minlength=20).min() >= 1
+
+    def test_targets_are_the_labels(self):
+        assert torch.equal(data_set().targets, data_set().labels)
+
     def test_singletons_are_named(self):
         images = TensorImages(pixels(4), torch.tensor([0, 2, 3, 3]), classes=("a", "b", "c", "d"))
         assert images.singletons == ("a", "c")

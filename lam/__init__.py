@@ -5,9 +5,11 @@ distribution with a concentration κ; `evaluate` says whether it can be trusted.
 """
 
 from lam.embeddings import Embeddings
-from lam.encoder import BayesianEncoder, load
+from lam.encoder import BayesianEncoder
+from lam.encoder_base import Encoder
 from lam.evaluation import Evaluation, evaluate
 from lam.files import CorruptFileError
+from lam.loading import load
 from lam.methods.laplace_posthoc import fit, fit_features
 from lam.pairs import Pairs
 
@@ -17,6 +19,7 @@ __all__ = [
     "BayesianEncoder",
     "CorruptFileError",
     "Embeddings",
+    "Encoder",
     "Evaluation",
     "Pairs",
     "evaluate",

@@ -104,6 +104,11 @@ class Augmented(ImageDataset):
         return Augmented(self.dataset._part(indices), self.options)
 
 
+def without_augmentation(dataset: Any) -> Any:
+    """Give the data set that is augmented, any other as it is: what is fitted after training sees plain images."""
+    return dataset.dataset if isinstance(dataset, Augmented) else dataset
+
+
 @dataclass(frozen=True)
 class _RandomViews(Preprocessing):
     """Preprocessing that takes a random view where its parent takes the centre."""

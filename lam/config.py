@@ -8,14 +8,17 @@ import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-from lam.curvature import Relation, Scope
+from lam.augmentation import AugmentationOptions
+from lam.curvature import Relation
 from lam.evaluation import NEIGHBOUR
-from lam.hessians.contrastive import Fix, Split
 from lam.hessians.last_layer import check_settings
 from lam.losses import LossName, build
+from lam.methods import MethodName
 from lam.methods.laplace_online import OnlineOptions
+from lam.methods.laplace_posthoc import LaplaceOptions
+from lam.mining import MinerName
 from lam.training.settings import (
     Accelerator,
     Optimizer,
@@ -27,8 +30,8 @@ from lam.training.settings import (
     resolve_accelerator,
 )
 
-Method = Literal["laplace_posthoc", "laplace_online"]
-Tune = Literal["calibration", "marginal_likelihood", "none"]
+_SECTIONS = {"laplace_posthoc": "laplace", "laplace_online": "online"}
+"""Where the options of a method are; a method that has any but is not here has a section of its own name."""
 
 
 @dataclass
@@ -97,23 +100,29 @@ class TrainingConfig:
     learning_rate_decay: float = 1.0
     optimizer: Optimizer = "adam"
     weight_decay: float = 0.0
+    miner: MinerName = "all"
+    max_pairs: int | None = None
+    per_class: int | None = None
     checkpoint_every: int | None = None
     precision: Precision = "32-true"
 
 
 @dataclass
-class LaplaceConfig:
-    """How the posterior is fitted and tuned; see `lam.fit` and `BayesianEncoder.tune`."""
+class PlacesConfig:
+    """What makes images of places match; of no effect on data with labels.
 
-    split: Split = "arccos"
-    fix: Fix = "fixed"
-    negative_weight: float = 1.0
-    pairs: Scope = "batch"
-    batch_size: int = 256
-    prior_precision: float = 1.0
-    likelihood_scale: float | None = None
-    tune: Tune = "calibration"
-    tune_samples: int = 32
+    Attributes:
+        positive_within: the largest distance of a positive pair in training, in metres.
+        negative_beyond: negative pairs are farther apart than this, in metres.
+        relevant_within: the largest distance of a right answer, in metres.
+        angle_within: the largest difference between the compass angles of a positive pair, in degrees, where they are
+            known; None to look at positions alone.
+    """
+
+    positive_within: float = 10.0
+    negative_beyond: float = 25.0
+    relevant_within: float = 25.0
+    angle_within: float | None = None
 
 
 @dataclass
@@ -143,6 +152,8 @@ class RunConfig:
         checkpoint: weights to start from instead of training: a .safetensors or .pth file.
         accelerator: what trains, fits and evaluates: "cpu", "cuda", or "auto" for CUDA where there is some.
         training: how the network is trained.
+        augmentation: random crops and flips of the training images.
+        places: what makes images of places match.
         laplace: how the posterior is fitted, post hoc, and tuned.
         online: how the posterior is kept during training, by `laplace_online`.
         evaluation: how the encoder is evaluated.
@@ -150,14 +161,16 @@ class RunConfig:
 
     data: DataConfig
     network: NetworkConfig
-    method: Method = "laplace_posthoc"
+    method: MethodName = "laplace_posthoc"
     margin: float = 0.7
     seed: int = 0
     output: str | None = None
     checkpoint: str | None = None
     accelerator: Accelerator = "auto"
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    laplace: LaplaceConfig = field(default_factory=LaplaceConfig)
+    augmentation: AugmentationOptions = field(default_factory=AugmentationOptions)
+    places: PlacesConfig = field(default_factory=PlacesConfig)
+    laplace: LaplaceOptions = field(default_factory=LaplaceOptions)
     online: OnlineOptions = field(default_factory=OnlineOptions)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
@@ -167,40 +180,50 @@ class RunConfig:
         Raises:
             ValueError: saying which, and what is allowed.
         """
-        laplace, training = self.laplace, self.training
-        check_settings(
-            margin=self.margin, split=laplace.split, fix=laplace.fix, negative_weight=laplace.negative_weight
-        )
-        build(training.loss, margin=self.margin)
-        Relation(laplace.pairs)
-        if laplace.fix == "full" and laplace.pairs == "dataset":
-            raise ValueError("laplace.fix must be fixed or positive with laplace.pairs=dataset, got full")
-        refuse_other_than("method", self.method, get_args(Method))
+        check_settings(margin=self.margin, split="arccos", fix="fixed", negative_weight=1.0)
+        build(self.training.loss, margin=self.margin)
+        refuse_other_than("method", self.method, get_args(MethodName))
         if self.method == "laplace_online" and self.checkpoint is not None:
             raise ValueError(
                 "a checkpoint holds no posterior: laplace_online trains, laplace_posthoc can start from one"
             )
-        refuse_other_than("laplace.tune", laplace.tune, get_args(Tune))
         resolve_accelerator(self.accelerator)
         self._check_numbers()
         self._check_training()
         self._check_ood()
 
+    @property
+    def options(self) -> Any:
+        """The options of the method; None for one that has none."""
+        return getattr(self, _SECTIONS.get(self.method, self.method), None)
+
+    def relation_of(self, images: Any) -> Relation:
+        """What makes two of these images a pair: their labels, or, for places, their positions."""
+        if images.targets.ndim == 1:
+            return Relation()
+        places = self.places
+        return Relation("batch", places.positive_within, places.negative_beyond, places.angle_within)
+
     def _check_numbers(self) -> None:
-        laplace, evaluation = self.laplace, self.evaluation
+        places, evaluation = self.places, self.evaluation
         for name, value, least in (
             ("seed", self.seed, 0),
             ("data.seed", self.data.seed, 0),
             ("data.limit", self.data.limit, 1),
             ("network.dimension", self.network.dimension, 2),
-            ("laplace.batch_size", laplace.batch_size, 2),
-            ("laplace.tune_samples", laplace.tune_samples, 2),
             ("evaluation.n_samples", evaluation.n_samples, 2),
             ("evaluation.reference", evaluation.reference, NEIGHBOUR),
         ):
             refuse_below(name, value, least)
-        refuse_non_positive("laplace.prior_precision", laplace.prior_precision)
-        refuse_non_positive("laplace.likelihood_scale", laplace.likelihood_scale)
+        refuse_non_positive("places.positive_within", places.positive_within)
+        refuse_non_positive("places.relevant_within", places.relevant_within)
+        refuse_non_positive("places.angle_within", places.angle_within)
+        refuse_below("places.negative_beyond", places.negative_beyond, places.positive_within)
+        if (places.angle_within is not None) != bool(self.data.options.get("angles", False)):
+            raise ValueError(
+                "places.angle_within and the data's angles go together: give --places.angle_within=DEGREES with "
+                "--data.options='{angles: true}', or neither"
+            )
 
     def _check_training(self) -> None:
         options = {name: value for name, value in vars(self.training).items() if name != "loss"}

@@ -1,4 +1,7 @@
-"""`BayesianEncoder`: a network whose last layer has a posterior. How one is fitted is in `lam.methods`."""
+"""`BayesianEncoder`: a network whose last layer has a posterior.
+
+How one is fitted is in `lam.methods`; what it shares with the encoders of other methods in `lam.encoder_base`.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
@@ -6,24 +9,29 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lam import encoder_files
-from lam.curvature import Batch, Relation, as_batches, curvature_in_batches, split_batch
+from lam.curvature import Batch, Relation, as_batches, check_labels, curvature_in_batches, split_batch
 from lam.embeddings import Embeddings
+from lam.encoder_base import NO_INPUTS, Encoder, Observations, Observer, OodScore, common_of
+from lam.encoder_files import SavedEncoder
 from lam.export import export_encoder
 from lam.head import features_and_output
+from lam.hessians import Diagonal
 from lam.hessians.last_layer import check_finite
 from lam.posterior import LastLayerPosterior, Mode
 from lam.preprocessing import Preprocessing
+from lam.relevance import relevance_of
 from lam.tuning import Tuning, calibrate_scale
 
+_POSTERIOR = ("n_items", "prior_precision", "likelihood_scale", "seed")
+_CURVATURE = ("n_positives", "n_negatives", "has_bias", "margin", "split", "fix", "negative_weight")
 _TUNED = {"calibration": "likelihood_scale", "marginal_likelihood": "prior_precision"}
 
 
-class BayesianEncoder:
+class BayesianEncoder(Encoder):
     """Map inputs to embeddings that know how sure they are: a network, and a posterior over its head.
 
     Attributes:
@@ -32,8 +40,11 @@ class BayesianEncoder:
         posterior: the Gaussian over the head's weights.
         relation: what makes two items a positive or a negative pair.
         preprocessing: how an image file becomes an input, where that is known.
+        ood_score: by what an input is recognised as out of distribution.
         tuning: what the last `tune` tried, if any.
     """
+
+    kind = "laplace"
 
     def __init__(
         self,
@@ -43,12 +54,10 @@ class BayesianEncoder:
         *,
         relation: Relation,
         preprocessing: Preprocessing | None = None,
+        ood_score: OodScore = "kappa",
     ) -> None:
-        self.network = network
-        self.head = head
+        super().__init__(network, head, relation=relation, preprocessing=preprocessing, ood_score=ood_score)
         self.posterior = posterior
-        self.relation = relation
-        self.preprocessing = preprocessing
         self.tuning: Tuning | None = None
 
     @property
@@ -58,8 +67,7 @@ class BayesianEncoder:
 
     def to(self, device: torch.device | str) -> "BayesianEncoder":
         """Move network and posterior to a device, in place."""
-        if self.network is not None:
-            self.network.to(device)
+        super().to(device)
         self.posterior = self.posterior.to(device)
         return self
 
@@ -108,8 +116,26 @@ class BayesianEncoder:
         predict = self.posterior.predictor(n_samples=n_samples, mode=mode, return_samples=return_samples)
         parts = [predict(batch) for batch in self._feature_batches(inputs, progress)]
         if not parts:
-            raise ValueError("there are no inputs to embed")
+            raise ValueError(NO_INPUTS)
         return Embeddings.concatenate(parts)
+
+    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+        """Give what a batch goes through: κ by marginal samples, joint samples by whole last layers."""
+        predict = self.posterior.predictor(n_samples=n_samples)
+        draw = self.posterior.joint_predictor(n_samples=n_samples) if joint else None
+
+        def observe(inputs: Any) -> Observations:
+            features = self._features_of(inputs)
+            return Observations(features, predict(features), None if draw is None else draw(features))
+
+        return observe
+
+    def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
+        """Give how much of the curvature was negative and clipped, and what that makes of the variance."""
+        return {
+            "share_clipped": self.posterior.curvature.clipped,
+            "variance_clipped": self.posterior.clipped_variance_share(features),
+        }
 
     def tune(
         self,
@@ -117,6 +143,8 @@ class BayesianEncoder:
         by: Literal["calibration", "marginal_likelihood"] = "calibration",
         *,
         over: Literal["likelihood_scale", "prior_precision"] | None = None,
+        is_query: Bool[Tensor, " N"] | None = None,
+        relevant_within: float | None = None,
         **options: Any,
     ) -> None:
         """Choose the likelihood scale or the prior precision; h stays as it is.
@@ -129,6 +157,7 @@ class BayesianEncoder:
             loader: held-out batches with labels, never the data that are reported.
             by: what to optimise.
             over: what is chosen; the criterion knows, and another is refused.
+            is_query, relevant_within: of `calibration`, as in `lam.evaluate`.
             options: of `calibration`: `n_samples`, `least`, `greatest` and `refinements` of
                 `lam.tuning.calibrate_scale`.
 
@@ -144,14 +173,17 @@ class BayesianEncoder:
                 raise ValueError(f"marginal_likelihood takes no options, got {', '.join(options)}")
             self.posterior = self.posterior.with_best_prior()
             return
-        if self.relation.positive_within is not None:
-            raise ValueError("calibration needs labels; an encoder of places has positions, tune it on labelled data")
         batches = [(self._features_of(inputs), targets) for inputs, targets in map(split_batch, as_batches(loader))]
         if not batches or any(targets is None for _, targets in batches):
             raise ValueError("tuning by calibration needs batches of inputs with labels")
-        labels = torch.cat([torch.as_tensor(targets) for _, targets in batches])
+        targets = torch.cat([torch.as_tensor(targets) for _, targets in batches])
         features = torch.cat([features for features, _ in batches])
-        self.posterior, self.tuning = calibrate_scale(self.posterior, features, labels.to(features.device), **options)
+        if len(targets) != len(features):
+            raise ValueError(f"there are {len(features)} items and {len(targets)} labels")
+        if self.relation.positive_within is None:
+            check_labels(targets)
+        relevance = relevance_of(self.relation, targets, is_query=is_query, relevant_within=relevant_within)
+        self.posterior, self.tuning = calibrate_scale(self.posterior, features, relevance, **options)
 
     def forget(self, loader: Iterable[Batch], *, progress: bool = False) -> None:
         """Take batches back out of the posterior, the same ones that it was fitted on.
@@ -199,20 +231,40 @@ class BayesianEncoder:
             )
         posterior = self.posterior + other.posterior
         return BayesianEncoder(
-            self.network, self.head, posterior, relation=self.relation, preprocessing=self.preprocessing
+            self.network,
+            self.head,
+            posterior,
+            relation=self.relation,
+            preprocessing=self.preprocessing,
+            ood_score=self.ood_score,
         )
 
-    def save(self, folder: str | Path) -> None:
-        """Write the encoder to a folder: safetensors and JSON, sealed; whatever was there is replaced at once."""
-        encoder_files.save(
-            folder,
-            network=self.network,
-            head=self.head,
-            posterior=self.posterior,
-            relation=asdict(self.relation),
-            preprocessing=None if self.preprocessing is None else self.preprocessing.to_json(),
-            tuning=None if self.tuning is None else asdict(self.tuning),
-        )
+    def settings(self) -> dict[str, Any]:
+        """Settings of the posterior and its curvature, and what the last tuning tried."""
+        posterior, curvature = self.posterior, self.posterior.curvature
+        return {
+            "tuning": None if self.tuning is None else asdict(self.tuning),
+            "posterior": {name: getattr(posterior, name) for name in _POSTERIOR},
+            "curvature": {name: getattr(curvature, name) for name in _CURVATURE},
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weight and bias, and the sums of the curvature."""
+        posterior, curvature = self.posterior, self.posterior.curvature
+        tensors = {"weight": posterior.weight, "positive": curvature.positive, "negative": curvature.negative}
+        return tensors if posterior.bias is None else {**tensors, "bias": posterior.bias}
+
+    @classmethod
+    def restored(cls, saved: SavedEncoder) -> "BayesianEncoder":
+        """Make the encoder again from what `save` wrote."""
+        tensors, settings = saved.tensors, saved.settings
+        curvature = Diagonal(tensors["positive"], tensors["negative"], **settings["curvature"])
+        posterior = LastLayerPosterior(tensors["weight"], tensors.get("bias"), curvature, **settings["posterior"])
+        encoder = cls(saved.network, saved.head, posterior, **common_of(saved))
+        if settings["tuning"] is not None:
+            tried = tuple((float(scale), float(error)) for scale, error in settings["tuning"]["tried"])
+            encoder.tuning = Tuning(**{**settings["tuning"], "tried": tried})
+        return encoder
 
     def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int = 32) -> None:
         """Write one `torch.export` program that maps inputs to (features, mean, κ, variance), for any batch size.
@@ -257,31 +309,3 @@ def _same_network(one: nn.Module | None, other: nn.Module | None) -> bool:
         return one is other
     mine, yours = one.state_dict(), other.state_dict()
     return mine.keys() == yours.keys() and all(torch.equal(tensor, yours[name]) for name, tensor in mine.items())
-
-
-def load(folder: str | Path, network: nn.Module | None = None) -> BayesianEncoder:
-    """Read an encoder that `BayesianEncoder.save` wrote.
-
-    Args:
-        folder: where it was saved.
-        network: where lam cannot rebuild it by name: one of the same architecture, whose weights are replaced.
-
-    Returns:
-        The encoder, equal to the one saved, to the bit.
-
-    Raises:
-        CorruptFileError: naming the file that is missing, truncated or altered.
-        ValueError: where the network is needed and missing, or has other tensors or shapes, naming them.
-    """
-    saved = encoder_files.load(folder, network)
-    encoder = BayesianEncoder(
-        saved.network,
-        saved.head,
-        saved.posterior,
-        relation=Relation(**saved.relation),
-        preprocessing=None if saved.preprocessing is None else Preprocessing.from_json(saved.preprocessing),
-    )
-    if saved.tuning is not None:
-        tried = tuple((float(scale), float(error)) for scale, error in saved.tuning.pop("tried"))
-        encoder.tuning = Tuning(**saved.tuning, tried=tried)
-    return encoder

@@ -1,7 +1,7 @@
 """An encoder as a folder: a sealed generation of safetensors and JSON, nothing pickled.
 
-encoder.json             format, head, settings of the posterior, recipe of the network, preprocessing
-posterior.safetensors    weight, bias, and the sums of the curvature
+encoder.json             format, kind, head, settings of the kind, recipe of the network, preprocessing
+posterior.safetensors    tensors beside the network, such as weight, bias and the sums of the curvature
 network.safetensors      the state of the network, where there is one
 """
 
@@ -21,68 +21,45 @@ from lam.files import (
     write_json,
     write_tensors,
 )
-from lam.hessians.diagonal import Diagonal
-from lam.posterior import LastLayerPosterior
 
-FORMAT = 1
-METADATA, POSTERIOR, NETWORK = "encoder.json", "posterior.safetensors", "network.safetensors"
+FORMAT = 2
+METADATA, TENSORS, NETWORK = "encoder.json", "posterior.safetensors", "network.safetensors"
 
 
 @dataclass(frozen=True)
 class SavedEncoder:
-    """What a folder holds."""
+    """What a folder holds.
 
+    Attributes:
+        kind: what `lam.load` finds the class by.
+        network: rebuilt, with its weights, or None.
+        head: path of its last linear layer.
+        relation: fields of `lam.curvature.Relation`.
+        preprocessing: as `Preprocessing.to_json` gives it, or None.
+        ood_score: see `lam.encoder_base.Encoder`.
+        settings: what else the kind keeps, as JSON.
+        tensors: what else it keeps, by name.
+    """
+
+    kind: str
     network: nn.Module | None
     head: str
-    posterior: LastLayerPosterior
     relation: dict[str, Any]
     preprocessing: dict[str, Any] | None
-    tuning: dict[str, Any] | None
+    ood_score: Any
+    settings: dict[str, Any]
+    tensors: dict[str, Tensor]
 
 
-def save(
-    folder: str | Path,
-    *,
-    network: nn.Module | None,
-    head: str,
-    posterior: LastLayerPosterior,
-    relation: dict[str, Any],
-    preprocessing: dict[str, Any] | None,
-    tuning: dict[str, Any] | None,
-) -> None:
+def save(folder: str | Path, encoder: SavedEncoder) -> None:
     """Write an encoder; a crash leaves what was there before, or all of this."""
-    curvature = posterior.curvature
-    metadata = {
-        "format": FORMAT,
-        "head": head,
-        "has_network": network is not None,
-        "recipe": getattr(network, "recipe", None) or None,
-        "relation": relation,
-        "preprocessing": preprocessing,
-        "tuning": tuning,
-        "posterior": {
-            "n_items": posterior.n_items,
-            "prior_precision": posterior.prior_precision,
-            "likelihood_scale": posterior.likelihood_scale,
-            "seed": posterior.seed,
-        },
-        "curvature": {
-            "n_positives": curvature.n_positives,
-            "n_negatives": curvature.n_negatives,
-            "has_bias": curvature.has_bias,
-            "margin": curvature.margin,
-            "split": curvature.split,
-            "fix": curvature.fix,
-            "negative_weight": curvature.negative_weight,
-        },
-    }
-    tensors = {"weight": posterior.weight, "positive": curvature.positive, "negative": curvature.negative}
-    if posterior.bias is not None:
-        tensors["bias"] = posterior.bias
+    network = encoder.network
+    plain = {name: value for name, value in vars(encoder).items() if name not in ("network", "tensors")}
+    metadata = {"format": FORMAT, **plain, "has_network": network is not None, "recipe": _recipe(network)}
 
     def write(generation: Path) -> None:
         write_json(generation / METADATA, metadata)
-        write_tensors(generation / POSTERIOR, tensors)
+        write_tensors(generation / TENSORS, encoder.tensors)
         if network is not None:
             state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
             write_tensors(generation / NETWORK, state)
@@ -92,23 +69,27 @@ def save(
 
 def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
     """Read an encoder, checked before anything is parsed; see `lam.load`."""
-    generation = read_generation(folder, [METADATA, POSTERIOR])
+    generation = read_generation(folder, [METADATA, TENSORS])
     metadata = read_json(generation / METADATA)
-    if metadata["format"] != FORMAT:
-        raise ValueError(f"{generation / METADATA} has format {metadata['format']}, this version of lam reads {FORMAT}")
-    tensors = read_tensors(generation / POSTERIOR)
-    curvature = Diagonal(tensors["positive"], tensors["negative"], **metadata["curvature"])
-    posterior = LastLayerPosterior(tensors["weight"], tensors.get("bias"), curvature, **metadata["posterior"])
-    if metadata["has_network"]:
-        network = _network(generation, metadata["recipe"], network)
+    if (found := metadata.pop("format")) != FORMAT:
+        raise ValueError(f"{generation / METADATA} has format {found}, this version of lam reads {FORMAT}")
+    has_network, recipe = metadata.pop("has_network"), metadata.pop("recipe")
+    if has_network:
+        network = _network(generation, recipe, network)
     elif network is not None:
         raise ValueError(f"{folder} was saved without a network: load it without one")
-    return SavedEncoder(
-        network, metadata["head"], posterior, metadata["relation"], metadata["preprocessing"], metadata["tuning"]
-    )
+    return SavedEncoder(network=network, tensors=read_tensors(generation / TENSORS), **metadata)
 
 
-def _network(generation: Path, recipe: dict[str, Any] | None, network: nn.Module | None) -> nn.Module:
+def _recipe(network: nn.Module | None) -> Any:
+    """How lam builds the network by name; of several networks, how each is built; None where it cannot."""
+    if isinstance(network, nn.ModuleList):
+        recipes = [_recipe(member) for member in network]
+        return recipes if all(recipes) else None
+    return getattr(network, "recipe", None) or None
+
+
+def _network(generation: Path, recipe: Any, network: nn.Module | None) -> nn.Module:
     if not (generation / NETWORK).is_file():
         raise CorruptFileError(f"{generation / NETWORK} is missing")
     if network is None:
@@ -119,7 +100,8 @@ def _network(generation: Path, recipe: dict[str, Any] | None, network: nn.Module
             )
         from lam.models import build
 
-        network = build(**recipe)
+        several = isinstance(recipe, list)
+        network = nn.ModuleList([build(**member) for member in recipe]) if several else build(**recipe)
     state = read_tensors(generation / NETWORK)
     check_state(network, state)
     network.load_state_dict(state)

@@ -1,30 +1,26 @@
 """Whether an encoder can be trusted: retrieval, calibration and out-of-distribution (OOD) detection."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lam.calibration import calibration_of
 from lam.curvature import Batch, as_batches, split_batch
 from lam.embeddings import Embeddings
-from lam.encoder import BayesianEncoder
+from lam.encoder_base import Encoder, Observations
+from lam.relevance import relevance_of
 from lam.retrieval.neighbours import rank
-from lam.retrieval.ood import auprc, auroc, prevalence
+from lam.retrieval.ood import NEIGHBOUR, auprc, auroc, knn_distance, prevalence
 from lam.retrieval.ranking import count_without_relevant, map_at_k, recall_at_k
-from lam.retrieval.uncertainty import CalibrationBins, ausc, calibration_bins
-from lam.tuning import sampled_predictions
+from lam.retrieval.uncertainty import CalibrationBins, ausc
 
 DEPTH = 10
 """How many hits a query gets."""
-
-NEIGHBOUR = 5
-"""The k of the k-NN score."""
-
-PRIMARY = "kappa"
-"""The paper's OOD score, whose figures have no suffix."""
 
 
 @dataclass(frozen=True)
@@ -34,50 +30,64 @@ class Evaluation:
     Attributes:
         metrics: flat names and values; None where a metric is undefined. Higher is better but for `ece`.
         embeddings: of the Q in-distribution queries.
-        labels: (Q,) theirs.
-        hits: (Q, K) indices of the nearest other items by cosine of the mean directions.
-        correct: (Q,) whether the first hit has the query's label.
-        answerable: (Q,) whether any other item has the query's label; the others are left out of retrieval metrics.
-        calibration: confidence against accuracy.
-        scores: by score, (Q,) values of the in-distribution items, higher meaning more OOD.
+        queries: (Q,) their positions in the evaluated set.
+        gallery: embeddings of the G items that were searched.
+        candidates: (G,) their positions in the evaluated set.
+        hits: (Q, K) positions of the nearest of them but the query itself, by cosine of the mean directions.
+        correct: (Q,) whether the first hit answers the query.
+        answerable: (Q,) whether any item of the gallery does; the others are left out of retrieval metrics.
+        calibration: confidence against accuracy; None for a method without samples.
+        primary: the OOD score whose metrics have no suffix.
+        scores: by score, (Q,) values of the queries, higher meaning more OOD.
         ood_scores: by OOD set and score, the same of its items.
         ood_embeddings: by OOD set.
     """
 
     metrics: dict[str, float | int | None]
     embeddings: Embeddings
-    labels: Int[Tensor, " Q"]
+    queries: Int[Tensor, " Q"]
+    gallery: Embeddings
+    candidates: Int[Tensor, " G"]
     hits: Int[Tensor, "Q K"]
     correct: Bool[Tensor, " Q"]
     answerable: Bool[Tensor, " Q"]
-    calibration: CalibrationBins
+    calibration: CalibrationBins | None
+    primary: str
     scores: dict[str, Tensor]
     ood_scores: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     ood_embeddings: dict[str, Embeddings] = field(default_factory=dict)
 
 
 def evaluate(
-    encoder: BayesianEncoder,
+    encoder: Encoder,
     id: Iterable[Batch],
     ood: Iterable[Batch] | Mapping[str, Iterable[Batch]] | None = None,
     *,
     reference: Float[Tensor, "M P"] | None = None,
+    is_query: Bool[Tensor, " N"] | None = None,
+    relevant_within: float | None = None,
     n_samples: int = 100,
     progress: bool = False,
 ) -> Evaluation:
     """Measure retrieval, calibration and OOD detection.
 
-    The gallery is the evaluated set without the query itself. Metrics are `recall@1`, `map@1`, `map@5`, `map@10`,
-    `ece` and `ausc`; `auroc` and `auprc` by κ, the same with `_variance` (before normalisation), `_norm` (of the
-    features) and `_knn` (cosine to the 5th nearest reference feature); of further OOD sets with `@name` at the end.
+    The gallery is the evaluated set without the query itself, unless `is_query` parts them. Metrics are `recall@k` and
+    `map@k` for k = 1, 5 and 10, `ece` and `ausc`; `auroc` and `auprc` by the encoder's own OOD score, κ unless it says
+    otherwise, and by the others with a suffix: `_variance` (before normalisation), `_norm` (of the features) and `_knn`
+    (cosine to the 5th nearest reference feature); of further OOD sets with `@name` at the end. Where some queries have
+    no match in the gallery and some have one, `no_match_auprc` says how well the cosine of the first hit tells them,
+    and `no_match_auprc_kappa` how well κ does.
 
-    Source: definitions as in Warburg et al. (2023), section 4, with queries without a match left out.
+    Source: definitions as in Warburg et al. (2023), section 4, with queries without a match left out of retrieval.
 
     Args:
         encoder: what to evaluate.
-        id: held-out in-distribution batches (inputs, labels), never those that anything was tuned on.
+        id: held-out in-distribution batches (inputs, labels) or, for places, (inputs, positions), never those that
+            anything was tuned on.
         ood: out-of-distribution batches, or several sets by name, the main one first.
         reference: (M, P) features of training items, for the k-NN score; without them it is left out.
+        is_query: (N,) which items are queries, the others being the gallery; by default every item is both.
+        relevant_within: of places, in metres; by default the distance of a positive pair in training.
         n_samples: samples S behind κ, and sampled networks behind the calibration.
         progress: show progress bars on standard error.
 
@@ -85,43 +95,58 @@ def evaluate(
         The metrics and the arrays behind them.
 
     Raises:
-        ValueError: for fewer than two items, missing labels, or an empty OOD set.
+        ValueError: for fewer than two items, missing labels, an empty OOD set, or OOD sets without the reference that
+            the encoder's own score needs.
     """
     sets: Mapping[str, Iterable[Batch]]
     sets = {} if ood is None else ood if isinstance(ood, Mapping) else {"ood": ood}
-    features, labels = _labelled_features(encoder, id)
-    predict = encoder.posterior.predictor(n_samples=n_samples)
-    embeddings = predict(features)
-    hits, _ = rank(embeddings.mean, k=DEPTH)
-    relevance = labels[hits] == labels[:, None]
-    _, classes, sizes = labels.unique(return_inverse=True, return_counts=True)
-    n_relevant = sizes[classes] - 1
-    answerable = n_relevant > 0
-    correct = relevance[:, 0]
-    calibration = calibration_bins(*_sampled(encoder, features, labels, n_samples))
+    if sets and encoder.ood_score == "knn" and reference is None:
+        raise ValueError(
+            "the OOD score of this encoder is the k-NN distance: give reference, features of training items"
+        )
+    seen, targets = _observe_with_targets(encoder, id, n_samples, progress)
+    relevance = relevance_of(encoder.relation, targets, is_query=is_query, relevant_within=relevant_within)
+    queries, candidates = (found.to(targets.device) for found in (relevance.queries, relevance.candidates))
+    embeddings, gallery = seen.embeddings[queries], seen.embeddings[candidates]
+    hits, cosines = rank(embeddings.mean, None if relevance.gallery is None else gallery.mean, k=DEPTH)
+    answers = relevance.of_hits(hits).to(hits.device)
+    n_relevant = relevance.count().to(hits.device)
+    answerable, correct = n_relevant > 0, answers[:, 0]
+    calibration = None if seen.samples is None else calibration_of(seen.samples, relevance)
     metrics: dict[str, float | int | None] = {
-        "recall@1": recall_at_k(relevance, n_relevant, k=1),
-        **{f"map@{k}": map_at_k(relevance, n_relevant, k=k) for k in (1, 5, 10)},
-        "ece": calibration.expected_error,
+        **{f"recall@{k}": recall_at_k(answers, n_relevant, k=k) for k in (1, 5, 10)},
+        **{f"map@{k}": map_at_k(answers, n_relevant, k=k) for k in (1, 5, 10)},
+        "ece": None if calibration is None else calibration.expected_error,
         "ausc": ausc(correct[answerable], -embeddings.kappa[answerable]),
-        "n_queries": len(labels),
+        "n_queries": len(queries),
         "n_without_relevant": count_without_relevant(n_relevant),
-        "share_clipped": encoder.posterior.curvature.clipped,
-        "variance_clipped": encoder.posterior.clipped_variance_share(features),
+        **_no_match_metrics(answerable, cosines[:, 0], embeddings.kappa),
+        **encoder.diagnostics(seen.features),
     }
-    scores = ood_scores(embeddings, features, reference)
+    scores = ood_scores(embeddings, seen.features[queries], reference)
+    primary = encoder.ood_score if encoder.ood_score in scores else "kappa"
     found: dict[str, dict[str, Tensor]] = {}
     found_embeddings: dict[str, Embeddings] = {}
     for name, batches in sets.items():
-        outside = encoder.features(batches, progress=progress)
-        if len(outside) == 0:
-            raise ValueError(f"the OOD set {name!r} is empty")
-        found_embeddings[name] = predict(outside)
-        found[name] = ood_scores(found_embeddings[name], outside, reference)
-        metrics |= _ood_metrics(scores, found[name], "" if len(found) == 1 else f"@{name}")
+        outside = _observe_outside(encoder, name, batches, n_samples, progress)
+        found_embeddings[name] = outside.embeddings
+        found[name] = ood_scores(outside.embeddings, outside.features, reference)
+        metrics |= _ood_metrics(scores, found[name], primary, "" if len(found) == 1 else f"@{name}")
     metrics = {name: None if value is None or value != value else value for name, value in metrics.items()}
     return Evaluation(
-        metrics, embeddings, labels, hits, correct, answerable, calibration, scores, found, found_embeddings
+        metrics=metrics,
+        embeddings=embeddings,
+        queries=queries,
+        gallery=gallery,
+        candidates=candidates,
+        hits=candidates[hits],
+        correct=correct,
+        answerable=answerable,
+        calibration=calibration,
+        primary=primary,
+        scores=scores,
+        ood_scores=found,
+        ood_embeddings=found_embeddings,
     )
 
 
@@ -134,55 +159,60 @@ def ood_scores(
     reduces where all weights are equally uncertain, and the cosine to the 5th nearest reference feature are the cheap
     scores that any of them must be held against.
     """
-    scores = {PRIMARY: -embeddings.kappa, "variance": embeddings.variance, "norm": features.norm(dim=1)}
+    scores = {"kappa": -embeddings.kappa, "variance": embeddings.variance, "norm": features.norm(dim=1)}
     if reference is not None:
-        scores["knn"] = knn_distance(features, reference)
+        scores["knn"] = knn_distance(features, reference, k=NEIGHBOUR)
     return scores
 
 
-def knn_distance(
-    features: Float[Tensor, "N P"], reference: Float[Tensor, "M P"], *, k: int = NEIGHBOUR, block: int = 512
-) -> Float[Tensor, " N"]:
-    """Give 1 − cosine to the k-th nearest reference feature; exact, in the type of the features.
+def _observe_with_targets(
+    encoder: Encoder, batches: Iterable[Batch], n_samples: int, progress: bool
+) -> tuple[Observations, Tensor]:
+    targets: list[Tensor] = []
 
-    Source: Sun, Ming, Zhu and Li (2022).
+    def remembered() -> Iterator[Any]:
+        for inputs, found in map(split_batch, as_batches(batches)):
+            if found is None:
+                raise ValueError("evaluation needs in-distribution batches of inputs with labels")
+            targets.append(torch.as_tensor(found))
+            yield inputs
 
-    Raises:
-        ValueError: where the reference holds fewer than k items.
-    """
-    if len(reference) < k:
-        raise ValueError(f"the reference must hold at least k = {k} items, got {len(reference)}")
-    gallery = F.normalize(reference.to(features)).T
-    parts = [(F.normalize(part) @ gallery).topk(k, dim=1).values[:, -1] for part in features.split(block)]
-    return 1 - torch.cat(parts)
-
-
-def _labelled_features(encoder: BayesianEncoder, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-    features, labels = [], []
-    if encoder.relation.positive_within is not None:
-        raise ValueError("evaluation needs labels; an encoder of places has positions, evaluate it on labelled data")
-    for inputs, targets in map(split_batch, as_batches(batches)):
-        if targets is None:
-            raise ValueError("evaluation needs in-distribution batches of inputs with labels")
-        features.append(encoder.features(inputs))
-        labels.append(torch.as_tensor(targets).to(features[-1].device))
-        if len(features[-1]) != len(labels[-1]):
-            raise ValueError(f"there are {len(features[-1])} items and {len(labels[-1])} labels in a batch")
-    if sum(len(part) for part in labels) < 2:
+    seen = encoder.observe(remembered(), n_samples=n_samples, joint=True, progress=progress)
+    given = torch.cat(targets).to(seen.features.device)
+    if len(given) != len(seen.features):
+        raise ValueError(f"there are {len(seen.features)} items and {len(given)} labels")
+    if len(given) < 2:
         raise ValueError("evaluation needs at least 2 in-distribution items")
-    return torch.cat(features), torch.cat(labels)
+    return seen, given
 
 
-def _sampled(encoder: BayesianEncoder, features: Tensor, labels: Tensor, n_samples: int) -> tuple[Tensor, ...]:
-    predictions, ranked = sampled_predictions(encoder.posterior, features, labels, n_samples=n_samples)
-    return predictions, labels, ranked
+def _observe_outside(
+    encoder: Encoder, name: str, batches: Iterable[Batch], n_samples: int, progress: bool
+) -> Observations:
+    rest = iter(as_batches(batches))
+    first = next(rest, None)
+    if first is None:
+        raise ValueError(f"the OOD set {name!r} is empty")
+    return encoder.observe(chain([first], rest), n_samples=n_samples, progress=progress)
 
 
-def _ood_metrics(inside: dict[str, Tensor], outside: dict[str, Tensor], suffix: str) -> dict[str, float | int | None]:
+def _no_match_metrics(answerable: Tensor, cosines: Tensor, kappa: Tensor) -> dict[str, float | int | None]:
+    if answerable.all() or not answerable.any():
+        return {}
+    return {
+        "no_match_auprc": auprc(-cosines[answerable], -cosines[~answerable]),
+        "no_match_auprc_kappa": auprc(-kappa[answerable], -kappa[~answerable]),
+        "no_match_prevalence": prevalence(kappa[answerable], kappa[~answerable]),
+    }
+
+
+def _ood_metrics(
+    inside: dict[str, Tensor], outside: dict[str, Tensor], primary: str, suffix: str
+) -> dict[str, float | int | None]:
     metrics: dict[str, float | int | None] = {}
     for name, scores in inside.items():
-        by = "" if name == PRIMARY else f"_{name}"
+        by = "" if name == primary else f"_{name}"
         metrics[f"auroc{by}{suffix}"] = auroc(scores, outside[name])
         metrics[f"auprc{by}{suffix}"] = auprc(scores, outside[name])
-    metrics[f"prevalence{suffix}"] = prevalence(inside[PRIMARY], outside[PRIMARY])
+    metrics[f"prevalence{suffix}"] = prevalence(inside[primary], outside[primary])
     return metrics

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from lam import datasets
 from lam.datasets import FolderImages, ImageDataset
 from lam.embeddings import Embeddings
-from lam.encoder import BayesianEncoder, load
+from lam.encoder_base import Encoder
 from lam.files import (
     CorruptFileError,
     read_generation,
@@ -25,6 +25,7 @@ from lam.files import (
     write_generation,
     write_json,
 )
+from lam.loading import load
 from lam.retrieval.index import Hits, Index
 from lam.run_folder import locked, require_finished
 
@@ -32,7 +33,7 @@ BATCH = 64
 _ITEMS = "items.json"
 
 
-def open_run(folder: str | Path) -> BayesianEncoder:
+def open_run(folder: str | Path) -> Encoder:
     """Read the encoder of a finished run, every file of which is checked first.
 
     Raises:
@@ -55,9 +56,7 @@ def require_faiss() -> None:
         raise ValueError(f"FAISS cannot be imported ({error}): pip install 'lam[cpu]', or 'lam[gpu]'") from None
 
 
-def embed_folder(
-    encoder: BayesianEncoder, folder: str | Path, *, progress: bool = True
-) -> tuple[FolderImages, Embeddings]:
+def embed_folder(encoder: Encoder, folder: str | Path, *, progress: bool = True) -> tuple[FolderImages, Embeddings]:
     """Embed every image of a folder, with class sub-folders or without.
 
     Raises:
@@ -129,7 +128,7 @@ def index_folder(run: str | Path, folder: str | Path, *, factory: str = "Flat", 
         return _index_folder(run, encoder, folder, factory, progress)
 
 
-def _index_folder(run: Path, encoder: BayesianEncoder, folder: str | Path, factory: str, progress: bool) -> int:
+def _index_folder(run: Path, encoder: Encoder, folder: str | Path, factory: str, progress: bool) -> int:
     images, embeddings = embed_folder(encoder, folder, progress=progress)
     items: dict[int, dict[str, str]] = {}
     rows = []
@@ -212,7 +211,7 @@ def _known_items(run: Path) -> dict[str, dict[str, str]]:
         return {}
 
 
-def _preprocessing(encoder: BayesianEncoder) -> Any:
+def _preprocessing(encoder: Encoder) -> Any:
     if encoder.preprocessing is None:
         raise ValueError("the encoder does not know how an image becomes an input: fit it with preprocessing=...")
     return encoder.preprocessing

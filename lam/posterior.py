@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.embeddings import KAPPA_RANGE, Embeddings
+from lam.embeddings import Embeddings
 from lam.hessians.diagonal import Diagonal
 from lam.hessians.last_layer import check_features
-from lam.vmf import kappa_from_resultant, mean_resultant_length
 
 Mode = Literal["marginal", "network"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -162,7 +161,7 @@ class LastLayerPosterior:
             features = features.to(self.weight.dtype)
             f = F.linear(features, self.weight, self.bias)
             v = F.linear(features.square(), variance, bias_variance)
-            return _summarise(F.normalize(draw(features, f, v), dim=-1), v, return_samples)
+            return Embeddings.from_samples(F.normalize(draw(features, f, v), dim=-1), v.sum(1), keep=return_samples)
 
         return compute
 
@@ -170,9 +169,19 @@ class LastLayerPosterior:
         self, features: Float[Tensor, "N P"], *, n_samples: int, generator: torch.Generator | None = None
     ) -> Float[Tensor, "S N D"]:
         """Embed under S sampled networks, each the same for all inputs: (S, N, D) unit vectors."""
+        return self.joint_predictor(n_samples=n_samples, generator=generator)(features)
+
+    def joint_predictor(
+        self, *, n_samples: int, generator: torch.Generator | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        """Give `sampled_embeddings` with its networks drawn once, for many batches."""
         weights, biases = self.sample(n_samples, generator=generator)
-        sampled = torch.einsum("np,sdp->snd", features.to(weights.dtype), weights)
-        return F.normalize(sampled if biases is None else sampled + biases[:, None], dim=-1)
+
+        def draw(features: Tensor) -> Tensor:
+            sampled = torch.einsum("np,sdp->snd", features.to(weights.dtype), weights)
+            return F.normalize(sampled if biases is None else sampled + biases[:, None], dim=-1)
+
+        return draw
 
     def log_marginal_likelihood(self, prior_precision: float) -> float:
         """Give the Laplace evidence as a function of α at the given s, up to a constant.
@@ -243,22 +252,6 @@ class LastLayerPosterior:
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)  # on the CPU, so that every device sees the same noise
-
-
-def _summarise(samples: Tensor, v: Tensor, keep: bool) -> Embeddings:
-    length = mean_resultant_length(samples, unbiased=True)
-    low, high = KAPPA_RANGE
-    kappa = kappa_from_resultant(
-        length.resultant, samples.shape[-1], one_minus_resultant=length.one_minus_resultant, max_kappa=high
-    ).clamp(min=low)
-    dtype = v.dtype
-    return Embeddings(
-        length.mean.to(dtype),
-        kappa.to(dtype),
-        length.resultant.to(dtype),
-        v.sum(1),
-        samples.to(dtype) if keep else None,
-    )
 
 
 def _draw(mean: Tensor, variance: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:

@@ -14,7 +14,7 @@ Started again with the same configuration a run continues where it was; what is 
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,28 +22,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from tqdm import tqdm
 
-from lam import datasets, gallery, losses, models
+from lam import gallery, losses, methods, models
+from lam.augmentation import AugmentationOptions, Augmented
 from lam.config import RunConfig
-from lam.curvature import check_labels
-from lam.datasets import FolderImages, ImageDataset, MissingDataError, Splits
-from lam.encoder import BayesianEncoder, load
-from lam.evaluation import NEIGHBOUR, Evaluation, evaluate
+from lam.curvature import Relation
+from lam.datasets import ImageDataset, Splits
+from lam.encoder import BayesianEncoder
+from lam.encoder_base import Encoder
+from lam.evaluation import Evaluation, evaluate
 from lam.files import MANIFEST, read_json, seal, write_json
 from lam.head import evaluating
-from lam.methods import laplace_online
-from lam.methods.laplace_posthoc import fit
+from lam.loading import load
 from lam.models import EmbeddingNetwork
+from lam.relevance import relevance_of
 from lam.retrieval.neighbours import rank
+from lam.run_data import check_files, check_splits, load_data, loader_of
 from lam.run_folder import claimed, is_finished, refuse_other_run
 from lam.run_report import write_plots_and_report
-from lam.training import History, device_of, train
+from lam.training import device_of
 from lam.weights import load_weights
 
 EMBEDDING_BATCH = 500
-MANY_FILES = 1000
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     refuse_other_run(folder, settings)
     if is_finished(folder):
         return RunResult(folder, read_json(folder / "metrics.json"))
-    splits, ood = _load_data(config)
-    _check_splits(splits)
+    splits, ood = load_data(config.data)
+    check_splits(splits)
     parts: dict[str, ImageDataset] = {**vars(splits), **{f"OOD set {name}": images for name, images in ood.items()}}
-    _check_files(parts.values(), progress)
+    check_files(parts.values(), progress)
     network = _build_network(config, splits.train)
     with claimed(folder, settings, parts):
         return _run(config, folder, network, splits, ood, progress)
@@ -115,14 +115,16 @@ def _run(
     with stages("evaluate"):
         evaluation = evaluate(
             encoder,
-            _loader(splits.test, EMBEDDING_BATCH),
-            {name: _loader(images, EMBEDDING_BATCH) for name, images in ood.items()},
+            loader_of(splits.test, EMBEDDING_BATCH),
+            {name: loader_of(images, EMBEDDING_BATCH) for name, images in ood.items()},
             reference=_reference(config, encoder, splits.train),
+            is_query=getattr(splits.test, "is_query", None),
+            relevant_within=config.places.relevant_within,
             n_samples=config.evaluation.n_samples,
             progress=progress,
         )
     with stages("index"):
-        gallery.index_dataset(folder, evaluation.embeddings, splits.test)
+        gallery.index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
     metrics = {**evaluation.metrics, **{f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}}
     return _finish(config, folder, metrics, evaluation, splits.test)
 
@@ -137,58 +139,6 @@ def _finish(
     seal(folder, names)
     (folder / "seconds.json").unlink(missing_ok=True)
     return RunResult(folder, metrics)
-
-
-def _load_data(config: RunConfig) -> tuple[Splits, dict[str, ImageDataset]]:
-    data = config.data
-    with _told_how("--data.root=DIR"):
-        splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
-    ood: dict[str, ImageDataset] = {}
-    for found in data.ood:
-        with _told_how(f"--data.ood='[{{name: {found.name}, root: DIR}}]'"):
-            images = datasets.load_ood(found.name, like=splits.test, root=found.root, seed=data.seed, **found.options)
-        ood[found.title or found.name] = images
-    if data.limit is not None:
-        limit, seed = data.limit, data.seed
-        parts = (part.limit(limit, seed=seed) for part in (splits.train, splits.validation, splits.test))
-        splits = Splits(*parts)
-        ood = {name: images.limit(limit, seed=seed) for name, images in ood.items()}
-    return splits, ood
-
-
-@contextmanager
-def _told_how(option: str) -> Iterator[None]:
-    try:
-        yield
-    except MissingDataError as error:
-        raise MissingDataError(f"{error} (in a run: {option})") from None
-
-
-def _check_splits(splits: Splits) -> None:
-    for name, part, least in (
-        ("train", splits.train, NEIGHBOUR),
-        ("validation", splits.validation, 2),
-        ("test", splits.test, 2),
-    ):
-        if len(part) < least:
-            raise ValueError(f"the {name} split must have at least {least} images, got {len(part)}: give more data")
-        if len(part.labels.unique()) == len(part):
-            raise ValueError(f"no two images of the {name} split share a label, so none can be found: give more data")
-    try:
-        check_labels(splits.train.labels)
-    except ValueError as error:
-        raise ValueError(f"the train split cannot be learned from: {error}; give more data") from None
-
-
-def _check_files(parts: Iterable[ImageDataset], progress: bool) -> None:
-    """Read every image file as it will be read: one that cannot be would otherwise end the run when its turn comes."""
-    files = [(path, part.preprocessing) for part in parts if isinstance(part, FolderImages) for path in part.paths]
-    hidden = not progress or len(files) <= MANY_FILES
-    for path, preprocessing in tqdm(files, desc="checking", unit="image", disable=hidden):
-        try:
-            preprocessing(path)
-        except ValueError as error:
-            raise ValueError(f"{error}: replace or remove it") from None
 
 
 def _build_network(config: RunConfig, images: ImageDataset) -> EmbeddingNetwork:
@@ -212,81 +162,66 @@ def _build_network(config: RunConfig, images: ImageDataset) -> EmbeddingNetwork:
 
 def _encoder(
     config: RunConfig, network: EmbeddingNetwork, splits: Splits, folder: Path, stages: "_Stages", progress: bool
-) -> BayesianEncoder:
-    training = _training_options(config, splits, folder, progress)
-    if config.method == "laplace_online":
-        with stages("train"):
-            encoder, history = laplace_online.train(network, splits.train, options=config.online, **training)
-        _keep(history, folder, stages)
-    else:
-        if config.checkpoint is None:
-            with stages("train"):
-                history = train(network, splits.train, **training)
-            _keep(history, folder, stages)
-        with stages("fit"):
-            encoder = _fit(config, network.to(device_of(config.accelerator)), splits, progress)
-    with stages("tune"):
-        if config.laplace.tune == "calibration":
-            validation = _loader(splits.validation, EMBEDDING_BATCH)
-            encoder.tune(validation, by="calibration", n_samples=config.laplace.tune_samples)
-        elif config.laplace.tune == "marginal_likelihood":
-            encoder.tune([], by="marginal_likelihood")
+) -> Encoder:
+    relation = config.relation_of(splits.train)
+    training = {name: value for name, value in vars(config.training).items() if name != "loss"}
+    encoder, histories = methods.find(config.method).train(
+        network,
+        splits.train if config.augmentation == AugmentationOptions() else Augmented(splits.train, config.augmentation),
+        **training,
+        loss=losses.build(config.training.loss, margin=config.margin),
+        options=config.options,
+        pretrained=config.checkpoint is not None,
+        relation=relation,
+        validate=lambda candidate: nearest_is_relevant(candidate, splits.validation, relation),
+        seed=config.seed,
+        folder=folder / "checkpoints",
+        accelerator=config.accelerator,
+        stage=stages,
+        progress=progress,
+    )
+    if histories:
+        write_json(folder / "training.json", {name: asdict(history) for name, history in histories.items()})
+        total = sum(sum(history.seconds) for history in histories.values())
+        stages.seconds["train"] = round(total, 3)  # of every start, not of this one alone
+    if isinstance(encoder, BayesianEncoder) and config.laplace.tune != "none":
+        with stages("tune"):
+            _tune(config, encoder, splits.validation)
     return encoder
 
 
-def _keep(history: History, folder: Path, stages: "_Stages") -> None:
-    write_json(folder / "training.json", asdict(history))
-    stages.seconds["train"] = round(sum(history.seconds), 3)  # of every start, not of this one alone
+def _tune(config: RunConfig, encoder: BayesianEncoder, validation: ImageDataset) -> None:
+    if config.laplace.tune == "calibration":
+        batches = loader_of(validation, EMBEDDING_BATCH)
+        encoder.tune(
+            batches,
+            by="calibration",
+            n_samples=config.laplace.tune_samples,
+            is_query=getattr(validation, "is_query", None),
+            relevant_within=config.places.relevant_within,
+        )
+    else:
+        encoder.tune([], by="marginal_likelihood")
 
 
-def _training_options(config: RunConfig, splits: Splits, folder: Path, progress: bool) -> dict[str, Any]:
-    options = {name: value for name, value in vars(config.training).items() if name != "loss"}
-    return {
-        **options,
-        "loss": losses.build(config.training.loss, margin=config.margin),
-        "validate": lambda candidate: nearest_is_relevant(candidate, splits.validation),
-        "seed": config.seed,
-        "folder": folder / "checkpoints",
-        "accelerator": config.accelerator,
-        "progress": progress,
-    }
+def nearest_is_relevant(network: nn.Module, images: ImageDataset, relation: Relation | None = None) -> float:
+    """Give the share of queries whose nearest other item answers them: what validation picks the epoch by.
 
-
-def _fit(config: RunConfig, network: nn.Module, splits: Splits, progress: bool) -> BayesianEncoder:
-    laplace = config.laplace
-    return fit(
-        network,
-        _loader(splits.train, laplace.batch_size, shuffle_seed=config.seed),
-        margin=config.margin,
-        split=laplace.split,
-        fix=laplace.fix,
-        negative_weight=laplace.negative_weight,
-        pairs=laplace.pairs,
-        prior_precision=laplace.prior_precision,
-        likelihood_scale=laplace.likelihood_scale,
-        seed=config.seed,
-        progress=progress,
-    )
-
-
-def nearest_is_relevant(network: nn.Module, images: ImageDataset) -> float:
-    """Give the share of images whose nearest other has their label: what validation picks the epoch by."""
+    Queries that nothing answers are left out; 0 where that are all.
+    """
+    relevance = relevance_of(relation or Relation(), images.targets, is_query=getattr(images, "is_query", None))
     with evaluating(network):
         device = next(network.parameters()).device
-        embeddings = torch.cat([network(batch.to(device)) for batch, _ in _loader(images, EMBEDDING_BATCH)])
-    hits, _ = rank(embeddings.float(), k=1)
-    labels = images.labels.to(hits.device)
-    return float((labels[hits[:, 0]] == labels).double().mean())
+        embeddings = torch.cat([network(batch.to(device)) for batch, _ in loader_of(images, EMBEDDING_BATCH)]).float()
+    gallery = None if relevance.gallery is None else embeddings[relevance.gallery.to(device)]
+    hits, _ = rank(embeddings[relevance.queries.to(device)], gallery, k=1)
+    answerable = relevance.count() > 0
+    return float(relevance.of_hits(hits)[answerable, 0].double().mean()) if answerable.any() else 0.0
 
 
-def _reference(config: RunConfig, encoder: BayesianEncoder, train_split: ImageDataset) -> Tensor:
+def _reference(config: RunConfig, encoder: Encoder, train_split: ImageDataset) -> Tensor:
     images = train_split.limit(config.evaluation.reference, seed=config.seed)
-    return encoder.features(_loader(images, EMBEDDING_BATCH))
-
-
-def _loader(images: ImageDataset, batch_size: int, *, shuffle_seed: int | None = None) -> DataLoader[Any]:
-    generator = torch.Generator().manual_seed(shuffle_seed or 0)  # otherwise it draws from torch's global one
-    return DataLoader(images, batch_size=batch_size, shuffle=shuffle_seed is not None, generator=generator)
+    return encoder.observe(loader_of(images, EMBEDDING_BATCH), n_samples=2).features
 
 
 def _seconds_so_far(folder: Path) -> dict[str, float]:

@@ -122,9 +122,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _fingerprint(images: ImageDataset) -> str:
-    """What tells one collection of images from another without reading them: labels, classes and names of files."""
+    """What tells one collection of images from another without reading them: targets, classes and names of files."""
     names = ["/".join(path.parts[-2:]) for path in getattr(images, "paths", ())]
-    return hashlib.sha256(repr((images.labels.tolist(), images.classes, names)).encode()).hexdigest()
+    return hashlib.sha256(repr((images.targets.tolist(), images.classes, names)).encode()).hexdigest()
 
 
 def _is_temporary(path: Path) -> bool:

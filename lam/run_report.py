@@ -68,6 +68,8 @@ def _sparsification_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
 
 
 def _calibration_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
+    if evaluation.calibration is None:
+        return []
     path = folder / "calibration.png"
     plots.plot_calibration(path, evaluation.calibration)
     caption = "Share of right answers against confidence, the share of sampled networks that agree."
@@ -78,9 +80,12 @@ def _extremes_plot(folder: Path, evaluation: Evaluation, test: ImageDataset) -> 
     def image(index: int) -> Tensor:
         return test.preprocessing.denormalize(test[index][0])
 
+    def query_image(index: int) -> Tensor:
+        return image(int(evaluation.queries[index]))
+
     path = folder / "extremes.png"
     kappa, first = evaluation.embeddings.kappa, evaluation.hits[:, 0]
-    plots.plot_extremes(path, kappa, first, evaluation.correct, query_image=image, gallery_image=image)
+    plots.plot_extremes(path, kappa, first, evaluation.correct, query_image=query_image, gallery_image=image)
     return [Plot("Most and least certain", "Queries by κ, each above its first hit.", path)]
 
 
@@ -110,5 +115,5 @@ def _notes(evaluation: Evaluation) -> list[str]:
         notes.append(f"{left_out} queries have no relevant item and are left out of retrieval metrics.")
     capped = int(evaluation.embeddings.capped.sum())
     if capped:
-        notes.append(f"{capped} of {len(evaluation.labels)} embeddings have a κ at an end of its range: a bound.")
+        notes.append(f"{capped} of {len(evaluation.queries)} embeddings have a κ at an end of its range: a bound.")
     return notes

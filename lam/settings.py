@@ -38,13 +38,26 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(RunConfig)
     try:
-        parsed = parser.instantiate(parser.parse_args([f"--config={found}", *overrides]))
+        settings = parser.parse_args([f"--config={found}", *overrides])
+        _check_sections(settings)
+        parsed = parser.instantiate(settings)
     except ArgumentError as error:
         raise ValueError(_explain(str(error), found)) from None
     config = RunConfig(**{field.name: parsed[field.name] for field in fields(RunConfig)})
     if config.output is None and Path(path).is_dir():
         config.output = str(path)
     return config
+
+
+def _check_sections(settings: Any) -> None:
+    """Make every section that checks itself once, so that an error says which it is in."""
+    for section in fields(RunConfig):
+        kind: Any = section.type
+        if hasattr(kind, "__post_init__"):
+            try:
+                kind(**settings[section.name].as_dict())
+            except ValueError as error:
+                raise ValueError(f"{section.name}.{error}") from None
 
 
 def find_config(path: str | Path) -> Path:

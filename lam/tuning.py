@@ -4,14 +4,12 @@ import math
 import warnings
 from dataclasses import dataclass, replace
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from lam.curvature import check_labels
+from lam.calibration import calibration_of
 from lam.posterior import LastLayerPosterior
-from lam.retrieval.neighbours import rank, sampled_nearest
-from lam.retrieval.uncertainty import retrieval_ece
+from lam.relevance import Relevance
 
 CLIPPED_LIMIT = 0.5
 """Tuning warns where clipped weights make a larger share of the predictive variance than this."""
@@ -35,7 +33,7 @@ class Tuning:
 def calibrate_scale(
     posterior: LastLayerPosterior,
     features: Float[Tensor, "N P"],
-    labels: Int[Tensor, " N"],
+    relevance: Relevance,
     *,
     n_samples: int = 32,
     least: float = 1.0,
@@ -50,7 +48,7 @@ def calibrate_scale(
     Args:
         posterior: whose scale is tuned.
         features: (N, P) held-out features; their nearest neighbours among themselves are judged.
-        labels: (N,) their labels.
+        relevance: which of them answer which.
         n_samples: sampled networks S.
         least: the smallest s tried.
         greatest: the largest s tried.
@@ -62,11 +60,10 @@ def calibrate_scale(
         predictive variance.
 
     Raises:
-        ValueError: for labels of another length or without both kinds of pairs, or a range that is none.
+        ValueError: where no item answers another, or for a range that is none.
     """
-    if len(labels) != len(features):
-        raise ValueError(f"there are {len(features)} items and {len(labels)} labels")
-    check_labels(labels)
+    if not relevance.count().any():
+        raise ValueError(f"none of {len(relevance.queries)} queries has an answer: there is nothing to calibrate on")
     if not 0 < least < greatest < math.inf:
         raise ValueError(f"likelihood scales must satisfy 0 < least < greatest, got {least} and {greatest}")
     if refinements < 0:
@@ -76,7 +73,7 @@ def calibrate_scale(
     def error(exponent: float) -> float:
         if exponent not in errors:
             candidate = replace(posterior, likelihood_scale=10.0**exponent)
-            errors[exponent] = sampled_ece(candidate, features, labels, n_samples=n_samples)
+            errors[exponent] = sampled_ece(candidate, features, relevance, n_samples=n_samples)
         return errors[exponent]
 
     low, high = math.log10(least), math.log10(greatest)
@@ -106,22 +103,7 @@ def calibrate_scale(
 
 
 def sampled_ece(
-    posterior: LastLayerPosterior, features: Float[Tensor, "N P"], labels: Int[Tensor, " N"], *, n_samples: int
+    posterior: LastLayerPosterior, features: Float[Tensor, "N P"], relevance: Relevance, *, n_samples: int
 ) -> float:
-    """Give the leave-one-out retrieval ECE under sampled networks."""
-    predictions, ranked = sampled_predictions(posterior, features, labels, n_samples=n_samples)
-    return retrieval_ece(predictions, labels, ranked)
-
-
-def sampled_predictions(
-    posterior: LastLayerPosterior,
-    features: Float[Tensor, "N P"],
-    labels: Int[Tensor, " N"],
-    *,
-    n_samples: int,
-    k: int = 10,
-) -> tuple[Int[Tensor, "S N"], Int[Tensor, "N K"]]:
-    """Give the label of each item's nearest neighbour under each of S sampled networks, and of its k by the mean."""
-    samples = posterior.sampled_embeddings(features, n_samples=n_samples)
-    hits, _ = rank(samples.mean(0, dtype=torch.float64), k=k)
-    return labels[sampled_nearest(samples)], labels[hits]
+    """Give the retrieval ECE under sampled networks."""
+    return calibration_of(posterior.sampled_embeddings(features, n_samples=n_samples), relevance).expected_error

@@ -25,7 +25,7 @@ def load_weights(network: nn.Module, path: str | Path) -> None:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"checkpoint {path} does not exist")
-    state = _read(path)
+    state = read_weights(path)
     try:
         check_state(network, state)
     except ValueError as error:
@@ -33,7 +33,7 @@ def load_weights(network: nn.Module, path: str | Path) -> None:
     network.load_state_dict(state)
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return read_tensors(path)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import lightning_fabric  # noqa: F401 - sets an environment variable when it is imported, as it would be in some test
 import numpy as np
 import pytest
 import torch

@@ -59,7 +59,7 @@ def test_a_stop_by_the_user_says_how_to_go_on(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lam.run.train", stop)
+    monkeypatch.setattr("lam.methods.base.train_by_loop", stop)
     assert main(["demo", "--quiet", f"--output={tmp_path / 'run'}", *TINY]) == 130
     assert capsys.readouterr().err == "lam: stopped; start it again to continue\n"
 
@@ -76,7 +76,7 @@ def test_a_stop_by_the_user_says_how_to_go_on(
         (["demo", "--margin", "0"], "margin must be in (0, 2]"),
         (["demo", "--seed", "-1"], "seed must be at least 0, got -1"),
         (["demo", "--training.epochs=0"], "training.epochs must be at least 1, got 0"),
-        (["demo", "--network.name=x"], "network must be one of convnet8, convnet28, resnet18, resnet50"),
+        (["demo", "--network.name=x"], "network must be one of convnet8, convnet28, convnet32, resnet18, resnet50"),
         (["demo", "--data.name=x"], "there is no data set 'x'; allowed: digits, fashionmnist, mnist, folder"),
         (["demo", "--checkpoint=no.pth"], "checkpoint no.pth does not exist"),
         (

@@ -103,7 +103,7 @@ def test_a_wrong_file_is_named(content: str, message: str, tmp_path: Path) -> No
         ("", {"margin": 0.0}, r"margin must be in \(0, 2\]"),
         ("", {"margin": float("nan")}, r"margin must be in \(0, 2\]"),
         ("", {"seed": -1}, "seed must be at least 0, got -1"),
-        ("", {"method": "magic"}, "method must be one of laplace_posthoc, laplace_online, got 'magic'"),
+        ("", {"method": "magic"}, "method must be one of deterministic, .*, laplace_online, got 'magic'"),
         ("", {"accelerator": "abacus"}, "accelerator must be one of auto, cpu, cuda, got 'abacus'"),
         ("", {"accelerator": "mps"}, "accelerator must be one of auto, cpu, cuda, got 'mps'"),
         ("data", {"limit": 0}, "data.limit must be at least 1, got 0"),
@@ -117,13 +117,6 @@ def test_a_wrong_file_is_named(content: str, message: str, tmp_path: Path) -> No
         ("training", {"weight_decay": float("inf")}, "training.weight_decay must be at least 0, got inf"),
         ("training", {"precision": "8"}, "training.precision must be one of 32-true, .* got '8'"),
         ("training", {"optimizer": "lbfgs"}, "training.optimizer must be one of adam, .* got 'lbfgs'"),
-        ("laplace", {"split": "x"}, "split must be one of euclidean, arccos, got 'x'"),
-        ("laplace", {"fix": "x"}, "fix must be one of .* got 'x'"),
-        ("laplace", {"fix": "full", "pairs": "dataset"}, "laplace.fix must be fixed or positive with laplace.pairs"),
-        ("laplace", {"negative_weight": 2.0}, r"negative_weight must be in \[0, 1\], got 2.0"),
-        ("laplace", {"prior_precision": -1.0}, "laplace.prior_precision must be positive and finite, got -1.0"),
-        ("laplace", {"likelihood_scale": float("inf")}, "laplace.likelihood_scale must be positive and finite"),
-        ("laplace", {"tune": "x"}, "laplace.tune must be one of calibration, marginal_likelihood, none, got 'x'"),
         ("evaluation", {"n_samples": 1}, "evaluation.n_samples must be at least 2, got 1"),
         ("evaluation", {"reference": 2}, "evaluation.reference must be at least 5, got 2"),
     ],
@@ -134,6 +127,27 @@ def test_settings_outside_their_range_are_refused(section: str, settings: dict[s
         setattr(getattr(config, section) if section else config, name, value)
     with pytest.raises(ValueError, match=message):
         config.check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["--laplace.split=x"], "laplace.split must be one of euclidean, arccos, got x"),
+        (["--laplace.fix=x"], "laplace.fix must be one of .* got x"),
+        (["--laplace.fix=full", "--laplace.pairs=dataset"], "laplace.fix must be fixed or positive with pairs"),
+        (["--laplace.negative_weight=2"], r"laplace.negative_weight must be in \[0, 1\], got 2.0"),
+        (["--laplace.prior_precision=-1"], "laplace.prior_precision must be positive and finite, got -1.0"),
+        (["--laplace.likelihood_scale=0"], "laplace.likelihood_scale must be positive and finite, got 0.0"),
+        (["--laplace.batch_size=1"], "laplace.batch_size must be at least 2, got 1"),
+        (["--laplace.tune=x"], "laplace.tune must be one of calibration, marginal_likelihood, none, got x"),
+        (["--online.memory_factor=1"], r"online.memory_factor must be in \(0, 1\), got 1.0"),
+    ],
+)
+def test_options_of_a_method_outside_their_range_are_refused_with_their_section(
+    settings: list[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_config("configs/digits/laplace_posthoc.yaml", settings)
 
 
 def test_an_accelerator_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

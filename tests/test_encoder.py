@@ -14,6 +14,7 @@ from lam import models
 from lam.files import CorruptFileError
 from lam.hessians import contrastive_ggn
 from lam.preprocessing import Preprocessing
+from lam.relevance import LabelRelevance
 from lam.tuning import sampled_ece
 from tests.helpers import unchecked
 
@@ -158,8 +159,8 @@ def test_tuning_by_calibration_lowers_the_error_on_held_out_data():
     encoder.tune(batches[4:], n_samples=16, greatest=1e8)
     tried = dict(encoder.tuning.tried)
     held_out, labels = encoder.features(batches[4:]), torch.cat([targets for _, targets in batches[4:]])
-    assert sampled_ece(encoder.posterior, held_out, labels, n_samples=16) == encoder.tuning.ece
-    assert encoder.tuning.ece < sampled_ece(before, held_out, labels, n_samples=16)
+    assert sampled_ece(encoder.posterior, held_out, LabelRelevance(labels), n_samples=16) == encoder.tuning.ece
+    assert encoder.tuning.ece < sampled_ece(before, held_out, LabelRelevance(labels), n_samples=16)
     assert encoder.posterior.likelihood_scale == encoder.tuning.likelihood_scale
     assert encoder.tuning.ece == min(tried.values()) < max(tried.values())
     assert encoder.posterior.prior_precision == before.prior_precision
@@ -245,7 +246,7 @@ def test_altered_files_and_other_versions_are_refused(tmp_path: Path):
 
     write_json(metadata, {**json.loads(metadata.read_text()), "format": 99})
     seal(folder, [str(path.relative_to(folder)) for path in folder.glob("generation-*/*")])
-    with pytest.raises(ValueError, match="has format 99, this version of lam reads 1"):
+    with pytest.raises(ValueError, match="has format 99, this version of lam reads 2"):
         lam.load(folder, make_network())
 
 
@@ -490,15 +491,10 @@ def test_one_batch_is_enough_for_every_call():
         encoder.embed([])
 
 
-def test_places_are_neither_tuned_nor_evaluated_by_label():
-    inputs, positions = torch.randn(20, 6), torch.rand(20, 2) * 50
-    encoder = fit([(inputs, positions)], positive_within=10.0, negative_beyond=25.0)
-    with pytest.raises(ValueError, match="calibration needs labels"):
-        encoder.tune([(inputs, positions)])
-    with pytest.raises(ValueError, match="evaluation needs labels"):
-        lam.evaluate(encoder, [(inputs, positions)])
+def test_places_that_are_all_near_each_other_have_no_negative_pair():
+    inputs, positions = torch.randn(20, 6), torch.rand(20, 2)
     with pytest.raises(ValueError, match="all 20 places are near each other"):
-        lam.fit_features(inputs, positions / 50, torch.eye(3, 6), margin=0.7, positive_within=10.0)
+        lam.fit_features(inputs, positions, torch.eye(3, 6), margin=0.7, positive_within=10.0)
 
 
 @pytest.mark.parametrize(

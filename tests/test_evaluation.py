@@ -4,6 +4,7 @@ from torch import Tensor
 
 import lam
 from lam.evaluation import knn_distance, ood_scores
+from lam.relevance import LabelRelevance
 from lam.retrieval import auroc, ausc, map_at_k, rank
 from lam.tuning import sampled_ece
 from tests.test_encoder import fit, make_batches
@@ -38,7 +39,9 @@ def test_metrics_are_those_of_the_arrays():
     relevance = labels[ranked] == labels[:, None]
     assert metrics["map@5"] == pytest.approx(map_at_k(relevance, labels.bincount()[labels] - 1, k=5))
     held_out = encoder.features(batches[4:])
-    assert metrics["ece"] == pytest.approx(sampled_ece(encoder.posterior, held_out, labels, n_samples=20))
+    assert metrics["ece"] == pytest.approx(
+        sampled_ece(encoder.posterior, held_out, LabelRelevance(labels), n_samples=20)
+    )
     assert metrics["auroc_norm"] > 0.9
     assert len(evaluation.ood_embeddings["ood"]) == 60
 

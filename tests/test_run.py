@@ -106,7 +106,7 @@ def test_a_finished_run_is_not_touched_again(
 ) -> None:
     folder = finished_run.folder
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    monkeypatch.setattr("lam.run.datasets.load", lambda *_, **__: pytest.fail("the data were read"))
+    monkeypatch.setattr("lam.run_data.datasets.load", lambda *_, **__: pytest.fail("the data were read"))
     result = run(load_config(folder))
     assert result.metrics == json.loads((folder / "metrics.json").read_text())
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
@@ -265,7 +265,8 @@ def folder_config(root: Path, output: Path, ood: list[OodConfig]) -> RunConfig:
     config = load_config("configs/folder/laplace_posthoc.yaml", [f"--output={output}", "--training.epochs=1"])
     config.data = DataConfig("folder", str(root), options, ood)
     config.network = NetworkConfig("convnet8", 3, options={"channels": 3})
-    config.evaluation.n_samples = config.laplace.tune_samples = 4
+    config.evaluation.n_samples = 4
+    config.laplace = replace(config.laplace, tune_samples=4)
     return config
 
 
@@ -319,7 +320,7 @@ def test_a_file_that_cannot_be_read_is_named_before_any_work(digit_folder: Path,
 def test_the_check_of_many_files_shows_how_far_it_is(
     digit_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lam.run.MANY_FILES", 10)
+    monkeypatch.setattr("lam.run_data.MANY_FILES", 10)
     monkeypatch.setattr("lam.run._build_network", lambda *_: pytest.fail("the files are read"))
     for progress in (True, False):
         with pytest.raises(pytest.fail.Exception, match="the files are read"):
@@ -354,11 +355,11 @@ def test_the_seconds_of_training_are_those_of_every_start(tmp_path: Path, monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("lam.run.fit", stop)
+        patched.setattr("lam.methods.laplace_posthoc.fit", stop)
         with pytest.raises(KeyboardInterrupt):
             run(tiny(tmp_path), progress=False)
-    seconds = json.loads((tmp_path / "training.json").read_text())["seconds"]
     metrics = run(tiny(tmp_path), progress=False).metrics
+    seconds = json.loads((tmp_path / "training.json").read_text())["network"]["seconds"]
     assert len(seconds) == 2
     assert metrics["seconds_train"] == pytest.approx(sum(seconds), abs=1e-3)
 
@@ -367,7 +368,6 @@ def test_the_seconds_of_training_are_those_of_every_start(tmp_path: Path, monkey
     ("overrides", "message"),
     [
         (["--data.limit=4"], "the train split must have at least 5 images, got 4: give more data"),
-        (["--data.limit=6"], "no two images of the train split share a label, so none can be found: give more data"),
         (["--network.name=convnet28"], r"convnet28 does not take images of shape \(1, 8, 8\) .*: choose another"),
         (["--network.options={width: 3}"], "convnet8 does not take these options"),
         (["--data.ood=[{name: digits_patches}, {name: digits_patches}]"], "2 sets called digits_patches: give each"),

@@ -7,7 +7,7 @@ Source: Warburg et al. (2023), section 3 and appendix E.2; Miani et al. (2022).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from lam.curvature import Relation
 from lam.encoder import BayesianEncoder
-from lam.head import caught_input, find_head
+from lam.head import caught_input
 from lam.hessians import Diagonal, contrastive_ggn
 from lam.hessians.contrastive import Fix, Split
 from lam.hessians.last_layer import check_settings
 from lam.losses import Loss
+from lam.methods.base import Stage, Trained, head_of, pairs_of, silent
 from lam.mining import Miner, MinerName, Mining
 from lam.pairs import Pairs
 from lam.posterior import LastLayerPosterior
-from lam.training import History
-from lam.training import train as train_network
+from lam.training import train as train_by_loop
 from lam.training.steps import Batch, DivergenceError, Step
 
 Update = Literal["average", "accumulate"]
@@ -222,9 +222,12 @@ def train(
     head: str | None = None,
     options: OnlineOptions | None = None,
     hessian_miner: Miner | None = None,
+    pretrained: bool = False,
+    relation: Relation | None = None,
     seed: int = 0,
+    stage: Stage = silent,
     **training: Any,
-) -> tuple[BayesianEncoder, History]:
+) -> Trained:
     """Train a network and its posterior together.
 
     Args:
@@ -236,24 +239,27 @@ def train(
         head: path of the last linear layer; found on the first items by default.
         options: how the posterior is kept.
         hessian_miner: a miner of pytorch-metric-learning, in place of `options.hessian_miner`.
+        pretrained: True is refused: a trained network holds no posterior.
+        relation: what makes two items a pair; by default their labels.
         seed: of the order of the data and of everything drawn.
+        stage: see `lam.methods.base.Stage`.
         training: further options of `lam.training.train`, such as `validate`, `folder` and `batch_size`.
 
     Returns:
         The encoder with the kept epoch's weights and curvature, and the history.
 
     Raises:
-        ValueError: as `lam.training.train`, and for options outside their range.
+        ValueError: as `lam.training.train`, for options outside their range, or for a network that is trained.
     """
+    if pretrained:
+        raise ValueError("a checkpoint holds no posterior: laplace_online trains, laplace_posthoc can start from one")
     options = options or OnlineOptions()
-    probe = torch.stack([dataset[index][0] for index in range(min(2, len(dataset)))])
-    step = OnlineLaplaceStep(
-        find_head(network, probe, head),
-        margin=loss.margin if margin is None else margin,
-        options=options,
-        hessian_miner=hessian_miner,
-    )
-    history = train_network(network, dataset, loss=loss, epochs=epochs, step=step, seed=seed, **training)
+    margin = loss.margin if margin is None else margin
+    path = head_of(network, dataset, head)
+    step = OnlineLaplaceStep(path, margin=margin, options=options, hessian_miner=hessian_miner)
+    with stage("train"):
+        training |= {"loss": loss, "epochs": epochs, "step": step, "seed": seed}
+        history = train_by_loop(network, dataset, pairs=pairs_of(relation), **training)
     layer: Any = network.get_submodule(step.head)
     posterior = LastLayerPosterior(
         layer.weight.detach().clone(),
@@ -265,8 +271,9 @@ def train(
         seed=seed,
     )
     preprocessing = getattr(dataset, "preprocessing", None)
-    encoder = BayesianEncoder(network, step.head, posterior, relation=Relation("online"), preprocessing=preprocessing)
-    return encoder, history
+    relation = replace(relation or Relation(), scope="online")
+    encoder = BayesianEncoder(network, step.head, posterior, relation=relation, preprocessing=preprocessing)
+    return Trained(encoder, {"network": history})
 
 
 def _split(theta: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:

@@ -4,14 +4,18 @@ Source: Warburg et al. (2023), section 3.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from lam.added_head import train_layer
+from lam.augmentation import without_augmentation
 from lam.curvature import (
     SCOPES,
     Batch,
@@ -21,16 +25,124 @@ from lam.curvature import (
     as_batches,
     check_labels,
     check_pairs,
+    checked_targets,
     curvature_in_batches,
     curvature_of_dataset,
     split_batch,
 )
 from lam.encoder import BayesianEncoder
-from lam.head import features_and_output, find_head
+from lam.head import ADDED, features_and_output, find_head, probe_output
 from lam.hessians.contrastive import Fix, Split
 from lam.hessians.last_layer import check_finite, check_settings
+from lam.losses import Loss
+from lam.methods.base import Stage, Trained, silent, train_network
 from lam.posterior import LastLayerPosterior
 from lam.preprocessing import Preprocessing
+
+Tune = Literal["calibration", "marginal_likelihood", "none"]
+
+
+@dataclass(frozen=True)
+class LaplaceOptions:
+    """How the posterior is fitted and tuned; see `fit` and `BayesianEncoder.tune`.
+
+    Attributes:
+        split: `euclidean` or `arccos`.
+        fix: `fixed`, `positive` or `full`.
+        negative_weight: w in [0, 1].
+        pairs: `batch` or `dataset`.
+        batch_size: items a batch, among which pairs are formed.
+        prior_precision: α > 0.
+        likelihood_scale: s > 0; by default the number of items squared.
+        tune: by what s or α is chosen, on the validation split.
+        tune_samples: sampled networks behind the calibration.
+
+    Raises:
+        ValueError: for an option outside its range.
+    """
+
+    split: Split = "arccos"
+    fix: Fix = "fixed"
+    negative_weight: float = 1.0
+    pairs: Scope = "batch"
+    batch_size: int = 256
+    prior_precision: float = 1.0
+    likelihood_scale: float | None = None
+    tune: Tune = "calibration"
+    tune_samples: int = 32
+
+    def __post_init__(self) -> None:
+        check_settings(margin=1.0, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
+        Relation(self.pairs)
+        _refuse_full_over_dataset(self.fix, self.pairs)
+        if self.tune not in get_args(Tune):
+            raise ValueError(f"tune must be one of {', '.join(get_args(Tune))}, got {self.tune!r}")
+        for name in ("batch_size", "tune_samples"):
+            if getattr(self, name) < 2:
+                raise ValueError(f"{name} must be at least 2, got {getattr(self, name)}")
+        for name in ("prior_precision", "likelihood_scale"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+def train(
+    network: nn.Module,
+    dataset: Any,
+    *,
+    loss: Loss,
+    epochs: int,
+    options: LaplaceOptions | None = None,
+    pretrained: bool = False,
+    relation: Relation | None = None,
+    seed: int = 0,
+    stage: Stage = silent,
+    **training: Any,
+) -> Trained:
+    """Train a network, then put a posterior over its last layer; nothing is tuned here.
+
+    Args:
+        network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
+        dataset: of (input, label); see `lam.training.train`.
+        loss: of `lam.losses`; its margin is that of the curvature.
+        epochs: passes over the data.
+        options: how the posterior is fitted.
+        pretrained: the network is trained already.
+        relation: what makes two items a pair; by default their labels.
+        seed: of the order of the data and of everything drawn.
+        stage: see `lam.methods.base.Stage`.
+        training: further options of `lam.training.train`.
+
+    Returns:
+        The encoder, and the history unless the network was trained already.
+
+    Raises:
+        ValueError: as `lam.training.train` and `fit`.
+    """
+    options = options or LaplaceOptions()
+    relation = relation or Relation()
+    training |= {"loss": loss, "epochs": epochs, "seed": seed}
+    histories = train_network(network, dataset, pretrained=pretrained, relation=relation, stage=stage, **training)
+    generator = torch.Generator().manual_seed(seed)
+    plain = without_augmentation(dataset)
+    loader = DataLoader(plain, batch_size=options.batch_size, shuffle=True, generator=generator)
+    with stage("fit"):
+        encoder = fit(
+            network,
+            loader,
+            margin=loss.margin,
+            split=options.split,
+            fix=options.fix,
+            negative_weight=options.negative_weight,
+            pairs=options.pairs,
+            positive_within=relation.positive_within,
+            negative_beyond=relation.negative_beyond,
+            prior_precision=options.prior_precision,
+            likelihood_scale=options.likelihood_scale,
+            seed=seed,
+            progress=training.get("progress", True),
+        )
+    return Trained(encoder, histories)
 
 
 def fit(
@@ -38,7 +150,8 @@ def fit(
     loader: Iterable[Batch],
     *,
     margin: float,
-    head: str | None = None,
+    head: str | Literal["identity", "train"] | None = None,
+    dimension: int | None = None,
     split: Split = "arccos",
     fix: Fix = "fixed",
     negative_weight: float = 1.0,
@@ -54,10 +167,16 @@ def fit(
     """Put a Laplace posterior over the last layer of a trained retrieval network.
 
     Args:
-        network: any module that maps a batch to embeddings (N, D), normalised or not, by a linear layer at its end.
-        loader: batches (inputs, labels), or (inputs, positions) for places.
+        network: any module that maps a batch to embeddings (N, D), normalised or not, by a linear layer at its end;
+            with `head` "train" or "identity" without one.
+        loader: batches (inputs, labels), or (inputs, positions) for places; inputs are a tensor, or a dictionary, which
+            the network is given by name.
         margin: of the contrastive loss, in (0, 2].
-        head: path of the linear layer; found by a probe batch by default.
+        head: path of the linear layer, found by a probe batch by default. Or a layer is added after the network, which
+            stays as it is: "train", one trained on the network's output (`lam.added_head.train_layer`), which is kept
+            in memory meanwhile; or "identity", which keeps the network's embeddings. κ of the latter says little about
+            the distance from the data, so its OOD score is k-NN.
+        dimension: D of the layer that `head="train"` adds; by default 64, or the output's width if less.
         split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
         fix: `fixed`, `positive` or `full`: which terms of the curvature are kept.
         negative_weight: w in [0, 1], the weight of negative pairs.
@@ -75,8 +194,8 @@ def fit(
         The encoder. The network itself is not changed.
 
     Raises:
-        ValueError: for settings outside their range, a network whose output no linear layer gives, features that are
-            not finite or all zero, and data without positive or negative pairs.
+        ValueError: for settings outside their range, a network whose output is no (N, D) or given by no linear layer,
+            features that are not finite or all zero, and data without positive or negative pairs.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -89,8 +208,9 @@ def fit(
         raise ValueError(f"pairs must be one of {', '.join(SCOPES)}, got {pairs!r}")
     relation = Relation(pairs, positive_within, negative_beyond)
     check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
-    if fix == "full" and pairs == "dataset":
-        raise ValueError('fix must be fixed or positive with pairs="dataset", got full: use pairs="batch"')
+    _refuse_full_over_dataset(fix, pairs)
+    if dimension is not None and head != "train":
+        raise ValueError(f'dimension is that of the layer that head="train" adds, got {dimension} with head={head!r}')
     dataset = getattr(loader, "dataset", None)
     labels = getattr(dataset, "labels", getattr(dataset, "targets", None))
     if labels is not None and positive_within is None:
@@ -100,12 +220,18 @@ def fit(
     first = next(batches, None)
     if first is None:
         raise ValueError("the loader gave no batch")
-    path = find_head(network, split_batch(first)[0], head)
-    layer: Any = network.get_submodule(path)
-    weight, bias = _copied(layer.weight, layer.bias)
     total = len(loader) if hasattr(loader, "__len__") else None  # pyright: ignore[reportArgumentType]
     shown = tqdm(chain([first], batches), total=total, desc="fitting", unit="batch", disable=not progress)
-    features = _features(network, path, weight.dtype, shown)
+    path = ADDED if head in ("identity", "train") else find_head(network, split_batch(first)[0], head)
+    if head == "identity":
+        weight, bias, features = _with_identity(network, first, shown)
+    elif head == "train":
+        training = {"margin": margin, "dimension": dimension, "seed": seed, "progress": progress}
+        weight, bias, features = _with_trained_layer(network, first, shown, relation, **training)
+    else:
+        layer: Any = network.get_submodule(path)
+        weight, bias = _copied(layer.weight, layer.bias)
+        features = _features(network, path, weight.dtype, shown)
     options: dict[str, Any] = {"margin": margin, "split": split, "fix": fix, "negative_weight": negative_weight}
     if relation.in_batches:
         curvature, n_items = curvature_in_batches(features, weight, bias, relation, **options)
@@ -115,7 +241,9 @@ def fit(
     posterior = LastLayerPosterior(weight, bias, curvature, n_items, prior_precision, likelihood_scale, seed)
     if preprocessing is None:
         preprocessing = getattr(dataset, "preprocessing", None)
-    return BayesianEncoder(network, path, posterior, relation=relation, preprocessing=preprocessing)
+    ood_score = "knn" if head == "identity" else "kappa"
+    common: dict[str, Any] = {"relation": relation, "preprocessing": preprocessing, "ood_score": ood_score}
+    return BayesianEncoder(network, path, posterior, **common)
 
 
 def fit_features(
@@ -172,6 +300,11 @@ def fit_features(
     return BayesianEncoder(None, "", posterior, relation=relation)
 
 
+def _refuse_full_over_dataset(fix: Fix, pairs: Scope) -> None:
+    if fix == "full" and pairs == "dataset":
+        raise ValueError('fix must be fixed or positive with pairs="dataset", got full: use pairs="batch"')
+
+
 def _features(
     network: nn.Module, head: str, dtype: torch.dtype, batches: Iterable[Batch]
 ) -> Iterator[tuple[Tensor, Any]]:
@@ -182,6 +315,33 @@ def _features(
         check_finite(features, seen)
         seen += len(features)
         yield features, targets
+
+
+def _with_identity(
+    network: nn.Module, first: Batch, batches: Iterable[Batch]
+) -> tuple[Tensor, None, Iterable[tuple[Tensor, Any]]]:
+    """Give the weight of an identity after the network, and what enters it.
+
+    It has no bias: that would add the same variance to all items.
+    """
+    output = probe_output(network, split_batch(first)[0])
+    dtype = torch.promote_types(output.dtype, torch.float32)
+    weight = torch.eye(output.shape[1], dtype=dtype, device=output.device)
+    return weight, None, _features(network, ADDED, dtype, batches)
+
+
+def _with_trained_layer(
+    network: nn.Module, first: Batch, batches: Iterable[Batch], relation: Relation, **training: Any
+) -> tuple[Tensor, Tensor | None, Iterable[tuple[Tensor, Any]]]:
+    """Give weight and bias of a layer trained on what the network gives, and that once more."""
+    output = probe_output(network, split_batch(first)[0])
+    dtype = torch.promote_types(output.dtype, torch.float32)
+    kept = list(_features(network, ADDED, dtype, batches))
+    targets = torch.cat([checked_targets(features, targets) for features, targets in kept])
+    if relation.positive_within is None:
+        check_labels(targets)
+    layer = train_layer(torch.cat([features for features, _ in kept]), targets, relation, **training)
+    return *_copied(layer.weight, layer.bias), kept
 
 
 def _copied(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -11,7 +11,7 @@ from torch import nn
 from lam.encoder_files import check_state
 from lam.models.network import EmbeddingNetwork, Option
 from lam.torchvision_import import import_torchvision
-from lam.weights import _read as read_weights
+from lam.weights import read_weights as read_weights
 
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 _INCEPTIONS = ("googlenet", "inception_v3")

@@ -122,18 +122,38 @@ def calibration_bins(
     Raises:
         ValueError: for no sample, no bin or shapes that disagree.
     """
-    bins = positive_integer("bins", bins)
     if len(predictions) == 0:
         raise ValueError("predictions must hold at least one sampled network, got none")
     refuse_other_length("labels", labels, "the queries in predictions", predictions.shape[1])
     if len(ranked_labels) != len(labels):
         raise ValueError(f"ranked_labels must have a row for each of {len(labels)} queries, got {len(ranked_labels)}")
-    n_samples = len(predictions)
     mode, votes = _mode(predictions, ranked_labels)
-    in_bin = (votes * bins + n_samples - 1) // n_samples - 1
+    return binned_votes(votes, mode == labels, n_samples=len(predictions), bins=bins)
+
+
+def binned_votes(
+    votes: Int[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_samples: int, bins: SupportsIndex = 10
+) -> CalibrationBins:
+    """Sort queries by the share v/S of S sampled networks that agree with their prediction.
+
+    Args:
+        votes: (Q,) how many networks agree, from 0 to S.
+        correct: (Q,) whether the prediction is right.
+        n_samples: S.
+        bins: how many bins B, at least 1.
+
+    Returns:
+        Confidence, accuracy and count of each bin; v/S falls in bin ⌈B·v/S⌉, and no vote at all in the first.
+
+    Raises:
+        ValueError: for no bin, or shapes that disagree.
+    """
+    bins = positive_integer("bins", bins)
+    refuse_other_length("correct", correct, "votes", len(votes))
+    in_bin = ((votes * bins + n_samples - 1) // n_samples - 1).clamp(min=0)
     count = torch.bincount(in_bin, minlength=bins)
     total_votes = torch.zeros_like(count).index_add_(0, in_bin, votes).double()
-    n_correct = torch.zeros_like(count).index_add_(0, in_bin, (mode == labels).long()).double()
+    n_correct = torch.zeros_like(count).index_add_(0, in_bin, correct.long()).double()
     return CalibrationBins(total_votes / (n_samples * count), n_correct / count, count)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from lam.curvature import check_labels
@@ -136,7 +135,9 @@ def device_of(accelerator: Accelerator) -> torch.device:
     return _fabric(accelerator, 1, "32-true").device
 
 
-def _fabric(accelerator: Accelerator, devices: int | list[int], precision: Precision) -> Fabric:
+def _fabric(accelerator: Accelerator, devices: int | list[int], precision: Precision) -> Any:
+    from lightning_fabric import Fabric  # a second to import, for those who only fit
+
     if not (devices == 1 or (isinstance(devices, list) and len(devices) == 1)):
         raise ValueError(f"devices must be one device, 1 or its index in a list such as [1], got {devices}")
     with warnings.catch_warnings():

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -84,9 +83,9 @@ class _Progress:
 
 
 class Loop:
-    """One run of training: `run` does it once."""
+    """One run of training on a Fabric of `lightning_fabric`: `run` does it once."""
 
-    def __init__(self, fabric: Fabric, task: Task, settings: Settings) -> None:
+    def __init__(self, fabric: Any, task: Task, settings: Settings) -> None:
         self.fabric, self.task, self.settings = fabric, task, settings
         self.plain_optimizer = OPTIMIZERS[settings.optimizer](
             task.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay

@@ -63,10 +63,10 @@ def test_each_step_is_the_one_written_out_by_hand(update, n_samples):
 def test_without_noise_it_is_deterministic_training():
     data, loss = make_data(), losses.build(margin=0.7)
     sure = OnlineOptions(likelihood_scale=1e-20, prior_precision=1e30)
-    encoder, history = train(make_network(), data, loss=loss, epochs=2, batch_size=16, options=sure, **QUIET)
+    encoder, histories = train(make_network(), data, loss=loss, epochs=2, batch_size=16, options=sure, **QUIET)
     plain = make_network()
     expected = train_network(plain, data, loss=loss, epochs=2, batch_size=16, **QUIET)
-    torch.testing.assert_close(torch.tensor(history.losses), torch.tensor(expected.losses), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(histories["network"].losses), torch.tensor(expected.losses), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(encoder.posterior.weight, plain.head.weight.detach(), rtol=1e-3, atol=1e-5)
 
 
@@ -101,10 +101,10 @@ def test_h_is_refreshed_as_often_as_asked():
 def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path):
     data, loss = make_data(), losses.build(margin=0.7)
     common = {"loss": loss, "batch_size": 16, "options": OPTIONS, **QUIET}
-    whole, history = train(make_network(), data, epochs=4, **common)
+    whole, histories = train(make_network(), data, epochs=4, **common)
     train(make_network(), data, epochs=2, folder=tmp_path, **common)
-    resumed, resumed_history = train(make_network(5), data, epochs=4, folder=tmp_path, **common)
-    assert resumed_history.losses == history.losses
+    resumed, resumed_histories = train(make_network(5), data, epochs=4, folder=tmp_path, **common)
+    assert resumed_histories["network"].losses == histories["network"].losses
     assert torch.equal(resumed.posterior.curvature.positive, whole.posterior.curvature.positive)
     assert torch.equal(resumed.posterior.weight, whole.posterior.weight)
     with pytest.raises(ValueError, match="made with other settings.*memory_factor"):

@@ -1,0 +1,57 @@
+"""The soft contrastive loss of sampled embeddings; it takes samples, so `build` does not make it."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.losses.base import positive_or_one
+from lam.pairs import Pairs
+
+
+def soft_contrastive(
+    samples: Float[Tensor, "S N D"], pairs: Pairs, *, scale: Float[Tensor, ""], offset: Float[Tensor, ""]
+) -> Float[Tensor, ""]:
+    """Compute minus the log probability that positive pairs match and negative pairs do not.
+
+    p(match) = 1/S² Σ_st sigmoid(b − a ‖z₁ˢ − z₂ᵗ‖). The loss is the mean of −log p over positive pairs plus the mean of
+    −log(1 − p) over negative pairs: the source draws as many pairs of one kind as of the other. Both logarithms are of
+    sums of sigmoids, taken from their logarithms, so that no probability rounds to 0 or 1.
+
+    Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding", section 2.
+
+    Args:
+        samples: (S, N, D), S ≥ 1 of each item; every one of an item meets every one of the other.
+        pairs: the pairs among these N items.
+        scale: a > 0.
+        offset: b.
+
+    Returns:
+        A scalar, ≥ 0; zero where there is no pair.
+
+    Raises:
+        ValueError: where the pairs speak of another number of items.
+
+    Example:
+        >>> samples, one = torch.tensor([[[0.0], [1.0]]]), torch.tensor(1.0)
+        >>> soft_contrastive(samples, Pairs.by_label(torch.tensor([7, 7])), scale=one, offset=one)
+        tensor(0.6931)
+    """
+    n_samples, n_items, dimension = samples.shape
+    if pairs.size != n_items:
+        raise ValueError(f"pairs must speak of the {n_items} items sampled, got pairs of {pairs.size}")
+    flat = samples.transpose(0, 1).reshape(n_items * n_samples, dimension)
+    # Not by ‖x‖² + ‖y‖² − 2xy: the root of that has no gradient at 0 and loses half of the digits.
+    distance = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
+    blocks = distance.view(n_items, n_samples, n_items, n_samples).transpose(1, 2)
+
+    def surprise(kind: Tensor, sign: int) -> Tensor:
+        first, second = kind.triu().nonzero(as_tuple=True)  # the pairs are symmetric, and so is the probability
+        log_matches = F.logsigmoid(sign * (offset - scale * blocks[first, second]))  # 1 − sigmoid(x) = sigmoid(−x)
+        log_probability = log_matches.flatten(1).logsumexp(1) - 2 * math.log(n_samples)
+        weights = kind[first, second].to(samples.dtype)
+        return -(weights * log_probability).sum() / positive_or_one(weights.sum())
+
+    return surprise(pairs.positive, 1) + surprise(pairs.negative, -1)

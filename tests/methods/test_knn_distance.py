@@ -1,0 +1,87 @@
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lam
+from lam.bessel import bessel_ratio, bessel_ratio_complement
+from lam.embeddings import KAPPA_RANGE
+from lam.methods import knn_distance
+from lam.methods.knn_distance import NeighbourEncoder, NeighbourOptions
+from lam.methods.seeded import reference_inputs
+from tests.methods import small_data as small
+
+DATA = small.images()
+
+
+@pytest.fixture(scope="module")
+def encoder() -> NeighbourEncoder:
+    options = NeighbourOptions(k=3, reference=30)
+    found = knn_distance.train(small.network(), DATA, options=options, seed=5, **small.TRAINING).encoder
+    assert isinstance(found, NeighbourEncoder)
+    return found
+
+
+def test_the_mean_cosine_of_the_distribution_is_that_to_the_neighbour(encoder: NeighbourEncoder):
+    queries = small.images(8, seed=9).images
+    embeddings = encoder.embed(queries)
+    reference = torch.cat(list(reference_inputs(DATA, 30, seed=5)))
+    with torch.no_grad():
+        known, asked = encoder.network.features(reference).double(), encoder.network.features(queries).double()
+    for item, kappa in zip(asked, embeddings.kappa, strict=True):
+        cosines = sorted((F.cosine_similarity(item, other, dim=0).item() for other in known), reverse=True)
+        assert bessel_ratio(3, kappa.double()).item() == pytest.approx(cosines[2], abs=1e-6)
+    torch.testing.assert_close(embeddings.resultant, bessel_ratio(3, embeddings.kappa))
+
+
+def test_cosines_near_one_keep_their_digits_and_the_ends_are_the_ranges():
+    angle = 1e-3
+    reference = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    encoder = NeighbourEncoder(nn.Linear(2, 2), "", reference=reference, k=1)
+    features = torch.tensor([[1.0, angle], [1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]])
+    kappa = encoder.concentration(features)
+    complement = bessel_ratio_complement(2, kappa[:1])
+    assert complement.item() == pytest.approx(1 - torch.cos(torch.tensor(angle).double()).item(), rel=1e-4)
+    assert kappa[1] == KAPPA_RANGE[1]
+    assert kappa[2:].tolist() == [0, 0]
+    assert (encoder.embed(features).kappa[2:] == KAPPA_RANGE[0]).all()
+
+
+def test_kappa_of_an_item_is_the_same_alone_and_in_any_batch(encoder: NeighbourEncoder):
+    queries = small.images(8, seed=9).images
+    together = encoder.embed(queries).kappa
+    torch.testing.assert_close(encoder.embed([queries[:1], queries[1:]]).kappa, together, rtol=1e-3, atol=0)
+
+
+def test_the_reference_is_drawn_by_the_seed_and_no_larger_than_the_data():
+    state = torch.get_rng_state()
+    first, again, other = (torch.cat(list(reference_inputs(DATA, 10, seed=seed))) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    everything = torch.cat(list(reference_inputs(DATA, 1000, seed=0)))
+    assert torch.equal(everything.sum((1, 2, 3)).sort().values, DATA.images.sum((1, 2, 3)).sort().values)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_encoder_is_read_back_to_the_bit_and_evaluated(encoder: NeighbourEncoder, tmp_path: Path):
+    encoder.save(tmp_path / "encoder")
+    loaded = lam.load(tmp_path / "encoder").to("cpu")
+    assert isinstance(loaded, NeighbourEncoder)
+    assert (loaded.k, loaded.seed) == (3, 5)
+    assert torch.equal(loaded.embed(DATA.images).kappa, encoder.embed(DATA.images).kappa)
+    metrics = lam.evaluate(loaded, small.batches(small.images(seed=3)), [small.outside()], n_samples=5).metrics
+    assert 0 <= metrics["ece"] <= 1
+    assert metrics["auroc"] > 0.9
+
+
+def test_what_cannot_be_a_reference_is_refused(encoder: NeighbourEncoder):
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        NeighbourOptions(k=0)
+    with pytest.raises(ValueError, match="reference must be at least k = 5 items, got 4"):
+        NeighbourOptions(reference=4)
+    with pytest.raises(ValueError, match="the reference must hold at least k = 5 items, got 2"):
+        NeighbourEncoder(encoder.network, "head", reference=torch.eye(2))
+    with pytest.raises(ValueError, match="reference must be of unit vectors, their length, got 2.0 at index 1"):
+        NeighbourEncoder(encoder.network, "head", reference=torch.diag(torch.tensor([1.0, 2.0])), k=1)

@@ -1,0 +1,158 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lam
+from lam.methods import mc_dropout
+from lam.methods.mc_dropout import DropoutEncoder, mask_of, thinned
+from lam.models import EmbeddingNetwork
+from lam.training.batches import derive_seed
+from lam.vmf import VonMisesFisher, mean_resultant_length
+from tests.methods import small_data as small
+
+DATA = small.images()
+
+
+@pytest.fixture(scope="module")
+def encoder() -> DropoutEncoder:
+    found = mc_dropout.train(small.network(dropout=0.2), DATA, seed=4, **small.TRAINING).encoder
+    assert isinstance(found, DropoutEncoder)
+    return found
+
+
+def by_hand(network: EmbeddingNetwork, inputs: Tensor, seed: int, sample: int) -> Tensor:
+    """The outputs of one thinned network, layer by layer."""
+    values = inputs
+    for name, layer in network.features.named_children():
+        if isinstance(layer, nn.Dropout2d):
+            generator = torch.Generator().manual_seed(derive_seed(seed, sample, f"features.{name}"))
+            kept = [torch.rand(1, generator=generator).item() >= layer.p for _ in range(values.shape[1])]
+            values = torch.stack(
+                [values[:, i] / (1 - layer.p) if keep else 0 * values[:, i] for i, keep in enumerate(kept)], 1
+            )
+        else:
+            values = layer(values)
+    return network.head(values)
+
+
+def test_samples_are_those_of_thinned_networks_made_by_hand(encoder: DropoutEncoder):
+    seen = encoder.observe(DATA.images, n_samples=6, joint=True)
+    with torch.no_grad():
+        outputs = torch.stack([by_hand(encoder.network, DATA.images, 4, s) for s in range(6)])
+    torch.testing.assert_close(seen.samples, F.normalize(outputs, dim=-1))
+    torch.testing.assert_close(seen.embeddings.variance, outputs.var(0).sum(1))
+    expected = mean_resultant_length(F.normalize(outputs, dim=-1), unbiased=True)
+    torch.testing.assert_close(seen.embeddings.mean, expected.mean)
+    torch.testing.assert_close(seen.embeddings.resultant, expected.resultant.float())
+    torch.testing.assert_close(seen.embeddings.kappa, expected.kappa().float())
+    with torch.no_grad():
+        torch.testing.assert_close(seen.features, encoder.network.features(DATA.images))
+
+
+def test_an_item_is_the_same_alone_and_in_any_batch(encoder: DropoutEncoder):
+    together = encoder.observe(DATA.images, n_samples=5, joint=True)
+    alone = encoder.observe([DATA.images[:1], DATA.images[1:8]], n_samples=5, joint=True)
+    torch.testing.assert_close(alone.embeddings.kappa, together.embeddings.kappa[:8], rtol=1e-3, atol=0)
+    torch.testing.assert_close(alone.samples, together.samples[:, :8])
+    assert torch.equal(encoder.embed(DATA.images, n_samples=5).kappa, together.embeddings.kappa)
+
+
+def test_more_dropout_means_less_certainty_and_seeds_differ():
+    kappas = []
+    for rate in (0.05, 0.5):
+        found = DropoutEncoder(small.network(dropout=rate), "head").embed(DATA.images, n_samples=50)
+        kappas.append(found.kappa.mean())
+    assert kappas[0] > 2 * kappas[1]
+    one, two = (DropoutEncoder(small.network(dropout=0.2), "head", seed=seed) for seed in (0, 1))
+    assert not torch.equal(one.embed(DATA.images).kappa, two.embed(DATA.images).kappa)
+
+
+def test_nothing_is_left_behind_even_by_a_failure(encoder: DropoutEncoder):
+    state = torch.get_rng_state()
+    hooks = [len(module._forward_hooks) for module in encoder.network.modules()]
+    encoder.embed(DATA.images, n_samples=2)
+    with pytest.raises(RuntimeError), thinned(encoder.network, seed=0, sample=0):
+        encoder.network(torch.zeros(1, 5))
+    assert [len(module._forward_hooks) for module in encoder.network.modules()] == hooks
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not encoder.network.training
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "mask"),
+    [
+        (nn.Dropout(0.5), (3, 40), (1, 40)),
+        (nn.Dropout(0.5), (3, 7, 9), (1, 7, 9)),
+        (nn.Dropout1d(0.5), (3, 40, 6), (1, 40, 1)),
+        (nn.Dropout2d(0.5), (3, 40, 2, 2), (1, 40, 1, 1)),
+        (nn.Dropout3d(0.5), (3, 40, 2, 2, 2), (1, 40, 1, 1, 1)),
+    ],
+)
+def test_masks_have_the_shape_of_what_is_dropped(layer: Any, shape: tuple[int, ...], mask: tuple[int, ...]):
+    found = mask_of(layer, torch.ones(shape, dtype=torch.float64), 0)
+    assert found.shape == mask
+    assert found.unique().tolist() == [0, 2]
+    assert found.dtype == torch.float64
+
+
+def test_a_mask_keeps_the_mean():
+    mask = mask_of(nn.Dropout(0.05), torch.ones(1, 100_000), 0)
+    assert mask.mean().item() == pytest.approx(1, abs=4 * (0.05 / 0.95 / 100_000) ** 0.5)
+
+
+class Backbone(nn.Module):
+    """A network that counts its passes, with one dropout layer before the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.dropout, self.head = nn.Linear(6, 16), nn.Dropout(0.3), nn.Linear(16, 3)
+        self.passes = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.passes += 1
+        return self.head(self.dropout(self.body(inputs).relu()))
+
+
+def test_layers_below_the_only_dropout_before_the_head_run_once():
+    network = Backbone()
+    inputs = torch.randn(5, 6)
+    seen = DropoutEncoder(network, "head", seed=2).observe(inputs, n_samples=4, joint=True)
+    assert network.passes == 1
+    for sample, expected in enumerate(seen.samples):
+        network.eval()
+        with thinned(network, seed=2, sample=sample), torch.no_grad():
+            torch.testing.assert_close(F.normalize(network(inputs)), expected)
+
+
+def test_an_encoder_is_read_back_to_the_bit_and_evaluated(encoder: DropoutEncoder, tmp_path: Path):
+    encoder.save(tmp_path / "encoder")
+    loaded = lam.load(tmp_path / "encoder")
+    assert isinstance(loaded, DropoutEncoder)
+    assert loaded.seed == 4
+    assert torch.equal(loaded.embed(DATA.images).kappa, encoder.embed(DATA.images).kappa)
+    metrics = lam.evaluate(loaded, small.batches(DATA), [small.outside()], n_samples=6).metrics
+    assert 0 <= metrics["ece"] <= 1
+    assert 0 <= metrics["auroc_variance"] <= 1
+
+
+def test_float64_stays_and_kappa_is_that_of_the_fitted_distribution():
+    network = Backbone().double()
+    seen = DropoutEncoder(network, "head").observe(torch.randn(5, 6, dtype=torch.float64), n_samples=400, joint=True)
+    assert seen.embeddings.kappa.dtype == torch.float64
+    fitted = VonMisesFisher.fit(seen.samples)
+    torch.testing.assert_close(seen.embeddings.kappa, fitted.kappa, rtol=0.05, atol=0)
+
+
+def test_what_has_no_dropout_or_too_few_samples_is_refused(encoder: DropoutEncoder):
+    with pytest.raises(
+        ValueError, match="mc_dropout needs a network with dropout layers.*network.options.dropout=0.05"
+    ):
+        mc_dropout.train(small.network(), DATA, **small.TRAINING)
+    with pytest.raises(ValueError, match="and this one has none"):
+        DropoutEncoder(nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 3)), "1")
+    with pytest.raises(ValueError, match="n_samples must be at least 2, got 1"):
+        encoder.embed(DATA.images, n_samples=1)

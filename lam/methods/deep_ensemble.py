@@ -1,0 +1,313 @@
+"""Deep ensemble: several networks, trained alike from different seeds; where they disagree, the input is uncertain.
+
+Source: Lakshminarayanan, Pritzel and Blundell (2017); Warburg et al. (2023), appendix G.4.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam import models
+from lam.curvature import Relation
+from lam.embeddings import Embeddings
+from lam.encoder_base import Encoder, Observations, Observer, common_of
+from lam.encoder_files import SavedEncoder
+from lam.head import features_and_output
+from lam.losses import Loss
+from lam.methods.base import Stage, Trained, head_of, silent, train_network
+from lam.methods.seeded import reference_inputs
+from lam.vmf import mean_resultant_length
+from lam.weights import load_weights
+
+Combine = Literal["concatenate", "mean"]
+
+ROUNDS = 10
+"""The most rounds of an alignment; two or three come within `SETTLED` as a rule."""
+
+SETTLED = 1e-6
+"""An alignment ends when a round brings the members closer by no more than this, in mean squared resultant length."""
+
+
+@dataclass(frozen=True)
+class EnsembleOptions:
+    """How the ensemble is made.
+
+    Attributes:
+        n_members: M ≥ 2 networks.
+        checkpoints: files of their weights, M of them (.safetensors or .pth), in place of training; none for training.
+        combine: `concatenate`, or the paper's `mean`; see `EnsembleEncoder`.
+        reference: how many training items, drawn at random, the members are aligned on.
+
+    Raises:
+        ValueError: for an option outside its range, or another number of checkpoints than of members.
+    """
+
+    n_members: int = 5
+    checkpoints: Sequence[str] = ()
+    combine: Combine = "concatenate"
+    reference: int = 5000
+
+    def __post_init__(self) -> None:
+        for name in ("n_members", "reference"):
+            if getattr(self, name) < 2:
+                raise ValueError(f"{name} must be at least 2, got {getattr(self, name)}")
+        _check_combine(self.combine)
+        if self.checkpoints and len(self.checkpoints) != self.n_members:
+            raise ValueError(
+                f"checkpoints must be none, or one file for each of the n_members = {self.n_members} members, "
+                f"got {len(self.checkpoints)}"
+            )
+
+
+class EnsembleEncoder(Encoder):
+    """Embed by M networks.
+
+    Each member has learned a sphere of its own: the loss does not change when one of them is turned, so directions of
+    different members cannot be compared. With `concatenate` an embedding is therefore the M unit vectors one after the
+    other, divided by √M, whose cosines are the means of the members' cosines; and κ is that of the members' vectors
+    aligned by one rotation each, on the sphere in R^D. With `mean`, as in the paper, directions are taken as if they
+    could be compared: the embedding is the mean direction of the members as they are, which loses recall, and κ is of
+    their spread as it is.
+
+    κ comes from the mean resultant length R̄ of the M vectors, corrected for chance, and `variance` is 1 − R̄², as there
+    is no distribution before normalisation. Joint samples are the members, aligned. `features` are those of the first
+    member, so that the scores made of them are what one network has.
+
+    Args:
+        members: M ≥ 2 networks that map (N, ...) inputs to (N, D) by a linear layer at their end, normalised or not.
+        head: path of that layer, the same in each.
+        rotations: (M, D, D) orthogonal matrices that align the members; see `align`. None, where directions are taken
+            as they are.
+        combine: `concatenate` or `mean`.
+        common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
+
+    Raises:
+        ValueError: for fewer than two members, another `combine`, or rotations of another shape.
+    """
+
+    kind = "deep_ensemble"
+
+    def __init__(
+        self,
+        members: Iterable[nn.Module],
+        head: str,
+        *,
+        rotations: Float[Tensor, "M D D"] | None,
+        combine: Combine = "concatenate",
+        **common: Any,
+    ) -> None:
+        self.members = nn.ModuleList(members)
+        if len(self.members) < 2:
+            raise ValueError(f"an ensemble needs at least 2 members, got {len(self.members)}")
+        _check_combine(combine)
+        super().__init__(self.members, head, **common)
+        first: Any = self.members[0].get_submodule(head)
+        shape = (len(self.members), first.out_features, first.out_features)
+        if rotations is not None and rotations.shape != shape:
+            raise ValueError(f"rotations must have shape {shape}, got {tuple(rotations.shape)}")
+        self.rotations, self.combine = rotations, combine
+        self._member_dimension: int = first.out_features
+
+    @property
+    def dimension(self) -> int:
+        """M·D of concatenated members, D of their mean."""
+        return self._member_dimension * (len(self.members) if self.combine == "concatenate" else 1)
+
+    def to(self, device: torch.device | str) -> "EnsembleEncoder":
+        """Move members and rotations to a device, in place."""
+        super().to(device)
+        self.rotations = None if self.rotations is None else self.rotations.to(device)
+        return self
+
+    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+        """Give what a batch goes through; the samples are the M members, whatever `n_samples` says."""
+
+        def observe(inputs: Any) -> Observations:
+            features, units = features_and_units(self.members, self.head, inputs)
+            aligned = units if self.rotations is None else F.normalize(units @ self.rotations.to(units), dim=-1)
+            length = mean_resultant_length(aligned, unbiased=False)
+            variance = length.one_minus_resultant * (1 + length.resultant)
+            found = Embeddings.from_samples(aligned, variance.to(units))
+            mean = concatenated(units) if self.combine == "concatenate" else F.normalize(units.mean(0))
+            embeddings = Embeddings(mean, found.kappa, found.resultant, found.variance)
+            return Observations(features, embeddings, aligned if joint else None)
+
+        return observe
+
+    def settings(self) -> dict[str, Any]:
+        """How members are combined."""
+        return {"combine": self.combine}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The rotations, where there are some."""
+        return {} if self.rotations is None else {"rotations": self.rotations}
+
+    @classmethod
+    def restored(cls, saved: SavedEncoder) -> "EnsembleEncoder":
+        """Make the encoder again from what `save` wrote."""
+        members: Any = saved.network
+        rotations = saved.tensors.get("rotations")
+        return cls(members, saved.head, rotations=rotations, **saved.settings, **common_of(saved))
+
+
+def concatenated(units: Float[Tensor, "M N D"]) -> Float[Tensor, "N MD"]:
+    """Put M unit vectors an item one after the other, divided by √M: their cosine is the mean of the M cosines."""
+    return units.transpose(0, 1).flatten(1) / len(units) ** 0.5
+
+
+def align(units: Float[Tensor, "M N D"]) -> Float[Tensor, "M D D"]:
+    """Find the rotations, reflections included, that bring M embeddings of the same items closest together.
+
+    argmin Σ_m ‖X_m Q_m − X̄‖², X̄ the mean of all X_m Q_m, Q_m orthogonal: generalised Procrustes analysis, which favours
+    no member. Each round takes Q_m = U Vᵀ from X_mᵀ X̄ = U S Vᵀ, which is the closest for a given X̄, the first of which
+    is X_1. In float64. Where N < D, or the embeddings lie in fewer dimensions, the rest of the rotation is arbitrary.
+
+    Source: Schönemann (1966) for one pair, Gower (1975) for the rounds.
+
+    Args:
+        units: (M, N, D) of the same N items.
+
+    Returns:
+        (M, D, D), to be multiplied from the right, in the type of `units`.
+
+    Example:
+        >>> units = F.normalize(torch.randn(2, 50, 3, dtype=torch.float64), dim=-1)
+        >>> units[1] = units[0].flip(-1)
+        >>> aligned = units @ align(units)
+        >>> torch.allclose(aligned[0], aligned[1])
+        True
+    """
+    members = units.double()
+    mean, length = members[0], 0.0
+    rotations = members.new_zeros(0)
+    for _ in range(ROUNDS):
+        left, _, right = torch.linalg.svd(members.mT @ mean)
+        rotations = left @ right
+        mean = (members @ rotations).mean(0)
+        before, length = length, float(mean.square().sum(1).mean())
+        if length - before <= SETTLED:
+            break
+    return rotations.to(units)
+
+
+def features_and_units(
+    members: Iterable[nn.Module], head: str, inputs: Any
+) -> tuple[Float[Tensor, "N P"], Float[Tensor, "M N D"]]:
+    """Run a batch through all members: what enters the first one's head, and the M unit vectors of each item."""
+    seen = [features_and_output(member, head, inputs) for member in members]
+    outputs = torch.stack([output for _, output in seen])
+    wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    return seen[0][0], F.normalize(wide, dim=-1)
+
+
+def train(
+    network: nn.Module,
+    dataset: Any,
+    *,
+    loss: Loss,
+    epochs: int,
+    options: EnsembleOptions | None = None,
+    pretrained: bool = False,
+    relation: Relation | None = None,
+    seed: int = 0,
+    stage: Stage = silent,
+    others: Sequence[nn.Module] | None = None,
+    folder: str | Path | None = None,
+    **training: Any,
+) -> Trained:
+    """Train M networks, each as `lam.methods.deterministic.train` would from its own seed, and align them.
+
+    Args:
+        network: the first member: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
+        dataset: of (input, label); see `lam.training.train`.
+        loss: of `lam.losses`.
+        epochs: passes over the data, of every member.
+        options: how the ensemble is made.
+        pretrained: refused, unless `options.checkpoints` names the weights of every member.
+        relation: what makes two items a pair; by default their labels.
+        seed: of the first member: of the order of its data and of everything drawn. The others have the seeds after it.
+        stage: see `lam.methods.base.Stage`; stages are `member 1` and so on, and `align`.
+        others: the M − 1 other members, of the same shape. By default `lam.models.build` makes them by the recipe of
+            the network, each with its own seed; a recipe holds no pretrained weights, so a network that began with
+            some needs others that do.
+        folder: where checkpoints are kept, in `member-1` and so on; None for none.
+        training: further options of `lam.training.train`.
+
+    Returns:
+        The encoder, and the history of each member that was trained, by `member-1` and so on.
+
+    Raises:
+        ValueError: as `lam.training.train` and `lam.weights.load_weights`; for a network that is trained already, or
+            that has no recipe where others are not given; or for others of another number or with another head.
+    """
+    options = options or EnsembleOptions()
+    if pretrained and not options.checkpoints:
+        raise ValueError(
+            f"a deep ensemble has {options.n_members} trained networks, and this is one: leave pretrained out to train "
+            "them, or name a file of weights for each in the option checkpoints"
+        )
+    members = [network, *_others(network, options.n_members, seed, others)]
+    head = _common_head(members, dataset)
+    histories = {}
+    for number, member in enumerate(members, start=1):
+        if options.checkpoints:
+            load_weights(member, options.checkpoints[number - 1])
+        found = train_network(
+            member,
+            dataset,
+            pretrained=bool(options.checkpoints),
+            relation=relation,
+            stage=lambda _, number=number: stage(f"member {number}"),
+            loss=loss,
+            epochs=epochs,
+            seed=seed + number - 1,
+            folder=None if folder is None else Path(folder) / f"member-{number}",
+            **training,
+        )
+        histories |= {f"member-{number}": history for history in found.values()}
+    rotations = None
+    if options.combine == "concatenate":
+        with stage("align"):
+            inputs = reference_inputs(dataset, options.reference, seed=seed)
+            rotations = align(torch.cat([features_and_units(members, head, batch)[1] for batch in inputs], 1))
+    common = {"relation": relation, "preprocessing": getattr(dataset, "preprocessing", None)}
+    return Trained(EnsembleEncoder(members, head, rotations=rotations, combine=options.combine, **common), histories)
+
+
+def _others(network: nn.Module, n_members: int, seed: int, others: Sequence[nn.Module] | None) -> Sequence[nn.Module]:
+    if others is not None:
+        if len(others) != n_members - 1:
+            raise ValueError(f"others must be n_members - 1 = {n_members - 1} networks, got {len(others)}")
+        return others
+    recipe: Any = getattr(network, "recipe", None)
+    if not recipe:
+        raise ValueError(
+            "lam.models did not build this network, so it cannot make more of its kind: give the other members, each "
+            f"with random weights of its own: others=[...] of n_members - 1 = {n_members - 1} networks"
+        )
+    return [models.build(**{**recipe, "seed": seed + number}) for number in range(1, n_members)]
+
+
+def _common_head(members: Sequence[nn.Module], dataset: Any) -> str:
+    heads = [head_of(member, dataset) for member in members]
+    layers: list[Any] = [member.get_submodule(head) for member, head in zip(members, heads, strict=True)]
+    described = [
+        f"{head} ({layer.in_features} -> {layer.out_features})" for head, layer in zip(heads, layers, strict=True)
+    ]
+    for number, found in enumerate(described, start=1):
+        if found != described[0]:
+            raise ValueError(
+                f"members must have one shape: the head of member {number} is {found}, of 1 {described[0]}"
+            )
+    return heads[0]
+
+
+def _check_combine(combine: str) -> None:
+    if combine not in get_args(Combine):
+        raise ValueError(f"combine must be one of {', '.join(get_args(Combine))}, got {combine!r}")

@@ -1,0 +1,201 @@
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from scipy.linalg import orthogonal_procrustes
+from torch import nn
+
+import lam
+from lam import models
+from lam.methods import deep_ensemble, deterministic
+from lam.methods.deep_ensemble import EnsembleEncoder, EnsembleOptions, align, concatenated
+from lam.vmf import mean_resultant_length
+from tests.helpers import unchecked
+from tests.methods import small_data as small
+
+DATA = small.images()
+TEST = small.images(20, seed=3)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> EnsembleEncoder:
+    options = EnsembleOptions(n_members=3, reference=40)
+    found = deep_ensemble.train(small.network(seed=7), DATA, options=options, seed=7, **small.TRAINING).encoder
+    assert isinstance(found, EnsembleEncoder)
+    return found
+
+
+def units_of(encoder: EnsembleEncoder, images: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.stack([member(images) for member in encoder.members])
+
+
+def random_units(*shape: int) -> torch.Tensor:
+    return F.normalize(torch.randn(*shape, dtype=torch.float64), dim=-1)
+
+
+def test_members_are_what_training_from_each_seed_gives(encoder: EnsembleEncoder):
+    for number, member in enumerate(encoder.members):
+        alone = small.network(seed=7 + number)
+        deterministic.train(alone, DATA, seed=7 + number, **small.TRAINING)
+        for name, tensor in alone.state_dict().items():
+            assert torch.equal(tensor, member.state_dict()[name])
+
+
+def test_the_cosine_of_embeddings_is_the_mean_of_the_members_cosines(encoder: EnsembleEncoder):
+    mean = encoder.embed(TEST.images).mean
+    assert mean.shape == (20, 9)
+    assert encoder.dimension == 9
+    torch.testing.assert_close(mean.norm(dim=1), torch.ones(20))
+    units = units_of(encoder, TEST.images)
+    torch.testing.assert_close(mean @ mean.T, (units @ units.mT).mean(0))
+
+
+def test_kappa_is_that_of_the_aligned_members(encoder: EnsembleEncoder):
+    seen = encoder.observe(TEST.images, joint=True)
+    aligned = units_of(encoder, TEST.images) @ encoder.rotations
+    torch.testing.assert_close(seen.samples, aligned)
+    expected = mean_resultant_length(F.normalize(aligned, dim=-1), unbiased=True)
+    torch.testing.assert_close(seen.embeddings.kappa, expected.kappa().clamp(min=1e-6).float(), rtol=1e-3, atol=0)
+    torch.testing.assert_close(seen.embeddings.resultant, expected.resultant.float())
+    torch.testing.assert_close(seen.embeddings.variance, 1 - aligned.mean(0).square().sum(1))
+    with torch.no_grad():
+        torch.testing.assert_close(seen.features, encoder.members[0].features(TEST.images))
+
+
+def test_kappa_of_an_item_is_the_same_alone_and_in_any_batch(encoder: EnsembleEncoder):
+    together = encoder.embed(TEST.images).kappa
+    torch.testing.assert_close(encoder.embed([TEST.images[:1], TEST.images[1:]]).kappa, together, rtol=1e-3, atol=1e-5)
+
+
+def test_two_members_are_aligned_as_by_scipy():
+    units = random_units(2, 60, 4)
+    expected, _ = orthogonal_procrustes(units[1].numpy(), units[0].numpy())
+    first, second = align(units)
+    torch.testing.assert_close(second @ first.T, torch.from_numpy(expected))
+
+
+def test_turned_and_mirrored_spheres_come_together_whichever_is_first():
+    sphere = random_units(80, 5)
+    turns = torch.linalg.qr(torch.randn(4, 5, 5, dtype=torch.float64)).Q
+    turns[2] = turns[2].flip(0)
+    rotations = align(sphere @ turns)
+    torch.testing.assert_close(rotations @ rotations.mT, torch.eye(5, dtype=torch.float64).expand(4, 5, 5))
+    aligned = sphere @ turns @ rotations
+    torch.testing.assert_close(aligned, aligned[:1].expand_as(aligned))
+    assert align((sphere @ turns).float()).dtype == torch.float32
+
+
+def test_no_other_rotation_of_a_member_brings_it_closer_to_the_rest():
+    sphere = random_units(80, 3)
+    units = F.normalize(sphere + 0.5 * torch.randn(4, 80, 3, dtype=torch.float64), dim=-1)
+    aligned = units @ align(units)
+    for number, member in enumerate(aligned):
+        rest = (aligned.sum(0) - member) / 3
+        turned = member @ torch.from_numpy(orthogonal_procrustes(member.numpy(), rest.numpy())[0])
+        assert (turned - rest).square().sum() > (1 - 1e-4) * (member - rest).square().sum(), number
+
+
+def test_disagreement_and_not_rotation_makes_an_item_uncertain():
+    sphere = random_units(80, 3)
+    units = torch.stack([sphere @ turn for turn in torch.linalg.qr(torch.randn(5, 3, 3, dtype=torch.float64)).Q])
+    units[:, 0] = random_units(5, 3)
+    networks = [nn.Linear(3, 3, bias=False).double() for _ in units]
+    encoder = EnsembleEncoder(networks, "", rotations=align(units))
+    aligned = mean_resultant_length(units @ encoder.rotations, unbiased=True).resultant
+    assert aligned[0] < aligned[1:].min()
+
+
+def test_the_papers_mean_takes_directions_as_they_are(encoder: EnsembleEncoder):
+    plain = EnsembleEncoder(encoder.members, "head", rotations=None, combine="mean")
+    seen = plain.observe(TEST.images, joint=True)
+    units = units_of(encoder, TEST.images)
+    assert plain.dimension == 3
+    torch.testing.assert_close(seen.embeddings.mean, F.normalize(units.mean(0)))
+    torch.testing.assert_close(seen.samples, units)
+    options = EnsembleOptions(n_members=2, combine="mean")
+    trained = deep_ensemble.train(small.network(), DATA, options=options, **small.TRAINING).encoder
+    assert trained.rotations is None
+
+
+@pytest.mark.parametrize("combine", ["concatenate", "mean"])
+def test_an_encoder_is_read_back_to_the_bit_and_evaluated(encoder: EnsembleEncoder, combine: str, tmp_path: Path):
+    rotations = encoder.rotations if combine == "concatenate" else None
+    EnsembleEncoder(encoder.members, "head", rotations=rotations, combine=combine).save(tmp_path / "encoder")
+    loaded = lam.load(tmp_path / "encoder").to("cpu")
+    assert isinstance(loaded, EnsembleEncoder)
+    if rotations is not None:
+        assert torch.equal(loaded.rotations, rotations)
+        assert torch.equal(loaded.embed(TEST.images).kappa, encoder.embed(TEST.images).kappa)
+        assert torch.equal(loaded.embed(TEST.images).mean, encoder.embed(TEST.images).mean)
+    metrics = lam.evaluate(loaded, small.batches(TEST), [small.outside()]).metrics
+    assert 0 <= metrics["ece"] <= 1
+    assert 0 <= metrics["auroc"] <= 1
+
+
+def test_each_member_has_its_stage_its_folder_and_its_history(tmp_path: Path):
+    stages = []
+
+    @contextmanager
+    def stage(name: str):
+        stages.append(name)
+        yield
+
+    options = EnsembleOptions(n_members=2)
+    arguments = {**small.TRAINING, "folder": tmp_path, "stage": stage}
+    histories = deep_ensemble.train(small.network(), DATA, options=options, **arguments).histories
+    assert stages == ["member 1", "member 2", "align"]
+    assert list(histories) == ["member-1", "member-2"]
+    assert all(any((tmp_path / name).iterdir()) for name in histories)
+
+
+def test_trained_members_are_read_from_files(encoder: EnsembleEncoder, tmp_path: Path):
+    files = [str(tmp_path / f"{number}.safetensors") for number in range(3)]
+    for member, file in zip(encoder.members, files, strict=True):
+        save_file(member.state_dict(), file)
+    options = EnsembleOptions(n_members=3, checkpoints=files, reference=40)
+    found = deep_ensemble.train(small.network(), DATA, options=options, pretrained=True, seed=7, **small.TRAINING)
+    assert found.histories == {}
+    assert torch.equal(found.encoder.embed(TEST.images).kappa, encoder.embed(TEST.images).kappa)
+
+
+def test_a_network_of_ones_own_comes_with_the_others():
+    def own(width: int = 4) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, width))
+
+    options = EnsembleOptions(n_members=3)
+    found = deep_ensemble.train(own(), DATA, options=options, others=[own(), own()], **small.TRAINING).encoder
+    assert found.dimension == 12
+    with pytest.raises(ValueError, match=r"others=\[...\] of n_members - 1 = 2 networks"):
+        deep_ensemble.train(own(), DATA, options=options, **small.TRAINING)
+    with pytest.raises(ValueError, match="others must be n_members - 1 = 2 networks, got 1"):
+        deep_ensemble.train(own(), DATA, options=options, others=[own()], **small.TRAINING)
+    with pytest.raises(ValueError, match=r"the head of member 3 is 3 \(16 -> 5\), of 1 3 \(16 -> 4\)"):
+        deep_ensemble.train(own(), DATA, options=options, others=[own(), own(5)], **small.TRAINING)
+
+
+def test_what_makes_no_ensemble_is_refused():
+    with pytest.raises(ValueError, match="a deep ensemble has 5 trained networks, and this is one"):
+        deep_ensemble.train(small.network(), DATA, pretrained=True, **small.TRAINING)
+    with pytest.raises(ValueError, match="n_members must be at least 2, got 1"):
+        EnsembleOptions(n_members=1)
+    with pytest.raises(ValueError, match="reference must be at least 2, got 0"):
+        EnsembleOptions(reference=0)
+    with pytest.raises(ValueError, match="combine must be one of concatenate, mean, got 'median'"):
+        unchecked(EnsembleOptions.__init__)(object.__new__(EnsembleOptions), combine="median")
+    with pytest.raises(ValueError, match="one file for each of the n_members = 5 members, got 2"):
+        EnsembleOptions(checkpoints=["a.pth", "b.pth"])
+    with pytest.raises(ValueError, match="an ensemble needs at least 2 members, got 1"):
+        EnsembleEncoder([nn.Linear(3, 3)], "", rotations=None)
+    with pytest.raises(ValueError, match=r"rotations must have shape \(2, 3, 3\), got \(2, 4, 4\)"):
+        EnsembleEncoder([nn.Linear(3, 3), nn.Linear(3, 3)], "", rotations=torch.zeros(2, 4, 4))
+
+
+def test_concatenation_is_item_by_item():
+    units = random_units(2, 3, 4)
+    expected = torch.stack([torch.cat([units[0, i], units[1, i]]) for i in range(3)]) / 2**0.5
+    torch.testing.assert_close(concatenated(units), expected)
+    assert models.build("convnet8", dimension=3).recipe  # members are rebuilt by it

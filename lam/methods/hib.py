@@ -1,0 +1,178 @@
+"""HIB, hedged instance embeddings: network and uncertainty are trained together, by what samples of embeddings say.
+
+Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding"; Warburg et al. (2023), appendix G.4.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.curvature import Relation
+from lam.head import caught_input
+from lam.losses import Loss
+from lam.losses.soft_contrastive import soft_contrastive
+from lam.methods.base import Stage, Trained, head_of, pairs_of, silent
+from lam.methods.gaussian import GaussianEncoder
+from lam.models.uncertainty_head import UncertaintyHead
+from lam.training import train as train_by_loop
+from lam.training.settings import refuse_below, refuse_non_positive
+from lam.training.steps import Batch, Step
+
+
+@dataclass(frozen=True)
+class HibOptions:
+    """How the samples are drawn, compared and kept near the unit Gaussian.
+
+    Attributes:
+        n_samples: samples an item and step; every one of an item is compared with every one of the other.
+        kl_weight: β ≥ 0.
+        scale: a > 0 of p(match) at the beginning.
+        offset: b of p(match) at the beginning.
+        shared: one scale and shift for all dimensions in the uncertainty head's last batch norm.
+
+    Raises:
+        ValueError: for an option outside its range.
+    """
+
+    n_samples: int = 8
+    kl_weight: float = 1e-4
+    scale: float = 5.0
+    offset: float = 5.0
+    shared: bool = True
+
+    def __post_init__(self) -> None:
+        refuse_below("n_samples", self.n_samples, 1)
+        refuse_below("kl_weight", self.kl_weight, 0)
+        refuse_non_positive("scale", self.scale)
+        if not math.isfinite(self.offset):
+            raise ValueError(f"offset must be finite, got {self.offset}")
+
+
+class HibNetwork(nn.Module):
+    """Everything that HIB trains: a network, the uncertainty head on its features, and a and b of p(match).
+
+    Args:
+        network: maps (N, ...) inputs to (N, D) by a linear layer at its end, normalised or not.
+        head: path of that layer.
+        uncertainty: maps what enters that layer to log variances (N, D).
+        options: where a and b begin.
+    """
+
+    def __init__(self, network: nn.Module, head: str, uncertainty: UncertaintyHead, options: HibOptions) -> None:
+        super().__init__()
+        self.network, self.head, self.uncertainty = network, head, uncertainty
+        self.log_scale = nn.Parameter(torch.tensor(math.log(options.scale)))
+        self.offset = nn.Parameter(torch.tensor(float(options.offset)))
+
+    def forward(self, inputs: Any) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
+        """Give μ, the output of the head before normalisation, and log σ²."""
+        with caught_input(self.network, self.head) as caught:
+            self.network(inputs)
+        return self.network.get_submodule(self.head)(caught[-1]), self.uncertainty(caught[-1])
+
+
+class HibStep(Step):
+    """Take the gradient of the soft contrastive loss of samples, and of the divergence from the unit Gaussian."""
+
+    def __init__(self, options: HibOptions) -> None:
+        self.options = options
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Options as JSON; a run is resumed only with the same."""
+        return {"method": "hib", **asdict(self.options)}
+
+    def backward(self, network: nn.Module, loss: Loss, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+        """Add the gradient of one batch; of `loss`, which is not used, miners take the margin."""
+        model: Any = network
+        mean, log_variance = model(batch.inputs)
+        noise = torch.randn((self.options.n_samples, *mean.shape), generator=batch.generator).to(mean)
+        samples = mean + (log_variance / 2).exp() * noise
+        pairs = batch.mined(F.normalize(mean), loss.margin)
+        match = soft_contrastive(samples, pairs, scale=model.log_scale.exp(), offset=model.offset)
+        value = match + self.options.kl_weight * divergence_from_unit_gaussian(mean, log_variance).mean()
+        backward(value)
+        return value.detach()
+
+
+def divergence_from_unit_gaussian(
+    mean: Float[Tensor, "N D"], log_variance: Float[Tensor, "N D"]
+) -> Float[Tensor, " N"]:
+    """Compute KL(N(μ, diag(σ²)) ‖ N(0, I)) = ½ Σ_d (μ² + σ² − 1 − log σ²) of each item.
+
+    Example:
+        >>> divergence_from_unit_gaussian(torch.tensor([[0.0, 2.0]]), torch.zeros(1, 2))
+        tensor([2.])
+    """
+    return (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
+
+
+def train(
+    network: nn.Module,
+    dataset: Any,
+    *,
+    loss: Loss,
+    epochs: int,
+    options: HibOptions | None = None,
+    pretrained: bool = False,
+    relation: Relation | None = None,
+    seed: int = 0,
+    stage: Stage = silent,
+    **training: Any,
+) -> Trained:
+    """Train a network and its uncertainty head together.
+
+    The loss of a batch is the soft contrastive loss of the samples, a mean for each kind of pair, plus β times the mean
+    over items of KL(N(μ, diag(σ²)) ‖ N(0, I)). The mean μ is the output of the head before normalisation, as in the
+    source, whose Gaussians have the whole space: on the sphere the divergence could not tell one mean from another.
+    Retrieval compares directions of means, as everywhere in this package; that of validation too.
+
+    The source trains network and uncertainty together, and so does this. β and the number of samples are the source's.
+    It is silent about where a and b begin: at 5 and 5, by which items at distance 1 match with probability ½; at 1 and
+    0, where two samples at one point match with ½, the loss fell far slower. a is learned as its logarithm.
+
+    Args:
+        network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
+        dataset: of (input, label); see `lam.training.train`.
+        loss: not used, but for the margin that miners go by.
+        epochs: passes over the data.
+        options: see `HibOptions`.
+        pretrained: the network is trained already: its weights are where training begins.
+        relation: what makes two items a pair; by default their labels.
+        seed: of the order of the data and of everything drawn.
+        stage: see `lam.methods.base.Stage`.
+        training: further options of `lam.training.train`; `validate` is called with the network itself.
+
+    Returns:
+        The encoder, and the history of the joint training as `network`.
+
+    Raises:
+        ValueError: as `lam.training.train`, or where no linear layer gives the network's output.
+    """
+    options = options or HibOptions()
+    head = head_of(network, dataset)
+    layer: Any = network.get_submodule(head)
+    uncertainty = UncertaintyHead(layer.in_features, layer.out_features, shared=options.shared, seed=seed)
+    model = HibNetwork(network, head, uncertainty, options)
+    validate = training.pop("validate", None)
+    if validate is not None:
+        training["validate"] = lambda trained: validate(trained.network)
+    training |= {"loss": loss, "epochs": epochs, "step": HibStep(options), "seed": seed}
+    with stage("train"):
+        history = train_by_loop(model, dataset, pairs=pairs_of(relation), **training)
+    encoder = GaussianEncoder(
+        network,
+        head,
+        uncertainty,
+        unit_mean=False,
+        seed=seed,
+        relation=relation,
+        preprocessing=getattr(dataset, "preprocessing", None),
+    )
+    return Trained(encoder, {"network": history})

@@ -1,6 +1,7 @@
 """`GaussianEncoder`: what PFE and HIB hand back, a Gaussian embedding for every input. Each trains in its own file."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,18 +9,18 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.embeddings import KAPPA_RANGE, Embeddings
-from lam.encoder_base import Encoder, Observations, Observer, common_of
+from lam.embeddings import Embeddings
+from lam.encoder_base import Observations, Observer, common_of
 from lam.encoder_files import SavedEncoder
 from lam.head import features_and_output
 from lam.hessians.last_layer import check_finite
+from lam.methods.seeded import SeededEncoder
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.posterior import CHUNK_ELEMENTS
 from lam.training.batches import derive_seed
-from lam.vmf import mean_resultant_length
 
 
-class GaussianEncoder(Encoder):
+class GaussianEncoder(SeededEncoder):
     """Embed by N(μ, diag(σ²)): μ from the network's head, σ² from an uncertainty head on the same features.
 
     Retrieval compares the directions of μ. κ is that of samples μ + σ ε projected to the sphere (Sra 2012, of their
@@ -48,15 +49,9 @@ class GaussianEncoder(Encoder):
         seed: int = 0,
         **common: Any,
     ) -> None:
-        super().__init__(network, head, **common)
+        super().__init__(network, head, seed=seed, **common)
         self.uncertainty = uncertainty.eval()
         self.unit_mean = unit_mean
-        self.seed = seed
-
-    @property
-    def dimension(self) -> int:
-        """The number of embedding dimensions D."""
-        return self.uncertainty.recipe["dimension"]
 
     def to(self, device: torch.device | str) -> "GaussianEncoder":
         """Move network and uncertainty head to a device, in place."""
@@ -67,9 +62,7 @@ class GaussianEncoder(Encoder):
     @torch.no_grad()
     def distribution(self, features: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
         """Give μ and log σ² of items, from what enters the head."""
-        layer: Any = self._module.get_submodule(self.head)
-        output = layer(features)
-        mean = output.to(torch.promote_types(output.dtype, torch.float32))
+        mean = self.unnormalised(features)
         return F.normalize(mean) if self.unit_mean else mean, self.uncertainty(features.float())
 
     def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
@@ -106,7 +99,7 @@ class GaussianEncoder(Encoder):
 
     def settings(self) -> dict[str, Any]:
         """What μ is, the seed, and what rebuilds the uncertainty head."""
-        return {"unit_mean": self.unit_mean, "seed": self.seed, "uncertainty": self.uncertainty.recipe}
+        return {**super().settings(), "unit_mean": self.unit_mean, "uncertainty": self.uncertainty.recipe}
 
     def tensors(self) -> dict[str, Tensor]:
         """The state of the uncertainty head."""
@@ -115,17 +108,11 @@ class GaussianEncoder(Encoder):
     @classmethod
     def restored(cls, saved: SavedEncoder) -> "GaussianEncoder":
         """Make the encoder again from what `save` wrote."""
-        if saved.network is None:
-            raise ValueError(f"an encoder of kind {saved.kind} needs its network")
+        network: Any = saved.network
         settings = dict(saved.settings)
         uncertainty = UncertaintyHead(**settings.pop("uncertainty"))
         uncertainty.load_state_dict(saved.tensors)
-        return cls(saved.network, saved.head, uncertainty, **settings, **common_of(saved))
-
-    @property
-    def _module(self) -> nn.Module:
-        network: Any = self.network
-        return network
+        return cls(network, saved.head, uncertainty, **settings, **common_of(saved))
 
 
 def _noise(shape: tuple[int, ...], seed: int) -> Tensor:
@@ -139,11 +126,5 @@ def _projected(mean: Tensor, log_variance: Tensor) -> Callable[[Tensor], Tensor]
 
 
 def _embeddings(mean: Tensor, log_variance: Tensor, samples: Tensor) -> Embeddings:
-    length = mean_resultant_length(samples, unbiased=True)
-    low, high = KAPPA_RANGE
-    return Embeddings(
-        F.normalize(mean),
-        length.kappa(max_kappa=high).clamp(min=low).to(mean.dtype),
-        length.resultant.to(mean.dtype),
-        log_variance.double().exp().sum(1).to(mean.dtype),
-    )
+    variance = log_variance.double().exp().sum(1).to(mean.dtype)
+    return replace(Embeddings.from_samples(samples, variance), mean=F.normalize(mean))

@@ -10,7 +10,6 @@ from torch import nn
 import lam
 from lam import losses, models
 from lam.datasets import TensorImages
-from lam.encoder_files import SavedEncoder
 from lam.losses.mutual_likelihood import mutual_likelihood
 from lam.methods.gaussian import GaussianEncoder
 from lam.methods.pfe import MutualLikelihoodStep, PfeOptions, train
@@ -230,6 +229,3 @@ def test_bad_input_is_refused():
     images[1] = float("nan")
     with pytest.raises(ValueError, match="features must be finite, got nan at item 1"):
         encoder.embed(images)
-    saved = SavedEncoder("gaussian", None, "head", {}, None, "kappa", {}, {})
-    with pytest.raises(ValueError, match="kind gaussian needs its network"):
-        GaussianEncoder.restored(saved)

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
+from lam.augmentation import without_augmentation
 from lam.bessel import bessel_ratio_complement
 from lam.embeddings import KAPPA_RANGE, Embeddings
 from lam.encoder_base import Encoder, Observations, Observer, common_of
@@ -100,7 +101,7 @@ class ConcentrationEncoder(SeededEncoder):
 
 
 def reference_inputs(dataset: Any, size: int, *, seed: int) -> Iterator[Any]:
-    """Give batches of inputs of items drawn at random without replacement.
+    """Give batches of inputs of items drawn at random without replacement, none of them augmented.
 
     Args:
         dataset: of (input, label).
@@ -108,5 +109,5 @@ def reference_inputs(dataset: Any, size: int, *, seed: int) -> Iterator[Any]:
         seed: of the draw, and of what the data set itself draws; torch's global generator is left as it was.
     """
     chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:size].tolist()
-    batches = Batches(Subset(dataset, chosen), batch_size=REFERENCE_BATCH, seed=seed, epoch=0)
+    batches = Batches(Subset(without_augmentation(dataset), chosen), batch_size=REFERENCE_BATCH, seed=seed, epoch=0)
     return (batches[number][0] for number in range(len(batches)))

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lam
+from lam.augmentation import AugmentationOptions, Augmented
 from lam.bessel import bessel_ratio, bessel_ratio_complement
 from lam.embeddings import KAPPA_RANGE
 from lam.methods import knn_distance
@@ -63,6 +64,8 @@ def test_the_reference_is_drawn_by_the_seed_and_no_larger_than_the_data():
     everything = torch.cat(list(reference_inputs(DATA, 1000, seed=0)))
     assert torch.equal(everything.sum((1, 2, 3)).sort().values, DATA.images.sum((1, 2, 3)).sort().values)
     assert torch.equal(torch.get_rng_state(), state)
+    augmented = Augmented(DATA, AugmentationOptions(crop_scale=0.3))
+    assert torch.equal(torch.cat(list(reference_inputs(augmented, 10, seed=0))), first)
 
 
 def test_an_encoder_is_read_back_to_the_bit_and_evaluated(encoder: NeighbourEncoder, tmp_path: Path):

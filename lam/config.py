@@ -6,9 +6,12 @@ from a file and the command line is `lam.settings`.
 
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args
+
+import yaml
 
 from lam.augmentation import AugmentationOptions
 from lam.curvature import Relation
@@ -16,8 +19,12 @@ from lam.evaluation import NEIGHBOUR
 from lam.hessians.last_layer import check_settings
 from lam.losses import LossName, build
 from lam.methods import MethodName
+from lam.methods.deep_ensemble import EnsembleOptions
+from lam.methods.hib import HibOptions
+from lam.methods.knn_distance import NeighbourOptions
 from lam.methods.laplace_online import OnlineOptions
 from lam.methods.laplace_posthoc import LaplaceOptions
+from lam.methods.pfe import PfeOptions
 from lam.mining import MinerName
 from lam.training.settings import (
     Accelerator,
@@ -156,6 +163,10 @@ class RunConfig:
         places: what makes images of places match.
         laplace: how the posterior is fitted, post hoc, and tuned.
         online: how the posterior is kept during training, by `laplace_online`.
+        deep_ensemble: how many networks, and how they are combined.
+        pfe: how the uncertainty head of that method is trained.
+        hib: how the samples of that method are drawn and compared.
+        knn_distance: what an item is compared with, by that method.
         evaluation: how the encoder is evaluated.
     """
 
@@ -172,6 +183,10 @@ class RunConfig:
     places: PlacesConfig = field(default_factory=PlacesConfig)
     laplace: LaplaceOptions = field(default_factory=LaplaceOptions)
     online: OnlineOptions = field(default_factory=OnlineOptions)
+    deep_ensemble: EnsembleOptions = field(default_factory=EnsembleOptions)
+    pfe: PfeOptions = field(default_factory=PfeOptions)
+    hib: HibOptions = field(default_factory=HibOptions)
+    knn_distance: NeighbourOptions = field(default_factory=NeighbourOptions)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def check(self) -> None:
@@ -187,6 +202,8 @@ class RunConfig:
             raise ValueError(
                 "a checkpoint holds no posterior: laplace_online trains, laplace_posthoc can start from one"
             )
+        if self.method == "deep_ensemble":
+            self._check_members()
         resolve_accelerator(self.accelerator)
         self._check_numbers()
         self._check_training()
@@ -203,6 +220,16 @@ class RunConfig:
             return Relation()
         places = self.places
         return Relation("batch", places.positive_within, places.negative_beyond, places.angle_within)
+
+    def _check_members(self) -> None:
+        if self.checkpoint is not None and not self.deep_ensemble.checkpoints:
+            raise ValueError(
+                f"a checkpoint is one network and a deep ensemble has {self.deep_ensemble.n_members}: name a file for "
+                "each of them in --deep_ensemble.checkpoints, or leave the checkpoint out"
+            )
+        for file in self.deep_ensemble.checkpoints:
+            if not Path(file).is_file():
+                raise ValueError(f"deep_ensemble.checkpoints: {file} does not exist")
 
     def _check_numbers(self) -> None:
         places, evaluation = self.places, self.evaluation
@@ -242,9 +269,45 @@ class RunConfig:
 
     def resolved(self) -> dict[str, Any]:
         """Every setting but where the run is, as YAML has it: a run may be moved."""
-        return {**asdict(self), "output": None}
+        return {**_plain(self), "output": None}
 
     @property
     def folder(self) -> Path:
         """The run's folder."""
         return Path("runs") / self.data.name / self.method if self.output is None else Path(self.output)
+
+
+def completed(settings: Mapping[str, Any], kind: Any = RunConfig) -> dict[str, Any]:
+    """Give the resolved settings of an older version, and today's defaults for those that it did not have.
+
+    Args:
+        settings: as `RunConfig.resolved` gave them.
+        kind: the record that they are of.
+
+    Example:
+        >>> completed({"name": "folder", "root": "here"}, OodConfig)
+        {'name': 'folder', 'root': 'here', 'options': {}, 'title': None}
+    """
+    known = [setting for setting in fields(kind) if setting.name in settings or _has_default(setting)]
+    return {**settings, **{setting.name: _completed(settings, setting) for setting in known}}
+
+
+def _has_default(setting: Field[Any]) -> bool:
+    return (setting.default, setting.default_factory) != (MISSING, MISSING)
+
+
+def _completed(settings: Mapping[str, Any], setting: Field[Any]) -> Any:
+    if setting.name not in settings:
+        factory: Any = setting.default_factory
+        return _plain(setting.default if factory is MISSING else factory())
+    value = settings[setting.name]
+    if isinstance(value, Mapping) and is_dataclass(setting.type):
+        return completed(value, setting.type)
+    if isinstance(value, list) and any(map(is_dataclass, get_args(setting.type))):
+        return [completed(item, get_args(setting.type)[0]) for item in value]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """As YAML has it: a tuple is a list there."""
+    return yaml.safe_load(yaml.safe_dump(asdict(value) if is_dataclass(value) else value))  # pyright: ignore[reportArgumentType]

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from lam.config import completed
 from lam.datasets import ImageDataset
 from lam.files import MANIFEST, CorruptFileError, read_json, verify, write_json, write_text
 
@@ -47,6 +48,8 @@ def require_finished(folder: Path) -> None:
 def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
     """Refuse a folder that these settings cannot begin or continue; nothing is written.
 
+    A setting that the folder's run did not have, as that was begun by an older version, counts as today's default.
+
     Raises:
         ValueError: where it holds a run with other settings, naming them, or files that are no run.
         CorruptFileError: where its configuration cannot be read.
@@ -59,7 +62,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
             found = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise CorruptFileError(f"{path} is not valid YAML: {error}") from None
-        different = sorted(_differences(found, settings))
+        different = sorted(_differences(completed(found) if isinstance(found, Mapping) else found, settings))
         if different:
             more = f"; and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
             raise ValueError(

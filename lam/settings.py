@@ -1,10 +1,15 @@
 """A configuration from a YAML file and settings given beside it, with errors that a user can act on.
 
+A file may begin where another ends: with `extends: deterministic.yaml` it says only what differs from that file, which
+is looked for beside it and then among those that ship, and which may extend another itself. Sections and mappings are
+joined setting by setting; whatever else both files give, lists too, is that of the file that extends.
+
 What the settings are is `lam.config`.
 """
 
+import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -13,19 +18,23 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
+from lam import datasets
 from lam.config import OodConfig, RunConfig
 from lam.run_folder import CONFIG
+
+EXTENDS = "extends"
 
 _LIST = "`lam run --help` lists the settings"
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, allow_missing: bool = False) -> RunConfig:
     """Read a configuration and apply overrides such as `--training.epochs=5`.
 
     Args:
         path: a YAML file, one that lam ships (`configs/digits/laplace_posthoc.yaml`), or the folder of a run, which is
             then continued.
         overrides: settings by name.
+        allow_missing: set the option of that name in every data set and OOD set that has one.
 
     Raises:
         ValueError: saying what is wrong, and where.
@@ -33,12 +42,12 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     from jsonargparse import ArgumentError, ArgumentParser
 
     found = find_config(path)
-    _refuse_other_content(found)
+    content = yaml.safe_dump(_content(found))
     parser = ArgumentParser(prog="lam run", exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(RunConfig)
     try:
-        settings = parser.parse_args([f"--config={found}", *overrides])
+        settings = parser.parse_args([f"--config={content}", *overrides])
         _check_sections(settings)
         parsed = parser.instantiate(settings)
     except ArgumentError as error:
@@ -46,7 +55,22 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     config = RunConfig(**{field.name: parsed[field.name] for field in fields(RunConfig)})
     if config.output is None and Path(path).is_dir():
         config.output = str(path)
+    if allow_missing:
+        _allow_missing(config)
     return config
+
+
+def _allow_missing(config: RunConfig) -> None:
+    having = [part for part in (config.data, *config.data.ood) if _takes(part.name, "allow_missing")]
+    if not having:
+        raise ValueError(f"--allow-missing is of no use: the files of {config.data.name} are not named in a list")
+    for part in having:
+        part.options = {**part.options, "allow_missing": True}
+
+
+def _takes(name: str, option: str) -> bool:
+    loader = datasets.DATASETS.get(name)
+    return loader is not None and option in inspect.signature(loader).parameters
 
 
 def _check_sections(settings: Any) -> None:
@@ -105,13 +129,35 @@ def _default(setting: Field[Any]) -> str:
     return value + (f"  ({', '.join(get_args(setting.type))})" if get_origin(setting.type) is Literal else "")
 
 
-def _refuse_other_content(path: Path) -> None:
+def _content(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a file together with those that it extends."""
+    chain = (*extending, path.resolve())
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is no configuration: it must hold settings, such as `margin: 0.7`")
+    if EXTENDS not in content:
+        return content
+    name = content.pop(EXTENDS)
+    if not isinstance(name, str):
+        raise ValueError(f"{path}: {EXTENDS} must be the name of one file, got {name!r}")
+    try:
+        base = path.parent / name if (path.parent / name).is_file() else find_config(name)
+    except ValueError as error:
+        raise ValueError(f"{path}: {EXTENDS}: {error}") from None
+    if base.resolve() in chain:
+        raise ValueError(f"{path}: {EXTENDS}: {name} extends this file itself")
+    return _joined(_content(base, chain), content)
+
+
+def _joined(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    joined = {**base, **above}
+    for name in base.keys() & above.keys():
+        if isinstance(base[name], Mapping) and isinstance(above[name], Mapping):
+            joined[name] = _joined(base[name], above[name])
+    return joined
 
 
 def _explain(message: str, path: Path) -> str:
@@ -143,5 +189,8 @@ def _in_words(kind: Any) -> str:
         return f"one of {', '.join(get_args(kind))}"
     if NoneType in get_args(kind):
         return f"{_in_words(get_args(kind)[0])} or null"
-    words = {float: "a number", int: "a whole number", str: "text", dict: "a mapping", list: "a list of mappings"}
+    if get_origin(kind) is Sequence:
+        return "a list"
+    words: dict[Any, str] = {bool: "true or false", float: "a number", int: "a whole number", str: "text"}
+    words |= {dict: "a mapping", list: "a list of mappings"}
     return words[get_origin(kind) or kind]

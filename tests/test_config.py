@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lam.config import DataConfig, NetworkConfig, OodConfig, RunConfig
+from lam.config import DataConfig, NetworkConfig, OodConfig, RunConfig, completed
+from lam.methods.deep_ensemble import EnsembleOptions
 from lam.settings import describe_settings, find_config, load_config
 
 DEMO = "configs/digits/laplace_posthoc.yaml"
@@ -141,6 +142,13 @@ def test_settings_outside_their_range_are_refused(section: str, settings: dict[s
         (["--laplace.batch_size=1"], "laplace.batch_size must be at least 2, got 1"),
         (["--laplace.tune=x"], "laplace.tune must be one of calibration, marginal_likelihood, none, got x"),
         (["--online.memory_factor=1"], r"online.memory_factor must be in \(0, 1\), got 1.0"),
+        (["--deep_ensemble.n_members=1"], "deep_ensemble.n_members must be at least 2, got 1"),
+        (["--deep_ensemble.checkpoints=[a, b]"], "deep_ensemble.checkpoints must be none, or one file for each"),
+        (["--deep_ensemble.checkpoints=3"], "deep_ensemble.checkpoints must be a list, got 3"),
+        (["--pfe.epochs=0"], "pfe.epochs must be at least 1, got 0"),
+        (["--pfe.shared=perhaps"], "pfe.shared must be true or false, got perhaps"),
+        (["--hib.kl_weight=-1"], "hib.kl_weight must be at least 0, got -1.0"),
+        (["--knn_distance.k=0"], "knn_distance.k must be at least 1, got 0"),
     ],
 )
 def test_options_of_a_method_outside_their_range_are_refused_with_their_section(
@@ -161,3 +169,97 @@ def test_every_setting_is_described() -> None:
     assert "training.loss                 contrastive  (contrastive, log_posterior, squared, pml)" in described
     assert "data.name                     required" in described
     assert "laplace.likelihood_scale      none" in described
+
+
+def test_options_are_those_of_the_method() -> None:
+    config = plain()
+    assert plain(method="laplace_posthoc").options is not None
+    for method in ("laplace_posthoc", "laplace_online", "deep_ensemble", "pfe", "hib", "knn_distance"):
+        assert type(replace(config, method=method).options).__module__ == f"lam.methods.{method}"
+    assert plain(method="norm").options is None
+
+
+def test_an_ensemble_starts_from_a_file_for_each_member_or_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="one network and a deep ensemble has 5: .*--deep_ensemble.checkpoints"):
+        plain(method="deep_ensemble", checkpoint="trained.pth").check()
+    options = EnsembleOptions(n_members=2, checkpoints=[str(tmp_path / "a.pth"), str(tmp_path / "b.pth")])
+    with pytest.raises(ValueError, match="deep_ensemble.checkpoints: .*a.pth does not exist"):
+        plain(method="deep_ensemble", deep_ensemble=options).check()
+
+
+class TestExtends:
+    """A file that says only what differs from another."""
+
+    def write(self, folder: Path, **contents: str) -> None:
+        for name, content in contents.items():
+            (folder / f"{name}.yaml").write_text(content)
+
+    def test_joins_sections_and_replaces_the_rest(self, tmp_path: Path) -> None:
+        base = "data: {name: cifar10, options: {validation: 9}, ood: [{name: svhn}]}\nnetwork: {name: convnet32}\n"
+        middle = "extends: base.yaml\ntraining: {epochs: 7, batch_size: 8}\nonline: {memory_factor: 0.5}\n"
+        top = (
+            "extends: middle.yaml\nmethod: hib\ntraining: {epochs: 9}\n"
+            "data: {options: {download: true}, ood: [{name: cifar10}]}\n"
+        )
+        self.write(tmp_path, base=base, middle=middle, top=top)
+        config = load_config(tmp_path / "top.yaml", ["--training.loss=pml"])
+        assert (config.method, config.network.name, config.online.memory_factor) == ("hib", "convnet32", 0.5)
+        assert (config.training.epochs, config.training.batch_size, config.training.loss) == (9, 8, "pml")
+        assert config.data.options == {"validation": 9, "download": True}
+        assert config.data.ood == [OodConfig("cifar10")]
+        assert "extends" not in config.resolved()
+
+    def test_finds_what_ships(self, tmp_path: Path) -> None:
+        self.write(tmp_path, mine=f"extends: {DEMO}\nmargin: 0.5\n")
+        assert load_config(tmp_path / "mine.yaml") == replace(load_config(DEMO), margin=0.5)
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ("extends: no.yaml", "mine.yaml: extends: there is no configuration no.yaml; lam ships"),
+            ("extends: [a.yaml]", r"mine.yaml: extends must be the name of one file, got \['a.yaml'\]"),
+            ("extends: mine.yaml", "mine.yaml: extends: mine.yaml extends this file itself"),
+            ("extends: back.yaml", "back.yaml: extends: mine.yaml extends this file itself"),
+            ("extends: broken.yaml", "broken.yaml is not valid YAML"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, content: str, message: str, tmp_path: Path) -> None:
+        self.write(tmp_path, mine=content, back="extends: mine.yaml", broken="data: [")
+        with pytest.raises(ValueError, match=message) as caught:
+            load_config(tmp_path / "mine.yaml")
+        assert "\n" not in str(caught.value)
+
+
+class TestAllowMissing:
+    """The short form sets the option wherever there is one."""
+
+    def test_of_the_data_and_of_the_ood_sets(self) -> None:
+        overrides = [
+            "--data.name=cub200",
+            "--data.options={validation: 0.3}",
+            "--data.ood=[{name: cars196}, {name: svhn}]",
+        ]
+        config = load_config(DEMO, overrides, allow_missing=True)
+        assert config.data.options == {"validation": 0.3, "allow_missing": True}
+        assert [found.options for found in config.data.ood] == [{"allow_missing": True}, {}]
+
+    def test_of_data_without_lists_is_refused(self) -> None:
+        with pytest.raises(
+            ValueError, match="--allow-missing is of no use: the files of digits are not named in a list"
+        ):
+            load_config(DEMO, allow_missing=True)
+
+    def test_leaves_a_name_that_is_none_to_the_run(self) -> None:
+        overrides = ["--data.name=lfw", "--data.ood=[{name: nothing}]"]
+        assert load_config(DEMO, overrides, allow_missing=True).data.ood == [OodConfig("nothing")]
+
+
+def test_settings_of_an_older_version_are_completed_by_defaults() -> None:
+    config = plain(margin=0.5)
+    config.data.ood = [OodConfig("mnist", root="here")]
+    resolved = config.resolved()
+    older = {name: value for name, value in resolved.items() if name not in ("online", "accelerator")}
+    older["data"] = {"name": "digits", "ood": [{"name": "mnist", "root": "here"}], "gone": 3}
+    assert completed(older) == {**resolved, "data": {**resolved["data"], "gone": 3}}
+    assert completed({"margin": 0.5}).keys() == resolved.keys() - {"data", "network"}
+    assert completed({"data": None})["data"] is None

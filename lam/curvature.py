@@ -6,7 +6,7 @@ pairs never cross batches, and all at once. The formulas are in `lam.hessians`.
 
 import mmap
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians import Diagonal, Neighbours, contrastive_ggn, contrastive_ggn_dataset
-from lam.mining import ALL_PAIRS, Mining
+from lam.mining import ALL_PAIRS, MinerName, Mining
 from lam.pairs import Pairs, check_label_vector
 
 Batch = Any
@@ -39,23 +39,34 @@ class Relation:
         angle_within: for places: the largest difference of the compass angles of a positive pair, in degrees; near
             pairs that differ more are neither positive nor negative. With it the last column of the targets is the
             angle, NaN where it is unknown, which fits any other; None means that all columns are coordinates.
+        miner: which pairs of a batch count for the curvature; see `lam.mining.Mining`.
+        max_pairs: at most so many of each type.
     """
 
     scope: Scope | Literal["online"] = "batch"
     positive_within: float | None = None
     negative_beyond: float | None = None
     angle_within: float | None = None
+    miner: MinerName = "all"
+    max_pairs: int | None = None
 
     def __post_init__(self) -> None:
         if self.scope not in (*SCOPES, "online"):
             raise ValueError(f"scope must be one of {', '.join(SCOPES)}, online, got {self.scope!r}")
         if self.positive_within is None and self.negative_beyond is not None:
             raise ValueError("negative_beyond needs positive_within: both are distances between places")
+        if self.mining != ALL_PAIRS and self.scope == "dataset":
+            raise ValueError("pairs are mined within batches: over a whole data set all of them count")
         if self.angle_within is not None:
             if self.positive_within is None:
                 raise ValueError("angle_within needs positive_within: both are for places")
             if not 0 < self.angle_within <= 180:
                 raise ValueError(f"angle_within must be more than 0 and at most 180 degrees, got {self.angle_within}")
+
+    @property
+    def mining(self) -> Mining:
+        """How the pairs of a batch are chosen."""
+        return Mining(self.miner, self.max_pairs)
 
     @property
     def in_batches(self) -> bool:
@@ -97,10 +108,12 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
 
 def as_batches(inputs: Batch | Iterable[Batch]) -> Iterable[Batch]:
     """Give an iterable of batches: a batch as a loader yields it, inputs alone or (inputs, labels), is one of them."""
-    if isinstance(inputs, Tensor | dict):
+    if isinstance(inputs, Tensor | Mapping):
         return [inputs]
     if isinstance(inputs, tuple | list) and len(inputs) > 1:
         first, second = inputs[:2]
+        if isinstance(first, Mapping):
+            return [inputs] if isinstance(second, Tensor) else inputs
         both = isinstance(first, Tensor) and isinstance(second, Tensor)
         if both and second.ndim == 1 < first.ndim and len(first) == len(second):
             return [inputs]
@@ -145,7 +158,6 @@ def curvature_in_batches(
     bias: Float[Tensor, " D"] | None,
     relation: Relation,
     *,
-    mining: Mining = ALL_PAIRS,
     seed: int = 0,
     **options: Any,
 ) -> tuple[Diagonal, int]:
@@ -155,8 +167,7 @@ def curvature_in_batches(
         batches: (N, P) features with (N,) labels or (N, X) positions each.
         weight: (D, P) of the head.
         bias: (D,) of the head, or None.
-        relation: what makes a pair.
-        mining: which of the pairs of a batch count, chosen by the head's output.
+        relation: what makes a pair, and which of the pairs of a batch count, chosen by the head's output.
         seed: of what the mining draws, the same in every batch: what a batch adds does not depend on those before it.
         options: of `contrastive_ggn`.
 
@@ -171,10 +182,10 @@ def curvature_in_batches(
     for features, targets in batches:
         targets = checked_targets(features, targets)
         pairs = relation.pairs(targets)
-        if mining != ALL_PAIRS:
+        if relation.mining != ALL_PAIRS:
             embeddings = F.normalize(F.linear(features, weight, bias))
             generator = torch.Generator().manual_seed(seed)
-            pairs = mining.choose(embeddings, pairs, targets, margin=options["margin"], generator=generator)
+            pairs = relation.mining.choose(embeddings, pairs, targets, margin=options["margin"], generator=generator)
         part = contrastive_ggn(features, weight, bias, pairs, **options)
         total = part if total is None else total + part
         n_items += len(features)

@@ -208,6 +208,7 @@ class BayesianEncoder(Encoder):
             old.weight,
             old.bias,
             self.relation,
+            seed=old.seed,
             margin=old.curvature.margin,
             split=old.curvature.split,
             fix=old.curvature.fix,

@@ -18,6 +18,7 @@ from lam import encoder_files
 from lam.curvature import Batch, Relation, as_batches, split_batch
 from lam.embeddings import Embeddings
 from lam.encoder_files import SavedEncoder
+from lam.hessians.last_layer import check_finite
 from lam.preprocessing import Preprocessing
 
 OodScore = Literal["kappa", "knn"]
@@ -67,7 +68,7 @@ class Encoder(ABC):
     Attributes:
         kind: what `lam.load` finds the class by.
         network: any module; None where features are given directly.
-        head: path of the network's last linear layer.
+        head: path of the network's last linear layer, or `lam.head.ADDED` for one that comes after the network.
         relation: what makes two items match.
         preprocessing: how an image file becomes an input, where that is known.
         ood_score: by what an input is recognised as out of distribution: `kappa`, or `knn` where κ cannot know.
@@ -165,8 +166,12 @@ class Encoder(ABC):
         return {}
 
     def _observed(self, observe: Observer, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[Observations]:
+        seen = 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
-            yield observe(split_batch(batch)[0])
+            found = observe(split_batch(batch)[0])
+            check_finite(found.features, seen)
+            seen += len(found.features)
+            yield found
 
     def save(self, folder: str | Path) -> None:
         """Write the encoder to a folder: safetensors and JSON, sealed; whatever was there is replaced at once."""

@@ -179,6 +179,7 @@ def _encoder(
         accelerator=config.accelerator,
         stage=stages,
         progress=progress,
+        **_other_members(config),
     )
     if histories:
         write_json(folder / "training.json", {name: asdict(history) for name, history in histories.items()})
@@ -188,6 +189,16 @@ def _encoder(
         with stages("tune"):
             _tune(config, encoder, splits.validation)
     return encoder
+
+
+def _other_members(config: RunConfig) -> dict[str, Any]:
+    """Members of an ensemble that start from pretrained weights, which a network's recipe does not hold."""
+    wanted = config.network
+    if config.method != "deep_ensemble" or wanted.weights is None:
+        return {}
+    options: dict[str, Any] = {"dimension": wanted.dimension, "weights": wanted.weights, **wanted.options}
+    seeds = range(config.seed + 1, config.seed + config.options.n_members)
+    return {"others": [models.build(wanted.name, seed=seed, **options) for seed in seeds]}
 
 
 def _tune(config: RunConfig, encoder: BayesianEncoder, validation: ImageDataset) -> None:

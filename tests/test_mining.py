@@ -238,8 +238,9 @@ def test_curvature_in_batches_is_over_the_chosen_pairs_and_forgets_them() -> Non
     batches = [(points(12, 5, seed), LABELS) for seed in range(3)]
     weight, bias = torch.randn(3, 5, generator=generator(1), dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     mining = Mining("semihard", max_pairs=6)
-    options: dict[str, Any] = {"mining": mining, "seed": 3, "margin": MARGIN}
-    total, n_items = curvature_in_batches(batches, weight, bias, Relation(), **options)
+    relation = Relation(miner="semihard", max_pairs=6)
+    options: dict[str, Any] = {"seed": 3, "margin": MARGIN}
+    total, n_items = curvature_in_batches(batches, weight, bias, relation, **options)
     expected = torch.zeros_like(total.positive)
     for features, labels in batches:
         embeddings = F.normalize(F.linear(features, weight, bias))
@@ -247,8 +248,8 @@ def test_curvature_in_batches_is_over_the_chosen_pairs_and_forgets_them() -> Non
         expected += contrastive_ggn(features, weight, bias, pairs, margin=MARGIN).positive
     torch.testing.assert_close(total.positive, expected)
     assert n_items == 36
-    rest = total - curvature_in_batches(batches[1:2], weight, bias, Relation(), **options)[0]
-    kept = curvature_in_batches(batches[::2], weight, bias, Relation(), **options)[0]
+    rest = total - curvature_in_batches(batches[1:2], weight, bias, relation, **options)[0]
+    kept = curvature_in_batches(batches[::2], weight, bias, relation, **options)[0]
     torch.testing.assert_close(rest.h, kept.h, rtol=1e-12, atol=1e-15)
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lam.augmentation import without_augmentation
 from lam.curvature import Relation
 from lam.encoder import BayesianEncoder
 from lam.head import caught_input
@@ -22,13 +23,16 @@ from lam.hessians.contrastive import Fix, Split
 from lam.hessians.last_layer import check_settings
 from lam.losses import Loss
 from lam.methods.base import Stage, Trained, head_of, pairs_of, silent
+from lam.methods.laplace_posthoc import LaplaceOptions, fit_with
 from lam.mining import Miner, MinerName, Mining
 from lam.pairs import Pairs
 from lam.posterior import LastLayerPosterior
+from lam.training import BATCH_SIZE
 from lam.training import train as train_by_loop
 from lam.training.steps import Batch, DivergenceError, Step
 
 Update = Literal["average", "accumulate"]
+_SHARED = ("split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,9 @@ class OnlineOptions:
         n_samples: last layers drawn a step, over which gradient and h_batch are averaged.
         warmup_epochs: epochs at the beginning without noise; the curvature is followed in them too.
         refresh_every: h is updated every so many steps.
+        refit: form the curvature again after training, over the data at the kept weights, as `laplace_posthoc` does. A
+            running mean over noisy layers that were left long ago tells what training saw from what it never saw less
+            sharply; the network stays the one that the noise shaped.
         split: `euclidean` or `arccos`.
         fix: `fixed`, `positive` or `full`.
         negative_weight: w in [0, 1].
@@ -62,6 +69,7 @@ class OnlineOptions:
     n_samples: int = 1
     warmup_epochs: int = 0
     refresh_every: int = 1
+    refit: bool = False
     split: Split = "arccos"
     fix: Fix = "fixed"
     negative_weight: float = 1.0
@@ -260,6 +268,18 @@ def train(
     with stage("train"):
         training |= {"loss": loss, "epochs": epochs, "step": step, "seed": seed}
         history = train_by_loop(network, dataset, pairs=pairs_of(relation), **training)
+    relation = relation or Relation()
+    if options.refit:
+        refit = LaplaceOptions(
+            **{name: getattr(options, name) for name in _SHARED},
+            miner=options.hessian_miner,
+            max_pairs=options.hessian_max_pairs,
+            batch_size=training.get("batch_size", BATCH_SIZE),
+        )
+        plain, progress = without_augmentation(dataset), training.get("progress", True)
+        with stage("fit"):
+            encoder = fit_with(refit, network, plain, margin=margin, relation=relation, seed=seed, progress=progress)
+        return Trained(encoder, {"network": history})
     layer: Any = network.get_submodule(step.head)
     posterior = LastLayerPosterior(
         layer.weight.detach().clone(),
@@ -271,7 +291,7 @@ def train(
         seed=seed,
     )
     preprocessing = getattr(dataset, "preprocessing", None)
-    relation = replace(relation or Relation(), scope="online")
+    relation = replace(relation, scope="online", miner=options.hessian_miner, max_pairs=options.hessian_max_pairs)
     encoder = BayesianEncoder(network, step.head, posterior, relation=relation, preprocessing=preprocessing)
     return Trained(encoder, {"network": history})
 

@@ -36,6 +36,7 @@ from lam.hessians.contrastive import Fix, Split
 from lam.hessians.last_layer import check_finite, check_settings
 from lam.losses import Loss
 from lam.methods.base import Stage, Trained, silent, train_network
+from lam.mining import MinerName
 from lam.posterior import LastLayerPosterior
 from lam.preprocessing import Preprocessing
 
@@ -51,6 +52,8 @@ class LaplaceOptions:
         fix: `fixed`, `positive` or `full`.
         negative_weight: w in [0, 1].
         pairs: `batch` or `dataset`.
+        miner: which pairs of a batch count for the curvature: `all`, `easy`, `semihard` or `hard`.
+        max_pairs: at most so many of each type.
         batch_size: items a batch, among which pairs are formed.
         prior_precision: α > 0.
         likelihood_scale: s > 0; by default the number of items squared.
@@ -65,6 +68,8 @@ class LaplaceOptions:
     fix: Fix = "fixed"
     negative_weight: float = 1.0
     pairs: Scope = "batch"
+    miner: MinerName = "all"
+    max_pairs: int | None = None
     batch_size: int = 256
     prior_precision: float = 1.0
     likelihood_scale: float | None = None
@@ -73,7 +78,7 @@ class LaplaceOptions:
 
     def __post_init__(self) -> None:
         check_settings(margin=1.0, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
-        Relation(self.pairs)
+        Relation(self.pairs, miner=self.miner, max_pairs=self.max_pairs)
         _refuse_full_over_dataset(self.fix, self.pairs)
         if self.tune not in get_args(Tune):
             raise ValueError(f"tune must be one of {', '.join(get_args(Tune))}, got {self.tune!r}")
@@ -123,26 +128,49 @@ def train(
     relation = relation or Relation()
     training |= {"loss": loss, "epochs": epochs, "seed": seed}
     histories = train_network(network, dataset, pretrained=pretrained, relation=relation, stage=stage, **training)
-    generator = torch.Generator().manual_seed(seed)
-    plain = without_augmentation(dataset)
-    loader = DataLoader(plain, batch_size=options.batch_size, shuffle=True, generator=generator)
     with stage("fit"):
-        encoder = fit(
+        encoder = fit_with(
+            options,
             network,
-            loader,
+            without_augmentation(dataset),
             margin=loss.margin,
-            split=options.split,
-            fix=options.fix,
-            negative_weight=options.negative_weight,
-            pairs=options.pairs,
-            positive_within=relation.positive_within,
-            negative_beyond=relation.negative_beyond,
-            prior_precision=options.prior_precision,
-            likelihood_scale=options.likelihood_scale,
+            relation=relation,
             seed=seed,
             progress=training.get("progress", True),
         )
     return Trained(encoder, histories)
+
+
+def fit_with(
+    options: LaplaceOptions,
+    network: nn.Module,
+    dataset: Any,
+    *,
+    margin: float,
+    relation: Relation,
+    seed: int,
+    progress: bool,
+) -> BayesianEncoder:
+    """Fit as the options of a run say, on the shuffled batches of a data set; see `fit`."""
+    generator = torch.Generator().manual_seed(seed)
+    return fit(
+        network,
+        DataLoader(dataset, batch_size=options.batch_size, shuffle=True, generator=generator),
+        margin=margin,
+        split=options.split,
+        fix=options.fix,
+        negative_weight=options.negative_weight,
+        pairs=options.pairs,
+        positive_within=relation.positive_within,
+        negative_beyond=relation.negative_beyond,
+        angle_within=relation.angle_within,
+        miner=options.miner,
+        max_pairs=options.max_pairs,
+        prior_precision=options.prior_precision,
+        likelihood_scale=options.likelihood_scale,
+        seed=seed,
+        progress=progress,
+    )
 
 
 def fit(
@@ -158,6 +186,9 @@ def fit(
     pairs: Scope = "batch",
     positive_within: float | None = None,
     negative_beyond: float | None = None,
+    angle_within: float | None = None,
+    miner: MinerName = "all",
+    max_pairs: int | None = None,
     prior_precision: float = 1.0,
     likelihood_scale: float | None = None,
     preprocessing: Preprocessing | None = None,
@@ -184,6 +215,9 @@ def fit(
             every pair of the data set, however it is cut.
         positive_within: for places, in metres.
         negative_beyond: for places, in metres.
+        angle_within: for places, in degrees: the last column of the positions is then the compass angle.
+        miner: which pairs of a batch count: `all`, `easy`, `semihard` or `hard`; see `lam.mining.Mining`.
+        max_pairs: at most so many of each type are drawn; by default there is no limit.
         prior_precision: α.
         likelihood_scale: s; by default the number of items squared. `BayesianEncoder.tune` chooses it.
         preprocessing: how an image file becomes an input; that of the loader's data set by default.
@@ -206,7 +240,7 @@ def fit(
     """
     if pairs not in SCOPES:
         raise ValueError(f"pairs must be one of {', '.join(SCOPES)}, got {pairs!r}")
-    relation = Relation(pairs, positive_within, negative_beyond)
+    relation = Relation(pairs, positive_within, negative_beyond, angle_within, miner, max_pairs)
     check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
     _refuse_full_over_dataset(fix, pairs)
     if dimension is not None and head != "train":
@@ -234,7 +268,7 @@ def fit(
         features = _features(network, path, weight.dtype, shown)
     options: dict[str, Any] = {"margin": margin, "split": split, "fix": fix, "negative_weight": negative_weight}
     if relation.in_batches:
-        curvature, n_items = curvature_in_batches(features, weight, bias, relation, **options)
+        curvature, n_items = curvature_in_batches(features, weight, bias, relation, seed=seed, **options)
         check_pairs(curvature, n_items)
     else:
         curvature, n_items = curvature_of_dataset(features, weight, bias, relation, progress=progress, **options)

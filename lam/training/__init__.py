@@ -22,6 +22,8 @@ from lam.training.loop import History, Loop, Task
 from lam.training.settings import Accelerator, Optimizer, Precision, Settings, resolve_accelerator
 from lam.training.steps import Batch, DivergenceError, Step
 
+BATCH_SIZE = 256
+
 
 def train(
     network: nn.Module,
@@ -34,7 +36,7 @@ def train(
     validate: Callable[[nn.Module], float] | None = None,
     miner: MinerName | Miner = "all",
     max_pairs: int | None = None,
-    batch_size: int = 256,
+    batch_size: int = BATCH_SIZE,
     per_class: int | None = None,
     learning_rate: float = 1e-3,
     learning_rate_decay: float = 1.0,

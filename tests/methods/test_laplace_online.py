@@ -1,15 +1,18 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader
 
 import lam
 from lam import losses, models
 from lam.datasets import TensorImages
 from lam.hessians import contrastive_ggn
 from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions, train
+from lam.methods.laplace_posthoc import fit
 from lam.training import train as train_network
 from lam.training.steps import Batch
 
@@ -66,7 +69,9 @@ def test_without_noise_it_is_deterministic_training():
     encoder, histories = train(make_network(), data, loss=loss, epochs=2, batch_size=16, options=sure, **QUIET)
     plain = make_network()
     expected = train_network(plain, data, loss=loss, epochs=2, batch_size=16, **QUIET)
-    torch.testing.assert_close(torch.tensor(histories["network"].losses), torch.tensor(expected.losses), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        torch.tensor(histories["network"].losses), torch.tensor(expected.losses), rtol=1e-4, atol=1e-6
+    )
     torch.testing.assert_close(encoder.posterior.weight, plain.head.weight.detach(), rtol=1e-3, atol=1e-5)
 
 
@@ -154,3 +159,28 @@ def test_bad_options_are_refused(change, message):
         OnlineOptions(**change)
     with pytest.raises(ValueError, match="no step was made"):
         OnlineLaplaceStep("head", margin=0.7, options=OPTIONS).diagonal(True)
+
+
+def test_refitted_it_has_the_curvature_of_post_hoc_at_the_weights_of_online():
+    data, loss = make_data(), losses.build(margin=0.7)
+    options = OnlineOptions(likelihood_scale=1e4, prior_precision=2.0, negative_weight=0.5, refit=True)
+    common: dict[str, Any] = {"loss": loss, "epochs": 2, "batch_size": 16, "seed": 3, **QUIET}
+    network = make_network()
+    encoder, _ = train(network, data, options=options, **common)
+    followed, _ = train(make_network(), data, options=replace(options, refit=False), **common)
+    torch.testing.assert_close(encoder.posterior.weight, followed.posterior.weight)
+    loader = DataLoader(data, batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(3))
+    expected = fit(
+        network,
+        loader,
+        margin=0.7,
+        negative_weight=0.5,
+        prior_precision=2.0,
+        likelihood_scale=1e4,
+        seed=3,
+        progress=False,
+    )
+    torch.testing.assert_close(encoder.posterior.curvature.h, expected.posterior.curvature.h)
+    assert (encoder.posterior.scale, encoder.posterior.prior_precision) == (1e4, 2.0)
+    assert (encoder.relation.scope, followed.relation.scope) == ("batch", "online")
+    assert not torch.allclose(encoder.posterior.curvature.h, followed.posterior.curvature.h.double(), rtol=0.01)

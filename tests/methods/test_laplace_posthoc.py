@@ -1,14 +1,20 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from torch import nn
 from torch.utils.data import DataLoader
 
 import lam
 from lam import datasets, models
+from lam.hessians import contrastive_ggn
+from lam.methods.laplace_posthoc import fit
+from lam.mining import Mining
+from lam.pairs import Pairs
 from lam.torchvision_import import import_torchvision
 
 
@@ -67,3 +73,34 @@ def test_a_loader_sorted_by_class_needs_pairs_over_the_data_set(photographs: Pat
         lam.fit(network, loader, margin=0.7, progress=False)
     encoder = lam.fit(network, loader, margin=2.0, pairs="dataset", progress=False)
     assert encoder.posterior.curvature.n_negatives > 0
+
+
+def test_the_pairs_of_the_curvature_can_be_mined_and_are_forgotten_as_they_were_fitted():
+    generator = torch.Generator().manual_seed(3)
+    batches = [(torch.randn(16, 6, generator=generator), torch.arange(16) % 4) for _ in range(3)]
+    network = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    options: dict[str, Any] = {"margin": 0.7, "progress": False}
+    everything = fit(network, batches, **options)
+    mined = fit(network, batches, miner="semihard", max_pairs=7, negative_weight=0.5, **options)
+    first = fit(network, batches[:1], miner="semihard", max_pairs=7, negative_weight=0.5, **options)
+    assert mined.posterior.curvature.n_negatives < everything.posterior.curvature.n_negatives
+    layer: Any = network[2]
+    expected = Mining("semihard", 7).choose(
+        F.normalize(network(batches[0][0])),
+        Pairs.by_label(batches[0][1]),
+        batches[0][1],
+        margin=0.7,
+        generator=torch.Generator().manual_seed(0),
+    )
+    features = network[1](network[0](batches[0][0])).detach()
+    twin = contrastive_ggn(
+        features, layer.weight.detach(), layer.bias.detach(), expected, margin=0.7, negative_weight=0.5
+    )
+    torch.testing.assert_close(first.posterior.curvature.h.float(), twin.h.float())
+    mined.forget(batches[1:])
+    torch.testing.assert_close(mined.posterior.curvature.h.float(), first.posterior.curvature.h.float())
+
+
+def test_pairs_are_not_mined_over_a_whole_data_set():
+    with pytest.raises(ValueError, match="pairs are mined within batches"):
+        fit(nn.Linear(4, 3), [(torch.randn(8, 4), torch.arange(8) % 2)], margin=0.7, pairs="dataset", miner="hard")

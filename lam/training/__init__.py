@@ -3,8 +3,11 @@
 A method that trains otherwise hands in a `Step` of its own: how the gradient of one batch is taken, and what has to be
 remembered between batches. Here the data are checked, in `lam.training.settings` the options; the loop is in
 `lam.training.loop`. Which loss, which network and which data are chosen elsewhere.
+
+Under torchrun several processes train one network on one device each, as `lam.training.loop` tells.
 """
 
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lam import distributed
 from lam.curvature import check_labels
 from lam.losses import Loss
 from lam.mining import Miner, MinerName
@@ -57,6 +61,10 @@ def train(
     are then the checkpoint's; more epochs than before may be asked for. On the CPU the result equals that of an
     uninterrupted run bit for bit. torch's global random state is used inside, seeded for every batch, and restored.
 
+    In several processes, started by torchrun, each calls it with the same arguments and is left with the same weights.
+    A batch is cut into as many parts, and its pairs are formed over the whole of it; one of fewer than two items a
+    process is taken whole by all. Validation and checkpoints are the first process's, and the others wait for it.
+
     Args:
         network: maps (N, ...) inputs to unit rows (N, D); left in evaluation mode, with the weights of the best epoch.
         dataset: of (input, label), with a length; read in batches where it has `__getitems__`, and checked ahead where
@@ -70,7 +78,7 @@ def train(
         miner: which pairs of a batch the loss takes, "all", "easy", "semihard" or "hard", or a miner of
             pytorch-metric-learning; see `lam.mining.Mining`. A batch in which it finds none has a loss of zero.
         max_pairs: at most so many positive and so many negative pairs of those, drawn at random; None for no limit.
-        batch_size: items a batch, at least 2; the last batch of an epoch may be smaller.
+        batch_size: items a batch, at least 2, for each process; the last batch of an epoch may be smaller.
         per_class: batches are of so many items, at least 2, of each of batch_size / per_class classes drawn at random;
             see `lam.training.batches.Batches`. None for batches that pass through the data.
         learning_rate: positive.
@@ -82,9 +90,9 @@ def train(
         checkpoint_every: also write one after this many batches.
         num_workers: processes that read data.
         accelerator: "cpu", "cuda", or "auto" for CUDA where there is some.
-        devices: one device: 1, or its index in a list.
+        devices: one device: 1, or its index in a list. Under torchrun each process has its own, whatever this says.
         precision: "32-true", "bf16-mixed" or "16-mixed"; weights are float32 in all of them.
-        progress: show a progress bar on stderr.
+        progress: show a progress bar on stderr, in the first process.
 
     Returns:
         The history of the run, epochs before an interruption included.
@@ -124,12 +132,17 @@ def train(
     _check_data(dataset, by_label=pairs == Pairs.by_label, classes=classes)
     task = Task(network, dataset, loss, step or Step(), pairs, validate, None if folder is None else Path(folder))
     fabric = _fabric(accelerator, devices, precision)
+    least = 2 * distributed.count()
+    if distributed.count() > 1 and batch_size < least:
+        raise ValueError(
+            f"batch_size must be at least {least}, 2 for each of the {distributed.count()} processes, got {batch_size}"
+        )
     with own_randomness(fabric.device):
-        return Loop(fabric, task, settings).run(progress)
+        return Loop(fabric, task, settings).run(progress and distributed.is_first())
 
 
 def device_of(accelerator: Accelerator) -> torch.device:
-    """Give the device that `train` uses: for what comes after it.
+    """Give the device that `train` uses in this process: for what comes after it.
 
     Raises:
         ValueError: for an accelerator that is unknown or not there.
@@ -142,11 +155,39 @@ def _fabric(accelerator: Accelerator, devices: int | list[int], precision: Preci
 
     if not (devices == 1 or (isinstance(devices, list) and len(devices) == 1)):
         raise ValueError(f"devices must be one device, 1 or its index in a list such as [1], got {devices}")
+    resolved = resolve_accelerator(accelerator)
+    distributed.join()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of devices that stay unused; which to use is the caller's choice
-        fabric = Fabric(accelerator=resolve_accelerator(accelerator), devices=devices, precision=precision)
+        if distributed.count() > 1:
+            return _fabric_of_processes(resolved, precision)
+        fabric = Fabric(accelerator=resolved, devices=devices, precision=precision)
     if fabric.world_size != 1:
-        raise ValueError(f"training runs in one process, got an environment that asks for {fabric.world_size}")
+        raise ValueError(
+            f"the environment asks for {fabric.world_size} processes: start them by "
+            f"torchrun --nproc_per_node {fabric.world_size}"
+        )
+    return fabric
+
+
+def _fabric_of_processes(accelerator: str, precision: Precision) -> Any:
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    if not torch.distributed.is_torchelastic_launched():
+        raise ValueError(
+            f"torch.distributed runs {distributed.count()} processes that torchrun did not start: "
+            f"start them by torchrun --nproc_per_node {distributed.count()}"
+        )
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
+    if accelerator == "cuda" and torch.cuda.device_count() < here:
+        raise ValueError(
+            f"torchrun started {here} processes here, and there are {torch.cuda.device_count()} CUDA devices: "
+            "lower --nproc_per_node, or take the accelerator cpu"
+        )
+    options: dict[str, Any] = {"devices": here, "num_nodes": distributed.count() // here, "precision": precision}
+    fabric = Fabric(accelerator=accelerator, strategy=DDPStrategy(), **options)
+    fabric.launch()
     return fabric
 
 

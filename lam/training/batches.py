@@ -23,6 +23,9 @@ class Batches(Dataset):
         batch_size: items a batch; the last one may be smaller.
         seed: of the run.
         epoch: whose order is wanted.
+        process: the number of the process that reads, and how many there are. Each reads its part of every batch; the
+            parts, put together in the order of the processes, are the batch that one process reads. What the data set
+            draws while it reads is the same for all in the first part only.
         per_class: items of each class in a batch, of data with `labels`; every batch is full then, and draws for
             itself: classes without replacement, items of a class without replacement where it has enough of them, else
             with. This is pytorch-metric-learning's `MPerClassSampler` but for its draws from numpy's global state. An
@@ -34,9 +37,18 @@ class Batches(Dataset):
         (3, [0, 1, 2, 3, 4])
     """
 
-    def __init__(self, dataset: Any, *, batch_size: int, seed: int, epoch: int, per_class: int | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        seed: int,
+        epoch: int,
+        per_class: int | None = None,
+        process: tuple[int, int] = (0, 1),
+    ) -> None:
         self.dataset, self.batch_size, self.per_class = dataset, batch_size, per_class
-        self.place = (seed, epoch)
+        self.place, self.process = (seed, epoch), process
         if per_class is None:
             generator = torch.Generator().manual_seed(derive_seed(*self.place, "order"))
             self.order = torch.randperm(len(dataset), generator=generator)
@@ -47,6 +59,16 @@ class Batches(Dataset):
     def __len__(self) -> int:
         return math.ceil(len(self.dataset) / self.batch_size)
 
+    def sizes(self, batch: int) -> tuple[int, ...]:
+        """How many items of a batch each process reads, larger parts first; empty where each reads them all.
+
+        That is so in one process, and for a batch of fewer than two items a process.
+        """
+        n, processes = len(self.indices(batch)), self.process[1]
+        if processes == 1 or n < 2 * processes:
+            return ()
+        return tuple(n // processes + (number < n % processes) for number in range(processes))
+
     def indices(self, batch: int) -> list[int]:
         """The items of a batch."""
         if self.per_class is None:
@@ -56,9 +78,13 @@ class Batches(Dataset):
         return [int(i) for label in drawn for i in _draw(self.classes[label], self.per_class, generator)]
 
     def __getitem__(self, batch: int) -> list[Tensor]:
-        indices = self.indices(batch)
+        indices, sizes, part = self.indices(batch), self.sizes(batch), 0
+        if sizes:
+            part = self.process[0]
+            start = sum(sizes[:part])
+            indices = indices[start : start + sizes[part]]
         with own_randomness(torch.device("cpu")):
-            reseed(derive_seed(*self.place, batch, "data"), torch.device("cpu"))
+            reseed(derive_seed_of_part(part, *self.place, batch, "data"), torch.device("cpu"))
             if hasattr(self.dataset, "__getitems__"):
                 items = self.dataset.__getitems__(indices)
             else:
@@ -80,6 +106,11 @@ def _draw(items: Tensor, n: int, generator: torch.Generator) -> Tensor:
 def derive_seed(*place: int | str) -> int:
     """Mix numbers and words into one seed below 2⁵⁶."""
     return int.from_bytes(hashlib.sha256(repr(place).encode()).digest()[:7])
+
+
+def derive_seed_of_part(part: int, *place: int | str) -> int:
+    """Mix as `derive_seed` for the first part of a batch, which one process takes whole, and otherwise for the rest."""
+    return derive_seed(*place, *((part,) if part else ()))
 
 
 def reseed(seed: int, device: torch.device) -> None:

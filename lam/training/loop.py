@@ -3,6 +3,12 @@
 `lam.training.train` is the way in; it checks what it is given, and nothing is checked again here. Every random number
 follows from the seed, the epoch and the batch, so a resumed run needs no random state to end where an uninterrupted one
 ends.
+
+Several processes train one network: each runs its part of a batch through it, the outputs are gathered, with gradients,
+and each takes the loss of all pairs; DistributedDataParallel averages the gradients over the processes. The result is
+that of one process up to the order of summation, with three exceptions: what is drawn in the network (dropout) and in
+the data (augmentation) is drawn as in one process for the first part of a batch alone; and batch norm takes the
+statistics of each part, the running ones being those of the first process.
 """
 
 import hashlib
@@ -19,10 +25,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from lam import distributed
 from lam.losses import Loss
 from lam.pairs import Pairs
 from lam.training import checkpoints
-from lam.training.batches import Batches, derive_seed, labels_of, reseed
+from lam.training.batches import Batches, derive_seed, derive_seed_of_part, labels_of, reseed
 from lam.training.settings import Settings
 from lam.training.steps import Batch, DivergenceError, Step
 
@@ -91,6 +98,9 @@ class Loop:
             task.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
         self.module, self.optimizer = fabric.setup(task.network, self.plain_optimizer)
+        self.sizes: tuple[int, ...] = ()
+        if distributed.count() > 1:
+            self.module.register_forward_hook(lambda _module, _inputs, output: self._gathered(output))
         self.n_batches = math.ceil(len(task.dataset) / settings.batch_size)
         self.decisive = self._decisive()
         self.at = _Progress()
@@ -122,6 +132,7 @@ class Loop:
             seed=settings.seed,
             epoch=at.epoch,
             per_class=settings.per_class,
+            process=(distributed.rank(), distributed.count()),
         )
         for inputs, labels in DataLoader(
             batches,
@@ -130,6 +141,7 @@ class Loop:
             num_workers=settings.num_workers,
             generator=torch.Generator(),
         ):
+            self.sizes = batches.sizes(at.batch)
             self._batch(inputs, labels)
             at.batch += 1
             bar.update()
@@ -143,15 +155,16 @@ class Loop:
     def _batch(self, inputs: Tensor, labels: Tensor) -> None:
         at = self.at
         inputs, labels = self.fabric.to_device((inputs, labels))
+        labels = self._gathered(labels)
         pairs = self.task.pairs(labels)
         if pairs.n_positives == 0:
             at.skipped += 1
             return
-        seed = derive_seed(self.settings.seed, at.epoch, at.batch, "step")
-        reseed(seed, self.fabric.device)
+        place = (self.settings.seed, at.epoch, at.batch, "step")
+        reseed(derive_seed_of_part(distributed.rank() if self.sizes else 0, *place), self.fabric.device)
         self.optimizer.zero_grad()
-        generator = torch.Generator().manual_seed(seed)
-        batch = Batch(inputs, pairs, at.epoch, generator, labels, self.settings.mining)
+        generator = torch.Generator().manual_seed(derive_seed(*place))
+        batch = Batch(inputs, pairs, at.epoch, generator, labels, self.settings.mining, self.sizes)
         try:
             loss = self.task.step.backward(self.module, self.task.loss, batch, self.fabric.backward).item()
         except DivergenceError as error:
@@ -162,6 +175,13 @@ class Loop:
         at.loss_sum += loss
         at.loss_count += 1
 
+    def _gathered(self, output: Any) -> Any:
+        if not self.sizes:
+            return output
+        from lightning_utilities import apply_to_collection
+
+        return apply_to_collection(output, Tensor, distributed.gathered, self.sizes)
+
     def _close_epoch(self) -> None:
         at = self.at
         if at.loss_count == 0:
@@ -169,6 +189,7 @@ class Loop:
                 f"none of the {self.n_batches} batches of epoch {at.epoch + 1} held a positive pair: raise batch_size "
                 f"(now {self.settings.batch_size}) or give labels that more items share"
             )
+        distributed.overwrite_by_first(self.task.network.buffers())
         self._check_weights()
         at.losses.append(at.loss_sum / at.loss_count)
         if self.task.validate is None:
@@ -181,16 +202,19 @@ class Loop:
 
     def _validate(self, validate: Callable[[nn.Module], float]) -> None:
         at = self.at
-        self.task.network.eval()
-        reseed(derive_seed(self.settings.seed, at.epoch, "validation"), self.fabric.device)
-        with torch.no_grad():
-            value = float(validate(self.task.network))
+        value = distributed.from_first(lambda: self._value(validate))
         if not math.isfinite(value):
             raise self._diverged(f"the validation is {value}", at.batch)
         if value > max(at.validation, default=-math.inf):
             at.best_epoch = at.epoch + 1
             self.best = {name: tensor.detach().clone() for name, tensor in self._weights().items()}
         at.validation.append(value)
+
+    def _value(self, validate: Callable[[nn.Module], float]) -> float:
+        self.task.network.eval()
+        reseed(derive_seed(self.settings.seed, self.at.epoch, "validation"), self.fabric.device)
+        with torch.no_grad():
+            return float(validate(self.task.network))
 
     def _weights(self) -> dict[str, Tensor]:
         """What an epoch leaves behind: the network and what the step remembers."""
@@ -221,6 +245,10 @@ class Loop:
             return
         self._check_weights()
         self._tick()
+        folder = self.task.folder
+        distributed.from_first(lambda: self._write(folder))
+
+    def _write(self, folder: Path) -> None:
         optimizer = {
             f"{parameter}/{name}": value
             for parameter, state in self.plain_optimizer.state_dict()["state"].items()
@@ -233,10 +261,11 @@ class Loop:
             "progress": asdict(self.at),
             "scaler": self.fabric.strategy.precision.state_dict(),
         }
-        checkpoints.save(self.task.folder, self.at.epoch * self.n_batches + self.at.batch, tensors, state)
+        checkpoints.save(folder, self.at.epoch * self.n_batches + self.at.batch, tensors, state)
 
     def _restore(self) -> None:
-        found = None if self.task.folder is None else checkpoints.load(self.task.folder)
+        folder = self.task.folder
+        found = None if folder is None else distributed.from_first(lambda: checkpoints.load(folder))
         if found is None:
             return
         self._check_settings(found)

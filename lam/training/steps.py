@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lam import distributed
 from lam.losses import Loss
 from lam.mining import ALL_PAIRS, Mining
 from lam.pairs import Pairs
@@ -24,12 +25,14 @@ class Batch:
     """What a step is given.
 
     Attributes:
-        inputs: (N, ...) inputs of the network, on its device.
+        inputs: (N, ...) inputs of the network, on its device; of several processes each has its own part of them, and
+            all have the pairs, the targets and the same generator.
         pairs: the pairs among them, at least one of them positive.
         epoch: counted from 0.
         generator: on the CPU, seeded for this batch alone.
         targets: (N,) labels, or (N, X) positions, that the pairs are of.
         mining: which of the pairs the loss takes; see `mined`.
+        sizes: how many of the N items each process has; empty where each has them all, as in one process.
     """
 
     inputs: Tensor
@@ -38,6 +41,14 @@ class Batch:
     generator: torch.Generator
     targets: Tensor | None = None
     mining: Mining = ALL_PAIRS
+    sizes: tuple[int, ...] = ()
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """Give the N rows of all processes from those of this one's items; the same tensor in one process.
+
+        What the network that a step is given returns is gathered already; this is for what is taken from inside it.
+        """
+        return distributed.gathered(rows, self.sizes) if self.sizes else rows
 
     def mined(self, embeddings: Tensor, margin: float) -> Pairs:
         """Choose the pairs of the loss by these embeddings (N, D), unit rows; all pairs where nothing is mined."""
@@ -62,7 +73,9 @@ class Step:
         """Add the gradient of one batch to the parameters' `grad`.
 
         Args:
-            network: in training mode, gradients zeroed; the loop updates it afterwards.
+            network: in training mode, gradients zeroed; the loop updates it afterwards. In several processes it gives
+                the outputs of all of them, so that each takes the loss of the whole batch; the gradients of the weights
+                are then averaged over processes, which makes them those of one process.
             loss: of the embeddings and the pairs.
             batch: inputs and pairs.
             backward: called in place of `Tensor.backward`, as the precision may scale the loss.

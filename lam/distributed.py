@@ -1,0 +1,197 @@
+"""Several processes that work as one, started by torchrun: who is first, what all hear from it, and the rows of all.
+
+In one process every function here gives back what it was given. Which device a process has, and how gradients are
+averaged, is decided in `lam.training`; what is shared out, where it is computed.
+"""
+
+import atexit
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from itertools import chain
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+T = TypeVar("T")
+
+LONGEST_WAIT = timedelta(hours=6)
+"""For the first process while it evaluates alone; torchrun ends them all as soon as one of them fails."""
+
+
+def join() -> None:
+    """Join the other processes that torchrun started; nothing where there are none, or where that has been done.
+
+    Tensors on the CPU go through gloo, tensors on CUDA through NCCL. What is no tensor goes through gloo, so that
+    waiting for the first process keeps no GPU busy.
+    """
+    alone = not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1
+    if alone or dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=LONGEST_WAIT)
+    atexit.register(_leave)
+
+
+def count() -> int:
+    """How many processes there are; 1 before they `join`."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this process, from 0; that which torchrun has given it before they `join`."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ["RANK"]) if dist.is_torchelastic_launched() else 0
+
+
+def is_first() -> bool:
+    """Whether this process writes and speaks for all."""
+    return rank() == 0
+
+
+def from_first(function: Callable[[], T]) -> T:
+    """Call a function in the first process alone, and give to all what it returned, or raise in all what it raised.
+
+    The others wait for it, and so does any of them for the slowest to get here.
+
+    Example:
+        >>> from_first(lambda: 1 + 1)
+        2
+    """
+    if count() == 1:
+        return function()
+    told: list[Any] = [None, None]
+    raised: Exception | None = None
+    if is_first():
+        try:
+            told[0] = function()
+        except Exception as error:
+            told[1] = raised = error
+    dist.broadcast_object_list(told, src=0)
+    if raised is not None:
+        raise raised
+    if told[1] is not None:
+        raise told[1]
+    return told[0]
+
+
+def summed(tensor: Tensor) -> Tensor:
+    """Add up a tensor over all processes; each gets the sum, of the same bits."""
+    if count() == 1:
+        return tensor
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def overwrite_by_first(tensors: Iterable[Tensor]) -> None:
+    """Give tensors the values that they have in the first process, in place."""
+    if count() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
+
+
+def gathered(rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Put the rows of all processes one below the other, in the order of their numbers; gradients flow back.
+
+    The gradient of a process's rows is the sum of what all processes ask of them. Where each computes the same loss of
+    all rows, and the gradients of the weights are then averaged over processes, that is the gradient in one process.
+
+    Args:
+        rows: (n, ...) of this process.
+        sizes: n of every process.
+
+    Returns:
+        (N, ...) of all.
+    """
+    return _Gathered.apply(rows, tuple(sizes))  # pyright: ignore[reportReturnType]
+
+
+def shared_out(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
+    """Share the batches of a loader out, one after the other: process r of W takes batches r, r + W, r + 2W, ...
+
+    The loader must give the same batches in every process, but for a `DataLoader` with a batch size: its order is drawn
+    in the first process, and each reads its own batches alone. Of others every process reads all and leaves out those
+    that are not its own.
+
+    Returns:
+        The first batch of all, None where there is none; and those of this process.
+
+    Raises:
+        ValueError: for a loader that shares the items out by itself.
+
+    Example:
+        >>> first, own = shared_out("abc")
+        >>> first, list(own)
+        ('a', ['a', 'b', 'c'])
+    """
+    if count() == 1:
+        batches = iter(loader)
+    elif isinstance(loader, DataLoader) and loader.batch_sampler is not None:
+        batches = iter(_own_part(loader))
+    else:
+        batches = (batch for i, batch in enumerate(loader) if i == 0 or i % count() == rank())
+    first = next(batches, None)
+    if first is None:
+        return None, iter(())
+    return first, chain([first], batches) if is_first() else batches
+
+
+def batches_of_all(batches: Iterable[T]) -> Iterator[T]:
+    """Give the batches of all processes to all, in the order that they had before they were shared out.
+
+    What they hold must be on the CPU.
+    """
+    if count() == 1:
+        yield from batches
+        return
+    iterator = iter(batches)
+    while True:
+        found: list[Any] = [None] * count()
+        dist.all_gather_object(found, next(iterator, None))
+        there = [batch for batch in found if batch is not None]
+        yield from there
+        if len(there) < count():
+            return
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        ctx.sizes = sizes
+        padded = rows.new_zeros(max(sizes), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        found = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(found, padded)
+        return torch.cat([part[:size] for part, size in zip(found, sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        gradient = gradients[0].contiguous()
+        total = summed(gradient.to(torch.promote_types(gradient.dtype, torch.float32))).to(gradient.dtype)
+        return total.split(ctx.sizes)[rank()], None
+
+
+def _own_part(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Give a loader of the first batch of all, and of this process's."""
+    if isinstance(loader.sampler, DistributedSampler):
+        raise ValueError(
+            "batches are shared out between processes here, and this loader's DistributedSampler has done so with the "
+            "items already: leave it out"
+        )
+    sampler: Any = loader.batch_sampler
+    order: list[Any] = from_first(lambda: [list(batch) for batch in sampler])
+    own = [batch for i, batch in enumerate(order) if i == 0 or i % count() == rank()]
+    options = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+    kept: dict[str, Any] = {name: getattr(loader, name) for name in options}
+    return DataLoader(loader.dataset, batch_sampler=own, generator=loader.generator, **kept)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lam import __version__
+from lam import __version__, distributed
 
 DEMO = "configs/digits/laplace_posthoc.yaml"
 SHOWN = ("recall", "map", "ece", "ausc", "prevalence")
@@ -47,10 +47,10 @@ def _execute(arguments: list[str]) -> int:
         except BrokenPipeError:
             raise
         except (ValueError, OSError) as error:
-            print(f"lam: {' '.join(line.strip() for line in str(error).splitlines())}", file=sys.stderr)
+            _complain(" ".join(line.strip() for line in str(error).splitlines()))
             return 1
         except KeyboardInterrupt:
-            print("lam: stopped; start it again to continue", file=sys.stderr)
+            _complain("stopped; start it again to continue")
             return STOPPED
     return 0
 
@@ -69,7 +69,12 @@ def _joined(arguments: list[str]) -> list[str]:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"lam: warning: {message}", file=sys.stderr)
+    _complain(f"warning: {message}")
+
+
+def _complain(message: str) -> None:
+    name = "lam" if distributed.is_first() else f"lam, process {distributed.rank()}"
+    print(f"{name}: {message}", file=sys.stderr)
 
 
 def _run(parsed: argparse.Namespace, overrides: list[str]) -> None:
@@ -79,6 +84,8 @@ def _run(parsed: argparse.Namespace, overrides: list[str]) -> None:
     from lam.run import run  # heavy: a mistake in the settings is told sooner
 
     result = run(config, progress=not parsed.quiet)
+    if not distributed.is_first():
+        return
     for name, value in result.metrics.items():
         if name.partition("@")[0] in SHOWN or name.startswith(("auroc", "auprc")):
             print(f"{name:<32}{'undefined' if value is None else format(value, '.4f'):>10}")

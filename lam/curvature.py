@@ -7,14 +7,16 @@ pairs never cross batches, and all at once. The formulas are in `lam.hessians`.
 import mmap
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import IO, Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from lam import distributed
 from lam.hessians import Diagonal, Neighbours, contrastive_ggn, contrastive_ggn_dataset
 from lam.mining import ALL_PAIRS, MinerName, Mining
 from lam.pairs import Pairs, check_label_vector
@@ -194,6 +196,35 @@ def curvature_in_batches(
     return total, n_items
 
 
+def curvature_of_processes(
+    batches: Iterable[tuple[Tensor, Any]],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    relation: Relation,
+    *,
+    seed: int = 0,
+    **options: Any,
+) -> tuple[Diagonal, int]:
+    """Sum the curvature over the batches of all processes, each of which gives its own, or none, in float64.
+
+    Args, Returns, Raises: as `curvature_in_batches`, which this is in one process; `options` are complete.
+    """
+    if distributed.count() == 1:
+        return curvature_in_batches(batches, weight, bias, relation, seed=seed, **options)
+    batches = iter(batches)
+    first = next(batches, None)
+    if first is None:
+        nothing = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None))
+        own, n_items = Diagonal(nothing, nothing, 0, 0, bias is not None, **options), 0
+    else:
+        own, n_items = curvature_in_batches(chain([first], batches), weight, bias, relation, seed=seed, **options)
+    sums = distributed.summed(torch.stack([own.positive, own.negative]).double())
+    counts = distributed.summed(torch.tensor([own.n_positives, own.n_negatives, n_items], device=weight.device))
+    n_positives, n_negatives, n_items = counts.tolist()
+    total = replace(own, positive=sums[0], negative=sums[1], n_positives=n_positives, n_negatives=n_negatives)
+    return total, n_items
+
+
 def curvature_of_dataset(
     batches: Iterable[tuple[Tensor, Any]],
     weight: Float[Tensor, "D P"],
@@ -205,23 +236,39 @@ def curvature_of_dataset(
 ) -> tuple[Diagonal, int]:
     """Form the curvature over every pair of all batches; features are kept in a temporary file meanwhile.
 
+    Of several processes each gives its own batches; the first one keeps the features of all and forms the curvature.
+
     Args, Returns, Raises: as `curvature_in_batches`.
     """
+    options |= {"progress": progress}
     with tempfile.TemporaryFile() as file:
-        targets = []
-        dtype = weight.dtype
-        for features, batch_targets in batches:
-            targets.append(checked_targets(features, batch_targets))
+        targets = _written(file, batches, weight.dtype)
+        formed = distributed.from_first(lambda: _of_written(file, targets, weight, bias, relation, **options))
+    return formed[0].to(weight.device), formed[1]
+
+
+def _written(file: IO[bytes], batches: Iterable[tuple[Tensor, Any]], dtype: torch.dtype) -> Tensor:
+    """Put the features of all processes into the first one's file, and give their targets."""
+    targets = []
+    for features, batch_targets in distributed.batches_of_all(batches):
+        targets.append(checked_targets(features, batch_targets))
+        if distributed.is_first():
             file.write(features.to(device="cpu", dtype=dtype).numpy().tobytes())
-        if not targets:
-            raise ValueError("at least 2 items are needed to form a pair, got 0")
-        file.flush()
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
-            features = torch.frombuffer(mapped, dtype=dtype).view(-1, weight.shape[1])
-            diagonal = all_pairs(features, torch.cat(targets), weight, bias, relation, progress=progress, **options)
-            n_items = len(features)
-            del features  # the map closes only when nothing looks into it
-    return diagonal, n_items
+    if not targets:
+        raise ValueError("at least 2 items are needed to form a pair, got 0")
+    file.flush()
+    return torch.cat(targets)
+
+
+def _of_written(
+    file: IO[bytes], targets: Tensor, weight: Tensor, bias: Tensor | None, relation: Relation, **options: Any
+) -> tuple[Diagonal, int]:
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        features = torch.frombuffer(mapped, dtype=weight.dtype).view(-1, weight.shape[1])
+        diagonal = all_pairs(features, targets, weight, bias, relation, **options)
+        n_items = len(features)
+        del features  # the map closes only when nothing looks into it
+    return diagonal.to("cpu"), n_items
 
 
 def all_pairs(

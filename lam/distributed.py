@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 T = TypeVar("T")
@@ -80,6 +80,18 @@ def from_first(function: Callable[[], T]) -> T:
     return told[0]
 
 
+def first_before_others(function: Callable[[], T]) -> T:
+    """Call a function in the first process, then in the others: what it downloads is there once and whole for them.
+
+    Example:
+        >>> first_before_others(lambda: 1 + 1)
+        2
+    """
+    made: list[T] = []
+    from_first(lambda: made.append(function()))
+    return made[0] if is_first() else function()
+
+
 def summed(tensor: Tensor) -> Tensor:
     """Add up a tensor over all processes; each gets the sum, of the same bits."""
     if count() == 1:
@@ -142,10 +154,10 @@ def shared_out(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
     return first, chain([first], batches) if is_first() else batches
 
 
-def batches_of_all(batches: Iterable[T]) -> Iterator[T]:
+def batches_of_all(batches: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     """Give the batches of all processes to all, in the order that they had before they were shared out.
 
-    What they hold must be on the CPU.
+    Of several processes they are given on the CPU.
     """
     if count() == 1:
         yield from batches
@@ -153,7 +165,8 @@ def batches_of_all(batches: Iterable[T]) -> Iterator[T]:
     iterator = iter(batches)
     while True:
         found: list[Any] = [None] * count()
-        dist.all_gather_object(found, next(iterator, None))
+        own = next(iterator, None)
+        dist.all_gather_object(found, own and tuple(x.cpu() if isinstance(x, Tensor) else x for x in own))
         there = [batch for batch in found if batch is not None]
         yield from there
         if len(there) < count():
@@ -177,6 +190,13 @@ class _Gathered(torch.autograd.Function):
         return total.split(ctx.sizes)[rank()], None
 
 
+class _Indices(Dataset[Any]):
+    """Whose item of an index is the index."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+
 def _own_part(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Give a loader of the first batch of all, and of this process's."""
     if isinstance(loader.sampler, DistributedSampler):
@@ -184,8 +204,8 @@ def _own_part(loader: DataLoader[Any]) -> DataLoader[Any]:
             "batches are shared out between processes here, and this loader's DistributedSampler has done so with the "
             "items already: leave it out"
         )
-    sampler: Any = loader.batch_sampler
-    order: list[Any] = from_first(lambda: [list(batch) for batch in sampler])
+    indices = {"batch_sampler": loader.batch_sampler, "generator": loader.generator, "collate_fn": list}
+    order: list[Any] = from_first(lambda: list(DataLoader(_Indices(), **indices)))  # it draws as the loader itself
     own = [batch for i, batch in enumerate(order) if i == 0 or i % count() == rank()]
     options = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
     kept: dict[str, Any] = {name: getattr(loader, name) for name in options}

@@ -10,6 +10,9 @@
     MANIFEST.json    SHA-256 of what does not change afterwards, written last
 
 Started again with the same configuration a run continues where it was; what is finished is kept.
+
+Several processes, started by torchrun, train and fit together; what needs the folder, the evaluation and the report are
+the first one's alone, while the others wait.
 """
 
 import sys
@@ -23,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lam import gallery, losses, methods, models
+from lam import distributed, gallery, losses, methods, models
 from lam.augmentation import AugmentationOptions, Augmented
 from lam.config import RunConfig
 from lam.curvature import Relation
@@ -34,6 +37,7 @@ from lam.evaluation import Evaluation, evaluate
 from lam.files import MANIFEST, read_json, seal, write_json
 from lam.head import evaluating
 from lam.loading import load
+from lam.methods.base import Trained
 from lam.models import EmbeddingNetwork
 from lam.relevance import relevance_of
 from lam.retrieval.neighbours import rank
@@ -85,16 +89,22 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     config.check()
     gallery.require_faiss()
     folder, settings = config.folder, config.resolved()
-    refuse_other_run(folder, settings)
-    if is_finished(folder):
-        return RunResult(folder, read_json(folder / "metrics.json"))
-    splits, ood = load_data(config.data)
+    distributed.join()
+    progress = progress and distributed.is_first()
+    if finished := distributed.from_first(lambda: _finished(folder, settings)):
+        return finished
+    splits, ood = distributed.first_before_others(lambda: load_data(config.data))
     check_splits(splits)
     parts: dict[str, ImageDataset] = {**vars(splits), **{f"OOD set {name}": images for name, images in ood.items()}}
-    check_files(parts.values(), progress)
-    network = _build_network(config, splits.train)
+    distributed.from_first(lambda: check_files(parts.values(), progress))
+    network = distributed.first_before_others(lambda: _build_network(config, splits.train))
     with claimed(folder, settings, parts):
         return _run(config, folder, network, splits, ood, progress)
+
+
+def _finished(folder: Path, settings: dict[str, Any]) -> RunResult | None:
+    refuse_other_run(folder, settings)
+    return RunResult(folder, read_json(folder / "metrics.json")) if is_finished(folder) else None
 
 
 def _run(
@@ -106,12 +116,20 @@ def _run(
     progress: bool,
 ) -> RunResult:
     stages = _Stages(progress, _seconds_so_far(folder))
-    if (folder / "encoder" / MANIFEST).is_file():
-        encoder = load(folder / "encoder").to(device_of(config.accelerator))
-    else:
-        encoder = _encoder(config, network, splits, folder, stages, progress)
-        write_json(folder / "seconds.json", stages.seconds)
-        encoder.save(folder / "encoder")
+    is_trained = distributed.from_first((folder / "encoder" / MANIFEST).is_file)
+    trained = None if is_trained else _train(config, network, splits, folder, stages, progress)
+    return distributed.from_first(lambda: _evaluate(config, folder, trained, splits, ood, stages))
+
+
+def _evaluate(
+    config: RunConfig,
+    folder: Path,
+    trained: Trained | None,
+    splits: Splits,
+    ood: dict[str, ImageDataset],
+    stages: "_Stages",
+) -> RunResult:
+    encoder = _encoder(config, trained, splits.validation, folder, stages)
     with stages("evaluate"):
         evaluation = evaluate(
             encoder,
@@ -121,7 +139,7 @@ def _run(
             is_query=getattr(splits.test, "is_query", None),
             relevant_within=config.places.relevant_within,
             n_samples=config.evaluation.n_samples,
-            progress=progress,
+            progress=stages.progress,
         )
     with stages("index"):
         gallery.index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
@@ -160,12 +178,12 @@ def _build_network(config: RunConfig, images: ImageDataset) -> EmbeddingNetwork:
     return network
 
 
-def _encoder(
+def _train(
     config: RunConfig, network: EmbeddingNetwork, splits: Splits, folder: Path, stages: "_Stages", progress: bool
-) -> Encoder:
+) -> Trained:
     relation = config.relation_of(splits.train)
     training = {name: value for name, value in vars(config.training).items() if name != "loss"}
-    encoder, histories = methods.find(config.method).train(
+    return methods.find(config.method).train(
         network,
         splits.train if config.augmentation == AugmentationOptions() else Augmented(splits.train, config.augmentation),
         **training,
@@ -181,13 +199,24 @@ def _encoder(
         progress=progress,
         **_other_members(config),
     )
+
+
+def _encoder(
+    config: RunConfig, trained: Trained | None, validation: ImageDataset, folder: Path, stages: "_Stages"
+) -> Encoder:
+    """Tune and save what was trained; or read what an earlier start saved."""
+    if trained is None:
+        return load(folder / "encoder").to(device_of(config.accelerator))
+    encoder, histories = trained
     if histories:
         write_json(folder / "training.json", {name: asdict(history) for name, history in histories.items()})
         total = sum(sum(history.seconds) for history in histories.values())
         stages.seconds["train"] = round(total, 3)  # of every start, not of this one alone
     if isinstance(encoder, BayesianEncoder) and config.laplace.tune != "none":
         with stages("tune"):
-            _tune(config, encoder, splits.validation)
+            _tune(config, encoder, validation)
+    write_json(folder / "seconds.json", stages.seconds)
+    encoder.save(folder / "encoder")
     return encoder
 
 

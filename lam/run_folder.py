@@ -4,12 +4,13 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from lam import distributed
 from lam.config import completed
 from lam.datasets import ImageDataset
 from lam.files import MANIFEST, CorruptFileError, read_json, verify, write_json, write_text
@@ -77,6 +78,8 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 def claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, ImageDataset]) -> Iterator[None]:
     """Begin or continue a run in a folder that no other process writes to meanwhile.
 
+    Of several processes that run together the first one claims it for all.
+
     Args:
         folder: made where it does not exist.
         settings: of the run, written to it.
@@ -87,6 +90,13 @@ def claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Image
         ValueError: as `refuse_other_run`; where the data are not those that the run began with; or where another
             process holds the folder.
     """
+    with ExitStack() as held:
+        distributed.from_first(lambda: held.enter_context(_claimed(folder, settings, parts)))
+        yield
+
+
+@contextmanager
+def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, ImageDataset]) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         refuse_other_run(folder, settings)

@@ -127,7 +127,7 @@ class OnlineLaplaceStep(Step):
         layer: Any = network.get_submodule(self.head)
         with caught_input(network, self.head) as caught:
             network(batch.inputs)
-        features = caught[-1]
+        features = batch.gathered(caught[-1])
         theta = layer.weight if layer.bias is None else torch.cat([layer.weight, layer.bias[:, None]], 1)
         if self.h is None:
             self.h = torch.full_like(theta, self._initial_h(), dtype=torch.float32)

@@ -3,9 +3,9 @@
 Source: Warburg et al. (2023), section 3.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from itertools import chain
+from math import ceil
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from lam import distributed
 from lam.added_head import train_layer
 from lam.augmentation import without_augmentation
 from lam.curvature import (
@@ -26,8 +27,8 @@ from lam.curvature import (
     check_labels,
     check_pairs,
     checked_targets,
-    curvature_in_batches,
     curvature_of_dataset,
+    curvature_of_processes,
     split_batch,
 )
 from lam.encoder import BayesianEncoder
@@ -197,6 +198,10 @@ def fit(
 ) -> BayesianEncoder:
     """Put a Laplace posterior over the last layer of a trained retrieval network.
 
+    In several processes, started by torchrun, each calls it with the same network and loader, takes its share of the
+    batches (`lam.distributed.shared_out`), and gets the same posterior: that of one process, up to the order of sums.
+    With `pairs="dataset"` features alone are shared out, and the first process forms the curvature from them.
+
     Args:
         network: any module that maps a batch to embeddings (N, D), normalised or not, by a linear layer at its end;
             with `head` "train" or "identity" without one.
@@ -249,13 +254,14 @@ def fit(
     labels = getattr(dataset, "labels", getattr(dataset, "targets", None))
     if labels is not None and positive_within is None:
         check_labels(torch.as_tensor(labels))
+    distributed.join()
+    progress = progress and distributed.is_first()
     loader = as_batches(loader)
-    batches = iter(loader)
-    first = next(batches, None)
+    first, batches = distributed.shared_out(loader)
     if first is None:
         raise ValueError("the loader gave no batch")
-    total = len(loader) if hasattr(loader, "__len__") else None  # pyright: ignore[reportArgumentType]
-    shown = tqdm(chain([first], batches), total=total, desc="fitting", unit="batch", disable=not progress)
+    total = ceil(len(loader) / distributed.count()) if isinstance(loader, Sized) else None
+    shown = tqdm(batches, total=total, desc="fitting", unit="batch", disable=not progress)
     path = ADDED if head in ("identity", "train") else find_head(network, split_batch(first)[0], head)
     if head == "identity":
         weight, bias, features = _with_identity(network, first, shown)
@@ -268,7 +274,7 @@ def fit(
         features = _features(network, path, weight.dtype, shown)
     options: dict[str, Any] = {"margin": margin, "split": split, "fix": fix, "negative_weight": negative_weight}
     if relation.in_batches:
-        curvature, n_items = curvature_in_batches(features, weight, bias, relation, seed=seed, **options)
+        curvature, n_items = curvature_of_processes(features, weight, bias, relation, seed=seed, **options)
         check_pairs(curvature, n_items)
     else:
         curvature, n_items = curvature_of_dataset(features, weight, bias, relation, progress=progress, **options)
@@ -370,12 +376,13 @@ def _with_trained_layer(
     """Give weight and bias of a layer trained on what the network gives, and that once more."""
     output = probe_output(network, split_batch(first)[0])
     dtype = torch.promote_types(output.dtype, torch.float32)
-    kept = list(_features(network, ADDED, dtype, batches))
+    everything = distributed.batches_of_all(_features(network, ADDED, dtype, batches))
+    kept = [(features.to(output.device), targets) for features, targets in everything]
     targets = torch.cat([checked_targets(features, targets) for features, targets in kept])
     if relation.positive_within is None:
         check_labels(targets)
     layer = train_layer(torch.cat([features for features, _ in kept]), targets, relation, **training)
-    return *_copied(layer.weight, layer.bias), kept
+    return *_copied(layer.weight, layer.bias), distributed.shared_out(kept)[1]
 
 
 def _copied(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

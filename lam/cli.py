@@ -11,12 +11,15 @@ from typing import Any
 from lam import __version__, distributed
 
 DEMO = "configs/digits/laplace_posthoc.yaml"
+RUNS = ("run", "demo", "sweep")
+FLAGS = ("--quiet", "--help", "--allow-missing")
 SHOWN = ("recall", "map", "ece", "ausc", "prevalence")
 STOPPED, READER_GONE = 130, 141  # as shells have it for SIGINT and SIGPIPE
 _EXAMPLES = """examples:
   lam demo                                     train, fit and report on the digits that ship with lam
   lam run configs/fashionmnist/laplace_posthoc.yaml --data.root=DIR
   lam run configs/folder/laplace_posthoc.yaml --data.root=DIR     your own images, a sub-folder a class
+  lam sweep configs/fashionmnist/laplace_online.yaml --seeds 5    mean and standard deviation over seeds
   lam embed RUN FOLDER -o embeddings.npz       RUN is the folder of a run, such as runs/digits/laplace_posthoc
   lam index RUN FOLDER
   lam search RUN IMAGE -k 5"""
@@ -35,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _execute(arguments: list[str]) -> int:
-    if arguments[:1] in (["run"], ["demo"]):
+    if arguments and arguments[0] in RUNS:
         arguments = _joined(arguments)
     parsed, rest = _parser().parse_known_args(arguments)
-    if rest and parsed.command not in ("run", "demo"):
+    if rest and parsed.command not in RUNS:
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
@@ -60,7 +63,7 @@ def _joined(arguments: list[str]) -> list[str]:
     joined: list[str] = []
     for argument in arguments:
         before = joined[-1] if joined else ""
-        open_setting = before.startswith("--") and "=" not in before and before not in ("--quiet", "--help")
+        open_setting = before.startswith("--") and "=" not in before and before not in FLAGS
         if open_setting and not argument.startswith("--"):
             joined[-1] = f"{before}={argument}"
         else:
@@ -77,19 +80,42 @@ def _complain(message: str) -> None:
     print(f"{name}: {message}", file=sys.stderr)
 
 
-def _run(parsed: argparse.Namespace, overrides: list[str]) -> None:
+def _config(parsed: argparse.Namespace, overrides: list[str]) -> Any:
     from lam.settings import load_config
 
-    config = load_config(parsed.config, overrides)
+    limit = [] if parsed.limit is None else [f"--data.limit={parsed.limit}"]
+    return load_config(parsed.config, [*overrides, *limit], allow_missing=parsed.allow_missing)
+
+
+def _run(parsed: argparse.Namespace, overrides: list[str]) -> None:
+    config = _config(parsed, overrides)
     from lam.run import run  # heavy: a mistake in the settings is told sooner
 
     result = run(config, progress=not parsed.quiet)
     if not distributed.is_first():
         return
     for name, value in result.metrics.items():
-        if name.partition("@")[0] in SHOWN or name.startswith(("auroc", "auprc")):
+        if _is_shown(name):
             print(f"{name:<32}{'undefined' if value is None else format(value, '.4f'):>10}")
     print(f"report: {result.report}")
+
+
+def _sweep(parsed: argparse.Namespace, overrides: list[str]) -> None:
+    config = _config(parsed, overrides)
+    from lam.sweep import SWEEP, seeds_of, sweep
+
+    result = sweep(config, seeds_of(config, parsed.seeds), progress=not parsed.quiet)
+    for name, mean in result.mean.items():
+        if _is_shown(name):
+            print(f"{name:<32}{mean:>10.4f}" + (f" ± {result.std[name]:.4f}" if result.std else ""))
+    for name, seeds in result.undefined.items():
+        if _is_shown(name):
+            print(f"{name:<32}{'undefined':>10} for seed {', '.join(map(str, seeds))}")
+    print(f"seeds: {result.folder / SWEEP}")
+
+
+def _is_shown(name: str) -> bool:
+    return name.partition("@")[0] in SHOWN or name.startswith(("auroc", "auprc"))
 
 
 def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
@@ -123,7 +149,7 @@ class _CommandParser(argparse.ArgumentParser):
     """A command; the help of those that run a configuration lists the settings, which are looked up only then."""
 
     def format_help(self) -> str:
-        if self.get_default("do") is _run:
+        if self.get_default("do") in (_run, _sweep):
             self.epilog = _settings_help()
         return super().format_help()
 
@@ -152,11 +178,20 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(do=do)
         return added
 
-    command("run", _run, "Run a configuration: train, fit the posterior, tune, evaluate, report.").add_argument(
+    def configured(name: str, do: Any, help: str) -> argparse.ArgumentParser:
+        added = command(name, do, help)
+        added.add_argument("--limit", metavar="N", help="short for --data.limit: at most N items of each part")
+        added.add_argument("--allow-missing", action="store_true", help="leave out listed images that do not exist")
+        return added
+
+    configured("run", _run, "Run a configuration: train, fit the posterior, tune, evaluate, report.").add_argument(
         "config", help="a YAML file, your own or one that lam ships, or the folder of a run, to continue it"
     )
-    demo = command("demo", _run, "Run the embedded digits data set, in a minute or two.")
+    demo = configured("demo", _run, "Run the embedded digits data set, in a minute or two.")
     demo.set_defaults(config=DEMO)
+    sweep = configured("sweep", _sweep, "Run a configuration from several seeds: mean and standard deviation.")
+    sweep.add_argument("config", help="a YAML file, your own or one that lam ships")
+    sweep.add_argument("--seeds", type=int, default=5, help="how many, from the configuration's on (default: 5)")
     embed = command("embed", _embed, "Embed the images of a folder: an .npz file with mean, kappa and variance.")
     embed.add_argument("run", help="the folder of a finished run")
     embed.add_argument("folder", help="images, in class sub-folders or not")

@@ -24,6 +24,7 @@ from lam.run_folder import CONFIG
 
 EXTENDS = "extends"
 
+_EXAMPLE = "configs/digits/laplace_posthoc.yaml"
 _LIST = "`lam run --help` lists the settings"
 
 
@@ -102,7 +103,11 @@ def find_config(path: str | Path) -> Path:
     inside = shipped.joinpath(*parts)
     if inside.is_file():
         return inside
-    known = ", ".join(sorted(f"configs/{found.relative_to(shipped)}" for found in shipped.glob("*/*.yaml")))
+    if inside.parent.is_dir() and inside.parent != shipped:
+        known = ", ".join(sorted(f"configs/{found.relative_to(shipped)}" for found in inside.parent.glob("*.yaml")))
+    else:
+        folders = sorted(found.name for found in shipped.iterdir() if found.is_dir())
+        known = f"configs/DATA/METHOD.yaml, such as {_EXAMPLE}; DATA is {', '.join(folders)}"
     raise ValueError(f"there is no configuration {path}; lam ships {known}")
 
 

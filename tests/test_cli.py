@@ -81,7 +81,7 @@ def test_a_stop_by_the_user_says_how_to_go_on(
         (["demo", "--checkpoint=no.pth"], "checkpoint no.pth does not exist"),
         (
             ["run", "no.yaml"],
-            "there is no configuration no.yaml; lam ships configs/digits/laplace_online.yaml, configs/",
+            "there is no configuration no.yaml; lam ships configs/DATA/METHOD.yaml, such as configs/",
         ),
         (["run", "--margin", "3", "configs/digits/laplace_posthoc.yaml"], "margin must be in (0, 2]"),
         (["run", "configs/folder/laplace_posthoc.yaml"], "folder needs a root: the folder of its images"),

@@ -37,8 +37,11 @@ def test_a_configuration_is_found_from_anywhere(tmp_path: Path, monkeypatch: pyt
     assert find_config(DEMO) == find_config("digits/laplace_posthoc.yaml")
     (tmp_path / "mine.yaml").write_text("data: {name: digits}\nnetwork: {name: convnet8}\nmargin: 0.5\n")
     assert load_config("mine.yaml").margin == 0.5
-    with pytest.raises(ValueError, match="there is no configuration no.yaml; lam ships configs/digits/laplace_online"):
+    ships = r"lam ships configs/DATA/METHOD.yaml, such as configs/digits/\w+.yaml; DATA is cifar10, .*, places"
+    with pytest.raises(ValueError, match=f"there is no configuration no.yaml; {ships}"):
         find_config("no.yaml")
+    with pytest.raises(ValueError, match="no configuration configs/places/pfe.yaml; lam ships configs/places/determ"):
+        find_config("configs/places/pfe.yaml")
     with pytest.raises(ValueError, match="is no run of lam: it has no config.yaml"):
         find_config(tmp_path)
 

@@ -8,7 +8,6 @@ variants share a seed's network. results/fashionmnist.json holds every figure, i
 """
 
 import argparse
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -28,6 +27,7 @@ from lam.hessians import FIXES, SPLITS
 from lam.posterior import LastLayerPosterior
 from lam.run import run
 from lam.settings import load_config
+from lam.sweep import summary
 
 LOSSES = ("contrastive", "log_posterior", "squared", "pml")
 METRICS = ("map@1", "map@5", "map@10", "auroc", "auprc", "ausc", "ece")
@@ -86,14 +86,9 @@ def variants_of(parsed: argparse.Namespace, seed: int) -> dict[str, dict[str, An
     return found
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation of every figure over seeds."""
-    keys = [key for key in rows[0] if all(row.get(key) is not None for row in rows)]
-    return {
-        "mean": {key: statistics.fmean(row[key] for row in rows) for key in keys},
-        "std": {key: statistics.stdev(row[key] for row in rows) for key in keys} if len(rows) > 1 else {},
-        "seeds": rows,
-    }
+def over_seeds(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation of every figure over seeds 0, 1, ..., and the figures."""
+    return {**summary(dict(enumerate(rows))), "seeds": rows}
 
 
 def main() -> None:
@@ -109,7 +104,7 @@ def main() -> None:
     Path(parsed.work).mkdir(parents=True, exist_ok=True)
     if parsed.method == "laplace_online":
         rows = [run(configured(parsed, LOSSES[0], seed), progress=False).metrics for seed in range(parsed.seeds)]
-        write("fashionmnist_online", {"paper": PAPER[parsed.method], "training_losses": {LOSSES[0]: summary(rows)}})
+        write("fashionmnist_online", {"paper": PAPER[parsed.method], "training_losses": {LOSSES[0]: over_seeds(rows)}})
         return
     losses: dict[str, Any] = {}
     variants: dict[str, list[dict[str, Any]]] = {}
@@ -123,11 +118,11 @@ def main() -> None:
             if loss == LOSSES[0] and seed < parsed.variant_seeds:
                 for name, metrics in variants_of(parsed, seed).items():
                     variants.setdefault(name, []).append(metrics)
-        losses[loss] = summary(rows)
+        losses[loss] = over_seeds(rows)
         results = {
             "paper": PAPER[parsed.method],
             "training_losses": losses,
-            "variants": {name: summary(found) for name, found in variants.items()},
+            "variants": {name: over_seeds(found) for name, found in variants.items()},
         }
         write("fashionmnist", results)
 

@@ -105,6 +105,8 @@ def _sweep(parsed: argparse.Namespace, overrides: list[str]) -> None:
     from lam.sweep import SWEEP, seeds_of, sweep
 
     result = sweep(config, seeds_of(config, parsed.seeds), progress=not parsed.quiet)
+    if not distributed.is_first():
+        return
     for name, mean in result.mean.items():
         if _is_shown(name):
             print(f"{name:<32}{mean:>10.4f}" + (f" ± {result.std[name]:.4f}" if result.std else ""))

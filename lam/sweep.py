@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lam import distributed
 from lam.config import RunConfig
 from lam.files import write_json
 from lam.run import run
@@ -92,7 +93,8 @@ def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> 
     metrics: dict[int, dict[str, Any]] = {}
     for seed in seeds:
         metrics[seed] = run(replace(config, seed=seed, output=str(folder / f"seed-{seed}")), progress=progress).metrics
-        write_json(folder / SWEEP, {"seeds": metrics, **summary(metrics)})
+        if distributed.is_first():
+            write_json(folder / SWEEP, {"seeds": metrics, **summary(metrics)})
     found = summary(metrics)
     return SweepResult(folder, metrics, found["mean"], found["std"], found["undefined"])
 

@@ -34,6 +34,7 @@ class Evaluation:
         gallery: embeddings of the G items that were searched.
         candidates: (G,) their positions in the evaluated set.
         hits: (Q, K) positions of the nearest of them but the query itself, by cosine of the mean directions.
+        cosines: (Q,) of the first hits.
         correct: (Q,) whether the first hit answers the query.
         answerable: (Q,) whether any item of the gallery does; the others are left out of retrieval metrics.
         calibration: confidence against accuracy; None for a method without samples.
@@ -49,6 +50,7 @@ class Evaluation:
     gallery: Embeddings
     candidates: Int[Tensor, " G"]
     hits: Int[Tensor, "Q K"]
+    cosines: Float[Tensor, " Q"]
     correct: Bool[Tensor, " Q"]
     answerable: Bool[Tensor, " Q"]
     calibration: CalibrationBins | None
@@ -140,6 +142,7 @@ def evaluate(
         gallery=gallery,
         candidates=candidates,
         hits=candidates[hits],
+        cosines=cosines[:, 0],
         correct=correct,
         answerable=answerable,
         calibration=calibration,

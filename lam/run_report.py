@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lam.datasets import ImageDataset
@@ -39,6 +40,7 @@ def write_plots_and_report(
         *_sparsification_plot(place, evaluation),
         *_calibration_plot(place, evaluation),
         *_extremes_plot(place, evaluation, test),
+        *_no_match_plot(place, evaluation),
         *_ood_plots(place, evaluation),
     ]
     data, method = configuration["data"]["name"], configuration["method"]
@@ -49,6 +51,7 @@ def write_plots_and_report(
         plots=shown,
         configuration=configuration,
         notes=_notes(evaluation),
+        ood_score=evaluation.primary,
     )
     return [Path(plot.path) for plot in shown]
 
@@ -89,6 +92,17 @@ def _extremes_plot(folder: Path, evaluation: Evaluation, test: ImageDataset) -> 
     return [Plot("Most and least certain", "Queries by κ, each above its first hit.", path)]
 
 
+def _no_match_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
+    kept = evaluation.answerable
+    if kept.all() or not kept.any():
+        return []
+    path = folder / "no_match.png"
+    scores = {"cosine of the first hit": -evaluation.cosines, SCORE_NAMES["kappa"]: -evaluation.embeddings.kappa}
+    plots.plot_precision_recall(path, {name: (found[kept], found[~kept]) for name, found in scores.items()})
+    caption = "Finding the queries that nothing in the gallery answers. The line is their share."
+    return [Plot("Precision-recall of no match", caption, path)]
+
+
 def _ood_plots(folder: Path, evaluation: Evaluation) -> list[Plot]:
     kappa = {"in distribution": evaluation.embeddings.kappa}
     kappa |= {name: embeddings.kappa for name, embeddings in evaluation.ood_embeddings.items()}
@@ -107,9 +121,16 @@ def _ood_plots(folder: Path, evaluation: Evaluation) -> list[Plot]:
 
 
 def _notes(evaluation: Evaluation) -> list[str]:
-    notes = ["The gallery is the test split without the query itself; nothing was tuned on it."]
+    apart = not torch.equal(evaluation.candidates, evaluation.queries)
+    gallery = "part of the test split that holds no query" if apart else "test split without the query itself"
+    notes = [f"The gallery is the {gallery}; nothing was tuned on it."]
     if evaluation.ood_scores:
         notes.append(f"The main OOD set is {next(iter(evaluation.ood_scores))}.")
+    if evaluation.primary == "knn":
+        notes.append(
+            "The OOD score of this encoder is the k-NN distance: its head is the identity added to a network that was "
+            "trained without it, and κ there says little about the distance from the data."
+        )
     left_out = evaluation.metrics["n_without_relevant"]
     if left_out:
         notes.append(f"{left_out} queries have no relevant item and are left out of retrieval metrics.")

@@ -111,3 +111,50 @@ def test_bad_input_is_refused():
         lam.evaluate(encoder, batches, [])
     with pytest.raises(ValueError, match="there are 5 items and 4 labels"):
         lam.evaluate(encoder, [(torch.randn(5, 6), torch.arange(4))])
+
+
+def test_places_are_found_by_their_distance_in_a_gallery_of_their_own():
+    generator = torch.Generator().manual_seed(1)
+    places = 1000.0 * torch.arange(12)[:, None] * torch.ones(2)
+    positions = torch.cat([places + 5 * torch.rand(12, 2, generator=generator) for _ in range(3)])
+    inputs = torch.cat([torch.eye(12)] * 3) + 0.05 * torch.randn(36, 12, generator=generator)
+    encoder = lam.fit(torch.nn.Linear(12, 6), [(inputs, positions)], margin=0.7, positive_within=10.0, progress=False)
+    is_query = torch.arange(36) < 12
+    in_gallery = torch.ones(36, dtype=torch.bool)
+    in_gallery[[12 + 3, 24 + 3]] = False  # nothing is left near the fourth query
+    evaluation = lam.evaluate(
+        encoder, [(inputs[in_gallery], positions[in_gallery])], is_query=is_query[in_gallery], n_samples=16
+    )
+    embeddings = encoder.embed(inputs[in_gallery], n_samples=16)
+    kept = positions[in_gallery]
+    correct, found = [], []
+    for query in range(12):
+        cosines = embeddings.mean[12:] @ embeddings.mean[query]
+        nearest = 12 + int(cosines.argmax())
+        found.append(nearest)
+        correct.append(bool((kept[nearest] - kept[query]).norm() <= 10))
+    assert evaluation.hits[:, 0].tolist() == found
+    assert evaluation.correct.tolist() == correct
+    assert evaluation.metrics["n_without_relevant"] == 1
+    assert evaluation.metrics["recall@1"] == pytest.approx(sum(correct) / 11)
+    assert evaluation.metrics["no_match_prevalence"] == pytest.approx(1 / 12)
+    rank_of_fourth = 1 + int((evaluation.cosines < evaluation.cosines[3]).sum())
+    assert evaluation.metrics["no_match_auprc"] == pytest.approx(1 / rank_of_fourth)
+    assert {"no_match_auprc_kappa", "recall@5", "map@5", "ece", "ausc"} <= evaluation.metrics.keys()
+    assert len(evaluation.gallery) == 22
+    wider = lam.evaluate(encoder, [(inputs, positions)], is_query=is_query, relevant_within=5000.0, n_samples=4)
+    assert wider.metrics["recall@10"] >= evaluation.metrics["recall@10"]
+
+
+def test_an_encoder_whose_ood_score_is_the_neighbours_needs_a_reference_and_names_the_others():
+    batches = make_batches(4)
+    encoder = lam.fit(torch.nn.Identity(), batches, margin=0.7, head="identity", progress=False)
+    with pytest.raises(ValueError, match="k-NN distance: give reference"):
+        lam.evaluate(encoder, batches, far_away(), n_samples=4)
+    reference = encoder.features(batches)
+    metrics = lam.evaluate(encoder, batches, far_away(), reference=reference, n_samples=4).metrics
+    outside = torch.cat(far_away())
+    inside = torch.cat([inputs for inputs, _ in batches])
+    assert metrics["auroc"] == pytest.approx(auroc(knn_distance(inside, reference), knn_distance(outside, reference)))
+    assert {"auroc_kappa", "auroc_variance", "auroc_norm"} <= metrics.keys()
+    assert "auroc_knn" not in metrics

@@ -1,8 +1,9 @@
 """One self-contained HTML file that shows what a run measured: no script, no other host, no other file.
 
-Metrics come as flat keys, as in `metrics.json`. OOD keys have the form `auroc[_SCORE][@SET]`: `auroc` is that of −κ on
-the first OOD set, `auprc_knn@digits_held_out` that of another score on another set; `prevalence[@SET]` belongs to them.
-`seconds_STAGE` are times. What the metrics mean is told in `lam.retrieval.report_words`.
+Metrics come as flat keys, as in `metrics.json`. OOD keys have the form `auroc[_SCORE][@SET]`: `auroc` is that of the
+encoder's own score, −κ for most, on the first OOD set, `auprc_knn@digits_held_out` that of another score on another
+set; `prevalence[@SET]` belongs to them. `seconds_STAGE` are times. What the metrics mean is told in
+`lam.retrieval.report_words`.
 """
 
 import base64
@@ -48,6 +49,7 @@ def write_report(
     plots: Sequence[Plot] = (),
     configuration: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
+    ood_score: str = "kappa",
 ) -> None:
     """Write a report as one HTML file that needs nothing but a browser.
 
@@ -58,6 +60,7 @@ def write_report(
         plots: pictures, in the order in which they are shown.
         configuration: the resolved configuration, nested as it is.
         notes: sentences on what a reader should know, such as what was left out.
+        ood_score: the score whose keys name none.
 
     Raises:
         ValueError: for a plot that is missing or no PNG file, naming it.
@@ -71,7 +74,7 @@ def write_report(
         _tiles(values),
         _notes(notes),
         _section("Retrieval and calibration", _metric_table(rest) if rest else ""),
-        _section("Out-of-distribution detection", _ood_table(ood) if ood else ""),
+        _section("Out-of-distribution detection", _ood_table(ood, ood_score) if ood else ""),
         _section("Plots", f'<div class="plots">{"".join(map(_figure, plots))}</div>' if plots else ""),
         _section("Time", _time_table(seconds) if seconds else ""),
         _section("Configuration", _configuration(configuration) if configuration else ""),
@@ -126,7 +129,7 @@ def _metric_table(values: Mapping[str, float | int | None]) -> str:
     return _table(f"<tr>{head}</tr>", rows)
 
 
-def _ood_table(values: Mapping[str, float | int | None]) -> str:
+def _ood_table(values: Mapping[str, float | int | None], ood_score: str) -> str:
     """A row a score, two columns a set; the best of each column stands out."""
     cells: dict[tuple[str, str, str], float | int | None] = {}
     for key, value in values.items():
@@ -139,7 +142,7 @@ def _ood_table(values: Mapping[str, float | int | None]) -> str:
     best = {c: max((v for s in scores if (v := cells.get((c[0], s, c[1]))) is not None), default=None) for c in columns}
     rows = []
     for score in scores:
-        row = f'<tr><th scope="row">{escape(name_of_score(score))}</th>'
+        row = f'<tr><th scope="row">{escape(name_of_score(score or ood_score))}</th>'
         for column in columns:
             value = cells.get((column[0], score, column[1]))
             stands_out = " best" if value is not None and value == best[column] and len(scores) > 1 else ""

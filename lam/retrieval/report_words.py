@@ -31,6 +31,11 @@ _WORDS = {
     "n_without_relevant": Words(
         "queries without a relevant item", "neither", "left out of recall, mAP and AUSC: nothing could be found"
     ),
+    "no_match_auprc": Words(
+        "AUPRC of no match", "higher", "average precision of finding queries without a match by the first hit's cosine"
+    ),
+    "no_match_auprc_kappa": Words("AUPRC of no match, by κ", "higher", "the same by κ of the query"),
+    "no_match_prevalence": Words("share without a match", "neither", "the AUPRC of a useless score"),
     "share_clipped": Words(
         "curvature entries clipped",
         "neither",
@@ -47,7 +52,6 @@ _AT_K = {
     "map": Words("mAP@{k}", "higher", "mean precision at the relevant items among the first {k} hits"),
 }
 _SCORES = {
-    "": "−κ (spread on the sphere)",
     "kappa": "−κ (spread on the sphere)",
     "variance": "predictive variance, before normalisation",
     "norm": "norm of the features",
@@ -84,7 +88,7 @@ def word_on_direction(key: str) -> str:
 
 
 def name_of_score(score: str) -> str:
-    """Give the name of an OOD score by its part of a flat key; the empty one is −κ.
+    """Give the name of an OOD score by its part of a flat key.
 
     Example:
         >>> name_of_score("variance"), name_of_score("my_score")

@@ -1,0 +1,88 @@
+"""What a step of online Laplace costs beside a deterministic one: the same batch, network and optimizer, in turn.
+
+    python benchmarks/online.py [--quick]
+
+A step is forward, pairs, loss, backward and Adam; online it also draws last layers and follows the curvature.
+results/online.json holds seconds, their ratio, and images a second.
+"""
+
+import argparse
+import copy
+import sys
+import time
+
+import torch
+from timing import write
+
+from lam import losses, models
+from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions
+from lam.pairs import Pairs
+from lam.training.steps import Batch, Step
+
+CASES = (  # network, options, D, shape, batch, steps
+    ("convnet28", {}, 3, (1, 28, 28), 256, 30),
+    ("resnet50", {"pooling": "gem"}, 512, (3, 227, 227), 16, 7),
+)
+
+
+def stepper(network: torch.nn.Module, step: Step, batch: Batch):
+    """One training step as the loop does it."""
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-6)
+    loss = losses.build(margin=0.7)
+
+    def call() -> None:
+        optimizer.zero_grad()
+        step.backward(network, loss, batch, lambda value: value.backward()).item()
+        optimizer.step()
+
+    return call
+
+
+def measure(name: str, options: dict, dimension: int, shape: tuple[int, ...], size: int, steps: int, samples: int):
+    """Median seconds of both kinds of step, and the median of the ratio of neighbouring ones."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator().manual_seed(0)
+    network = models.build(name, dimension=dimension, **options).to(device).train()
+    labels = (torch.arange(size) % (size // 4)).to(device)
+    inputs = torch.rand(size, *shape, generator=generator).to(device)
+    batch = Batch(inputs, Pairs.by_label(labels), 0, generator)
+    online = OnlineLaplaceStep("head", margin=0.7, options=OnlineOptions(n_samples=samples))
+    calls = [stepper(copy.deepcopy(network), Step(), batch), stepper(network, online, batch)]
+    measured: list[list[float]] = [[], []]
+    for round_ in range(steps + 2):
+        for call, kept in zip(calls, measured, strict=True):
+            start = time.perf_counter()
+            call()
+            if round_ >= 2:
+                kept.append(time.perf_counter() - start)
+    ratios = sorted(slow / fast for fast, slow in zip(*measured, strict=True))
+    deterministic, seconds = (sorted(kept)[steps // 2] for kept in measured)
+    return {
+        "network": name,
+        "D": dimension,
+        "batch": size,
+        "n_samples": samples,
+        "device": device,
+        "deterministic_seconds": deterministic,
+        "online_seconds": seconds,
+        "deterministic_images_a_second": size / deterministic,
+        "online_images_a_second": size / seconds,
+        "ratio": ratios[steps // 2],
+        "ratio_quartiles": [ratios[steps // 4], ratios[(3 * steps) // 4]],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a fifth of the steps")
+    quick = parser.parse_args().quick
+    cases = [
+        measure(name, options, dimension, shape, size, max(3, steps // 5) if quick else steps, samples)
+        for name, options, dimension, shape, size, steps in CASES
+        for samples in (1, 4)
+    ]
+    write("online", {"cases": cases})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

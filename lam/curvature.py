@@ -174,7 +174,7 @@ def curvature_in_batches(
         options: of `contrastive_ggn`.
 
     Returns:
-        The sums and the number of items.
+        The sums, in float64 even of a single batch, and the number of items.
 
     Raises:
         ValueError: for no batch, one without targets, or one with another number of targets than items.
@@ -193,7 +193,7 @@ def curvature_in_batches(
         n_items += len(features)
     if total is None:
         raise ValueError("there is no batch of items")
-    return total, n_items
+    return replace(total, positive=total.positive.double(), negative=total.negative.double()), n_items
 
 
 def curvature_of_processes(
@@ -214,11 +214,11 @@ def curvature_of_processes(
     batches = iter(batches)
     first = next(batches, None)
     if first is None:
-        nothing = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None))
+        nothing = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)
         own, n_items = Diagonal(nothing, nothing, 0, 0, bias is not None, **options), 0
     else:
         own, n_items = curvature_in_batches(chain([first], batches), weight, bias, relation, seed=seed, **options)
-    sums = distributed.summed(torch.stack([own.positive, own.negative]).double())
+    sums = distributed.summed(torch.stack([own.positive, own.negative]))
     counts = distributed.summed(torch.tensor([own.n_positives, own.n_negatives, n_items], device=weight.device))
     n_positives, n_negatives, n_items = counts.tolist()
     total = replace(own, positive=sums[0], negative=sums[1], n_positives=n_positives, n_negatives=n_negatives)

@@ -69,7 +69,8 @@ class MutualLikelihoodStep(Step):
     def backward(self, network: nn.Module, loss: Loss, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient over all positive pairs; `loss`, which trained the network, is not used."""
         features, output = features_and_output(self.network, self.head, batch.inputs)
-        value = mutual_likelihood(F.normalize(output.float()), network(features.float()), batch.pairs)
+        means = F.normalize(batch.gathered(output).float())
+        value = mutual_likelihood(means, network(features.float()), batch.pairs)
         backward(value)
         return value.detach()
 

@@ -79,7 +79,16 @@ def training(folder: Path) -> dict[str, Tensor]:
 
 def mined_training(folder: Path) -> dict[str, Tensor]:
     trained = network()
-    fit(trained, optimizer="sgd", learning_rate=0.05, miner="semihard", max_pairs=20, per_class=4, batch_size=16)
+    fit(
+        trained,
+        optimizer="sgd",
+        learning_rate=0.05,
+        miner="semihard",
+        max_pairs=20,
+        per_class=4,
+        batch_size=16,
+        num_workers=1,
+    )
     return weights(trained)
 
 

@@ -1,0 +1,64 @@
+"""Networks of half precision: they train and are fitted, and the curvature and the posterior are float32 or wider."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lam
+from lam.encoder import BayesianEncoder
+from lam.methods import laplace_online, laplace_posthoc
+from lam.training.settings import Precision
+from tests.methods.small_data import TRAINING, batches, images, network, outside
+
+HALF = [torch.bfloat16, torch.float16]
+UNIT = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
+"""Their relative rounding error."""
+
+
+def tensors_of(encoder: BayesianEncoder) -> dict[str, Any]:
+    posterior, embeddings = encoder.posterior, encoder.embed(outside())
+    variance, bias_variance = posterior.variance
+    return {
+        "weight": posterior.weight,
+        "variance": variance,
+        "bias_variance": bias_variance,
+        "mean": embeddings.mean,
+        "kappa": embeddings.kappa,
+    }
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize("method", [laplace_posthoc, laplace_online])
+def test_training_in_mixed_precision_gives_float32_posteriors(method: Any, precision: Precision) -> None:
+    trained = network()
+    start = trained.head.weight.detach().clone()
+    encoder = method.train(trained, images(), **TRAINING, precision=precision).encoder
+    assert {parameter.dtype for parameter in trained.parameters()} == {torch.float32}
+    assert not torch.equal(trained.head.weight, start)
+    curvature = encoder.posterior.curvature
+    assert curvature.positive.dtype in (torch.float32, torch.float64)
+    for name, tensor in tensors_of(encoder).items():
+        assert tensor.dtype == torch.float32, name
+        assert tensor.isfinite().all(), name
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("pairs", ["batch", "dataset"])
+def test_a_network_of_half_precision_is_fitted_in_float32(dtype: torch.dtype, pairs: Any) -> None:
+    def fitted(wanted: torch.dtype) -> BayesianEncoder:
+        data: list[tuple[Tensor, Tensor]] = [(inputs.to(wanted), labels) for inputs, labels in batches(images())]
+        options = {"split": "euclidean", "fix": "positive", "pairs": pairs, "progress": False}
+        return lam.fit(network().to(wanted), data, margin=0.7, **options)
+
+    half, full = fitted(dtype), fitted(torch.float32)
+    curvature, expected = half.posterior.curvature, full.posterior.curvature
+    assert curvature.h.dtype == torch.float64
+    torch.testing.assert_close(curvature.h, expected.h, rtol=0, atol=20 * UNIT[dtype] * float(expected.h.max()))
+    variance, bias_variance = half.posterior.variance
+    assert half.posterior.weight.dtype == variance.dtype == torch.float32
+    assert bias_variance is not None
+    assert bias_variance.dtype == torch.float32
+    embeddings = half.embed(outside().to(dtype))
+    assert embeddings.mean.dtype == embeddings.kappa.dtype == torch.float32

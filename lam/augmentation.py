@@ -88,6 +88,11 @@ class Augmented(ImageDataset):
         """What says which items match, as in the data set."""
         return self.dataset.targets
 
+    @property
+    def groups(self) -> Int64[Tensor, " N"]:
+        """Items of one number match, as in the data set."""
+        return self.dataset.groups
+
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int | Tensor]:
         return self._view(self._source[index])
 

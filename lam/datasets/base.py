@@ -73,6 +73,11 @@ class ImageDataset(Dataset[tuple[Tensor, int | Tensor]], ABC):
         return self.labels
 
     @property
+    def groups(self) -> Int64[Tensor, " N"]:
+        """Items of one number match (N,): the labels, or of places those that are close together."""
+        return self.labels
+
+    @property
     def singletons(self) -> tuple[str, ...]:
         """The classes with exactly one image here: as queries they have nothing to find."""
         counts = torch.bincount(self.labels, minlength=len(self.classes))

@@ -17,6 +17,9 @@ from lam.preprocessing import Preprocessing
 AREA_DISTANCE = 1e7
 """Metres that areas are apart, at least: none of their places are near."""
 
+CELL = 7.0
+"""Metres of a side of the cells that group places: the diagonal is within 10 m, where positive pairs are by default."""
+
 _NEAREST = 4  # places that a limit draws together
 
 
@@ -67,6 +70,11 @@ class PlaceImages(FolderImages):
     def targets(self) -> Float64[Tensor, "N Y"]:
         """The positions, and where there are angles those as a last column: what `lam.curvature.Relation` takes."""
         return self.positions if self.angles is None else torch.cat([self.positions, self.angles[:, None]], 1)
+
+    @property
+    def groups(self) -> Int64[Tensor, " N"]:
+        """The cell of a grid that each place is in (N,): batches of random places have hardly two that match."""
+        return (self.positions / CELL).floor().long().unique(dim=0, return_inverse=True)[1]
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], Tensor]:
         target = self.positions[index]

@@ -21,7 +21,7 @@ from lam.curvature import check_labels
 from lam.losses import Loss
 from lam.mining import Miner, MinerName
 from lam.pairs import Pairs, check_label_vector
-from lam.training.batches import labels_of, own_randomness
+from lam.training.batches import groups_of, labels_of, own_randomness
 from lam.training.loop import History, Loop, Task
 from lam.training.settings import Accelerator, Optimizer, Precision, Settings, resolve_accelerator
 from lam.training.steps import Batch, DivergenceError, Step
@@ -202,7 +202,7 @@ def _check_data(dataset: Any, *, by_label: bool, classes: int | None) -> None:
     if len(labels) != len(dataset):
         raise ValueError(f"dataset has {len(dataset)} items, but {len(labels)} labels")
     (check_labels if by_label else check_label_vector)(labels)
-    there = len(labels.unique())
+    there = len(groups_of(dataset).unique())
     if classes is not None and there < classes:
         raise ValueError(
             f"batch_size / per_class = {classes} classes are wanted in a batch, and the data have {there}: "

@@ -26,10 +26,11 @@ class Batches(Dataset):
         process: the number of the process that reads, and how many there are. Each reads its part of every batch; the
             parts, put together in the order of the processes, are the batch that one process reads. What the data set
             draws while it reads is the same for all in the first part only.
-        per_class: items of each class in a batch, of data with `labels`; every batch is full then, and draws for
-            itself: classes without replacement, items of a class without replacement where it has enough of them, else
-            with. This is pytorch-metric-learning's `MPerClassSampler` but for its draws from numpy's global state. An
-            epoch has as many batches as without, and no item is sure to be in it.
+        per_class: items of each class in a batch, of data with `labels` (or with `groups`, which then are the classes);
+            every batch is full then, and draws for itself: classes without replacement, items of a class without
+            replacement where it has enough of them, else with. This is pytorch-metric-learning's `MPerClassSampler` but
+            for its draws from numpy's global state. An epoch has as many batches as without, and no item is sure to be
+            in it.
 
     Example:
         >>> batches = Batches([(float(i), i) for i in range(5)], batch_size=2, seed=0, epoch=0)
@@ -53,8 +54,9 @@ class Batches(Dataset):
             generator = torch.Generator().manual_seed(derive_seed(*self.place, "order"))
             self.order = torch.randperm(len(dataset), generator=generator)
         else:
-            _, sizes = labels_of(dataset).unique(return_counts=True)
-            self.classes = labels_of(dataset).argsort(stable=True).split(sizes.tolist())
+            groups = groups_of(dataset)
+            _, sizes = groups.unique(return_counts=True)
+            self.classes = groups.argsort(stable=True).split(sizes.tolist())
 
     def __len__(self) -> int:
         return math.ceil(len(self.dataset) / self.batch_size)
@@ -95,6 +97,12 @@ class Batches(Dataset):
 def labels_of(dataset: Any) -> Tensor:
     """The labels (N,) that a data set keeps at hand."""
     return torch.as_tensor(dataset.labels)
+
+
+def groups_of(dataset: Any) -> Tensor:
+    """What `per_class` takes for classes (N,): the groups that a data set has, else its labels."""
+    groups = getattr(dataset, "groups", None)
+    return labels_of(dataset) if groups is None else torch.as_tensor(groups)
 
 
 def _draw(items: Tensor, n: int, generator: torch.Generator) -> Tensor:

@@ -9,8 +9,8 @@ from lam.encoder import BayesianEncoder
 from lam.encoder_base import Encoder
 from lam.evaluation import Evaluation, evaluate
 from lam.files import CorruptFileError
+from lam.fitting import fit, fit_features
 from lam.loading import load
-from lam.methods.laplace_posthoc import fit, fit_features
 from lam.pairs import Pairs
 
 __version__ = "0.1.0"

@@ -384,3 +384,13 @@ def test_a_run_without_faiss_is_refused_before_any_work(tmp_path: Path, monkeypa
     with pytest.raises(ValueError, match=r"FAISS cannot be imported .*: pip install 'lam\[cpu\]'"):
         run(tiny(tmp_path / "run"), progress=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_head_that_is_added_keeps_the_embeddings_and_the_report_says_by_what_ood_is_told(tmp_path: Path) -> None:
+    result = run(tiny(tmp_path / "run", "--laplace.head=identity"), progress=False)
+    assert {"auroc", "auroc_kappa"} <= result.metrics.keys()
+    assert "auroc_knn" not in result.metrics
+    page = result.report.read_text()
+    assert "The OOD score of this encoder is the k-NN distance" in page
+    assert "cosine to near training features" in page
+    assert gallery.open_run(tmp_path / "run").ood_score == "knn"

@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader
 import lam
 from lam import losses, models
 from lam.datasets import TensorImages
+from lam.fitting import fit
 from lam.hessians import contrastive_ggn
 from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions, train
-from lam.methods.laplace_posthoc import fit
 from lam.training import train as train_network
 from lam.training.steps import Batch
 

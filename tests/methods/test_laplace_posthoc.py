@@ -1,106 +1,65 @@
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
 import torch
-import torch.nn.functional as F
-from PIL import Image
-from torch import nn
 from torch.utils.data import DataLoader
 
-import lam
-from lam import datasets, models
-from lam.hessians import contrastive_ggn
-from lam.methods.laplace_posthoc import fit
-from lam.mining import Mining
-from lam.pairs import Pairs
-from lam.torchvision_import import import_torchvision
+from lam import losses, models
+from lam.augmentation import AugmentationOptions, Augmented
+from lam.datasets import TensorImages
+from lam.fitting import fit
+from lam.methods.laplace_posthoc import LaplaceOptions, train
+from lam.training import train as train_network
+
+OPTIONS = LaplaceOptions(fix="positive", batch_size=12, prior_precision=2.0, likelihood_scale=1e4, negative_weight=0.5)
 
 
-@pytest.fixture
-def photographs(tmp_path: Path) -> Path:
-    """An image folder as a user has it: a sub-folder a class, of images of several sizes."""
-    generator = np.random.default_rng(0)
-    for name, colour in (("birch", 60), ("maple", 130), ("oak", 200)):
-        folder = tmp_path / "photos" / name
-        folder.mkdir(parents=True)
-        for i in range(8):
-            pixels = generator.normal(colour, 20, (40 + i, 48, 3)).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"{i}.jpg")
-    return tmp_path / "photos"
+def make_data(N: int = 48) -> TensorImages:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(N) % 4
+    noise = torch.randint(0, 60, (N, 1, 8, 8), generator=generator)
+    return TensorImages((40 * labels[:, None, None, None] + noise).to(torch.uint8), labels)
 
 
-def test_torchvisions_resnet18_becomes_bayesian_on_an_image_folder(photographs: Path, tmp_path: Path):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = import_torchvision().models.resnet18(num_classes=64)
-    images = datasets.load("folder", root=photographs, preprocessing={"mode": "RGB", "size": [64, 64]})
-    loader = DataLoader(images.train, batch_size=8, shuffle=True)
-    encoder = lam.fit(network, loader, margin=0.7, prior_precision=1e6, progress=False)
-    assert encoder.head == "fc"
-    assert encoder.posterior.weight.shape == (64, 512)
-    test = DataLoader(images.test, batch_size=4)
-    embeddings = encoder.embed(test)
-    assert embeddings.mean.shape == (len(images.test), 64)
-    torch.testing.assert_close(embeddings.mean.norm(dim=1), torch.ones(len(images.test)))
-    expected = F.normalize(network.eval()(next(iter(test))[0]).detach())
-    assert ((embeddings.mean[:4] * expected).sum(1) > 0.5).all()
-    assert encoder.preprocessing == images.train.preprocessing
-    metrics = lam.evaluate(encoder, test, n_samples=8).metrics
-    assert 0 <= metrics["recall@1"] <= 1
-    encoder.save(tmp_path / "encoder")
-    other = import_torchvision().models.resnet18(num_classes=64)
-    assert torch.equal(lam.load(tmp_path / "encoder", other).embed(test).kappa, embeddings.kappa)
+def settings() -> dict[str, Any]:
+    training: dict[str, Any] = {"loss": losses.build(margin=0.7), "epochs": 2, "batch_size": 16, "seed": 1}
+    return {**training, "accelerator": "cpu", "progress": False}
 
 
-def test_a_residual_network_of_lam_is_rebuilt_by_name(photographs: Path, tmp_path: Path):
-    images = datasets.load("folder", root=photographs, preprocessing={"mode": "RGB", "size": [64, 64]}).train
-    network = models.build("resnet18", dimension=64)
-    encoder = lam.fit(network, DataLoader(images, batch_size=8, shuffle=True), margin=0.7, progress=False)
-    encoder.save(tmp_path / "encoder")
-    image = encoder.preprocessing(photographs / "oak" / "3.jpg")[None]
-    loaded = lam.load(tmp_path / "encoder")
-    torch.testing.assert_close(loaded.embed(image).kappa, encoder.embed(image).kappa)
+def test_it_is_training_and_then_a_fit_on_shuffled_batches() -> None:
+    data, network, twin = make_data(), models.build("convnet8", dimension=3), models.build("convnet8", dimension=3)
+    stages: list[str] = []
 
+    def stage(name: str) -> Any:
+        stages.append(name)
+        return torch.no_grad() if name == "fit" else torch.enable_grad()
 
-def test_a_loader_sorted_by_class_needs_pairs_over_the_data_set(photographs: Path):
-    images = datasets.load("folder", root=photographs, preprocessing={"mode": "RGB", "size": [64, 64]})
-    train = images.train.subset(images.train.labels.argsort())
-    loader = DataLoader(train, batch_size=int(train.labels.bincount()[0]))
-    network = models.build("resnet18", dimension=8)
-    with pytest.raises(ValueError, match='no batch of the .* items holds a negative pair.*pairs="dataset"'):
-        lam.fit(network, loader, margin=0.7, progress=False)
-    encoder = lam.fit(network, loader, margin=2.0, pairs="dataset", progress=False)
-    assert encoder.posterior.curvature.n_negatives > 0
-
-
-def test_the_pairs_of_the_curvature_can_be_mined_and_are_forgotten_as_they_were_fitted():
-    generator = torch.Generator().manual_seed(3)
-    batches = [(torch.randn(16, 6, generator=generator), torch.arange(16) % 4) for _ in range(3)]
-    network = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    options: dict[str, Any] = {"margin": 0.7, "progress": False}
-    everything = fit(network, batches, **options)
-    mined = fit(network, batches, miner="semihard", max_pairs=7, negative_weight=0.5, **options)
-    first = fit(network, batches[:1], miner="semihard", max_pairs=7, negative_weight=0.5, **options)
-    assert mined.posterior.curvature.n_negatives < everything.posterior.curvature.n_negatives
-    layer: Any = network[2]
-    expected = Mining("semihard", 7).choose(
-        F.normalize(network(batches[0][0])),
-        Pairs.by_label(batches[0][1]),
-        batches[0][1],
+    encoder, histories = train(network, data, options=OPTIONS, stage=stage, **settings())
+    history = train_network(twin, data, **settings())
+    loader = DataLoader(data, batch_size=12, shuffle=True, generator=torch.Generator().manual_seed(1))
+    expected = fit(
+        twin,
+        loader,
         margin=0.7,
-        generator=torch.Generator().manual_seed(0),
+        fix="positive",
+        negative_weight=0.5,
+        prior_precision=2.0,
+        likelihood_scale=1e4,
+        seed=1,
+        progress=False,
     )
-    features = network[1](network[0](batches[0][0])).detach()
-    twin = contrastive_ggn(
-        features, layer.weight.detach(), layer.bias.detach(), expected, margin=0.7, negative_weight=0.5
-    )
-    torch.testing.assert_close(first.posterior.curvature.h.float(), twin.h.float())
-    mined.forget(batches[1:])
-    torch.testing.assert_close(mined.posterior.curvature.h.float(), first.posterior.curvature.h.float())
+    assert stages == ["train", "fit"]
+    assert histories["network"].losses == history.losses
+    torch.testing.assert_close(encoder.posterior.weight, expected.posterior.weight, rtol=0, atol=0)
+    torch.testing.assert_close(encoder.posterior.curvature.h, expected.posterior.curvature.h, rtol=0, atol=0)
+    assert (encoder.posterior.scale, encoder.posterior.prior_precision, encoder.posterior.seed) == (1e4, 2.0, 1)
 
 
-def test_pairs_are_not_mined_over_a_whole_data_set():
-    with pytest.raises(ValueError, match="pairs are mined within batches"):
-        fit(nn.Linear(4, 3), [(torch.randn(8, 4), torch.arange(8) % 2)], margin=0.7, pairs="dataset", miner="hard")
+def test_a_trained_network_is_only_fitted_and_augmentation_ends_with_training() -> None:
+    data, network = make_data(), models.build("convnet8", dimension=3)
+    weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    encoder, histories = train(network, data, options=OPTIONS, pretrained=True, **settings())
+    assert histories == {}
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in network.state_dict().items())
+    views = Augmented(data, AugmentationOptions(crop_scale=0.3, flip=0.5))
+    augmented, _ = train(network, views, options=OPTIONS, pretrained=True, **settings())
+    assert torch.equal(augmented.posterior.curvature.h, encoder.posterior.curvature.h)

@@ -161,8 +161,9 @@ def _settings_help() -> str:
 
     return (
         "Any setting can be given as an option, such as --training.epochs=5 or --output=DIR, and stands above the\n"
-        "file. The run's folder is runs/DATA/METHOD unless --output says otherwise; started again with the same\n"
-        f"settings, a run continues.\n\nsettings, their defaults (and what they may be):\n{describe_settings()}"
+        "file. The folder is runs/DATA/METHOD, of a sweep runs/DATA/METHOD-sweep, unless --output says otherwise;\n"
+        "started again with the same settings, a run continues.\n\n"
+        f"settings, their defaults (and what they may be):\n{describe_settings()}"
     )
 
 

@@ -38,6 +38,7 @@ from lam.files import MANIFEST, read_json, seal, write_json
 from lam.head import evaluating
 from lam.loading import load
 from lam.methods.base import Trained
+from lam.methods.mc_dropout import check_dropouts
 from lam.models import EmbeddingNetwork
 from lam.relevance import relevance_of
 from lam.retrieval.neighbours import rank
@@ -175,6 +176,8 @@ def _build_network(config: RunConfig, images: ImageDataset) -> EmbeddingNetwork:
             f"network {wanted.name} does not take images of shape {images.shape} ({reason}): choose another "
             "network.name or network.options, or another size of the images"
         ) from None
+    if config.method == "mc_dropout":
+        check_dropouts(network)
     return network
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lam.run import run
 from lam.run_folder import refuse_other_run
 from lam.settings import load_config
 
@@ -39,3 +40,11 @@ def test_a_setting_that_is_gone_is_another_run(tmp_path: Path) -> None:
     (tmp_path / "run" / "config.yaml").write_text("[1]")
     with pytest.raises(ValueError, match=r"other settings \(everything was \[1\], is"):
         refuse_other_run(tmp_path / "run", settings)
+
+
+def test_a_network_that_the_method_cannot_use_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match="mc_dropout needs a network with dropout layers .*network.options.dropout=0.05"
+    ):
+        run(load_config(DEMO, ["--method=mc_dropout", f"--output={tmp_path / 'run'}"]), progress=False)
+    assert list(tmp_path.iterdir()) == []

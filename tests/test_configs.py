@@ -1,0 +1,133 @@
+"""Every configuration that ships is valid, and runs to its end on a small data set in the layout that it reads.
+
+What no test has is the networks' pretrained weights and the data themselves: weights are random here, the images grey.
+"""
+
+import math
+from importlib.resources import files
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from lam.config import RunConfig, completed
+from lam.loading import load
+from lam.methods import MethodName
+from lam.run import run
+from lam.settings import load_config
+from tests.datasets import layouts
+from tests.datasets.test_idx import make as idx_files
+
+SHIPPED = sorted(Path(str(files("lam") / "configs")).glob("*/*.yaml"))
+NAMES = [f"{path.parent.name}/{path.stem}" for path in SHIPPED]
+PUBLISHED = ("fashionmnist", "cifar10", "cub200", "lfw", "msls")
+RUN_ALWAYS = {name for name in NAMES if name.startswith("digits/")} | {
+    f"{data}/{method}" for data in (*PUBLISHED, "folder", "places") for method in ("deterministic", "laplace_online")
+}
+
+SHORT = (
+    *("--data.limit=40", "--training.epochs=1", "--training.batch_size=16", "--training.checkpoint_every=null"),
+    *("--evaluation.n_samples=3", "--evaluation.reference=20", "--accelerator=cpu"),
+    *("--laplace.batch_size=16", "--laplace.tune_samples=3"),
+    *("--pfe.epochs=1", "--hib.n_samples=2", "--deep_ensemble.n_members=2", "--deep_ensemble.reference=20"),
+    "--knn_distance.reference=20",
+)
+CALMER = {"cub200/hib_paper": ("--training.learning_rate=1e-3",)}
+"""The authors' rate is too high for random weights: within three steps the embeddings overflow."""
+
+RESNET = ("--network.name=resnet18", "--network.dimension=8", "--network.weights=null")
+TINY_IMAGES = "preprocessing: {mode: RGB, size: [32, 32]}"
+PEOPLE = {f"Person_{letter}": 3 for letter in "ABCDEFGHIJKLM"}, {f"Person_{letter}": 3 for letter in "VWXYZ"}
+CITIES = ("train_cities: [boston, goa]", "validation_cities: [amman]", "test_cities: [cph]")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One small data set in each layout, below one folder: what $LAM_DATA names."""
+    root = tmp_path_factory.mktemp("data")
+    for name in ("fashionmnist", "mnist"):
+        idx_files(root / name, n_train=100, n_test=40)
+    layouts.cifar10(root / "cifar10")
+    layouts.svhn(root / "svhn")
+    layouts.cub200(root / "cub200", n_classes=16)
+    layouts.cars196(root / "cars196")
+    layouts.lfw(root / "lfw", *PEOPLE)
+    layouts.msls(root / "msls", ("boston", "goa", "amman", "cph"), each=10)
+    for row in range(24):
+        layouts.picture(root / "folder" / f"class_{row % 3}" / f"{row}.png", 10 * row)
+    rows = [{"path": f"{i}.png", "x": 4 * i, "y": 0} for i in range(60)]
+    layouts.places(root / "places", rows)
+    return root
+
+
+def options_of(path: Path) -> tuple[str, ...]:
+    """What makes the images, the network and the parts small enough for the data at hand."""
+    name = path.parent.name
+    if name in ("digits", "fashionmnist", "cifar10"):
+        return () if name == "digits" else ("--data.options={validation: 20}",)
+    if name in ("folder", "places"):
+        small = f"--data.options={{{TINY_IMAGES}}}"
+        return (*RESNET, small)
+    sizes = {"cub200": "validation: 0.5", "lfw": "validation: 0.3", "msls": ", ".join(CITIES)}
+    return (*RESNET, f"--data.options={{image_size: 32, {sizes[name]}}}")
+
+
+def small(path: Path, data: Path, output: Path) -> RunConfig:
+    calmer = CALMER.get(f"{path.parent.name}/{path.stem}", ())
+    return load_config(path, [*SHORT, *options_of(path), *root_of(path, data), *calmer, f"--output={output}"])
+
+
+def root_of(path: Path, data: Path) -> tuple[str, ...]:
+    """The published data sets are found by themselves; anyone's own are named."""
+    name = path.parent.name
+    return () if name not in ("folder", "places") else (f"--data.root={data / name}",)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=NAMES)
+def test_is_valid_and_says_what_it_is(path: Path) -> None:
+    config = load_config(path)
+    config.check()
+    assert path.stem.removesuffix("_paper") == config.method
+    assert path.parent.name == config.data.name
+    assert completed(config.resolved()) == config.resolved()
+    text = path.read_text()
+    assert text.startswith("# ")
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_every_method_has_a_file_for_every_data_set() -> None:
+    for data in ("digits", "folder", *PUBLISHED):
+        assert {f"{data}/{method}" for method in get_args(MethodName)} <= set(NAMES)
+    assert {f"places/{method}" for method in ("deterministic", "laplace_posthoc", "laplace_online")} <= set(NAMES)
+
+
+@pytest.mark.parametrize("path", [path for path in SHIPPED if path.stem.endswith("_paper")], ids=lambda p: str(p)[-40:])
+def test_the_authors_settings_are_theirs_in_every_method(path: Path) -> None:
+    config = load_config(path)
+    training, twin = config.training, load_config(path.with_name(path.name.replace("_paper", "")))
+    assert (training.loss, training.optimizer, training.weight_decay) == ("pml", "rmsprop", 1e-5)
+    assert training.learning_rate_decay == pytest.approx(math.exp(-0.01), abs=1e-9)
+    assert (config.data, config.network, config.augmentation) == (twin.data, twin.network, twin.augmentation)
+    if config.method == "laplace_online":
+        assert config.online.update == "accumulate"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path if name in RUN_ALWAYS else pytest.param(path, marks=pytest.mark.slow)
+        for path, name in zip(SHIPPED, NAMES, strict=True)
+    ],
+    ids=NAMES,
+)
+@pytest.mark.filterwarnings(
+    "ignore:the best likelihood scale", "ignore:.* of the predictive variance"
+)  # as is likely here
+def test_runs_to_its_end(path: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAM_DATA", str(data))
+    config = small(path, data, tmp_path / "run")
+    metrics = run(config, progress=False).metrics
+    assert 0 <= metrics["map@1"] <= 1
+    for number, found in enumerate(config.data.ood):
+        assert 0 <= metrics[f"auroc@{found.name}" if number else "auroc"] <= 1
+    assert load(tmp_path / "run" / "encoder").dimension > 0

@@ -2,9 +2,9 @@
 
     python benchmarks/methods.py METHOD --mnist FOLDER [--root FOLDER] [--seeds 3] [--networks FOLDER]
 
-Each seed is one `lam run configs/fashionmnist/METHOD.yaml`; a run that is finished is not done again. The members of the
-ensembles are networks of the deterministic configuration, five different seeds an ensemble. Methods that start from a
-trained network (deterministic, norm, knn_distance, deep_ensemble, pfe) take it from `--networks`, a folder of
+Each seed is one `lam run configs/fashionmnist/METHOD.yaml`; a run that is finished is not done again. The members of
+the ensembles are networks of the deterministic configuration, five different seeds an ensemble. Methods that start from
+a trained network (deterministic, norm, knn_distance, deep_ensemble, pfe) take it from `--networks`, a folder of
 <seed>.safetensors, where it is there already. results/fashionmnist_METHOD.json holds every figure, its mean and its
 standard deviation.
 """

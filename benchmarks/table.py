@@ -1,0 +1,57 @@
+"""The table of all methods on FashionMNIST against MNIST, as the README has it, from the results.
+
+python benchmarks/table.py
+"""
+
+import json
+import sys
+from typing import Any
+
+from methods import FIGURES, PAPER
+from timing import RESULTS
+
+ROWS = (  # what a row is called, its results, and where in them the seeds' mean is
+    ("laplace_online, refitted", "fashionmnist_laplace_online_refit", ()),
+    ("laplace_online", "fashionmnist_online", ("training_losses", "contrastive")),
+    ("laplace_posthoc", "fashionmnist", ("training_losses", "contrastive")),
+    ("mc_dropout", "fashionmnist_mc_dropout", ()),
+    ("deep_ensemble", "fashionmnist_deep_ensemble", ()),
+    ("pfe", "fashionmnist_pfe", ()),
+    ("hib", "fashionmnist_hib", ()),
+    ("norm", "fashionmnist_norm", ()),
+    ("knn_distance", "fashionmnist_knn_distance", ()),
+    ("deterministic", "fashionmnist_deterministic", ()),
+)
+UNCERTAIN = ("auroc", "auprc", "ausc", "ece")
+
+
+def row(name: str, file: str, path: tuple[str, ...]) -> list[str]:
+    """Ours and, where there is one, the paper's row below it."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{file}.json").read_text())
+    for key in path:
+        found = found[key]
+    method = name.partition(",")[0]
+    cells = []
+    for figure in FIGURES:
+        meaningless = method == "deterministic" and figure in UNCERTAIN
+        known = figure in found["mean"] and not meaningless
+        cells.append(f"{found['mean'][figure]:.3f} ± {found['std'][figure]:.3f}" if known else "—")
+    lines = [f"| {name} ({len(found['seeds'])}) | {' | '.join(cells)} |"]
+    if name in PAPER:
+        figures = [("—" if value is None else f"{value:.2f}") for value in PAPER[name]]
+        lines.append(f"| *paper* | {' | '.join(figures)} |")
+    return lines
+
+
+def table() -> str:
+    """The whole table in Markdown."""
+    head = f"| method (seeds) | {' | '.join(('mAP@1', 'mAP@5', 'mAP@10', 'AUROC', 'AUPRC', 'AUSC', 'ECE'))} |"
+    lines = [head, "| --- " * (len(FIGURES) + 1) + "|"]
+    for entry in ROWS:
+        lines += row(*entry)
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
+    sys.exit()

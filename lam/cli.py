@@ -22,7 +22,8 @@ _EXAMPLES = """examples:
   lam sweep configs/fashionmnist/laplace_online.yaml --seeds 5    mean and standard deviation over seeds
   lam embed RUN FOLDER -o embeddings.npz       RUN is the folder of a run, such as runs/digits/laplace_posthoc
   lam index RUN FOLDER
-  lam search RUN IMAGE -k 5"""
+  lam search RUN IMAGE -k 5
+  lam calibrate RUN --target-far 0.01          thresholds for "match", "unknown" and "abstain" at stated error rates"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -147,6 +148,31 @@ def _search(parsed: argparse.Namespace, _: list[str]) -> None:
         print(f"{float(score):8.4f} {float(kappa):10.4g}  {item['label']}  {item['path']}")
 
 
+def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
+    from lam.calibrate import calibrate_run
+    from lam.retrieval.threshold import Targets
+
+    made = calibrate_run(
+        parsed.run,
+        targets=Targets(far=parsed.target_far, ood=parsed.target_ood, miss=parsed.target_miss),
+        flag=parsed.flag,
+        gallery=parsed.gallery,
+        folder=parsed.folder,
+        data_root=parsed.data_root,
+        reference=parsed.reference,
+        progress=not parsed.quiet,
+    )
+    far, (low, high) = made.false_accept_rate(made.accept_above)
+    print(f"gallery: {made.gallery_size} items; calibrated on {made.facts['queries']} queries")
+    print(
+        f"match: cosine above {made.accept_above:.9g}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    )
+    print(f"abstain: {made.flag} above {made.flag_above:.6g}; false flags at most {made.targets.ood:g}")
+    print(f"P(correct): cross-validated ECE {made.reliability.expected_error:.4f}")
+    print(f"a match is among the first {made.depth} hits with probability {1 - made.targets.miss:g}")
+    print(f"calibration: {Path(parsed.run) / 'calibration'}")
+
+
 class _CommandParser(argparse.ArgumentParser):
     """A command; the help of those that run a configuration lists the settings, which are looked up only then."""
 
@@ -207,6 +233,24 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("run", help="the folder of a finished run")
     search.add_argument("image", help="an image file")
     search.add_argument("-k", type=int, default=5, help="how many hits (default: 5)")
+    calibrate = command("calibrate", _calibrate, "Learn thresholds at stated error rates, and P(correct).")
+    calibrate.add_argument("run", help="the folder of a finished run")
+    calibrate.add_argument(
+        "--target-far", type=float, default=0.001, help="false accepts of non-mates (default: 0.001)"
+    )
+    calibrate.add_argument("--target-ood", type=float, default=0.05, help="false flags of known data (default: 0.05)")
+    calibrate.add_argument("--target-miss", type=float, default=0.05, help="of conformal sets (default: 0.05)")
+    calibrate.add_argument(
+        "--flag", choices=("kappa", "knn", "combined"), help="by what to abstain (default: the run's)"
+    )
+    calibrate.add_argument(
+        "--gallery", choices=("held-out", "index"), default="held-out", help="what is searched (default: held-out)"
+    )
+    calibrate.add_argument("--folder", help="fresh images to calibrate on (default: the run's validation split)")
+    calibrate.add_argument("--data-root", help="where the run's data are, if they have moved")
+    calibrate.add_argument(
+        "--reference", type=int, default=1000, help="training items for k-NN (default: 1000; 0: none)"
+    )
     return parser
 
 

@@ -180,12 +180,21 @@ def search(run: str | Path, image: str | Path, *, k: int = 5) -> Found:
     require_faiss()
     query = encoder.embed(_preprocessing(encoder)(image)[None])
     hits = Index.load(run / "index").search(query, k)
+    return Found(query, hits, read_items(run, hits.ids[0].tolist()))
+
+
+def read_items(run: Path, ids: list[int]) -> list[dict[str, str]]:
+    """Say what ids of a run's index are: the `label` and `path` of each.
+
+    Raises:
+        CorruptFileError: where an id is unknown, or naming the file that is missing, truncated or altered.
+    """
     path = read_generation(run / "items", [_ITEMS]) / _ITEMS
     items = read_json(path)
-    missing = [hit for hit in hits.ids[0].tolist() if str(hit) not in items]
+    missing = [identity for identity in ids if str(identity) not in items]
     if missing:
         raise CorruptFileError(f"{path} does not know id {missing[0]}: run `lam index` again")
-    return Found(query, hits, [items[str(hit)] for hit in hits.ids[0].tolist()])
+    return [items[str(identity)] for identity in ids]
 
 
 def _write(run: Path, embeddings: Embeddings, ids: Tensor, items: dict[int, dict[str, str]], factory: str) -> None:

@@ -57,15 +57,16 @@ class Relevance(ABC):
         """Say where two hits give the same answer: one label, or places near each other."""
         return self._match(self.candidates[one.cpu()], self.candidates[other.cpu()].expand_as(one))
 
+    def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:
+        """Say which items of the gallery answer the queries at these rows; each answers itself."""
+        shape = len(rows), len(self.candidates)
+        return self._match(self.queries[rows.cpu()][:, None].expand(shape), self.candidates[None].expand(shape))
+
     def count(self) -> Int[Tensor, " Q"]:
         """How many items of the gallery answer each query, itself not counted."""
         rows = max(1, _BLOCK_ELEMENTS // max(1, len(self.candidates)))
-        parts = []
-        for queries in self.queries.split(rows):
-            shape = len(queries), len(self.candidates)
-            found = self._match(queries[:, None].expand(shape), self.candidates[None].expand(shape))
-            parts.append(found.sum(1) - int(self.gallery is None))
-        return torch.cat(parts)
+        parts = [self.of_rows(part).sum(1) for part in torch.arange(len(self.queries)).split(rows)]
+        return torch.cat(parts) - int(self.gallery is None)
 
     @abstractmethod
     def _match(self, one: Tensor, other: Tensor) -> Tensor:

@@ -104,16 +104,20 @@ def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Imag
             left.unlink()
         if not (folder / CONFIG).is_file():
             write_text(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False))
-        data = {name: {"items": len(images), "sha256": _fingerprint(images)} for name, images in parts.items()}
         if not (folder / DATA).is_file():
-            write_json(folder / DATA, data)
-        began = read_json(folder / DATA)
-        if changed := [name for name in data if began.get(name) != data[name]]:
+            write_json(folder / DATA, {name: _summary(images) for name, images in parts.items()})
+        if changed := changed_parts(folder, parts):
             raise ValueError(
                 f"the data changed since the run in {folder} began ({', '.join(changed)}): "
                 "give another --output or delete it"
             )
         yield
+
+
+def changed_parts(folder: Path, parts: Mapping[str, ImageDataset]) -> list[str]:
+    """Name the parts that are not those which the run in a folder began with."""
+    began = read_json(folder / DATA)
+    return [name for name, images in parts.items() if began.get(name) != _summary(images)]
 
 
 @contextmanager
@@ -132,6 +136,10 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _summary(images: ImageDataset) -> dict[str, Any]:
+    return {"items": len(images), "sha256": _fingerprint(images)}
 
 
 def _fingerprint(images: ImageDataset) -> str:

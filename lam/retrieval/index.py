@@ -20,6 +20,7 @@ from torch import Tensor
 from lam.embeddings import Embeddings
 from lam.retrieval import faiss_index, index_files
 from lam.retrieval.checks import integers, positive_integer, refuse_non_finite, refuse_other_length
+from lam.retrieval.decisions import Decision
 from lam.retrieval.neighbours import rank
 from lam.retrieval.store import Store
 
@@ -40,12 +41,16 @@ class Hits:
         scores: (Q, K) their cosines with the query; higher is better.
         kappa: (Q, K) the concentration stored with each hit; small means uncertain.
         query_kappa: (Q,) the concentration of each query.
+        decision: the answer to each query, once it was judged; see `lam.retrieval.threshold.Calibration.judge`.
+        probability: (Q,) that the first hit is right, once it was judged.
     """
 
     ids: Int64[Tensor, "Q K"]
     scores: Float[Tensor, "Q K"]
     kappa: Float[Tensor, "Q K"]
     query_kappa: Float[Tensor, " Q"]
+    decision: tuple[Decision, ...] | None = None
+    probability: Float[Tensor, " Q"] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -48,29 +48,32 @@ def plot_sparsification(path: str | Path, correct: Bool[Tensor, " Q"], uncertain
     _finish(figure, axes, path, legend="best")
 
 
-def plot_calibration(path: str | Path, bins: CalibrationBins) -> None:
+def plot_calibration(
+    path: str | Path, bins: CalibrationBins, *, confidence: str = "share of sampled networks that agree"
+) -> None:
     """Draw accuracy against confidence, with the number of queries in each bin below.
 
     Args:
         path: the PNG file to write.
         bins: what `lam.retrieval.calibration_bins` returns.
+        confidence: what the confidence is.
     """
     figure = _blank(5.6, 5.4)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     count = bins.count.cpu().numpy()
     centers, width = (np.arange(len(count)) + 0.5) / len(count), 0.92 / len(count)
     filled = count > 0
-    accuracy, confidence = bins.accuracy.cpu().numpy()[filled], bins.confidence.cpu().numpy()[filled]
+    accuracy, means = bins.accuracy.cpu().numpy()[filled], bins.confidence.cpu().numpy()[filled]
     axes.plot([0, 1], [0, 1], color=_MUTED, linestyle="--", linewidth=1, label="perfectly calibrated")
     axes.bar(centers[filled], accuracy, width, color=_PALETTE[0], alpha=0.85, label="accuracy")
-    axes.vlines(confidence, accuracy, confidence, color=_PALETTE[1], linewidth=1.6)
-    axes.plot(confidence, confidence, "o", color=_PALETTE[1], markersize=5, label="mean confidence")
+    axes.vlines(means, accuracy, means, color=_PALETTE[1], linewidth=1.6)
+    axes.plot(means, means, "o", color=_PALETTE[1], markersize=5, label="mean confidence")
     axes.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
     axes.set_title(f"ECE {bins.expected_error:.3f}", loc="right", color=_INK, fontsize=10)
     below.bar(centers, count, width, color=_MUTED, alpha=0.6)
     for center, height in zip(centers, count, strict=True):
         below.annotate(f"{height:,}", (center, height), (0, 2), textcoords="offset points", ha="center", fontsize=7)
-    below.set(xlabel="confidence: share of sampled networks that agree", ylabel="queries")
+    below.set(xlabel=f"confidence: {confidence}", ylabel="queries")
     below.margins(y=0.25)
     _style(below)
     _finish(figure, axes, path, legend="upper left")

@@ -1,0 +1,203 @@
+"""`lam calibrate`: from a run's folder to the thresholds and probabilities behind its answers.
+
+Calibrated is on the run's validation split, never on its test split; or, better, on a folder of fresh images. The
+validation split has chosen the epoch and tuned the likelihood scale of the run, so that it is exchangeable with new
+data only nearly: two numbers were fitted to it and not the network, but a promise in the strict sense needs the fresh
+folder.
+
+The gallery is by default the held-out set itself, each query without itself. With stored items, those of the run's
+index or any others, the false-accept rates are those of that gallery; its items are then found and not judged. None of
+the queries may be among them.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam import datasets
+from lam.config import RunConfig
+from lam.datasets import ImageDataset, Splits
+from lam.embeddings import Embeddings
+from lam.encoder_base import Encoder
+from lam.gallery import open_run, read_items
+from lam.relevance import LabelRelevance, Relevance, relevance_of
+from lam.retrieval import index_files
+from lam.retrieval.calibration_files import fingerprint
+from lam.retrieval.checks import refuse_other_length
+from lam.retrieval.flags import Flag
+from lam.retrieval.ood import NEIGHBOUR, knn_distance
+from lam.retrieval.plots import plot_calibration
+from lam.retrieval.searches import Searches, search_open_set
+from lam.retrieval.threshold import Calibration, Targets, calibrate
+from lam.run_data import load_data, loader_of
+from lam.run_folder import changed_parts, locked
+from lam.settings import load_config
+
+BATCH = 500
+N_SAMPLES = 32
+"""As many as an encoder takes where it embeds queries: another number would give another κ."""
+
+REFERENCE = 1000
+HELD_OUT, INDEX = "held-out", "index"
+
+
+@dataclass(frozen=True)
+class StoredItems:
+    """A gallery to calibrate for.
+
+    Attributes:
+        vectors: (N, D) mean directions.
+        kappa: (N,) their concentrations.
+        labels: the name of the class of each.
+    """
+
+    vectors: Float[Tensor, "N D"]
+    kappa: Float[Tensor, " N"]
+    labels: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        refuse_other_length("kappa", self.kappa, "the vectors", len(self.vectors))
+        if len(self.labels) != len(self.vectors):
+            raise ValueError(f"there must be a label for each of {len(self.vectors)} vectors, got {len(self.labels)}")
+
+    @classmethod
+    def of_index(cls, run: str | Path) -> "StoredItems":
+        """Read what the index of a run holds.
+
+        Raises:
+            CorruptFileError: naming a file that is missing, truncated or altered.
+        """
+        store = index_files.load(Path(run) / "index").store
+        items = read_items(Path(run), store.column("ids").tolist())
+        return cls(store.column("vectors"), store.column("kappa"), tuple(item["label"] for item in items))
+
+
+Gallery = Literal["held-out", "index"] | StoredItems
+
+
+def calibrate_run(
+    run: str | Path,
+    *,
+    targets: Targets | None = None,
+    flag: Flag | None = None,
+    gallery: Gallery = "held-out",
+    folder: str | Path | None = None,
+    data_root: str | Path | None = None,
+    reference: int = REFERENCE,
+    n_samples: int = N_SAMPLES,
+    progress: bool = True,
+) -> Calibration:
+    """Calibrate a finished run and keep the result in its folder.
+
+    Args:
+        run: the run's folder.
+        targets: the error rates asked for.
+        flag: the score by which queries shall be flagged; by default the encoder's own.
+        gallery: what is searched: the held-out data themselves, the run's index, or other stored items.
+        folder: fresh images in class sub-folders to calibrate on, instead of the validation split.
+        data_root: where the run's data are, if they have moved.
+        reference: how many training items the k-NN distance compares with; 0 for none, so that κ alone can flag.
+        n_samples: samples behind κ, the same number as where queries are embedded.
+        progress: show a progress bar on standard error.
+
+    Returns:
+        What was saved.
+
+    Raises:
+        ValueError: for a folder that is no finished run, or whose data have changed; for data that are too few to
+            promise a target, saying how many it needs; or for stored items none of which matches any query.
+        CorruptFileError: naming a file of the run that is missing, truncated or altered.
+    """
+    run = Path(run)
+    if reference != 0 and reference < NEIGHBOUR:
+        raise ValueError(f"reference must be at least {NEIGHBOUR} items, or 0 for none, got {reference}")
+    if isinstance(gallery, str) and gallery not in (HELD_OUT, INDEX):
+        raise ValueError(f"gallery must be '{HELD_OUT}', '{INDEX}' or stored items, got {gallery!r}")
+    encoder = open_run(run)
+    config = load_config(run, [] if data_root is None else [f"--data.root={data_root}"])
+    splits = None if folder is not None and reference == 0 else _splits(run, config)
+    images = _held_out(encoder, folder, splits)
+    seen = encoder.observe(loader_of(images, BATCH), n_samples=n_samples, progress=progress)
+    known = None if splits is None or reference == 0 else _reference(encoder, splits.train, reference, config.seed)
+    stored = StoredItems.of_index(run) if gallery == INDEX else None if gallery == HELD_OUT else gallery
+    relevance = _relevance(encoder, images, stored, config.places.relevant_within)
+    queries = relevance.queries
+    searches, gallery_kappa = _search(seen.embeddings, relevance, stored)
+    with locked(run):
+        made = calibrate(
+            searches,
+            seen.embeddings.kappa[queries],
+            gallery_kappa,
+            key=fingerprint(run),
+            dimension=encoder.dimension,
+            targets=targets,
+            flag=encoder.ood_score if flag is None else flag,
+            distance=None if known is None else knn_distance(seen.features[queries], known).cpu(),
+            reference=known,
+            facts={
+                "data": "validation split" if folder is None else str(folder),
+                "gallery": gallery if isinstance(gallery, str) else "stored items",
+                "queries": len(searches),
+                "queries_with_match": int(searches.has_mate.sum()),
+                "first_hit_right": float(searches.correct[searches.has_mate].double().mean()),
+                "n_samples": n_samples,
+            },
+        )
+        made.save(run)
+        plot_calibration(run / "plots" / "probability.png", made.reliability, confidence="P(first hit is right)")
+    return made
+
+
+def _splits(run: Path, config: RunConfig) -> Splits:
+    config.data.ood = []
+    splits, _ = load_data(config.data)
+    if changed := changed_parts(run, vars(splits)):
+        raise ValueError(
+            f"the data are not those of the run in {run} ({', '.join(changed)} changed): what it was trained on might be "
+            "calibrated on; give --data-root, or a --folder of fresh images with --reference 0"
+        )
+    return splits
+
+
+def _held_out(encoder: Encoder, folder: str | Path | None, splits: Splits | None) -> ImageDataset:
+    if folder is None and splits is not None:
+        return splits.validation
+    if encoder.preprocessing is None:
+        raise ValueError("the encoder does not know how an image becomes an input: fit it with preprocessing=...")
+    return datasets.folder.read(root=str(folder), preprocessing=encoder.preprocessing)
+
+
+def _reference(encoder: Encoder, images: ImageDataset, count: int, seed: int) -> Tensor:
+    chosen = images.limit(count, seed=seed)
+    return encoder.observe(loader_of(chosen, BATCH), n_samples=2).features.cpu()
+
+
+def _relevance(encoder: Encoder, images: ImageDataset, stored: StoredItems | None, relevant_within: float) -> Relevance:
+    if stored is None:
+        is_query = getattr(images, "is_query", None)
+        return relevance_of(encoder.relation, images.targets, is_query=is_query, relevant_within=relevant_within)
+    if images.targets.ndim > 1:
+        raise ValueError("stored items have labels and no positions: places are calibrated on the held-out gallery")
+    names = {name: number for number, name in enumerate(images.classes)}
+    others = torch.tensor([names.setdefault(name, len(names)) for name in stored.labels], dtype=torch.int64)
+    is_query = torch.arange(len(images) + len(others)) < len(images)
+    relevance = LabelRelevance(torch.cat([images.labels, others]), is_query)
+    if not relevance.count().any():
+        raise ValueError(
+            f"none of the {len(others)} stored items has a label of the data calibrated on, such as "
+            f"{images.classes[0]!r}: give a --folder whose classes are those of the index, or the gallery '{HELD_OUT}'"
+        )
+    return relevance
+
+
+def _search(embeddings: Embeddings, relevance: Relevance, stored: StoredItems | None) -> tuple[Searches, Tensor]:
+    mean = embeddings.mean.cpu()
+    if stored is not None:
+        return search_open_set(mean[relevance.queries], stored.vectors, relevance.of_rows), stored.kappa
+    items = None if relevance.gallery is None else mean[relevance.gallery]
+    found = search_open_set(mean[relevance.queries], items, relevance.of_rows)
+    return found, embeddings.kappa.cpu()[relevance.candidates]

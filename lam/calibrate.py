@@ -157,8 +157,8 @@ def _splits(run: Path, config: RunConfig) -> Splits:
     splits, _ = load_data(config.data)
     if changed := changed_parts(run, vars(splits)):
         raise ValueError(
-            f"the data are not those of the run in {run} ({', '.join(changed)} changed): what it was trained on might be "
-            "calibrated on; give --data-root, or a --folder of fresh images with --reference 0"
+            f"the data are not those of the run in {run} ({', '.join(changed)} changed): what it was trained on might "
+            "be calibrated on; give --data-root, or a --folder of fresh images with --reference 0"
         )
     return splits
 

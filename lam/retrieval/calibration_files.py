@@ -92,15 +92,16 @@ def load(run: str | Path) -> "Calibration":
         flags=_flags(tables),
         false_accepts=Tail(_table(tables, "false_accepts")),
         correctness=Correctness(**found["correctness"]),
-        reliability=CalibrationBins(
-            *(bins[name].double().masked_fill(bins["count"] == 0, torch.nan) for name in ("confidence", "accuracy")),
-            bins["count"],
-        ),
+        reliability=CalibrationBins(_defined(bins, "confidence"), _defined(bins, "accuracy"), bins["count"]),
         kappa=Histogram(
             torch.tensor(found["kappa"]["counts"]), torch.tensor(found["kappa"]["edges"], dtype=torch.float64)
         ),
         reference=tables.get("reference"),
     )
+
+
+def _defined(bins: dict[str, Tensor], name: str) -> Tensor:
+    return bins[name].double().masked_fill(bins["count"] == 0, torch.nan)
 
 
 def _tables(calibration: "Calibration") -> dict[str, Tensor]:

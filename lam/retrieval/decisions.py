@@ -1,4 +1,4 @@
-"""The answer to a query in one word: match, unknown or abstain. Where thresholds come from is `lam.retrieval.threshold`."""
+"""The answer to a query in one word: match, unknown or abstain. Thresholds come from `lam.retrieval.threshold`."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args

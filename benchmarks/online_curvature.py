@@ -3,9 +3,10 @@
     python benchmarks/online_curvature.py --work FOLDER [--root FOLDER] [--seeds 5]
 
 FOLDER holds the runs of `methods.py laplace_online --set=--online.refit=true --name laplace_online_refit`. `followed`
-is the running mean that training kept; `unbiased` the same without what is left in it of its start, h₀: that is
-(h − βᵀh₀)/(1 − βᵀ); `refitted` is formed again at the kept weights. The test split and MNIST are not read: OOD are the validation images
-themselves, inverted and with their pixels permuted, and scikit-learn's digits. results/online_curvature.json.
+is the running mean that training kept; `unbiased` the same without what is left in it of its start h₀, that is
+(h − βᵀh₀)/(1 − βᵀ); `refitted` is formed again at the kept weights. The test split and MNIST are not read: OOD are the
+validation images themselves, inverted and with their pixels permuted, and scikit-learn's digits. Results:
+results/online_curvature.json.
 """
 
 import argparse

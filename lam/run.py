@@ -144,8 +144,17 @@ def _evaluate(
         )
     with stages("index"):
         gallery.index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
-    metrics = {**evaluation.metrics, **{f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}}
+    seconds = {f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}
+    metrics = {**evaluation.metrics, **_skipped(folder), **seconds}
     return _finish(config, folder, metrics, evaluation, splits.test)
+
+
+def _skipped(folder: Path) -> dict[str, int]:
+    """How many batches held no positive pair, in all trainings of the run together; nothing where none was trained."""
+    if not (folder / "training.json").is_file():
+        return {}
+    histories = read_json(folder / "training.json").values()
+    return {"batches_without_positives": sum(history["batches_without_positives"] for history in histories)}
 
 
 def _finish(

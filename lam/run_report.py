@@ -50,7 +50,7 @@ def write_plots_and_report(
         metrics=metrics,
         plots=shown,
         configuration=configuration,
-        notes=_notes(evaluation),
+        notes=_notes(evaluation, metrics),
         ood_score=evaluation.primary,
     )
     return [Path(plot.path) for plot in shown]
@@ -120,7 +120,7 @@ def _ood_plots(folder: Path, evaluation: Evaluation) -> list[Plot]:
     return shown
 
 
-def _notes(evaluation: Evaluation) -> list[str]:
+def _notes(evaluation: Evaluation, metrics: Mapping[str, Any]) -> list[str]:
     apart = not torch.equal(evaluation.candidates, evaluation.queries)
     gallery = "part of the test split that holds no query" if apart else "test split without the query itself"
     notes = [f"The gallery is the {gallery}; nothing was tuned on it."]
@@ -131,6 +131,8 @@ def _notes(evaluation: Evaluation) -> list[str]:
             "The OOD score of this encoder is the k-NN distance: its head is the identity added to a network that was "
             "trained without it, and κ there says little about the distance from the data."
         )
+    if skipped := metrics.get("batches_without_positives", 0):
+        notes.append(f"{skipped} batches of training held no positive pair and were skipped.")
     left_out = evaluation.metrics["n_without_relevant"]
     if left_out:
         notes.append(f"{left_out} queries have no relevant item and are left out of retrieval metrics.")

@@ -36,6 +36,9 @@ _WORDS = {
     ),
     "no_match_auprc_kappa": Words("AUPRC of no match, by κ", "higher", "the same by κ of the query"),
     "no_match_prevalence": Words("share without a match", "neither", "the AUPRC of a useless score"),
+    "batches_without_positives": Words(
+        "batches without a positive pair", "neither", "skipped in training: nothing can be learned from them"
+    ),
     "share_clipped": Words(
         "curvature entries clipped",
         "neither",

@@ -70,8 +70,8 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
         correlation: ρ in [0, 1] of the errors of two images of one identity.
 
     Returns:
-        One entry an identity, in the type of the embeddings. An identity of one image keeps its direction and κ. Where images
-        cancel, κ is 0 and the direction that of the identity's first image.
+        One entry an identity, in the type of the embeddings. An identity of one image keeps its direction and κ. Where
+        images cancel, κ is 0 and the direction that of the identity's first image.
 
     Raises:
         ValueError: for no image, a κ that is not positive and finite, another length, or a correlation outside [0, 1].
@@ -101,9 +101,7 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
     uncapped = torch.linalg.vector_norm(product, dim=1)
     cap = 1 / ((1 - correlation) / mass + correlation * (roots / mass).square())
     vanishes = uncapped <= _LEAST * mass
-    first = torch.full((len(names),), len(mean), device=group.device).index_reduce(
-        0, group, torch.arange(len(mean), device=group.device), "amin"
-    )
+    first = group.argsort(stable=True)[(counts.cumsum(0) - counts).to(group.device)]
     direction = torch.where(vanishes[:, None], mean[first], product / uncapped.clamp(min=_LEAST)[:, None])
     uncapped = uncapped.masked_fill(vanishes, 0.0)
     dtype = embeddings.kappa.dtype

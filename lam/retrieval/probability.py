@@ -1,6 +1,7 @@
-"""How probable it is that the first hit is right: logistic regression on what a search returns, as plain numbers."""
+"""How probable it is that the first hit is right: a regression on what a search returns, kept as plain numbers."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,43 +15,54 @@ from lam.retrieval.uncertainty import CalibrationBins
 EVIDENCE = ("cosine", "query_kappa", "hit_kappa", "margin")
 _LEAST = 1e-8  # below the resolution of a float32 cosine
 _COUNT = len(EVIDENCE)
+FOLDS = 5
+"""Into how many parts searches are parted to learn from some and judge by the others."""
 
 
 @dataclass(frozen=True)
 class Correctness:
-    """P(first hit is right) = σ(intercept + Σ_j weight_j (x_j − center_j)/scale_j).
+    """P(first hit is right) = g(Σ_j weight_j (x_j − center_j)/scale_j), learnt by logistic and isotonic regression.
 
     x is (log(1 − cosine), log κ of the query, log κ of the hit, log margin), the margin being the cosine of the first
     hit less that of the second: near 1, where retrieval happens, it is orders of magnitude of the distance that tell,
-    and κ spans many.
+    and κ spans many. Logistic regression weighs the four; g rises, piecewise linearly between knots, and is learnt from
+    the sums of searches that the weights were not learnt from, so that log odds need not be linear in them.
 
     Attributes:
-        intercept: of the log odds.
         weights: one for each x.
         center: means of x on the calibration data.
         scale: their standard deviations.
+        knots: sums at which g is known, rising.
+        levels: g there, rising, strictly between 0 and 1.
         n: how many searches it was learnt from.
     """
 
-    intercept: float
     weights: tuple[float, ...]
     center: tuple[float, ...]
     scale: tuple[float, ...]
+    knots: tuple[float, ...]
+    levels: tuple[float, ...]
     n: int
 
     def __post_init__(self) -> None:
-        for name in ("weights", "center", "scale"):
+        for name in ("weights", "center", "scale", "knots", "levels"):
             values = tuple(float(value) for value in getattr(self, name))
-            if len(values) != _COUNT or not all(map(math.isfinite, values)):
-                raise ValueError(f"{name} must be {_COUNT} finite numbers, one for each of {EVIDENCE}, got {values}")
+            wanted = len(values) if name in ("knots", "levels") else _COUNT
+            if len(values) != wanted or not values or not all(map(math.isfinite, values)):
+                raise ValueError(f"{name} must be finite numbers, {wanted} of them, got {values}")
             object.__setattr__(self, name, values)
+        if len(self.knots) != len(self.levels):
+            raise ValueError(f"knots and levels must be as many, got {len(self.knots)} and {len(self.levels)}")
 
     @classmethod
     def fit(cls, evidence: Float[Tensor, "N E"], correct: Bool[Tensor, " N"]) -> "Correctness":
-        """Learn by logistic regression with scikit-learn's default penalty.
+        """Learn with scikit-learn, which gives the weights its default penalty.
 
         Queries without a match in the gallery do not belong here: no first hit of theirs can be right. Where all hits
-        are right, or none is, there is nothing to learn from, and the answer is Laplace's (n_right + 1)/(N + 2).
+        are right, or none is, there is nothing to learn from, and the answer is Laplace's (n_right + 1)/(N + 2); and no
+        probability is nearer to 0 or 1 than 1/(N + 2).
+
+        Source: Platt (1999), Zadrozny and Elkan (2002).
 
         Args:
             evidence: (N, 4) as `evidence_of` gives it.
@@ -63,19 +75,27 @@ class Correctness:
         refuse_non_finite("evidence", evidence)
         if len(evidence) == 0:
             raise ValueError("the probability of a right answer needs searches that have a match, got none")
-        x = evidence.detach().cpu().double()
-        right, n = int(correct.sum()), len(correct)
-        center = x.mean(0)
-        spread = x.std(0, correction=0)
-        scale = torch.where(spread > 0, spread, 1.0)
-        if right in (0, n):
-            odds = math.log((right + 1) / (n - right + 1))
-            return cls(odds, (0.0,) * _COUNT, tuple(center.tolist()), tuple(scale.tolist()), n)
-        from sklearn.linear_model import LogisticRegression
+        from sklearn.isotonic import IsotonicRegression
 
-        model: Any = LogisticRegression(max_iter=1000).fit(((x - center) / scale).numpy(), correct.cpu().numpy())
-        weights = tuple(model.coef_[0].tolist())
-        return cls(float(model.intercept_[0]), weights, tuple(center.tolist()), tuple(scale.tolist()), n)
+        x, right = evidence.detach().cpu().double(), correct.cpu()
+        center, spread = x.mean(0), x.std(0, correction=0)
+        scale = torch.where(spread > 0, spread, 1.0)
+        x = (x - center) / scale
+        weights, n = _weights(x, right), len(right)
+        sums = torch.empty(n, dtype=torch.float64)
+        for held, rest in parted(n):
+            sums[held] = x[held] @ _weights(x[rest], right[rest])
+        rising: Any = IsotonicRegression().fit(sums.numpy(), right.double().numpy())
+        least = 1 / (n + 2)
+        levels = torch.from_numpy(rising.y_thresholds_).double().clamp(least, 1 - least)
+        return cls(
+            weights=tuple(weights.tolist()),
+            center=tuple(center.tolist()),
+            scale=tuple(scale.tolist()),
+            knots=tuple(rising.X_thresholds_.tolist()),
+            levels=tuple(levels.tolist()),
+            n=n,
+        )
 
     def __call__(self, evidence: Float[Tensor, "N E"]) -> Float[Tensor, " N"]:
         """Give the probability for each row of `evidence_of`.
@@ -88,11 +108,19 @@ class Correctness:
         refuse_non_finite("evidence", evidence)
         x = evidence.double()
         weights, center, scale = (x.new_tensor(values) for values in (self.weights, self.center, self.scale))
-        return torch.sigmoid(self.intercept + ((x - center) / scale) @ weights)
+        return _interpolated(((x - center) / scale) @ weights, x.new_tensor(self.knots), x.new_tensor(self.levels))
 
     def to_json(self) -> dict[str, Any]:
         """The numbers, by name."""
         return asdict(self)
+
+
+def parted(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:
+    """Give, for each fifth of N items by turns, which are in it and which are in the rest; a lone item is in both."""
+    turn = torch.arange(n) % FOLDS
+    for fold in range(min(FOLDS, n)):
+        held = turn == fold
+        yield held, ~held if n > 1 else held
 
 
 def evidence_of(
@@ -159,3 +187,22 @@ def probability_bins(
     total = zeros.index_add(0, in_bin, probability.double())
     right = zeros.index_add(0, in_bin, correct.double())
     return CalibrationBins(total / count, right / count, count)
+
+
+def _weights(x: Tensor, correct: Tensor) -> Tensor:
+    """Of a logistic regression; zero where all are right or all are wrong."""
+    if correct.all() or not correct.any():
+        return torch.zeros(_COUNT, dtype=torch.float64)
+    from sklearn.linear_model import LogisticRegression
+
+    model: Any = LogisticRegression(max_iter=1000).fit(x.numpy(), correct.numpy())
+    return torch.from_numpy(model.coef_[0])
+
+
+def _interpolated(sums: Tensor, knots: Tensor, levels: Tensor) -> Tensor:
+    """Linearly between knots, level beyond them."""
+    right = torch.searchsorted(knots, sums.contiguous()).clamp(max=len(knots) - 1)
+    left = (right - 1).clamp(min=0)
+    width = (knots[right] - knots[left]).clamp(min=torch.finfo(knots.dtype).tiny)
+    share = ((sums - knots[left]) / width).clamp(0, 1)
+    return levels[left] + share * (levels[right] - levels[left])

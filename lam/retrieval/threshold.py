@@ -20,7 +20,7 @@ from lam.retrieval.decisions import Decisions, decision_codes
 from lam.retrieval.flags import Flag, Flags
 from lam.retrieval.index import Hits
 from lam.retrieval.ood import NEIGHBOUR, knn_distance
-from lam.retrieval.probability import Correctness, evidence_of, probability_bins
+from lam.retrieval.probability import Correctness, evidence_of, parted, probability_bins
 from lam.retrieval.searches import Searches
 from lam.retrieval.uncertainty import CalibrationBins
 from lam.vmf import VonMisesFisher
@@ -29,7 +29,6 @@ TARGET_FAR, TARGET_OOD, TARGET_MISS = 0.001, 0.05, 0.05
 STALE_BEYOND = 0.2
 """How far, as a share, the gallery's size may be from that at calibration."""
 
-_FOLDS = 5
 _HISTOGRAM_BINS = 40
 
 
@@ -334,11 +333,8 @@ def credible_cosine(queries: Embeddings, *, level: float = LEVEL) -> Float[Tenso
 
 def cross_validated(evidence: Float[Tensor, "N E"], correct: Bool[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Give each search's probability by what was learnt from the other four fifths, parted by turns."""
-    probability = torch.full((len(evidence),), torch.nan, dtype=torch.float64)
-    turn = torch.arange(len(evidence)) % _FOLDS
-    for fold in turn.unique().tolist():
-        held = turn == fold
-        rest = ~held if len(evidence) > 1 else held
+    probability = torch.empty(len(evidence), dtype=torch.float64)
+    for held, rest in parted(len(evidence)):
         probability[held] = Correctness.fit(evidence[rest], correct[rest])(evidence[held])
     return probability
 

@@ -98,7 +98,8 @@ def _no_match_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
         return []
     path = folder / "no_match.png"
     scores = {"cosine of the first hit": -evaluation.cosines, SCORE_NAMES["kappa"]: -evaluation.embeddings.kappa}
-    plots.plot_precision_recall(path, {name: (found[kept], found[~kept]) for name, found in scores.items()})
+    parted = {name: (found[kept], found[~kept]) for name, found in scores.items()}
+    plots.plot_precision_recall(path, parted, positives="queries without a match")
     caption = "Finding the queries that nothing in the gallery answers. The line is their share."
     return [Plot("Precision-recall of no match", caption, path)]
 

@@ -99,12 +99,15 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
     _finish(figure, axes, path, legend="lower right")
 
 
-def plot_precision_recall(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+def plot_precision_recall(
+    path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]], *, positives: str = "OOD items"
+) -> None:
     """Draw precision against recall of each OOD score, with the prevalence that a useless score gets.
 
     Args:
         path: the PNG file to write.
         scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most six.
+        positives: what the second ones are called.
 
     Raises:
         ValueError: for nothing to draw, or as `lam.retrieval.precision_recall_curve`.
@@ -116,7 +119,7 @@ def plot_precision_recall(path: str | Path, scores: Mapping[str, tuple[Tensor, T
         axes.step(*precision_recall_curve(inside, outside), color=color, where="pre", label=label)
     for share in sorted({prevalence(*pair) for pair in scores.values()}):
         axes.axhline(share, color=_MUTED, linestyle="--", linewidth=1, label=f"useless score: prevalence {share:.3f}")
-    axes.set(xlabel="recall: share of OOD items found", ylabel="precision: share of flagged items that are OOD")
+    axes.set(xlabel=f"recall: share of {positives} found", ylabel=f"precision: share of {positives} among the flagged")
     axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
     _finish(figure, axes, path, legend="lower left")
 

@@ -23,7 +23,8 @@ _EXAMPLES = """examples:
   lam embed RUN FOLDER -o embeddings.npz       RUN is the folder of a run, such as runs/digits/laplace_posthoc
   lam index RUN FOLDER
   lam search RUN IMAGE -k 5
-  lam calibrate RUN --target-far 0.01          thresholds for "match", "unknown" and "abstain" at stated error rates"""
+  lam calibrate RUN --target-far 0.01          thresholds for "match", "unknown" and "abstain" at stated error rates
+  lam serve RUN --port 8000                    searches and decisions over HTTP, for this machine alone without a key"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -173,6 +174,15 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     print(f"calibration: {Path(parsed.run) / 'calibration'}")
 
 
+def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
+    try:
+        from lam.service.server import serve
+    except ImportError as error:
+        raise ValueError(f"serving needs more than is installed ({error}): pip install 'lam[serve]'") from None
+
+    serve(parsed.run, host=parsed.host, port=parsed.port, device=parsed.device, drop_corrupt=parsed.drop_corrupt)
+
+
 class _CommandParser(argparse.ArgumentParser):
     """A command; the help of those that run a configuration lists the settings, which are looked up only then."""
 
@@ -251,6 +261,12 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--reference", type=int, default=1000, help="training items for k-NN (default: 1000; 0: none)"
     )
+    serve = command("serve", _serve, "Serve a run over HTTP: searches, decisions, a gallery that changes, a page.")
+    serve.add_argument("run", help="the folder of a finished run")
+    serve.add_argument("--port", type=int, default=8000, help="(default: 8000)")
+    serve.add_argument("--host", default="127.0.0.1", help="another than this machine needs $LAM_API_KEY")
+    serve.add_argument("--device", default="cpu", help="where the network runs (default: cpu)")
+    serve.add_argument("--drop-corrupt", action="store_true", help="go on without stored items that were altered")
     return parser
 
 

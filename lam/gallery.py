@@ -197,6 +197,27 @@ def read_items(run: Path, ids: list[int]) -> list[dict[str, str]]:
     return [items[str(identity)] for identity in ids]
 
 
+def remove_items(run: Path, ids: list[int]) -> int:
+    """Erase items from a run's index, those of them that it holds.
+
+    Returns:
+        How many it held.
+
+    Raises:
+        CorruptFileError: naming a file that is missing, truncated or altered.
+        ValueError: where another process is writing to the run.
+    """
+    with locked(run):
+        index = Index.load(run / "index")
+        gone = sorted(set(ids) & set(index.ids.tolist()))
+        if gone:
+            index.remove(gone)
+            index.save(run / "index")
+            forgotten = set(map(str, gone))
+            _write_items(run, {name: item for name, item in _known_items(run).items() if name not in forgotten})
+    return len(gone)
+
+
 def _write(run: Path, embeddings: Embeddings, ids: Tensor, items: dict[int, dict[str, str]], factory: str) -> None:
     index = Index(embeddings.dimension, factory)
     if not index.is_trained:

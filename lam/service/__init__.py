@@ -1,0 +1,19 @@
+"""The HTTP service of a run: decisions with a promise behind them, and a gallery that changes while it is searched.
+
+settings.py   the limits in force
+errors.py     what a request is refused with
+items.py      one item of the gallery, and its content hash
+store.py      the items on disk: SQLite, durable before anything is acknowledged
+takeover.py   what `lam index` made becomes the first content of the store, and is erased with it
+workers.py    threads that take what comes within a few milliseconds as one batch
+images.py     from an uploaded body to an image and a thumbnail
+gallery.py    store and index, one for the other: written together, searched while that happens
+engine.py     all of it behind five verbs, without HTTP
+metrics.py    what is counted, for Prometheus
+limits.py     size, deadline, key, host and headers, before any route is reached
+bodies.py     what a request's JSON may hold
+app.py        the routes
+server.py     hypercorn around them
+
+Only app.py, limits.py, metrics.py and server.py need the extra `serve`; importing this package imports none of them.
+"""

@@ -1,0 +1,187 @@
+"""From hits to an answer: the decision, what it rests on, and the hits, as JSON has them. No HTTP, no threads."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lam.retrieval.decisions import Decision
+from lam.retrieval.index import Hits
+from lam.retrieval.threshold import Calibration, credible_cosine
+from lam.service.gallery import Described
+
+if TYPE_CHECKING:
+    from lam.service.engine import Query
+
+_POINTS = 200
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is said of one query.
+
+    Attributes:
+        decision: None where the run is not calibrated.
+        kappa: of the query.
+        body: all of it, as JSON.
+    """
+
+    decision: Decision | None
+    kappa: float
+    body: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Decides by a calibration, or says that there is none."""
+
+    calibration: Calibration | None
+
+    def state(self, size: int) -> str:
+        """Say whether the rates hold for a gallery of this size: `none`, `current` or `stale`."""
+        if self.calibration is None:
+            return "none"
+        return "stale" if self.calibration.is_stale(size) else "current"
+
+    def poor(self, kappa: float) -> bool | None:
+        """Tell whether an image is too poor to be enrolled without a second look; None where nobody knows."""
+        return None if self.calibration is None else kappa < self.calibration.kappa_below
+
+    def answer(
+        self, query: "Query", hits: Hits, described: Mapping[int, Described], *, k: int, size: int, least: float = 0.0
+    ) -> Answer:
+        """Answer a search.
+
+        Args:
+            query: what was looked for.
+            hits: of it alone; more than k, where k is 1.
+            described: what the hits are; those that are not in it were deleted meanwhile.
+            k: how many hits to give.
+            size: of the gallery.
+            least: the probability that a match must have.
+        """
+        verdict = self._verdict(query, hits, least)
+        accept = -math.inf if self.calibration is None else self.calibration.accept_above
+        cap = float(credible_cosine(query.embedding)[0])
+        rows = zip(hits.ids[0].tolist(), hits.scores[0].tolist(), hits.kappa[0].tolist(), strict=True)
+        shown = [
+            {
+                "id": described[key].id,
+                "score": score,
+                "kappa": kappa,
+                "label": described[key].label,
+                "metadata": json.loads(described[key].metadata),
+                "thumbnail": f"/v1/items/{described[key].id}/thumbnail" if described[key].pictured else None,
+                "accepted": None if self.calibration is None else score > accept,
+                "credible": score >= cap,
+            }
+            for key, score, kappa in rows
+            if key in described
+        ][:k]
+        body = verdict | {
+            "kappa": query.kappa,
+            "kappa_capped": query.capped,
+            "credible_cosine": cap,
+            "threshold": self.thresholds,
+            "calibration": self.state(size),
+            "gallery_size": size,
+            "hits": shown,
+        }
+        return Answer(verdict["decision"], query.kappa, body)
+
+    def same(self, first: "Query", second: "Query") -> dict[str, Any]:
+        """Say whether two images show the same thing: each is looked for in a gallery of the other alone.
+
+        The accept threshold was made for the best of many, so that for a single pair its false-accept rate is an upper
+        bound. Where either image is flagged, nothing is said.
+        """
+        score = float((first.embedding.mean[0].double() @ second.embedding.mean[0].double()).clamp(-1, 1))
+        verdicts = [
+            self._verdict(one, _pair(score, one, other), 0.0) for one, other in ((first, second), (second, first))
+        ]
+        words = [verdict["decision"] for verdict in verdicts]
+        same = None if None in words or "abstain" in words else words == ["match", "match"]
+        return {
+            "same": same,
+            "decision": None if None in words else "abstain" if "abstain" in words else "match" if same else "unknown",
+            "probability": None if None in words else min(verdict["probability"] for verdict in verdicts),
+            "score": score,
+            "far": None if self.calibration is None else self.calibration.targets.far,
+            "kappa": [first.kappa, second.kappa],
+            "threshold": self.thresholds,
+        }
+
+    @cached_property
+    def thresholds(self) -> dict[str, Any] | None:
+        """What is in force, and the error rates that it promises."""
+        made = self.calibration
+        if made is None:
+            return None
+        return {
+            "accept_above": made.accept_above,
+            "flag": made.flag,
+            "flag_above": made.flag_above,
+            "kappa_below": made.kappa_below,
+            "far": made.targets.far,
+            "ood": made.targets.ood,
+        }
+
+    @cached_property
+    def described(self) -> dict[str, Any] | None:
+        """What the page shows: rates over thresholds, the histogram of κ, reliability, and how it was made."""
+        made = self.calibration
+        if made is None:
+            return None
+        cosines, kappas = _points(made.false_accepts.scores), _points(-made.flags.kappa.scores)
+        return {
+            "threshold": self.thresholds,
+            "gallery_size": made.gallery_size,
+            "false_accept": [{"cosine": at, "rate": made.false_accept_rate(at)[0]} for at in cosines],
+            "false_flag": [{"kappa": at, "rate": made.false_flag_rate(at)[0]} for at in kappas],
+            "kappa": {"counts": made.kappa.counts.tolist(), "edges": made.kappa.edges.tolist()},
+            "reliability": {
+                name: [None if math.isnan(value) else value for value in values.tolist()]
+                for name, values in vars(made.reliability).items()
+            },
+            "depth": made.depth,
+            "facts": made.facts,
+        }
+
+    def _verdict(self, query: "Query", hits: Hits, least: float) -> dict[str, Any]:
+        made = self.calibration
+        if made is None:
+            return {"decision": None, "probability": None, "surprise": None, "p_value": None, "flagged_by": None}
+        if made.flag != "kappa" and query.features is None:
+            made = replace(made, flag="kappa")  # an embedding comes without features: κ alone can flag it
+        features = None if made.flag == "kappa" else query.features
+        decided = made.decide(hits, query.embedding, features=features)
+        decision, probability = decided.decision[0], float(decided.probability[0])
+        if decision == "match" and probability < least:
+            decision = "unknown"
+        return {
+            "decision": decision,
+            "probability": probability,
+            "surprise": float(decided.surprise[0]),
+            "p_value": float(decided.p_value[0]),
+            "flagged_by": made.flag,
+        }
+
+
+def _pair(score: float, query: "Query", other: "Query") -> Hits:
+    return Hits(
+        torch.zeros(1, 1, dtype=torch.int64),
+        torch.tensor([[score]], dtype=query.embedding.mean.dtype),
+        other.embedding.kappa[None].to(query.embedding.kappa.dtype),
+        query.embedding.kappa,
+    )
+
+
+def _points(values: torch.Tensor) -> list[float]:
+    """At most so many of the values, evenly by rank."""
+    ordered = values.double().sort().values
+    rows = torch.linspace(0, len(ordered) - 1, min(_POINTS, len(ordered))).round().long()
+    return ordered[rows].unique().tolist()

@@ -1,0 +1,267 @@
+"""The routes. What they refuse is a `ServiceError`; what every request passes first is `lam.service.limits`."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
+
+from lam import __version__
+from lam.service.bodies import EMBEDDING_SCHEMA, IMAGE_SCHEMA, JSON, ONE_SCHEMA, content_type, one_of, parsed, query_of
+from lam.service.engine import Engine
+from lam.service.errors import FAILED, ServiceError, busy
+from lam.service.images import CONTENT_TYPES, media_type
+from lam.service.items import Item, checked_id, checked_label, checked_metadata, content_id
+from lam.service.limits import App, Limits
+from lam.service.metrics import Metrics
+
+PAGE = Path(__file__).parent / "page"
+_PAGE_SIZE = 100
+_VERSIONS = ("torch", "faiss-cpu", "pillow", "fastapi", "hypercorn")
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            **{kind: {"schema": IMAGE_SCHEMA} for kind in CONTENT_TYPES},
+            JSON: {"schema": EMBEDDING_SCHEMA},
+        },
+    }
+}
+_PAIR = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "required": ["first", "second"],
+                    "properties": {"first": ONE_SCHEMA, "second": ONE_SCHEMA},
+                }
+            }
+        },
+    }
+}
+_ERROR = {
+    "description": "what was wrong, and what is allowed",
+    "content": {JSON: {"schema": {"type": "object", "required": ["error", "allowed"]}}},
+}
+
+
+_REFUSALS: dict[int | str, dict[str, Any]] = dict.fromkeys(
+    (400, 401, 404, 405, 408, 413, 415, 421, 422, 500, 503, 507), _ERROR
+)
+
+
+def create_app(engine: Engine, *, key: str | None = None) -> App:
+    """Make the application around an engine; the engine is closed when the server shuts down.
+
+    Args:
+        engine: the run, opened.
+        key: see `lam.service.limits.Limits`.
+    """
+    metrics = Metrics(engine)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(engine.close)
+
+    app = FastAPI(
+        title="lam", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, responses=_REFUSALS
+    )
+    _answer_errors(app)
+    _add_searches(app, engine, metrics)
+    _add_items(app, engine)
+    _add_state(app, engine, metrics)
+    if PAGE.is_dir():
+        app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
+    return Limits(app, engine.settings, key=key, count=metrics.answered)
+
+
+def _answer_errors(app: FastAPI) -> None:
+    @app.exception_handler(ServiceError)
+    async def _refused(_: Request, error: ServiceError) -> JSONResponse:
+        return JSONResponse(error.to_json(), error.status, headers=error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"][1:])
+        allowed = {key: value for key, value in first.get("ctx", {}).items() if isinstance(value, int | float | str)}
+        return JSONResponse({"error": f"{name}: {first['msg']}", "allowed": allowed or first["type"]}, 422)
+
+    @app.exception_handler(Exception)
+    async def _failed(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(FAILED.to_json(), FAILED.status)
+
+    @app.exception_handler(HTTPException)
+    async def _other(_: Request, error: HTTPException) -> JSONResponse:
+        allowed = (error.headers or {}).get("Allow", "the paths of /openapi.json")
+        return JSONResponse({"error": str(error.detail).lower(), "allowed": allowed}, error.status_code)
+
+
+def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
+    most = engine.settings.max_k
+
+    @app.post("/v1/search", openapi_extra=_BODY)
+    async def search(
+        request: Request,
+        k: Annotated[int, Query(ge=1, le=most)] = 10,
+        min_probability: Annotated[float, Query(ge=0, le=1)] = 0.0,
+    ) -> JSONResponse:
+        """Decide whether an image is in the gallery, and give the nearest items."""
+        kind = content_type(request.headers.get("content-type"), *CONTENT_TYPES, JSON)
+        query = await query_of(engine, kind, await request.body())
+        answer = await engine.search(query, k=k, min_probability=min_probability)
+        metrics.decided(answer.decision, answer.kappa)
+        return JSONResponse(answer.body)
+
+    @app.post("/v1/verify", openapi_extra=_PAIR)
+    async def verify(request: Request) -> JSONResponse:
+        """Decide whether two images, in base64, or embeddings show the same thing."""
+        content_type(request.headers.get("content-type"), JSON)
+        given = parsed(await request.body())
+        first, second = [await one_of(engine, given.get(name), name) for name in ("first", "second")]
+        return JSONResponse(engine.judge.same(first, second))
+
+
+def _add_items(app: FastAPI, engine: Engine) -> None:
+    async def put(request: Request, given_id: str | None, label: str) -> JSONResponse:
+        kind = content_type(request.headers.get("content-type"), *CONTENT_TYPES, JSON)
+        body, metadata, label = await request.body(), "{}", checked_label(label)
+        if kind == JSON:
+            given = parsed(body)
+            metadata = checked_metadata(given.get("metadata", {}))
+            label = checked_label(_text(given.get("label", label), "label"))
+            given_id = _text(given["id"], "id") if given_id is None and "id" in given else given_id
+        query = await query_of(engine, kind, body, picture=True)
+        content = body if kind != JSON else query.item("", label="", metadata="{}").vector
+        identity = content_id(content) if given_id is None else checked_id(given_id)
+        item = query.item(identity, label=label, metadata=metadata)
+        change = await engine.write(item)
+        body_out = _described(item) | {
+            "created": change.created,
+            "poor": engine.judge.poor(item.kappa),
+            "kappa_capped": query.capped,
+            "calibration": engine.judge.state(len(engine.gallery)),
+            "gallery_size": len(engine.gallery),
+        }
+        return JSONResponse(body_out, 201 if change.created else 200)
+
+    @app.post("/v1/items", status_code=201, openapi_extra=_BODY)
+    async def add(request: Request, id: str | None = None, label: str = "") -> JSONResponse:
+        """Add an item, on disk and found when this is answered; without an id, its content is its id."""
+        return await put(request, id, label)
+
+    @app.put("/v1/items/{id}", openapi_extra=_BODY)
+    async def update(request: Request, id: str, label: str = "") -> JSONResponse:
+        """Add an item under this id, or put another in its place."""
+        return await put(request, checked_id(id), label)
+
+    @app.get("/v1/items")
+    async def page(
+        after: Annotated[str, Query(max_length=128)] = "",
+        limit: Annotated[int, Query(ge=1, le=1000)] = _PAGE_SIZE,
+    ) -> JSONResponse:
+        """List items by rising id, from behind one on."""
+        items = await asyncio.to_thread(engine.gallery.page, after=after, limit=limit)
+        following = items[-1].id if len(items) == limit else None
+        found = {"items": [_described(item) for item in items], "after": following, "total": len(engine.gallery)}
+        return JSONResponse(found)
+
+    @app.get("/v1/items/{id}")
+    async def one(id: str) -> JSONResponse:
+        """Look an item up."""
+        return JSONResponse(_described(await known(id)))
+
+    @app.get("/v1/items/{id}/thumbnail")
+    async def picture(id: str) -> Response:
+        """Give an item's picture."""
+        item = await known(id)
+        if item.thumbnail is None:
+            raise ServiceError(404, "the item has no picture", allowed="items that were added as images")
+        return Response(item.thumbnail, media_type=media_type(item.thumbnail))
+
+    @app.delete("/v1/items/{id}")
+    async def delete(id: str) -> JSONResponse:
+        """Erase an item: its vector, its picture, and what the database kept of them."""
+        change = await engine.write(checked_id(id))
+        if not change.removed:
+            raise ServiceError(404, "there is no item of this id", allowed="the ids of GET /v1/items")
+        return JSONResponse({"id": id, "deleted": True, "gallery_size": len(engine.gallery)})
+
+    async def known(identity: str) -> Item:
+        item = await asyncio.to_thread(engine.gallery.get, checked_id(identity))
+        if item is None:
+            raise ServiceError(404, "there is no item of this id", allowed="the ids of GET /v1/items")
+        return item
+
+
+def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
+    @app.get("/v1/health")
+    async def health() -> dict[str, Literal["alive"]]:
+        """Say that the process answers."""
+        return {"status": "alive"}
+
+    @app.get("/v1/ready")
+    async def ready() -> dict[str, Any]:
+        """Say whether requests can be served now."""
+        if complaints := engine.complaints:
+            raise busy("; ".join(complaints))
+        return {"status": "ready", "gallery_size": len(engine.gallery)}
+
+    @app.get("/v1/model")
+    async def model() -> dict[str, Any]:
+        """Say what answers: hashes, calibration, limits and versions."""
+        encoder, settings = engine.encoder, engine.settings
+        return {
+            "run": engine.run.name,
+            "kind": encoder.kind,
+            "sha256": engine.fingerprint,
+            "dimension": encoder.dimension,
+            "device": engine.device,
+            "preprocessing": None if encoder.preprocessing is None else encoder.preprocessing.to_json(),
+            "calibration": engine.judge.state(len(engine.gallery)),
+            "threshold": engine.judge.thresholds,
+            "gallery_size": len(engine.gallery),
+            "index": engine.gallery.index.factory,
+            "limits": {"max_bytes": settings.max_body, "max_pixels": settings.max_pixels, "max_k": settings.max_k},
+            "versions": {"lam": __version__, **{name: version(name) for name in _VERSIONS}},
+        }
+
+    @app.get("/v1/calibration")
+    async def calibration() -> dict[str, Any]:
+        """Give the rates that thresholds promise, and the κ of the calibration."""
+        if engine.judge.described is None:
+            raise ServiceError(404, "the run is not calibrated", allowed="`lam calibrate RUN`, then a restart")
+        return engine.judge.described
+
+    @app.get("/metrics")
+    async def measured() -> Response:
+        """Give the metrics in the format of Prometheus."""
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _described(item: Item) -> dict[str, Any]:
+    return {
+        "id": item.id,
+        "label": item.label,
+        "kappa": item.kappa,
+        "metadata": json.loads(item.metadata),
+        "thumbnail": None if item.thumbnail is None else f"/v1/items/{item.id}/thumbnail",
+        "sha256": item.sha256.hex(),
+    }
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise ServiceError(422, f"{name} must be text", allowed="a JSON string")
+    return value

@@ -1,0 +1,245 @@
+"""The service without HTTP: from a request's image or embedding to an answer, through workers that batch.
+
+Four threads, each for one thing, so that none waits for another's kind of work: one decodes, one runs the network, one
+searches, one writes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from lam.embeddings import KAPPA_RANGE, Embeddings
+from lam.encoder_base import Encoder
+from lam.gallery import open_run, require_faiss
+from lam.retrieval.calibration_files import fingerprint
+from lam.retrieval.index import Hits
+from lam.retrieval.threshold import Calibration
+from lam.service.answers import Answer, Judge
+from lam.service.errors import ServiceError, busy
+from lam.service.gallery import Gallery
+from lam.service.images import decode, thumbnail
+from lam.service.items import Item
+from lam.service.settings import ServiceSettings
+from lam.service.store import Change, Operation
+from lam.service.workers import Worker
+
+Value = TypeVar("Value")
+N_SAMPLES = 32
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Query:
+    """One thing that is looked for, or added.
+
+    Attributes:
+        embedding: of one item.
+        features: (1, P) what k-NN compares; None where only an embedding was given.
+        picture: a thumbnail, where one was asked for.
+    """
+
+    embedding: Embeddings
+    features: Tensor | None = None
+    picture: bytes | None = None
+
+    @property
+    def kappa(self) -> float:
+        """Its concentration."""
+        return float(self.embedding.kappa[0])
+
+    @property
+    def capped(self) -> bool:
+        """Whether κ is a bound, not an estimate."""
+        return bool(self.embedding.capped[0])
+
+    def item(self, identity: str, *, label: str, metadata: str) -> Item:
+        """Make an item of it."""
+        vector = self.embedding.mean[0].detach().cpu().double()
+        vector = (vector / vector.norm()).float()
+        return Item(identity, vector.numpy().tobytes(), self.kappa, label, metadata, self.picture)
+
+
+class Engine:
+    """A run, opened: its encoder, its gallery and its calibration, if it has one.
+
+    Args:
+        run: the run's folder.
+        settings: limits.
+        device: where the network runs.
+        drop_corrupt: go on without rows of the gallery that were altered.
+
+    Raises:
+        CorruptFileError: naming the file that is missing, truncated or altered.
+        ValueError: for a folder that is no finished run, or that another process serves; or for a device that is not
+            there.
+    """
+
+    def __init__(
+        self,
+        run: str | Path,
+        settings: ServiceSettings | None = None,
+        *,
+        device: str = "cpu",
+        drop_corrupt: bool = False,
+    ) -> None:
+        self.run = Path(run)
+        self.settings = ServiceSettings() if settings is None else settings
+        require_faiss()
+        self.encoder = _moved(open_run(self.run), device)
+        self.device = device
+        self.fingerprint = fingerprint(self.run)
+        self.judge = Judge(_calibration(self.run))
+        self.gallery = Gallery(self.run, self.encoder.dimension, drop_corrupt=drop_corrupt)
+        limits = {"queue": self.settings.queue, "patience": self.settings.patience}
+        wait, batch = self.settings.batch_seconds, self.settings.batch
+        self.decoder: Worker[tuple[bytes, bool], tuple[Tensor, bytes | None]] = Worker(
+            "decoding", self._decode, batch=1, wait=0.0, **limits
+        )
+        self.network: Worker[Tensor, Query] = Worker("network", self._embed, batch=batch, wait=wait, **limits)
+        self.searcher: Worker[tuple[Query, int], tuple[Hits, Any]] = Worker(
+            "search", self._search, batch=batch, wait=0.0, **limits
+        )
+        self.writer: Worker[Operation, Change] = Worker(
+            "store", self.gallery.write, batch=8 * batch, wait=0.0, **limits
+        )
+
+    @property
+    def workers(self) -> tuple[Worker[Any, Any], ...]:
+        """The threads, in the order in which a request passes them."""
+        return (self.decoder, self.network, self.searcher, self.writer)
+
+    @property
+    def complaints(self) -> list[str]:
+        """Why the service is not ready; nothing where it is."""
+        return [worker.complaint for worker in self.workers if worker.complaint is not None]
+
+    async def embed(self, body: bytes, *, picture: bool = False) -> Query:
+        """Give the embedding of an image that somebody sent.
+
+        Args:
+            body: a JPEG, PNG or WebP file.
+            picture: make a thumbnail too.
+
+        Raises:
+            ServiceError: for anything else; or 503, where too many wait.
+        """
+        self.network.require_room()
+        tensor, made = await self._done(self.decoder.submit((body, picture)))
+        query = await self._done(self.network.submit(tensor))
+        return replace(query, picture=made)
+
+    async def search(self, query: Query, *, k: int, min_probability: float = 0.0) -> Answer:
+        """Find the k nearest items, and decide.
+
+        Args:
+            query: what is looked for.
+            k: how many hits.
+            min_probability: of a match; one that is less probable is `unknown`.
+
+        Raises:
+            ServiceError: 503, where too many wait.
+        """
+        hits, described = await self._done(self.searcher.submit((query, k)))
+        return self.judge.answer(query, hits, described, k=k, size=len(self.gallery), least=min_probability)
+
+    async def write(self, operation: Operation) -> Change:
+        """Put or delete an item; durable when this returns.
+
+        Raises:
+            ServiceError: 507, where it could not be stored; 503, where too many wait.
+        """
+        return await asyncio.shield(self._done(self.writer.submit(operation)))
+
+    def close(self) -> None:
+        """Do what waits, and let go of the folder."""
+        for worker in self.workers:
+            worker.close()
+        self.gallery.close()
+
+    async def _done(self, future: "Future[Value]") -> Value:
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), self.settings.answer_seconds)
+        except TimeoutError:
+            raise busy(f"there was no answer within {self.settings.answer_seconds:g} s") from None
+
+    def _decode(self, jobs: Sequence[tuple[bytes, bool]]) -> list[tuple[Tensor, bytes | None] | Exception]:
+        return [self._decoded(body, picture) for body, picture in jobs]
+
+    def _decoded(self, body: bytes, picture: bool) -> tuple[Tensor, bytes | None] | Exception:
+        try:
+            image = decode(body, max_pixels=self.settings.max_pixels)
+            preprocessing = self.encoder.preprocessing
+            if preprocessing is None:
+                raise ServiceError(422, "this run does not know how an image becomes an input", allowed="embeddings")
+            return preprocessing(image), thumbnail(image) if picture else None
+        except ServiceError as error:
+            return error
+        except ValueError as error:
+            return ServiceError(422, f"the image cannot become an input: {error}", allowed="an ordinary photograph")
+
+    def _embed(self, tensors: Sequence[Tensor]) -> list[Query | Exception]:
+        found: dict[int, Query | Exception] = {}
+        for shape in {tensor.shape for tensor in tensors}:
+            rows = [row for row, tensor in enumerate(tensors) if tensor.shape == shape]
+            found |= zip(rows, self._embedded(torch.stack([tensors[row] for row in rows])), strict=True)
+        return [found[row] for row in range(len(tensors))]
+
+    def _embedded(self, batch: Tensor) -> list[Query]:
+        try:
+            seen = self.encoder.observe(batch.to(self.device), n_samples=N_SAMPLES)
+        except ValueError:
+            raise ServiceError(422, "the image gives no finite embedding", allowed="an ordinary photograph") from None
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        embeddings, features = seen.embeddings.to("cpu"), seen.features.cpu()
+        return [Query(embeddings[row : row + 1], features[row : row + 1]) for row in range(len(batch))]
+
+    def _lost(self, error: RuntimeError) -> Exception:
+        """What a batch is told whose device failed; where that was no CPU, the next one runs on the CPU."""
+        if self.device != "cpu":
+            _LOG.error("the network goes on without %s: %s", self.device, error)
+            self.encoder, self.device = open_run(self.run), "cpu"
+            return busy("the device of the network was lost; it goes on without")
+        if "memory" in str(error):
+            return busy("there is not enough memory for this batch")
+        return error
+
+    def _search(self, jobs: Sequence[tuple[Query, int]]) -> list[tuple[Hits, Any] | Exception]:
+        queries = Embeddings.concatenate([query.embedding for query, _ in jobs])
+        most = max(2, *(k for _, k in jobs))  # the second hit, for the margin
+        hits, described = self.gallery.search(replace(queries, samples=None), most)
+        return [(_row(hits, row), described) for row in range(len(jobs))]
+
+
+def embedding_of(mean: Tensor, kappa: float) -> Embeddings:
+    """Make the embedding of one item from numbers that were checked.
+
+    Args:
+        mean: (D,) a unit vector.
+        kappa: its concentration; beyond `KAPPA_RANGE` it is the end of that.
+    """
+    within = torch.tensor([min(max(kappa, KAPPA_RANGE[0]), KAPPA_RANGE[1])], dtype=torch.float64)
+    return Embeddings(mean[None], within, torch.ones_like(within), torch.zeros_like(within))
+
+
+def _row(hits: Hits, row: int) -> Hits:
+    one = slice(row, row + 1)
+    return Hits(hits.ids[one], hits.scores[one], hits.kappa[one], hits.query_kappa[one])
+
+
+def _moved(encoder: Encoder, device: str) -> Encoder:
+    try:
+        return encoder.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"the network cannot be moved to device {device!r}: {error}") from None
+
+
+def _calibration(run: Path) -> Calibration | None:
+    return Calibration.load(run) if (run / "calibration").is_dir() else None

@@ -1,0 +1,211 @@
+"""What every request passes before a route sees it: host, key, size, deadline; and what every answer carries.
+
+A body is read here, whole, so that what comes behind never waits for a client. hypercorn times headers; it has no
+deadline for a body that drips, and FastAPI no limit to its size.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from lam.service.errors import FAILED, ServiceError, busy
+from lam.service.settings import ServiceSettings
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Count = Callable[[str, str, int, float], None]
+
+OPEN_PATHS = ("/v1/health", "/v1/ready")
+GUARDED = ("/v1/", "/metrics", "/openapi.json")
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]", "::1")
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; object-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_LINGER_SECONDS = 2.0
+_LOG = logging.getLogger(__name__)
+
+
+class Limits:
+    """The limits, around an application.
+
+    Args:
+        app: any ASGI application.
+        settings: the limits.
+        key: what a request to anything but the page and the two health checks must show, as `Authorization: Bearer KEY`
+            or `X-API-Key: KEY`; None for no key, whereupon only requests to this machine by name are answered.
+        count: told of every answer: its route, method, status and seconds.
+    """
+
+    def __init__(self, app: App, settings: ServiceSettings, *, key: str | None, count: Count) -> None:
+        self._app, self._settings, self._count = app, settings, count
+        self._key = None if key is None else key.encode()
+        self._held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, _Sender(send))
+
+    async def _http(self, scope: Scope, receive: Receive, send: "_Sender") -> None:
+        body, started = None, time.perf_counter()
+        try:
+            headers = {name.lower(): value for name, value in scope["headers"]}
+            self._require_host(headers)
+            self._require_key(scope["path"], headers)
+            body = await self._body(headers, receive)
+            await self._app(scope, _replayed(body, receive), send)
+        except ServiceError as error:
+            await send.refuse(error)
+            if body is None:
+                await _linger(receive)
+            await send.end()
+        except _GoneError:
+            return
+        except Exception:
+            _LOG.exception("a request failed")
+            await send.refuse(FAILED)
+            await send.end()
+        finally:
+            self._held -= len(body or b"")
+            route = getattr(scope.get("route"), "path", "other")
+            self._count(route, scope["method"], send.status, time.perf_counter() - started)
+
+    def _require_host(self, headers: MutableMapping[bytes, bytes]) -> None:
+        """Without a key, a page of another site must not reach the service under a name of its own (DNS rebinding)."""
+        host = headers.get(b"host", b"").decode("latin1")
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if self._key is None and name not in LOCAL_HOSTS:
+            raise ServiceError(421, "without a key only requests to this machine are answered", allowed=LOCAL_HOSTS)
+
+    def _require_key(self, path: str, headers: MutableMapping[bytes, bytes]) -> None:
+        if self._key is None or path in OPEN_PATHS or not path.startswith(GUARDED):
+            return
+        given = headers.get(b"x-api-key", b"")
+        kind, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() == b"bearer":
+            given = bearer.strip()
+        if not hmac.compare_digest(given, self._key):
+            raise ServiceError(
+                401,
+                "the API key is missing or wrong",
+                allowed="Authorization: Bearer KEY, or X-API-Key: KEY",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    async def _body(self, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
+        """Read the whole body, counted while it comes; what it takes counts as held until the request is answered."""
+        limit = self._settings.max_body
+        too_large = ServiceError(413, f"the body is larger than {limit} bytes", allowed={"max_bytes": limit})
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared[:20]) > limit:
+            raise too_large
+        parts, size, kept = bytearray(), 0, False
+        until = asyncio.get_running_loop().time() + self._settings.body_seconds
+        try:
+            while True:
+                message = await self._next(receive, until)
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                self._held += len(chunk)
+                if size > limit:
+                    raise too_large
+                if self._held > self._settings.max_held:
+                    raise busy("too many bodies are held at once")
+                parts += chunk
+                if not message.get("more_body", False):
+                    kept = True
+                    return bytes(parts)
+        finally:
+            if not kept:
+                self._held -= size
+
+    async def _next(self, receive: Receive, until: float) -> MutableMapping[str, Any]:
+        left = until - asyncio.get_running_loop().time()
+        try:
+            message = await asyncio.wait_for(receive(), max(left, 0.001))
+        except TimeoutError:
+            seconds = self._settings.body_seconds
+            raise ServiceError(408, f"the body did not come within {seconds:g} s", allowed="all of it") from None
+        if message["type"] == "http.disconnect":
+            raise _GoneError
+        return message
+
+
+class _GoneError(Exception):
+    """The client closed the connection."""
+
+
+class _Sender:
+    """Sends an answer with the headers that every answer has; refuses where none has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status, self.begun, self.ended = 499, False, False
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.begun, self.status = True, message["status"]
+            given = list(message.get("headers", []))
+            names = {name.lower() for name, _ in given}
+            given += [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in names]
+            message = {**message, "headers": given}
+        elif message["type"] == "http.response.body":
+            self.ended = not message.get("more_body", False)
+        await self._send(message)
+
+    async def refuse(self, error: ServiceError) -> None:
+        """Send an error but for its end, which closes the connection."""
+        if self.begun:
+            return
+        content = json.dumps(error.to_json()).encode()
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), **error.headers}
+        headers |= {"Connection": "close"}
+        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self({"type": "http.response.start", "status": error.status, "headers": encoded})
+        await self({"type": "http.response.body", "body": content, "more_body": True})
+
+    async def end(self) -> None:
+        """End an answer."""
+        if not self.ended:
+            await self({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Give a body that was read as if it came now."""
+    first = True
+
+    async def replay() -> MutableMapping[str, Any]:
+        nonlocal first
+        if first:
+            first = False
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return replay
+
+
+async def _linger(receive: Receive) -> None:
+    """Throw away what still comes for a moment: a connection closed on unread bytes may lose the answer."""
+
+    async def discard() -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                return
+
+    try:
+        await asyncio.wait_for(discard(), _LINGER_SECONDS)
+    except TimeoutError:
+        return

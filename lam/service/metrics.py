@@ -1,0 +1,91 @@
+"""What is counted, for Prometheus, in a registry of its own."""
+
+from collections import deque
+from collections.abc import Iterator
+
+import torch
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from lam.service.engine import Engine
+
+_WINDOW = 1000
+_QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95)
+_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """Requests, seconds, decisions and κ of an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._kappa: deque[float] = deque(maxlen=_WINDOW)
+        self._requests = Counter(
+            "lam_requests", "Requests answered.", ("route", "method", "status"), registry=self._registry
+        )
+        self._seconds = Histogram(
+            "lam_request_seconds", "Seconds to an answer.", ("route",), buckets=_BUCKETS, registry=self._registry
+        )
+        self._decisions = Counter("lam_decisions", "Decisions on queries.", ("decision",), registry=self._registry)
+        self._registry.register(_State(engine, self._kappa))
+
+    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count a request; `route` is the template of a path, so that there are few."""
+        self._requests.labels(route, method, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def decided(self, decision: str | None, kappa: float) -> None:
+        """Count a decision and remember the κ of its query."""
+        self._decisions.labels(decision or "none").inc()
+        self._kappa.append(kappa)
+
+    def text(self) -> bytes:
+        """Everything, in the format of Prometheus."""
+        return generate_latest(self._registry)
+
+
+class _State(Collector):
+    """What is looked up when somebody asks."""
+
+    def __init__(self, engine: Engine, kappa: "deque[float]") -> None:
+        self._engine, self._kappa = engine, kappa
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        engine, kappa = self._engine, torch.tensor(list(self._kappa), dtype=torch.float64)
+        yield GaugeMetricFamily("lam_index_items", "Items in the gallery.", len(engine.gallery))
+        waiting = GaugeMetricFamily("lam_queue_length", "Requests that wait.", labels=["worker"])
+        restarts = GaugeMetricFamily("lam_worker_restarts", "Threads that died.", labels=["worker"])
+        for worker in engine.workers:
+            waiting.add_metric([worker.name], len(worker))
+            restarts.add_metric([worker.name], worker.restarts)
+        yield waiting
+        yield restarts
+        if len(kappa) == 0:
+            return
+        quantiles = GaugeMetricFamily("lam_query_kappa", f"κ of the last {_WINDOW} queries.", labels=["quantile"])
+        for quantile in _QUANTILES:
+            quantiles.add_metric([str(quantile)], float(kappa.quantile(quantile)))
+        yield quantiles
+        if engine.judge.calibration is not None:
+            drift = distance(kappa, -engine.judge.calibration.flags.kappa.scores.double())
+            yield GaugeMetricFamily(
+                "lam_kappa_drift", "Kolmogorov-Smirnov distance of these κ from those of the calibration.", drift
+            )
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Give the Kolmogorov-Smirnov distance of two samples: the greatest difference of their distribution functions.
+
+    Example:
+        >>> distance(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])), distance(torch.zeros(3), torch.ones(2))
+        (0.0, 1.0)
+    """
+    at = torch.cat([one, other])
+    shares = [
+        torch.searchsorted(sample.sort().values, at, right=True).double() / len(sample) for sample in (one, other)
+    ]
+    return float((shares[0] - shares[1]).abs().max())

@@ -1,0 +1,45 @@
+"""The limits that the service holds to, in one record."""
+
+from dataclasses import dataclass, fields
+
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """Limits in force.
+
+    Attributes:
+        max_body: bytes of one request's body.
+        max_held: bytes of all bodies that are held at once.
+        max_pixels: of an image.
+        max_k: hits of one search.
+        header_seconds: until a connection must have sent its headers.
+        body_seconds: until a request must have sent its body.
+        answer_seconds: until a request must be answered once it was read.
+        batch_seconds: for how long a batch waits for more requests.
+        batch: requests in one batch.
+        patience: seconds of work that may wait in a queue; more is refused.
+        queue: requests that may wait in a queue, whatever they cost.
+
+    Raises:
+        ValueError: for a limit that is not positive.
+    """
+
+    max_body: int = 10 * MEBIBYTE
+    max_held: int = 256 * MEBIBYTE
+    max_pixels: int = 25_000_000
+    max_k: int = 100
+    header_seconds: float = 10.0
+    body_seconds: float = 30.0
+    answer_seconds: float = 30.0
+    batch_seconds: float = 0.003
+    batch: int = 32
+    patience: float = 1.0
+    queue: int = 256
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value <= 0:
+                raise ValueError(f"{field.name} must be positive, got {value}")

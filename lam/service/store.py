@@ -1,0 +1,264 @@
+"""The items on disk: one SQLite file in WAL mode with full sync, a content hash a row, and a ledger over all rows.
+
+A row is never changed: an update replaces it by one under a new key, so that a key stands for one content for ever and
+an index can be caught up by comparing keys. The ledger, one row that every transaction carries along, holds the number
+of rows and the XOR of their hashes; with it, a row that is lost, doubled or altered without SQLite noticing is noticed
+here. Nothing in this file knows of an index.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lam.files import CorruptFileError
+from lam.service.errors import full
+from lam.service.items import Item
+
+FORMAT = 1
+FILE = "items.sqlite"
+_COLUMNS = "id, vector, kappa, label, metadata, thumbnail, origin"
+_ZERO = bytes(32)
+_SCHEMA = f"""
+CREATE TABLE items (
+    key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, vector BLOB NOT NULL, kappa REAL NOT NULL,
+    label TEXT NOT NULL, metadata TEXT NOT NULL, thumbnail BLOB, origin TEXT NOT NULL, sha256 BLOB NOT NULL
+);
+CREATE TABLE ledger (one INTEGER PRIMARY KEY CHECK (one = 1), rows INTEGER NOT NULL, sha256 BLOB NOT NULL);
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+INSERT INTO ledger VALUES (1, 0, zeroblob(32));
+PRAGMA user_version = {FORMAT};
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one operation did: the keys that are gone, the key under which an item now is, and whether its id is new."""
+
+    removed: tuple[int, ...] = ()
+    key: int | None = None
+    created: bool = False
+
+
+Operation = Item | str
+"""An item to put, or the id of one to delete."""
+
+
+class ItemStore:
+    """Items under stable ids. Writes are for one thread at a time, reads for any.
+
+    Args:
+        path: the SQLite file; made where it does not exist.
+
+    Raises:
+        CorruptFileError: naming a file that SQLite cannot read.
+        ValueError: for a format that this version does not know.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._reading = threading.Lock()
+        with self._told():
+            self._writer = self._connect()
+            self._writer.execute("PRAGMA journal_mode=WAL")
+            self._prepare()
+            self._reader = self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA secure_delete=ON")
+        connection.execute("PRAGMA trusted_schema=OFF")
+        return connection
+
+    def _prepare(self) -> None:
+        (found,) = self._writer.execute("PRAGMA user_version").fetchone()
+        if found == 0:
+            self._writer.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
+        elif found != FORMAT:
+            raise ValueError(f"{self.path} has format {found}, this version of lam reads {FORMAT}")
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise CorruptFileError(f"{self.path} is truncated or altered: {error}; restore it from a copy") from None
+
+    def close(self) -> None:
+        """Write everything into the one file and close it."""
+        self._reader.close()
+        with suppress(sqlite3.Error):
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._writer.close()
+
+    def check(self, *, drop_corrupt: bool = False) -> list[str]:
+        """Read every row and hold it to its hash, and all of them to the ledger.
+
+        Args:
+            drop_corrupt: delete rows that are corrupt, and go on with what is there.
+
+        Returns:
+            The ids of the rows that were dropped.
+
+        Raises:
+            CorruptFileError: naming the file and the rows.
+        """
+        with self._told():
+            (verdict,) = self._writer.execute("PRAGMA integrity_check(1)").fetchone()
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(verdict)
+            bad = [(key, name) for key, name, item, sha256 in self._rows() if item is None or item.sha256 != sha256]
+            rows, digest = self._writer.execute("SELECT rows, sha256 FROM ledger").fetchone()
+            counted, xor = self._sum()
+        names = [name for _, name in bad]
+        if not bad and (rows, digest) == (counted, xor):
+            return []
+        if not drop_corrupt:
+            what = f"rows {', '.join(names[:5])} are altered" if bad else f"{counted} rows are there, not {rows}"
+            raise CorruptFileError(
+                f"{self.path}: {what}; restore it from a copy, or start with --drop-corrupt to go on without them"
+            )
+        with self._transaction():
+            self._writer.executemany("DELETE FROM items WHERE key = ?", [(key,) for key, _ in bad])
+            self._ledger = self._sum()
+        return names
+
+    def __len__(self) -> int:
+        with self._read() as reader:
+            return reader.execute("SELECT rows FROM ledger").fetchone()[0]
+
+    def keyed(self) -> Iterator[tuple[int, Item]]:
+        """Go through all items by rising key; nothing may be written meanwhile."""
+        return ((key, item) for key, _, item, _ in self._rows() if item is not None)
+
+    def get(self, identity: str) -> Item | None:
+        """Look an item up by id."""
+        with self._read() as reader:
+            row = reader.execute(f"SELECT {_COLUMNS} FROM items WHERE id = ?", (identity,)).fetchone()
+        return None if row is None else Item(*row)
+
+    def described(self, keys: Iterable[int]) -> dict[int, tuple[str, str, str, bool]]:
+        """Look up id, label, metadata and whether there is a thumbnail; keys that are gone are left out."""
+        wanted = list(keys)
+        marks = ", ".join("?" * len(wanted))
+        query = f"SELECT key, id, label, metadata, thumbnail IS NOT NULL FROM items WHERE key IN ({marks})"
+        with self._read() as reader:
+            rows = reader.execute(query, wanted).fetchall()
+        return {key: (identity, label, metadata, bool(pictured)) for key, identity, label, metadata, pictured in rows}
+
+    def page(self, *, after: str, limit: int) -> list[Item]:
+        """Give items by rising id, from behind one on."""
+        query = f"SELECT {_COLUMNS} FROM items WHERE id > ? ORDER BY id LIMIT ?"
+        with self._read() as reader:
+            return [Item(*row) for row in reader.execute(query, (after, limit)).fetchall()]
+
+    def ids_of_origin(self, origin: str) -> list[str]:
+        """Give the ids of what came from there."""
+        with self._read() as reader:
+            return [row[0] for row in reader.execute("SELECT id FROM items WHERE origin = ?", (origin,)).fetchall()]
+
+    def fact(self, name: str) -> str | None:
+        """Look up something that is remembered beside the items."""
+        with self._read() as reader:
+            row = reader.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else row[0]
+
+    def write(self, operations: Iterable[Operation], *, facts: Mapping[str, str] | None = None) -> list[Change]:
+        """Put and delete items in one transaction, on disk when this returns; all of it, or none where it fails.
+
+        An item whose id is there is replaced, one that is there with the same content is left alone, and an id to
+        delete that is not there is no error. After a deletion the log holds what is gone until `erase_log`.
+
+        Args:
+            operations: done in this order.
+            facts: what shall be remembered beside the items.
+
+        Returns:
+            What each operation did.
+
+        Raises:
+            ServiceError: 507, where it could not be stored.
+        """
+        try:
+            with self._transaction():
+                changes = [self._delete(what) if isinstance(what, str) else self._put(what) for what in operations]
+                for name, value in (facts or {}).items():
+                    self._writer.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+        except sqlite3.Error as error:
+            raise full(str(error)) from error
+        return changes
+
+    def erase_log(self) -> bool:
+        """Empty the log into the file, where erased content is overwritten; False where another process blocks it."""
+        with self._reading, suppress(sqlite3.Error):
+            (blocked, *_) = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            return not blocked
+        return False
+
+    def _put(self, item: Item) -> Change:
+        row = self._writer.execute("SELECT key, sha256 FROM items WHERE id = ?", (item.id,)).fetchone()
+        sha256 = item.sha256
+        if row is not None and row[1] == sha256:
+            return Change(key=row[0])
+        removed = () if row is None else self._delete(item.id).removed
+        values = (item.id, item.vector, item.kappa, item.label, item.metadata, item.thumbnail, item.origin, sha256)
+        added = self._writer.execute(f"INSERT INTO items ({_COLUMNS}, sha256) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+        self._account(1, sha256)
+        return Change(removed, added.lastrowid, created=row is None)
+
+    def _delete(self, identity: str) -> Change:
+        row = self._writer.execute("DELETE FROM items WHERE id = ? RETURNING key, sha256", (identity,)).fetchone()
+        if row is None:
+            return Change()
+        self._account(-1, row[1])
+        return Change((row[0],))
+
+    def _account(self, rows: int, sha256: bytes) -> None:
+        count, digest = self._ledger
+        self._ledger = count + rows, _xor(digest, sha256)
+
+    def _sum(self) -> tuple[int, bytes]:
+        count, digest = 0, _ZERO
+        for (sha256,) in self._writer.execute("SELECT sha256 FROM items"):
+            count, digest = count + 1, _xor(digest, sha256)
+        return count, digest
+
+    def _rows(self) -> Iterator[tuple[int, str, Item | None, bytes]]:
+        """Every row with its id and hash; None in place of an item whose values are not of their types."""
+        for key, *values, sha256 in self._writer.execute(f"SELECT key, {_COLUMNS}, sha256 FROM items ORDER BY key"):
+            yield key, str(values[0]), Item(*values) if _is_typed(values) else None, sha256
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._writer.execute("BEGIN IMMEDIATE")
+        try:
+            self._ledger: tuple[int, bytes] = self._writer.execute("SELECT rows, sha256 FROM ledger").fetchone()
+            yield
+            self._writer.execute("UPDATE ledger SET rows = ?, sha256 = ?", self._ledger)
+            self._writer.execute("COMMIT")
+        except BaseException:
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _read(self) -> Iterator[sqlite3.Connection]:
+        with self._reading:
+            yield self._reader
+
+
+def _xor(one: bytes, other: bytes) -> bytes:
+    return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).to_bytes(32, "big")
+
+
+def _is_typed(values: list[object]) -> bool:
+    *plain, thumbnail, origin = values
+    kinds = (str, bytes, float, str, str)
+    return (
+        all(isinstance(value, kind) for value, kind in zip(plain, kinds, strict=True))
+        and isinstance(thumbnail, bytes | None)
+        and isinstance(origin, str)
+    )

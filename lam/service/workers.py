@@ -1,0 +1,161 @@
+"""A worker: one thread that takes what is asked within a few milliseconds as one batch.
+
+Its queue is bounded by the work in it, in seconds, because the length of a queue is what the slowest answers wait for.
+What the work is, the worker does not know.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+from lam.service.errors import ServiceError, busy
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+_LOG = logging.getLogger(__name__)
+_SMOOTHING = 0.2
+_PAUSE = 0.2  # between the death of a thread and its successor
+_STUCK = 20.0
+
+
+class Worker(Generic[Job, Result]):
+    """A thread that does jobs in batches; where it dies, its batch is refused and another takes its place.
+
+    Args:
+        name: of the thread.
+        work: takes a batch of jobs and gives a result, or an exception, for each.
+        batch: the most jobs in a batch.
+        wait: seconds for which a batch waits for more jobs.
+        queue: the most jobs that wait.
+        patience: the most seconds of work that wait.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Sequence[Job]], Sequence[Result | Exception]],
+        *,
+        batch: int,
+        wait: float,
+        queue: int,
+        patience: float,
+    ) -> None:
+        self.name = name
+        self.restarts = 0
+        self._work = work
+        self._batch, self._wait, self._queue, self._patience = batch, wait, queue, patience
+        self._jobs: deque[tuple[Job, Future[Result]]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._seconds_a_job = 0.0
+        self._busy_since: float | None = None
+        self._in_hand: list[tuple[Job, Future[Result]]] = []
+        self._running = False
+        self._thread = threading.Thread(target=self._supervise, name=f"lam {name}", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def complaint(self) -> str | None:
+        """Why the worker cannot be relied upon now, or None."""
+        since = self._busy_since
+        if not self._thread.is_alive() or not self._running:
+            return f"the {self.name} worker is being restarted"
+        if since is not None and time.monotonic() - since > _STUCK:
+            return f"the {self.name} worker has been at one batch for {time.monotonic() - since:.0f} s"
+        return None
+
+    def require_room(self) -> None:
+        """Refuse more work than can be done soon, before any is put into preparing it.
+
+        Raises:
+            ServiceError: 503, with Retry-After.
+        """
+        if self._closing:
+            raise busy("the service is shutting down", after=5)
+        waiting = len(self._jobs)
+        if waiting >= self._queue or waiting * self._seconds_a_job > self._patience:
+            raise busy(f"{waiting} requests wait for the {self.name} worker, which is as many as it can do soon")
+
+    def submit(self, job: Job) -> "Future[Result]":
+        """Put a job into the queue.
+
+        Raises:
+            ServiceError: 503, with Retry-After, where the queue is full.
+        """
+        future: Future[Result] = Future()
+        with self._changed:
+            self.require_room()
+            self._jobs.append((job, future))
+            self._changed.notify()
+        return future
+
+    def close(self, *, timeout: float = 10.0) -> None:
+        """Take no more jobs, do those that wait, and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
+
+    def _supervise(self) -> None:
+        while True:
+            try:
+                self._running = True
+                self._loop()
+                return
+            except BaseException:
+                self._running = False
+                _LOG.exception("the %s worker died and is restarted", self.name)
+                for _, future in self._in_hand:
+                    if not future.done():
+                        future.set_exception(busy(f"the {self.name} worker was lost with this request in hand"))
+                self._in_hand, self._busy_since = [], None
+                self.restarts += 1
+                time.sleep(_PAUSE)
+
+    def _loop(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            self._in_hand = [entry for entry in batch if entry[1].set_running_or_notify_cancel()]
+            if self._in_hand:
+                self._do()
+
+    def _next_batch(self) -> list[tuple[Job, "Future[Result]"]] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._closing)
+            if not self._jobs:
+                return None
+            until = time.monotonic() + self._wait
+            while len(self._jobs) < self._batch and not self._closing:
+                left = until - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    break
+            return [self._jobs.popleft() for _ in range(min(self._batch, len(self._jobs)))]
+
+    def _do(self) -> None:
+        started = self._busy_since = time.monotonic()
+        results = self._results([job for job, _ in self._in_hand])
+        taken = (time.monotonic() - started) / len(self._in_hand)
+        self._seconds_a_job += _SMOOTHING * (taken - self._seconds_a_job)
+        for (_, future), result in zip(self._in_hand, results, strict=True):
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+        self._in_hand, self._busy_since = [], None
+
+    def _results(self, jobs: list[Job]) -> Sequence[Any]:
+        """The batch's results; where it fails as a whole, each job by itself, so that one does not spoil the others."""
+        try:
+            return self._work(jobs)
+        except ServiceError as error:
+            return [error] * len(jobs)
+        except (ValueError, RuntimeError) as error:
+            if len(jobs) == 1:
+                return [error]
+            return [result for job in jobs for result in self._results([job])]

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lam.files import (
@@ -21,6 +20,7 @@ from lam.files import (
     write_json,
     write_tensors,
 )
+from lam.weights import check_state
 
 FORMAT = 2
 METADATA, TENSORS, NETWORK = "encoder.json", "posterior.safetensors", "network.safetensors"
@@ -106,25 +106,3 @@ def _network(generation: Path, recipe: Any, network: nn.Module | None) -> nn.Mod
     check_state(network, state)
     network.load_state_dict(state)
     return network.eval()
-
-
-def check_state(network: nn.Module, state: dict[str, Tensor]) -> None:
-    """Refuse a network that the saved tensors do not fit.
-
-    Raises:
-        ValueError: naming the first tensors that are missing, left over, or of another shape or type.
-    """
-    own = network.state_dict()
-    problems = [f"{name} is missing in the network" for name in state if name not in own]
-    problems += [f"{name} is missing in the file" for name in own if name not in state]
-    for name in own.keys() & state.keys():
-        if own[name].shape != state[name].shape:
-            problems.append(
-                f"{name} is {tuple(own[name].shape)} in the network, {tuple(state[name].shape)} in the file"
-            )
-        elif torch.is_floating_point(own[name]) != torch.is_floating_point(state[name]):
-            problems.append(f"{name} is {own[name].dtype} in the network, {state[name].dtype} in the file")
-    if problems:
-        shown = "; ".join(sorted(problems)[:5])
-        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise ValueError(f"the network is not the one that was saved: {shown}{more}")

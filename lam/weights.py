@@ -1,11 +1,10 @@
-"""A user's own weights, read from a .safetensors or .pth file without running anything that the file says."""
+"""Weights from files, a user's own .safetensors or .pth among them, without running anything that a file says."""
 
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from lam.encoder_files import check_state
 from lam.files import read_tensors
 
 _ADVICE = "save them with torch.save(network.state_dict(), path) or as safetensors"
@@ -34,6 +33,7 @@ def load_weights(network: nn.Module, path: str | Path) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the plain tensors of a file; errors as of `load_weights`."""
     try:
         if path.suffix == ".safetensors":
             return read_tensors(path)
@@ -44,3 +44,25 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"checkpoint {path} holds no state_dict of tensors: {_ADVICE}")
     return state
+
+
+def check_state(network: nn.Module, state: dict[str, Tensor]) -> None:
+    """Refuse a network that the saved tensors do not fit.
+
+    Raises:
+        ValueError: naming the first tensors that are missing, left over, or of another shape or type.
+    """
+    own = network.state_dict()
+    problems = [f"{name} is missing in the network" for name in state if name not in own]
+    problems += [f"{name} is missing in the file" for name in own if name not in state]
+    for name in own.keys() & state.keys():
+        if own[name].shape != state[name].shape:
+            problems.append(
+                f"{name} is {tuple(own[name].shape)} in the network, {tuple(state[name].shape)} in the file"
+            )
+        elif torch.is_floating_point(own[name]) != torch.is_floating_point(state[name]):
+            problems.append(f"{name} is {own[name].dtype} in the network, {state[name].dtype} in the file")
+    if problems:
+        shown = "; ".join(sorted(problems)[:5])
+        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ValueError(f"the network is not the one that was saved: {shown}{more}")

@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from lam.encoder_files import check_state
 from lam.models.network import EmbeddingNetwork, Option
 from lam.torchvision_import import import_torchvision
-from lam.weights import read_weights as read_weights
+from lam.weights import check_state, read_weights
 
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 _INCEPTIONS = ("googlenet", "inception_v3")

@@ -27,6 +27,7 @@ check: setup
 bench: setup
 	$(BIN)/python benchmarks/ggn.py
 	$(BIN)/python benchmarks/embed.py
+	$(BIN)/python benchmarks/online.py
 
 faults: setup
 	$(BIN)/python benchmarks/faults.py

@@ -7,22 +7,21 @@ image were a measurement of its own. But κ_k comes from the posterior over the 
 moves all images at once: asking the same uncertain network again does not make it surer. Near its mean direction a
 concentrated density is a Gaussian of variance 1/κ_k in each tangent direction. Let e_k be the errors of the K mean
 directions, of variance 1/κ_k and, for images of one identity, of correlation ρ between any two. The fused direction is
-the mean with weights w_k = κ_k / Σκ, so that its error Σ w_k e_k has the variance
+that of f = Σ κ_k μ_k, whose error Σ κ_k e_k has the variance
 
-    Σ_jk w_j w_k Cov(e_j, e_k) = (1 − ρ) Σ w_k²/κ_k + ρ (Σ w_k/√κ_k)² = (1 − ρ)/Σκ + ρ (Σ√κ_k / Σκ)²
+    Σ_jk κ_j κ_k Cov(e_j, e_k) = (1 − ρ) Σ κ_k + ρ (Σ √κ_k)²,
 
-and the fused concentration is at most its inverse,
+and whose length is R Σκ, R = ‖Σ κ_k μ_k‖ / Σκ being the resultant of the images. The variance of the direction is the
+former over the square of the latter, and the fused concentration at most its inverse,
 
-    κ_cap = 1 / ((1 − ρ)/Σκ + ρ (Σ√κ_k / Σκ)²).
+    κ_cap = (R Σκ)² / ((1 − ρ) Σκ + ρ (Σ√κ)²).
 
-For ρ = 0 that is Σκ, the plain product. For K images of the same κ it is Kκ/(1 + (K − 1)ρ), which never exceeds κ/ρ,
-however many there are. For ρ = 1 it is (Σκ/Σ√κ)², a mean of the κ_k that lies between the least and the greatest: K
-images are as sure as one. What ρ is depends on the network: `error_correlation` measures it where there are samples
-under common networks, and without them 1 is assumed, which is safe. The direction, and with it retrieval, gains from
-fusing whatever the cap.
-
-Images that disagree lower κ by the resultant R = ‖Σ κ_k μ_k‖ / Σκ, as in the plain product; it is kept, as a small one
-means that the images may not show the same.
+For K images of the same κ and direction it is Kκ/(1 + (K − 1)ρ), which never exceeds κ/ρ, however many there are. For
+ρ = 0 it is R times the plain product, and that itself where the images agree. For ρ = 1 it is R² (Σκ/Σ√κ)², and
+(Σκ/Σ√κ)² lies between the least and the greatest κ_k: K images are as sure as one. What ρ is depends on the network:
+`error_correlation` measures it where there are samples under common networks, and without them 1 is assumed, which is
+safe. The direction, and with it retrieval, gains from fusing whatever the cap. R and K are kept: a small R means that
+the images may not show the same.
 """
 
 from dataclasses import dataclass
@@ -99,7 +98,7 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
     kappa, mean = embeddings.kappa.double(), embeddings.mean.double()
     product, mass, roots = total(kappa[:, None] * mean), total(kappa), total(kappa.sqrt())
     uncapped = torch.linalg.vector_norm(product, dim=1)
-    cap = 1 / ((1 - correlation) / mass + correlation * (roots / mass).square())
+    cap = uncapped.square() / ((1 - correlation) * mass + correlation * roots.square())
     vanishes = uncapped <= _LEAST * mass
     first = group.argsort(stable=True)[(counts.cumsum(0) - counts).to(group.device)]
     direction = torch.where(vanishes[:, None], mean[first], product / uncapped.clamp(min=_LEAST)[:, None])

@@ -1,0 +1,233 @@
+"""Whether calibrated promises are kept: false flags, false accepts, P(correct), and what is said to images of digits.
+
+    python benchmarks/calibration.py RUN [RUN ...] --mnist FOLDER
+
+Each RUN is a finished run on FashionMNIST. Promises of rates are of a procedure, so they are tried on 200 partings of
+the test split into a part that is calibrated on and the rest. What a run would answer is calibrated on its validation
+split alone, which is the gallery too; test split and MNIST are then asked. Writes results/calibration.json.
+"""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy.stats import betabinom, kstest
+from timing import write
+from torch import Tensor
+
+from lam import datasets
+from lam.calibrate import BATCH, N_SAMPLES, REFERENCE
+from lam.encoder_base import Observations
+from lam.gallery import open_run
+from lam.retrieval.conformal import Tail
+from lam.retrieval.flags import FLAGS, Flags
+from lam.retrieval.index import Hits
+from lam.retrieval.neighbours import rank
+from lam.retrieval.ood import auroc, knn_distance
+from lam.retrieval.open_set import open_set
+from lam.retrieval.probability import Correctness, evidence_of, probability_bins
+from lam.retrieval.searches import Searches, search_open_set
+from lam.retrieval.threshold import Calibration, Targets, calibrate
+from lam.run_data import load_data, loader_of
+from lam.settings import load_config
+
+RESAMPLES = 200
+OOD_TARGETS, FAR_TARGETS = (0.01, 0.05), (0.001, 0.01, 0.05)
+CALIBRATED = 1000
+COSINE = "cosine"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--mnist", required=True)
+    given = parser.parse_args()
+    measured = [measure(run, given.mnist) for run in given.runs]
+    write("calibration", {"resamples": RESAMPLES, "mean": mean_of(measured), "runs": measured})
+
+
+def measure(run: Path, mnist: str) -> dict[str, Any]:
+    encoder, config = open_run(run), load_config(run)
+    config.data.ood = []
+    splits, _ = load_data(config.data)
+    others = datasets.load_ood("mnist", like=splits.test, root=mnist)
+    reference = encoder.observe(loader_of(splits.train.limit(REFERENCE, seed=config.seed), BATCH), n_samples=2).features
+
+    def observe(images: datasets.ImageDataset) -> tuple[Observations, Tensor]:
+        seen = encoder.observe(loader_of(images, BATCH), n_samples=N_SAMPLES)
+        return seen, knn_distance(seen.features, reference)
+
+    held, test, outside = (observe(images) for images in (splits.validation, splits.test, others))
+    labels = splits.validation.labels, splits.test.labels
+    own = search(held[0], None, labels[0], labels[0])
+    asked = search(test[0], held[0], labels[1], labels[0])
+    kappa = held[0].embeddings.kappa
+    made = calibrate(
+        own,
+        kappa,
+        kappa,
+        key="",
+        dimension=encoder.dimension,
+        targets=Targets(far=0.01),
+        distance=held[1],
+        reference=reference,
+    )
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "false_flags": false_flags(test, generator),
+        "false_accepts": false_accepts(asked, generator),
+        "p_correct": p_correct(made, asked, test[0], held[0], labels),
+        "conformal_depth": {
+            "k": made.depth,
+            "miss_target": made.targets.miss,
+            "miss_on_test": float((asked.rank > made.depth).double().mean()),
+        },
+        "open_set": [asdict(open_set(asked, fpir=fpir)) for fpir in FAR_TARGETS],
+        "no_match": no_match(made, own, held[0], {"fashionmnist": test, "mnist": outside}),
+    }
+
+
+def search(queries: Observations, gallery: Observations | None, labels: Tensor, others: Tensor) -> Searches:
+    items = None if gallery is None else gallery.embeddings.mean
+    return search_open_set(queries.embeddings.mean, items, lambda rows: labels[rows][:, None] == others)
+
+
+def false_flags(test: tuple[Observations, Tensor], generator: torch.Generator) -> list[dict[str, Any]]:
+    """Rates on the rest of the test split against the target, and their spread against the Beta-binomial law."""
+    kappa, distance = test[0].embeddings.kappa, test[1]
+    rates: dict[tuple[str, float], list[float]] = {(flag, target): [] for flag in FLAGS for target in OOD_TARGETS}
+    for known, new in partings(len(kappa), generator):
+        flags = Flags.of(kappa[known], distance[known])
+        for (flag, target), found in rates.items():
+            surprise = flags.surprise(flag, kappa[new], distance[new])
+            found.append(float((surprise > flags.tail(flag).threshold(target)).double().mean()))
+    return [{"flag": flag, **against_law(found, target, flag, len(kappa))} for (flag, target), found in rates.items()]
+
+
+def against_law(rates: list[float], target: float, flag: str, n: int) -> dict[str, Any]:
+    calibrated = CALIBRATED // 2 if flag == "combined" else CALIBRATED
+    new = n - CALIBRATED
+    law = betabinom(new, *Tail(torch.arange(float(calibrated)).double()).law(target))
+    found = torch.tensor(rates, dtype=torch.float64)
+    counts = (found * new).round().numpy()
+    error = float(found.std()) / len(rates) ** 0.5
+    return {
+        "target": target,
+        "mean": float(found.mean()),
+        "standard_error": error,
+        "kept": float(found.mean()) <= target + 2 * error,
+        "standard_deviation": float(found.std()),
+        "standard_deviation_by_law": float(law.std()) / new,
+        "p_of_law": float(kstest(law.cdf(counts - 1) + 0.5 * law.pmf(counts), "uniform").pvalue),
+    }
+
+
+def false_accepts(asked: Searches, generator: torch.Generator) -> list[dict[str, Any]]:
+    """How often the interval that is stated for a threshold holds the rate on the rest of the test split."""
+    scores = asked.non_mated
+    found: dict[float, list[tuple[float, bool]]] = {target: [] for target in FAR_TARGETS}
+    for known, new in partings(len(scores), generator):
+        tail = Tail.of(scores[known])
+        for target, results in found.items():
+            threshold = tail.threshold(target)
+            rate = float((scores[new] > threshold).double().mean())
+            low, high = tail.interval(threshold)
+            results.append((rate, low <= rate <= high))
+    rows = []
+    for target, results in found.items():
+        rates = torch.tensor([rate for rate, _ in results], dtype=torch.float64)
+        rows.append(
+            {
+                "target": target,
+                "gallery_size": asked.gallery_size,
+                "mean": float(rates.mean()),
+                "standard_error": float(rates.std()) / len(results) ** 0.5,
+                "interval_level": 0.95,
+                "interval_holds": sum(held for _, held in results) / len(results),
+                "interval_holds_by_law": expected_coverage(target, len(scores) - CALIBRATED),
+            }
+        )
+    return rows
+
+
+def expected_coverage(target: float, new: int) -> float:
+    """How often the interval must hold the rate of `new` searches, were scores without ties: that rate is noisy too."""
+    tail = Tail(torch.arange(float(CALIBRATED)).double())
+    low, high = tail.interval(tail.threshold(target))
+    law = betabinom(new, *tail.law(target))
+    counts = torch.arange(new + 1).double() / new
+    held = (counts >= low) & (counts <= high)
+    return float(torch.from_numpy(law.pmf(range(new + 1)))[held].sum())
+
+
+def partings(n: int, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    orders = [torch.randperm(n, generator=generator) for _ in range(RESAMPLES)]
+    return [(order[:CALIBRATED], order[CALIBRATED:]) for order in orders]
+
+
+def p_correct(
+    made: Calibration, asked: Searches, test: Observations, held: Observations, labels: tuple[Tensor, Tensor]
+) -> dict[str, float]:
+    """ECE on the test split: in the gallery calibrated with, and in itself, twice as large.
+
+    The latter makes the calibration stale; it is measured again with the validation split calibrated in that gallery.
+    """
+    alone, again = search(test, None, labels[1], labels[1]), search(held, test, *labels)
+    kappa, known = test.embeddings.kappa, held.embeddings.kappa
+    renewed = Correctness.fit(evidence_of(again.score, known, kappa[again.nearest], again.second), again.correct)
+    results = {"ece_cross_validated": made.reliability.expected_error}
+    for name, model, found, others in (
+        ("same_gallery", made.correctness, asked, known),
+        ("stale", made.correctness, alone, kappa),
+        ("calibrated_again", renewed, alone, kappa),
+    ):
+        probability = model(evidence_of(found.score, kappa, others[found.nearest], found.second))
+        results[f"ece_{name}"] = probability_bins(probability, found.correct).expected_error
+        results[f"accuracy_{name}"] = float(found.correct.double().mean())
+        results[f"gallery_size_{name}"] = found.gallery_size
+        results[f"auroc_of_right_{name}"] = auroc(-probability[found.correct], -probability[~found.correct])
+    return results
+
+
+def no_match(
+    made: Calibration, own: Searches, held: Observations, asked: dict[str, tuple[Observations, Tensor]]
+) -> list[dict[str, Any]]:
+    """Shares flagged at one false-flag target by each score, and decisions: FashionMNIST is asked, and MNIST."""
+    rows = []
+    found = {name: hits_of(seen, held) for name, (seen, _) in asked.items()}
+    for score in (*FLAGS, COSINE):
+        tail = Tail.of(-own.score) if score == COSINE else made.flags.tail(score)
+        threshold = tail.threshold(made.targets.ood)
+        row: dict[str, Any] = {"score": score, "target": made.targets.ood, "gallery_size": len(held.embeddings)}
+        for name, (seen, distance) in asked.items():
+            kappa, hits = seen.embeddings.kappa, found[name]
+            surprise = -hits.scores[:, 0] if score == COSINE else made.flags.surprise(score, kappa, distance)
+            flagged = surprise > threshold
+            accepted = ~flagged & (hits.scores[:, 0] > made.accept_above)
+            row[f"{name}_flagged"] = float(flagged.double().mean())
+            row[f"{name}_answered_match_at_far_{made.targets.far:g}"] = float(accepted.double().mean())
+        rows.append(row)
+    return rows
+
+
+def hits_of(queries: Observations, gallery: Observations) -> Hits:
+    ids, scores = rank(queries.embeddings.mean, gallery.embeddings.mean, k=2)
+    return Hits(ids, scores, gallery.embeddings.kappa[ids], queries.embeddings.kappa)
+
+
+def mean_of(measured: list[Any]) -> Any:
+    """The mean over runs of every number, in the shape that all share."""
+    first = measured[0]
+    if isinstance(first, dict):
+        return {name: mean_of([found[name] for found in measured]) for name in first}
+    if isinstance(first, list):
+        return [mean_of(list(found)) for found in zip(*measured, strict=True)]
+    if isinstance(first, bool):
+        return all(measured)
+    return first if len(set(measured)) == 1 else sum(measured) / len(measured)
+
+
+if __name__ == "__main__":
+    main()

@@ -85,14 +85,14 @@ def load(run: str | Path) -> "Calibration":
             f"the calibration in {folder} is of another network, posterior or preprocessing than "
             f"{Path(run) / 'encoder'}: its thresholds mean nothing there; run `lam calibrate {run}` again"
         )
-    bins = {name: torch.tensor(value) for name, value in found["reliability"].items()}
+    bins = {name: torch.tensor(value, dtype=torch.float64) for name, value in found["reliability"].items()}
     return Calibration(
         **{name: found[name] for name in _PLAIN},
         targets=Targets(**found["targets"]),
         flags=_flags(tables),
         false_accepts=Tail(_table(tables, "false_accepts")),
-        correctness=Correctness(**found["correctness"]),
-        reliability=CalibrationBins(_defined(bins, "confidence"), _defined(bins, "accuracy"), bins["count"]),
+        correctness=Correctness.from_json(found["correctness"]),
+        reliability=CalibrationBins(_defined(bins, "confidence"), _defined(bins, "accuracy"), bins["count"].long()),
         kappa=Histogram(
             torch.tensor(found["kappa"]["counts"]), torch.tensor(found["kappa"]["edges"], dtype=torch.float64)
         ),
@@ -101,7 +101,7 @@ def load(run: str | Path) -> "Calibration":
 
 
 def _defined(bins: dict[str, Tensor], name: str) -> Tensor:
-    return bins[name].double().masked_fill(bins["count"] == 0, torch.nan)
+    return bins[name].masked_fill(bins["count"] == 0, torch.nan)
 
 
 def _tables(calibration: "Calibration") -> dict[str, Tensor]:

@@ -46,11 +46,10 @@ class Correctness:
 
     def __post_init__(self) -> None:
         for name in ("weights", "center", "scale", "knots", "levels"):
-            values = tuple(float(value) for value in getattr(self, name))
+            values = getattr(self, name)
             wanted = len(values) if name in ("knots", "levels") else _COUNT
             if len(values) != wanted or not values or not all(map(math.isfinite, values)):
                 raise ValueError(f"{name} must be finite numbers, {wanted} of them, got {values}")
-            object.__setattr__(self, name, values)
         if len(self.knots) != len(self.levels):
             raise ValueError(f"knots and levels must be as many, got {len(self.knots)} and {len(self.levels)}")
 
@@ -113,6 +112,11 @@ class Correctness:
     def to_json(self) -> dict[str, Any]:
         """The numbers, by name."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, numbers: dict[str, Any]) -> "Correctness":
+        """Make it again from what `to_json` gave."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in numbers.items()})
 
 
 def parted(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:

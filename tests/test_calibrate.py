@@ -1,0 +1,171 @@
+"""`lam calibrate`: from the folder of a run to a calibration, and its promises on the embedded digits."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import betabinom
+from torch import Tensor
+
+from lam import datasets
+from lam.calibrate import StoredItems, calibrate_run
+from lam.cli import main
+from lam.embeddings import Embeddings
+from lam.gallery import open_run
+from lam.retrieval.calibration_files import fingerprint
+from lam.retrieval.conformal import Tail
+from lam.retrieval.index import Index
+from lam.retrieval.searches import Searches, search_open_set
+from lam.retrieval.threshold import Calibration, Targets
+from tests.conftest import FinishedRun
+from tests.helpers import unchecked
+
+TARGETS = ("--target-far=0.05", "--target-ood=0.05", "--target-miss=0.1")
+
+
+@pytest.fixture(scope="module")
+def digits(finished_run: FinishedRun) -> tuple[Embeddings, Searches]:
+    """All digits that the run has not seen: κ of each, and what each finds among those of the validation split."""
+    splits = datasets.load("digits")
+    encoder = open_run(finished_run.folder)
+    embeddings, gallery = (
+        encoder.embed(part.images)
+        for part in (splits.test, splits.validation)  # type: ignore[attr-defined]
+    )
+    labels, others = splits.test.labels, splits.validation.labels
+    found = search_open_set(embeddings.mean, gallery.mean, lambda rows: labels[rows][:, None] == others)
+    return embeddings, found
+
+
+def _rates(scores: Tensor, target: float, *, known: int, times: int) -> tuple[Tensor, list[bool]]:
+    """Over partings of the scores: the rate on the rest, and whether its interval holds it."""
+    generator = torch.Generator().manual_seed(0)
+    rates, held = [], []
+    for _ in range(times):
+        order = torch.randperm(len(scores), generator=generator)
+        tail = Tail.of(scores[order[:known]])
+        threshold = tail.threshold(target)
+        low, high = tail.interval(threshold)
+        rates.append(float((scores[order[known:]] > threshold).double().mean()))
+        held.append(low <= rates[-1] <= high)
+    return torch.tensor(rates, dtype=torch.float64), held
+
+
+@pytest.mark.parametrize("target", [0.05, 0.1])
+def test_false_flags_of_digits_keep_the_target_and_follow_the_law(
+    digits: tuple[Embeddings, Searches], target: float
+) -> None:
+    scores = -digits[0].kappa
+    rates, _ = _rates(scores, target, known=99, times=200)
+    new = len(scores) - 99
+    law = betabinom(new, *Tail(torch.arange(99.0).double()).law(target))
+    assert float(rates.mean()) <= target + 2 * float(rates.std()) / math.sqrt(200)
+    assert float(rates.std()) * new == pytest.approx(law.std(), rel=0.2)
+
+
+def test_false_accepts_of_digits_are_in_their_interval(digits: tuple[Embeddings, Searches]) -> None:
+    scores = digits[1].non_mated
+    rates, held = _rates(scores, 0.1, known=99, times=200)
+    assert float(rates.mean()) <= 0.1 + 2 * float(rates.std()) / math.sqrt(200)
+    tail = Tail(torch.arange(99.0).double())
+    law, (low, high) = betabinom(len(scores) - 99, *tail.law(0.1)), tail.interval(tail.threshold(0.1))
+    rest = len(scores) - 99
+    expected = law.cdf(math.floor(high * rest)) - law.cdf(math.ceil(low * rest) - 1)
+    assert sum(held) / 200 > expected - 3 * math.sqrt(expected * (1 - expected) / 200)
+
+
+def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 0
+    printed = capsys.readouterr().out
+    assert "match: cosine above" in printed
+    made = Calibration.load(run_copy)
+    assert made.key == fingerprint(run_copy)
+    assert (made.gallery_size, made.facts["data"], made.facts["queries"]) == (59, "validation split", 60)
+    assert made.targets == Targets(far=0.05, ood=0.05, miss=0.1)
+    assert (run_copy / "plots" / "probability.png").is_file()
+    encoder, index = open_run(run_copy), Index.load(run_copy / "index")
+    queries = encoder.embed(datasets.load("digits").test.images[:20])  # type: ignore[attr-defined]
+    decisions = made.decide(index.search(queries, 3), queries, gallery_size=len(index))
+    assert set(decisions.decision) <= {"match", "unknown", "abstain"}
+    assert not decisions.stale
+    for flag in ("kappa", "knn", "combined"):
+        assert len(made.flags.tail(flag)) in (30, 60)
+
+
+def test_the_index_can_be_what_is_searched(run_copy: Path) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--gallery=index", "--reference=0"]) == 0
+    made = Calibration.load(run_copy)
+    assert (made.gallery_size, made.facts["gallery"], made.reference) == (60, "index", None)
+    again = calibrate_run(
+        run_copy,
+        targets=made.targets,
+        gallery=StoredItems.of_index(run_copy),
+        reference=0,
+        progress=False,
+    )
+    assert again.accept_above == made.accept_above
+    assert again.facts["gallery"] == "stored items"
+
+
+def test_fresh_images_can_be_calibrated_on(run_copy: Path, digit_folder: Path) -> None:
+    options = ["--target-far=0.1", "--target-ood=0.1", f"--folder={digit_folder}", "--reference=0"]
+    assert main(["calibrate", str(run_copy), "--quiet", *options]) == 0
+    made = Calibration.load(run_copy)
+    assert (made.facts["data"], made.facts["queries"], made.gallery_size) == (str(digit_folder), 24, 23)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "target far: a rate of 0.001 needs at least 999 calibration scores to be promised, got 60"),
+        (("--target-far=0",), "target far must lie in (0, 1), got 0"),
+        (("--reference=3", *TARGETS), "reference must be at least 5 items, or 0 for none, got 3"),
+        (("--reference=0", "--flag=knn", *TARGETS), "flag 'knn' needs k-NN distances"),
+        (("--folder=nowhere", *TARGETS), "nowhere"),
+    ],
+)
+def test_mistakes_are_said_in_a_line_and_leave_nothing(
+    run_copy: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *options]) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (run_copy / "calibration").exists()
+
+
+def test_data_that_changed_since_the_run_are_refused(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_copy / "data.json"
+    data.write_text(data.read_text().replace('"items": 60', '"items": 61', 1))
+    (run_copy / "MANIFEST.json").unlink()
+    from lam.files import seal
+
+    seal(run_copy, ["config.yaml", "data.json", "metrics.json", "report.html"])
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 1
+    assert "the data are not those of the run" in capsys.readouterr().err
+
+
+def test_stored_items_that_cannot_serve_are_refused(finished_run: FinishedRun) -> None:
+    mean = torch.eye(3)[:2]
+    with pytest.raises(ValueError, match="a label for each of 2 vectors, got 1"):
+        StoredItems(mean, torch.ones(2), ("a",))
+    with pytest.raises(ValueError, match="none of the 2 stored items has a label of the data"):
+        calibrate_run(
+            finished_run.folder, gallery=StoredItems(mean, torch.ones(2), ("a", "b")), reference=0, progress=False
+        )
+    with pytest.raises(ValueError, match="gallery must be 'held-out', 'index' or stored items, got 'test'"):
+        unchecked(calibrate_run)(finished_run.folder, gallery="test", progress=False)
+
+
+def test_another_encoder_makes_a_calibration_invalid(run_copy: Path) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
+    encoder = open_run(run_copy)
+    encoder.save(run_copy / "encoder")
+    Calibration.load(run_copy)  # the same one, written again
+    encoder.posterior = type(encoder.posterior)(  # type: ignore[attr-defined]
+        **{**vars(encoder.posterior), "prior_precision": 2.0}  # type: ignore[attr-defined]
+    )
+    encoder.save(run_copy / "encoder")
+    with pytest.raises(ValueError, match="another network, posterior or preprocessing"):
+        Calibration.load(run_copy)

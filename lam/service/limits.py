@@ -31,7 +31,6 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_LINGER_SECONDS = 2.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -69,7 +68,7 @@ class Limits:
         except ServiceError as error:
             await send.refuse(error)
             if body is None:
-                await _linger(receive)
+                await _linger(receive, self._settings.linger_seconds)
             await send.end()
         except _GoneError:
             return
@@ -196,7 +195,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-async def _linger(receive: Receive) -> None:
+async def _linger(receive: Receive, seconds: float) -> None:
     """Throw away what still comes for a moment: a connection closed on unread bytes may lose the answer."""
 
     async def discard() -> None:
@@ -206,6 +205,6 @@ async def _linger(receive: Receive) -> None:
                 return
 
     try:
-        await asyncio.wait_for(discard(), _LINGER_SECONDS)
+        await asyncio.wait_for(discard(), seconds)
     except TimeoutError:
         return

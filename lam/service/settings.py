@@ -17,6 +17,7 @@ class ServiceSettings:
         header_seconds: until a connection must have sent its headers.
         body_seconds: until a request must have sent its body.
         answer_seconds: until a request must be answered once it was read.
+        linger_seconds: for how long what still comes of a refused body is thrown away, so that the refusal arrives.
         batch_seconds: for how long a batch waits for more requests.
         batch: requests in one batch.
         patience: seconds of work that may wait in a queue; more is refused.
@@ -33,6 +34,7 @@ class ServiceSettings:
     header_seconds: float = 10.0
     body_seconds: float = 30.0
     answer_seconds: float = 30.0
+    linger_seconds: float = 2.0
     batch_seconds: float = 0.003
     batch: int = 32
     patience: float = 1.0

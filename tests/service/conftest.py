@@ -1,0 +1,71 @@
+"""A calibrated run of the demo, an engine on a copy of it, and a client that speaks to the application directly."""
+
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from lam.calibrate import calibrate_run
+from lam.retrieval.threshold import Targets
+from lam.service.app import create_app
+from lam.service.engine import Engine
+from lam.service.settings import ServiceSettings
+from tests.conftest import FinishedRun
+
+HOST = "http://127.0.0.1"
+SMALL = ServiceSettings(
+    max_body=200_000, max_held=2_000_000, max_pixels=1_000_000, body_seconds=0.5, answer_seconds=10.0
+)
+
+
+@pytest.fixture(scope="session")
+def calibrated_run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run with thresholds at ten percent, which its 60 items can promise; tests must not change it."""
+    folder = Path(shutil.copytree(finished_run.folder, tmp_path_factory.mktemp("calibrated") / "run"))
+    calibrate_run(folder, targets=Targets(far=0.1, ood=0.1, miss=0.1), progress=False)
+    return folder
+
+
+@pytest.fixture
+def served_run(calibrated_run: Path, tmp_path: Path) -> Path:
+    """A copy of the calibrated run that a test may change."""
+    return Path(shutil.copytree(calibrated_run, tmp_path / "run"))
+
+
+@pytest.fixture
+def engine(served_run: Path) -> Iterator[Engine]:
+    """The run, opened under small limits."""
+    opened = Engine(served_run, SMALL)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def shared_engine(calibrated_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """One engine for tests that add what nobody else looks at."""
+    opened = Engine(Path(shutil.copytree(calibrated_run, tmp_path_factory.mktemp("shared") / "run")), SMALL)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def client(shared_engine: Engine) -> TestClient:
+    """A client of the shared engine."""
+    return TestClient(create_app(shared_engine), base_url=HOST, raise_server_exceptions=False)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    """The file of an image."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="session")
+def png() -> bytes:
+    """A grey gradient of 8 x 8 pixels."""
+    return encoded(Image.linear_gradient("L").resize((8, 8)))

@@ -1,0 +1,170 @@
+"""Uploads: only three formats, sizes from the header, first frames, upright, and nothing said of the decoder."""
+
+import contextlib
+import io
+import random
+import struct
+import time
+import tracemalloc
+import zipfile
+import zlib
+
+import pytest
+from PIL import Image, PngImagePlugin
+
+from lam.preprocessing import Preprocessing
+from lam.service.errors import ServiceError
+from lam.service.images import decode, media_type, thumbnail
+from tests.service.conftest import encoded
+
+LIMIT = 25_000_000
+COLOURS = ("red", "blue")
+
+
+def refusal(body: bytes) -> ServiceError:
+    with pytest.raises(ServiceError) as refused:
+        decode(body, max_pixels=LIMIT)
+    return refused.value
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_the_three_formats_are_decoded(kind: str) -> None:
+    assert decode(encoded(Image.new("RGB", (5, 4), "red"), kind), max_pixels=LIMIT).size == (5, 4)
+
+
+def others() -> list[bytes]:
+    image, packed = Image.new("RGB", (5, 4), "red"), io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("../../outside.png", b"0" * 1000)
+    found = [encoded(image, kind) for kind in ("GIF", "BMP", "TIFF", "PPM", "ICO", "PDF", "EPS", "TGA")]
+    found += [b"hello", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7\n", packed.getvalue()]
+    return [*found, b"GIF89a" + encoded(image, "PNG"), b"\x00" * 100, b"RIFF\x00\x00\x00\x00WEBX"]
+
+
+def test_other_formats_are_refused_and_nothing_is_leaked() -> None:
+    draw = random.Random(0)
+    bodies = [*others(), *(draw.randbytes(draw.randrange(1, 400)) for _ in range(190))]
+    assert len(bodies) >= 200
+    for body in bodies:
+        error = refusal(body)
+        assert error.status == 415
+        assert error.to_json() == {
+            "error": "the body is no image of an allowed format",
+            "allowed": ["image/jpeg", "image/png", "image/webp"],
+        }
+
+
+def test_nothing_at_all_is_refused() -> None:
+    assert refusal(b"").status == 400
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_truncated_and_damaged_images_are_refused_or_decoded_whole(kind: str) -> None:
+    noise = Image.effect_noise((40, 40), 80).convert("RGB")
+    whole, draw = encoded(noise, kind), random.Random(0)
+    for _ in range(20):
+        error = refusal(whole[: draw.randrange(60, len(whole) - 100)])
+        assert error.status in (400, 415)
+        assert "truncated or damaged" in error.error or "no image" in error.error
+    for _ in range(60):
+        changed = bytearray(whole)
+        changed[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        with contextlib.suppress(ServiceError):  # nothing else may be raised
+            assert decode(bytes(changed), max_pixels=LIMIT).width > 0
+
+
+def claiming(width: int, height: int) -> bytes:
+    """A PNG that says it is larger than it is."""
+    body = encoded(Image.new("L", (8, 8)))
+    header = b"IHDR" + struct.pack(">II", width, height) + body[24:29]
+    return body[:12] + header + struct.pack(">I", zlib.crc32(header)) + body[33:]
+
+
+@pytest.mark.parametrize("size", [(5001, 5000), (100_000, 100_000), (2**31 - 1, 1), (1, 30_000_000)])
+def test_too_many_pixels_are_refused_from_the_header(size: tuple[int, int]) -> None:
+    body = claiming(*size)
+    tracemalloc.start()
+    started = time.perf_counter()
+    error = refusal(body)
+    seconds, (_, most) = time.perf_counter() - started, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert error.status == 413
+    assert error.allowed == {"max_pixels": LIMIT}
+    assert seconds < 0.05
+    assert most < 32 * 2**20
+
+
+def test_bombs_in_text_are_refused() -> None:
+    text = PngImagePlugin.PngInfo()
+    for number in range(100):
+        text.add_itxt(f"key{number}", "0" * 5_000_000, zip=True)
+    body = encoded(Image.new("L", (8, 8)), "PNG", pnginfo=text)
+    assert len(body) < 1_000_000
+    tracemalloc.start()
+    started = time.perf_counter()
+    error = refusal(body)
+    seconds, (_, most) = time.perf_counter() - started, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert error.status in (400, 415)
+    assert seconds < 1
+    assert most < 64 * 2**20
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_of_an_animation_the_first_frame_is_taken(kind: str) -> None:
+    first, *rest = (Image.new("RGB", (6, 6), colour) for colour in COLOURS)
+    body = encoded(first, kind, save_all=True, append_images=rest, lossless=True)
+    red, _, blue = decode(body, max_pixels=LIMIT).convert("RGB").getpixel((3, 3))
+    assert red > 200
+    assert blue < 50
+
+
+def test_a_webp_of_very_many_frames_costs_one() -> None:
+    frames = [Image.new("L", (4, 4), number % 256).convert("RGB") for number in range(10_000)]
+    body = encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True, method=0)
+    started = time.perf_counter()
+    assert decode(body, max_pixels=LIMIT).size == (4, 4)
+    assert time.perf_counter() - started < 0.05
+
+
+def test_images_are_turned_as_their_exif_says() -> None:
+    image = Image.new("RGB", (10, 20))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert decode(encoded(image, "JPEG", exif=exif), max_pixels=LIMIT).size == (20, 10)
+
+
+ODD = {
+    "one pixel": Image.new("L", (1, 1), 9),
+    "a line": Image.new("RGB", (1, 500)),
+    "a row": Image.new("RGB", (500, 1)),
+    "alpha": Image.new("RGBA", (9, 9), (1, 2, 3, 4)),
+    "grey with alpha": Image.new("LA", (9, 9)),
+    "palette": Image.new("P", (9, 9)),
+    "one bit": Image.new("1", (9, 9)),
+    "16 bits": Image.new("I;16", (9, 9), 40_000),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_odd_images_become_finite_inputs(name: str, mode: str) -> None:
+    image = decode(encoded(ODD[name]), max_pixels=LIMIT)
+    assert Preprocessing(mode=mode, size=(8, 8))(image).isfinite().all()
+    small = thumbnail(image)
+    assert media_type(small) == ("image/jpeg" if max(image.size) > 64 else "image/png")
+    assert max(Image.open(io.BytesIO(small)).size) <= 128
+
+
+def test_four_inks_become_three_channels() -> None:
+    image = decode(encoded(Image.new("CMYK", (200, 300), (0, 255, 255, 0)), "JPEG"), max_pixels=LIMIT)
+    assert Preprocessing(mode="RGB", size=(8, 8))(image).shape == (3, 8, 8)
+    assert media_type(thumbnail(image)) == "image/jpeg"
+
+
+def test_thumbnails_carry_nothing_else() -> None:
+    exif = Image.Exif()
+    exif[0x010E] = "WHERE-I-LIVE"
+    body = encoded(Image.new("RGB", (300, 200)), "JPEG", exif=exif, comment=b"WHERE-I-LIVE")
+    assert b"WHERE-I-LIVE" in body
+    assert b"WHERE-I-LIVE" not in thumbnail(decode(body, max_pixels=LIMIT))

@@ -1,0 +1,196 @@
+"""What every request passes first, driven as a server would drive it."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from lam.service.limits import HEADERS, Limits
+from lam.service.settings import ServiceSettings
+
+SETTINGS = ServiceSettings(max_body=1000, max_held=1500, body_seconds=0.2, linger_seconds=0.1)
+LOCAL = ((b"host", b"127.0.0.1:8000"),)
+
+
+@dataclass
+class Reply:
+    """What was sent back."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    read: int = 0
+    ended: int = 0
+
+    @property
+    def error(self) -> str:
+        """The sentence of a refusal."""
+        found = json.loads(self.body)
+        assert set(found) == {"error", "allowed"}
+        return found["error"]
+
+
+async def echo(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+    """An application that says how much it was sent, or fails where that is asked for."""
+    if scope["path"] == "/fail":
+        raise RuntimeError("secret detail")
+    message = await receive()
+    content = str(len(message["body"])).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": content})
+
+
+counted: list[tuple[str, str, int]] = []
+
+
+def limits(key: str | None = None, settings: ServiceSettings = SETTINGS) -> Limits:
+    counted.clear()
+    return Limits(
+        echo, settings, key=key, count=lambda route, method, status, _: counted.append((route, method, status))
+    )
+
+
+async def ask(
+    app: Limits,
+    chunks: Iterable[bytes] = (b"",),
+    *,
+    path: str = "/v1/x",
+    headers: Iterable[tuple[bytes, bytes]] = LOCAL,
+    pause: float = 0.0,
+    gone: bool = False,
+) -> Reply:
+    """Send a body in chunks; the last is the end, unless the client is gone by then."""
+    reply, left = Reply(), list(chunks)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(pause)
+        if not left:
+            if gone:
+                return {"type": "http.disconnect"}
+            await asyncio.sleep(3600)
+        chunk = left.pop(0)
+        reply.read += len(chunk)
+        return {"type": "http.request", "body": chunk, "more_body": bool(left) or gone}
+
+    async def send(message: Any) -> None:
+        assert not reply.ended
+        if message["type"] == "http.response.start":
+            reply.status = message["status"]
+            reply.headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
+        else:
+            reply.body += message["body"]
+            reply.ended += not message.get("more_body", False)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
+    await app(scope, receive, send)
+    return reply
+
+
+def answer(*arguments: Any, key: str | None = None, **options: Any) -> Reply:
+    return asyncio.run(ask(limits(key), *arguments, **options))
+
+
+def test_a_body_of_the_limit_passes_and_one_more_byte_does_not() -> None:
+    assert answer([b"x" * 400, b"x" * 600]).body == b"1000"
+    reply = answer([b"x" * 400, b"x" * 601])
+    assert reply.status == 413
+    assert reply.error == "the body is larger than 1000 bytes"
+    assert reply.ended == 1
+
+
+def test_a_declared_length_is_refused_before_anything_is_read() -> None:
+    for length in (b"1001", b"600000000", b"9" * 5000):
+        reply = answer([b""], headers=[*LOCAL, (b"content-length", length)])
+        assert reply.status == 413
+
+
+def test_a_false_length_does_not_help() -> None:
+    assert answer([b"x" * 1500], headers=[*LOCAL, (b"content-length", b"10")]).status == 413
+
+
+def test_an_endless_body_is_stopped_and_not_held() -> None:
+    reply = answer([b"x" * 100] * 5000)
+    assert reply.status == 413
+    assert reply.body
+    assert counted == [("other", "POST", 413)]
+
+
+def test_a_body_that_drips_is_refused_in_time() -> None:
+    loop_time: list[float] = []
+
+    async def timed() -> Reply:
+        started = asyncio.get_running_loop().time()
+        reply = await ask(limits(), [b"x"] * 100, pause=0.05)
+        loop_time.append(asyncio.get_running_loop().time() - started)
+        return reply
+
+    reply = asyncio.run(timed())
+    assert reply.status == 408
+    assert reply.error == "the body did not come within 0.2 s"
+    assert reply.read < 10
+    assert loop_time[0] < 1
+
+
+def test_a_client_that_goes_is_forgotten() -> None:
+    reply = answer([b"x"], gone=True)
+    assert reply.status == 0
+    assert counted == [("other", "POST", 499)]
+
+
+def test_all_bodies_together_are_bounded_and_let_go() -> None:
+    async def several() -> list[int]:
+        app = limits()
+        together = await asyncio.gather(*(ask(app, [b"x" * 400, b"x" * 400], pause=0.02) for _ in range(3)))
+        later = await ask(app, [b"x" * 1000])
+        return [reply.status for reply in together] + [later.status]
+
+    *together, later = asyncio.run(several())
+    assert 503 in together
+    assert 200 in together
+    assert later == 200
+
+
+def test_a_key_is_asked_for_where_there_is_one() -> None:
+    host = (b"host", b"example.org")
+    right = [(b"authorization", b"Bearer k"), (b"x-api-key", b"k"), (b"authorization", b"bearer k")]
+    for header in right:
+        assert answer(headers=[host, header], key="k").status == 200
+    wrong = [(b"authorization", b"Bearer kk"), (b"x-api-key", b""), (b"authorization", b"Basic k"), host]
+    for header in wrong:
+        reply = answer(headers=[host, header], key="k")
+        assert reply.status == 401
+        assert reply.headers["www-authenticate"] == "Bearer"
+        assert "k" in reply.error
+    assert answer(headers=[host], key="k", path="/v1/health").status == 200
+    assert answer(headers=[host], key="k", path="/").status == 200
+    for path in ("/metrics", "/openapi.json", "/v1/health/", "/v1/items"):
+        assert answer(headers=[host], key="k", path=path).status == 401
+
+
+def test_without_a_key_other_names_for_this_machine_are_refused() -> None:
+    for host in (b"localhost", b"localhost:80", b"127.0.0.1", b"[::1]:8000", b"[::1]"):
+        assert answer(headers=[(b"host", host)]).status == 200
+    for host in (b"evil.example", b"127.0.0.1.evil.example:80", b"", b"localhost.evil:8000"):
+        assert answer(headers=[(b"host", host)]).status == 421
+
+
+def test_every_answer_has_the_headers() -> None:
+    for reply in (answer(), answer([b"x" * 2000]), answer(path="/fail")):
+        for name, value in HEADERS.items():
+            assert reply.headers[name.lower()] == value
+    assert "http:" not in HEADERS["Content-Security-Policy"]
+
+
+def test_a_failure_says_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:
+    reply = answer(path="/fail")
+    assert reply.status == 500
+    assert reply.error == "the service failed at this request; its log says why"
+    assert "secret detail" in caplog.text
+
+
+def test_a_limit_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="max_k must be positive, got 0"):
+        ServiceSettings(max_k=0)

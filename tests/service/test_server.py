@@ -1,0 +1,319 @@
+"""A process that serves, and what is done to it from outside: slow clients, kills, signals, a second process."""
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lam.cli import main
+from lam.service.gallery import FOLDER
+from lam.service.items import Item
+from lam.service.store import FILE, ItemStore
+from tests.service.serve_quickly import BODY, HEADERS, LIMIT
+
+ROOT = Path(__file__).parents[2]
+PNG = {"Content-Type": "image/png"}
+
+
+@dataclass
+class Served:
+    """A process that serves a run."""
+
+    process: "subprocess.Popen[str]"
+    port: int
+
+    def ask(self, method: str, path: str, body: bytes | None = None, headers: Any = PNG) -> tuple[int, dict[str, Any]]:
+        """One request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def memory(self) -> int:
+        """Bytes that it holds."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+
+
+@contextlib.contextmanager
+def served(run: Path) -> Iterator[Served]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.service.serve_quickly", str(run)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        line = process.stdout.readline()
+        assert "items at http://127.0.0.1:" in line, process.stderr.read()
+        found = Served(process, int(line.split(":")[-1].split(",")[0]))
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                if found.ask("GET", "/v1/ready")[0] == 200:
+                    break
+            time.sleep(0.02)
+        yield found
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def shared(calibrated_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(Path(shutil.copytree(calibrated_run, tmp_path_factory.mktemp("served") / "run"))) as found:
+        yield found
+
+
+def until_closed(port: int, first: bytes, drip: bytes = b"") -> tuple[float, bytes]:
+    """Send, then drip, until the server closes; how long that took, and what it said."""
+    said, started = b"", time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), timeout=0.1) as connection:
+        connection.sendall(first)
+        while time.monotonic() - started < 15:
+            with contextlib.suppress(TimeoutError):
+                received = connection.recv(4096)
+                if not received:
+                    break
+                said += received
+            try:
+                connection.sendall(drip)
+            except OSError:
+                break
+    return time.monotonic() - started, said
+
+
+HEAD = b"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
+SLOW = {
+    "silence": (b"", b"", HEADERS),
+    "headers that drip": (b"POST /v1", b"x", HEADERS),
+    "a body that drips": (HEAD + b"Content-Length: 5000\r\n\r\n", b"x", BODY),
+    "a body that never comes": (HEAD + b"Content-Length: 5000\r\n\r\n", b"", BODY),
+    "chunks that drip": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", BODY),
+}
+
+
+def test_slow_clients_are_closed_in_time(shared: Served) -> None:
+    with ThreadPoolExecutor(len(SLOW)) as pool:
+        found = list(pool.map(lambda slow: until_closed(shared.port, slow[0], slow[1]), SLOW.values()))
+    for (taken, said), (name, (_, _, seconds)) in zip(found, SLOW.items(), strict=True):
+        assert seconds - 0.2 < taken < seconds + 2, name
+        if seconds == BODY:
+            assert said.startswith(b"HTTP/1.1 408"), name
+            assert b"the body did not come within 1.5 s" in said
+
+
+def good_traffic(found: Served, png: bytes, requests: int) -> float:
+    """Seconds that nearly all requests take."""
+    seconds = []
+    for _ in range(requests):
+        started = time.monotonic()
+        assert found.ask("POST", "/v1/search", png)[0] == 200
+        seconds.append(time.monotonic() - started)
+    return sorted(seconds)[int(0.9 * requests)]
+
+
+def slow_ones_do_not_matter(found: Served, png: bytes, sockets: int, rounds: int, requests: int) -> None:
+    good_traffic(found, png, 10)
+    alone = good_traffic(found, png, requests)
+    for _ in range(rounds):
+        held = [socket.create_connection(("127.0.0.1", found.port)) for _ in range(sockets)]
+        for number, connection in enumerate(held):
+            connection.sendall(HEAD + b"Content-Length: 5000\r\n\r\nx" if number % 2 else b"POST /v1/sea")
+        assert good_traffic(found, png, requests) < 2 * alone + 0.02
+        for connection in held:
+            connection.close()
+
+
+def test_slow_clients_do_not_slow_others(shared: Served, png: bytes) -> None:
+    slow_ones_do_not_matter(shared, png, 200, 1, 40)
+
+
+@pytest.mark.slow
+def test_slow_clients_do_not_slow_others_for_minutes(shared: Served, png: bytes) -> None:
+    slow_ones_do_not_matter(shared, png, 200, 60, 100)
+
+
+def endless(port: int, head: bytes, chunk: bytes, total: int) -> tuple[bytes, int]:
+    """Send as much as is taken, listening meanwhile; what was said, and how much was sent."""
+    said, sent = b"", 0
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(head)
+        with contextlib.suppress(OSError):
+            while sent < total:
+                connection.sendall(chunk)
+                sent += len(chunk)
+        with contextlib.suppress(OSError):
+            while received := connection.recv(4096):
+                said += received
+    return said, sent
+
+
+def test_uploads_beyond_the_limit_are_refused_and_not_held(shared: Served) -> None:
+    body = b"x" * LIMIT
+    assert shared.ask("POST", "/v1/search", body)[0] == 415
+    assert shared.ask("POST", "/v1/search", body[:-1])[0] == 415
+    status, found = shared.ask("POST", "/v1/search", body + b"x")
+    assert (status, found["allowed"]) == (413, {"max_bytes": LIMIT})
+    before, chunk = shared.memory(), b"10000\r\n" + b"x" * 65536 + b"\r\n"
+    endless(shared.port, HEAD + b"Content-Length: 629145600\r\n\r\n", b"x" * 65536, 600 * 2**20)
+    endless(shared.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", chunk, 600 * 2**20)
+    assert shared.memory() - before < 32 * 2**20
+    said, _ = endless(shared.port, HEAD + b"Content-Length: 629145600\r\n\r\n", b"x", 10)
+    assert said.startswith(b"HTTP/1.1 413")
+
+
+def test_a_second_process_is_refused(calibrated_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path(shutil.copytree(calibrated_run, tmp_path / "run"))
+    with served(run):
+        assert main(["serve", str(run), "--port", "0"]) == 1
+    assert "another process is writing to" in capsys.readouterr().err
+
+
+def kills_lose_nothing(run: Path, png: bytes, kills: int) -> None:
+    acknowledged: set[str] = set()
+    asked: set[str] = set()
+    draw = random.Random(0)
+    for kill in range(kills):
+        with served(run) as found:
+            assert found.ask("GET", "/v1/items?limit=1")[1]["total"] >= len(acknowledged)
+
+            def add(worker: int, kill: int = kill, found: Served = found) -> None:
+                for number in range(10_000):
+                    name = f"{kill}-{worker}-{number}"
+                    asked.add(name)
+                    try:
+                        status, _ = found.ask("PUT", f"/v1/items/{name}", png)
+                    except (OSError, http.client.HTTPException, ValueError):
+                        return
+                    if status == 201:
+                        acknowledged.add(name)
+
+            threads = [threading.Thread(target=add, args=(worker,)) for worker in range(4)]
+            for thread in threads:
+                thread.start()
+            time.sleep(draw.uniform(0.1, 0.6))
+            found.process.send_signal(signal.SIGKILL)
+            for thread in threads:
+                thread.join()
+        store = ItemStore(run / FOLDER / FILE)
+        assert store.check() == []
+        names = [item.id for _, item in store.keyed() if item.origin == "service"]
+        store.close()
+        assert len(names) == len(set(names))
+        assert acknowledged <= set(names) <= asked
+    assert acknowledged
+
+
+def test_kills_while_items_are_added_lose_nothing(calibrated_run: Path, tmp_path: Path, png: bytes) -> None:
+    kills_lose_nothing(Path(shutil.copytree(calibrated_run, tmp_path / "run")), png, 2)
+
+
+@pytest.mark.slow
+def test_many_kills_while_items_are_added_lose_nothing(calibrated_run: Path, tmp_path: Path, png: bytes) -> None:
+    kills_lose_nothing(Path(shutil.copytree(calibrated_run, tmp_path / "run")), png, 60)
+
+
+def drained(run: Path, png: bytes, clients: int) -> None:
+    """After SIGTERM with requests in flight, what was acknowledged is stored, and the process ends in time."""
+    with served(run) as found:
+        stored: set[str] = set()
+
+        def add(number: int) -> None:
+            name = f"{time.monotonic_ns()}-{number}"
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+                if found.ask("PUT", f"/v1/items/{name}", png)[0] == 201:
+                    stored.add(name)
+
+        with ThreadPoolExecutor(clients) as pool:
+            jobs = [pool.submit(add, number) for number in range(clients)]
+            time.sleep(0.05)
+            found.process.send_signal(signal.SIGTERM)
+            started = time.monotonic()
+            assert found.process.wait(15) == 0
+            assert time.monotonic() - started < 10
+            for job in jobs:
+                job.result()
+    store = ItemStore(run / FOLDER / FILE)
+    assert stored <= {item.id for _, item in store.keyed()}
+    store.close()
+    assert not (run / FOLDER / f"{FILE}-wal").exists()
+
+
+def test_a_signal_to_end_drains_what_is_in_flight(calibrated_run: Path, tmp_path: Path, png: bytes) -> None:
+    drained(Path(shutil.copytree(calibrated_run, tmp_path / "run")), png, 100)
+
+
+@pytest.mark.slow
+def test_50_signals_drain_what_is_in_flight(calibrated_run: Path, tmp_path: Path, png: bytes) -> None:
+    run = Path(shutil.copytree(calibrated_run, tmp_path / "run"))
+    for _ in range(50):
+        drained(run, png, 100)
+
+
+def test_without_a_key_only_this_machine_is_served(
+    calibrated_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("LAM_API_KEY", raising=False)
+    assert main(["serve", str(calibrated_run), "--host", "0.0.0.0"]) == 1
+    assert "without a key only this machine is served, got host '0.0.0.0'" in capsys.readouterr().err
+    monkeypatch.setenv("LAM_API_KEY", " ")
+    assert main(["serve", str(calibrated_run)]) == 1
+    assert "$LAM_API_KEY is empty" in capsys.readouterr().err
+    monkeypatch.delenv("LAM_API_KEY")
+
+
+def test_what_cannot_be_served_is_told(
+    served_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["serve", str(tmp_path / "nothing"), "--port", "0"]) == 1
+    assert "there is no folder" in capsys.readouterr().err
+    assert main(["serve", str(served_run), "--port", "70000"]) == 1
+    assert "port must be from 0 to 65535, got 70000" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", str(served_run), "--port", str(port)]) == 1
+    assert f"cannot serve at 127.0.0.1, port {port}" in capsys.readouterr().err
+    (posterior,) = (served_run / "encoder").glob("*/posterior.safetensors")
+    content = bytearray(posterior.read_bytes())
+    content[-3] ^= 1
+    posterior.write_bytes(content)
+    assert main(["serve", str(served_run), "--port", "0"]) == 1
+    assert "posterior.safetensors is truncated or altered" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "lam.service.server", None)
+    assert main(["serve", str(served_run)]) == 1
+    assert "pip install 'lam[serve]'" in capsys.readouterr().err
+
+
+def test_an_altered_row_stops_the_start_with_its_name(served_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (served_run / FOLDER).mkdir()
+    store = ItemStore(served_run / FOLDER / FILE)
+    store.write([Item("mine", b"\0" * 12, 1.0)])
+    store._writer.execute("UPDATE items SET label = 'x'")
+    store.close()
+    assert main(["serve", str(served_run), "--port", "0"]) == 1
+    assert "items.sqlite: rows mine are altered" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""Workers: batches, isolation, a bounded queue, and another thread in place of one that died."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from lam.service.errors import ServiceError
+from lam.service.workers import Worker
+
+Make = Callable[..., Worker[Any, Any]]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Worker[Any, Any]] = []
+
+    def build(work: Callable[[Sequence[Any]], Sequence[Any]], **options: Any) -> Worker[Any, Any]:
+        options = {"batch": 8, "wait": 0.05, "queue": 100, "patience": 10.0, **options}
+        made.append(Worker("test", work, **options))
+        return made[-1]
+
+    yield build
+    for worker in made:
+        worker.close(timeout=5.0)
+
+
+def test_what_comes_together_is_one_batch(make: Make) -> None:
+    sizes: list[int] = []
+
+    def work(jobs: Sequence[int]) -> list[int]:
+        sizes.append(len(jobs))
+        return [job * 2 for job in jobs]
+
+    worker = make(work, batch=4)
+    futures = [worker.submit(number) for number in range(8)]
+    assert [future.result(5) for future in futures] == [number * 2 for number in range(8)]
+    assert sizes == [4, 4]
+
+
+def test_one_bad_job_does_not_spoil_the_others(make: Make) -> None:
+    def work(jobs: Sequence[int]) -> list[float]:
+        if 0 in jobs:
+            raise ValueError("no zero")
+        return [1 / job for job in jobs]
+
+    futures = [make(work).submit(number) for number in (1, 0, 2)]
+    assert futures[0].result(5) == 1
+    assert futures[2].result(5) == 0.5
+    with pytest.raises(ValueError, match="no zero"):
+        futures[1].result(5)
+
+
+def test_a_full_queue_refuses_at_once(make: Make) -> None:
+    release = threading.Event()
+
+    def work(jobs: Sequence[int]) -> Sequence[int]:
+        release.wait(5)
+        return jobs
+
+    worker = make(work, batch=1, wait=0.0, queue=2)
+    first = worker.submit(0)
+    while len(worker):
+        time.sleep(0.001)
+    futures = [first, worker.submit(1), worker.submit(2)]
+    with pytest.raises(ServiceError, match="2 requests wait") as refused:
+        worker.submit(3)
+    assert refused.value.status == 503
+    assert refused.value.headers["Retry-After"] == "1"
+    release.set()
+    assert [future.result(5) for future in futures] == [0, 1, 2]
+
+
+def test_a_queue_is_bounded_by_the_work_in_it(make: Make) -> None:
+    def work(jobs: Sequence[int]) -> Sequence[int]:
+        time.sleep(0.1)
+        return jobs
+
+    worker = make(work, batch=1, wait=0.0, patience=0.05)
+    for number in range(3):
+        worker.submit(number).result(5)
+    accepted = [worker.submit(number) for number in range(1)]
+    with pytest.raises(ServiceError, match="wait for the test worker"):
+        accepted += [worker.submit(number) for number in range(10)]
+    assert accepted[0].result(5) == 0
+
+
+def dies_and_comes_back(make: Make, times: int) -> None:
+    def work(jobs: Sequence[str]) -> Sequence[str]:
+        if "die" in jobs:
+            raise MemoryError("out of it")
+        return jobs
+
+    worker = make(work, wait=0.0)
+    for number in range(times):
+        with pytest.raises(ServiceError, match="was lost"):
+            worker.submit("die").result(5)
+        assert worker.complaint == "the test worker is being restarted"
+        assert worker.submit("live").result(5) == "live"
+        assert worker.complaint is None
+        assert worker.restarts == number + 1
+
+
+def test_a_worker_that_dies_is_replaced(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    dies_and_comes_back(make, 3)
+    assert "died and is restarted" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_20_times_is_replaced_20_times(make: Make) -> None:
+    dies_and_comes_back(make, 20)
+
+
+def test_a_cancelled_job_is_not_done(make: Make) -> None:
+    done: list[int] = []
+
+    def work(jobs: Sequence[int]) -> Sequence[int]:
+        done.extend(jobs)
+        return jobs
+
+    worker = make(work, wait=0.2)
+    gone, stays = worker.submit(1), worker.submit(2)
+    assert gone.cancel()
+    assert stays.result(5) == 2
+    assert done == [2]
+
+
+def test_closing_does_what_waits_and_takes_no_more(make: Make) -> None:
+    worker = make(lambda jobs: jobs, wait=0.5, batch=3)
+    futures = [worker.submit(number) for number in range(2)]
+    worker.close(timeout=5.0)
+    assert [future.result(0) for future in futures] == [0, 1]
+    with pytest.raises(ServiceError, match="shutting down"):
+        worker.submit(2)

@@ -68,6 +68,7 @@ class DataConfig:
         options: further options of that data set.
         ood: out-of-distribution sets, the main one first.
         limit: at most this many items of each part, for a quick try.
+        num_workers: processes that read images, in training and after.
         seed: of the split into parts.
     """
 
@@ -76,6 +77,7 @@ class DataConfig:
     options: dict[str, Any] = field(default_factory=dict)
     ood: list[OodConfig] = field(default_factory=list)
     limit: int | None = None
+    num_workers: int = 0
     seed: int = 0
 
 
@@ -237,6 +239,7 @@ class RunConfig:
             ("seed", self.seed, 0),
             ("data.seed", self.data.seed, 0),
             ("data.limit", self.data.limit, 1),
+            ("data.num_workers", self.data.num_workers, 0),
             ("network.dimension", self.network.dimension, 2),
             ("evaluation.n_samples", evaluation.n_samples, 2),
             ("evaluation.reference", evaluation.reference, NEIGHBOUR),

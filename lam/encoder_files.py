@@ -96,7 +96,8 @@ def _network(generation: Path, recipe: Any, network: nn.Module | None) -> nn.Mod
         if recipe is None:
             raise ValueError(
                 f"{generation.parent} holds a network that lam cannot rebuild by name: pass one of the same "
-                "architecture, lam.load(folder, network)"
+                "architecture, lam.load(folder, network), or of an ensemble all of its members, "
+                "lam.load(folder, torch.nn.ModuleList(members))"
             )
         from lam.models import build
 

@@ -43,7 +43,7 @@ from lam.models import EmbeddingNetwork
 from lam.relevance import relevance_of
 from lam.retrieval.neighbours import rank
 from lam.run_data import check_files, check_splits, load_data, loader_of
-from lam.run_folder import claimed, is_finished, refuse_other_run
+from lam.run_folder import DATA, claimed, is_finished, refuse_other_run
 from lam.run_report import write_plots_and_report
 from lam.training import device_of
 from lam.weights import load_weights
@@ -97,7 +97,8 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     splits, ood = distributed.first_before_others(lambda: load_data(config.data))
     check_splits(splits)
     parts: dict[str, ImageDataset] = {**vars(splits), **{f"OOD set {name}": images for name, images in ood.items()}}
-    distributed.from_first(lambda: check_files(parts.values(), progress))
+    if not (folder / DATA).is_file():  # an earlier start has checked them
+        distributed.from_first(lambda: check_files(parts.values(), progress))
     network = distributed.first_before_others(lambda: _build_network(config, splits.train))
     with claimed(folder, settings, parts):
         return _run(config, folder, network, splits, ood, progress)
@@ -131,11 +132,12 @@ def _evaluate(
     stages: "_Stages",
 ) -> RunResult:
     encoder = _encoder(config, trained, splits.validation, folder, stages)
+    workers = config.data.num_workers
     with stages("evaluate"):
         evaluation = evaluate(
             encoder,
-            loader_of(splits.test, EMBEDDING_BATCH),
-            {name: loader_of(images, EMBEDDING_BATCH) for name, images in ood.items()},
+            loader_of(splits.test, EMBEDDING_BATCH, workers),
+            {name: loader_of(images, EMBEDDING_BATCH, workers) for name, images in ood.items()},
             reference=_reference(config, encoder, splits.train),
             is_query=getattr(splits.test, "is_query", None),
             relevant_within=config.places.relevant_within,
@@ -199,11 +201,18 @@ def _train(
         network,
         splits.train if config.augmentation == AugmentationOptions() else Augmented(splits.train, config.augmentation),
         **training,
+        num_workers=config.data.num_workers,
         loss=losses.build(config.training.loss, margin=config.margin),
         options=config.options,
         pretrained=config.checkpoint is not None,
         relation=relation,
-        validate=lambda candidate: nearest_is_relevant(candidate, splits.validation, relation),
+        validate=lambda candidate: nearest_is_relevant(
+            candidate,
+            splits.validation,
+            relation,
+            relevant_within=config.places.relevant_within,
+            num_workers=config.data.num_workers,
+        ),
         seed=config.seed,
         folder=folder / "checkpoints",
         accelerator=config.accelerator,
@@ -244,7 +253,7 @@ def _other_members(config: RunConfig) -> dict[str, Any]:
 
 def _tune(config: RunConfig, encoder: BayesianEncoder, validation: ImageDataset) -> None:
     if config.laplace.tune == "calibration":
-        batches = loader_of(validation, EMBEDDING_BATCH)
+        batches = loader_of(validation, EMBEDDING_BATCH, config.data.num_workers)
         encoder.tune(
             batches,
             by="calibration",
@@ -256,15 +265,25 @@ def _tune(config: RunConfig, encoder: BayesianEncoder, validation: ImageDataset)
         encoder.tune([], by="marginal_likelihood")
 
 
-def nearest_is_relevant(network: nn.Module, images: ImageDataset, relation: Relation | None = None) -> float:
+def nearest_is_relevant(
+    network: nn.Module,
+    images: ImageDataset,
+    relation: Relation | None = None,
+    *,
+    relevant_within: float | None = None,
+    num_workers: int = 0,
+) -> float:
     """Give the share of queries whose nearest other item answers them: what validation picks the epoch by.
 
     Queries that nothing answers are left out; 0 where that are all.
     """
-    relevance = relevance_of(relation or Relation(), images.targets, is_query=getattr(images, "is_query", None))
+    is_query = getattr(images, "is_query", None)
+    relation = relation or Relation()
+    relevance = relevance_of(relation, images.targets, is_query=is_query, relevant_within=relevant_within)
     with evaluating(network):
         device = next(network.parameters()).device
-        embeddings = torch.cat([network(batch.to(device)) for batch, _ in loader_of(images, EMBEDDING_BATCH)]).float()
+        batches = loader_of(images, EMBEDDING_BATCH, num_workers)
+        embeddings = torch.cat([network(batch.to(device)) for batch, _ in batches]).float()
     gallery = None if relevance.gallery is None else embeddings[relevance.gallery.to(device)]
     hits, _ = rank(embeddings[relevance.queries.to(device)], gallery, k=1)
     answerable = relevance.count() > 0
@@ -273,7 +292,7 @@ def nearest_is_relevant(network: nn.Module, images: ImageDataset, relation: Rela
 
 def _reference(config: RunConfig, encoder: Encoder, train_split: ImageDataset) -> Tensor:
     images = train_split.limit(config.evaluation.reference, seed=config.seed)
-    return encoder.observe(loader_of(images, EMBEDDING_BATCH), n_samples=2).features
+    return encoder.observe(loader_of(images, EMBEDDING_BATCH, config.data.num_workers), n_samples=2).features
 
 
 def _seconds_so_far(folder: Path) -> dict[str, float]:

@@ -1,7 +1,10 @@
 """The data of a run: loaded, limited, and refused before any work where they cannot serve."""
 
+import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +16,10 @@ from lam.config import DataConfig
 from lam.curvature import check_labels
 from lam.datasets import FolderImages, ImageDataset, MissingDataError, Splits
 from lam.evaluation import NEIGHBOUR
+from lam.preprocessing import Preprocessing
 
 MANY_FILES = 1000
+_DOWNLOAD = "--data.options='{download: true}'"
 
 
 def load_data(data: DataConfig) -> tuple[Splits, dict[str, ImageDataset]]:
@@ -70,16 +75,23 @@ def check_files(parts: Iterable[ImageDataset], progress: bool) -> None:
     """
     files = [(path, part.preprocessing) for part in parts if isinstance(part, FolderImages) for path in part.paths]
     hidden = not progress or len(files) <= MANY_FILES
-    for path, preprocessing in tqdm(files, desc="checking", unit="image", disable=hidden):
+
+    def read(file: tuple[Path, Preprocessing]) -> None:
+        path, preprocessing = file
+        preprocessing(path)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside of Python's lock
         try:
-            preprocessing(path)
+            for _ in tqdm(pool.map(read, files), total=len(files), desc="checking", unit="image", disable=hidden):
+                pass
         except ValueError as error:
+            pool.shutdown(cancel_futures=True)
             raise ValueError(f"{error}: replace or remove it") from None
 
 
-def loader_of(images: ImageDataset, batch_size: int) -> DataLoader[Any]:
+def loader_of(images: ImageDataset, batch_size: int, num_workers: int = 0) -> DataLoader[Any]:
     """Give a loader in the order of the images; torch's global random state stays as it is."""
-    return DataLoader(images, batch_size=batch_size, generator=torch.Generator())
+    return DataLoader(images, batch_size=batch_size, num_workers=num_workers, generator=torch.Generator())
 
 
 @contextmanager
@@ -87,4 +99,8 @@ def _told_how(option: str) -> Iterator[None]:
     try:
         yield
     except MissingDataError as error:
-        raise MissingDataError(f"{error} (in a run: {option})") from None
+        message = str(error)
+        for words, setting in (("allow_missing=True", "--allow-missing"), ("download=True", _DOWNLOAD)):
+            if words in message:
+                raise MissingDataError(message.replace(words, setting)) from None
+        raise MissingDataError(f"{message} (in a run: {option})") from None

@@ -22,9 +22,19 @@ def load_weights(network: nn.Module, path: str | Path) -> None:
             of the network, naming them.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(
+            f"checkpoint {path} is a folder: give a file of weights, such as "
+            "RUN/encoder/generation-.../network.safetensors of a run"
+        )
     if not path.is_file():
         raise ValueError(f"checkpoint {path} does not exist")
     state = read_weights(path)
+    if any(name.startswith("last/network/") for name in state):
+        raise ValueError(
+            f"checkpoint {path} is of an unfinished training, which `lam run` on its own folder continues: give the "
+            "weights of a network"
+        )
     try:
         check_state(network, state)
     except ValueError as error:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from lam import datasets, gallery, models
 from lam.config import DataConfig, NetworkConfig, OodConfig, RunConfig
 from lam.evaluation import evaluate
-from lam.files import CorruptFileError, verify
+from lam.files import CorruptFileError, verify, write_tensors
 from lam.run import run
 from lam.run_folder import locked
 from lam.run_report import write_plots_and_report
@@ -257,6 +257,11 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_any_work(tmp_path: Pat
         load_weights(network, tmp_path / "noise.safetensors")
     with pytest.raises(ValueError, match="missing.pth does not exist"):
         load_weights(network, tmp_path / "missing.pth")
+    with pytest.raises(ValueError, match="is a folder: give a file of weights, such as RUN/encoder"):
+        load_weights(network, tmp_path)
+    write_tensors(tmp_path / "tensors.safetensors", {"last/network/head.weight": torch.zeros(2)})
+    with pytest.raises(ValueError, match="of an unfinished training, which `lam run` on its own folder continues"):
+        load_weights(network, tmp_path / "tensors.safetensors")
 
 
 def folder_config(root: Path, output: Path, ood: list[OodConfig]) -> RunConfig:

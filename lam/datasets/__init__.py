@@ -129,7 +129,7 @@ def _call(loader: Callable[..., T], name: str, options: dict[str, Any], **given:
     if given["root"] is None:
         del given["root"]
         if "root" in parameters and parameters["root"].default is inspect.Parameter.empty:
-            raise ValueError(f"{name} needs a root: the folder of its images")
+            raise MissingDataError(f"{name} needs a root: the folder of its images")
     elif "root" not in parameters:
         raise ValueError(f"{name} ships with a library and has no root, got {given['root']}")
     return loader(**{key: value for key, value in given.items() if key in parameters}, **options)

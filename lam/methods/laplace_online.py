@@ -115,8 +115,9 @@ class OnlineLaplaceStep(Step):
     @property
     def settings(self) -> dict[str, Any]:
         """Options as JSON; a run is resumed only with the same."""
-        miner = {"hessian_miner": self.mining.settings["miner"]}
-        return {"method": "laplace_online", "head": self.head, "margin": self.margin, **asdict(self.options), **miner}
+        options = {**asdict(self.options), "hessian_miner": self.mining.settings["miner"]}
+        del options["refit"]  # it comes after training, and may be asked for later
+        return {"method": "laplace_online", "head": self.head, "margin": self.margin, **options}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient at the samples, averaged, and update h; see `Step.backward`.
@@ -246,7 +247,8 @@ def train(
         margin: of the curvature; that of the loss by default.
         head: path of the last linear layer; found on the first items by default.
         options: how the posterior is kept.
-        hessian_miner: a miner of pytorch-metric-learning, in place of `options.hessian_miner`.
+        hessian_miner: a miner of pytorch-metric-learning, in place of `options.hessian_miner`; the encoder does not
+            record it.
         pretrained: True is refused: a trained network holds no posterior.
         relation: what makes two items a pair; by default their labels.
         seed: of the order of the data and of everything drawn.
@@ -257,28 +259,31 @@ def train(
         The encoder with the kept epoch's weights and curvature, and the history.
 
     Raises:
-        ValueError: as `lam.training.train`, for options outside their range, or for a network that is trained.
+        ValueError: as `lam.training.train`, for options outside their range, for a network that is trained, or for a
+            miner that a refit could not use.
     """
     if pretrained:
         raise ValueError("a checkpoint holds no posterior: laplace_online trains, laplace_posthoc can start from one")
-    options = options or OnlineOptions()
+    options, relation = options or OnlineOptions(), relation or Relation()
     margin = loss.margin if margin is None else margin
     path = head_of(network, dataset, head)
+    refit = _refit_options(path, options, hessian_miner, relation, training) if options.refit else None
     step = OnlineLaplaceStep(path, margin=margin, options=options, hessian_miner=hessian_miner)
     with stage("train"):
         training |= {"loss": loss, "epochs": epochs, "step": step, "seed": seed}
         history = train_by_loop(network, dataset, pairs=pairs_of(relation), **training)
-    relation = relation or Relation()
-    if options.refit:
-        refit = LaplaceOptions(
-            **{name: getattr(options, name) for name in _SHARED},
-            miner=options.hessian_miner,
-            max_pairs=options.hessian_max_pairs,
-            batch_size=training.get("batch_size", BATCH_SIZE),
-        )
-        plain, progress = without_augmentation(dataset), training.get("progress", True)
+    if refit is not None:
         with stage("fit"):
-            encoder = fit_with(refit, network, plain, margin=margin, relation=relation, seed=seed, progress=progress)
+            encoder = fit_with(
+                refit,
+                network,
+                without_augmentation(dataset),
+                margin=margin,
+                relation=relation,
+                seed=seed,
+                num_workers=training.get("num_workers", 0),
+                progress=training.get("progress", True),
+            )
         return Trained(encoder, {"network": history})
     layer: Any = network.get_submodule(step.head)
     posterior = LastLayerPosterior(
@@ -294,6 +299,26 @@ def train(
     relation = replace(relation, scope="online", miner=options.hessian_miner, max_pairs=options.hessian_max_pairs)
     encoder = BayesianEncoder(network, step.head, posterior, relation=relation, preprocessing=preprocessing)
     return Trained(encoder, {"network": history})
+
+
+def _refit_options(
+    head: str, options: OnlineOptions, miner: Miner | None, relation: Relation, training: dict[str, Any]
+) -> LaplaceOptions:
+    """Give what the refit is done by. Shuffled batches of places hold hardly a pair: there every pair counts."""
+    places = relation.positive_within is not None
+    if miner is not None or (places and options.hessian_miner != "all"):
+        raise ValueError(
+            "refit forms the curvature over all pairs, or, of labels, over those of a miner given by its name: "
+            "leave the miner of the curvature out, or refit"
+        )
+    return LaplaceOptions(
+        head=head,
+        **{name: getattr(options, name) for name in _SHARED},
+        pairs="dataset" if places else "batch",
+        miner=options.hessian_miner,
+        max_pairs=None if places else options.hessian_max_pairs,
+        batch_size=training.get("batch_size", BATCH_SIZE),
+    )
 
 
 def _split(theta: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:

@@ -111,6 +111,11 @@ def train(
     """
     options = options or LaplaceOptions()
     relation = relation or Relation()
+    if relation.positive_within is not None and options.pairs == "batch":
+        raise ValueError(
+            'pairs must be "dataset" for places (laplace.pairs=dataset in a run): shuffled batches of places hold '
+            "hardly a positive pair"
+        )
     training |= {"loss": loss, "epochs": epochs, "seed": seed}
     histories = train_network(network, dataset, pretrained=pretrained, relation=relation, stage=stage, **training)
     with stage("fit"):
@@ -121,6 +126,7 @@ def train(
             margin=loss.margin,
             relation=relation,
             seed=seed,
+            num_workers=training.get("num_workers", 0),
             progress=training.get("progress", True),
         )
     return Trained(encoder, histories)
@@ -134,13 +140,14 @@ def fit_with(
     margin: float,
     relation: Relation,
     seed: int,
+    num_workers: int,
     progress: bool,
 ) -> BayesianEncoder:
     """Fit as the options of a run say, on the shuffled batches of a data set; see `fit`."""
     generator = torch.Generator().manual_seed(seed)
     return fit(
         network,
-        DataLoader(dataset, batch_size=options.batch_size, shuffle=True, generator=generator),
+        DataLoader(dataset, batch_size=options.batch_size, shuffle=True, num_workers=num_workers, generator=generator),
         margin=margin,
         head=options.head,
         dimension=options.dimension,

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 import lam
 from lam import losses, models
+from lam.curvature import Relation
 from lam.datasets import TensorImages
 from lam.fitting import fit
 from lam.hessians import contrastive_ggn
@@ -184,3 +185,42 @@ def test_refitted_it_has_the_curvature_of_post_hoc_at_the_weights_of_online():
     assert (encoder.posterior.scale, encoder.posterior.prior_precision) == (1e4, 2.0)
     assert (encoder.relation.scope, followed.relation.scope) == ("batch", "online")
     assert not torch.allclose(encoder.posterior.curvature.h, followed.posterior.curvature.h.double(), rtol=0.01)
+
+
+class TwoHeads(torch.nn.Module):
+    """Two layers give the same output, so that which one is meant has to be said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(64, 3)
+        self.second = torch.nn.Linear(3, 3, bias=False)
+        torch.nn.init.eye_(self.second.weight)
+        self.second.weight.requires_grad_(False)
+
+    def forward(self, inputs):
+        return F.normalize(self.second(self.first(inputs.flatten(1))))
+
+
+def test_a_refit_is_of_the_head_that_training_had_and_may_be_asked_for_later(tmp_path: Path):
+    common: dict[str, Any] = {"loss": losses.build(margin=0.7), "epochs": 1, "batch_size": 16, **QUIET}
+    for refit in (False, True):
+        options = replace(OPTIONS, refit=refit)
+        encoder, _ = train(TwoHeads(), make_data(), head="first", options=options, folder=tmp_path, **common)
+        assert encoder.head == "first"
+
+
+def test_a_refit_of_places_counts_every_pair_and_refuses_a_miner_before_training():
+    generator = torch.Generator().manual_seed(0)
+    cells = torch.arange(40) // 2
+    positions = torch.stack([1000.0 * cells + torch.arange(40) % 2, torch.zeros(40)], 1)
+    data = list(zip(torch.rand(40, 1, 8, 8, generator=generator), positions, strict=True))
+    relation = Relation(positive_within=5.0)
+    common: dict[str, Any] = {"loss": losses.build(margin=0.7), "epochs": 1, "batch_size": 40, **QUIET}
+    options = replace(OPTIONS, refit=True)
+    encoder, _ = train(make_network(), data, options=options, relation=relation, **common)
+    assert encoder.relation.scope == "dataset"
+    assert encoder.posterior.curvature.n_positives == 40
+    with pytest.raises(ValueError, match="leave the miner of the curvature out, or refit"):
+        train(make_network(), data, options=replace(options, hessian_miner="hard"), relation=relation, **common)
+    with pytest.raises(ValueError, match="leave the miner of the curvature out, or refit"):
+        train(make_network(), make_data(), options=options, hessian_miner=lambda *_: (), **common)

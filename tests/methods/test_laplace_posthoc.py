@@ -1,10 +1,12 @@
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from lam import losses, models
 from lam.augmentation import AugmentationOptions, Augmented
+from lam.curvature import Relation
 from lam.datasets import TensorImages
 from lam.fitting import fit
 from lam.methods.laplace_posthoc import LaplaceOptions, train
@@ -63,3 +65,8 @@ def test_a_trained_network_is_only_fitted_and_augmentation_ends_with_training() 
     views = Augmented(data, AugmentationOptions(crop_scale=0.3, flip=0.5))
     augmented, _ = train(network, views, options=OPTIONS, pretrained=True, **settings())
     assert torch.equal(augmented.posterior.curvature.h, encoder.posterior.curvature.h)
+
+
+def test_places_in_shuffled_batches_are_refused_before_training() -> None:
+    with pytest.raises(ValueError, match='pairs must be "dataset" for places'):
+        train(models.build("convnet8", dimension=3), make_data(), relation=Relation(positive_within=5.0), **settings())

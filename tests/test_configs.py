@@ -37,7 +37,10 @@ CALMER = {"cub200/hib_paper": ("--training.learning_rate=1e-3",)}
 
 RESNET = ("--network.name=resnet18", "--network.dimension=8", "--network.weights=null")
 TINY_IMAGES = "preprocessing: {mode: RGB, size: [32, 32]}"
-PEOPLE = {f"Person_{letter}": 3 for letter in "ABCDEFGHIJKLM"}, {f"Person_{letter}": 3 for letter in "VWXYZ"}
+PEOPLE = (
+    {f"Person_{letter}": 3 for letter in "ABCDEFGHIJKLM"} | {f"Stranger_{letter}": 1 for letter in "ABCDEFGHIJ"},
+    {f"Person_{letter}": 3 for letter in "VWXYZ"} | {"Stranger_V": 1},
+)
 CITIES = ("train_cities: [boston, goa]", "validation_cities: [amman]", "test_cities: [cph]")
 
 

@@ -21,7 +21,7 @@ from lam.curvature import check_labels
 from lam.losses import Loss
 from lam.mining import Miner, MinerName
 from lam.pairs import Pairs, check_label_vector
-from lam.training.batches import groups_of, labels_of, own_randomness
+from lam.training.batches import classes_of, labels_of, own_randomness
 from lam.training.loop import History, Loop, Task
 from lam.training.settings import Accelerator, Optimizer, Precision, Settings, resolve_accelerator
 from lam.training.steps import Batch, DivergenceError, Step
@@ -79,8 +79,9 @@ def train(
             pytorch-metric-learning; see `lam.mining.Mining`. A batch in which it finds none has a loss of zero.
         max_pairs: at most so many positive and so many negative pairs of those, drawn at random; None for no limit.
         batch_size: items a batch, at least 2, for each process; the last batch of an epoch may be smaller.
-        per_class: batches are of so many items, at least 2, of each of batch_size / per_class classes drawn at random;
-            see `lam.training.batches.Batches`. None for batches that pass through the data.
+        per_class: batches are of so many items, at least 2, of each of batch_size / per_class classes drawn at random,
+            or of more classes where some have fewer items. No item is in a batch twice, and one that is alone in its
+            class in none; see `lam.training.batches.Batches`. None for batches that pass through the data.
         learning_rate: positive.
         learning_rate_decay: in (0, 1], the learning rate's factor an epoch.
         optimizer: "adam", "adamw", "rmsprop" or "sgd".
@@ -202,11 +203,20 @@ def _check_data(dataset: Any, *, by_label: bool, classes: int | None) -> None:
     if len(labels) != len(dataset):
         raise ValueError(f"dataset has {len(dataset)} items, but {len(labels)} labels")
     (check_labels if by_label else check_label_vector)(labels)
-    there = len(groups_of(dataset).unique())
-    if classes is not None and there < classes:
+    if classes is not None:
+        _check_classes(len(classes_of(dataset)), classes)
+
+
+def _check_classes(there: int, wanted: int) -> None:
+    if there == 0:
         raise ValueError(
-            f"batch_size / per_class = {classes} classes are wanted in a batch, and the data have {there}: "
-            "lower batch_size or raise per_class"
+            "per_class draws from classes, or groups of places, of 2 items or more, and the data have none: leave it "
+            "out, or give data in which items match"
+        )
+    if there < wanted:
+        raise ValueError(
+            f"batch_size / per_class = {wanted} classes are wanted in a batch, and the data have {there} of 2 items or "
+            "more: lower batch_size or raise per_class"
         )
 
 

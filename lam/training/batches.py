@@ -26,11 +26,13 @@ class Batches(Dataset):
         process: the number of the process that reads, and how many there are. Each reads its part of every batch; the
             parts, put together in the order of the processes, are the batch that one process reads. What the data set
             draws while it reads is the same for all in the first part only.
-        per_class: items of each class in a batch, of data with `labels` (or with `groups`, which then are the classes);
-            every batch is full then, and draws for itself: classes without replacement, items of a class without
-            replacement where it has enough of them, else with. This is pytorch-metric-learning's `MPerClassSampler` but
-            for its draws from numpy's global state. An epoch has as many batches as without, and no item is sure to be
-            in it.
+        per_class: items of each class in a batch, of data with `labels` (or with `groups`, which then are the classes).
+            Every batch draws for itself: classes, and items of each, without replacement, so that no item is in it
+            twice; all items of a class that has fewer, none of a class that has only one, for it makes no pair. The
+            last class drawn is cut, to one item at worst, where it would overfill the batch, which is smaller only
+            where all classes together do not fill it. An epoch has as many batches as without, and no item is sure to
+            be in it. Where classes are large enough this is pytorch-metric-learning's `MPerClassSampler`, which else
+            repeats items, but for its draws from numpy's global state.
 
     Example:
         >>> batches = Batches([(float(i), i) for i in range(5)], batch_size=2, seed=0, epoch=0)
@@ -54,9 +56,7 @@ class Batches(Dataset):
             generator = torch.Generator().manual_seed(derive_seed(*self.place, "order"))
             self.order = torch.randperm(len(dataset), generator=generator)
         else:
-            groups = groups_of(dataset)
-            _, sizes = groups.unique(return_counts=True)
-            self.classes = groups.argsort(stable=True).split(sizes.tolist())
+            self.classes = classes_of(dataset)
 
     def __len__(self) -> int:
         return math.ceil(len(self.dataset) / self.batch_size)
@@ -76,8 +76,13 @@ class Batches(Dataset):
         if self.per_class is None:
             return self.order[batch * self.batch_size : (batch + 1) * self.batch_size].tolist()
         generator = torch.Generator().manual_seed(derive_seed(*self.place, batch, "classes"))
-        drawn = torch.randperm(len(self.classes), generator=generator)[: self.batch_size // self.per_class]
-        return [int(i) for label in drawn for i in _draw(self.classes[label], self.per_class, generator)]
+        drawn: list[int] = []
+        for number in torch.randperm(len(self.classes), generator=generator).tolist():
+            items = self.classes[number]
+            drawn += items[torch.randperm(len(items), generator=generator)[: self.per_class]].tolist()
+            if len(drawn) >= self.batch_size:
+                break
+        return drawn[: self.batch_size]
 
     def __getitem__(self, batch: int) -> list[Tensor]:
         indices, sizes, part = self.indices(batch), self.sizes(batch), 0
@@ -99,16 +104,12 @@ def labels_of(dataset: Any) -> Tensor:
     return torch.as_tensor(dataset.labels)
 
 
-def groups_of(dataset: Any) -> Tensor:
-    """What `per_class` takes for classes (N,): the groups that a data set has, else its labels."""
+def classes_of(dataset: Any) -> list[Tensor]:
+    """The items of each class that has two, for `per_class`: a class is a group where the data have them, else a label."""
     groups = getattr(dataset, "groups", None)
-    return labels_of(dataset) if groups is None else torch.as_tensor(groups)
-
-
-def _draw(items: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    if len(items) < n:
-        return items[torch.randint(len(items), (n,), generator=generator)]
-    return items[torch.randperm(len(items), generator=generator)[:n]]
+    groups = labels_of(dataset) if groups is None else torch.as_tensor(groups)
+    sizes = groups.unique(return_counts=True)[1].tolist()
+    return [items for items in groups.argsort(stable=True).split(sizes) if len(items) > 1]
 
 
 def derive_seed(*place: int | str) -> int:

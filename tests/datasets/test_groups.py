@@ -41,6 +41,7 @@ def test_of_places_are_positive_pairs_and_never_cross_areas() -> None:
 
 def test_batches_of_them_have_a_match_for_every_place_that_has_one(tmp_path: Path) -> None:
     rows = [{"path": f"{i}.png", "x": 700 * (i // 2) + i % 2, "y": 1, "split": "train"} for i in range(40)]
+    rows += [{"path": f"{40 + i}.png", "x": 700 * i, "y": 900, "split": "train"} for i in range(60)]  # alone
     rows += [{"path": f"{part}.png", "x": 0, "y": 0, "split": part} for part in ("validation", "test")]
     parts = load("places", root=layouts.places(tmp_path, rows), preprocessing=SMALL)
     batches = Batches(parts.train, batch_size=8, per_class=2, seed=0, epoch=0)

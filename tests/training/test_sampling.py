@@ -41,38 +41,57 @@ def listed(made: Batches) -> list[list[int]]:
     return [made.indices(batch) for batch in range(len(made))]
 
 
-def check_batch(indices: list[int], per_class: int, classes: int) -> None:
-    labels = Counter(UNEVEN[indices].tolist())
-    assert len(labels) == classes
-    assert set(labels.values()) == {per_class}
-    for label in labels:
-        of_class = [i for i in indices if UNEVEN[i] == label]
-        if SIZES[label] >= per_class:
-            assert len(set(of_class)) == per_class
-
-
-def test_every_batch_has_as_many_items_of_each_of_its_classes() -> None:
+def test_a_batch_holds_as_many_items_of_each_class_as_there_are_and_none_twice() -> None:
     made = batches()
     assert len(made) == 4  # as without: the last one is full, too
     for indices in listed(made):
-        check_batch(indices, per_class=3, classes=4)
+        assert len(set(indices)) == len(indices) == 12
+        counts = Counter(UNEVEN[indices].tolist())
+        assert 0 not in counts  # the class of one item
+        *whole, last = counts  # in the order in which they were drawn
+        assert all(counts[label] == min(3, SIZES[label]) for label in whole)
+        assert 1 <= counts[last] <= min(3, SIZES[last])
 
 
-def test_batches_keep_the_promises_of_the_sampler_of_pytorch_metric_learning() -> None:
+def test_where_most_classes_have_one_item_every_positive_pair_is_of_two_items() -> None:
+    labels = torch.cat([torch.arange(30), torch.arange(30, 39).repeat_interleave(4)])
+    data = Images(size=66)
+    data.labels = labels
+    made = Batches(data, batch_size=16, per_class=4, seed=0, epoch=0)
+    for indices in listed(made):
+        assert len(set(indices)) == 16
+        assert Pairs.by_label(labels[indices]).n_positives == 4 * 4 * 3
+
+
+def test_batches_are_smaller_only_where_all_classes_do_not_fill_them() -> None:
+    data = Images(size=10)
+    data.labels = torch.tensor([0, 0, 1, 1, 2, 2, 2, 3, 4, 5])
+    made = Batches(data, batch_size=12, per_class=4, seed=0, epoch=0)
+    assert [sorted(indices) for indices in listed(made)] == [[0, 1, 2, 3, 4, 5, 6]]
+    made = Batches(data, batch_size=6, per_class=2, seed=0, epoch=0)
+    assert {len(set(indices)) for indices in listed(made)} == {6}
+
+
+def test_of_large_classes_batches_are_as_those_of_pytorch_metric_learning() -> None:
     state = np.random.get_state()  # noqa: NPY002
-    sampler = MPerClassSampler(UNEVEN, 3, batch_size=12, length_before_new_iter=4 * 12)
-    theirs = torch.tensor([int(i) for i in sampler]).split(12)
+    labels = Images().labels
+    theirs = torch.tensor([int(i) for i in MPerClassSampler(labels, 3, batch_size=12, length_before_new_iter=48)])
     np.random.set_state(state)  # noqa: NPY002
-    for indices in (*(batch.tolist() for batch in theirs), *listed(batches())):
-        check_batch(indices, per_class=3, classes=4)
+    mine = listed(Batches(Images(), batch_size=12, per_class=3, seed=0, epoch=0))
+    for indices in (*theirs.split(12), *map(torch.tensor, mine)):
+        assert len(indices.unique()) == 12
+        assert torch.bincount(labels[indices]).tolist() == [3] * 4
 
 
 def test_classes_and_items_are_drawn_evenly() -> None:
-    drawn = [i for epoch in range(300) for indices in listed(batches(epoch)) for i in indices]
-    per_class = torch.bincount(UNEVEN[drawn], minlength=6) / len(drawn)
-    torch.testing.assert_close(per_class, torch.full((6,), 1 / 6), atol=0.02, rtol=0)
-    per_item = torch.bincount(torch.tensor(drawn), minlength=40)[UNEVEN == 5] / len(drawn)
-    torch.testing.assert_close(per_item, torch.full((21,), 1 / 6 / 21), atol=0.003, rtol=0)
+    data = Images(size=43)
+    data.labels = torch.arange(6).repeat_interleave(torch.tensor([1, 4, 4, 5, 8, 21]))
+    made = [Batches(data, batch_size=12, per_class=3, seed=0, epoch=epoch) for epoch in range(300)]
+    drawn = torch.tensor([i for one in made for indices in listed(one) for i in indices])
+    per_class = torch.bincount(data.labels[drawn]) / len(drawn)
+    torch.testing.assert_close(per_class, torch.tensor([0, *[1 / 5] * 5]), atol=0.02, rtol=0)
+    per_item = torch.bincount(drawn, minlength=43)[data.labels == 5] / len(drawn)
+    torch.testing.assert_close(per_item, torch.full((21,), 1 / 5 / 21), atol=0.003, rtol=0)
 
 
 def test_seed_epoch_and_place_decide_a_batch() -> None:
@@ -96,10 +115,10 @@ MINED = {"miner": "semihard", "max_pairs": 20, "per_class": 4}
 def test_a_resumed_run_of_mined_balanced_batches_ends_where_an_uninterrupted_one_ends(tmp_path: Path) -> None:
     options = {"checkpoint_every": 1, "epochs": 3, **MINED}
     whole, stopped, resumed = network(), network(), network(seed=5)
-    history = fit(whole, **options)
+    history = fit(whole, Uneven(), **options)
     with pytest.raises(KeyboardInterrupt):
-        fit(stopped, folder=tmp_path, step=Interrupted(5), **options)
-    again = fit(resumed, folder=tmp_path, num_workers=1, **options)
+        fit(stopped, Uneven(), folder=tmp_path, step=Interrupted(5), **options)
+    again = fit(resumed, Uneven(), folder=tmp_path, num_workers=1, **options)
     assert same(whole, resumed)
     assert again.losses == history.losses
 
@@ -176,7 +195,7 @@ def test_a_checkpoint_of_other_mining_is_refused(tmp_path: Path, options: dict[s
         ({"per_class": 1}, "per_class must be at least 2, got 1"),
         ({"per_class": 5}, "batch_size must be per_class=5 times .* got 16: take 15, or another per_class"),
         ({"per_class": 16}, "batch_size must be per_class=16 times .* at least 2, got 16: take 32"),
-        ({"per_class": 2}, "batch_size / per_class = 8 classes are wanted in a batch, and the data have 4: lower"),
+        ({"per_class": 2}, "batch_size / per_class = 8 classes are wanted in a batch, and the data have 4 of 2 items"),
         ({"max_pairs": 0}, "max_pairs must be at least 1, got 0"),
     ],
 )
@@ -190,3 +209,13 @@ def test_labels_that_do_not_fit_the_data_are_refused() -> None:
     data.labels = data.labels[:30]
     with pytest.raises(ValueError, match="dataset has 40 items, but 30 labels"):
         train(network(), data, loss=LOSS, epochs=1, pairs=lambda labels: Pairs.by_label(labels), per_class=4)
+
+
+def test_data_without_two_items_of_a_class_are_refused() -> None:
+    data: Any = Images()
+    data.groups = torch.arange(40)  # of places: no two are close together
+    with pytest.raises(ValueError, match="per_class draws from classes, or groups of places, of 2 items or more, and"):
+        fit(network(), data, per_class=4)
+    data.groups[1] = data.groups[3] = 0
+    with pytest.raises(ValueError, match="= 4 classes are wanted in a batch, and the data have 1 of 2 items or more"):
+        fit(network(), data, per_class=4)

@@ -254,7 +254,7 @@ def _parser() -> argparse.ArgumentParser:
         "--flag", choices=("kappa", "knn", "combined"), help="by what to abstain (default: the run's)"
     )
     calibrate.add_argument(
-        "--gallery", choices=("held-out", "index"), default="held-out", help="what is searched (default: held-out)"
+        "--gallery", choices=("held-out", "index"), default="index", help="what is searched (default: index)"
     )
     calibrate.add_argument("--folder", help="fresh images to calibrate on (default: the run's validation split)")
     calibrate.add_argument("--data-root", help="where the run's data are, if they have moved")

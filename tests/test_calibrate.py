@@ -81,7 +81,7 @@ def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: py
     assert "match: cosine above" in printed
     made = Calibration.load(run_copy)
     assert made.key == fingerprint(run_copy)
-    assert (made.gallery_size, made.facts["data"], made.facts["queries"]) == (59, "validation split", 60)
+    assert (made.gallery_size, made.facts["data"], made.facts["queries"]) == (60, "validation split", 60)
     assert made.targets == Targets(far=0.05, ood=0.05, miss=0.1)
     assert (run_copy / "plots" / "probability.png").is_file()
     encoder, index = open_run(run_copy), Index.load(run_copy / "index")
@@ -89,12 +89,15 @@ def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: py
     decisions = made.decide(index.search(queries, 3), queries, gallery_size=len(index))
     assert set(decisions.decision) <= {"match", "unknown", "abstain"}
     assert not decisions.stale
+    verified = made.verify(queries[:10], queries[:10])
+    assert set(verified.decision) <= {"match", "abstain"}
+    assert ((verified.probability > 0) & (verified.probability < 1)).all()
     for flag in ("kappa", "knn", "combined"):
         assert len(made.flags.tail(flag)) in (30, 60)
 
 
 def test_the_index_can_be_what_is_searched(run_copy: Path) -> None:
-    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--gallery=index", "--reference=0"]) == 0
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
     made = Calibration.load(run_copy)
     assert (made.gallery_size, made.facts["gallery"], made.reference) == (60, "index", None)
     again = calibrate_run(
@@ -108,11 +111,17 @@ def test_the_index_can_be_what_is_searched(run_copy: Path) -> None:
     assert again.facts["gallery"] == "stored items"
 
 
-def test_fresh_images_can_be_calibrated_on(run_copy: Path, digit_folder: Path) -> None:
-    options = ["--target-far=0.1", "--target-ood=0.1", f"--folder={digit_folder}", "--reference=0"]
-    assert main(["calibrate", str(run_copy), "--quiet", *options]) == 0
+def test_fresh_images_are_parted_into_queries_and_a_gallery(run_copy: Path, digit_folder: Path) -> None:
+    options = [
+        "--target-far=0.1",
+        "--target-ood=0.1",
+        "--gallery=held-out",
+        f"--folder={digit_folder}",
+        "--reference=0",
+    ]
+    assert main(["calibrate", str(run_copy), "--quiet", f"--folder={digit_folder}", *options]) == 0
     made = Calibration.load(run_copy)
-    assert (made.facts["data"], made.facts["queries"], made.gallery_size) == (str(digit_folder), 24, 23)
+    assert (made.facts["data"], made.facts["queries"], made.gallery_size) == (str(digit_folder), 12, 12)
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,41 @@
-"""Retrieval: the index, exact ranking, and the metrics, plots and report that show whether certainty can be trusted.
+"""Retrieval: index and exact ranking, decisions at stated error rates, and what shows whether certainty can be trusted.
 
 Tensors in, tensors out: nothing here knows of networks, data sets or configuration. Plots and the report are imported
 from their own modules, `lam.retrieval.plots` and `lam.retrieval.report`.
 """
 
+from lam.retrieval.decisions import Decision, Decisions
+from lam.retrieval.fusion import Fused, error_correlation, fuse_identities
 from lam.retrieval.index import Hits, Index
 from lam.retrieval.neighbours import rank, sampled_nearest
 from lam.retrieval.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
+from lam.retrieval.open_set import OpenSet, open_set_metrics
 from lam.retrieval.ranking import count_without_relevant, map_at_k, recall_at_k
+from lam.retrieval.searches import Searches, search_open_set
+from lam.retrieval.threshold import Calibration, Targets, calibrate
 from lam.retrieval.uncertainty import CalibrationBins, ausc, calibration_bins, retrieval_ece, sparsification
 
 __all__ = [
+    "Calibration",
     "CalibrationBins",
+    "Decision",
+    "Decisions",
+    "Fused",
     "Hits",
     "Index",
+    "OpenSet",
+    "Searches",
+    "Targets",
     "auprc",
     "auroc",
     "ausc",
+    "calibrate",
     "calibration_bins",
     "count_without_relevant",
+    "error_correlation",
+    "fuse_identities",
     "map_at_k",
+    "open_set_metrics",
     "precision_recall_curve",
     "prevalence",
     "rank",
@@ -27,5 +43,6 @@ __all__ = [
     "retrieval_ece",
     "roc_curve",
     "sampled_nearest",
+    "search_open_set",
     "sparsification",
 ]

@@ -26,6 +26,7 @@ from lam.retrieval.conformal import Tail
 from lam.retrieval.flags import Flags
 from lam.retrieval.probability import Correctness
 from lam.retrieval.uncertainty import CalibrationBins
+from lam.retrieval.verification import Verifier
 
 if TYPE_CHECKING:
     from lam.retrieval.threshold import Calibration
@@ -58,6 +59,7 @@ def save(run: str | Path, calibration: "Calibration") -> None:
         **{name: getattr(calibration, name) for name in _PLAIN},
         "targets": asdict(calibration.targets),
         "correctness": calibration.correctness.to_json(),
+        "sameness": None if calibration.verifier is None else calibration.verifier.sameness.to_json(),
         "reliability": reliability,
         "kappa": {name: value.tolist() for name, value in vars(calibration.kappa).items()},
     }
@@ -97,6 +99,7 @@ def load(run: str | Path) -> "Calibration":
             torch.tensor(found["kappa"]["counts"]), torch.tensor(found["kappa"]["edges"], dtype=torch.float64)
         ),
         reference=tables.get("reference"),
+        verifier=_verifier(found["sameness"], tables) if found.get("sameness") else None,
     )
 
 
@@ -110,6 +113,8 @@ def _tables(calibration: "Calibration") -> dict[str, Tensor]:
     if flags.knn is not None and flags.combined is not None and flags.ranks is not None:
         tables |= {"flag_knn": flags.knn.scores, "flag_combined": flags.combined.scores}
         tables |= {"rank_kappa": flags.ranks[0], "rank_knn": flags.ranks[1]}
+    if calibration.verifier is not None:
+        tables["impostors"] = calibration.verifier.impostors.scores
     if calibration.reference is not None:
         tables["reference"] = calibration.reference
     return tables
@@ -121,6 +126,10 @@ def _flags(tables: dict[str, Tensor]) -> Flags:
         return Flags(kappa)
     ranks = _table(tables, "rank_kappa"), _table(tables, "rank_knn")
     return Flags(kappa, Tail(tables["flag_knn"]), Tail(_table(tables, "flag_combined")), ranks)
+
+
+def _verifier(sameness: dict[str, Any], tables: dict[str, Tensor]) -> Verifier:
+    return Verifier(Tail(_table(tables, "impostors")), Correctness.from_json(sameness))
 
 
 def _table(tables: dict[str, Tensor], name: str) -> Tensor:

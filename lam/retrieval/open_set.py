@@ -44,7 +44,7 @@ class OpenSet:
     recall_at_full_precision: float
 
 
-def open_set(searches: Searches, *, fpir: float) -> OpenSet:
+def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
     """Measure every query twice, where it can be: with its matches in the gallery, and with all of them taken out.
 
     Args:

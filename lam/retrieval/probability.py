@@ -116,7 +116,8 @@ class Correctness:
     @classmethod
     def from_json(cls, numbers: dict[str, Any]) -> "Correctness":
         """Make it again from what `to_json` gave."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in numbers.items()})
+        n = numbers["n"]
+        return cls(**{name: tuple(values) for name, values in numbers.items() if name != "n"}, n=n)
 
 
 def parted(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:

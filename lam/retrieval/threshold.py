@@ -23,6 +23,7 @@ from lam.retrieval.ood import NEIGHBOUR, knn_distance
 from lam.retrieval.probability import Correctness, evidence_of, parted, probability_bins
 from lam.retrieval.searches import Searches
 from lam.retrieval.uncertainty import CalibrationBins
+from lam.retrieval.verification import Verifier
 from lam.vmf import VonMisesFisher
 
 TARGET_FAR, TARGET_OOD, TARGET_MISS = 0.001, 0.05, 0.05
@@ -92,6 +93,7 @@ class Calibration:
         kappa: of the calibration queries, to be shown.
         dimension: of the embeddings.
         reference: (M, P) features of known items, for the k-NN distance; None where κ alone flags.
+        verifier: of pairs of images; None where none were given.
         facts: what else is worth knowing of how it was made, as JSON.
     """
 
@@ -107,6 +109,7 @@ class Calibration:
     kappa: Histogram
     dimension: int
     reference: Float[Tensor, "M P"] | None = None
+    verifier: Verifier | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -185,6 +188,38 @@ class Calibration:
         """Give hits with their `decision` and `probability`; arguments and errors as those of `decide`."""
         decisions = self.decide(hits, queries, **options)
         return replace(hits, decision=decisions.decision, probability=decisions.probability)
+
+    def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
+        """Say of each of M pairs whether they match: abstain where κ flags either, at `targets.ood` each.
+
+        Of pairs that do not match, at most a share `targets.far` is called a match; the probability is that of a match
+        where half of all pairs are. A gallery and its size are of no effect.
+
+        Args:
+            first: M embeddings.
+            second: M embeddings, each to be held against the first of its row.
+
+        Raises:
+            ValueError: where the calibration saw no pairs or too few for the target, or the two differ in number.
+        """
+        if self.verifier is None:
+            raise ValueError("this calibration saw no pairs: run `lam calibrate` again")
+        if first.mean.shape != second.mean.shape:
+            raise ValueError(
+                "the two of a pair must be embedded alike and be as many, "
+                f"got shapes {tuple(first.mean.shape)} and {tuple(second.mean.shape)}"
+            )
+        score = (first.mean.double() * second.mean.double()).sum(1).clamp(-1, 1)
+        surprise = -torch.minimum(first.kappa, second.kappa).double()
+        accept = self.verifier.impostors.threshold(self.targets.far)
+        return Decisions(
+            codes=decision_codes(surprise > -self.kappa_below, score, accept_above=accept),
+            probability=self.verifier.probability(score, first.kappa.double(), second.kappa.double()),
+            score=score,
+            surprise=surprise,
+            p_value=self.flags.kappa.p_values(surprise),
+            stale=False,
+        )
 
     def probability(self, hits: Hits, queries: Embeddings) -> Float[Tensor, " Q"]:
         """Give P(first hit is right) of queries that have a match in the gallery; 0 where there is no hit."""
@@ -272,6 +307,7 @@ def calibrate(
     flag: Flag = "kappa",
     distance: Float[Tensor, " Q"] | None = None,
     reference: Float[Tensor, "M P"] | None = None,
+    verifier: Verifier | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Calibration:
     """Learn thresholds and probabilities from searches of in-distribution queries, in an order that tells nothing.
@@ -286,6 +322,7 @@ def calibrate(
         flag: the score by which queries shall be flagged.
         distance: (Q,) k-NN distances of the queries to the reference.
         reference: (M, P) features of known items.
+        verifier: of pairs of images, where those shall be verified.
         facts: what else to keep, as JSON.
 
     Raises:
@@ -320,6 +357,7 @@ def calibrate(
         kappa=Histogram.of(kappa),
         dimension=dimension,
         reference=reference,
+        verifier=verifier,
         facts={} if facts is None else facts,
     )
     _refuse_unpromised(made)

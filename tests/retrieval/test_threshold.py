@@ -15,6 +15,7 @@ from lam.retrieval.index import Hits, Index
 from lam.retrieval.probability import Correctness, evidence_of, probability_bins
 from lam.retrieval.searches import Searches, search_open_set
 from lam.retrieval.threshold import Calibration, Histogram, Targets, calibrate, cross_validated
+from lam.retrieval.verification import Verifier
 from lam.vmf import VonMisesFisher
 
 TARGETS = Targets(far=0.05, ood=0.1, miss=0.1)
@@ -216,6 +217,24 @@ def test_what_is_refused() -> None:
         replace(calibration.correctness, weights=(1.0,))
     with pytest.raises(ValueError, match="knots and levels must be as many"):
         replace(calibration.correctness, knots=(1.0,), levels=(0.5, 0.6))
+
+
+def test_pairs_are_verified_by_thresholds_of_their_own() -> None:
+    found, asked, gallery = _searches()
+    cosine = (asked.mean * gallery.mean[found.nearest]).sum(1)
+    verifier = Verifier.of(cosine, asked.kappa, gallery.kappa[found.nearest], found.correct)
+    calibration = _calibration(verifier=verifier)
+    first, second = asked[:50], gallery[found.nearest[:50]]
+    decisions = calibration.verify(first, second)
+    accept = verifier.impostors.threshold(0.05)
+    for row, decision in enumerate(decisions.decision):
+        unsure = min(float(first.kappa[row]), float(second.kappa[row])) < calibration.kappa_below
+        score = float(first.mean[row].double() @ second.mean[row].double())
+        assert decision == ("abstain" if unsure else "match" if score > accept else "unknown")
+    with pytest.raises(ValueError, match="saw no pairs"):
+        _calibration().verify(first, second)
+    with pytest.raises(ValueError, match="must be embedded alike and be as many, got"):
+        calibration.verify(first, second[:3])
 
 
 def test_the_histogram_counts_every_value() -> None:

@@ -144,6 +144,11 @@ def _search(parsed: argparse.Namespace, _: list[str]) -> None:
     found = gallery.search(parsed.run, parsed.image, k=parsed.k)
     query = found.query
     print(f"query: kappa {float(query.kappa[0]):.4g}, variance {float(query.variance[0]):.4g}")
+    if found.decisions is not None:
+        stale = ", calibration: stale" if found.decisions.stale else ""
+        print(
+            f"decision: {found.decisions.decision[0]}, probability {float(found.decisions.probability[0]):.3f}{stale}"
+        )
     print(f"{'score':>8} {'kappa':>10}  label  path")
     for score, kappa, item in zip(found.hits.scores[0], found.hits.kappa[0], found.items, strict=True):
         print(f"{float(score):8.4f} {float(kappa):10.4g}  {item['label']}  {item['path']}")

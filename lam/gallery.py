@@ -26,7 +26,10 @@ from lam.files import (
     write_json,
 )
 from lam.loading import load
+from lam.retrieval.calibration_files import FOLDER as CALIBRATION
+from lam.retrieval.decisions import Decisions
 from lam.retrieval.index import Hits, Index
+from lam.retrieval.threshold import Calibration
 from lam.run_folder import locked, require_finished
 
 BATCH = 64
@@ -160,11 +163,13 @@ class Found:
         query: the embedding of the image.
         hits: its nearest items.
         items: of each hit, its `label` and `path`.
+        decisions: what is answered, where the run is calibrated.
     """
 
     query: Embeddings
     hits: Hits
     items: list[dict[str, str]]
+    decisions: Decisions | None
 
 
 def search(run: str | Path, image: str | Path, *, k: int = 5) -> Found:
@@ -178,9 +183,14 @@ def search(run: str | Path, image: str | Path, *, k: int = 5) -> Found:
     run = Path(run)
     encoder = open_run(run)
     require_faiss()
-    query = encoder.embed(_preprocessing(encoder)(image)[None])
-    hits = Index.load(run / "index").search(query, k)
-    return Found(query, hits, read_items(run, hits.ids[0].tolist()))
+    seen = encoder.observe(_preprocessing(encoder)(image)[None])
+    query, index = seen.embeddings, Index.load(run / "index")
+    decisions = None
+    if (run / CALIBRATION).is_dir():
+        first = index.search(query, 2)  # the margin to the second is part of the evidence, whatever k
+        decisions = Calibration.load(run).decide(first, query, features=seen.features, gallery_size=len(index))
+    hits = index.search(query, k)
+    return Found(query, hits, read_items(run, hits.ids[0].tolist()), decisions)
 
 
 def read_items(run: Path, ids: list[int]) -> list[dict[str, str]]:

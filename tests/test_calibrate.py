@@ -1,6 +1,7 @@
 """`lam calibrate`: from the folder of a run to a calibration, and its promises on the embedded digits."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,24 @@ def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: py
     assert ((verified.probability > 0) & (verified.probability < 1)).all()
     for flag in ("kappa", "knn", "combined"):
         assert len(made.flags.tail(flag)) in (30, 60)
+
+
+def test_a_search_of_a_calibrated_run_says_its_decision(
+    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = str(next(iter(sorted(digit_folder.glob("*/*.png")))))
+    assert main(["search", str(run_copy), image, "-k1"]) == 0
+    assert "decision" not in capsys.readouterr().out
+    assert main(["calibrate", str(run_copy), "--quiet", "--flag=combined", *TARGETS]) == 0
+    capsys.readouterr()
+    assert main(["search", str(run_copy), image, "-k1"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^decision: (match|unknown|abstain), probability 0\.\d{3}$", printed, re.MULTILINE)
+    assert len(printed.splitlines()) == 4
+    assert main(["index", str(run_copy), str(digit_folder), "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["search", str(run_copy), image]) == 0
+    assert "calibration: stale" in capsys.readouterr().out
 
 
 def test_the_index_can_be_what_is_searched(run_copy: Path) -> None:

@@ -94,25 +94,22 @@ class Judge:
         return Answer(verdict["decision"], query.kappa, body)
 
     def same(self, first: "Query", second: "Query") -> dict[str, Any]:
-        """Say whether two images show the same thing: each is looked for in a gallery of the other alone.
-
-        The accept threshold was made for the best of many, so that for a single pair its false-accept rate is an upper
-        bound. Where either image is flagged, nothing is said.
-        """
-        score = float((first.embedding.mean[0].double() @ second.embedding.mean[0].double()).clamp(-1, 1))
-        verdicts = [
-            self._verdict(one, _pair(score, one, other), 0.0) for one, other in ((first, second), (second, first))
-        ]
-        words = [verdict["decision"] for verdict in verdicts]
-        same = None if None in words or "abstain" in words else words == ["match", "match"]
+        """Say whether two images show the same thing, at the false-accept rate of pairs; see `Calibration.verify`."""
+        made = self.calibration
+        if made is None or made.verifier is None:
+            score = float((first.embedding.mean[0].double() @ second.embedding.mean[0].double()).clamp(-1, 1))
+            decision, probability = None, None
+        else:
+            verified = made.verify(first.embedding, second.embedding)
+            decision, probability = verified.decision[0], float(verified.probability[0])
+            score = float(verified.score[0])
         return {
-            "same": same,
-            "decision": None if None in words else "abstain" if "abstain" in words else "match" if same else "unknown",
-            "probability": None if None in words else min(verdict["probability"] for verdict in verdicts),
+            "same": None if decision in (None, "abstain") else decision == "match",
+            "decision": decision,
+            "probability": probability,
             "score": score,
-            "far": None if self.calibration is None else self.calibration.targets.far,
+            "far": None if decision is None or made is None else made.targets.far,
             "kappa": [first.kappa, second.kappa],
-            "threshold": self.thresholds,
         }
 
     @cached_property
@@ -169,15 +166,6 @@ class Judge:
             "p_value": float(decided.p_value[0]),
             "flagged_by": made.flag,
         }
-
-
-def _pair(score: float, query: "Query", other: "Query") -> Hits:
-    return Hits(
-        torch.zeros(1, 1, dtype=torch.int64),
-        torch.tensor([[score]], dtype=query.embedding.mean.dtype),
-        other.embedding.kappa[None].to(query.embedding.kappa.dtype),
-        query.embedding.kappa,
-    )
 
 
 def _points(values: torch.Tensor) -> list[float]:

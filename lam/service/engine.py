@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,6 +75,7 @@ class Engine:
         settings: limits.
         device: where the network runs.
         drop_corrupt: go on without rows of the gallery that were altered.
+        threads: of the network; the search then has one. None leaves both as they are.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
@@ -88,6 +90,7 @@ class Engine:
         *,
         device: str = "cpu",
         drop_corrupt: bool = False,
+        threads: int | None = None,
     ) -> None:
         self.run = Path(run)
         self.settings = ServiceSettings() if settings is None else settings
@@ -97,17 +100,33 @@ class Engine:
         self.fingerprint = fingerprint(self.run)
         self.judge = Judge(_calibration(self.run))
         self.gallery = Gallery(self.run, self.encoder.dimension, drop_corrupt=drop_corrupt)
-        limits = {"queue": self.settings.queue, "patience": self.settings.patience}
-        wait, batch = self.settings.batch_seconds, self.settings.batch
+        self._start(threads)
+
+    def _start(self, threads: int | None) -> None:
+        """OpenMP counts threads by calling thread, so that each worker must set its own."""
+        settings, several = self.settings, partial(torch.set_num_threads, threads or 1)
+        limits: dict[str, Any] = {"queue": settings.queue, "patience": settings.patience}
         self.decoder: Worker[tuple[bytes, bool], tuple[Tensor, bytes | None]] = Worker(
-            "decoding", self._decode, batch=1, wait=0.0, **limits
+            "decoding", self._decode, batch=1, wait=0.0, begin=_use_one_thread if threads else None, **limits
         )
-        self.network: Worker[Tensor, Query] = Worker("network", self._embed, batch=batch, wait=wait, **limits)
+        self.network: Worker[Tensor, Query] = Worker(
+            "network",
+            self._embed,
+            batch=settings.batch,
+            wait=settings.batch_seconds,
+            begin=several if threads else None,
+            **limits,
+        )
         self.searcher: Worker[tuple[Query, int], tuple[Hits, Any]] = Worker(
-            "search", self._search, batch=batch, wait=0.0, **limits
+            "search",
+            self._search,
+            batch=settings.batch,
+            wait=0.0,
+            begin=_use_one_thread if threads else None,
+            **limits,
         )
         self.writer: Worker[Operation, Change] = Worker(
-            "store", self.gallery.write, batch=8 * batch, wait=0.0, **limits
+            "store", self.gallery.write, batch=8 * settings.batch, wait=0.0, **limits
         )
 
     @property
@@ -239,6 +258,13 @@ def _moved(encoder: Encoder, device: str) -> Encoder:
         return encoder.to(device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"the network cannot be moved to device {device!r}: {error}") from None
+
+
+def _use_one_thread() -> None:
+    import faiss
+
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
 
 
 def _calibration(run: Path) -> Calibration | None:

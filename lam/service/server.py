@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 from hypercorn.asyncio import serve as serve_asgi
 from hypercorn.config import Config
 
@@ -53,9 +52,7 @@ def serve(
     settings = ServiceSettings() if settings is None else settings
     with ExitStack() as held:
         listener = held.enter_context(_bound(host, port))
-        torch.set_num_threads(_THREADS)
-        _use_one_faiss_thread()
-        engine = Engine(run, settings, device=device, drop_corrupt=drop_corrupt)
+        engine = Engine(run, settings, device=device, drop_corrupt=drop_corrupt, threads=_THREADS)
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
         print(f"{engine.run}: {len(engine.gallery)} items at {address}, until interrupted", flush=True)
@@ -83,12 +80,6 @@ def _bound(host: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(f"cannot serve at {host}, port {port}: {error.strerror}") from None
     return listener
-
-
-def _use_one_faiss_thread() -> None:
-    import faiss
-
-    faiss.omp_set_num_threads(1)
 
 
 def _config(listener: int, settings: ServiceSettings) -> Config:

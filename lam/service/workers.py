@@ -32,6 +32,7 @@ class Worker(Generic[Job, Result]):
         wait: seconds for which a batch waits for more jobs.
         queue: the most jobs that wait.
         patience: the most seconds of work that wait.
+        begin: called first in every thread, for what is set thread by thread.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class Worker(Generic[Job, Result]):
         wait: float,
         queue: int,
         patience: float,
+        begin: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
         self.restarts = 0
-        self._work = work
+        self._work, self._begin = work, begin
         self._batch, self._wait, self._queue, self._patience = batch, wait, queue, patience
         self._jobs: deque[tuple[Job, Future[Result]]] = deque()
         self._changed = threading.Condition()
@@ -106,6 +108,8 @@ class Worker(Generic[Job, Result]):
     def _supervise(self) -> None:
         while True:
             try:
+                if self._begin is not None:
+                    self._begin()
                 self._running = True
                 self._loop()
                 return

@@ -115,6 +115,15 @@ def test_a_row_that_is_missing_is_noticed(tmp_path: Path) -> None:
     store.close()
 
 
+def test_every_connection_waits_for_the_disk_and_overwrites_what_is_deleted(tmp_path: Path) -> None:
+    store = ItemStore(tmp_path / "items.sqlite")
+    for connection in (store._writer, store._reader):
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert connection.execute("PRAGMA secure_delete").fetchone() == (1,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    store.close()
+
+
 def test_another_format_is_refused(tmp_path: Path) -> None:
     store = ItemStore(tmp_path / "items.sqlite")
     store._writer.execute("PRAGMA user_version = 9")

@@ -1,0 +1,233 @@
+"""Requests a second and their latency over loopback, and the search alone against bare FAISS.
+
+    python benchmarks/service.py [--items 100000] [--seconds 10]
+
+Closed loop: 1, 8 and 32 clients that each wait for their answer, on images through convnet28 and on embeddings. Open
+loop, the rows of the table of loads: requests that come at a rate whatever the answers do. Client and server share the
+machine. Every measurement is bounded by --seconds.
+"""
+
+import argparse
+import http.client
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from timing import in_process, write
+
+import lam
+from lam.files import seal, write_generation, write_json, write_text
+from lam.models import build
+from lam.preprocessing import Preprocessing
+from lam.retrieval import Index
+from lam.service.gallery import FOLDER
+from lam.service.items import Item
+from lam.service.store import FILE, ItemStore
+
+D, K = 512, 10
+CLIENTS = (1, 8, 32)
+THREADS = 1
+REPEATS = 25
+
+
+def make_run(folder: Path, network: str, items: int, factory: str) -> Path:
+    """A run with a random network and as many random items, in clusters as embeddings are."""
+    generator = torch.Generator().manual_seed(0)
+    small = network == "convnet28"
+    preprocessing = Preprocessing(mode="L", size=(28, 28)) if small else Preprocessing.imagenet()
+    assert preprocessing.shape is not None
+    images = torch.rand(64, *preprocessing.shape, generator=generator)
+    encoder = lam.fit(
+        build(network, dimension=D),
+        [(images, torch.arange(64) % 8)],
+        margin=0.7,
+        preprocessing=preprocessing,
+        progress=False,
+    )
+    encoder.save(folder / "encoder")
+    for name in ("config.yaml", "metrics.json", "report.html"):
+        write_text(folder / name, "{}")
+    seal(folder, ["config.yaml", "metrics.json", "report.html"])
+    centres = F.normalize(torch.randn(1000, D, generator=generator), dim=1)
+    rows = centres[torch.arange(items) % 1000] + 0.03 * torch.randn(items, D, generator=generator)
+    vectors = F.normalize(rows, dim=1)
+    (folder / FOLDER).mkdir()
+    store = ItemStore(folder / FOLDER / FILE)
+    store.write(Item(str(row), vector.numpy().tobytes(), 50.0, "item") for row, vector in enumerate(vectors))
+    store.close()
+    if factory != "Flat":  # the type is that of the run's index, which needs no items of its own here
+        index = Index(D, factory)
+        index.save(folder / "index")
+        write_generation(folder / "items", lambda generation: write_json(generation / "items.json", {}))
+    return folder
+
+
+@contextmanager
+def served(run: Path) -> Any:
+    """`lam serve` on a free port, and how long it took until it was ready."""
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lam", "serve", str(run), "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        port = int(process.stdout.readline().split(":")[-1].split(",")[0])
+        while ask(http.client.HTTPConnection("127.0.0.1", port), "GET", "/v1/ready", b"", "text/plain")[0] != 200:
+            time.sleep(0.02)
+        yield port, time.perf_counter() - started
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+def ask(connection: http.client.HTTPConnection, method: str, path: str, body: bytes, kind: str) -> tuple[int, float]:
+    """One request: its status and seconds; a connection that was refused is status 0."""
+    started = time.perf_counter()
+    try:
+        connection.request(method, path, body, {"Content-Type": kind})
+        response = connection.getresponse()
+        response.read()
+        return response.status, time.perf_counter() - started
+    except OSError:
+        connection.close()
+        return 0, time.perf_counter() - started
+
+
+def client(port: int, kind: str, clients: int, rate: float, limit: float) -> dict[str, Any]:
+    """Ask for so many seconds; with a rate, each client has its turn at fixed times."""
+    body, path, content = bodies(kind)
+    found: list[tuple[int, float]] = []
+    began = time.perf_counter()
+
+    def run(number: int) -> None:
+        connection, turn = http.client.HTTPConnection("127.0.0.1", port, timeout=60), number
+        while (elapsed := time.perf_counter() - began) < limit:
+            if rate:
+                due = turn / rate
+                if due > limit:
+                    return
+                time.sleep(max(0.0, due - elapsed))
+                turn += clients
+            found.append(ask(connection, "POST", path, body, content))
+        connection.close()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    taken = time.perf_counter() - began
+    good = sorted(latency for status, latency in found if status == 200)
+    refused = sorted(latency for status, latency in found if status == 503)
+    return {
+        "kind": kind,
+        "clients": clients,
+        **({"asked_per_second": rate} if rate else {}),
+        "served_per_second": round(len(good) / taken, 1),
+        "p50_ms": percentile(good, 0.5),
+        "p99_ms": percentile(good, 0.99),
+        "statuses": {str(status): count for status, count in sorted(Counter(status for status, _ in found).items())},
+        **({"refused_p99_ms": percentile(refused, 0.99)} if refused else {}),
+    }
+
+
+def percentile(ordered: list[float], share: float) -> float | None:
+    """In milliseconds; None of nothing."""
+    return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1) if ordered else None
+
+
+def bodies(kind: str) -> tuple[bytes, str, str]:
+    """What is asked: a small or an ordinary image, or an embedding."""
+    path = f"/v1/search?k={K}"
+    if kind == "vector":
+        vector = F.normalize(torch.randn(D, generator=torch.Generator().manual_seed(1)), dim=0)
+        return json.dumps({"embedding": vector.tolist(), "kappa": 50.0}).encode(), path, "application/json"
+    side = 28 if kind == "small image" else 500
+    file = io.BytesIO()
+    Image.effect_noise((side, side), 60).convert("L" if side == 28 else "RGB").save(file, "JPEG", quality=85)
+    return file.getvalue(), path, "image/jpeg"
+
+
+def asked(port: int, kind: str, clients: int, limit: float, rate: float = 0.0) -> dict[str, Any]:
+    """The client in a process of its own."""
+    return in_process(__file__, "--client", json.dumps([port, kind, clients, rate, limit]))
+
+
+def search_alone(items: int) -> list[dict[str, Any]]:
+    """Milliseconds of FAISS alone and of `Gallery.search`, with one thread, on the same index and queries."""
+    from lam.embeddings import Embeddings
+    from lam.service.gallery import Gallery
+
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        gallery = Gallery(make_run(Path(folder), "convnet28", items, "Flat"), D)
+        for batch in (1, 8, 32):
+            mean = F.normalize(torch.randn(batch, D, generator=torch.Generator().manual_seed(2)), dim=1)
+            queries = Embeddings(mean, torch.full((batch,), 50.0), torch.ones(batch), torch.zeros(batch))
+            bare, ours = [], []
+            for _ in range(REPEATS):  # by turns, so that what else the machine does falls on both
+                bare.append(timed(lambda: gallery.index._faiss.search(mean.numpy(), K)))  # noqa: B023
+                ours.append(timed(lambda: gallery.search(queries, K)))  # noqa: B023
+            medians = [1000 * sorted(measured)[REPEATS // 2] for measured in (bare, ours)]
+            rows.append(
+                {"batch": batch, "bare_ms": medians[0], "ours_ms": medians[1], "ratio": medians[0] / medians[1]}
+            )
+        gallery.close()
+    return rows
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--client", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.client:
+        print(json.dumps(client(*json.loads(given.client))))
+        return
+    import faiss
+
+    torch.set_num_threads(THREADS)
+    faiss.omp_set_num_threads(1)
+    limit, results = given.seconds, {"items": given.items, "dimension": D, "search_alone": search_alone(given.items)}
+    with tempfile.TemporaryDirectory() as folder:
+        run = make_run(Path(folder), "convnet28", given.items, "Flat")
+        with served(run) as (port, ready):
+            results["flat_seconds_until_ready"] = round(ready, 2)
+            results["closed_loop"] = [
+                asked(port, kind, clients, limit) for kind in ("small image", "vector") for clients in CLIENTS
+            ]
+            results["vector_flat"] = asked(port, "vector", 16, limit, 40.0)
+    with tempfile.TemporaryDirectory() as folder:
+        run = make_run(Path(folder), "convnet28", given.items, "HNSW32")
+        with served(run) as (port, ready):
+            results["hnsw_seconds_until_ready"] = round(ready, 2)
+            results["vector_hnsw"] = asked(port, "vector", 32, limit, 200.0)
+    with tempfile.TemporaryDirectory() as folder, served(make_run(Path(folder), "resnet50", 1000, "Flat")) as (port, _):
+        results["image_resnet50"] = asked(port, "image", 16, limit, 8.0)
+        results["image_resnet50_overload"] = asked(port, "image", 128, limit, 45.0)
+    write("service", results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,12 +1,14 @@
-"""What the training functions of all methods share: their result, their stages, and a network trained as it is."""
+"""What the training functions of all methods share: their result, their stages, a network trained as it is."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from lam.augmentation import without_augmentation
 from lam.curvature import Relation
 from lam.encoder_base import Encoder
 from lam.head import find_head
@@ -39,6 +41,7 @@ def train_network(
     network: nn.Module,
     dataset: Any,
     *,
+    method: str,
     pretrained: bool,
     relation: Relation | None = None,
     stage: Stage = silent,
@@ -49,6 +52,7 @@ def train_network(
     Args:
         network: trained in place.
         dataset: of (input, label).
+        method: whose network this is; checkpoints name it.
         pretrained: leave the weights as they are.
         relation: what makes two items a positive or a negative pair; by default their labels.
         stage: see `Stage`.
@@ -61,7 +65,7 @@ def train_network(
         network.to(device_of(training.get("accelerator", "auto"))).eval()
         return {}
     with stage("train"):
-        return {"network": train_by_loop(network, dataset, pairs=pairs_of(relation), **training)}
+        return {"network": train_by_loop(network, dataset, method=method, pairs=pairs_of(relation), **training)}
 
 
 def pairs_of(relation: Relation | None) -> Callable[[Tensor], Pairs]:
@@ -70,5 +74,11 @@ def pairs_of(relation: Relation | None) -> Callable[[Tensor], Pairs]:
 
 
 def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:
-    """Find the head of a network on the first items of a data set; see `lam.head.find_head`."""
-    return find_head(network, torch.stack([dataset[index][0] for index in range(min(2, len(dataset)))]), head)
+    """Find the head of a network on the first items of a data set, not augmented; see `lam.head.find_head`."""
+    plain = without_augmentation(dataset)
+    return find_head(network, torch.stack([plain[index][0] for index in range(min(2, len(plain)))]), head)
+
+
+def widened(output: Float[Tensor, "*A"]) -> Float[Tensor, "*A"]:
+    """Give what a network computed in a type of at least float32: of half precision, nothing is summed or divided."""
+    return output.to(torch.promote_types(output.dtype, torch.float32))

@@ -20,7 +20,7 @@ from lam.encoder_base import Encoder, Observations, Observer, common_of
 from lam.encoder_files import SavedEncoder
 from lam.head import features_and_output
 from lam.losses import Loss
-from lam.methods.base import Stage, Trained, head_of, silent, train_network
+from lam.methods.base import Stage, Trained, head_of, silent, train_network, widened
 from lam.methods.seeded import reference_inputs
 from lam.vmf import mean_resultant_length
 from lam.weights import load_weights
@@ -202,8 +202,7 @@ def features_and_units(
     """Run a batch through all members: what enters the first one's head, and the M unit vectors of each item."""
     seen = [features_and_output(member, head, inputs) for member in members]
     outputs = torch.stack([output for _, output in seen])
-    wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-    return seen[0][0], F.normalize(wide, dim=-1)
+    return seen[0][0], F.normalize(widened(outputs), dim=-1)
 
 
 def train(
@@ -232,7 +231,7 @@ def train(
         pretrained: refused, unless `options.checkpoints` names the weights of every member.
         relation: what makes two items a pair; by default their labels.
         seed: of the first member: of the order of its data and of everything drawn. The others have the seeds after it.
-        stage: see `lam.methods.base.Stage`; stages are `member 1` and so on, and `align`.
+        stage: see `lam.methods.base.Stage`; stages are `member-1` and so on, and `align`.
         others: the M − 1 other members, of the same shape. By default `lam.models.build` makes them by the recipe of
             the network, each with its own seed; a recipe holds no pretrained weights, so a network that began with
             some needs others that do.
@@ -261,9 +260,10 @@ def train(
         found = train_network(
             member,
             dataset,
+            method=EnsembleEncoder.kind,
             pretrained=bool(options.checkpoints),
             relation=relation,
-            stage=lambda _, number=number: stage(f"member {number}"),
+            stage=lambda _, number=number: stage(f"member-{number}"),
             loss=loss,
             epochs=epochs,
             seed=seed + number - 1,

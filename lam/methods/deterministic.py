@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -13,7 +12,7 @@ from lam.encoder_base import Encoder, Observations, Observer, common_of
 from lam.encoder_files import SavedEncoder
 from lam.head import features_and_output
 from lam.losses import Loss
-from lam.methods.base import Stage, Trained, head_of, silent, train_network
+from lam.methods.base import Stage, Trained, head_of, silent, train_network, widened
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class DeterministicEncoder(Encoder):
 
         def observe(inputs: Any) -> Observations:
             features, output = features_and_output(self._module, self.head, inputs)
-            return Observations(features, certain(F.normalize(output.to(_wide(output)))))
+            return Observations(features, certain(F.normalize(widened(output))))
 
         return observe
 
@@ -80,6 +79,7 @@ def train(
     relation: Relation | None = None,
     seed: int = 0,
     stage: Stage = silent,
+    method: str = "deterministic",
     **training: Any,
 ) -> Trained:
     """Train a network.
@@ -94,6 +94,7 @@ def train(
         relation: what makes two items a pair; by default their labels.
         seed: of the order of the data and of everything drawn.
         stage: see `lam.methods.base.Stage`.
+        method: that of which this is the training of the network; see `lam.training.train`.
         training: further options of `lam.training.train`.
 
     Returns:
@@ -103,12 +104,8 @@ def train(
         ValueError: as `lam.training.train`, or where no linear layer gives the network's output.
     """
     head = head_of(network, dataset)
-    training |= {"loss": loss, "epochs": epochs, "seed": seed}
+    training |= {"loss": loss, "epochs": epochs, "seed": seed, "method": method}
     histories = train_network(network, dataset, pretrained=pretrained, relation=relation, stage=stage, **training)
     preprocessing = getattr(dataset, "preprocessing", None)
     encoder = DeterministicEncoder(network, head, relation=relation, preprocessing=preprocessing)
     return Trained(encoder, histories)
-
-
-def _wide(output: Tensor) -> torch.dtype:
-    return torch.promote_types(output.dtype, torch.float32)

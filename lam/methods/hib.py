@@ -86,7 +86,7 @@ class HibStep(Step):
     @property
     def settings(self) -> dict[str, Any]:
         """Options as JSON; a run is resumed only with the same."""
-        return {"method": "hib", **asdict(self.options)}
+        return asdict(self.options)
 
     def backward(self, network: nn.Module, loss: Loss, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient of one batch; of `loss`, which is not used, miners take the margin."""
@@ -163,7 +163,7 @@ def train(
     validate = training.pop("validate", None)
     if validate is not None:
         training["validate"] = lambda trained: validate(trained.network)
-    training |= {"loss": loss, "epochs": epochs, "step": HibStep(options), "seed": seed}
+    training |= {"loss": loss, "epochs": epochs, "step": HibStep(options), "seed": seed, "method": "hib"}
     with stage("train"):
         history = train_by_loop(model, dataset, pairs=pairs_of(relation), **training)
     encoder = GaussianEncoder(

@@ -14,7 +14,7 @@ from lam.embeddings import KAPPA_RANGE
 from lam.head import features_and_output
 from lam.losses import Loss
 from lam.methods import deterministic
-from lam.methods.base import Stage, Trained, silent
+from lam.methods.base import Stage, Trained, silent, widened
 from lam.methods.seeded import ConcentrationEncoder, reference_inputs
 from lam.retrieval.ood import NEIGHBOUR, check_neighbours, unit_knn_distance
 
@@ -132,7 +132,7 @@ def train(
     """
     options = options or NeighbourOptions()
     training |= {"loss": loss, "epochs": epochs, "pretrained": pretrained, "relation": relation, "seed": seed}
-    encoder, histories = deterministic.train(network, dataset, stage=stage, **training)
+    encoder, histories = deterministic.train(network, dataset, stage=stage, method=NeighbourEncoder.kind, **training)
     with stage("reference"):
         inputs = reference_inputs(dataset, options.reference, seed=seed)
         reference = torch.cat([_unit(features_and_output(network, encoder.head, batch)[0]) for batch in inputs])
@@ -140,4 +140,4 @@ def train(
 
 
 def _unit(features: Tensor) -> Tensor:
-    return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)))
+    return F.normalize(widened(features))

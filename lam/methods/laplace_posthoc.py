@@ -116,7 +116,7 @@ def train(
             'pairs must be "dataset" for places (laplace.pairs=dataset in a run): shuffled batches of places hold '
             "hardly a positive pair"
         )
-    training |= {"loss": loss, "epochs": epochs, "seed": seed}
+    training |= {"loss": loss, "epochs": epochs, "seed": seed, "method": "laplace_posthoc"}
     histories = train_network(network, dataset, pretrained=pretrained, relation=relation, stage=stage, **training)
     with stage("fit"):
         encoder = fit_with(

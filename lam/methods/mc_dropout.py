@@ -179,7 +179,7 @@ def train(
     """
     check_dropouts(network)
     training |= {"loss": loss, "epochs": epochs, "pretrained": pretrained, "relation": relation, "seed": seed}
-    encoder, histories = deterministic.train(network, dataset, stage=stage, **training)
+    encoder, histories = deterministic.train(network, dataset, stage=stage, method=DropoutEncoder.kind, **training)
     return Trained(DropoutEncoder.upon(encoder, seed=seed), histories)
 
 

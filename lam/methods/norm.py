@@ -64,5 +64,5 @@ def train(
         ValueError: as `lam.methods.deterministic.train`.
     """
     training |= {"loss": loss, "epochs": epochs, "pretrained": pretrained, "relation": relation, "seed": seed}
-    encoder, histories = deterministic.train(network, dataset, stage=stage, **training)
+    encoder, histories = deterministic.train(network, dataset, stage=stage, method=NormEncoder.kind, **training)
     return Trained(NormEncoder.upon(encoder, seed=seed), histories)

@@ -63,8 +63,8 @@ class MutualLikelihoodStep(Step):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The method, and a fingerprint of the network: a head goes on only beside the one that it began with."""
-        return {"method": "pfe", "head": self.head, "frozen": _fingerprint(self.network)}
+        """A fingerprint of the network: a head goes on only beside the one that it began with."""
+        return {"head": self.head, "frozen": _fingerprint(self.network)}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient over all positive pairs; `loss`, which trained the network, is not used."""
@@ -115,7 +115,7 @@ def train(
     """
     options = options or PfeOptions()
     head = head_of(network, dataset)
-    common = {"loss": loss, "seed": seed}
+    common = {"loss": loss, "seed": seed, "method": "pfe"}
     histories = train_network(
         network, dataset, pretrained=pretrained, relation=relation, stage=stage, epochs=epochs, **common, **training
     )

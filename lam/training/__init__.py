@@ -48,6 +48,7 @@ def train(
     weight_decay: float = 0.0,
     seed: int = 0,
     folder: str | Path | None = None,
+    method: str | None = None,
     checkpoint_every: int | None = None,
     num_workers: int = 0,
     accelerator: Accelerator = "auto",
@@ -88,6 +89,7 @@ def train(
         weight_decay: of the optimizer, ≥ 0.
         seed: of the order of the data and of everything drawn; at least 0.
         folder: where checkpoints are kept, written after every epoch; None for none.
+        method: whose training this is, kept in the checkpoints: those of another are refused.
         checkpoint_every: also write one after this many batches.
         num_workers: processes that read data.
         accelerator: "cpu", "cuda", or "auto" for CUDA where there is some.
@@ -131,7 +133,8 @@ def train(
     )
     classes = None if per_class is None else batch_size // per_class
     _check_data(dataset, by_label=pairs == Pairs.by_label, classes=classes)
-    task = Task(network, dataset, loss, step or Step(), pairs, validate, None if folder is None else Path(folder))
+    kept_in = None if folder is None else Path(folder)
+    task = Task(network, dataset, loss, step or Step(), pairs, validate, kept_in, method)
     fabric = _fabric(accelerator, devices, precision)
     least = 2 * distributed.count()
     if distributed.count() > 1 and batch_size < least:

@@ -105,7 +105,7 @@ def labels_of(dataset: Any) -> Tensor:
 
 
 def classes_of(dataset: Any) -> list[Tensor]:
-    """The items of each class that has two, for `per_class`: a class is a group where the data have them, else a label."""
+    """The items of each class that has two, for `per_class`: of each group where the data have these, else label."""
     groups = getattr(dataset, "groups", None)
     groups = labels_of(dataset) if groups is None else torch.as_tensor(groups)
     sizes = groups.unique(return_counts=True)[1].tolist()

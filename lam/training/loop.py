@@ -26,10 +26,11 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from lam import distributed
+from lam.curvature import Relation
 from lam.losses import Loss
 from lam.pairs import Pairs
 from lam.training import checkpoints
-from lam.training.batches import Batches, derive_seed, derive_seed_of_part, labels_of, reseed
+from lam.training.batches import Batches, derive_seed, derive_seed_of_part, reseed
 from lam.training.settings import Settings
 from lam.training.steps import Batch, DivergenceError, Step
 
@@ -71,6 +72,7 @@ class Task:
     pairs: Callable[[Tensor], Pairs]
     validate: Callable[[nn.Module], float] | None
     folder: Path | None
+    method: str | None
 
 
 @dataclass
@@ -302,14 +304,15 @@ class Loop:
         task = self.task
         shapes = {name: tuple(tensor.shape) for name, tensor in task.network.state_dict().items()}
         decisive = {
+            "method": task.method,
             **self.settings.decisive(),
             "loss": repr(task.loss),
-            "pairs": getattr(task.pairs, "__qualname__", type(task.pairs).__name__),
+            "pairs": _described(task.pairs),
             "step": type(task.step).__name__,
             "step_settings": task.step.settings,
             "validated": task.validate is not None,
             "items": len(task.dataset),
-            "labels": _fingerprint(labels_of(task.dataset).tolist()) if hasattr(task.dataset, "labels") else None,
+            **{name: _values(task.dataset, name) for name in ("labels", "targets")},
             "network": f"{type(task.network).__name__} of shapes {_fingerprint(shapes)}",
         }
         return json.loads(json.dumps(decisive))
@@ -321,6 +324,18 @@ def _prefixed(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _group(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(f"{group}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{group}/")}
+
+
+def _described(pairs: Callable[[Tensor], Pairs]) -> str:
+    """Name what makes the pairs; of a relation, with its distances."""
+    owner = getattr(pairs, "__self__", None)
+    return repr(owner) if isinstance(owner, Relation) else getattr(pairs, "__qualname__", type(pairs).__name__)
+
+
+def _values(dataset: Any, name: str) -> str | None:
+    """Fingerprint what a data set may keep at hand for all its items."""
+    values = getattr(dataset, name, None)
+    return None if values is None else _fingerprint(values.tolist() if hasattr(values, "tolist") else list(values))
 
 
 def _fingerprint(value: Any) -> str:

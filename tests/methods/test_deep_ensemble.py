@@ -147,7 +147,7 @@ def test_each_member_has_its_stage_its_folder_and_its_history(tmp_path: Path):
     options = EnsembleOptions(n_members=2)
     arguments = {**small.TRAINING, "folder": tmp_path, "stage": stage}
     histories = deep_ensemble.train(small.network(), DATA, options=options, **arguments).histories
-    assert stages == ["member 1", "member 2", "align"]
+    assert stages == ["member-1", "member-2", "align"]
     assert list(histories) == ["member-1", "member-2"]
     assert all(any((tmp_path / name).iterdir()) for name in histories)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lam import losses, models
+from lam.curvature import Relation
 from lam.models import EmbeddingNetwork
 from lam.pairs import Pairs
 from lam.training import Batch, DivergenceError, History, Step, checkpoints, device_of, train
@@ -286,6 +287,8 @@ def test_a_validation_that_is_not_finite_is_an_error() -> None:
         ({"seed": 3}, "seed 0, now 3"),
         ({"optimizer": "sgd"}, "optimizer 'adam', now 'sgd'"),
         ({"loss": losses.build("squared", margin=0.7)}, r"loss 'Contrastive\(margin=0.7\)', now 'Squared"),
+        ({"method": "mc_dropout"}, "method 'deterministic', now 'mc_dropout'; use"),
+        ({"method": None}, "method 'deterministic', now None; use"),
         ({"step": Remembering()}, "step 'Step', now 'Remembering', step_settings {}, now {'scale': 0.1}"),
         ({"validate": lambda _: 0.0}, "validated False, now True"),
         ({"pairs": lambda labels: Pairs.by_label(labels)}, "pairs 'Pairs.by_label', now '.*<lambda>'"),
@@ -295,10 +298,34 @@ def test_a_validation_that_is_not_finite_is_an_error() -> None:
     ],
 )
 def test_other_settings_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    fit(network(), folder=tmp_path)
+    made = {"folder": tmp_path, "method": "deterministic"}
+    fit(network(), **made)
     with pytest.raises(ValueError, match=message):
-        fit(network(), folder=tmp_path, **options)
-    assert fit(network(), folder=tmp_path).best_epoch == 2
+        fit(network(), **made | options)
+    assert fit(network(), **made).best_epoch == 2
+
+
+class Places(Images):
+    """The images at places 30 metres apart, two at each."""
+
+    def __init__(self, step: float = 30.0) -> None:
+        super().__init__()
+        self.targets = torch.arange(40)[:, None] // 2 * torch.tensor([[step, 0.0]])
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0], self.targets[index]
+
+
+def test_other_distances_and_other_places_are_refused(tmp_path: Path) -> None:
+    near = Relation(positive_within=10.0, negative_beyond=25.0)
+    made = {"folder": tmp_path, "epochs": 1, "batch_size": 40}
+    fit(network(), Places(), pairs=near.pairs, **made)
+    fit(network(), Places(), pairs=Relation(positive_within=10.0, negative_beyond=25.0).pairs, **made)
+    wide = Relation(positive_within=20.0, negative_beyond=25.0)
+    with pytest.raises(ValueError, match=r'pairs "Relation\(.*=10.0, .*", now "Relation\(.*=20.0, .*"; use'):
+        fit(network(), Places(), pairs=wide.pairs, **made)
+    with pytest.raises(ValueError, match="settings: targets '.*', now '.*'; use"):
+        fit(network(), Places(31.0), pairs=near.pairs, **made)
 
 
 def test_another_network_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""What the training functions of all methods share: whose checkpoints they take up, and that they draw nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lam.augmentation import AugmentationOptions, Augmented
+from lam.methods import MethodName, find
+from lam.methods.base import Trained, head_of, widened
+from lam.methods.deterministic import DeterministicEncoder
+from lam.methods.norm import NormEncoder
+from tests.methods import small_data as small
+
+AS_THEY_ARE = ("deterministic", "norm", "knn_distance", "mc_dropout", "pfe", "laplace_posthoc")
+"""Methods that train one network by the gradient of its loss, at its own weights."""
+
+OPTIONS: dict[str, Any] = {"knn_distance": find("knn_distance").NeighbourOptions(reference=20)}
+
+
+def train(method: MethodName, **options: Any) -> Trained:
+    made = small.network(dropout=0.1)
+    return find(method).train(made, small.images(), options=OPTIONS.get(method), **small.TRAINING, **options)
+
+
+@pytest.mark.parametrize("method", [*AS_THEY_ARE, "hib"])
+def test_a_checkpoint_of_another_method_is_refused_and_both_are_named(tmp_path: Path, method: MethodName) -> None:
+    first: MethodName = "norm" if method == "deterministic" else "deterministic"
+    train(first, folder=tmp_path)
+    with pytest.raises(ValueError, match=f"was made with other settings: method '{first}', now '{method}'"):
+        train(method, folder=tmp_path)
+    assert train(first, folder=tmp_path).histories["network"].best_epoch == 1
+
+
+def test_a_checkpoint_of_an_ensemble_is_one_of_its_member(tmp_path: Path) -> None:
+    module = find("deep_ensemble")
+    options = module.EnsembleOptions(n_members=2, reference=20)
+    module.train(small.network(), small.images(), options=options, folder=tmp_path, **small.TRAINING)
+    with pytest.raises(ValueError, match="method 'deep_ensemble', now 'deterministic'"):
+        find("deterministic").train(small.network(), small.images(), folder=tmp_path / "member-1", **small.TRAINING)
+
+
+def test_the_head_is_found_without_drawing_a_view() -> None:
+    views = Augmented(small.images(), AugmentationOptions(crop_scale=0.3, flip=0.5))
+    state = torch.get_rng_state()
+    assert head_of(small.network(), views) == "head"
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_half_precision_is_widened_and_nothing_else(given: torch.dtype, expected: torch.dtype) -> None:
+    assert widened(torch.ones(2, 3, dtype=given)).dtype == expected
+
+
+def test_embeddings_of_a_half_precision_network_are_float32() -> None:
+    for encoder in (DeterministicEncoder, NormEncoder):
+        found = encoder(nn.Linear(4, 2).bfloat16(), "").embed(torch.randn(3, 4).bfloat16())
+        assert found.mean.dtype == torch.float32

@@ -17,7 +17,6 @@ from lam.hessians.last_layer import check_finite
 from lam.methods.seeded import SeededEncoder
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.posterior import CHUNK_ELEMENTS
-from lam.training.batches import derive_seed
 
 
 class GaussianEncoder(SeededEncoder):
@@ -74,7 +73,7 @@ class GaussianEncoder(SeededEncoder):
         if n_samples < 2:
             raise ValueError(f"n_samples must be at least 2, got {n_samples}")
         shape = (n_samples, self.dimension)
-        shared = _noise(shape, self.seed)[:, None]
+        shared = _noise(shape, torch.Generator().manual_seed(self.seed))[:, None]
         rows = max(1, CHUNK_ELEMENTS // shared.numel())
         seen = 0
 
@@ -90,8 +89,8 @@ class GaussianEncoder(SeededEncoder):
                 parts.append(_embeddings(mean, log_variance, sampled(shared)))
                 if joint:
                     places = range(seen, seen + len(chunk))
-                    noise = [_noise(shape, derive_seed(self.seed, place)) for place in places]
-                    samples.append(sampled(torch.stack(noise, 1)).to(mean.dtype))
+                    noise = self.drawn(places, lambda _, generator: _noise(shape, generator))
+                    samples.append(sampled(noise).to(mean.dtype))
                 seen += len(chunk)
             return Observations(features, Embeddings.concatenate(parts), torch.cat(samples, 1) if joint else None)
 
@@ -115,9 +114,8 @@ class GaussianEncoder(SeededEncoder):
         return cls(network, saved.head, uncertainty, **settings, **common_of(saved))
 
 
-def _noise(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Draw on the CPU, so that every device sees the same noise."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def _projected(mean: Tensor, log_variance: Tensor) -> Callable[[Tensor], Tensor]:

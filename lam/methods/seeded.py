@@ -5,7 +5,7 @@ Those whose κ is a function of the features, `norm` and `knn_distance`, are a `
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,8 +20,9 @@ from lam.embeddings import KAPPA_RANGE, Embeddings
 from lam.encoder_base import Encoder, Observations, Observer, common_of
 from lam.encoder_files import SavedEncoder
 from lam.head import features_and_output
+from lam.methods.base import widened
 from lam.methods.deterministic import DeterministicEncoder
-from lam.training.batches import Batches
+from lam.training.batches import Batches, derive_seed
 from lam.vmf import VonMisesFisher
 
 REFERENCE_BATCH = 250
@@ -66,15 +67,28 @@ class SeededEncoder(DeterministicEncoder):
     def unnormalised(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N D"]:
         """Give what the head makes of features, before normalisation, float32 or wider."""
         with torch.no_grad():
-            output = self._module.get_submodule(self.head)(features)
-        return output.to(torch.promote_types(output.dtype, torch.float32))
+            return widened(self._module.get_submodule(self.head)(features))
+
+    def drawn(
+        self, places: Iterable[int], draw: Callable[[int, torch.Generator], Float[Tensor, "S D"]]
+    ) -> Float[Tensor, "S N D"]:
+        """Draw for N items one by one, each from a generator of its own: the same however a pass is cut into batches.
+
+        Args:
+            places: of the items in the whole pass, counted from 0.
+            draw: gives what is drawn for one of the N, by its number among them and its generator; this is on the CPU,
+                so that every device sees the same.
+        """
+        generators = (torch.Generator().manual_seed(derive_seed(self.seed, place)) for place in places)
+        return torch.stack([draw(number, generator) for number, generator in enumerate(generators)], 1)
 
 
 class ConcentrationEncoder(SeededEncoder):
     """Embed by the network's own direction, with a κ that is a function of the features.
 
     The resultant is A_D(κ), and `variance` is 1 − A_D(κ)², as there is no distribution before normalisation. Samples
-    are drawn from the von Mises-Fisher distribution, every item for itself, in the order in which the items come.
+    are drawn from the von Mises-Fisher distribution, every item for itself; they follow from the seed and the item's
+    place in the pass, however that is cut into batches.
     """
 
     @abstractmethod
@@ -83,9 +97,10 @@ class ConcentrationEncoder(SeededEncoder):
 
     def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
         """Give what a batch goes through; `n_samples` are drawn only with `joint`."""
-        generator = torch.Generator().manual_seed(self.seed)  # on the CPU, so that every device sees the same
+        seen = 0
 
         def observe(inputs: Any) -> Observations:
+            nonlocal seen
             features, _ = features_and_output(self._module, self.head, inputs)
             mean = F.normalize(self.unnormalised(features))
             kappa = self.concentration(features).clamp(*KAPPA_RANGE)
@@ -93,8 +108,12 @@ class ConcentrationEncoder(SeededEncoder):
             known = (kappa.to(mean), (1 - rest).to(mean), (rest * (2 - rest)).to(mean))
             samples = None
             if joint:
-                vmf = VonMisesFisher(mean.cpu(), kappa.cpu())
-                samples = torch.stack([vmf.sample(generator=generator) for _ in range(n_samples)]).to(mean)
+                items = list(zip(mean.cpu(), kappa.cpu(), strict=True))
+                samples = self.drawn(
+                    range(seen, seen + len(items)),
+                    lambda number, generator: VonMisesFisher(*items[number]).sample((n_samples,), generator=generator),
+                ).to(mean)
+            seen += len(mean)
             return Observations(features, Embeddings(mean, *known), samples)
 
         return observe

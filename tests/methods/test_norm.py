@@ -50,6 +50,14 @@ def test_kappa_of_an_item_is_the_same_alone_and_in_any_batch(encoder: NormEncode
     torch.testing.assert_close(encoder.embed([DATA.images[:1], DATA.images[1:7]]).kappa, together[:7])
 
 
+def test_joint_samples_do_not_depend_on_the_batches(encoder: NormEncoder):
+    whole = encoder.observe(DATA.images[:12], n_samples=20, joint=True).samples
+    parts = [DATA.images[:1], DATA.images[1:6], DATA.images[6:12]]
+    torch.testing.assert_close(encoder.observe(parts, n_samples=20, joint=True).samples, whole)
+    same = encoder.observe(DATA.images[:1].expand(2, -1, -1, -1), n_samples=20, joint=True).samples
+    assert not torch.equal(same[:, 0], same[:, 1])  # of each item its own, whatever it shows
+
+
 def test_joint_samples_are_of_the_distribution_and_repeat(encoder: NormEncoder):
     seen = encoder.observe(DATA.images[:4], n_samples=1000, joint=True)
     assert seen.samples.shape == (1000, 4, 3)

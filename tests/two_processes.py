@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,10 @@ import lam
 from lam import distributed, losses, methods, models
 from lam.encoder import BayesianEncoder
 from lam.files import write_tensors
+from lam.methods.hib import HibOptions
 from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions
 from lam.methods.pfe import PfeOptions
+from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import Batch, History, Step, train
 
 LOSS = losses.build(margin=0.7)
@@ -153,11 +156,36 @@ def fit_added_layer(folder: Path) -> dict[str, Tensor]:
     return posterior(lam.fit(plain, loader(), margin=0.7, head="train", dimension=3, progress=False))
 
 
+class SteadyHead(UncertaintyHead):
+    """Normalises by the statistics that it begins with, in training too: those of a part are not those of a batch."""
+
+    def train(self, mode: bool = True) -> "SteadyHead":
+        return super().train(False)
+
+
+def pfe_and_hib(**options: Any) -> dict[str, Tensor]:
+    """Train both: where the network and the uncertainty head end, and what they say of images."""
+    given: dict[str, Tensor] = {}
+    for name, own in (("pfe", PfeOptions(epochs=2)), ("hib", HibOptions(kl_weight=0.1))):
+        training = {"accelerator": "cpu", "progress": False, "batch_size": BATCH, "options": own, **options}
+        made = methods.find(name).train(network(), Images(), loss=LOSS, epochs=2, **training)
+        found = {"variance": made.encoder.embed(Images().images).variance, **made.encoder.tensors()}
+        given |= {f"{name}.{key}": value for key, value in (found | weights(made.encoder.network)).items()}
+    return given
+
+
+def steady_heads(folder: Path) -> dict[str, Tensor]:
+    """PFE and HIB, both without the statistics of batches."""
+    with patch("lam.methods.pfe.UncertaintyHead", SteadyHead), patch("lam.methods.hib.UncertaintyHead", SteadyHead):
+        return pfe_and_hib(optimizer="sgd", learning_rate=0.01)
+
+
 ALIKE: tuple[Callable[[Path], dict[str, Tensor]], ...] = (
     training,
     mined_training,
     ensemble,
     online,
+    steady_heads,
     fit_in_batches,
     fit_full,
     fit_mined,
@@ -196,12 +224,7 @@ def resumed(folder: Path) -> dict[str, Tensor]:
 
 def uncertain_heads(folder: Path) -> dict[str, Tensor]:
     """PFE and HIB, both with batch norm."""
-    given: dict[str, Tensor] = {}
-    for name, options in (("pfe", PfeOptions(epochs=1)), ("hib", None)):
-        training = {"accelerator": "cpu", "progress": False, "batch_size": BATCH, "options": options}
-        made = methods.find(name).train(network(), Images(), loss=LOSS, epochs=1, **training)
-        given[f"{name}.variance"] = made.encoder.embed(Images().images).variance
-    return given
+    return pfe_and_hib()
 
 
 def half_precision(folder: Path) -> dict[str, Tensor]:

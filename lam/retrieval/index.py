@@ -7,29 +7,28 @@ Files belong to `lam.retrieval.index_files`.
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from lam.embeddings import Embeddings
 from lam.retrieval import faiss_index, index_files
-from lam.retrieval.checks import integers, positive_integer, refuse_non_finite, refuse_other_length
+from lam.retrieval.checks import positive_integer, refuse_other_length
 from lam.retrieval.decisions import Decision
+from lam.retrieval.entries import Ids as Ids
+from lam.retrieval.entries import checked_ids, checked_least_kappa, unit_vectors
 from lam.retrieval.neighbours import rank
 from lam.retrieval.store import Store
 
-_NORM_TOLERANCE = 1e-3  # half precision keeps a unit vector to about this
+if TYPE_CHECKING:
+    from lam.retrieval.milvus_index import MilvusIndex
+
 _TOMBSTONES = 0.2  # the share of removed rows in the search structure at which it is built anew
 _GATHERED_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
-
-Ids = Shaped[Tensor, " N"] | Shaped[np.ndarray, " N"] | Sequence[SupportsIndex]
-"""Integers ≥ 0, one an item."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Index:
         Raises:
             ValueError: for bad embeddings, too few of them, or an index that already holds items.
         """
-        vectors = self._unit_vectors(embeddings)
+        vectors = unit_vectors(embeddings, self.dimension)
         if len(self):
             raise ValueError(f"train the index before items are added: it holds {len(self)}; make a new one instead")
         faiss_index.train(self._faiss, vectors)
@@ -131,8 +130,8 @@ class Index:
             ValueError: for a type that is not trained yet, another dimension, a mean that is no unit vector, a κ that
                 is negative or not finite, ids that are negative, repeated or taken, or what FAISS itself refuses.
         """
-        vectors = self._unit_vectors(embeddings)
-        ids = _checked_ids(ids)
+        vectors = unit_vectors(embeddings, self.dimension)
+        ids = checked_ids(ids)
         refuse_other_length("ids", ids, "the embeddings", len(embeddings))
         taken = [item for item in ids.tolist() if item in self._store]
         if taken:
@@ -168,7 +167,7 @@ class Index:
         if self._faiss.ntotal - len(self) >= _TOMBSTONES * self._faiss.ntotal > 0:
             self._rebuild()
 
-    def search(self, embeddings: Embeddings, k: SupportsIndex) -> Hits:
+    def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
         """Find the k items of highest cosine for each query; hits of equal cosine stand in the order of adding.
 
         Types other than Flat may miss a neighbour, but every score is the exact cosine of the stored vectors.
@@ -176,20 +175,23 @@ class Index:
         Args:
             embeddings: Q queries of dimension D with unit means and finite κ ≥ 0.
             k: how many hits, at least 1; above the size of the index it gives as many as there are.
+            least_kappa: leave out items whose κ is below this.
 
         Returns:
-            min(k, N) hits a query, on the device and in the precision of the queries.
+            min(k, N) hits a query, N the items that are not left out, on the device and in the precision of the
+            queries.
 
         Raises:
-            ValueError: for k below 1, another dimension, a query that is no unit vector, or a k beyond what FAISS can
-                search for on a GPU.
+            ValueError: for k below 1, a negative `least_kappa`, another dimension, a query that is no unit vector, or a
+                k beyond what FAISS can search for on a GPU.
         """
-        k = min(positive_integer("k", k), len(self))
-        vectors = self._unit_vectors(embeddings)
+        allowed = self._store.column("kappa") >= checked_least_kappa(least_kappa)
+        k = min(positive_integer("k", k), int(allowed.sum()))
+        vectors = unit_vectors(embeddings, self.dimension)
         if k == 0 or len(vectors) == 0:
             rows, scores = torch.empty(len(vectors), k, dtype=torch.int64), torch.empty(len(vectors), k)
         else:
-            rows, scores = self._nearest(vectors, k)
+            rows, scores = self._nearest(vectors, k, allowed)
         mean, kappa = embeddings.mean, embeddings.kappa
         return Hits(
             self._store.column("ids")[rows].to(mean.device),
@@ -219,6 +221,24 @@ class Index:
             folder: made where it does not exist. One process at a time may write to it.
         """
         index_files.save(folder, self._store, self._faiss, self.factory, self.parameters)
+
+    @classmethod
+    def open(cls, address: str | Path, *, device: str = "cpu") -> "Index | MilvusIndex":
+        """Open what an address names: a folder that `save` wrote, or a collection of a Milvus server that exists.
+
+        Args:
+            address: a folder; or `milvus://HOST[:PORT]/COLLECTION`, or `milvus:///FILE.db/COLLECTION`, as
+                `lam.retrieval.milvus_index.MilvusIndex` has them, which also makes new ones.
+            device: of an index in a folder.
+
+        Raises:
+            ValueError, CorruptFileError, ConnectionError: as `load`, or as a new `MilvusIndex`.
+        """
+        if not str(address).startswith(("milvus://", "milvus+tls://")):
+            return cls.load(address, device=device)
+        from lam.retrieval.milvus_index import MilvusIndex
+
+        return MilvusIndex(str(address))
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "cpu") -> "Index":
@@ -265,16 +285,19 @@ class Index:
             faiss_index.add(fresh, self._store.column("vectors"), self._store.column("slots"))
         self._faiss = fresh
 
-    def _nearest(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """(Q, k) rows and scores; removed rows are dropped, and queries left short are searched exactly."""
-        tombstones = self._faiss.ntotal - len(self)
-        fetched = min(k + min(k, tombstones), self._faiss.ntotal)
-        rows = self._store.rows_of(faiss_index.search(self._faiss, vectors, fetched)).sort(dim=1).values
+    def _nearest(self, vectors: Tensor, k: int, allowed: Bool[Tensor, " N"]) -> tuple[Tensor, Tensor]:
+        """(Q, k) rows and scores; rows removed or not allowed are dropped, queries left short are searched exactly."""
+        hidden = self._faiss.ntotal - int(allowed.sum())
+        fetched = min(k + min(k, hidden), self._faiss.ntotal)
+        rows = self._store.rows_of(faiss_index.search(self._faiss, vectors, fetched))
+        rows = torch.where((rows >= 0) & allowed[rows], rows, -1).sort(dim=1).values
         rows, scores = self._scored(vectors, rows)
         rows, scores = rows[:, :k], scores[:, :k]
         short = scores.isneginf().any(1)
         if short.any():
-            rows[short], scores[short] = rank(vectors[short], self._store.column("vectors"), k=k)
+            among = allowed.nonzero()[:, 0]
+            nearest, scores[short] = rank(vectors[short], self._store.column("vectors")[among], k=k)
+            rows[short] = among[nearest]
         return rows, scores.clamp(-1, 1)
 
     def _scored(self, vectors: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -287,39 +310,8 @@ class Index:
         return rows.gather(1, order), scores
 
     def _known_ids(self, ids: Any) -> Tensor:
-        ids = _checked_ids(ids)
+        ids = checked_ids(ids)
         unknown = [item for item in ids.tolist() if item not in self._store]
         if unknown:
             raise ValueError(f"ids must be in the index, got {unknown[0]}, which is not")
         return ids
-
-    def _unit_vectors(self, embeddings: Embeddings) -> Tensor:
-        """Float32 rows of length one on the CPU, after every check that FAISS does not make."""
-        if embeddings.dimension != self.dimension:
-            raise ValueError(f"embeddings must have dimension {self.dimension}, got {embeddings.dimension}")
-        refuse_non_finite("embeddings", embeddings.mean)
-        refuse_non_finite("kappa", embeddings.kappa)
-        negative = (embeddings.kappa < 0).nonzero()
-        if len(negative):
-            row = int(negative[0])
-            raise ValueError(f"kappa must not be negative, got {float(embeddings.kappa[row])} at index {row}")
-        mean = embeddings.mean.detach().cpu().double()
-        norm = mean.norm(dim=1, keepdim=True)
-        off = ((norm[:, 0] - 1).abs() > _NORM_TOLERANCE).nonzero()
-        if len(off):
-            row = int(off[0])
-            raise ValueError(f"embeddings must be unit vectors, got length {float(norm[row]):.6g} at index {row}")
-        return (mean / norm).float()
-
-
-def _checked_ids(given: Any) -> Tensor:
-    ids = integers("ids", given)
-    refuse_other_length("ids", ids, "the items", ids.numel())
-    if (ids < 0).any():
-        raise ValueError(f"ids must not be negative, got {int(ids[ids < 0][0])}")
-    seen: set[int] = set()
-    for item in ids.tolist():
-        if item in seen:
-            raise ValueError(f"ids must differ, got {item} twice")
-        seen.add(item)
-    return ids

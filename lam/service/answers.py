@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from lam.embeddings import KAPPA_RANGE, Embeddings
 from lam.retrieval.decisions import Decision
 from lam.retrieval.index import Hits
 from lam.retrieval.threshold import Calibration, credible_cosine
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from lam.service.engine import Query
 
 _POINTS = 200
+_CAPS = 2000
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Judge:
-    """Decides by a calibration, or says that there is none."""
+    """Decides by a calibration, or says that there is none.
+
+    Attributes:
+        calibration: of the run.
+        dimension: of the embeddings.
+    """
 
     calibration: Calibration | None
+    dimension: int
 
     def state(self, size: int) -> str:
         """Say whether the rates hold for a gallery of this size: `none`, `current` or `stale`."""
@@ -66,7 +75,7 @@ class Judge:
         """
         verdict = self._verdict(query, hits, least)
         accept = -math.inf if self.calibration is None else self.calibration.accept_above
-        cap = float(credible_cosine(query.embedding)[0])
+        cap = self.credible_cosine(query.kappa)
         rows = zip(hits.ids[0].tolist(), hits.scores[0].tolist(), hits.kappa[0].tolist(), strict=True)
         shown = [
             {
@@ -111,6 +120,21 @@ class Judge:
             "far": None if decision is None or made is None else made.targets.far,
             "kappa": [first.kappa, second.kappa],
         }
+
+    def credible_cosine(self, kappa: float) -> float:
+        """Give the cosine of a query's credible cap, which for one dimension depends on κ alone.
+
+        Interpolated between concentrations that are computed once, to 1e-4: by itself it takes longer than a search.
+        """
+        logs, cosines = self._caps
+        return float(np.interp(math.log(max(kappa, KAPPA_RANGE[0])), logs, cosines))
+
+    @cached_property
+    def _caps(self) -> tuple[np.ndarray, np.ndarray]:
+        logs = np.linspace(math.log(KAPPA_RANGE[0]), math.log(KAPPA_RANGE[1]), _CAPS)
+        kappa = torch.from_numpy(np.exp(logs))
+        mean = torch.eye(1, self.dimension, dtype=torch.float64).expand(len(kappa), -1)
+        return logs, credible_cosine(Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))).numpy()
 
     @cached_property
     def thresholds(self) -> dict[str, Any] | None:

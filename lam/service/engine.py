@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from lam.service.workers import Worker
 
 Value = TypeVar("Value")
 N_SAMPLES = 32
+_WARM_UPS = 3
 _LOG = logging.getLogger(__name__)
 
 
@@ -98,9 +100,10 @@ class Engine:
         self.encoder = _moved(open_run(self.run), device)
         self.device = device
         self.fingerprint = fingerprint(self.run)
-        self.judge = Judge(_calibration(self.run))
+        self.judge = Judge(_calibration(self.run), self.encoder.dimension)
         self.gallery = Gallery(self.run, self.encoder.dimension, drop_corrupt=drop_corrupt)
         self._start(threads)
+        self._warm_up()
 
     def _start(self, threads: int | None) -> None:
         """OpenMP counts threads by calling thread, so that each worker must set its own."""
@@ -128,6 +131,16 @@ class Engine:
         self.writer: Worker[Operation, Change] = Worker(
             "store", self.gallery.write, batch=8 * settings.batch, wait=0.0, **limits
         )
+
+    def _warm_up(self) -> None:
+        """Embed blank images, so that the first request finds everything loaded and it is known how long one takes."""
+        self.judge.credible_cosine(1.0)
+        shape = None if self.encoder.preprocessing is None else self.encoder.preprocessing.shape
+        if shape is None:
+            return
+        for _ in range(_WARM_UPS):
+            with suppress(ServiceError):
+                self.network.submit(torch.zeros(*shape)).result(self.settings.answer_seconds)
 
     @property
     def workers(self) -> tuple[Worker[Any, Any], ...]:

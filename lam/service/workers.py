@@ -20,6 +20,7 @@ _LOG = logging.getLogger(__name__)
 _SMOOTHING = 0.2
 _PAUSE = 0.2  # between the death of a thread and its successor
 _STUCK = 20.0
+_BATCH_SECONDS = 0.25  # longer batches gain nothing, and who comes just after one waits for all of it
 
 
 class Worker(Generic[Job, Result]):
@@ -82,7 +83,8 @@ class Worker(Generic[Job, Result]):
         if self._closing:
             raise busy("the service is shutting down", after=5)
         waiting = len(self._jobs)
-        if waiting >= self._queue or waiting * self._seconds_a_job > self._patience:
+        work = (waiting + len(self._in_hand)) * self._seconds_a_job
+        if waiting >= self._queue or (waiting and work > self._patience):
             raise busy(f"{waiting} requests wait for the {self.name} worker, which is as many as it can do soon")
 
     def submit(self, job: Job) -> "Future[Result]":
@@ -135,17 +137,21 @@ class Worker(Generic[Job, Result]):
             if not self._jobs:
                 return None
             until = time.monotonic() + self._wait
-            while len(self._jobs) < self._batch and not self._closing:
+            most = self._batch
+            if self._seconds_a_job:
+                most = max(1, min(most, int(_BATCH_SECONDS / self._seconds_a_job)))
+            while len(self._jobs) < most and not self._closing:
                 left = until - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     break
-            return [self._jobs.popleft() for _ in range(min(self._batch, len(self._jobs)))]
+            return [self._jobs.popleft() for _ in range(min(most, len(self._jobs)))]
 
     def _do(self) -> None:
         started = self._busy_since = time.monotonic()
         results = self._results([job for job, _ in self._in_hand])
         taken = (time.monotonic() - started) / len(self._in_hand)
-        self._seconds_a_job += _SMOOTHING * (taken - self._seconds_a_job)
+        known = self._seconds_a_job or taken
+        self._seconds_a_job = known + _SMOOTHING * (taken - known)
         for (_, future), result in zip(self._in_hand, results, strict=True):
             if isinstance(result, Exception):
                 future.set_exception(result)

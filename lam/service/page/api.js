@@ -1,0 +1,72 @@
+// Requests to the service: the key that it may need, and its refusals in words.
+
+const STORED = "lam-api-key";
+let key = stored();
+
+/** What the service, or the way to it, refused: `message` is a sentence to be shown. */
+export class Refusal extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Keep a key until the tab is closed. */
+export function useKey(given) {
+  if (!/^[\x21-\x7e]+$/.test(given)) {
+    throw new Refusal("A key is made of letters, digits and signs, without spaces.");
+  }
+  key = given;
+  try {
+    sessionStorage.setItem(STORED, given);
+  } catch {
+    // where the browser stores nothing, the key lasts until the page is left
+  }
+}
+
+/** Ask the service; whatever it does not answer with success is thrown as a `Refusal`. */
+export async function ask(path, { headers = {}, ...options } = {}) {
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers: key ? { ...headers, "X-API-Key": key } : headers });
+  } catch (error) {
+    if (error.name === "AbortError") {
+      throw error;
+    }
+    throw new Refusal("The service cannot be reached. Is it still running?");
+  }
+  if (!response.ok) {
+    throw new Refusal(await said(response), response.status);
+  }
+  return response;
+}
+
+async function said(response) {
+  let body = {};
+  try {
+    body = await response.json();
+  } catch {
+    // a refusal of something between the page and the service
+  }
+  const what = body.error ?? `the service answered with status ${response.status}`;
+  const allowed = body.allowed ? ` Allowed: ${inWords(body.allowed)}.` : "";
+  return `${what[0].toUpperCase()}${what.slice(1)}.${allowed}`;
+}
+
+function inWords(allowed) {
+  if (Array.isArray(allowed)) {
+    return allowed.map(inWords).join(", ");
+  }
+  if (typeof allowed === "object") {
+    return Object.entries(allowed).map(([name, value]) => `${name.replaceAll("_", " ")} ${inWords(value)}`).join(", ");
+  }
+  return String(allowed);
+}
+
+function stored() {
+  try {
+    return sessionStorage.getItem(STORED);
+  } catch {
+    return null;
+  }
+}

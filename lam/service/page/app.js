@@ -1,0 +1,371 @@
+// The page: an image goes to POST /v1/search, and its answer is shown. What the service says is put in as text only.
+
+import { ask, Refusal, useKey } from "./api.js";
+import { drawAngles, drawKappa } from "./charts.js";
+import { canBeDrawn, drawnOn } from "./draw.js";
+import { angle, cosine, degrees, percent, plain } from "./numbers.js";
+import { Thresholds } from "./thresholds.js";
+
+const SHOWN = 12;
+const TINY = 64;
+const WORDS = { match: ["✓", "Match"], unknown: ["✕", "No match"], abstain: ["?", "Not sure"] };
+const UNDECIDED = ["–", "No decision"];
+const $ = (id) => document.getElementById(id);
+
+let model = null;
+let calibration = null;
+let thresholds = null;
+let answer = null;
+let asking = null;
+let pictures = new Map();
+
+async function open() {
+  try {
+    model = await (await ask("/v1/model")).json();
+    calibration = model.calibration === "none" ? null : await (await ask("/v1/calibration")).json();
+  } catch (error) {
+    complain(error);
+    return;
+  }
+  thresholds = calibration && new Thresholds(calibration);
+  hush();
+  $("key-form").hidden = true;
+  $("desk").hidden = false;
+  $("uncalibrated").hidden = calibration !== null;
+  $("drawing").hidden = !canBeDrawn(model.preprocessing);
+  $("accepted").textContent = `JPEG, PNG or WebP, at most ${plain(model.limits.max_bytes / 2 ** 20)} MiB`;
+  showState(model.calibration, model.gallery_size);
+  if (thresholds) {
+    openSliders();
+  }
+}
+
+function showState(state, size) {
+  const rates = { none: "not calibrated", current: "calibrated", stale: "calibration is stale" }[state];
+  $("served").textContent = `Run ${model.run}: ${size.toLocaleString("en")} items in the gallery, ${rates}.`;
+  $("stale").hidden = state !== "stale";
+  if (state === "stale") {
+    $("stale").textContent = `The gallery has ${size} items and had ${calibration.gallery_size} when the run was ` +
+      "calibrated: the error rates stated here no longer hold. Run “lam calibrate” again, and restart the service.";
+  }
+}
+
+function openSliders() {
+  $("thresholds").hidden = false;
+  for (const name of ["accept", "flag"]) {
+    $(name).max = thresholds[name].rows.length - 1;
+    $(name).value = thresholds[name].position;
+  }
+  if (!thresholds.byKappa) {
+    $("flag-label").textContent = "Say “not sure” where so few ordinary images are as unusual";
+  }
+  showThresholds();
+}
+
+function showThresholds() {
+  const [accept, flag] = [thresholds.accept.row, thresholds.flag.row];
+  $("accept-value").textContent = `${cosine(accept.cosine)} (${degrees(angle(accept.cosine))})`;
+  $("accept-rate").textContent = `At most ${percent(accept.rate)}`;
+  $("flag-value").textContent = thresholds.byKappa ? plain(flag.kappa) : percent(flag.rate);
+  $("flag-rate").textContent = `At most ${percent(flag.rate)}`;
+  $("accept").setAttribute("aria-valuetext",
+    `cosine above ${cosine(accept.cosine)}, false accepts at most ${percent(accept.rate)}`);
+  $("flag").setAttribute("aria-valuetext", `${thresholds.byKappa ? `κ below ${plain(flag.kappa)}, ` : ""}` +
+    `false flags at most ${percent(flag.rate)}`);
+  $("reset").disabled = !thresholds.moved;
+}
+
+async function search(image) {
+  hush();
+  asking?.abort();
+  const mine = (asking = new AbortController());
+  if (image.size > model.limits.max_bytes) {
+    complain(new Refusal(`The image has ${plain(image.size / 2 ** 20)} MiB, more than this service takes.`));
+    return;
+  }
+  showQuery(image);
+  $("answer").setAttribute("aria-busy", "true");
+  try {
+    const options = { method: "POST", body: image, headers: { "Content-Type": image.type }, signal: mine.signal };
+    answer = await (await ask(`/v1/search?k=${model.limits.max_k}`, options)).json();
+    pictures.forEach((url) => url.then(URL.revokeObjectURL, () => {}));
+    pictures = new Map();
+    showState(answer.calibration, answer.gallery_size);
+    show(true);
+  } catch (error) {
+    if (error.name !== "AbortError") {
+      forget();
+      complain(error);
+    }
+  } finally {
+    if (asking === mine) {
+      $("answer").removeAttribute("aria-busy");
+    }
+  }
+}
+
+function showQuery(image) {
+  const shown = $("query");
+  URL.revokeObjectURL(shown.src);
+  shown.onload = () => {
+    shown.hidden = false;
+    shown.classList.toggle("tiny", shown.naturalWidth < TINY);
+  };
+  shown.onerror = () => (shown.hidden = true);
+  shown.alt = "the image that is looked for";
+  shown.src = URL.createObjectURL(image);
+  $("drop-text").textContent = "Drop or paste another, or";
+}
+
+function forget() {
+  answer = null;
+  showDecision(null, ["–", "No answer"], "The image was not searched; see the message above.");
+  for (const id of ["facts", "charts", "found", "what-if"]) {
+    $(id).hidden = true;
+  }
+}
+
+/** Show the answer under the thresholds of the sliders; `anew` where it has just come. */
+function show(anew) {
+  const decision = thresholds ? thresholds.decide(answer) : null;
+  const words = WORDS[decision] ?? UNDECIDED;
+  // where a slider moves, the region speaks only of another decision, not of every step
+  $("decision").setAttribute("aria-live", anew || words[1] !== $("word").textContent ? "polite" : "off");
+  showDecision(decision, words, reason(decision));
+  $("what-if").hidden = !thresholds?.moved;
+  if (thresholds?.moved) {
+    $("what-if").textContent = `What if: under the thresholds in force the answer is “${WORDS[answer.decision][1]}”.`;
+  }
+  if (anew) {
+    showFacts();
+  }
+  const nearest = thresholds ? answer.hits.findIndex((hit) => !thresholds.accepts(hit)) : -1;
+  $("charts").hidden = false;
+  drawCharts(nearest);
+  showHits(nearest);
+}
+
+function showDecision(decision, [symbol, word], why) {
+  $("decision").className = `decision ${decision ?? "none"}`;
+  $("symbol").textContent = symbol;
+  $("word").textContent = word;
+  $("reason").textContent = why;
+}
+
+function reason(decision) {
+  const best = answer.hits[0];
+  if (!best) {
+    return "The gallery is empty.";
+  }
+  const nearest = `the nearest item, ${named(best)}, has a cosine of ${cosine(best.score)}`;
+  if (decision === null) {
+    return `The run is not calibrated: ${nearest}.`;
+  }
+  const { accept, flag, byKappa } = thresholds;
+  if (decision === "abstain") {
+    const why = byKappa
+      ? `κ is ${plain(answer.kappa)}, below ${plain(flag.row.kappa)}`
+      : `only ${percent(answer.p_value)} of ordinary images are as unusual`;
+    return `This image cannot be judged: ${why}. That happens to at most ${percent(flag.row.rate)} of ordinary images.`;
+  }
+  if (decision === "match") {
+    return `It is ${named(best)}: the cosine is ${cosine(best.score)}, above ${cosine(accept.row.cosine)}. Of images ` +
+      `that are not in the gallery, at most ${percent(accept.row.rate)} come so far.`;
+  }
+  return `It is not in the gallery: ${nearest}, which is not above ${cosine(accept.row.cosine)}.`;
+}
+
+function named(hit) {
+  return hit.label ? `“${hit.label}”` : `item ${hit.id}`;
+}
+
+function showFacts() {
+  const within = answer.hits.filter((hit) => hit.credible).length;
+  const all = within === answer.hits.length && within > 0 ? `all ${within}` : `${within} of ${answer.hits.length}`;
+  const cap = degrees(angle(answer.credible_cosine));
+  const facts = [["κ", `${answer.kappa_capped ? "≤ " : ""}${plain(answer.kappa)}`, "concentration: higher is surer"]];
+  if (answer.probability !== null) {
+    facts.unshift(["Probability", percent(answer.probability), "that the first hit is right, if any can be"]);
+  }
+  if (answer.hits.length > 0) {
+    const { score } = answer.hits[0];
+    facts.push(["Best cosine", cosine(score), `an angle of ${degrees(angle(score))}`]);
+  }
+  facts.push(["Credible cap", cap, `with probability 95 % within; ${all} hits are`]);
+  $("facts").replaceChildren(...facts.map(([name, value, meaning]) =>
+    made("div", "", made("dt", "", name), made("dd", "", value), made("dd", "", meaning))));
+  $("facts").hidden = false;
+}
+
+function drawCharts(nearest) {
+  $("kappa-figure").hidden = calibration === null;
+  if (calibration) {
+    const below = thresholds.byKappa ? thresholds.flag.row.kappa : null;
+    drawKappa($("kappa-chart"), calibration.kappa, answer.kappa, below);
+    $("kappa-text").textContent = kappaInWords();
+  }
+  $("angle-figure").hidden = answer.hits.length === 0;
+  if (answer.hits.length > 0) {
+    const accept = thresholds ? thresholds.accept.row.cosine : null;
+    drawAngles($("angle-chart"), answer.hits, answer.credible_cosine, accept, nearest);
+    const within = answer.hits.filter((hit) => hit.credible).length;
+    const accepted = thresholds ? `, and ${answer.hits.filter((hit) => thresholds.accepts(hit)).length} above the ` +
+      "accept threshold (filled)" : "";
+    $("angle-text").textContent = `Of the ${answer.hits.length} nearest items ${within} lie within the credible cap` +
+      `${accepted}. What this image shows lies within the cap with probability 95 %, as far as κ knows.`;
+  }
+}
+
+function kappaInWords() {
+  const { counts, edges } = calibration.kappa;
+  const total = counts.reduce((sum, count) => sum + count, 0);
+  const below = counts.reduce((sum, count, bin) => sum + (edges[bin + 1] <= answer.kappa ? count : 0), 0);
+  const flag = thresholds.byKappa ? `; below ${plain(thresholds.flag.row.kappa)} the answer is “not sure”` : "";
+  return `κ of this image is ${plain(answer.kappa)}. Of ${total} images of the calibration, about ` +
+    `${percent(below / total)} have a lower κ${flag}.`;
+}
+
+function showHits(nearest) {
+  const last = nearest >= SHOWN ? SHOWN - 1 : SHOWN;
+  const rows = answer.hits.map((hit, place) => [hit, place]).filter(([, place]) => place < last || place === nearest);
+  $("found").hidden = rows.length === 0;
+  $("rejected-text").textContent = rejectedInWords(nearest);
+  $("hits").replaceChildren(...rows.map(([hit, place]) => card(hit, place, place === nearest)));
+}
+
+function rejectedInWords(nearest) {
+  if (!thresholds) {
+    return "";
+  }
+  if (nearest < 0) {
+    return `All of the ${answer.hits.length} nearest items are above the accept threshold.`;
+  }
+  const hit = answer.hits[nearest];
+  return `The nearest rejected item is number ${nearest + 1}, ${named(hit)}, with a cosine of ${cosine(hit.score)}: the ` +
+    "first that is not above the accept threshold.";
+}
+
+function card(hit, place, nearest) {
+  const accepted = thresholds?.accepts(hit);
+  const tag = !thresholds ? null
+    : accepted ? made("span", "tag accepted", "✓ accepted")
+    : made("span", nearest ? "tag nearest" : "tag", nearest ? "✕ nearest rejected" : "✕ rejected");
+  const kind = accepted === false ? (nearest ? "rejected nearest" : "rejected") : "";
+  return made("li", kind, picture(hit), made("span", "label", `${place + 1}. ${hit.label || hit.id}`), tag,
+    made("span", "number", `cosine ${cosine(hit.score)} (${degrees(angle(hit.score))})`),
+    made("span", "number", `κ ${plain(hit.kappa)}`),
+    made("span", "number", hit.credible ? "within the credible cap" : "outside the credible cap"));
+}
+
+/** The picture of a hit, fetched with the key, which an address alone would not carry. */
+function picture(hit) {
+  const frame = made("div", "picture");
+  if (!hit.thumbnail) {
+    frame.append("no picture");
+    return frame;
+  }
+  const address = hit.thumbnail;
+  if (!pictures.has(address)) {
+    pictures.set(address, ask(address).then((response) => response.blob()).then(URL.createObjectURL));
+  }
+  const image = made("img");
+  image.alt = "";
+  image.onload = () => image.classList.toggle("tiny", image.naturalWidth < TINY);
+  pictures.get(address).then((url) => {
+    image.src = url;
+    frame.append(image);
+  }, () => frame.append("no picture"));
+  return frame;
+}
+
+function made(name, kind = "", ...parts) {
+  const element = document.createElement(name);
+  if (kind) {
+    element.className = kind;
+  }
+  element.append(...parts.filter((part) => part !== null));
+  return element;
+}
+
+function complain(error) {
+  if (!(error instanceof Refusal)) {
+    throw error;
+  }
+  if (error.status === 401) {
+    $("key-form").hidden = false;
+    $("key").focus();
+  }
+  $("error").textContent = error.message;
+  $("error").hidden = false;
+}
+
+function hush() {
+  $("error").hidden = true;
+}
+
+function take(files) {
+  if (model && files.length > 0) {
+    search(files[0]);
+  }
+}
+
+$("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  try {
+    useKey($("key").value);
+  } catch (error) {
+    complain(error);
+    return;
+  }
+  open();
+});
+$("file").addEventListener("change", (event) => {
+  take([...event.target.files]);
+  event.target.value = ""; // so that the same file can be chosen again
+});
+document.addEventListener("paste", (event) => take([...event.clipboardData.files]));
+document.addEventListener("dragover", (event) => {
+  event.preventDefault();
+  document.body.classList.add("dragging");
+});
+document.addEventListener("dragleave", () => document.body.classList.remove("dragging"));
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  document.body.classList.remove("dragging");
+  if (event.dataTransfer.files.length === 0) {
+    complain(new Refusal("No file was dropped: save the image first, then drop its file."));
+  }
+  take([...event.dataTransfer.files]);
+});
+for (const name of ["accept", "flag"]) {
+  $(name).addEventListener("input", (event) => {
+    thresholds[name].position = Number(event.target.value);
+    showThresholds();
+    if (answer) {
+      show(false);
+    }
+  });
+}
+$("reset").addEventListener("click", () => {
+  thresholds.reset();
+  openSliders();
+  if (answer) {
+    show(false);
+  }
+});
+const drawing = drawnOn($("canvas"));
+$("draw-clear").addEventListener("click", drawing.clear);
+$("draw-search").addEventListener("click", async () => {
+  const drawn = await drawing.picture();
+  if (drawn === null) {
+    complain(new Refusal("Nothing is drawn yet."));
+  } else {
+    search(drawn);
+  }
+});
+new ResizeObserver(() => {
+  if (answer && !$("charts").hidden) {
+    drawCharts(thresholds ? answer.hits.findIndex((hit) => !thresholds.accepts(hit)) : -1);
+  }
+}).observe($("charts"));
+open();

@@ -1,0 +1,56 @@
+// The decision that other thresholds than those in force would lead to, by the rates of the calibration.
+
+/** A slider over the rows of a calibration's table, one of which is in force. */
+class Steps {
+  constructor(rows, inForce) {
+    this.rows = rows;
+    this.inForce = Math.max(0, rows.findIndex(inForce));
+    this.position = this.inForce;
+  }
+
+  get row() {
+    return this.rows[this.position];
+  }
+
+  get moved() {
+    return this.position !== this.inForce;
+  }
+}
+
+/** The two thresholds of a calibration. Where κ alone does not flag, its slider goes over the rates themselves. */
+export class Thresholds {
+  constructor(calibration) {
+    const { threshold, false_accept: accepts, false_flag: flags } = calibration;
+    this.byKappa = threshold.flag === "kappa";
+    this.accept = new Steps(accepts, (row) => row.cosine === threshold.accept_above);
+    if (this.byKappa) {
+      this.flag = new Steps(flags, (row) => row.kappa === threshold.kappa_below);
+    } else {
+      const rates = [...new Set([...flags.map((row) => row.rate), threshold.ood])].sort((a, b) => a - b);
+      this.flag = new Steps(rates.map((rate) => ({ rate })), (row) => row.rate === threshold.ood);
+    }
+  }
+
+  get moved() {
+    return this.accept.moved || this.flag.moved;
+  }
+
+  reset() {
+    this.accept.position = this.accept.inForce;
+    this.flag.position = this.flag.inForce;
+  }
+
+  accepts(hit) {
+    return hit.score > this.accept.row.cosine;
+  }
+
+  decide(answer) {
+    if (!this.moved) {
+      return answer.decision;
+    }
+    if (this.byKappa ? answer.kappa < this.flag.row.kappa : answer.p_value <= this.flag.row.rate) {
+      return "abstain";
+    }
+    return answer.hits.length > 0 && this.accepts(answer.hits[0]) ? "match" : "unknown";
+  }
+}

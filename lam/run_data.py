@@ -99,8 +99,5 @@ def _told_how(option: str) -> Iterator[None]:
     try:
         yield
     except MissingDataError as error:
-        message = str(error)
-        for words, setting in (("allow_missing=True", "--allow-missing"), ("download=True", _DOWNLOAD)):
-            if words in message:
-                raise MissingDataError(message.replace(words, setting)) from None
+        message = str(error).replace("allow_missing=True", "--allow-missing").replace("download=True", _DOWNLOAD)
         raise MissingDataError(f"{message} (in a run: {option})") from None

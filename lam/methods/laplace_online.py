@@ -117,7 +117,7 @@ class OnlineLaplaceStep(Step):
         """Options as JSON; a run is resumed only with the same."""
         options = {**asdict(self.options), "hessian_miner": self.mining.settings["miner"]}
         del options["refit"]  # it comes after training, and may be asked for later
-        return {"method": "laplace_online", "head": self.head, "margin": self.margin, **options}
+        return {"head": self.head, "margin": self.margin, **options}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient at the samples, averaged, and update h; see `Step.backward`.
@@ -270,7 +270,7 @@ def train(
     refit = _refit_options(path, options, hessian_miner, relation, training) if options.refit else None
     step = OnlineLaplaceStep(path, margin=margin, options=options, hessian_miner=hessian_miner)
     with stage("train"):
-        training |= {"loss": loss, "epochs": epochs, "step": step, "seed": seed}
+        training |= {"loss": loss, "epochs": epochs, "step": step, "seed": seed, "method": "laplace_online"}
         history = train_by_loop(network, dataset, pairs=pairs_of(relation), **training)
     if refit is not None:
         with stage("fit"):

@@ -4,7 +4,7 @@ import base64
 import binascii
 import json
 import math
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,17 +51,13 @@ def content_type(given: str | None, *allowed: str) -> str:
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """Read a JSON object; NaN and infinities, which JSON does not have, are refused.
+    """Read a JSON object.
 
     Raises:
-        ServiceError: 400 for what is no JSON, 422 for another value than an object or a number that is not finite.
+        ServiceError: 400 for what is no JSON, 422 for another value than an object.
     """
-
-    def refuse(_: str) -> NoReturn:
-        raise ServiceError(422, "numbers must be finite", allowed="finite numbers")
-
     try:
-        found = json.loads(body, parse_constant=refuse)
+        found = json.loads(body)
     except (ValueError, RecursionError):
         raise ServiceError(400, "the body is no valid JSON", allowed=JSON) from None
     if not isinstance(found, dict):

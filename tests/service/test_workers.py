@@ -46,7 +46,8 @@ def test_one_bad_job_does_not_spoil_the_others(make: Make) -> None:
             raise ValueError("no zero")
         return [1 / job for job in jobs]
 
-    futures = [make(work).submit(number) for number in (1, 0, 2)]
+    worker = make(work)
+    futures = [worker.submit(number) for number in (1, 0, 2)]
     assert futures[0].result(5) == 1
     assert futures[2].result(5) == 0.5
     with pytest.raises(ValueError, match="no zero"):

@@ -22,6 +22,7 @@ _EXAMPLES = """examples:
   lam sweep configs/fashionmnist/laplace_online.yaml --seeds 5    mean and standard deviation over seeds
   lam embed RUN FOLDER -o embeddings.npz       RUN is the folder of a run, such as runs/digits/laplace_posthoc
   lam index RUN FOLDER
+  lam embed RUN FOLDER --shard 1/4 -o part-1.npz, and so on, then lam index RUN --embeddings part-*.npz
   lam search RUN IMAGE -k 5
   lam calibrate RUN --target-far 0.01          thresholds for "match", "unknown" and "abstain" at stated error rates
   lam serve RUN --port 8000                    searches and decisions over HTTP, for this machine alone without a key"""
@@ -124,18 +125,43 @@ def _is_shown(name: str) -> bool:
 
 def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam import gallery
+    from lam.embedding_shards import Shard, save_embeddings
+    from lam.retrieval.calibration_files import fingerprint
 
-    gallery.check_output(parsed.output)
-    images, embeddings = gallery.embed_folder(gallery.open_run(parsed.run), parsed.folder, progress=not parsed.quiet)
-    gallery.save_embeddings(parsed.output, images, embeddings)
-    print(f"{len(embeddings)} embeddings: {parsed.output}")
+    output = Path(parsed.output)
+    gallery.check_output(output)
+    distributed.join()
+    if distributed.count() > 1:
+        if parsed.shard is not None:
+            raise ValueError("torchrun gives each process its shard: leave --shard out")
+        shard = Shard.of_process()
+        output = output.with_stem(f"{output.stem}-{shard.number}-of-{shard.count}")
+    else:
+        shard = Shard() if parsed.shard is None else Shard.parse(parsed.shard)
+    encoder = gallery.open_run(parsed.run)
+    images, embeddings = gallery.embed_folder(encoder, parsed.folder, shard=shard, progress=not parsed.quiet)
+    save_embeddings(output, images, embeddings, encoder=fingerprint(parsed.run), shard=shard)
+    print(f"{len(embeddings)} embeddings: {output}")
 
 
 def _index(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam import gallery
 
-    count = gallery.index_folder(parsed.run, parsed.folder, factory=parsed.factory, progress=not parsed.quiet)
-    print(f"{count} images: {Path(parsed.run) / 'index'}")
+    made = gallery.index_images(
+        parsed.run,
+        folder=parsed.folder,
+        listed=parsed.csv,
+        embedded=parsed.embeddings,
+        factory=parsed.factory,
+        fuse=parsed.fuse,
+        skip_poor=parsed.skip_poor,
+        progress=not parsed.quiet,
+    )
+    if made.poor:
+        print(f"poor, kappa below the flag, {'skipped' if made.skipped else 'kept'}: {len(made.poor)}")
+        for path, kappa in made.poor:
+            print(f"{kappa:10.4g}  {path}")
+    print(f"{len(made)} {'identities' if parsed.fuse else 'images'}: {Path(parsed.run) / 'index'}")
 
 
 def _search(parsed: argparse.Namespace, _: list[str]) -> None:
@@ -239,10 +265,17 @@ def _parser() -> argparse.ArgumentParser:
     embed = command("embed", _embed, "Embed the images of a folder: an .npz file with mean, kappa and variance.")
     embed.add_argument("run", help="the folder of a finished run")
     embed.add_argument("folder", help="images, in class sub-folders or not")
-    embed.add_argument("-o", "--output", required=True, help="the .npz file to write")
-    index = command("index", _index, "Replace a run's index by the images of a folder.")
+    embed.add_argument(
+        "-o", "--output", required=True, help="the .npz file to write; torchrun's processes add -i-of-n to its name"
+    )
+    embed.add_argument("--shard", metavar="i/n", help="only every n-th image, from the i-th on (default: all)")
+    index = command("index", _index, "Replace a run's index by images: of a folder, a list, or already embedded.")
     index.add_argument("run", help="the folder of a finished run")
-    index.add_argument("folder", help="images, in class sub-folders or not")
+    index.add_argument("folder", nargs="?", help="images, in class sub-folders or not")
+    index.add_argument("--csv", metavar="FILE", help="a list: path, and if wanted id, label and any other columns")
+    index.add_argument("--embeddings", metavar="FILE", nargs="+", help="what `lam embed` wrote, all shards")
+    index.add_argument("--fuse", action="store_true", help="one entry for the images of one id, or else label")
+    index.add_argument("--skip-poor", action="store_true", help="leave out images whose kappa is below the flag")
     index.add_argument("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32 (default: Flat)")
     search = command("search", _search, "Search a run's index for an image.")
     search.add_argument("run", help="the folder of a finished run")

@@ -1,9 +1,10 @@
-"""Folders of images, embedded and indexed by a run's encoder, and searched.
+"""Folders and lists of images, embedded and indexed by a run's encoder, and searched.
 
-Beside the index stands `items/`: what each id is. The id of an image from a folder is the first 63 bits of its
-SHA-256, so that one image is one row however often it is there and whatever it is called.
+Beside the index stands `items/`: what each id is. How images become its entries is said in `lam.enrolment`.
 """
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,21 @@ from torch.utils.data import DataLoader
 
 from lam import datasets
 from lam.datasets import FolderImages, ImageDataset
+from lam.embedding_shards import Shard, merge_embeddings
 from lam.embeddings import Embeddings
 from lam.encoder_base import Encoder
+from lam.enrolment import Enrolled, Entry, Item, content_id, enrol
 from lam.files import (
     CorruptFileError,
     read_generation,
     read_json,
-    sha256_of,
-    write_atomically,
     write_generation,
     write_json,
 )
+from lam.image_list import read_list
 from lam.loading import load
 from lam.retrieval.calibration_files import FOLDER as CALIBRATION
+from lam.retrieval.calibration_files import fingerprint
 from lam.retrieval.decisions import Decisions
 from lam.retrieval.index import Hits, Index
 from lam.retrieval.threshold import Calibration
@@ -59,39 +62,21 @@ def require_faiss() -> None:
         raise ValueError(f"FAISS cannot be imported ({error}): pip install 'lam[cpu]', or 'lam[gpu]'") from None
 
 
-def embed_folder(encoder: Encoder, folder: str | Path, *, progress: bool = True) -> tuple[FolderImages, Embeddings]:
-    """Embed every image of a folder, with class sub-folders or without.
+def embed_folder(
+    encoder: Encoder, folder: str | Path, *, shard: Shard | None = None, progress: bool = True
+) -> tuple[FolderImages, Embeddings]:
+    """Embed the images of a folder, with class sub-folders or without: all, or those of a shard.
+
+    Returns:
+        All images, and the embeddings of those that were wanted.
 
     Raises:
-        ValueError: for an encoder that does not know how an image becomes an input, or naming a file that is no image.
+        ValueError: for an encoder that does not know how an image becomes an input, a shard without an image, or naming
+            a file that is no image.
     """
     images = datasets.folder.read(root=folder, preprocessing=_preprocessing(encoder))
-    loader = DataLoader(images, batch_size=BATCH, generator=torch.Generator())  # torch's global one stays as it is
-    return images, encoder.embed(loader, progress=progress)
-
-
-def save_embeddings(path: str | Path, images: FolderImages, embeddings: Embeddings) -> None:
-    """Write a NumPy archive with `paths`, `mean` (N, D), `kappa`, `variance` and `resultant` (N,).
-
-    Raises:
-        ValueError: where `path` cannot be a file.
-    """
-    import numpy as np
-
-    check_output(path)
-    arrays: dict[str, Any] = {
-        "paths": np.array([str(found) for found in images.paths]),
-        "mean": embeddings.mean.cpu().numpy(),
-        "kappa": embeddings.kappa.cpu().numpy(),
-        "variance": embeddings.variance.cpu().numpy(),
-        "resultant": embeddings.resultant.cpu().numpy(),
-    }
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, **arrays)
-
-    write_atomically(path, write)
+    wanted = images if shard is None else images.subset(shard.positions(len(images)))
+    return images, _embedded(encoder, wanted, progress)
 
 
 def check_output(path: str | Path) -> None:
@@ -108,41 +93,92 @@ def check_output(path: str | Path) -> None:
 
 
 def index_folder(run: str | Path, folder: str | Path, *, factory: str = "Flat", progress: bool = True) -> int:
-    """Replace a run's index by one of the images of a folder.
+    """Replace a run's index by one of the images of a folder, and give how many; for more, see `index_images`."""
+    return len(index_images(run, folder=folder, factory=factory, progress=progress))
+
+
+def index_images(
+    run: str | Path,
+    *,
+    folder: str | Path | None = None,
+    listed: str | Path | None = None,
+    embedded: Sequence[str | Path] | None = None,
+    factory: str = "Flat",
+    fuse: bool = False,
+    skip_poor: bool = False,
+    progress: bool = True,
+) -> Enrolled:
+    """Replace a run's index by one of images, given as one of a folder, a list, or embeddings.
+
+    Where the run is calibrated, images are poor whose κ is below its flag for κ.
 
     Args:
         run: the run's folder.
         folder: images, with class sub-folders or without.
+        listed: a CSV file; see `lam.image_list`.
+        embedded: files of a folder's shards; see `lam.embedding_shards`.
         factory: the FAISS type.
+        fuse: make one entry of the images of one identity; see `lam.enrolment.enrol`.
+        skip_poor: leave poor images out.
         progress: show a progress bar on standard error.
 
     Returns:
-        How many different images it holds.
+        What the index now holds, and which images are poor.
 
     Raises:
-        ValueError: for a folder that is no finished run or that another process writes to, a type that FAISS does not
-            know or that needs more images, or naming a file that is no image. The old index then stays.
+        ValueError: for none or several of the three, a folder that is no finished run or that another process writes
+            to, a type that FAISS does not know or that needs more images, mistakes in a list or in files of embeddings,
+            a wish to skip where the run is not calibrated, or naming a file that is no image. The old index then stays.
     """
+    if sum(source is not None for source in (folder, listed, embedded)) != 1:
+        raise ValueError("give the images to index as one of a folder, a CSV file, or files of embeddings")
     run = Path(run)
     encoder = open_run(run)
     require_faiss()
     Index(encoder.dimension, factory)  # refuses a type before the images are read
     with locked(run):
-        return _index_folder(run, encoder, folder, factory, progress)
+        flag_below = _flag_below(run, skip_poor)
+        if listed is not None:
+            entries, embeddings = _of_list(encoder, listed, fuse, progress)
+        elif embedded is not None:
+            entries, embeddings = merge_embeddings(embedded, encoder=fingerprint(run))
+        else:
+            images, embeddings = embed_folder(encoder, str(folder), progress=progress)
+            labels = (images.classes[label] for label in images.labels.tolist())
+            found = zip(images.paths, labels, strict=True)
+            entries = [Entry(str(path), label, content_id(path)) for path, label in found]
+        made = enrol(entries, embeddings, flag_below=flag_below, skip_poor=skip_poor, fuse=fuse)
+        _write(run, made.embeddings, made.ids, dict(zip(made.ids.tolist(), made.items, strict=True)), factory)
+    return made
 
 
-def _index_folder(run: Path, encoder: Encoder, folder: str | Path, factory: str, progress: bool) -> int:
-    images, embeddings = embed_folder(encoder, folder, progress=progress)
-    items: dict[int, dict[str, str]] = {}
-    rows = []
-    for row, path in enumerate(images.paths):
-        identity = int(sha256_of(Path(path))[:16], 16) >> 1
-        if identity not in items:
-            items[identity] = {"label": images.classes[int(images.labels[row])], "path": str(path)}
-            rows.append(row)
-    kept = embeddings[torch.tensor(rows)]
-    _write(run, kept, torch.tensor(list(items)), items, factory)
-    return len(items)
+def _of_list(encoder: Encoder, listed: str | Path, fuse: bool, progress: bool) -> tuple[list[Entry], Embeddings]:
+    found = read_list(listed, repeated_ids=fuse)
+    names = {label: number for number, label in enumerate(sorted({image.label for image in found}))}
+    images = FolderImages(
+        [image.path for image in found],
+        torch.tensor([names[image.label] for image in found]),
+        name="list",
+        classes=list(names),
+        preprocessing=_preprocessing(encoder),
+    )
+    entries = [
+        Entry(str(image.path), image.label, content_id(image.path), image.name, image.metadata) for image in found
+    ]
+    return entries, _embedded(encoder, images, progress)
+
+
+def _flag_below(run: Path, required: bool) -> float | None:
+    """The κ below which an image is poor; None where the run has no calibration of its own that says."""
+    if not (run / CALIBRATION).is_dir() and not required:
+        return None
+    try:
+        return Calibration.load(run).kappa_below
+    except ValueError as error:
+        if required:
+            raise
+        warnings.warn(f"{error}; poor images are not told", stacklevel=3)
+        return None
 
 
 def index_dataset(run: Path, embeddings: Embeddings, images: ImageDataset) -> None:
@@ -168,7 +204,7 @@ class Found:
 
     query: Embeddings
     hits: Hits
-    items: list[dict[str, str]]
+    items: list[Item]
     decisions: Decisions | None
 
 
@@ -193,8 +229,8 @@ def search(run: str | Path, image: str | Path, *, k: int = 5) -> Found:
     return Found(query, hits, read_items(run, hits.ids[0].tolist()), decisions)
 
 
-def read_items(run: Path, ids: list[int]) -> list[dict[str, str]]:
-    """Say what ids of a run's index are: the `label` and `path` of each.
+def read_items(run: Path, ids: list[int]) -> list[Item]:
+    """Say what ids of a run's index are.
 
     Raises:
         CorruptFileError: where an id is unknown, or naming the file that is missing, truncated or altered.
@@ -228,7 +264,7 @@ def remove_items(run: Path, ids: list[int]) -> int:
     return len(gone)
 
 
-def _write(run: Path, embeddings: Embeddings, ids: Tensor, items: dict[int, dict[str, str]], factory: str) -> None:
+def _write(run: Path, embeddings: Embeddings, ids: Tensor, items: dict[int, Item], factory: str) -> None:
     index = Index(embeddings.dimension, factory)
     if not index.is_trained:
         index.train(embeddings)
@@ -239,16 +275,21 @@ def _write(run: Path, embeddings: Embeddings, ids: Tensor, items: dict[int, dict
     _write_items(run, new)
 
 
-def _write_items(run: Path, items: dict[str, dict[str, str]]) -> None:
+def _write_items(run: Path, items: dict[str, Item]) -> None:
     write_generation(run / "items", lambda generation: write_json(generation / _ITEMS, items))
 
 
-def _known_items(run: Path) -> dict[str, dict[str, str]]:
+def _known_items(run: Path) -> dict[str, Item]:
     """What the ids of the present index are; nothing where that is lost, as `lam index` is what repairs it."""
     try:
         return read_json(read_generation(run / "items", [_ITEMS]) / _ITEMS)
     except CorruptFileError:
         return {}
+
+
+def _embedded(encoder: Encoder, images: FolderImages, progress: bool) -> Embeddings:
+    loader = DataLoader(images, batch_size=BATCH, generator=torch.Generator())  # torch's global one stays as it is
+    return encoder.embed(loader, progress=progress)
 
 
 def _preprocessing(encoder: Encoder) -> Any:

@@ -10,7 +10,11 @@ from PIL import Image
 
 from lam import gallery
 from lam.cli import main
+from lam.embeddings import Embeddings
+from lam.enrolment import content_id, named_id
 from lam.files import CorruptFileError, read_json
+from lam.retrieval import Index, fuse_identities
+from lam.retrieval.threshold import Calibration
 
 
 @pytest.fixture
@@ -27,7 +31,7 @@ def test_embeddings_are_written_without_pickle(
     output = tmp_path / "out.npz"
     assert main(["embed", str(run_copy), str(folder), "-o", str(output), "--quiet"]) == 0
     with np.load(output, allow_pickle=False) as found:
-        assert set(found) == {"paths", "mean", "kappa", "variance", "resultant"}
+        assert all(found[name].dtype.kind in "fiU" for name in found)
         assert found["mean"].shape == (count, 3)
         np.testing.assert_allclose(np.linalg.norm(found["mean"], axis=1), 1, rtol=1e-5)
         for name in ("kappa", "variance", "resultant"):
@@ -142,6 +146,104 @@ def test_an_encoder_that_knows_no_preprocessing_is_refused(run_copy: Path, flat_
     encoder.preprocessing = None
     with pytest.raises(ValueError, match=r"how an image becomes an input: fit it with preprocessing=\.\.\."):
         gallery.embed_folder(encoder, flat_folder)
+
+
+def _list_of(folder: Path, *lines: str) -> Path:
+    path = folder / "list.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_list_gives_ids_labels_and_metadata(
+    run_copy: Path, digit_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, third = (digit_folder / "0" / f"{number}.png" for number in range(3))
+    shutil.copy(third, tmp_path / "here.png")
+    lines = (f"7,{first},zero,Kyoto,", f"vase-é,{second},zero,,3", ",here.png,,Lima,4")
+    listed = _list_of(tmp_path, "id,path,label,city,shelf", *lines)
+    assert main(["index", str(run_copy), "--csv", str(listed), "--quiet"]) == 0
+    assert capsys.readouterr().out == f"3 images: {run_copy / 'index'}\n"
+    items = gallery.read_items(run_copy, [7, named_id("vase-é"), content_id(third)])
+    assert items == [
+        {"label": "zero", "path": str(first), "id": "7", "metadata": {"city": "Kyoto"}},
+        {"label": "zero", "path": str(second), "id": "vase-é", "metadata": {"shelf": "3"}},
+        {"label": "", "path": str(tmp_path / "here.png"), "metadata": {"city": "Lima", "shelf": "4"}},
+    ]
+    assert gallery.search(run_copy, second, k=1).items[0]["id"] == "vase-é"
+
+
+def test_images_of_one_identity_are_fused(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
+    """By id, the same image counted once, with a κ that the number of images alone does not raise."""
+    paths = [digit_folder / "0" / f"{number}.png" for number in range(4)]
+    shutil.copy(paths[0], tmp_path / "again.png")
+    lines = (f"a,{paths[0]}", f"b,{paths[3]}", f"a,{paths[1]}", f"a,{paths[2]}", "a,again.png")
+    made = gallery.index_images(run_copy, listed=_list_of(tmp_path, "id,path", *lines), fuse=True, progress=False)
+    assert made.ids.tolist() == [named_id("a"), named_id("b")]
+    encoder = gallery.open_run(run_copy)
+    assert encoder.preprocessing is not None
+    alone = Embeddings.concatenate([encoder.embed(encoder.preprocessing(path)[None]) for path in paths])
+    expected = fuse_identities(alone, [0, 0, 0, 1]).embeddings
+    torch.testing.assert_close(made.embeddings.mean, expected.mean)
+    torch.testing.assert_close(made.embeddings.kappa, expected.kappa, rtol=1e-4, atol=0)
+    assert float(made.embeddings.kappa[0]) <= float(alone.kappa[:3].max())
+    fused = made.items[0]["fused"]
+    assert (fused["images"], fused["paths"]) == (3, [str(path) for path in paths[:3]])
+    assert fused["resultant"] == pytest.approx(float(expected.resultant[0]))
+    assert "fused" not in made.items[1]
+    assert len(Index.load(run_copy / "index")) == 2
+
+
+def test_folders_fuse_by_class(run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", str(run_copy), str(digit_folder), "--fuse", "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith("3 identities: ")
+    found = gallery.search(run_copy, digit_folder / "1" / "0.png", k=9)
+    assert {(item["label"], item["fused"]["images"]) for item in found.items} == {("0", 8), ("1", 8), ("2", 8)}
+
+
+def test_poor_images_are_told_and_skipped_where_that_is_asked_for(
+    run_copy: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gallery.index_images(run_copy, folder=digit_folder, progress=False).poor == ()
+    with pytest.raises(ValueError, match="has no calibration: `lam calibrate .*` makes one"):
+        gallery.index_images(run_copy, folder=digit_folder, skip_poor=True, progress=False)
+    assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.3"]) == 0
+    flag = Calibration.load(run_copy).kappa_below
+    made = gallery.index_images(run_copy, folder=digit_folder, progress=False)
+    kappa = {item["path"]: value for item, value in zip(made.items, made.embeddings.kappa.tolist(), strict=True)}
+    assert dict(made.poor) == {path: value for path, value in kappa.items() if value < flag}
+    middle = sorted(kappa.values())[5]
+    monkeypatch.setattr(Calibration, "kappa_below", middle)
+    made = gallery.index_images(run_copy, folder=digit_folder, progress=False)
+    assert (len(made), len(made.poor)) == (24, 5)
+    assert sum("poor" in item for item in made.items) == 5
+    capsys.readouterr()
+    assert main(["index", str(run_copy), str(digit_folder), "--skip-poor", "--quiet"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "poor, kappa below the flag, skipped: 5"
+    assert {line.split()[1] for line in told[1:6]} == {path for path, _ in made.poor}
+    assert told[6].startswith("19 images: ")
+    assert len(Index.load(run_copy / "index")) == 19
+    monkeypatch.setattr(Calibration, "kappa_below", 1e9)
+    with pytest.raises(ValueError, match=r"no image is left: kappa is below the flag 1e\+09 for all 24"):
+        gallery.index_images(run_copy, folder=digit_folder, skip_poor=True, progress=False)
+    assert len(Index.load(run_copy / "index")) == 19
+
+
+def test_a_calibration_of_another_encoder_flags_nothing(
+    run_copy: Path, flat_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.3"]) == 0
+    monkeypatch.setattr("lam.retrieval.calibration_files.fingerprint", lambda _: "of another")
+    with pytest.warns(UserWarning, match="is of another network, posterior or .*; poor images are not told"):
+        assert gallery.index_images(run_copy, folder=flat_folder, progress=False).poor == ()
+    with pytest.raises(ValueError, match="is of another network, posterior or preprocessing"):
+        gallery.index_images(run_copy, folder=flat_folder, skip_poor=True, progress=False)
+
+
+def test_images_come_from_one_place(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given in ([], ["somewhere", "--csv", "list.csv"]):
+        assert main(["index", str(run_copy), *given]) == 1
+        assert "give the images to index as one of a folder, a CSV file, or files of" in capsys.readouterr().err
 
 
 def _interrupt(*_: object) -> None:

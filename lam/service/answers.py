@@ -157,7 +157,8 @@ class Judge:
         made = self.calibration
         if made is None:
             return None
-        cosines, kappas = _points(made.false_accepts.scores), _points(-made.flags.kappa.scores)
+        cosines = _points(made.false_accepts.scores, made.accept_above)
+        kappas = [-surprise for surprise in reversed(_points(made.flags.kappa.scores, -made.kappa_below))]
         return {
             "threshold": self.thresholds,
             "gallery_size": made.gallery_size,
@@ -192,8 +193,11 @@ class Judge:
         }
 
 
-def _points(values: torch.Tensor) -> list[float]:
-    """At most so many of the values, evenly by rank."""
-    ordered = values.double().sort().values
-    rows = torch.linspace(0, len(ordered) - 1, min(_POINTS, len(ordered))).round().long()
-    return ordered[rows].unique().tolist()
+def _points(scores: torch.Tensor, in_force: float) -> list[float]:
+    """At most so many rising scores: half evenly by rank, half crowding at the high end, and the threshold in force."""
+    count = len(scores)
+    half = min(_POINTS // 2, count)
+    evenly = torch.linspace(0, count - 1, half, dtype=torch.float64)
+    crowding = count - torch.logspace(0, math.log10(count), half, dtype=torch.float64)
+    shown = scores.double()[torch.cat([evenly, crowding]).round().long().clamp(0, count - 1)]
+    return torch.cat([shown, shown.new_tensor([in_force])]).unique().tolist()

@@ -28,6 +28,7 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'",
     "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }

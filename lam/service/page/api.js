@@ -11,6 +11,10 @@ export class Refusal extends Error {
   }
 }
 
+export function hasKey() {
+  return key !== null;
+}
+
 /** Keep a key until the tab is closed. */
 export function useKey(given) {
   if (!/^[\x21-\x7e]+$/.test(given)) {

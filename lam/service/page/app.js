@@ -1,15 +1,14 @@
 // The page: an image goes to POST /v1/search, and its answer is shown. What the service says is put in as text only.
 
-import { ask, Refusal, useKey } from "./api.js";
+import { ask, hasKey, Refusal, useKey } from "./api.js";
 import { drawAngles, drawKappa } from "./charts.js";
 import { canBeDrawn, drawnOn } from "./draw.js";
 import { angle, cosine, degrees, percent, plain } from "./numbers.js";
 import { Thresholds } from "./thresholds.js";
+import { aboutAngles, aboutKappa, aboutRejected, aboutStale, facts, reason, wordOf } from "./words.js";
 
 const SHOWN = 12;
 const TINY = 64;
-const WORDS = { match: ["✓", "Match"], unknown: ["✕", "No match"], abstain: ["?", "Not sure"] };
-const UNDECIDED = ["–", "No decision"];
 const $ = (id) => document.getElementById(id);
 
 let model = null;
@@ -30,10 +29,13 @@ async function open() {
   thresholds = calibration && new Thresholds(calibration);
   hush();
   $("key-form").hidden = true;
+  if ($("key-form").contains(document.activeElement)) {
+    $("answer").focus();
+  }
   $("desk").hidden = false;
   $("uncalibrated").hidden = calibration !== null;
   $("drawing").hidden = !canBeDrawn(model.preprocessing);
-  $("accepted").textContent = `JPEG, PNG or WebP, at most ${plain(model.limits.max_bytes / 2 ** 20)} MiB`;
+  $("accepted").textContent = `JPEG, PNG or WebP, at most ${plain(model.limits.max_bytes / 2 ** 20)}\u00a0MiB`;
   showState(model.calibration, model.gallery_size);
   if (thresholds) {
     openSliders();
@@ -45,8 +47,7 @@ function showState(state, size) {
   $("served").textContent = `Run ${model.run}: ${size.toLocaleString("en")} items in the gallery, ${rates}.`;
   $("stale").hidden = state !== "stale";
   if (state === "stale") {
-    $("stale").textContent = `The gallery has ${size} items and had ${calibration.gallery_size} when the run was ` +
-      "calibrated: the error rates stated here no longer hold. Run “lam calibrate” again, and restart the service.";
+    $("stale").textContent = aboutStale(size, calibration);
   }
 }
 
@@ -128,21 +129,23 @@ function forget() {
 /** Show the answer under the thresholds of the sliders; `anew` where it has just come. */
 function show(anew) {
   const decision = thresholds ? thresholds.decide(answer) : null;
-  const words = WORDS[decision] ?? UNDECIDED;
+  const words = wordOf(decision);
   // where a slider moves, the region speaks only of another decision, not of every step
   $("decision").setAttribute("aria-live", anew || words[1] !== $("word").textContent ? "polite" : "off");
-  showDecision(decision, words, reason(decision));
+  showDecision(decision, words, reason(decision, answer, thresholds));
   $("what-if").hidden = !thresholds?.moved;
   if (thresholds?.moved) {
-    $("what-if").textContent = `What if: under the thresholds in force the answer is “${WORDS[answer.decision][1]}”.`;
+    $("what-if").textContent = `What if: under the thresholds in force the answer is “${wordOf(answer.decision)[1]}”.`;
   }
   if (anew) {
     showFacts();
   }
-  const nearest = thresholds ? answer.hits.findIndex((hit) => !thresholds.accepts(hit)) : -1;
   $("charts").hidden = false;
-  drawCharts(nearest);
-  showHits(nearest);
+  drawCharts();
+  showHits();
+  if (anew) {
+    $("answer").scrollIntoView({ block: "nearest" });
+  }
 }
 
 function showDecision(decision, [symbol, word], why) {
@@ -152,97 +155,38 @@ function showDecision(decision, [symbol, word], why) {
   $("reason").textContent = why;
 }
 
-function reason(decision) {
-  const best = answer.hits[0];
-  if (!best) {
-    return "The gallery is empty.";
-  }
-  const nearest = `the nearest item, ${named(best)}, has a cosine of ${cosine(best.score)}`;
-  if (decision === null) {
-    return `The run is not calibrated: ${nearest}.`;
-  }
-  const { accept, flag, byKappa } = thresholds;
-  if (decision === "abstain") {
-    const why = byKappa
-      ? `κ is ${plain(answer.kappa)}, below ${plain(flag.row.kappa)}`
-      : `only ${percent(answer.p_value)} of ordinary images are as unusual`;
-    return `This image cannot be judged: ${why}. That happens to at most ${percent(flag.row.rate)} of ordinary images.`;
-  }
-  if (decision === "match") {
-    return `It is ${named(best)}: the cosine is ${cosine(best.score)}, above ${cosine(accept.row.cosine)}. Of images ` +
-      `that are not in the gallery, at most ${percent(accept.row.rate)} come so far.`;
-  }
-  return `It is not in the gallery: ${nearest}, which is not above ${cosine(accept.row.cosine)}.`;
-}
-
-function named(hit) {
-  return hit.label ? `“${hit.label}”` : `item ${hit.id}`;
-}
-
 function showFacts() {
-  const within = answer.hits.filter((hit) => hit.credible).length;
-  const all = within === answer.hits.length && within > 0 ? `all ${within}` : `${within} of ${answer.hits.length}`;
-  const cap = degrees(angle(answer.credible_cosine));
-  const facts = [["κ", `${answer.kappa_capped ? "≤ " : ""}${plain(answer.kappa)}`, "concentration: higher is surer"]];
-  if (answer.probability !== null) {
-    facts.unshift(["Probability", percent(answer.probability), "that the first hit is right, if any can be"]);
-  }
-  if (answer.hits.length > 0) {
-    const { score } = answer.hits[0];
-    facts.push(["Best cosine", cosine(score), `an angle of ${degrees(angle(score))}`]);
-  }
-  facts.push(["Credible cap", cap, `with probability 95 % within; ${all} hits are`]);
-  $("facts").replaceChildren(...facts.map(([name, value, meaning]) =>
+  $("facts").replaceChildren(...facts(answer).map(([name, value, meaning]) =>
     made("div", "", made("dt", "", name), made("dd", "", value), made("dd", "", meaning))));
   $("facts").hidden = false;
 }
 
-function drawCharts(nearest) {
+function nearestRejected() {
+  return thresholds ? answer.hits.findIndex((hit) => !thresholds.accepts(hit)) : -1;
+}
+
+function drawCharts() {
   $("kappa-figure").hidden = calibration === null;
   if (calibration) {
     const below = thresholds.byKappa ? thresholds.flag.row.kappa : null;
     drawKappa($("kappa-chart"), calibration.kappa, answer.kappa, below);
-    $("kappa-text").textContent = kappaInWords();
+    $("kappa-text").textContent = aboutKappa(answer, calibration.kappa, thresholds);
   }
   $("angle-figure").hidden = answer.hits.length === 0;
   if (answer.hits.length > 0) {
     const accept = thresholds ? thresholds.accept.row.cosine : null;
-    drawAngles($("angle-chart"), answer.hits, answer.credible_cosine, accept, nearest);
-    const within = answer.hits.filter((hit) => hit.credible).length;
-    const accepted = thresholds ? `, and ${answer.hits.filter((hit) => thresholds.accepts(hit)).length} above the ` +
-      "accept threshold (filled)" : "";
-    $("angle-text").textContent = `Of the ${answer.hits.length} nearest items ${within} lie within the credible cap` +
-      `${accepted}. What this image shows lies within the cap with probability 95 %, as far as κ knows.`;
+    drawAngles($("angle-chart"), answer.hits, answer.credible_cosine, accept, nearestRejected());
+    $("angle-text").textContent = aboutAngles(answer, thresholds);
   }
 }
 
-function kappaInWords() {
-  const { counts, edges } = calibration.kappa;
-  const total = counts.reduce((sum, count) => sum + count, 0);
-  const below = counts.reduce((sum, count, bin) => sum + (edges[bin + 1] <= answer.kappa ? count : 0), 0);
-  const flag = thresholds.byKappa ? `; below ${plain(thresholds.flag.row.kappa)} the answer is “not sure”` : "";
-  return `κ of this image is ${plain(answer.kappa)}. Of ${total} images of the calibration, about ` +
-    `${percent(below / total)} have a lower κ${flag}.`;
-}
-
-function showHits(nearest) {
+function showHits() {
+  const nearest = nearestRejected();
   const last = nearest >= SHOWN ? SHOWN - 1 : SHOWN;
   const rows = answer.hits.map((hit, place) => [hit, place]).filter(([, place]) => place < last || place === nearest);
   $("found").hidden = rows.length === 0;
-  $("rejected-text").textContent = rejectedInWords(nearest);
+  $("rejected-text").textContent = thresholds ? aboutRejected(answer, nearest) : "";
   $("hits").replaceChildren(...rows.map(([hit, place]) => card(hit, place, place === nearest)));
-}
-
-function rejectedInWords(nearest) {
-  if (!thresholds) {
-    return "";
-  }
-  if (nearest < 0) {
-    return `All of the ${answer.hits.length} nearest items are above the accept threshold.`;
-  }
-  const hit = answer.hits[nearest];
-  return `The nearest rejected item is number ${nearest + 1}, ${named(hit)}, with a cosine of ${cosine(hit.score)}: the ` +
-    "first that is not above the accept threshold.";
 }
 
 function card(hit, place, nearest) {
@@ -251,10 +195,11 @@ function card(hit, place, nearest) {
     : accepted ? made("span", "tag accepted", "✓ accepted")
     : made("span", nearest ? "tag nearest" : "tag", nearest ? "✕ nearest rejected" : "✕ rejected");
   const kind = accepted === false ? (nearest ? "rejected nearest" : "rejected") : "";
-  return made("li", kind, picture(hit), made("span", "label", `${place + 1}. ${hit.label || hit.id}`), tag,
+  const label = made("span", "label", made("span", "", hit.label || hit.id), made("span", "rank", `#${place + 1}`));
+  return made("li", kind, picture(hit), label, tag,
     made("span", "number", `cosine ${cosine(hit.score)} (${degrees(angle(hit.score))})`),
     made("span", "number", `κ ${plain(hit.kappa)}`),
-    made("span", "number", hit.credible ? "within the credible cap" : "outside the credible cap"));
+    made("span", "number", hit.credible ? "in the credible cap" : "outside the cap"));
 }
 
 /** The picture of a hit, fetched with the key, which an address alone would not carry. */
@@ -294,6 +239,9 @@ function complain(error) {
   if (error.status === 401) {
     $("key-form").hidden = false;
     $("key").focus();
+    if (!hasKey()) {
+      return; // the form says what is missing
+    }
   }
   $("error").textContent = error.message;
   $("error").hidden = false;
@@ -365,7 +313,7 @@ $("draw-search").addEventListener("click", async () => {
 });
 new ResizeObserver(() => {
   if (answer && !$("charts").hidden) {
-    drawCharts(thresholds ? answer.hits.findIndex((hit) => !thresholds.accepts(hit)) : -1);
+    drawCharts();
   }
 }).observe($("charts"));
 open();

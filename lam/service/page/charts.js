@@ -24,18 +24,17 @@ export function drawKappa(place, { counts, edges }, kappa, below) {
     const [left, right] = [across(edges[bin]), across(edges[bin + 1])];
     const tall = (count / tallest) * (FLOOR - CEILING);
     const flagged = below !== null && Math.sqrt(edges[bin] * edges[bin + 1]) < below;
-    add(picture, "rect", {
-      class: flagged ? "bar below" : "bar", x: left, y: FLOOR - tall, width: Math.max(0.5, right - left - 1), height: tall,
-    });
+    const [kind, wide] = [flagged ? "bar below" : "bar", Math.max(0.5, right - left - 1)];
+    add(picture, "rect", { class: kind, x: left, y: FLOOR - tall, width: wide, height: tall });
   });
   axis(picture, width, ticks(low, high).map((value) => [across(value), plain(value)]), "κ (higher: surer)");
-  if (below !== null) {
-    limit(picture, across(below), width, `“not sure” below ${plain(below)}`);
-  }
   const at = across(kappa);
   add(picture, "line", { class: "query-line", x1: at, x2: at, y1: 20, y2: FLOOR });
   add(picture, "path", { class: "query-mark", d: `M${at - 6} 18 h12 l-6 9 z` });
   beside(picture, at, width, 13, `this image: ${plain(kappa)}`, "strong");
+  if (below !== null) {
+    limit(picture, across(below), width, `“not sure” below ${plain(below)}`);
+  }
   place.replaceChildren(picture);
 }
 

@@ -11,10 +11,10 @@ export const angle = (value) => (Math.acos(Math.min(1, Math.max(-1, value))) * 1
 /** A share in percent: never a certainty that it is not. */
 export function percent(share) {
   if (share > 0.999 && share < 1) {
-    return "above 99.9 %";
+    return "above 99.9\u00a0%";
   }
   if (share > 0 && share < 0.0001) {
-    return "below 0.01 %";
+    return "below 0.01\u00a0%";
   }
-  return `${share < 0.1 ? SMALL.format(100 * share) : (100 * share).toFixed(1)} %`;
+  return `${share < 0.1 ? SMALL.format(100 * share) : (100 * share).toFixed(1)}\u00a0%`;
 }

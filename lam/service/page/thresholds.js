@@ -1,10 +1,12 @@
 // The decision that other thresholds than those in force would lead to, by the rates of the calibration.
 
+const HIGHEST = 0.5; // beyond this rate nobody would set a threshold
+
 /** A slider over the rows of a calibration's table, one of which is in force. */
 class Steps {
   constructor(rows, inForce) {
-    this.rows = rows;
-    this.inForce = Math.max(0, rows.findIndex(inForce));
+    this.rows = rows.filter((row) => row.rate <= HIGHEST || inForce(row));
+    this.inForce = Math.max(0, this.rows.findIndex(inForce));
     this.position = this.inForce;
   }
 

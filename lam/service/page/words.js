@@ -1,0 +1,87 @@
+// What is said of an answer, in sentences. `thresholds` is null where the run is not calibrated.
+
+import { angle, cosine, degrees, percent, plain } from "./numbers.js";
+
+const WORDS = { match: ["✓", "Match"], unknown: ["✕", "No match"], abstain: ["?", "Not sure"] };
+
+/** A decision as a sign and a word. */
+export function wordOf(decision) {
+  return WORDS[decision] ?? ["–", "No decision"];
+}
+
+export function named(hit) {
+  return hit.label ? `“${hit.label}”` : `item ${hit.id}`;
+}
+
+/** Why the answer is what it is. */
+export function reason(decision, answer, thresholds) {
+  const best = answer.hits[0];
+  if (!best) {
+    return "The gallery is empty.";
+  }
+  const nearest = `the nearest item, ${named(best)}, has a cosine of ${cosine(best.score)}`;
+  if (decision === null) {
+    return `The run is not calibrated: ${nearest}.`;
+  }
+  const { accept, flag, byKappa } = thresholds;
+  if (decision === "abstain") {
+    const why = byKappa
+      ? `κ is ${plain(answer.kappa)}, below ${plain(flag.row.kappa)}`
+      : `only ${percent(answer.p_value)} of ordinary images are as unusual`;
+    return `This image cannot be judged: ${why}. That happens to at most ${percent(flag.row.rate)} of ordinary images.`;
+  }
+  if (decision === "match") {
+    return `It is ${named(best)}: the cosine is ${cosine(best.score)}, above ${cosine(accept.row.cosine)}. Of images ` +
+      `that are not in the gallery, at most ${percent(accept.row.rate)} come that close.`;
+  }
+  return `It is not in the gallery: ${nearest}, which is not above ${cosine(accept.row.cosine)}.`;
+}
+
+/** The numbers of an answer: name, value and meaning. */
+export function facts(answer) {
+  const found = [];
+  if (answer.probability !== null) {
+    found.push(["Probability", percent(answer.probability), "that the first hit is right, if there is a match"]);
+  }
+  found.push(["κ", `${answer.kappa_capped ? "≤ " : ""}${plain(answer.kappa)}`, "concentration: higher is surer"]);
+  if (answer.hits.length > 0) {
+    const { score } = answer.hits[0];
+    found.push(["Best cosine", cosine(score), `an angle of ${degrees(angle(score))}`]);
+  }
+  found.push(["Credible cap", degrees(angle(answer.credible_cosine)), `holds ${within(answer)} of the hits shown`]);
+  return found;
+}
+
+export function aboutKappa(answer, histogram, thresholds) {
+  const { counts, edges } = histogram;
+  const total = counts.reduce((sum, count) => sum + count, 0);
+  const below = counts.reduce((sum, count, bin) => sum + (edges[bin + 1] <= answer.kappa ? count : 0), 0);
+  const flag = thresholds.byKappa ? `; below ${plain(thresholds.flag.row.kappa)} the answer is “not sure”` : "";
+  return `κ of this image is ${plain(answer.kappa)}. Of ${total} images of the calibration about ${below || "none"} ` +
+    `${below === 1 ? "has" : "have"} a lower κ${flag}.`;
+}
+
+export function aboutAngles(answer, thresholds) {
+  const accepted = thresholds && answer.hits.filter((hit) => thresholds.accepts(hit)).length;
+  const also = thresholds ? `, and ${accepted || "none"} above the accept threshold (filled)` : "";
+  return `Of the ${answer.hits.length} nearest items ${within(answer) || "none"} lie within the credible cap${also}. ` +
+    "What this image shows lies within the cap with probability 95 %, as far as κ knows.";
+}
+
+export function aboutRejected(answer, nearest) {
+  if (nearest < 0) {
+    return `All of the ${answer.hits.length} nearest items are above the accept threshold.`;
+  }
+  const hit = answer.hits[nearest];
+  return `The nearest rejected item is number ${nearest + 1}, ${named(hit)}, with a cosine of ${cosine(hit.score)}: ` +
+    "the first that is not above the accept threshold.";
+}
+
+export function aboutStale(size, calibration) {
+  return `The gallery has ${size} items and had ${calibration.gallery_size} when the run was calibrated: the error ` +
+    "rates stated here no longer hold. Run “lam calibrate” again, and restart the service.";
+}
+
+function within(answer) {
+  return answer.hits.filter((hit) => hit.credible).length;
+}

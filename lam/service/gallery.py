@@ -65,6 +65,8 @@ class Gallery:
                 _LOG.warning("the row of item %s was altered and is deleted", identity)
             factory = take_over(run, self._store)
             self._index = self._filled(dimension, factory)
+            if not (self._folder / CACHE).is_dir():
+                self._save_cache()
             self._held = held.pop_all()
 
     def __len__(self) -> int:
@@ -127,10 +129,14 @@ class Gallery:
     def close(self) -> None:
         """Write the cache of the index, if its type needs one, and let go of the folder."""
         with self._index_lock:
-            if self._index.factory != "Flat":
-                with suppress(OSError):
-                    self._index.save(self._folder / CACHE)
+            self._save_cache()
             self._held.close()
+
+    def _save_cache(self) -> None:
+        """Keep what takes long to build; where there is no room for it, it is built again."""
+        if self._index.factory != "Flat":
+            with suppress(OSError):
+                self._index.save(self._folder / CACHE)
 
     def _apply(self, operations: Sequence[Operation], changes: Sequence[Change]) -> None:
         """Bring the index to what the store now holds: a key that came and went within one batch never enters."""

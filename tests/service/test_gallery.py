@@ -106,6 +106,7 @@ def test_nothing_is_deleted_while_another_process_writes_the_index(gallery: Gall
 def test_a_corrupt_index_is_rebuilt(run_copy: Path, digit_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     index_folder(run_copy, digit_folder, factory="HNSW8", progress=False)
     first = Gallery(run_copy, D)
+    assert (run_copy / FOLDER / CACHE).is_dir()  # a kill from here on costs no second build
     first.write(items(4))
     assert first.index.factory == "HNSW8"
     first.close()

@@ -14,6 +14,7 @@ limits.py     size, deadline, key, host and headers, before any route is reached
 bodies.py     what a request's JSON may hold
 app.py        the routes
 server.py     hypercorn around them
+page/         what a browser is given: HTML, CSS and JavaScript modules, as they are
 
 Only app.py, limits.py, metrics.py and server.py need the extra `serve`; importing this package imports none of them.
 """

@@ -81,8 +81,7 @@ def create_app(engine: Engine, *, key: str | None = None) -> App:
     _add_searches(app, engine, metrics)
     _add_items(app, engine)
     _add_state(app, engine, metrics)
-    if PAGE.is_dir():
-        app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
+    app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
     return Limits(app, engine.settings, key=key, count=metrics.answered)
 
 

@@ -137,9 +137,7 @@ function show(anew) {
   if (thresholds?.moved) {
     $("what-if").textContent = `What if: under the thresholds in force the answer is “${wordOf(answer.decision)[1]}”.`;
   }
-  if (anew) {
-    showFacts();
-  }
+  showFacts(decision);
   $("charts").hidden = false;
   drawCharts();
   showHits();
@@ -155,8 +153,8 @@ function showDecision(decision, [symbol, word], why) {
   $("reason").textContent = why;
 }
 
-function showFacts() {
-  $("facts").replaceChildren(...facts(answer).map(([name, value, meaning]) =>
+function showFacts(decision) {
+  $("facts").replaceChildren(...facts(decision, answer).map(([name, value, meaning]) =>
     made("div", "", made("dt", "", name), made("dd", "", value), made("dd", "", meaning))));
   $("facts").hidden = false;
 }
@@ -191,15 +189,21 @@ function showHits() {
 
 function card(hit, place, nearest) {
   const accepted = thresholds?.accepts(hit);
-  const tag = !thresholds ? null
-    : accepted ? made("span", "tag accepted", "✓ accepted")
-    : made("span", nearest ? "tag nearest" : "tag", nearest ? "✕ nearest rejected" : "✕ rejected");
+  const tag = thresholds && tagOf(accepted, nearest);
   const kind = accepted === false ? (nearest ? "rejected nearest" : "rejected") : "";
   const label = made("span", "label", made("span", "", hit.label || hit.id), made("span", "rank", `#${place + 1}`));
   return made("li", kind, picture(hit), label, tag,
     made("span", "number", `cosine ${cosine(hit.score)} (${degrees(angle(hit.score))})`),
     made("span", "number", `κ ${plain(hit.kappa)}`),
     made("span", "number", hit.credible ? "in the credible cap" : "outside the cap"));
+}
+
+function tagOf(accepted, nearest) {
+  if (!accepted) {
+    return nearest ? made("span", "tag nearest", "✕ nearest rejected") : made("span", "tag", "✕ rejected");
+  }
+  const undecided = thresholds.decide(answer) === "abstain";
+  return undecided ? made("span", "tag", "? close, not judged") : made("span", "tag accepted", "✓ accepted");
 }
 
 /** The picture of a hit, fetched with the key, which an address alone would not carry. */

@@ -38,17 +38,21 @@ export function reason(decision, answer, thresholds) {
 }
 
 /** The numbers of an answer: name, value and meaning. */
-export function facts(answer) {
+export function facts(decision, answer) {
   const found = [];
-  if (answer.probability !== null) {
-    found.push(["Probability", percent(answer.probability), "that the first hit is right, if there is a match"]);
+  if (decision === "match") {
+    found.push(["Probability", percent(answer.probability), "that the first hit is right"]);
   }
   found.push(["κ", `${answer.kappa_capped ? "≤ " : ""}${plain(answer.kappa)}`, "concentration: higher is surer"]);
   if (answer.hits.length > 0) {
     const { score } = answer.hits[0];
     found.push(["Best cosine", cosine(score), `an angle of ${degrees(angle(score))}`]);
   }
-  found.push(["Credible cap", degrees(angle(answer.credible_cosine)), `holds ${within(answer)} of the hits shown`]);
+  const cap = degrees(angle(answer.credible_cosine));
+  found.push(["Credible cap", cap, `holds ${within(answer)} of the nearest ${answer.hits.length}`]);
+  if (decision !== null && decision !== "match") {
+    found.push(["If it were here", percent(answer.probability), "the first hit would be right"]);
+  }
   return found;
 }
 

@@ -108,6 +108,11 @@ class Encoder(ABC):
     def dimension(self) -> int:
         """The number of dimensions of the embeddings' mean directions."""
 
+    @property
+    def kappa_dimension(self) -> int:
+        """The number of dimensions of the sphere that κ is a concentration on; that of the embeddings but for a few."""
+        return self.dimension
+
     @abstractmethod
     def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
         """Give what a batch of inputs goes through; what is drawn once for all batches is drawn here.

@@ -119,6 +119,11 @@ class EnsembleEncoder(Encoder):
         """M·D of concatenated members, D of their mean."""
         return self._member_dimension * (len(self.members) if self.combine == "concatenate" else 1)
 
+    @property
+    def kappa_dimension(self) -> int:
+        """D: κ is of the members' own sphere, on which they are aligned."""
+        return self._member_dimension
+
     def to(self, device: torch.device | str) -> "EnsembleEncoder":
         """Move members and rotations to a device, in place."""
         super().to(device)

@@ -230,11 +230,15 @@ class Calibration:
         kappa = queries.kappa.to(hits.scores.device)
         return self.correctness(evidence_of(hits.scores[:, 0], kappa, hits.kappa[:, 0], second))
 
-    def credible_set(self, hits: Hits, queries: Embeddings, *, level: float = LEVEL) -> Bool[Tensor, "Q K"]:
+    def credible_set(
+        self, hits: Hits, queries: Embeddings, *, level: float = LEVEL, dimension: int | None = None
+    ) -> Bool[Tensor, "Q K"]:
         """Say which hits lie in the query's credible cap: what the query may be, as far as κ knows.
 
         The cap around the mean direction that holds a share `level` of its von Mises-Fisher distribution; hits count by
         their own mean directions, as their κ is not looked at.
+
+        `dimension` is that of the sphere that κ is of, `Encoder.kappa_dimension`, where it is not the embeddings'.
 
         Source: Kirchhof, Kasneci and Oh (2023), appendix C.5, where the cap is meant by cosines of at *least* t.
 
@@ -242,7 +246,7 @@ class Calibration:
             ValueError: for a level outside (0, 1), or as `decide`.
         """
         self._check(hits, queries)
-        return hits.scores >= credible_cosine(queries, level=level).to(hits.scores)[:, None]
+        return hits.scores >= credible_cosine(queries, level=level, dimension=dimension).to(hits.scores)[:, None]
 
     def conformal_set(self, hits: Hits) -> Bool[Tensor, "Q K"]:
         """Say which hits are of the smallest set that holds a match with probability 1 − `targets.miss`: the first k.
@@ -364,9 +368,11 @@ def calibrate(
     return made
 
 
-def credible_cosine(queries: Embeddings, *, level: float = LEVEL) -> Float[Tensor, " Q"]:
-    """Give the cosine of each query's credible cap; see `Calibration.credible_set`."""
-    return VonMisesFisher(queries.mean.double(), queries.kappa.double()).credible_cap(level)
+def credible_cosine(queries: Embeddings, *, level: float = LEVEL, dimension: int | None = None) -> Float[Tensor, " Q"]:
+    """Give the cosine of each query's credible cap, which depends on κ and the dimension alone; see `credible_set`."""
+    kappa = queries.kappa.double()
+    mean = torch.eye(1, dimension or queries.dimension, dtype=torch.float64, device=kappa.device)
+    return VonMisesFisher(mean.expand(len(kappa), -1), kappa).credible_cap(level)
 
 
 def cross_validated(evidence: Float[Tensor, "N E"], correct: Bool[Tensor, " N"]) -> Float[Tensor, " N"]:

@@ -44,7 +44,7 @@ class Judge:
 
     Attributes:
         calibration: of the run.
-        dimension: of the embeddings.
+        dimension: of the sphere that κ is of.
     """
 
     calibration: Calibration | None

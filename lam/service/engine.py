@@ -100,7 +100,7 @@ class Engine:
         self.encoder = _moved(open_run(self.run), device)
         self.device = device
         self.fingerprint = fingerprint(self.run)
-        self.judge = Judge(_calibration(self.run), self.encoder.dimension)
+        self.judge = Judge(_calibration(self.run), self.encoder.kappa_dimension)
         self.gallery = Gallery(self.run, self.encoder.dimension, drop_corrupt=drop_corrupt)
         self._start(threads)
         self._warm_up()

@@ -199,3 +199,10 @@ def test_concatenation_is_item_by_item():
     expected = torch.stack([torch.cat([units[0, i], units[1, i]]) for i in range(3)]) / 2**0.5
     torch.testing.assert_close(concatenated(units), expected)
     assert models.build("convnet8", dimension=3).recipe  # members are rebuilt by it
+
+
+def test_kappa_is_of_the_sphere_of_the_members() -> None:
+    members = [models.build("convnet8", dimension=3, seed=seed) for seed in range(2)]
+    rotations = torch.eye(3).expand(2, -1, -1).clone()
+    encoder = EnsembleEncoder(members, "head", rotations=rotations, combine="concatenate")
+    assert (encoder.dimension, encoder.kappa_dimension) == (6, 3)

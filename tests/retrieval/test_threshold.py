@@ -14,7 +14,14 @@ from lam.retrieval.decisions import DECISIONS, Decisions, decision_codes
 from lam.retrieval.index import Hits, Index
 from lam.retrieval.probability import Correctness, evidence_of, probability_bins
 from lam.retrieval.searches import Searches, search_open_set
-from lam.retrieval.threshold import Calibration, Histogram, Targets, calibrate, cross_validated
+from lam.retrieval.threshold import (
+    Calibration,
+    Histogram,
+    Targets,
+    calibrate,
+    credible_cosine,
+    cross_validated,
+)
 from lam.retrieval.verification import Verifier
 from lam.vmf import VonMisesFisher
 
@@ -306,3 +313,12 @@ def test_the_fingerprint_is_of_the_content_and_not_of_when_it_was_written(tmp_pa
 
 def test_a_tail_is_shown_by_its_sorted_scores() -> None:
     assert Tail.of(torch.tensor([3.0, 1.0])).scores.tolist() == [1.0, 3.0]
+
+
+def test_the_cap_of_concatenated_members_is_that_of_their_own_sphere() -> None:
+    kappa = torch.tensor([5.0, 50.0], dtype=torch.float64)
+    mean = torch.eye(1, 15, dtype=torch.float64).expand(2, -1)
+    queries = Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))
+    expected = VonMisesFisher(mean[:, :3], kappa).credible_cap(0.95)
+    torch.testing.assert_close(credible_cosine(queries, dimension=3), expected)
+    assert (credible_cosine(queries) < expected).all()

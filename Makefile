@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check bench faults clean
+.PHONY: setup demo test check bench faults docs clean
 
 setup: .venv/installed
 
@@ -31,6 +31,10 @@ bench: setup
 
 faults: setup
 	$(BIN)/python benchmarks/faults.py
+
+docs: setup
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict --site-dir build/docs
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -1,0 +1,119 @@
+"""The pages: their commands, options and tests exist, their Python compiles, their figures are those of the results."""
+
+import argparse
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lam.cli import RUNS, _parser
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def options() -> dict[str, set[str]]:
+    """The options of each command."""
+    (commands,) = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    return {name: set(command._option_string_actions) for name, command in commands.choices.items()}
+
+
+def commands(page: Path) -> list[list[str]]:
+    blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```", text(page), flags=re.DOTALL | re.MULTILINE)
+    lines = [line.strip() for language, block in blocks if not language for line in block.splitlines()]
+    lines += re.findall(r"`(lam [a-z]+ [^`]+)`", text(page))
+    found = [shlex.split(line, comments=True) for line in lines if re.match(r"(\.venv/bin/)?lam ", line)]
+    return [words[1:] for words in found]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    known = options()
+    for command, *words in commands(page):
+        assert command in known, command
+        for word in words:
+            name = word.partition("=")[0]
+            if name.startswith("-") and not (command in RUNS and "." in name):
+                assert name in known[command] | ({"--output"} if command in RUNS else set()), f"lam {command} {name}"
+
+
+def test_there_are_commands_to_check() -> None:
+    named = {command for page in PAGES for command, *_ in commands(page)}
+    assert {"run", "sweep", "embed", "index", "search", "calibrate", "serve"} <= named
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_settings_exist(page: Path) -> None:
+    from lam.settings import describe_settings
+
+    described = describe_settings()
+    for name in re.findall(r"`((?:online|training|laplace|data)\.[a-z_]+)`", text(page)):
+        assert name in described, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_compiles_and_imports(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", text(page), flags=re.DOTALL):
+        compile(block, page.name, "exec")
+        exec("\n".join(re.findall(r"^(?:from|import) .*$", block, flags=re.MULTILINE)), {})
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = re.findall(r"^  - .+: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(navigation) == [page.name for page in PAGES]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_pages(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text(page)):
+        assert (DOCS / target).is_file(), target
+
+
+def test_tests_that_are_named_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text(DOCS / "operating.md"))
+    assert len(named) > 30
+    for path, name in named:
+        assert f"def {name}(" in text(ROOT / path), name
+
+
+def test_what_is_called_recorded_is() -> None:
+    checks = json.loads(text(RESULTS / "faults.json"))["checks"]
+    table = text(DOCS / "operating.md").splitlines()
+    rows = [row for row in table if row.endswith("| recorded |") and "tests/" in row]
+    assert rows
+    for row in rows:
+        ((path, name),) = re.findall(r"`(tests/[\w/]+)\.py::(\w+)`", row)
+        found = checks[f"{path.replace('/', '.')}.{name}"]
+        assert found["passed"] > 0
+        assert found["failed"] == 0
+
+
+def test_loads_are_those_that_were_measured() -> None:
+    measured, page = json.loads(text(RESULTS / "service.json")), text(DOCS / "operating.md")
+    for name in ("vector_flat", "vector_hnsw", "image_resnet50", "image_resnet50_overload"):
+        row = measured[name]
+        assert f"{row['served_per_second']:g}/s served, p99 {row['p99_ms']:.0f} ms" in page, name
+    for row in measured["closed_loop"]:
+        shown = f"{row['served_per_second']:g}/s, p50 {row['p50_ms']:.0f} ms, p99 {row['p99_ms']:.0f} ms"
+        assert shown in page, row
+    assert ", ".join(f"{row['ratio']:.2f} at {row['batch']}" for row in measured["search_alone"]) in page
+    assert f"(a load of {measured['machine']['load']})" in page
+
+
+def test_rates_are_those_that_were_measured() -> None:
+    mean, page = json.loads(text(RESULTS / "calibration.json"))["mean"], text(DOCS / "calibrating.md")
+    for row in [*mean["false_flags"], *mean["false_accepts"]]:
+        assert f"| {row['target']:g} | {row['mean']:.4f} ± {row['standard_error']:.4f} |" in page, row
+    for row in mean["no_match"]:
+        shares = f"{row['fashionmnist_flagged']:.3f} | {row['mnist_flagged']:.3f}"
+        assert f"| {shares} | {row['mnist_answered_match_at_far_0.01']:.4f} |" in page, row
+    for name in ("ece_same_gallery", "ece_stale", "ece_calibrated_again"):
+        assert f"{mean['p_correct'][name]:.3f}" in page, name

@@ -29,7 +29,7 @@ def options() -> dict[str, set[str]]:
 def commands(page: Path) -> list[list[str]]:
     blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```", text(page), flags=re.DOTALL | re.MULTILINE)
     lines = [line.strip() for language, block in blocks if not language for line in block.splitlines()]
-    lines += re.findall(r"`(lam [a-z]+ [^`]+)`", text(page))
+    lines += [" ".join(words.split()) for words in re.findall(r"`(lam [a-z]+ [^`]+)`", text(page))]
     found = [shlex.split(line, comments=True) for line in lines if re.match(r"(\.venv/bin/)?lam ", line)]
     return [words[1:] for words in found]
 
@@ -97,7 +97,7 @@ def test_what_is_called_recorded_is() -> None:
 
 
 def test_loads_are_those_that_were_measured() -> None:
-    measured, page = json.loads(text(RESULTS / "service.json")), text(DOCS / "operating.md")
+    measured, page = json.loads(text(RESULTS / "service.json")), " ".join(text(DOCS / "operating.md").split())
     for name in ("vector_flat", "vector_hnsw", "image_resnet50", "image_resnet50_overload"):
         row = measured[name]
         assert f"{row['served_per_second']:g}/s served, p99 {row['p99_ms']:.0f} ms" in page, name

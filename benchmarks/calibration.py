@@ -25,7 +25,7 @@ from lam.encoder_base import Observations
 from lam.gallery import open_run
 from lam.retrieval.conformal import Tail
 from lam.retrieval.flags import FLAGS, Flags
-from lam.retrieval.index import Hits
+from lam.retrieval.hits import Hits
 from lam.retrieval.neighbours import rank
 from lam.retrieval.ood import auroc, knn_distance
 from lam.retrieval.open_set import open_set_metrics

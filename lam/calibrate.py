@@ -29,7 +29,7 @@ from lam.encoder_base import Encoder
 from lam.gallery import open_run, read_items
 from lam.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval import index_files
-from lam.retrieval.calibration_files import fingerprint
+from lam.retrieval.calibration_files import fingerprint, save_calibration
 from lam.retrieval.checks import refuse_other_length
 from lam.retrieval.flags import Flag
 from lam.retrieval.ood import NEIGHBOUR, knn_distance
@@ -150,7 +150,7 @@ def calibrate_run(
                 **_found(searches),
             },
         )
-        made.save(run)
+        save_calibration(run, made)
         plot_calibration(run / "plots" / "probability.png", made.reliability, confidence="P(first hit is right)")
     return made
 

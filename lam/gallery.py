@@ -29,10 +29,10 @@ from lam.files import (
 from lam.image_list import read_list
 from lam.loading import load
 from lam.retrieval.calibration_files import FOLDER as CALIBRATION
-from lam.retrieval.calibration_files import fingerprint
+from lam.retrieval.calibration_files import fingerprint, load_calibration
 from lam.retrieval.decisions import Decisions
-from lam.retrieval.index import Hits, Index
-from lam.retrieval.threshold import Calibration
+from lam.retrieval.hits import Hits
+from lam.retrieval.index import Index
 from lam.run_folder import locked, require_finished
 
 BATCH = 64
@@ -173,7 +173,7 @@ def _flag_below(run: Path, required: bool) -> float | None:
     if not (run / CALIBRATION).is_dir() and not required:
         return None
     try:
-        return Calibration.load(run).kappa_below
+        return load_calibration(run).kappa_below
     except ValueError as error:
         if required:
             raise
@@ -224,7 +224,7 @@ def search(run: str | Path, image: str | Path, *, k: int = 5) -> Found:
     decisions = None
     if (run / CALIBRATION).is_dir():
         first = index.search(query, 2)  # the margin to the second is part of the evidence, whatever k
-        decisions = Calibration.load(run).decide(first, query, features=seen.features, gallery_size=len(index))
+        decisions = load_calibration(run).decide(first, query, features=seen.features, gallery_size=len(index))
     hits = index.search(query, k)
     return Found(query, hits, read_items(run, hits.ids[0].tolist()), decisions)
 

@@ -14,11 +14,11 @@ from lam.calibrate import StoredItems, calibrate_run
 from lam.cli import main
 from lam.embeddings import Embeddings
 from lam.gallery import open_run
-from lam.retrieval.calibration_files import fingerprint
+from lam.retrieval.calibration_files import fingerprint, load_calibration
 from lam.retrieval.conformal import Tail
 from lam.retrieval.index import Index
 from lam.retrieval.searches import Searches, search_open_set
-from lam.retrieval.threshold import Calibration, Targets
+from lam.retrieval.threshold import Targets
 from tests.conftest import FinishedRun
 from tests.helpers import unchecked
 
@@ -80,7 +80,7 @@ def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: py
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 0
     printed = capsys.readouterr().out
     assert "match: cosine above" in printed
-    made = Calibration.load(run_copy)
+    made = load_calibration(run_copy)
     assert made.key == fingerprint(run_copy)
     assert (made.gallery_size, made.facts["data"], made.facts["queries"]) == (60, "validation split", 60)
     assert made.targets == Targets(far=0.05, ood=0.05, miss=0.1)
@@ -117,7 +117,7 @@ def test_a_search_of_a_calibrated_run_says_its_decision(
 
 def test_the_index_can_be_what_is_searched(run_copy: Path) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
-    made = Calibration.load(run_copy)
+    made = load_calibration(run_copy)
     assert (made.gallery_size, made.facts["gallery"], made.reference) == (60, "index", None)
     again = calibrate_run(
         run_copy,
@@ -139,7 +139,7 @@ def test_fresh_images_are_parted_into_queries_and_a_gallery(run_copy: Path, digi
         "--reference=0",
     ]
     assert main(["calibrate", str(run_copy), "--quiet", f"--folder={digit_folder}", *options]) == 0
-    made = Calibration.load(run_copy)
+    made = load_calibration(run_copy)
     assert (made.facts["data"], made.facts["queries"], made.gallery_size) == (str(digit_folder), 12, 12)
 
 
@@ -190,10 +190,10 @@ def test_another_encoder_makes_a_calibration_invalid(run_copy: Path) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
     encoder = open_run(run_copy)
     encoder.save(run_copy / "encoder")
-    Calibration.load(run_copy)  # the same one, written again
+    load_calibration(run_copy)  # the same one, written again
     encoder.posterior = type(encoder.posterior)(  # type: ignore[attr-defined]
         **{**vars(encoder.posterior), "prior_precision": 2.0}  # type: ignore[attr-defined]
     )
     encoder.save(run_copy / "encoder")
     with pytest.raises(ValueError, match="another network, posterior or preprocessing"):
-        Calibration.load(run_copy)
+        load_calibration(run_copy)

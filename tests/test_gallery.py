@@ -14,6 +14,7 @@ from lam.embeddings import Embeddings
 from lam.enrolment import content_id, named_id
 from lam.files import CorruptFileError, read_json
 from lam.retrieval import Index, fuse_identities
+from lam.retrieval.calibration_files import load_calibration
 from lam.retrieval.threshold import Calibration
 
 
@@ -207,7 +208,7 @@ def test_poor_images_are_told_and_skipped_where_that_is_asked_for(
     with pytest.raises(ValueError, match="has no calibration: `lam calibrate .*` makes one"):
         gallery.index_images(run_copy, folder=digit_folder, skip_poor=True, progress=False)
     assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.3"]) == 0
-    flag = Calibration.load(run_copy).kappa_below
+    flag = load_calibration(run_copy).kappa_below
     made = gallery.index_images(run_copy, folder=digit_folder, progress=False)
     kappa = {item["path"]: value for item, value in zip(made.items, made.embeddings.kappa.tolist(), strict=True)}
     assert dict(made.poor) == {path: value for path, value in kappa.items() if value < flag}

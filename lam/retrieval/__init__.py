@@ -4,9 +4,11 @@ Tensors in, tensors out: nothing here knows of networks, data sets or configurat
 from their own modules, `lam.retrieval.plots` and `lam.retrieval.report`.
 """
 
+from lam.retrieval.calibration_files import load_calibration, save_calibration
 from lam.retrieval.decisions import Decision, Decisions
 from lam.retrieval.fusion import Fused, error_correlation, fuse_identities
-from lam.retrieval.index import Hits, Index
+from lam.retrieval.hits import Hits
+from lam.retrieval.index import Index
 from lam.retrieval.neighbours import rank, sampled_nearest
 from lam.retrieval.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
 from lam.retrieval.open_set import OpenSet, open_set_metrics
@@ -34,6 +36,7 @@ __all__ = [
     "count_without_relevant",
     "error_correlation",
     "fuse_identities",
+    "load_calibration",
     "map_at_k",
     "open_set_metrics",
     "precision_recall_curve",
@@ -43,6 +46,7 @@ __all__ = [
     "retrieval_ece",
     "roc_curve",
     "sampled_nearest",
+    "save_calibration",
     "search_open_set",
     "sparsification",
 ]

@@ -7,7 +7,7 @@ tables.safetensors     the calibration scores behind every threshold, and the re
 import hashlib
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,11 +25,9 @@ from lam.files import (
 from lam.retrieval.conformal import Tail
 from lam.retrieval.flags import Flags
 from lam.retrieval.probability import Correctness
+from lam.retrieval.threshold import Calibration, Histogram, Targets
 from lam.retrieval.uncertainty import CalibrationBins
 from lam.retrieval.verification import Verifier
-
-if TYPE_CHECKING:
-    from lam.retrieval.threshold import Calibration
 
 FORMAT = 1
 FOLDER, METADATA, TABLES = "calibration", "calibration.json", "tables.safetensors"
@@ -51,7 +49,7 @@ def fingerprint(run: str | Path) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def save(run: str | Path, calibration: "Calibration") -> None:
+def save_calibration(run: str | Path, calibration: Calibration) -> None:
     """Write a calibration; a crash leaves what was there before, or all of this."""
     reliability = {name: value.nan_to_num().tolist() for name, value in vars(calibration.reliability).items()}
     metadata: dict[str, Any] = {
@@ -71,10 +69,13 @@ def save(run: str | Path, calibration: "Calibration") -> None:
     write_generation(Path(run) / FOLDER, write)
 
 
-def load(run: str | Path) -> "Calibration":
-    """Read a calibration, checked before anything is parsed; see `Calibration.load`."""
-    from lam.retrieval.threshold import Calibration, Histogram, Targets
+def load_calibration(run: str | Path) -> Calibration:
+    """Read the calibration of a run, checked before anything is parsed.
 
+    Raises:
+        ValueError: where the run has none, or it was made for another network, posterior or preprocessing.
+        CorruptFileError: naming the file that is missing, truncated or altered.
+    """
     folder = Path(run) / FOLDER
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"the run in {run} has no calibration: `lam calibrate {run}` makes one")
@@ -107,7 +108,7 @@ def _defined(bins: dict[str, Tensor], name: str) -> Tensor:
     return bins[name].masked_fill(bins["count"] == 0, torch.nan)
 
 
-def _tables(calibration: "Calibration") -> dict[str, Tensor]:
+def _tables(calibration: Calibration) -> dict[str, Tensor]:
     flags = calibration.flags
     tables = {"false_accepts": calibration.false_accepts.scores, "flag_kappa": flags.kappa.scores}
     if flags.knn is not None and flags.combined is not None and flags.ranks is not None:

@@ -7,7 +7,6 @@ Files belong to `lam.retrieval.index_files`.
 
 import math
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -18,9 +17,9 @@ from torch import Tensor
 from lam.embeddings import Embeddings
 from lam.retrieval import faiss_index, index_files
 from lam.retrieval.checks import positive_integer, refuse_other_length
-from lam.retrieval.decisions import Decision
 from lam.retrieval.entries import Ids as Ids
 from lam.retrieval.entries import checked_ids, checked_least_kappa, unit_vectors
+from lam.retrieval.hits import Hits
 from lam.retrieval.neighbours import rank
 from lam.retrieval.store import Store
 
@@ -29,30 +28,6 @@ if TYPE_CHECKING:
 
 _TOMBSTONES = 0.2  # the share of removed rows in the search structure at which it is built anew
 _GATHERED_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
-
-
-@dataclass(frozen=True)
-class Hits:
-    """What a search returns: K hits for each of Q queries, best first.
-
-    Attributes:
-        ids: (Q, K) ids of the hits.
-        scores: (Q, K) their cosines with the query; higher is better.
-        kappa: (Q, K) the concentration stored with each hit; small means uncertain.
-        query_kappa: (Q,) the concentration of each query.
-        decision: the answer to each query, once it was judged; see `lam.retrieval.threshold.Calibration.judge`.
-        probability: (Q,) that the first hit is right, once it was judged.
-    """
-
-    ids: Int64[Tensor, "Q K"]
-    scores: Float[Tensor, "Q K"]
-    kappa: Float[Tensor, "Q K"]
-    query_kappa: Float[Tensor, " Q"]
-    decision: tuple[Decision, ...] | None = None
-    probability: Float[Tensor, " Q"] | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 class Index:

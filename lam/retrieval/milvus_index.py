@@ -21,7 +21,7 @@ from torch import Tensor
 from lam.embeddings import Embeddings
 from lam.retrieval.checks import positive_integer, refuse_other_length
 from lam.retrieval.entries import Ids, checked_ids, checked_least_kappa, unit_vectors
-from lam.retrieval.index import Hits
+from lam.retrieval.hits import Hits
 
 Structure = Literal["FLAT", "HNSW"]
 """How the server searches: by looking at every vector, or by a graph. Both give exact cosines."""

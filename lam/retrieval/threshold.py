@@ -6,7 +6,6 @@ Tensors in, tensors out: what is calibrated on, and for which run, is `lam.calib
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from lam.retrieval.checks import positive_integer, refuse_other_length
 from lam.retrieval.conformal import LEVEL, Tail, conformal_depth
 from lam.retrieval.decisions import Decisions, decision_codes
 from lam.retrieval.flags import Flag, Flags
-from lam.retrieval.index import Hits
+from lam.retrieval.hits import Hits
 from lam.retrieval.ood import NEIGHBOUR, knn_distance
 from lam.retrieval.probability import Correctness, evidence_of, parted, probability_bins
 from lam.retrieval.searches import Searches
@@ -274,24 +273,6 @@ class Calibration:
         if features.shape[1] != self.reference.shape[1]:
             raise ValueError(f"features must have width {self.reference.shape[1]}, got {features.shape[1]}")
         return knn_distance(features, self.reference, k=NEIGHBOUR)
-
-    def save(self, run: str | Path) -> None:
-        """Write the calibration into a run's folder, all of it or nothing."""
-        from lam.retrieval import calibration_files
-
-        calibration_files.save(run, self)
-
-    @classmethod
-    def load(cls, run: str | Path) -> "Calibration":
-        """Read the calibration of a run.
-
-        Raises:
-            ValueError: where the run has none, or it was made for another network, posterior or preprocessing.
-            CorruptFileError: naming the file that is missing, truncated or altered.
-        """
-        from lam.retrieval import calibration_files
-
-        return calibration_files.load(run)
 
     def _check(self, hits: Hits, queries: Embeddings) -> None:
         if len(hits) != len(queries):

@@ -5,22 +5,52 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lam.embeddings import KAPPA_RANGE, Embeddings
 from lam.retrieval.decisions import Decision
-from lam.retrieval.index import Hits
+from lam.retrieval.hits import Hits
 from lam.retrieval.threshold import Calibration, credible_cosine
 from lam.service.gallery import Described
-
-if TYPE_CHECKING:
-    from lam.service.engine import Query
+from lam.service.items import Item
 
 _POINTS = 200
 _CAPS = 2000
+
+
+@dataclass(frozen=True)
+class Query:
+    """One thing that is looked for, or added.
+
+    Attributes:
+        embedding: of one item.
+        features: (1, P) what k-NN compares; None where only an embedding was given.
+        picture: a thumbnail, where one was asked for.
+    """
+
+    embedding: Embeddings
+    features: Tensor | None = None
+    picture: bytes | None = None
+
+    @property
+    def kappa(self) -> float:
+        """Its concentration."""
+        return float(self.embedding.kappa[0])
+
+    @property
+    def capped(self) -> bool:
+        """Whether κ is a bound, not an estimate."""
+        return bool(self.embedding.capped[0])
+
+    def item(self, identity: str, *, label: str, metadata: str) -> Item:
+        """Make an item of it."""
+        vector = self.embedding.mean[0].detach().cpu().double()
+        vector = (vector / vector.norm()).float()
+        return Item(identity, vector.numpy().tobytes(), self.kappa, label, metadata, self.picture)
 
 
 @dataclass(frozen=True)
@@ -61,7 +91,7 @@ class Judge:
         return None if self.calibration is None else kappa < self.calibration.kappa_below
 
     def answer(
-        self, query: "Query", hits: Hits, described: Mapping[int, Described], *, k: int, size: int, least: float = 0.0
+        self, query: Query, hits: Hits, described: Mapping[int, Described], *, k: int, size: int, least: float = 0.0
     ) -> Answer:
         """Answer a search.
 
@@ -102,7 +132,7 @@ class Judge:
         }
         return Answer(verdict["decision"], query.kappa, body)
 
-    def same(self, first: "Query", second: "Query") -> dict[str, Any]:
+    def same(self, first: Query, second: Query) -> dict[str, Any]:
         """Say whether two images show the same thing, at the false-accept rate of pairs; see `Calibration.verify`."""
         made = self.calibration
         if made is None or made.verifier is None:
@@ -173,7 +203,7 @@ class Judge:
             "facts": made.facts,
         }
 
-    def _verdict(self, query: "Query", hits: Hits, least: float) -> dict[str, Any]:
+    def _verdict(self, query: Query, hits: Hits, least: float) -> dict[str, Any]:
         made = self.calibration
         if made is None:
             return {"decision": None, "probability": None, "surprise": None, "p_value": None, "flagged_by": None}

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,14 +20,13 @@ from torch import Tensor
 from lam.embeddings import KAPPA_RANGE, Embeddings
 from lam.encoder_base import Encoder
 from lam.gallery import open_run, require_faiss
-from lam.retrieval.calibration_files import fingerprint
-from lam.retrieval.index import Hits
+from lam.retrieval.calibration_files import fingerprint, load_calibration
+from lam.retrieval.hits import Hits
 from lam.retrieval.threshold import Calibration
-from lam.service.answers import Answer, Judge
+from lam.service.answers import Answer, Judge, Query
 from lam.service.errors import ServiceError, busy
 from lam.service.gallery import Gallery
 from lam.service.images import decode, thumbnail
-from lam.service.items import Item
 from lam.service.settings import ServiceSettings
 from lam.service.store import Change, Operation
 from lam.service.workers import Worker
@@ -36,37 +35,6 @@ Value = TypeVar("Value")
 N_SAMPLES = 32
 _WARM_UPS = 3
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Query:
-    """One thing that is looked for, or added.
-
-    Attributes:
-        embedding: of one item.
-        features: (1, P) what k-NN compares; None where only an embedding was given.
-        picture: a thumbnail, where one was asked for.
-    """
-
-    embedding: Embeddings
-    features: Tensor | None = None
-    picture: bytes | None = None
-
-    @property
-    def kappa(self) -> float:
-        """Its concentration."""
-        return float(self.embedding.kappa[0])
-
-    @property
-    def capped(self) -> bool:
-        """Whether κ is a bound, not an estimate."""
-        return bool(self.embedding.capped[0])
-
-    def item(self, identity: str, *, label: str, metadata: str) -> Item:
-        """Make an item of it."""
-        vector = self.embedding.mean[0].detach().cpu().double()
-        vector = (vector / vector.norm()).float()
-        return Item(identity, vector.numpy().tobytes(), self.kappa, label, metadata, self.picture)
 
 
 class Engine:
@@ -281,4 +249,4 @@ def _use_one_thread() -> None:
 
 
 def _calibration(run: Path) -> Calibration | None:
-    return Calibration.load(run) if (run / "calibration").is_dir() else None
+    return load_calibration(run) if (run / "calibration").is_dir() else None

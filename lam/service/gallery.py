@@ -18,7 +18,8 @@ import torch
 
 from lam.embeddings import Embeddings
 from lam.files import CorruptFileError
-from lam.retrieval.index import Hits, Index
+from lam.retrieval.hits import Hits
+from lam.retrieval.index import Index
 from lam.run_folder import locked
 from lam.service.errors import busy, full
 from lam.service.items import Item

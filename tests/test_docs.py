@@ -117,3 +117,10 @@ def test_rates_are_those_that_were_measured() -> None:
         assert f"| {shares} | {row['mnist_answered_match_at_far_0.01']:.4f} |" in page, row
     for name in ("ece_same_gallery", "ece_stale", "ece_calibrated_again"):
         assert f"{mean['p_correct'][name]:.3f}" in page, name
+
+
+def test_the_readme_has_the_table_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import table  # pyright: ignore[reportMissingImports]
+
+    assert table.table() in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ from timing import RESULTS
 
 ROWS = (  # what a row is called, its results, and where in them the seeds' mean is
     ("laplace_online, refitted", "fashionmnist_laplace_online_refit", ()),
+    ("laplace_online, refitted, ten epochs", "fashionmnist_laplace_online_refit_ten_epochs", ()),
     ("laplace_online", "fashionmnist_online", ("training_losses", "contrastive")),
     ("laplace_posthoc", "fashionmnist", ("training_losses", "contrastive")),
     ("mc_dropout", "fashionmnist_mc_dropout", ()),

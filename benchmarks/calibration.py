@@ -19,9 +19,9 @@ from timing import write
 from torch import Tensor
 
 from lam import datasets
-from lam.calibrate import BATCH, N_SAMPLES, REFERENCE
+from lam.calibrate import REFERENCE
 from lam.datasets.base import carve
-from lam.encoder_base import Observations
+from lam.encoder_base import N_SAMPLES, Observations
 from lam.gallery import open_run
 from lam.retrieval.conformal import Tail
 from lam.retrieval.flags import FLAGS, Flags
@@ -32,7 +32,7 @@ from lam.retrieval.open_set import open_set_metrics
 from lam.retrieval.probability import Correctness, evidence_of, probability_bins
 from lam.retrieval.searches import Searches, search_open_set
 from lam.retrieval.threshold import Calibration, Targets, calibrate
-from lam.run_data import load_data, loader_of
+from lam.run_data import EMBEDDING_BATCH, load_data, loader_of, reference_features
 from lam.settings import load_config
 
 RESAMPLES = 200
@@ -55,10 +55,10 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
     config.data.ood = []
     splits, _ = load_data(config.data)
     others = datasets.load_ood("mnist", like=splits.test, root=mnist)
-    reference = encoder.observe(loader_of(splits.train.limit(REFERENCE, seed=config.seed), BATCH), n_samples=2).features
+    reference = reference_features(encoder, splits.train, REFERENCE, seed=config.seed)
 
     def observe(images: datasets.ImageDataset) -> tuple[Observations, Tensor]:
-        seen = encoder.observe(loader_of(images, BATCH), n_samples=N_SAMPLES)
+        seen = encoder.observe(loader_of(images, EMBEDDING_BATCH), n_samples=N_SAMPLES)
         return seen, knn_distance(seen.features, reference)
 
     parts = carve(splits.validation, (len(splits.validation) // 2,), seed=0)

@@ -25,8 +25,8 @@ from lam.config import RunConfig
 from lam.datasets import ImageDataset, Splits
 from lam.datasets.base import stratified_split
 from lam.embeddings import Embeddings
-from lam.encoder_base import Encoder
-from lam.gallery import open_run, read_items
+from lam.encoder_base import N_SAMPLES, Encoder
+from lam.gallery import open_run, preprocessing_of, read_items
 from lam.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval import index_files
 from lam.retrieval.calibration_files import fingerprint, save_calibration
@@ -37,13 +37,9 @@ from lam.retrieval.plots import plot_calibration
 from lam.retrieval.searches import Searches, search_open_set
 from lam.retrieval.threshold import Calibration, Targets, calibrate
 from lam.retrieval.verification import Verifier, draw_pairs
-from lam.run_data import load_data, loader_of
+from lam.run_data import EMBEDDING_BATCH, load_data, loader_of, reference_features
 from lam.run_folder import changed_parts, locked
 from lam.settings import load_config
-
-BATCH = 500
-N_SAMPLES = 32
-"""As many as an encoder takes where it embeds queries: another number would give another κ."""
 
 REFERENCE = 1000
 HELD_OUT, INDEX = "held-out", "index"
@@ -125,8 +121,10 @@ def calibrate_run(
     config = load_config(run, [] if data_root is None else [f"--data.root={data_root}"])
     splits = None if folder is not None and reference == 0 else _splits(run, config)
     images = _held_out(encoder, folder, splits)
-    seen = encoder.observe(loader_of(images, BATCH), n_samples=n_samples, progress=progress)
-    known = None if splits is None or reference == 0 else _reference(encoder, splits.train, reference, config.seed)
+    seen = encoder.observe(loader_of(images, EMBEDDING_BATCH), n_samples=n_samples, progress=progress)
+    known = None
+    if splits is not None and reference:
+        known = reference_features(encoder, splits.train, reference, seed=config.seed).cpu()
     stored = StoredItems.of_index(run) if gallery == INDEX else None if gallery == HELD_OUT else gallery
     relevance = _relevance(encoder, images, stored, config)
     queries = relevance.queries
@@ -169,14 +167,7 @@ def _splits(run: Path, config: RunConfig) -> Splits:
 def _held_out(encoder: Encoder, folder: str | Path | None, splits: Splits | None) -> ImageDataset:
     if folder is None and splits is not None:
         return splits.validation
-    if encoder.preprocessing is None:
-        raise ValueError("the encoder does not know how an image becomes an input: fit it with preprocessing=...")
-    return datasets.folder.read(root=str(folder), preprocessing=encoder.preprocessing)
-
-
-def _reference(encoder: Encoder, images: ImageDataset, count: int, seed: int) -> Tensor:
-    chosen = images.limit(count, seed=seed)
-    return encoder.observe(loader_of(chosen, BATCH), n_samples=2).features.cpu()
+    return datasets.folder.read(root=str(folder), preprocessing=preprocessing_of(encoder))
 
 
 def _relevance(encoder: Encoder, images: ImageDataset, stored: StoredItems | None, config: RunConfig) -> Relevance:

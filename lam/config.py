@@ -15,7 +15,6 @@ import yaml
 
 from lam.augmentation import AugmentationOptions
 from lam.curvature import Relation
-from lam.evaluation import NEIGHBOUR
 from lam.hessians.last_layer import check_settings
 from lam.losses import LossName, build
 from lam.methods import MethodName
@@ -26,6 +25,7 @@ from lam.methods.laplace_online import OnlineOptions
 from lam.methods.laplace_posthoc import LaplaceOptions
 from lam.methods.pfe import PfeOptions
 from lam.mining import MinerName
+from lam.retrieval.ood import NEIGHBOUR
 from lam.training.settings import (
     Accelerator,
     Optimizer,

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from lam.curvature import Batch, Relation, as_batches, check_labels, curvature_in_batches, split_batch
 from lam.embeddings import Embeddings
-from lam.encoder_base import NO_INPUTS, Encoder, Observations, Observer, OodScore, common_of
+from lam.encoder_base import N_SAMPLES, NO_INPUTS, Encoder, Observations, Observer, OodScore, common_of
 from lam.encoder_files import SavedEncoder
 from lam.export import export_encoder
 from lam.head import features_and_output
@@ -92,7 +92,7 @@ class BayesianEncoder(Encoder):
         self,
         inputs: Batch | Iterable[Batch],
         *,
-        n_samples: int = 32,
+        n_samples: int = N_SAMPLES,
         mode: Mode = "marginal",
         return_samples: bool = False,
         progress: bool = False,
@@ -267,7 +267,7 @@ class BayesianEncoder(Encoder):
             encoder.tuning = Tuning(**{**settings["tuning"], "tried": tried})
         return encoder
 
-    def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int = 32) -> None:
+    def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int = N_SAMPLES) -> None:
         """Write one `torch.export` program that maps inputs to (features, mean, κ, variance), for any batch size.
 
         Args:

@@ -23,6 +23,8 @@ from lam.preprocessing import Preprocessing
 
 OodScore = Literal["kappa", "knn"]
 NO_INPUTS = "there are no inputs to embed"
+N_SAMPLES = 32
+"""Samples behind a κ unless others are asked for: a threshold on κ is good for κ of as many samples alone."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,12 @@ class Encoder(ABC):
         return self
 
     def observe(
-        self, inputs: Batch | Iterable[Batch], *, n_samples: int = 32, joint: bool = False, progress: bool = False
+        self,
+        inputs: Batch | Iterable[Batch],
+        *,
+        n_samples: int = N_SAMPLES,
+        joint: bool = False,
+        progress: bool = False,
     ) -> Observations:
         """Give features, embeddings and, with `joint`, samples in one pass.
 
@@ -150,7 +157,9 @@ class Encoder(ABC):
         observe = self.observer(n_samples=n_samples, joint=joint)
         return Observations.concatenate(list(self._observed(observe, inputs, progress)))
 
-    def embed(self, inputs: Batch | Iterable[Batch], *, n_samples: int = 32, progress: bool = False) -> Embeddings:
+    def embed(
+        self, inputs: Batch | Iterable[Batch], *, n_samples: int = N_SAMPLES, progress: bool = False
+    ) -> Embeddings:
         """Embed inputs with a concentration κ each; arguments and errors as those of `observe`."""
         observe = self.observer(n_samples=n_samples)
         parts = [seen.embeddings for seen in self._observed(observe, inputs, progress)]

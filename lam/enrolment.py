@@ -82,7 +82,12 @@ class Enrolled:
 
 def content_id(path: str | Path) -> int:
     """Give the id of an image that has none: the first 63 bits of its SHA-256."""
-    return int(sha256_of(Path(path))[:16], 16) >> 1
+    return id_of_digest(sha256_of(Path(path)))
+
+
+def id_of_digest(digest: str) -> int:
+    """Give the first 63 bits of a SHA-256 in hexadecimal digits."""
+    return int(digest[:16], 16) >> 1
 
 
 def named_id(name: str) -> int:
@@ -94,7 +99,7 @@ def named_id(name: str) -> int:
     """
     if name.isascii() and name.isdecimal() and str(int(name)) == name and int(name) < _MOST:
         return int(name)
-    return int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) >> 1
+    return id_of_digest(hashlib.sha256(name.encode()).hexdigest())
 
 
 def enrol(

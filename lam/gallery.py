@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from lam.files import (
 )
 from lam.image_list import read_list
 from lam.loading import load
+from lam.preprocessing import Preprocessing
 from lam.retrieval.calibration_files import FOLDER as CALIBRATION
 from lam.retrieval.calibration_files import fingerprint, load_calibration
 from lam.retrieval.decisions import Decisions
@@ -74,7 +74,7 @@ def embed_folder(
         ValueError: for an encoder that does not know how an image becomes an input, a shard without an image, or naming
             a file that is no image.
     """
-    images = datasets.folder.read(root=folder, preprocessing=_preprocessing(encoder))
+    images = datasets.folder.read(root=folder, preprocessing=preprocessing_of(encoder))
     wanted = images if shard is None else images.subset(shard.positions(len(images)))
     return images, _embedded(encoder, wanted, progress)
 
@@ -160,7 +160,7 @@ def _of_list(encoder: Encoder, listed: str | Path, fuse: bool, progress: bool) -
         torch.tensor([names[image.label] for image in found]),
         name="list",
         classes=list(names),
-        preprocessing=_preprocessing(encoder),
+        preprocessing=preprocessing_of(encoder),
     )
     entries = [
         Entry(str(image.path), image.label, content_id(image.path), image.name, image.metadata) for image in found
@@ -219,7 +219,7 @@ def search(run: str | Path, image: str | Path, *, k: int = 5) -> Found:
     run = Path(run)
     encoder = open_run(run)
     require_faiss()
-    seen = encoder.observe(_preprocessing(encoder)(image)[None])
+    seen = encoder.observe(preprocessing_of(encoder)(image)[None])
     query, index = seen.embeddings, Index.load(run / "index")
     decisions = None
     if (run / CALIBRATION).is_dir():
@@ -292,7 +292,12 @@ def _embedded(encoder: Encoder, images: FolderImages, progress: bool) -> Embeddi
     return encoder.embed(loader, progress=progress)
 
 
-def _preprocessing(encoder: Encoder) -> Any:
+def preprocessing_of(encoder: Encoder) -> Preprocessing:
+    """Give how an image becomes an input of an encoder.
+
+    Raises:
+        ValueError: where the encoder does not know it.
+    """
     if encoder.preprocessing is None:
         raise ValueError("the encoder does not know how an image becomes an input: fit it with preprocessing=...")
     return encoder.preprocessing

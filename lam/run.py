@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lam import distributed, gallery, losses, methods, models
 from lam.augmentation import AugmentationOptions, Augmented
@@ -38,17 +38,14 @@ from lam.files import MANIFEST, read_json, seal, write_json
 from lam.head import evaluating
 from lam.loading import load
 from lam.methods.base import Trained
-from lam.methods.mc_dropout import check_dropouts
 from lam.models import EmbeddingNetwork
 from lam.relevance import relevance_of
 from lam.retrieval.neighbours import rank
-from lam.run_data import check_files, check_splits, load_data, loader_of
+from lam.run_data import EMBEDDING_BATCH, check_files, check_splits, load_data, loader_of, reference_features
 from lam.run_folder import DATA, claimed, is_finished, refuse_other_run
 from lam.run_report import write_plots_and_report
 from lam.training import device_of
 from lam.weights import load_weights
-
-EMBEDDING_BATCH = 500
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,9 @@ def _evaluate(
             encoder,
             loader_of(splits.test, EMBEDDING_BATCH, workers),
             {name: loader_of(images, EMBEDDING_BATCH, workers) for name, images in ood.items()},
-            reference=_reference(config, encoder, splits.train),
+            reference=reference_features(
+                encoder, splits.train, config.evaluation.reference, seed=config.seed, num_workers=workers
+            ),
             is_query=getattr(splits.test, "is_query", None),
             relevant_within=config.places.relevant_within,
             n_samples=config.evaluation.n_samples,
@@ -187,9 +186,12 @@ def _build_network(config: RunConfig, images: ImageDataset) -> EmbeddingNetwork:
             f"network {wanted.name} does not take images of shape {images.shape} ({reason}): choose another "
             "network.name or network.options, or another size of the images"
         ) from None
-    if config.method == "mc_dropout":
-        check_dropouts(network)
+    getattr(methods.find(config.method), "check_network", _take_any)(network)
     return network
+
+
+def _take_any(_: nn.Module) -> None:
+    """What a method does that says nothing of the networks it takes: it takes them all."""
 
 
 def _train(
@@ -288,11 +290,6 @@ def nearest_is_relevant(
     hits, _ = rank(embeddings[relevance.queries.to(device)], gallery, k=1)
     answerable = relevance.count() > 0
     return float(relevance.of_hits(hits)[answerable, 0].double().mean()) if answerable.any() else 0.0
-
-
-def _reference(config: RunConfig, encoder: Encoder, train_split: ImageDataset) -> Tensor:
-    images = train_split.limit(config.evaluation.reference, seed=config.seed)
-    return encoder.observe(loader_of(images, EMBEDDING_BATCH, config.data.num_workers), n_samples=2).features
 
 
 def _seconds_so_far(folder: Path) -> dict[str, float]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -15,10 +17,12 @@ from lam import datasets
 from lam.config import DataConfig
 from lam.curvature import check_labels
 from lam.datasets import FolderImages, ImageDataset, MissingDataError, Splits
-from lam.evaluation import NEIGHBOUR
+from lam.encoder_base import Encoder
 from lam.preprocessing import Preprocessing
+from lam.retrieval.ood import NEIGHBOUR
 
 MANY_FILES = 1000
+EMBEDDING_BATCH = 500
 _DOWNLOAD = "--data.options='{download: true}'"
 
 
@@ -92,6 +96,14 @@ def check_files(parts: Iterable[ImageDataset], progress: bool) -> None:
 def loader_of(images: ImageDataset, batch_size: int, num_workers: int = 0) -> DataLoader[Any]:
     """Give a loader in the order of the images; torch's global random state stays as it is."""
     return DataLoader(images, batch_size=batch_size, num_workers=num_workers, generator=torch.Generator())
+
+
+def reference_features(
+    encoder: Encoder, images: ImageDataset, count: int, *, seed: int, num_workers: int = 0
+) -> Float[Tensor, "M P"]:
+    """Give features of at most so many images, drawn at random: what the k-NN distance compares with."""
+    loader = loader_of(images.limit(count, seed=seed), EMBEDDING_BATCH, num_workers)
+    return encoder.observe(loader, n_samples=2).features
 
 
 @contextmanager

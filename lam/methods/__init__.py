@@ -1,6 +1,7 @@
 """One file a system: how it trains, and the encoder that it hands back. `find` gives one by its name.
 
-Every one of them offers `train(network, dataset, *, loss, epochs, options, pretrained, seed, stage, **training)`.
+Every one of them offers `train(network, dataset, *, loss, epochs, options, pretrained, seed, stage, **training)`; one
+that does not take every network also `check_network(network)`, which refuses the others before any work.
 """
 
 from importlib import import_module

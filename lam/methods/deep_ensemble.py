@@ -22,6 +22,7 @@ from lam.head import features_and_output
 from lam.losses import Loss
 from lam.methods.base import Stage, Trained, head_of, silent, train_network, widened
 from lam.methods.seeded import reference_inputs
+from lam.training.settings import refuse_below, refuse_other_than
 from lam.vmf import mean_resultant_length
 from lam.weights import load_weights
 
@@ -55,9 +56,8 @@ class EnsembleOptions:
 
     def __post_init__(self) -> None:
         for name in ("n_members", "reference"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"{name} must be at least 2, got {getattr(self, name)}")
-        _check_combine(self.combine)
+            refuse_below(name, getattr(self, name), 2)
+        refuse_other_than("combine", self.combine, get_args(Combine))
         if self.checkpoints and len(self.checkpoints) != self.n_members:
             raise ValueError(
                 f"checkpoints must be none, or one file for each of the n_members = {self.n_members} members, "
@@ -105,7 +105,7 @@ class EnsembleEncoder(Encoder):
         self.members = nn.ModuleList(members)
         if len(self.members) < 2:
             raise ValueError(f"an ensemble needs at least 2 members, got {len(self.members)}")
-        _check_combine(combine)
+        refuse_other_than("combine", combine, get_args(Combine))
         super().__init__(self.members, head, **common)
         first: Any = self.members[0].get_submodule(head)
         shape = (len(self.members), first.out_features, first.out_features)
@@ -311,8 +311,3 @@ def _common_head(members: Sequence[nn.Module], dataset: Any) -> str:
                 f"members must have one shape: the head of member {number} is {found}, of 1 {described[0]}"
             )
     return heads[0]
-
-
-def _check_combine(combine: str) -> None:
-    if combine not in get_args(Combine):
-        raise ValueError(f"combine must be one of {', '.join(get_args(Combine))}, got {combine!r}")

@@ -17,6 +17,7 @@ from lam.methods import deterministic
 from lam.methods.base import Stage, Trained, silent, widened
 from lam.methods.seeded import ConcentrationEncoder, reference_inputs
 from lam.retrieval.ood import NEIGHBOUR, check_neighbours, unit_knn_distance
+from lam.training.settings import refuse_below
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,7 @@ class NeighbourOptions:
     reference: int = 5000
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k must be at least 1, got {self.k}")
+        refuse_below("k", self.k, 1)
         if self.reference < self.k:
             raise ValueError(f"reference must be at least k = {self.k} items, got {self.reference}")
 

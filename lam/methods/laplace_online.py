@@ -29,6 +29,7 @@ from lam.pairs import Pairs
 from lam.posterior import LastLayerPosterior
 from lam.training import BATCH_SIZE
 from lam.training import train as train_by_loop
+from lam.training.settings import refuse_below, refuse_non_positive, refuse_other_than
 from lam.training.steps import Batch, DivergenceError, Step
 
 Update = Literal["average", "accumulate"]
@@ -78,16 +79,12 @@ class OnlineOptions:
 
     def __post_init__(self) -> None:
         for name in ("likelihood_scale", "prior_precision", "initial_precision"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+            refuse_non_positive(name, getattr(self, name))
         if not 0 < self.memory_factor < 1:
             raise ValueError(f"memory_factor must be in (0, 1), got {self.memory_factor}")
-        if self.update not in get_args(Update):
-            raise ValueError(f"update must be one of {', '.join(get_args(Update))}, got {self.update!r}")
+        refuse_other_than("update", self.update, get_args(Update))
         for name, least in (("n_samples", 1), ("refresh_every", 1), ("warmup_epochs", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+            refuse_below(name, getattr(self, name), least)
         check_settings(margin=1.0, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
         try:
             Mining(self.hessian_miner, self.hessian_max_pairs)

@@ -19,6 +19,7 @@ from lam.hessians.last_layer import check_settings
 from lam.losses import Loss
 from lam.methods.base import Stage, Trained, silent, train_network
 from lam.mining import MinerName
+from lam.training.settings import refuse_below, refuse_non_positive, refuse_other_than
 
 Tune = Literal["calibration", "marginal_likelihood", "none"]
 
@@ -65,15 +66,11 @@ class LaplaceOptions:
         Relation(self.pairs, miner=self.miner, max_pairs=self.max_pairs)
         refuse_full_over_dataset(self.fix, self.pairs)
         refuse_dimension_of_other_head(self.dimension, self.head)
-        if self.tune not in get_args(Tune):
-            raise ValueError(f"tune must be one of {', '.join(get_args(Tune))}, got {self.tune!r}")
+        refuse_other_than("tune", self.tune, get_args(Tune))
         for name in ("batch_size", "tune_samples"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"{name} must be at least 2, got {getattr(self, name)}")
+            refuse_below(name, getattr(self, name), 2)
         for name in ("prior_precision", "likelihood_scale"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+            refuse_non_positive(name, getattr(self, name))
 
 
 def train(

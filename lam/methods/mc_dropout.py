@@ -52,7 +52,7 @@ class DropoutEncoder(SeededEncoder):
     kind = "mc_dropout"
 
     def __init__(self, network: nn.Module, head: str, *, seed: int = 0, **common: Any) -> None:
-        check_dropouts(network)
+        check_network(network)
         super().__init__(network, head, seed=seed, **common)
 
     def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
@@ -136,7 +136,7 @@ def dropouts_of(network: nn.Module) -> dict[str, Dropout]:
     }
 
 
-def check_dropouts(network: nn.Module) -> None:
+def check_network(network: nn.Module) -> None:
     """Refuse a network that nothing can be dropped out of.
 
     Raises:
@@ -177,7 +177,7 @@ def train(
     Raises:
         ValueError: as `lam.methods.deterministic.train`; or for a network without dropout.
     """
-    check_dropouts(network)
+    check_network(network)
     training |= {"loss": loss, "epochs": epochs, "pretrained": pretrained, "relation": relation, "seed": seed}
     encoder, histories = deterministic.train(network, dataset, stage=stage, method=DropoutEncoder.kind, **training)
     return Trained(DropoutEncoder.upon(encoder, seed=seed), histories)

@@ -96,7 +96,7 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
     axes.plot([0, 1], [0, 1], color=_MUTED, linestyle="--", linewidth=1, label="useless score")
     axes.set(xlabel="false positive rate: known items flagged", ylabel="true positive rate: OOD items flagged")
     axes.set(xlim=(-0.01, 1), ylim=(0, 1.01))
-    _finish(figure, axes, path, legend="lower right")
+    _finish(figure, axes, path, legend="best")
 
 
 def plot_precision_recall(
@@ -121,7 +121,7 @@ def plot_precision_recall(
         axes.axhline(share, color=_MUTED, linestyle="--", linewidth=1, label=f"useless score: prevalence {share:.3f}")
     axes.set(xlabel=f"recall: share of {positives} found", ylabel=f"precision: share of {positives} among the flagged")
     axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
-    _finish(figure, axes, path, legend="lower left")
+    _finish(figure, axes, path, legend="best")
 
 
 def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor], *, bins: SupportsIndex = 50) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lam.embeddings import KAPPA_RANGE, Embeddings
-from lam.encoder_base import Encoder
+from lam.encoder_base import N_SAMPLES, Encoder
 from lam.gallery import open_run, require_faiss
 from lam.retrieval.calibration_files import fingerprint, load_calibration
 from lam.retrieval.hits import Hits
@@ -32,7 +32,6 @@ from lam.service.store import Change, Operation
 from lam.service.workers import Worker
 
 Value = TypeVar("Value")
-N_SAMPLES = 32
 _WARM_UPS = 3
 _LOG = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from lam.enrolment import id_of_digest
 from lam.service.errors import ServiceError
 
 _ID = re.compile(r"[A-Za-z0-9._:@+=-]{1,128}")
@@ -63,7 +64,7 @@ class Item:
 
 def content_id(content: bytes) -> str:
     """Give the id of what comes without one: the first 63 bits of its SHA-256, as `lam index` has it."""
-    return str(int(hashlib.sha256(content).hexdigest()[:16], 16) >> 1)
+    return str(id_of_digest(hashlib.sha256(content).hexdigest()))
 
 
 def checked_id(identity: str) -> str:

@@ -160,8 +160,9 @@ class Index:
             ValueError: for k below 1, a negative `least_kappa`, another dimension, a query that is no unit vector, or a
                 k beyond what FAISS can search for on a GPU.
         """
-        allowed = self._store.column("kappa") >= checked_least_kappa(least_kappa)
-        k = min(positive_integer("k", k), int(allowed.sum()))
+        least = checked_least_kappa(least_kappa)
+        allowed = None if least == 0 else self._store.column("kappa") >= least
+        k = min(positive_integer("k", k), len(self) if allowed is None else int(allowed.sum()))
         vectors = unit_vectors(embeddings, self.dimension)
         if k == 0 or len(vectors) == 0:
             rows, scores = torch.empty(len(vectors), k, dtype=torch.int64), torch.empty(len(vectors), k)
@@ -260,17 +261,19 @@ class Index:
             faiss_index.add(fresh, self._store.column("vectors"), self._store.column("slots"))
         self._faiss = fresh
 
-    def _nearest(self, vectors: Tensor, k: int, allowed: Bool[Tensor, " N"]) -> tuple[Tensor, Tensor]:
+    def _nearest(self, vectors: Tensor, k: int, allowed: Bool[Tensor, " N"] | None) -> tuple[Tensor, Tensor]:
         """(Q, k) rows and scores; rows removed or not allowed are dropped, queries left short are searched exactly."""
-        hidden = self._faiss.ntotal - int(allowed.sum())
+        hidden = self._faiss.ntotal - (len(self) if allowed is None else int(allowed.sum()))
         fetched = min(k + min(k, hidden), self._faiss.ntotal)
         rows = self._store.rows_of(faiss_index.search(self._faiss, vectors, fetched))
-        rows = torch.where((rows >= 0) & allowed[rows], rows, -1).sort(dim=1).values
+        if allowed is not None:
+            rows = torch.where(allowed[rows], rows, -1)
+        rows = rows.sort(dim=1).values
         rows, scores = self._scored(vectors, rows)
         rows, scores = rows[:, :k], scores[:, :k]
         short = scores.isneginf().any(1)
         if short.any():
-            among = allowed.nonzero()[:, 0]
+            among = torch.arange(len(self)) if allowed is None else allowed.nonzero()[:, 0]
             nearest, scores[short] = rank(vectors[short], self._store.column("vectors")[among], k=k)
             rows[short] = among[nearest]
         return rows, scores.clamp(-1, 1)

@@ -211,7 +211,14 @@ def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
     except ImportError as error:
         raise ValueError(f"serving needs more than is installed ({error}): pip install 'lam[serve]'") from None
 
-    serve(parsed.run, host=parsed.host, port=parsed.port, device=parsed.device, drop_corrupt=parsed.drop_corrupt)
+    serve(
+        parsed.run,
+        host=parsed.host,
+        port=parsed.port,
+        device=parsed.device,
+        drop_corrupt=parsed.drop_corrupt,
+        index=parsed.index,
+    )
 
 
 class _CommandParser(argparse.ArgumentParser):
@@ -305,6 +312,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1", help="another than this machine needs $LAM_API_KEY")
     serve.add_argument("--device", default="cpu", help="where the network runs (default: cpu)")
     serve.add_argument("--drop-corrupt", action="store_true", help="go on without stored items that were altered")
+    serve.add_argument(
+        "--index", metavar="ADDRESS", help="search in a Milvus collection, such as milvus://HOST/COLLECTION"
+    )
     return parser
 
 

@@ -44,6 +44,7 @@ class Engine:
         settings: limits.
         device: where the network runs.
         drop_corrupt: go on without rows of the gallery that were altered.
+        index: the address of a Milvus collection that is searched, in place of an index of its own.
         threads: of the network; the search then has one. None leaves both as they are.
 
     Raises:
@@ -59,6 +60,7 @@ class Engine:
         *,
         device: str = "cpu",
         drop_corrupt: bool = False,
+        index: str | None = None,
         threads: int | None = None,
     ) -> None:
         self.run = Path(run)
@@ -68,7 +70,7 @@ class Engine:
         self.device = device
         self.fingerprint = fingerprint(self.run)
         self.judge = Judge(_calibration(self.run), self.encoder.kappa_dimension)
-        self.gallery = Gallery(self.run, self.encoder.dimension, drop_corrupt=drop_corrupt)
+        self.gallery = Gallery(self.run, self.encoder.dimension, drop_corrupt=drop_corrupt, index=index)
         self._start(threads)
         self._warm_up()
 
@@ -117,7 +119,8 @@ class Engine:
     @property
     def complaints(self) -> list[str]:
         """Why the service is not ready; nothing where it is."""
-        return [worker.complaint for worker in self.workers if worker.complaint is not None]
+        said = [*(worker.complaint for worker in self.workers), self.gallery.complaint]
+        return [complaint for complaint in said if complaint is not None]
 
     async def embed(self, body: bytes, *, picture: bool = False) -> Query:
         """Give the embedding of an image that somebody sent.

@@ -48,13 +48,16 @@ class Gallery:
         run: the run's folder.
         dimension: of the embeddings.
         drop_corrupt: delete rows that were altered, and go on without them.
+        index: the address of a Milvus collection that is searched, in place of an index of its own.
 
     Raises:
         CorruptFileError: naming the file, and the rows, that were altered.
-        ValueError: where another process has it open.
+        ValueError: where another process has it open, or for an index of another kind.
     """
 
-    def __init__(self, run: Path, dimension: int, *, drop_corrupt: bool = False) -> None:
+    def __init__(self, run: Path, dimension: int, *, drop_corrupt: bool = False, index: str | None = None) -> None:
+        if index is not None:
+            raise ValueError(f"only an index of its own can be searched, got {index!r}")
         self._run, self._folder = run, run / FOLDER
         self._index_lock = threading.Lock()
         self._folder.mkdir(exist_ok=True)
@@ -82,6 +85,11 @@ class Gallery:
     def index(self) -> Index:
         """The index, whose ids are keys of the store; for measurements."""
         return self._index
+
+    @property
+    def complaint(self) -> str | None:
+        """Why it cannot be searched now, or None."""
+        return None
 
     def search(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, Described]]:
         """Find the k nearest items of each query, and say what the hits are.

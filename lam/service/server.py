@@ -29,6 +29,7 @@ def serve(
     port: int = 8000,
     device: str = "cpu",
     drop_corrupt: bool = False,
+    index: str | None = None,
     settings: ServiceSettings | None = None,
 ) -> None:
     """Serve a run until SIGTERM or SIGINT, then answer what is in flight.
@@ -39,6 +40,7 @@ def serve(
         port: 0 for any that is free.
         device: where the network runs.
         drop_corrupt: go on without rows of the gallery that were altered.
+        index: the address of a Milvus collection that is searched, in place of an index of its own.
         settings: limits.
 
     Raises:
@@ -52,7 +54,7 @@ def serve(
     settings = ServiceSettings() if settings is None else settings
     with ExitStack() as held:
         listener = held.enter_context(_bound(host, port))
-        engine = Engine(run, settings, device=device, drop_corrupt=drop_corrupt, threads=_THREADS)
+        engine = Engine(run, settings, device=device, drop_corrupt=drop_corrupt, index=index, threads=_THREADS)
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
         print(f"{engine.run}: {len(engine.gallery)} items at {address}, until interrupted", flush=True)

@@ -134,6 +134,19 @@ class ItemStore:
         """Go through all items by rising key; nothing may be written meanwhile."""
         return ((key, item) for key, _, item, _ in self._rows() if item is not None)
 
+    def keys(self) -> list[int]:
+        """Give the keys of all items, in no order."""
+        with self._read() as reader:
+            return [row[0] for row in reader.execute("SELECT key FROM items").fetchall()]
+
+    def of_keys(self, keys: Iterable[int]) -> dict[int, Item]:
+        """Look items up by key, a thousand or so at a time; keys that are gone are left out."""
+        wanted = list(keys)
+        marks = ", ".join("?" * len(wanted))
+        with self._read() as reader:
+            rows = reader.execute(f"SELECT key, {_COLUMNS} FROM items WHERE key IN ({marks})", wanted).fetchall()
+        return {key: Item(*values) for key, *values in rows}
+
     def get(self, identity: str) -> Item | None:
         """Look an item up by id."""
         with self._read() as reader:

@@ -39,7 +39,8 @@ class Index:
         dimension: the number of embedding dimensions D, at least 1.
         factory: a FAISS factory string, such as "Flat" (exact), "HNSW32" or "IVF256,Flat". It must not contain "IDMap":
             the index keeps ids itself.
-        parameters: FAISS search parameters of that type, such as "nprobe=16" or "efSearch=64".
+        parameters: FAISS search parameters of that type, such as "nprobe=16" or "efSearch=64"; by default those of
+            FAISS, but for HNSW, which searches wider.
         device: "cpu", or "cuda" or "cuda:1" where faiss-gpu is installed. Where FAISS works; tensors may come from
             anywhere.
 

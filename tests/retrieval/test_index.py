@@ -74,6 +74,26 @@ def test_types_that_visit_everything_equal_exact_ranking(factory: str, parameter
     torch.testing.assert_close(hits.scores, scores)
 
 
+def test_hnsw_finds_nearly_all_by_default() -> None:
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(50, 64, generator=generator)
+
+    def items(count: int) -> Embeddings:
+        rows = centres[torch.arange(count) % 50] + 3.0 * torch.randn(count, 64, generator=generator)
+        return Embeddings(
+            torch.nn.functional.normalize(rows, dim=1), torch.ones(count), torch.ones(count), torch.zeros(count)
+        )
+
+    stored, queries = items(5000), items(200)
+    truth, found = rank(queries.mean, stored.mean, k=10)[0], []
+    for parameters in ("efSearch=16", None):
+        index = Index(64, "HNSW32", parameters=parameters)
+        index.add(stored, torch.arange(5000))
+        hits = index.search(queries, 10).ids
+        found.append((hits[:, :, None] == truth[:, None, :]).any(1).double().mean().item())
+    assert found[0] < 0.95 < found[1]
+
+
 @pytest.mark.parametrize("factory", ["Flat", "HNSW32", "IVF4,Flat"])
 @pytest.mark.parametrize("left", [0, 1, 2, 5])
 def test_k_above_the_size_gives_every_item_and_never_minus_one(factory: str, left: int) -> None:

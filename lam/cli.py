@@ -184,11 +184,16 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.calibrate import calibrate_run
     from lam.retrieval.threshold import Targets
 
+    gallery = parsed.gallery
+    if gallery == "service":
+        from lam.service.live import stored_items
+
+        gallery = stored_items(parsed.run)
     made = calibrate_run(
         parsed.run,
         targets=Targets(far=parsed.target_far, ood=parsed.target_ood, miss=parsed.target_miss),
         flag=parsed.flag,
-        gallery=parsed.gallery,
+        gallery=gallery,
         folder=parsed.folder,
         data_root=parsed.data_root,
         reference=parsed.reference,
@@ -299,7 +304,10 @@ def _parser() -> argparse.ArgumentParser:
         "--flag", choices=("kappa", "knn", "combined"), help="by what to abstain (default: the run's)"
     )
     calibrate.add_argument(
-        "--gallery", choices=("held-out", "index"), default="index", help="what is searched (default: index)"
+        "--gallery",
+        choices=("held-out", "index", "service"),
+        default="index",
+        help="what is searched: the run's index (default), what its service holds, or a part of the held-out data",
     )
     calibrate.add_argument("--folder", help="fresh images to calibrate on (default: the run's validation split)")
     calibrate.add_argument("--data-root", help="where the run's data are, if they have moved")

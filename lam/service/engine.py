@@ -111,6 +111,15 @@ class Engine:
             with suppress(ServiceError):
                 self.network.submit(torch.zeros(*shape)).result(self.settings.answer_seconds)
 
+    def recalibrate(self) -> None:
+        """Decide by the calibration that the run has now; one that cannot be read is logged, and the old one stays."""
+        try:
+            self.judge = Judge(_calibration(self.run), self.encoder.kappa_dimension)
+        except (OSError, ValueError) as error:
+            _LOG.error("the calibration in force stays: %s", error)
+        else:
+            _LOG.warning("the calibration was read anew")
+
     @property
     def workers(self) -> tuple[Worker[Any, Any], ...]:
         """The threads, in the order in which a request passes them."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,7 +33,7 @@ def serve(
     index: str | None = None,
     settings: ServiceSettings | None = None,
 ) -> None:
-    """Serve a run until SIGTERM or SIGINT, then answer what is in flight.
+    """Serve a run until SIGTERM or SIGINT, then answer what is in flight; at a SIGHUP, read its calibration anew.
 
     Args:
         run: the run's folder.
@@ -60,7 +61,14 @@ def serve(
         print(f"{engine.run}: {len(engine.gallery)} items at {address}, until interrupted", flush=True)
         app: Any = create_app(engine, key=key)
         held.pop_all()
-        asyncio.run(serve_asgi(app, _config(listener.detach(), settings)))  # which closes it
+        asyncio.run(_serve(app, engine, _config(listener.detach(), settings)))  # which closes it
+
+
+async def _serve(app: Any, engine: Engine, config: Config) -> None:
+    if hasattr(signal, "SIGHUP"):
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, engine.recalibrate))
+    await serve_asgi(app, config)
 
 
 def _key(host: str) -> str | None:

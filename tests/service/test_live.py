@@ -1,0 +1,76 @@
+"""A gallery that grew while it was served: calibrated for beside the service, which then takes that over."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lam.cli import main
+from lam.retrieval.calibration_files import load_calibration
+from lam.service.answers import Query
+from lam.service.engine import Engine, embedding_of
+from lam.service.live import stored_items
+from tests.service.test_server import served
+
+TARGETS = ("--quiet", "--target-far=0.1", "--target-ood=0.1", "--target-miss=0.1")
+
+
+def grown(engine: Engine, count: int) -> None:
+    """Copies of what is there, under ids of their own."""
+    items = list(engine.gallery.page(after="", limit=60))
+    for number in range(count):
+        item = items[number % len(items)]
+        query = Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
+        engine.gallery.write([query.item(f"more{number}", label=item.label, metadata="{}")])
+
+
+def test_what_a_service_holds_is_read_beside_it(engine: Engine) -> None:
+    grown(engine, 3)
+    engine.gallery.write(["0"])
+    found = stored_items(engine.run)
+    assert len(found.vectors) == len(found.labels) == len(engine.gallery) == 62
+    by_id = {item.id: item for item in engine.gallery.page(after="", limit=100)}
+    assert sorted(found.labels) == sorted(item.label for item in by_id.values())
+    assert float(found.kappa.sum()) == pytest.approx(sum(item.kappa for item in by_id.values()))
+
+
+def test_a_gallery_that_grew_is_calibrated_for_and_the_service_takes_it_over(
+    engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grown(engine, 30)
+    assert engine.judge.state(len(engine.gallery)) == "stale"
+    assert main(["calibrate", str(engine.run), "--gallery=service", *TARGETS]) == 0
+    assert "gallery: 90 items" in capsys.readouterr().out
+    assert load_calibration(engine.run).facts["gallery"] == "stored items"
+    assert engine.judge.state(len(engine.gallery)) == "stale"
+    engine.recalibrate()
+    assert engine.judge.state(len(engine.gallery)) == "current"
+
+
+def test_a_calibration_that_cannot_be_read_leaves_the_old_one(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    before = engine.judge
+    tables = next((engine.run / "calibration").glob("*/tables.safetensors"))
+    tables.write_bytes(tables.read_bytes()[:-1])
+    engine.recalibrate()
+    assert engine.judge is before
+    assert "the calibration in force stays" in caplog.text
+    assert "tables.safetensors" in caplog.text
+
+
+def test_a_run_that_was_not_served_has_no_items(calibrated_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", str(calibrated_run), "--gallery=service", *TARGETS]) == 1
+    assert "has no items of a service: `lam serve" in capsys.readouterr().err
+
+
+def test_a_hangup_reads_the_calibration_anew(served_run: Path) -> None:
+    with served(served_run) as found:
+        before = found.ask("GET", "/v1/model")[1]["threshold"]
+        assert main(["calibrate", str(served_run), "--gallery=service", "--quiet", "--target-far=0.2"]) == 0
+        assert found.ask("GET", "/v1/model")[1]["threshold"] == before
+        found.process.send_signal(signal.SIGHUP)
+        until = time.monotonic() + 20
+        while (after := found.ask("GET", "/v1/model")[1]["threshold"]) == before and time.monotonic() < until:
+            time.sleep(0.05)
+        assert (before["far"], after["far"]) == (0.1, 0.2)

@@ -1,11 +1,13 @@
 """From embedded images to the entries of an index: their ids, the gate for poor images, and fusion of one identity's.
 
 The id of an image is the one that its list gives it, or else the first 63 bits of its SHA-256, so that one image is one
-row however often it is there and whatever it is called. Reading images and lists, and writing the index, is done
-elsewhere.
+row however often it is there and whatever it is called. What an id, a label and metadata may be is said here for the
+index and the service alike. Reading images and lists, and writing the index, is done elsewhere.
 """
 
 import hashlib
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +22,13 @@ from lam.files import sha256_of
 from lam.retrieval.fusion import fuse_identities
 
 Item = dict[str, Any]
-"""What is known of an id, as JSON: `label` and `path`; and where there is one, its `id` as it was given, `metadata`,
-`poor` with the κ that is too low, and `fused` with the number of `images`, their `resultant` and `paths`."""
+"""What is known of an id, as JSON: `label` and `path`; and where there is one, its `id` as it was given, `contents`
+with the ids by content of its images where its own is not that, `metadata`, `poor` with the κ that is too low, and
+`fused` with the number of `images`, their `resultant`, `paths` and `kappa`."""
 
+ID_RULE = "1 to 128 letters, digits or ._:@+=-"
+MAX_LABEL, MAX_METADATA = 1024, 16384
+_ID = re.compile(r"[A-Za-z0-9._:@+=-]{1,128}")
 _MOST = 2**63
 
 
@@ -36,6 +42,9 @@ class Entry:
         content: its id by its bytes.
         name: its stable id, where its list gives one.
         metadata: whatever else the list says.
+
+    Raises:
+        ValueError: for an id that is none, or a label or metadata that are too long.
     """
 
     path: str
@@ -43,6 +52,14 @@ class Entry:
     content: int
     name: str | None = None
     metadata: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None and not is_id(self.name):
+            raise ValueError(f"{self.path}: the id must have {ID_RULE}, got {self.name!r}")
+        if len(self.label) > MAX_LABEL:
+            raise ValueError(f"{self.path}: the label may have {MAX_LABEL} characters, got {len(self.label)}")
+        if (size := len(json.dumps(self.metadata or {}))) > MAX_METADATA:
+            raise ValueError(f"{self.path}: metadata may have {MAX_METADATA} characters as JSON, got {size}")
 
     @property
     def id(self) -> int:
@@ -54,7 +71,7 @@ class Entry:
         """What is kept of it beside the index."""
         known: Item = {"label": self.label, "path": self.path}
         if self.name is not None:
-            known["id"] = self.name
+            known |= {"id": self.name, "contents": [self.content]}
         return known | ({"metadata": self.metadata} if self.metadata else {})
 
 
@@ -88,6 +105,16 @@ def content_id(path: str | Path) -> int:
 def id_of_digest(digest: str) -> int:
     """Give the first 63 bits of a SHA-256 in hexadecimal digits."""
     return int(digest[:16], 16) >> 1
+
+
+def is_id(name: str) -> bool:
+    """Tell whether a text can be a stable id, which is part of addresses."""
+    return _ID.fullmatch(name) is not None
+
+
+def name_of(number: int, item: Item) -> str:
+    """Give the stable id of what an index keeps under a number: the one that its list gave, or else that number."""
+    return item.get("id", str(number))
 
 
 def named_id(name: str) -> int:
@@ -144,8 +171,13 @@ def enrol(
     for number, of_one in enumerate(alone.values()):
         item = entries[of_one[0]].item
         if len(of_one) > 1:
-            paths = [entries[row].path for row in of_one]
-            item["fused"] = {"images": len(of_one), "resultant": resultants[number], "paths": paths}
+            item["contents"] = [entries[row].content for row in of_one]
+            item["fused"] = {
+                "images": len(of_one),
+                "resultant": resultants[number],
+                "paths": [entries[row].path for row in of_one],
+                "kappa": [kappa[row] for row in of_one],
+            }
         if any(is_poor[row] for row in of_one):
             item["poor"] = min(kappa[row] for row in of_one)
         items.append(item)

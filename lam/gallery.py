@@ -4,7 +4,7 @@ Beside the index stands `items/`: what each id is. How images become its entries
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from lam.datasets import FolderImages, ImageDataset
 from lam.embedding_shards import Shard, merge_embeddings
 from lam.embeddings import Embeddings
 from lam.encoder_base import Encoder
-from lam.enrolment import Enrolled, Entry, Item, content_id, enrol
+from lam.enrolment import Enrolled, Entry, Item, content_id, enrol, name_of, named_id
 from lam.files import (
     CorruptFileError,
     read_generation,
@@ -243,8 +243,13 @@ def read_items(run: Path, ids: list[int]) -> list[Item]:
     return [items[str(identity)] for identity in ids]
 
 
-def remove_items(run: Path, ids: list[int]) -> int:
+def remove_items(run: Path, names: Iterable[str], *, by_number: bool = False) -> int:
     """Erase items from a run's index, those of them that it holds.
+
+    Args:
+        run: the run's folder.
+        names: their stable ids.
+        by_number: take a name that is a number for the number of the index, whatever the list called the item.
 
     Returns:
         How many it held.
@@ -254,13 +259,17 @@ def remove_items(run: Path, ids: list[int]) -> int:
         ValueError: where another process is writing to the run.
     """
     with locked(run):
-        index = Index.load(run / "index")
-        gone = sorted(set(ids) & set(index.ids.tolist()))
+        index, items = Index.load(run / "index"), read_json(read_generation(run / "items", [_ITEMS]) / _ITEMS)
+        wanted, held = {named_id(name): name for name in names}, set(index.ids.tolist())
+        gone = {
+            number
+            for number, name in wanted.items()
+            if number in held and (by_number or name_of(number, items.get(str(number), {})) == name)
+        }
         if gone:
-            index.remove(gone)
+            index.remove(sorted(gone))
             index.save(run / "index")
-            forgotten = set(map(str, gone))
-            _write_items(run, {name: item for name, item in _known_items(run).items() if name not in forgotten})
+            _write_items(run, {key: item for key, item in items.items() if int(key) not in gone})
     return len(gone)
 
 

@@ -1,12 +1,13 @@
 """Entries from images: ids, what belongs together, and what cannot be fused. Whole runs are in `test_gallery`."""
 
 import hashlib
+from typing import Any
 
 import pytest
 import torch
 
 from lam.embeddings import Embeddings
-from lam.enrolment import Entry, enrol, named_id
+from lam.enrolment import Entry, enrol, name_of, named_id
 
 
 def embeddings(count: int) -> Embeddings:
@@ -47,6 +48,25 @@ def test_the_gate_looks_at_images_before_they_are_fused() -> None:
 def test_a_label_is_another_identity_than_an_id_of_the_same_name() -> None:
     made = enrol([Entry("a", "3", 1), Entry("b", "3", 2, "3")], embeddings(2), fuse=True)
     assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"name": "shelf 3/é"}, r"a.jpg: the id must have 1 to 128 letters, digits or ._:@\+=-, got 'shelf 3/é'"),
+        ({"name": ""}, "the id must have 1 to 128 letters"),
+        ({"label": "x" * 1025}, "a.jpg: the label may have 1024 characters, got 1025"),
+        ({"metadata": {"text": "x" * 20_000}}, "a.jpg: metadata may have 16384 characters as JSON, got 20012"),
+    ],
+)
+def test_what_the_service_could_not_know_is_refused_before_it_is_embedded(wrong: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Entry(**{"path": "a.jpg", "label": "", "content": 1, **wrong})
+
+
+def test_what_is_kept_under_a_number_has_the_name_of_its_list() -> None:
+    assert name_of(5, {"label": "", "path": ""}) == "5"
+    assert name_of(named_id("vase"), Entry("a.jpg", "", 1, "vase").item) == "vase"
 
 
 def test_what_cannot_be_fused_is_refused() -> None:

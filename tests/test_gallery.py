@@ -160,17 +160,29 @@ def test_a_list_gives_ids_labels_and_metadata(
 ) -> None:
     first, second, third = (digit_folder / "0" / f"{number}.png" for number in range(3))
     shutil.copy(third, tmp_path / "here.png")
-    lines = (f"7,{first},zero,Kyoto,", f"vase-é,{second},zero,,3", ",here.png,,Lima,4")
+    lines = (f"7,{first},zero,Kyoto,", f"vase-17,{second},zero,,3", ",here.png,,Lima,4")
     listed = _list_of(tmp_path, "id,path,label,city,shelf", *lines)
     assert main(["index", str(run_copy), "--csv", str(listed), "--quiet"]) == 0
     assert capsys.readouterr().out == f"3 images: {run_copy / 'index'}\n"
-    items = gallery.read_items(run_copy, [7, named_id("vase-é"), content_id(third)])
+    items = gallery.read_items(run_copy, [7, named_id("vase-17"), content_id(third)])
     assert items == [
-        {"label": "zero", "path": str(first), "id": "7", "metadata": {"city": "Kyoto"}},
-        {"label": "zero", "path": str(second), "id": "vase-é", "metadata": {"shelf": "3"}},
+        {
+            "label": "zero",
+            "path": str(first),
+            "id": "7",
+            "contents": [content_id(first)],
+            "metadata": {"city": "Kyoto"},
+        },
+        {
+            "label": "zero",
+            "path": str(second),
+            "id": "vase-17",
+            "contents": [content_id(second)],
+            "metadata": {"shelf": "3"},
+        },
         {"label": "", "path": str(tmp_path / "here.png"), "metadata": {"city": "Lima", "shelf": "4"}},
     ]
-    assert gallery.search(run_copy, second, k=1).items[0]["id"] == "vase-é"
+    assert gallery.search(run_copy, second, k=1).items[0]["id"] == "vase-17"
 
 
 def test_images_of_one_identity_are_fused(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
@@ -190,6 +202,8 @@ def test_images_of_one_identity_are_fused(run_copy: Path, digit_folder: Path, tm
     fused = made.items[0]["fused"]
     assert (fused["images"], fused["paths"]) == (3, [str(path) for path in paths[:3]])
     assert fused["resultant"] == pytest.approx(float(expected.resultant[0]))
+    assert fused["kappa"] == pytest.approx(alone.kappa[:3].tolist(), rel=1e-4)
+    assert made.items[0]["contents"] == [content_id(path) for path in paths[:3]]
     assert "fused" not in made.items[1]
     assert len(Index.load(run_copy / "index")) == 2
 

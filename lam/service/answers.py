@@ -114,6 +114,8 @@ class Judge:
                 "kappa": kappa,
                 "label": described[key].label,
                 "metadata": json.loads(described[key].metadata),
+                "images": described[key].images,
+                "resultant": described[key].resultant,
                 "thumbnail": f"/v1/items/{described[key].id}/thumbnail" if described[key].pictured else None,
                 "accepted": None if self.calibration is None else score > accept,
                 "credible": score >= cap,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
@@ -53,8 +53,13 @@ _ERROR = {
     "description": "what was wrong, and what is allowed",
     "content": {JSON: {"schema": {"type": "object", "required": ["error", "allowed"]}}},
 }
-
-
+_PUT: dict[int | str, dict[str, Any]] = {
+    200: {"description": "the id was there; this is its item now", "content": {JSON: {"schema": {"type": "object"}}}},
+    201: {"description": "the id is new", "content": {JSON: {"schema": {"type": "object"}}}},
+}
+_PICTURE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "the picture", "content": {kind: {"schema": IMAGE_SCHEMA} for kind in CONTENT_TYPES[:2]}}
+}
 _REFUSALS: dict[int | str, dict[str, Any]] = dict.fromkeys(
     (400, 401, 404, 405, 408, 413, 415, 421, 422, 500, 503, 507), _ERROR
 )
@@ -75,13 +80,19 @@ def create_app(engine: Engine, *, key: str | None = None) -> App:
         await asyncio.to_thread(engine.close)
 
     app = FastAPI(
-        title="lam", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, responses=_REFUSALS
+        title="lam",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=_REFUSALS,
     )
     _answer_errors(app)
     _add_searches(app, engine, metrics)
     _add_items(app, engine)
     _add_state(app, engine, metrics)
-    app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
+    app.router.default = StaticFiles(directory=PAGE, html=True)  # mounted, it would hide which methods a route has
     return Limits(app, engine.settings, key=key, count=metrics.answered)
 
 
@@ -104,7 +115,8 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _other(_: Request, error: HTTPException) -> JSONResponse:
         allowed = (error.headers or {}).get("Allow", "the paths of /openapi.json")
-        return JSONResponse({"error": str(error.detail).lower(), "allowed": allowed}, error.status_code)
+        body = {"error": str(error.detail).lower(), "allowed": allowed}
+        return JSONResponse(body, error.status_code, headers=error.headers)
 
 
 def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
@@ -155,12 +167,12 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         }
         return JSONResponse(body_out, 201 if change.created else 200)
 
-    @app.post("/v1/items", status_code=201, openapi_extra=_BODY)
+    @app.post("/v1/items", status_code=201, responses=_PUT, openapi_extra=_BODY)
     async def add(request: Request, id: str | None = None, label: str = "") -> JSONResponse:
         """Add an item, on disk and found when this is answered; without an id, its content is its id."""
         return await put(request, id, label)
 
-    @app.put("/v1/items/{id}", openapi_extra=_BODY)
+    @app.put("/v1/items/{id}", responses=_PUT, openapi_extra=_BODY)
     async def update(request: Request, id: str, label: str = "") -> JSONResponse:
         """Add an item under this id, or put another in its place."""
         return await put(request, checked_id(id), label)
@@ -181,7 +193,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         """Look an item up."""
         return JSONResponse(_described(await known(id)))
 
-    @app.get("/v1/items/{id}/thumbnail")
+    @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=_PICTURE)
     async def picture(id: str) -> Response:
         """Give an item's picture."""
         item = await known(id)
@@ -243,7 +255,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             raise ServiceError(404, "the run is not calibrated", allowed="`lam calibrate RUN`, then a restart")
         return engine.judge.described
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def measured() -> Response:
         """Give the metrics in the format of Prometheus."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -255,6 +267,8 @@ def _described(item: Item) -> dict[str, Any]:
         "label": item.label,
         "kappa": item.kappa,
         "metadata": json.loads(item.metadata),
+        "images": item.images.count,
+        "resultant": item.images.resultant,
         "thumbnail": None if item.thumbnail is None else f"/v1/items/{item.id}/thumbnail",
         "sha256": item.sha256.hex(),
     }

@@ -38,6 +38,9 @@ class Described:
     id: str
     label: str
     metadata: str
+    images: int
+    resultant: float
+    least_kappa: float
     pictured: bool
 
 
@@ -124,7 +127,7 @@ class Gallery:
         """
         deleted = [operation for operation in operations if isinstance(operation, str)]
         try:
-            facts = erase(self._run, deleted) if deleted else {}
+            facts = erase(self._run, deleted, self._store) if deleted else {}
             if deleted:
                 shutil.rmtree(self._folder / CACHE, ignore_errors=True)
             changes = self._store.write(operations, facts=facts)

@@ -2,18 +2,36 @@
 
 import hashlib
 import json
-import re
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from lam.enrolment import id_of_digest
+from lam.enrolment import ID_RULE, MAX_LABEL, MAX_METADATA, id_of_digest, is_id
 from lam.service.errors import ServiceError
 
-_ID = re.compile(r"[A-Za-z0-9._:@+=-]{1,128}")
-ID_RULE = "1 to 128 letters, digits or ._:@+=-"
-MAX_LABEL, MAX_METADATA = 1024, 16384
+
+@dataclass(frozen=True)
+class Images:
+    """The images that an item was made of.
+
+    Attributes:
+        count: how many there are.
+        resultant: how far their directions agree; 1 for one image.
+        least_kappa: the least of their κ; None for one image, or where it is not known.
+        contents: ids by content, eight bytes each, of those of which it is known.
+        sums: Σ κ, Σ √κ and the D numbers of Σ κμ in float64; None for one image, or where they are not known.
+    """
+
+    count: int = 1
+    resultant: float = 1.0
+    least_kappa: float | None = None
+    contents: bytes = field(default=b"", repr=False)
+    sums: bytes | None = field(default=None, repr=False)
+
+
+_ONE = Images()
 
 
 @dataclass(frozen=True)
@@ -28,6 +46,7 @@ class Item:
         metadata: whatever else is known, JSON.
         thumbnail: a small picture, or None.
         origin: `service`, or `index` for what `lam index` made.
+        images: what it was made of.
     """
 
     id: str
@@ -37,12 +56,13 @@ class Item:
     metadata: str = "{}"
     thumbnail: bytes | None = field(default=None, repr=False)
     origin: str = "service"
+    images: Images = _ONE
 
     @property
     def sha256(self) -> bytes:
-        """The hash of all of it, each part with its length."""
-        digest = hashlib.sha256()
-        parts = (
+        """The hash of all of it, each part with its length; one image of which nothing is known adds none."""
+        digest, images = hashlib.sha256(), self.images
+        parts = [
             self.id.encode(),
             self.vector,
             struct.pack("<d", self.kappa),
@@ -50,7 +70,14 @@ class Item:
             self.metadata.encode(),
             b"" if self.thumbnail is None else b"\x01" + self.thumbnail,
             self.origin.encode(),
-        )
+        ]
+        if images != _ONE:
+            parts += [
+                struct.pack("<qd", images.count, images.resultant),
+                b"" if images.least_kappa is None else struct.pack("<d", images.least_kappa),
+                images.contents,
+                b"" if images.sums is None else b"\x01" + images.sums,
+            ]
         for part in parts:
             digest.update(struct.pack("<Q", len(part)))
             digest.update(part)
@@ -61,10 +88,20 @@ class Item:
         """(D,) the vector as numbers."""
         return np.frombuffer(self.vector, np.float32)
 
+    @property
+    def least_kappa(self) -> float:
+        """The least κ of the item and its images."""
+        return self.kappa if self.images.least_kappa is None else min(self.kappa, self.images.least_kappa)
+
 
 def content_id(content: bytes) -> str:
     """Give the id of what comes without one: the first 63 bits of its SHA-256, as `lam index` has it."""
     return str(id_of_digest(hashlib.sha256(content).hexdigest()))
+
+
+def packed(contents: Iterable[int]) -> bytes:
+    """Give ids by content as bytes."""
+    return b"".join(content.to_bytes(8, "big") for content in contents)
 
 
 def checked_id(identity: str) -> str:
@@ -73,7 +110,7 @@ def checked_id(identity: str) -> str:
     Raises:
         ServiceError: 422.
     """
-    if not _ID.fullmatch(identity):
+    if not is_id(identity):
         raise ServiceError(422, "the id is not one that an item can have", allowed=ID_RULE)
     return identity
 

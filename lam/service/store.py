@@ -8,27 +8,43 @@ here. Nothing in this file knows of an index.
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 from lam.files import CorruptFileError
 from lam.service.errors import full
-from lam.service.items import Item
+from lam.service.items import Images, Item
 
-FORMAT = 1
+FORMAT = 2
 FILE = "items.sqlite"
-_COLUMNS = "id, vector, kappa, label, metadata, thumbnail, origin"
+_COLUMNS = "id, vector, kappa, label, metadata, thumbnail, origin, images, resultant, least_kappa, contents, sums"
+_TYPES = (str, bytes, float, str, str, bytes | None, str, int, float, float | None, bytes, bytes | None)
+_OF_ITEM = 7  # columns; the others are of its images
+_DESCRIBED = "id, label, metadata, images, resultant, min(kappa, ifnull(least_kappa, kappa))"
 _ZERO = bytes(32)
+_OF_FORMAT_2 = (
+    "images INTEGER NOT NULL DEFAULT 1",
+    "resultant REAL NOT NULL DEFAULT 1.0",
+    "least_kappa REAL",
+    "contents BLOB NOT NULL DEFAULT x''",
+    "sums BLOB",
+)
 _SCHEMA = f"""
 CREATE TABLE items (
     key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, vector BLOB NOT NULL, kappa REAL NOT NULL,
-    label TEXT NOT NULL, metadata TEXT NOT NULL, thumbnail BLOB, origin TEXT NOT NULL, sha256 BLOB NOT NULL
+    label TEXT NOT NULL, metadata TEXT NOT NULL, thumbnail BLOB, origin TEXT NOT NULL, sha256 BLOB NOT NULL,
+    {", ".join(_OF_FORMAT_2)}
 );
 CREATE TABLE ledger (one INTEGER PRIMARY KEY CHECK (one = 1), rows INTEGER NOT NULL, sha256 BLOB NOT NULL);
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 INSERT INTO ledger VALUES (1, 0, zeroblob(32));
+PRAGMA user_version = {FORMAT};
+"""
+_FROM_1 = f"""
+{"".join(f"ALTER TABLE items ADD COLUMN {column};" for column in _OF_FORMAT_2)}
 PRAGMA user_version = {FORMAT};
 """
 
@@ -48,6 +64,8 @@ Operation = Item | str
 
 class ItemStore:
     """Items under stable ids. Writes are for one thread at a time, reads for any.
+
+    A file of format 1 is brought to today's: its items are each of one image, and their hashes stay.
 
     Args:
         path: the SQLite file; made where it does not exist.
@@ -75,10 +93,10 @@ class ItemStore:
 
     def _prepare(self) -> None:
         (found,) = self._writer.execute("PRAGMA user_version").fetchone()
-        if found == 0:
-            self._writer.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
-        elif found != FORMAT:
-            raise ValueError(f"{self.path} has format {found}, this version of lam reads {FORMAT}")
+        if found not in (0, 1, FORMAT):
+            raise ValueError(f"{self.path} has format {found}, this version of lam reads 1 and {FORMAT}")
+        if found != FORMAT:
+            self._writer.executescript(f"BEGIN IMMEDIATE;{_FROM_1 if found else _SCHEMA}COMMIT;")
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -145,28 +163,30 @@ class ItemStore:
         marks = ", ".join("?" * len(wanted))
         with self._read() as reader:
             rows = reader.execute(f"SELECT key, {_COLUMNS} FROM items WHERE key IN ({marks})", wanted).fetchall()
-        return {key: Item(*values) for key, *values in rows}
+        return {key: _item(values) for key, *values in rows}
 
     def get(self, identity: str) -> Item | None:
         """Look an item up by id."""
         with self._read() as reader:
             row = reader.execute(f"SELECT {_COLUMNS} FROM items WHERE id = ?", (identity,)).fetchone()
-        return None if row is None else Item(*row)
+        return None if row is None else _item(row)
 
-    def described(self, keys: Iterable[int]) -> dict[int, tuple[str, str, str, bool]]:
-        """Look up id, label, metadata and whether there is a thumbnail; keys that are gone are left out."""
+    def described(self, keys: Iterable[int]) -> dict[int, tuple[str, str, str, int, float, float, bool]]:
+        """Look up what a hit is, by key: its id, label, metadata, number of images, their resultant, the least κ of it
+        and them, and whether there is a thumbnail; keys that are gone are left out.
+        """
         wanted = list(keys)
         marks = ", ".join("?" * len(wanted))
-        query = f"SELECT key, id, label, metadata, thumbnail IS NOT NULL FROM items WHERE key IN ({marks})"
+        query = f"SELECT key, {_DESCRIBED}, thumbnail IS NOT NULL FROM items WHERE key IN ({marks})"
         with self._read() as reader:
             rows = reader.execute(query, wanted).fetchall()
-        return {key: (identity, label, metadata, bool(pictured)) for key, identity, label, metadata, pictured in rows}
+        return {key: (*what, bool(pictured)) for key, *what, pictured in rows}
 
     def page(self, *, after: str, limit: int) -> list[Item]:
         """Give items by rising id, from behind one on."""
         query = f"SELECT {_COLUMNS} FROM items WHERE id > ? ORDER BY id LIMIT ?"
         with self._read() as reader:
-            return [Item(*row) for row in reader.execute(query, (after, limit)).fetchall()]
+            return [_item(row) for row in reader.execute(query, (after, limit)).fetchall()]
 
     def ids_of_origin(self, origin: str) -> list[str]:
         """Give the ids of what came from there."""
@@ -217,8 +237,9 @@ class ItemStore:
         if row is not None and row[1] == sha256:
             return Change(key=row[0])
         removed = () if row is None else self._delete(item.id).removed
-        values = (item.id, item.vector, item.kappa, item.label, item.metadata, item.thumbnail, item.origin, sha256)
-        added = self._writer.execute(f"INSERT INTO items ({_COLUMNS}, sha256) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+        values = (*_values(item), sha256)
+        marks = ", ".join("?" * len(values))
+        added = self._writer.execute(f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({marks})", values)
         self._account(1, sha256)
         return Change(removed, added.lastrowid, created=row is None)
 
@@ -242,7 +263,7 @@ class ItemStore:
     def _rows(self) -> Iterator[tuple[int, str, Item | None, bytes]]:
         """Every row with its id and hash; None in place of an item whose values are not of their types."""
         for key, *values, sha256 in self._writer.execute(f"SELECT key, {_COLUMNS}, sha256 FROM items ORDER BY key"):
-            yield key, str(values[0]), Item(*values) if _is_typed(values) else None, sha256
+            yield key, str(values[0]), _item(values) if _is_typed(values) else None, sha256
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -267,11 +288,14 @@ def _xor(one: bytes, other: bytes) -> bytes:
     return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).to_bytes(32, "big")
 
 
+def _item(values: Sequence[Any]) -> Item:
+    return Item(*values[:_OF_ITEM], images=Images(*values[_OF_ITEM:]))
+
+
+def _values(item: Item) -> tuple[Any, ...]:
+    plain = (item.id, item.vector, item.kappa, item.label, item.metadata, item.thumbnail, item.origin)
+    return (*plain, *astuple(item.images))
+
+
 def _is_typed(values: list[object]) -> bool:
-    *plain, thumbnail, origin = values
-    kinds = (str, bytes, float, str, str)
-    return (
-        all(isinstance(value, kind) for value, kind in zip(plain, kinds, strict=True))
-        and isinstance(thumbnail, bytes | None)
-        and isinstance(origin, str)
-    )
+    return all(isinstance(value, kind) for value, kind in zip(values, _TYPES, strict=True))

@@ -6,28 +6,34 @@ What is deleted while serving is erased from the run's index too, or it would be
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 
 from lam.datasets import FolderImages, ImageDataset
+from lam.enrolment import name_of
 from lam.files import MANIFEST, sha256_of
 from lam.gallery import read_items, remove_items
 from lam.preprocessing import open_image
 from lam.retrieval import index_files
 from lam.run_data import load_data
-from lam.service.errors import busy
+from lam.service.errors import ServiceError, busy
 from lam.service.images import thumbnail
-from lam.service.items import Item
+from lam.service.items import Images, Item, checked_id, checked_label, checked_metadata, packed
 from lam.service.store import ItemStore, Operation
 from lam.settings import load_config
 
-ORIGIN, FACT = "index", "index_manifest"
+ORIGIN, FACT = "index", "index_taken_over"
+BY_NUMBER = "index_manifest"
+"""The fact of a store that took the index over under its numbers, as it once was done; until `lam index` is run anew it
+knows those items so."""
 _LOG = logging.getLogger(__name__)
 
 
 def take_over(run: Path, store: ItemStore) -> str:
-    """Put the items of the run's index into the store, where that has not been done.
+    """Put the items of the run's index into the store, where that has not been done, under the ids of their list.
 
     Items that were added or changed while serving stay as they are.
 
@@ -36,20 +42,21 @@ def take_over(run: Path, store: ItemStore) -> str:
 
     Raises:
         CorruptFileError: naming a file that is missing, truncated or altered.
+        ValueError: for an item that cannot be served, by its file.
         ServiceError: 507, where it could not be stored.
     """
     if not (run / "index" / MANIFEST).is_file():
         return "Flat"
     manifest = sha256_of(run / "index" / MANIFEST)
     saved = index_files.load(run / "index")
-    if store.fact(FACT) != manifest:
+    if _taken_over(store) != manifest:
         store.write(_operations(run, saved, store), facts={FACT: manifest})
         store.erase_log()
     return saved.factory
 
 
-def erase(run: Path, ids: Iterable[str]) -> dict[str, str]:
-    """Take items out of the run's index, if it holds them.
+def erase(run: Path, ids: Iterable[str], store: ItemStore) -> dict[str, str]:
+    """Take items out of the run's index, if it holds them; what it holds under the same number by another id stays.
 
     Returns:
         What the store shall remember of it.
@@ -57,29 +64,58 @@ def erase(run: Path, ids: Iterable[str]) -> dict[str, str]:
     Raises:
         ServiceError: 503, where another process is writing to the run.
     """
-    numbers = [int(identity) for identity in ids if identity.isdecimal()]
-    if not numbers or not (run / "index" / MANIFEST).is_file():
+    if not (run / "index" / MANIFEST).is_file():
         return {}
+    by_number = store.fact(FACT) is None
     try:
-        removed = remove_items(run, numbers)
+        removed = remove_items(run, ids, by_number=by_number)
     except ValueError as error:
         _LOG.warning("nothing can be erased from the run's index: %s", error)
         raise busy("the run's index is being written, or cannot be; nothing was deleted", after=5) from None
-    return {FACT: sha256_of(run / "index" / MANIFEST)} if removed else {}
+    return {BY_NUMBER if by_number else FACT: sha256_of(run / "index" / MANIFEST)} if removed else {}
+
+
+def _taken_over(store: ItemStore) -> str | None:
+    taken = store.fact(FACT)
+    return store.fact(BY_NUMBER) if taken is None else taken
 
 
 def _operations(run: Path, saved: index_files.SavedIndex, store: ItemStore) -> Iterator[Operation]:
     ids = saved.store.column("ids").tolist()
     items = read_items(run, ids)
+    names = [name_of(number, item) for number, item in zip(ids, items, strict=True)]
     replaced = set(store.ids_of_origin(ORIGIN))
-    yield from replaced - set(map(str, ids))
+    yield from replaced - set(names)
     dataset = _dataset(run, items)
     vectors, kappa = saved.store.column("vectors").numpy(), saved.store.column("kappa").tolist()
-    for row, (identity, item) in enumerate(zip(ids, items, strict=True)):
-        name = str(identity)
+    for row, (name, item) in enumerate(zip(names, items, strict=True)):
         if name in replaced or store.get(name) is None:
-            picture = _picture(item, dataset, identity)
-            yield Item(name, vectors[row].tobytes(), kappa[row], item["label"], "{}", picture, ORIGIN)
+            name, label, metadata = _checked(name, item)
+            picture, images = _picture(item, dataset, ids[row]), _images(item, vectors[row])
+            yield Item(name, vectors[row].tobytes(), kappa[row], label, metadata, picture, ORIGIN, images)
+
+
+def _checked(name: str, item: dict[str, Any]) -> tuple[str, str, str]:
+    try:
+        return checked_id(name), checked_label(item["label"]), checked_metadata(item.get("metadata", {}))
+    except ServiceError as error:
+        raise ValueError(
+            f"{item['path']} cannot be served under id {name!r}: {error}; it must be {error.allowed}: change it in the "
+            "list and run `lam index` again"
+        ) from None
+
+
+def _images(item: dict[str, Any], vector: np.ndarray) -> Images:
+    """What is known of the images of an item; their sums only where the index was made with each one's κ."""
+    contents = packed(item.get("contents", []))
+    if "fused" not in item:
+        return Images(contents=contents)
+    count, resultant = item["fused"]["images"], item["fused"]["resultant"]
+    kappa = np.array(item["fused"].get("kappa", []))
+    if not len(kappa):
+        return Images(count, resultant, item.get("poor"), contents)
+    sums = np.concatenate([[kappa.sum(), np.sqrt(kappa).sum()], resultant * kappa.sum() * vector.astype(np.float64)])
+    return Images(count, resultant, kappa.min().item(), contents, sums.tobytes())
 
 
 def _dataset(run: Path, items: list[dict[str, str]]) -> ImageDataset | None:

@@ -1,0 +1,219 @@
+"""What `lam index` wrote is known to the service by the ids of its list, with all that is known of it."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lam.enrolment import content_id, named_id
+from lam.files import sha256_of, write_generation, write_json
+from lam.gallery import index_folder, index_images, open_run, preprocessing_of, read_items, remove_items
+from lam.retrieval.fusion import fuse_identities
+from lam.retrieval.index import Index
+from lam.service.gallery import FOLDER, Gallery
+from lam.service.items import Images, Item, packed
+from lam.service.store import FILE, ItemStore
+from lam.service.takeover import BY_NUMBER, FACT
+
+D = 3
+
+
+@contextmanager
+def opened(run: Path) -> Iterator[Gallery]:
+    gallery = Gallery(run, D)
+    try:
+        yield gallery
+    finally:
+        gallery.close()
+
+
+def index_list(run: Path, *lines: str, fuse: bool = False) -> None:
+    listed = run.parent / "list.csv"
+    listed.write_text("\n".join(("id,path,label,city", *lines)) + "\n", encoding="utf-8")
+    index_images(run, listed=listed, fuse=fuse, progress=False)
+
+
+def digits(folder: Path) -> list[Path]:
+    return [folder / "0" / f"{number}.png" for number in range(8)]
+
+
+def added(name: str) -> Item:
+    return Item(name, np.array([1, 0, 0], np.float32).tobytes(), 9.0, "mine")
+
+
+def rewritten(run: Path, change: dict[str, dict[str, object]]) -> None:
+    """Let the run's items say otherwise, as an earlier version or another program would have written them."""
+    (path,) = run.glob("items/*/items.json")
+    items = json.loads(path.read_text(encoding="utf-8"))
+    items = {number: {**item, **change.get(number, {})} for number, item in items.items()}
+    write_generation(run / "items", lambda generation: write_json(generation / "items.json", items))
+
+
+def taken_over_by_number(run: Path) -> None:
+    """Make a store as it was while items were taken over under their numbers."""
+    saved = Index.load(run / "index")
+    with opened(run):
+        pass
+    store = ItemStore(run / FOLDER / FILE)
+    names = store.ids_of_origin("index")
+    numbered = [
+        Item(str(number), vector.numpy().tobytes(), 9.0, "old", "{}", None, "index")
+        for number, vector in zip(saved.ids.tolist(), saved._store.column("vectors"), strict=True)
+    ]
+    store.write([*names, *numbered], facts={BY_NUMBER: sha256_of(run / "index" / "MANIFEST.json")})
+    store._writer.execute("DELETE FROM facts WHERE name = ?", (FACT,))
+    store.close()
+
+
+def test_items_of_a_list_have_its_ids_and_metadata(run_copy: Path, digit_folder: Path) -> None:
+    first, second, third, *_ = digits(digit_folder)
+    index_list(run_copy, f"vase-17,{first},vase,Kyoto", f"7,{second},,", f",{third},plate,Lima")
+    saved = Index.load(run_copy / "index")
+    with opened(run_copy) as gallery:
+        found = {item.id: item for item in gallery.page(after="", limit=10)}
+    assert found.keys() == {"vase-17", "7", str(content_id(third))}
+    vase = found["vase-17"]
+    assert (vase.label, json.loads(vase.metadata), vase.origin) == ("vase", {"city": "Kyoto"}, "index")
+    assert vase.kappa == float(saved.kappa_of([named_id("vase-17")])[0])
+    assert vase.thumbnail is not None
+    assert vase.images == Images(contents=packed([content_id(first)]))
+    assert found["7"].metadata == "{}"
+    assert json.loads(found[str(content_id(third))].metadata) == {"city": "Lima"}
+
+
+def test_what_was_fused_comes_with_its_images(run_copy: Path, digit_folder: Path) -> None:
+    paths = digits(digit_folder)[:3]
+    index_list(run_copy, *(f"a,{path},," for path in paths), f"b,{digits(digit_folder)[4]},,", fuse=True)
+    encoder = open_run(run_copy)
+    alone = encoder.embed(torch.stack([preprocessing_of(encoder)(path) for path in paths]))
+    fused = fuse_identities(alone, [0, 0, 0]).embeddings
+    with opened(run_copy) as gallery:
+        item = gallery.get("a")
+        hits, described = gallery.search(fused, 1)
+    assert item is not None
+    assert item.images.count == 3
+    assert item.images.contents == packed(map(content_id, paths))
+    assert item.images.resultant == pytest.approx(float(fused.resultant[0]))
+    assert item.images.least_kappa == pytest.approx(float(alone.kappa.min()), rel=1e-4)
+    assert item.images.sums is not None
+    mass, roots, *product = np.frombuffer(item.images.sums)
+    kappa = alone.kappa.double()
+    assert (mass, roots) == pytest.approx((float(kappa.sum()), float(kappa.sqrt().sum())), rel=1e-4)
+    expected = (kappa[:, None] * alone.mean.double()).sum(0).tolist()
+    assert product == pytest.approx(expected, rel=1e-4, abs=1e-4 * mass)
+    (key,) = hits.ids[0].tolist()
+    what = described[key]
+    assert (what.id, what.images, what.least_kappa) == ("a", 3, item.least_kappa)
+    assert what.resultant == item.images.resultant
+
+
+def test_what_an_earlier_index_did_not_keep_is_not_made_up(run_copy: Path, digit_folder: Path) -> None:
+    index_list(run_copy, *(f"a,{path},," for path in digits(digit_folder)[:3]), fuse=True)
+    rewritten(run_copy, {str(named_id("a")): {"contents": [], "poor": 1.5, "fused": {"images": 3, "resultant": 0.5}}})
+    with opened(run_copy) as gallery:
+        item = gallery.get("a")
+    assert item is not None
+    assert item.images == Images(3, 0.5, 1.5)
+    assert item.least_kappa == min(1.5, item.kappa)
+
+
+def test_deleting_by_the_id_of_a_list_erases_the_item_everywhere(run_copy: Path, digit_folder: Path) -> None:
+    first, second, *_ = digits(digit_folder)
+    index_list(run_copy, f"vase-17,{first},vase,Kyoto", f"b,{second},,")
+    vector = Index.load(run_copy / "index")._store.column("vectors")[0].numpy().tobytes()
+    with opened(run_copy) as gallery:
+        (change,) = gallery.write(["vase-17"])
+        assert change.removed
+        for path in run_copy.rglob("*"):
+            assert not path.is_file() or not {b"vase-17", b"Kyoto", vector} & _found(path, b"vase-17", b"Kyoto", vector)
+    assert Index.load(run_copy / "index").ids.tolist() == [named_id("b")]
+    with opened(run_copy) as gallery:
+        assert [item.id for item in gallery.page(after="", limit=10)] == ["b"]
+
+
+def _found(path: Path, *traces: bytes) -> set[bytes]:
+    content = path.read_bytes()
+    return {trace for trace in traces if trace in content}
+
+
+def test_an_item_under_the_number_of_another_takes_nothing_with_it(run_copy: Path, digit_folder: Path) -> None:
+    index_list(run_copy, f"vase-17,{digits(digit_folder)[0]},vase,Kyoto")
+    number = str(named_id("vase-17"))
+    with opened(run_copy) as gallery:
+        gallery.write([added(number), added("vase-18")])
+        gallery.write([number, "vase-18", "nobody", "007"])
+        assert gallery.get("vase-17") is not None
+    assert Index.load(run_copy / "index").ids.tolist() == [int(number)]
+    assert read_items(run_copy, [int(number)])[0]["id"] == "vase-17"
+    with opened(run_copy) as gallery:
+        assert len(gallery) == 1
+
+
+def test_an_item_that_was_changed_while_serving_is_erased_from_the_index_too(
+    run_copy: Path, digit_folder: Path
+) -> None:
+    index_list(run_copy, f"a,{digits(digit_folder)[0]},,", f"b,{digits(digit_folder)[1]},,")
+    with opened(run_copy) as gallery:
+        gallery.write([added("a")])
+        gallery.write(["a"])
+    assert Index.load(run_copy / "index").ids.tolist() == [named_id("b")]
+
+
+def test_a_new_list_replaces_the_items_of_the_old(run_copy: Path, digit_folder: Path) -> None:
+    first, second, third, *_ = digits(digit_folder)
+    index_list(run_copy, f"a,{first},old,", f"b,{second},old,", f"c,{third},old,")
+    with opened(run_copy) as gallery:
+        gallery.write([added("c"), added("mine")])
+    index_list(run_copy, f"a,{second},new,", f"c,{third},new,", f"d,{first},new,")
+    with opened(run_copy) as gallery:
+        labels = {item.id: item.label for item in gallery.page(after="", limit=10)}
+    assert labels == {"a": "new", "c": "mine", "d": "new", "mine": "mine"}
+
+
+def test_a_store_that_knows_items_by_number_goes_on_with_them(run_copy: Path, digit_folder: Path) -> None:
+    first, second, third, *_ = digits(digit_folder)
+    index_list(run_copy, f"vase,{first},,", f"plate,{second},,", f"5,{third},,")
+    taken_over_by_number(run_copy)
+    vase, plate = str(named_id("vase")), str(named_id("plate"))
+    for left in ({vase, plate, "5"}, {plate, "5"}):
+        with opened(run_copy) as gallery:
+            assert {item.id for item in gallery.page(after="", limit=10)} == left
+            gallery.write([vase])
+            gallery.write(["vase"])  # which this store does not know
+    assert set(Index.load(run_copy / "index").ids.tolist()) == {int(plate), 5}
+    index_list(run_copy, f"vase,{first},,", f"plate,{second},,")
+    with opened(run_copy) as gallery:
+        assert {item.id for item in gallery.page(after="", limit=10)} == {"vase", "plate"}
+        gallery.write(["vase"])
+    assert Index.load(run_copy / "index").ids.tolist() == [named_id("plate")]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"id": "shelf 3"}, r"0.png cannot be served under id 'shelf 3': the id is not one .* 1 to 128 letters"),
+        ({"label": "x" * 1025}, "cannot be served under id 'a': the label has 1025 characters; .* at most 1024"),
+        ({"metadata": {"text": "x" * 20_000}}, "metadata has 20012 characters; .*change it in the list and run `lam"),
+    ],
+)
+def test_what_cannot_be_served_stops_the_start(
+    run_copy: Path, digit_folder: Path, wrong: dict[str, object], match: str
+) -> None:
+    index_list(run_copy, f"a,{digits(digit_folder)[0]},,")
+    rewritten(run_copy, {str(named_id("a")): wrong})
+    with pytest.raises(ValueError, match=match):
+        Gallery(run_copy, D)
+
+
+def test_the_index_is_not_touched_where_it_cannot_be_said_what_it_holds(run_copy: Path, digit_folder: Path) -> None:
+    index_folder(run_copy, digit_folder, progress=False)
+    kept = Index.load(run_copy / "index").ids.tolist()
+    shutil.rmtree(run_copy / "items")
+    with pytest.raises(ValueError, match=r"items/MANIFEST.json is missing"):
+        remove_items(run_copy, [str(kept[0])])
+    assert Index.load(run_copy / "index").ids.tolist() == kept

@@ -14,9 +14,10 @@ DEMO = "configs/digits/laplace_posthoc.yaml"
 RUNS = ("run", "demo", "sweep")
 FLAGS = ("--quiet", "--help", "--allow-missing")
 SHOWN = ("recall", "map", "ece", "ausc", "prevalence")
+_DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # which the demo's 289 held-out digits are enough for
 STOPPED, READER_GONE = 130, 141  # as shells have it for SIGINT and SIGPIPE
 _EXAMPLES = """examples:
-  lam demo                                     train, fit and report on the digits that ship with lam
+  lam demo                                     train, fit, report and calibrate on the digits that ship with lam
   lam run configs/fashionmnist/laplace_posthoc.yaml --data.root=DIR
   lam run configs/folder/laplace_posthoc.yaml --data.root=DIR     your own images, a sub-folder a class
   lam sweep configs/fashionmnist/laplace_online.yaml --seeds 5    mean and standard deviation over seeds
@@ -90,17 +91,34 @@ def _config(parsed: argparse.Namespace, overrides: list[str]) -> Any:
     return load_config(parsed.config, [*overrides, *limit], allow_missing=parsed.allow_missing)
 
 
-def _run(parsed: argparse.Namespace, overrides: list[str]) -> None:
+def _run(parsed: argparse.Namespace, overrides: list[str]) -> Path:
     config = _config(parsed, overrides)
     from lam.run import run  # heavy: a mistake in the settings is told sooner
 
     result = run(config, progress=not parsed.quiet)
+    if distributed.is_first():
+        for name, value in result.metrics.items():
+            if _is_shown(name):
+                print(f"{name:<32}{'undefined' if value is None else format(value, '.4f'):>10}")
+        print(f"report: {result.report}")
+    return result.folder
+
+
+def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
+    folder = _run(parsed, overrides)
     if not distributed.is_first():
         return
-    for name, value in result.metrics.items():
-        if _is_shown(name):
-            print(f"{name:<32}{'undefined' if value is None else format(value, '.4f'):>10}")
-    print(f"report: {result.report}")
+    from lam.calibrate import calibrate_run
+    from lam.retrieval.threshold import Targets
+
+    if not (folder / "calibration").is_dir():
+        try:
+            calibrate_run(folder, targets=Targets(**_DEMO_TARGETS), flag="combined", progress=not parsed.quiet)
+        except ValueError as error:
+            _complain(f"warning: not calibrated: {error}")
+            return
+    print(f"calibrated: false accepts {_DEMO_TARGETS['far']:.0%}, false flags {_DEMO_TARGETS['ood']:.0%}")
+    print(f"a page to try it: lam serve {folder}")
 
 
 def _sweep(parsed: argparse.Namespace, overrides: list[str]) -> None:
@@ -230,7 +248,7 @@ class _CommandParser(argparse.ArgumentParser):
     """A command; the help of those that run a configuration lists the settings, which are looked up only then."""
 
     def format_help(self) -> str:
-        if self.get_default("do") in (_run, _sweep):
+        if self.get_default("do") in (_run, _demo, _sweep):
             self.epilog = _settings_help()
         return super().format_help()
 
@@ -269,7 +287,7 @@ def _parser() -> argparse.ArgumentParser:
     configured("run", _run, "Run a configuration: train, fit the posterior, tune, evaluate, report.").add_argument(
         "config", help="a YAML file, your own or one that lam ships, or the folder of a run, to continue it"
     )
-    demo = configured("demo", _run, "Run the embedded digits data set, in a minute or two.")
+    demo = configured("demo", _demo, "Run the embedded digits data set and calibrate it, in a minute or two.")
     demo.set_defaults(config=DEMO)
     sweep = configured("sweep", _sweep, "Run a configuration from several seeds: mean and standard deviation.")
     sweep.add_argument("config", help="a YAML file, your own or one that lam ships")

@@ -41,7 +41,9 @@ def require_finished(folder: Path) -> None:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: `lam run CONFIG` or `lam demo` makes a run")
     if not (folder / CONFIG).is_file() and not (folder / MANIFEST).is_file():
-        raise ValueError(f"{folder} is no run of lam: `lam run CONFIG` or `lam demo` makes one")
+        inside = [path.parent for path in sorted(folder.glob(f"*/{CONFIG}")) if (path.parent / MANIFEST).is_file()]
+        hint = f"; did you mean {inside[0]}?" if inside else ": `lam run CONFIG` or `lam demo` makes one"
+        raise ValueError(f"{folder} is no run of lam{hint}")
     if not is_finished(folder):
         raise ValueError(f"the run in {folder} has not finished: `lam run {folder}` continues it")
 

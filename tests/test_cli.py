@@ -11,6 +11,7 @@ import torch
 
 from lam import __version__
 from lam.cli import main
+from lam.retrieval.calibration_files import load_calibration
 from tests.conftest import TINY, FinishedRun
 
 SETTINGS = ("training.epochs", "laplace.split", "data.root", "margin", "output", "checkpoint")
@@ -41,6 +42,20 @@ def test_started_again_it_prints_the_same(finished_run: FinishedRun, capsys: pyt
     assert capsys.readouterr().out == finished_run.printed
     assert main(["run", str(finished_run.folder)]) == 0
     assert capsys.readouterr().out == finished_run.printed
+
+
+def test_the_demo_is_calibrated_where_its_data_suffice(
+    run_copy: Path, finished_run: FinishedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["demo", "--quiet", f"--output={run_copy}", *TINY]
+    assert main(command) == 0
+    assert "warning: not calibrated: " in capsys.readouterr().err
+    monkeypatch.setattr("lam.cli._DEMO_TARGETS", {"far": 0.1, "ood": 0.1})
+    assert main(command) == 0
+    *_, calibrated, page = capsys.readouterr().out.splitlines()
+    assert calibrated == "calibrated: false accepts 10%, false flags 10%"
+    assert page == f"a page to try it: lam serve {run_copy}"
+    assert load_calibration(run_copy).flag == "combined"
 
 
 def test_progress_goes_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -200,6 +200,11 @@ def test_an_unfinished_run_is_refused_and_can_be_continued(run_copy: Path, finis
     gallery.open_run(run_copy)
 
 
+def test_the_folder_above_a_run_names_it(run_copy: Path) -> None:
+    with pytest.raises(ValueError, match=f"{run_copy.parent} is no run of lam; did you mean {run_copy}\\?"):
+        gallery.open_run(run_copy.parent)
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no run of lam: `lam run CONFIG` or `lam demo` makes one"):
         gallery.open_run(tmp_path)

@@ -8,7 +8,7 @@ with the server, which keeps it durably: there is nothing to save. Names and lab
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, get_args
@@ -177,22 +177,28 @@ class MilvusIndex:
                 that are negative, repeated or taken.
             ConnectionError: where the server does not answer or refuses.
         """
-        vectors = unit_vectors(embeddings, self.dimension).numpy()
-        wanted = checked_ids(ids)
-        refuse_other_length("ids", wanted, "the embeddings", len(embeddings))
+        rows = self._rows(embeddings, ids)
+        wanted = [row["id"] for row in rows]
         if taken := self._kappa_by_id(wanted):
             raise ValueError(f"ids must be new, got {min(taken)}, which is in the index; remove it first")
-        kappa = embeddings.kappa.detach().cpu().double().tolist()
-        rows = [
-            {"id": item, "vector": vector, "kappa": value}
-            for item, vector, value in zip(wanted.tolist(), vectors, kappa, strict=True)
-        ]
         try:
-            for block in _blocks(rows, max(1, _SENT_ELEMENTS // self.dimension)):
-                self._call("upsert", data=block)
+            self._send(rows)
         except ConnectionError:
-            self._take_back(wanted.tolist())
+            self._take_back(wanted)
             raise
+
+    def put(self, embeddings: Embeddings, ids: Ids) -> None:
+        """Add items, or replace those whose id is there; done again after an error, it comes to the same.
+
+        Args:
+            embeddings: as for `add`.
+            ids: as for `add`, but that they may be in the index.
+
+        Raises:
+            ValueError: as `add`, but for ids that are taken.
+            ConnectionError: where the server does not answer or refuses; some items may then be there.
+        """
+        self._send(self._rows(embeddings, ids))
 
     def remove(self, ids: Ids) -> None:
         """Remove items; where one is unknown, none is.
@@ -206,8 +212,19 @@ class MilvusIndex:
         """
         wanted = checked_ids(ids)
         self._known(wanted)
-        for block in _blocks(wanted.tolist(), _ASKED_IDS):
-            self._call("delete", ids=block)
+        self._delete(wanted.tolist())
+
+    def discard(self, ids: Ids) -> None:
+        """Remove those items that are there; done again after an error, it comes to the same.
+
+        Args:
+            ids: (N,) ids, none twice.
+
+        Raises:
+            ValueError: for ids that are repeated.
+            ConnectionError: where the server does not answer or refuses; some items may then be gone.
+        """
+        self._delete(checked_ids(ids).tolist())
 
     def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
         """Find the k items of highest cosine for each query; `HNSW` may miss a neighbour.
@@ -313,27 +330,42 @@ class MilvusIndex:
             index.add_index("vector", index_type=structure, metric_type="COSINE", params=params)
         self._call("create_collection", schema=schema, index_params=index, consistency_level="Strong")
 
-    def _kappa_by_id(self, ids: Tensor) -> dict[int, float]:
+    def _rows(self, embeddings: Embeddings, ids: Any) -> list[dict[str, Any]]:
+        vectors = unit_vectors(embeddings, self.dimension).numpy()
+        wanted = checked_ids(ids)
+        refuse_other_length("ids", wanted, "the embeddings", len(embeddings))
+        kappa = embeddings.kappa.detach().cpu().double().tolist()
+        return [
+            {"id": item, "vector": vector, "kappa": value}
+            for item, vector, value in zip(wanted.tolist(), vectors, kappa, strict=True)
+        ]
+
+    def _send(self, rows: list[dict[str, Any]]) -> None:
+        for block in _blocks(rows, max(1, _SENT_ELEMENTS // self.dimension)):
+            self._call("upsert", data=block)
+
+    def _delete(self, ids: list[int]) -> None:
+        for block in _blocks(ids, _ASKED_IDS):
+            self._call("delete", ids=block)
+
+    def _kappa_by_id(self, ids: list[int]) -> dict[int, float]:
         """κ of those ids that are there."""
         found: dict[int, float] = {}
-        for block in _blocks(ids.tolist(), _ASKED_IDS):
+        for block in _blocks(ids, _ASKED_IDS):
             rows = self._call("query", filter=f"id in {block}", output_fields=["id", "kappa"])
             found |= {row["id"]: row["kappa"] for row in rows}
         return found
 
     def _known(self, ids: Tensor) -> dict[int, float]:
-        found = self._kappa_by_id(ids)
+        found = self._kappa_by_id(ids.tolist())
         unknown = [item for item in ids.tolist() if item not in found]
         if unknown:
             raise ValueError(f"ids must be in the index, got {unknown[0]}, which is not")
         return found
 
     def _take_back(self, ids: list[int]) -> None:
-        try:
-            for block in _blocks(ids, _ASKED_IDS):
-                self._call("delete", ids=block)
-        except ConnectionError:
-            return  # the first error is the one to be told
+        with suppress(ConnectionError):  # the first error is the one to be told
+            self._delete(ids)
 
     def _call(self, name: str, **options: Any) -> Any:
         with self._told():

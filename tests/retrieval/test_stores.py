@@ -253,6 +253,27 @@ def test_an_error_of_taking_back_hides_no_other(milvus: MilvusIndex, monkeypatch
         milvus.add(embeddings(2), [1, 2])
 
 
+def test_what_is_put_or_discarded_twice_comes_to_the_same(milvus: MilvusIndex) -> None:
+    items, others = embeddings(5), embeddings(2, seed=1)
+    for _ in range(2):
+        milvus.put(items, torch.arange(5))
+    for _ in range(2):
+        milvus.put(others, [3, 9])
+    assert len(milvus) == 6
+    assert milvus.search(others, k=1).ids[:, 0].tolist() == [3, 9]
+    assert milvus.kappa_of([3, 4]).tolist() == [others.kappa[0].item(), items.kappa[4].item()]
+    for _ in range(2):
+        milvus.discard([0, 3, 77])
+    milvus.discard([])
+    assert milvus.ids.tolist() == [1, 2, 4, 9]
+    for made, ids, match in REFUSED[:-1]:
+        with pytest.raises(ValueError, match=match):
+            unwrap(MilvusIndex.put)(milvus, made, ids)
+    with pytest.raises(ValueError, match="ids must differ, got 1 twice"):
+        milvus.discard([1, 1])
+    assert len(milvus) == 4
+
+
 def test_k_beyond_what_milvus_gives_is_refused(milvus: MilvusIndex) -> None:
     with pytest.raises(ValueError, match="k must be at most 16384, which is as many as Milvus gives, got 16385"):
         milvus.search(embeddings(1), k=MOST_HITS + 1)

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 from lam import __version__
@@ -113,10 +114,12 @@ def _answer_errors(app: FastAPI) -> None:
         return JSONResponse(FAILED.to_json(), FAILED.status)
 
     @app.exception_handler(HTTPException)
-    async def _other(_: Request, error: HTTPException) -> JSONResponse:
-        allowed = (error.headers or {}).get("Allow", "the paths of /openapi.json")
-        body = {"error": str(error.detail).lower(), "allowed": allowed}
-        return JSONResponse(body, error.status_code, headers=error.headers)
+    async def _other(request: Request, error: HTTPException) -> JSONResponse:
+        found = [route for route in app.routes if isinstance(route, Route) and route.matches(request.scope)[0].value]
+        allowed = ", ".join(sorted({method for route in found for method in route.methods or ()}))
+        body = {"error": str(error.detail).lower(), "allowed": allowed or "the paths of /openapi.json"}
+        headers = {"Allow": allowed or "GET, HEAD"} if error.status_code == 405 else None  # the latter of the page
+        return JSONResponse(body, error.status_code, headers=headers)
 
 
 def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:

@@ -26,8 +26,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from timing import in_process, write
+from torch import Tensor
 
 import lam
+from lam.embeddings import Embeddings
 from lam.files import seal, write_generation, write_json, write_text
 from lam.models import build
 from lam.preprocessing import Preprocessing
@@ -60,18 +62,22 @@ def make_run(folder: Path, network: str, items: int, factory: str) -> Path:
     for name in ("config.yaml", "metrics.json", "report.html"):
         write_text(folder / name, "{}")
     seal(folder, ["config.yaml", "metrics.json", "report.html"])
-    centres = F.normalize(torch.randn(1000, D, generator=generator), dim=1)
-    rows = centres[torch.arange(items) % 1000] + 0.03 * torch.randn(items, D, generator=generator)
-    vectors = F.normalize(rows, dim=1)
     (folder / FOLDER).mkdir()
     store = ItemStore(folder / FOLDER / FILE)
-    store.write(Item(str(row), vector.numpy().tobytes(), 50.0, "item") for row, vector in enumerate(vectors))
+    store.write(Item(str(row), vector.numpy().tobytes(), 50.0, "item") for row, vector in enumerate(clustered(items)))
     store.close()
     if factory != "Flat":  # the type is that of the run's index, which needs no items of its own here
         index = Index(D, factory)
         index.save(folder / "index")
         write_generation(folder / "items", lambda generation: write_json(generation / "items.json", {}))
     return folder
+
+
+def clustered(count: int, *, seed: int = 1) -> Tensor:
+    """Unit vectors around a thousand centres, the same for every seed."""
+    centres = torch.randn(1000, D, generator=torch.Generator().manual_seed(0)) / D**0.5
+    noise = torch.randn(count, D, generator=torch.Generator().manual_seed(seed))
+    return F.normalize(centres[torch.arange(count) % 1000] + 0.03 * noise, dim=1)
 
 
 @contextmanager
@@ -168,18 +174,17 @@ def asked(port: int, kind: str, clients: int, limit: float, rate: float = 0.0) -
 
 def search_alone(items: int) -> list[dict[str, Any]]:
     """Milliseconds of FAISS alone and of `Gallery.search`, with one thread, on the same index and queries."""
-    from lam.embeddings import Embeddings
     from lam.service.gallery import Gallery
 
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         gallery = Gallery(make_run(Path(folder), "convnet28", items, "Flat"), D)
         for batch in (1, 8, 32):
-            mean = F.normalize(torch.randn(batch, D, generator=torch.Generator().manual_seed(2)), dim=1)
-            queries = Embeddings(mean, torch.full((batch,), 50.0), torch.ones(batch), torch.zeros(batch))
+            queries = certain(F.normalize(torch.randn(batch, D, generator=torch.Generator().manual_seed(2)), dim=1))
+            mean = queries.mean.numpy()
             bare, ours = [], []
             for _ in range(REPEATS):  # by turns, so that what else the machine does falls on both
-                bare.append(timed(lambda: gallery.index._faiss.search(mean.numpy(), K)))  # noqa: B023
+                bare.append(timed(lambda: gallery.index._faiss.search(mean, K)))  # noqa: B023
                 ours.append(timed(lambda: gallery.search(queries, K)))  # noqa: B023
             medians = [1000 * sorted(measured)[REPEATS // 2] for measured in (bare, ours)]
             rows.append(
@@ -187,6 +192,22 @@ def search_alone(items: int) -> list[dict[str, Any]]:
             )
         gallery.close()
     return rows
+
+
+def recall_of(factory: str, items: int) -> float:
+    """The share of the true ten nearest that an index finds, over a thousand queries like its items."""
+    found = []
+    for kind in ("Flat", factory):
+        index = Index(D, kind)
+        index.add(certain(clustered(items)), torch.arange(items))
+        found.append(index.search(certain(clustered(1000, seed=2)), K).ids)
+    return float((found[1][:, :, None] == found[0][:, None, :]).any(1).double().mean())
+
+
+def certain(mean: Tensor) -> Embeddings:
+    """Embeddings of one κ."""
+    ones = torch.ones(len(mean))
+    return Embeddings(mean, 50.0 * ones, ones, torch.zeros(len(mean)))
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -218,6 +239,7 @@ def main() -> None:
                 asked(port, kind, clients, limit) for kind in ("small image", "vector") for clients in CLIENTS
             ]
             results["vector_flat"] = asked(port, "vector", 16, limit, 40.0)
+    results["hnsw_recall_at_10"] = recall_of("HNSW32", given.items)
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(Path(folder), "convnet28", given.items, "HNSW32")
         with served(run) as (port, ready):

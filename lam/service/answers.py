@@ -87,7 +87,10 @@ class Judge:
         return "stale" if self.calibration.is_stale(size) else "current"
 
     def poor(self, kappa: float) -> bool | None:
-        """Tell whether an image is too poor to be enrolled without a second look; None where nobody knows."""
+        """Tell whether an image is too poor to be enrolled without a second look; None where nobody knows.
+
+        Of an item it is told by its least κ, so that one which holds a poor image is poor.
+        """
         return None if self.calibration is None else kappa < self.calibration.kappa_below
 
     def answer(
@@ -116,6 +119,7 @@ class Judge:
                 "metadata": json.loads(described[key].metadata),
                 "images": described[key].images,
                 "resultant": described[key].resultant,
+                "poor": self.poor(described[key].least_kappa),
                 "thumbnail": f"/v1/items/{described[key].id}/thumbnail" if described[key].pictured else None,
                 "accepted": None if self.calibration is None else score > accept,
                 "credible": score >= cap,

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 from lam import __version__
+from lam.service.answers import Judge
 from lam.service.bodies import EMBEDDING_SCHEMA, IMAGE_SCHEMA, JSON, ONE_SCHEMA, content_type, one_of, parsed, query_of
 from lam.service.engine import Engine
 from lam.service.errors import FAILED, ServiceError, busy
@@ -62,8 +63,13 @@ _PICTURE: dict[int | str, dict[str, Any]] = {
     200: {"description": "the picture", "content": {kind: {"schema": IMAGE_SCHEMA} for kind in CONTENT_TYPES[:2]}}
 }
 _REFUSALS: dict[int | str, dict[str, Any]] = dict.fromkeys(
-    (400, 401, 404, 405, 408, 413, 415, 421, 422, 500, 503, 507), _ERROR
+    (400, 401, 404, 405, 408, 409, 413, 415, 421, 422, 500, 503, 507), _ERROR
 )
+
+Poor = Annotated[
+    Literal["keep", "refuse"],
+    Query(description="what becomes of an image whose κ is below the flag: added and reported as `poor`, or refused"),
+]
 
 
 def create_app(engine: Engine, *, key: str | None = None) -> App:
@@ -148,7 +154,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
 
 def _add_items(app: FastAPI, engine: Engine) -> None:
-    async def put(request: Request, given_id: str | None, label: str) -> JSONResponse:
+    async def put(request: Request, given_id: str | None, label: str, poor: Poor) -> JSONResponse:
         kind = content_type(request.headers.get("content-type"), *CONTENT_TYPES, JSON)
         body, metadata, label = await request.body(), "{}", checked_label(label)
         if kind == JSON:
@@ -157,13 +163,14 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
             label = checked_label(_text(given.get("label", label), "label"))
             given_id = _text(given["id"], "id") if given_id is None and "id" in given else given_id
         query = await query_of(engine, kind, body, picture=True)
+        if poor == "refuse":
+            _refuse_poor(engine.judge, query.kappa)
         content = body if kind != JSON else query.item("", label="", metadata="{}").vector
         identity = content_id(content) if given_id is None else checked_id(given_id)
         item = query.item(identity, label=label, metadata=metadata)
         change = await engine.write(item)
-        body_out = _described(item) | {
+        body_out = _described(item, engine.judge) | {
             "created": change.created,
-            "poor": engine.judge.poor(item.kappa),
             "kappa_capped": query.capped,
             "calibration": engine.judge.state(len(engine.gallery)),
             "gallery_size": len(engine.gallery),
@@ -171,14 +178,14 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         return JSONResponse(body_out, 201 if change.created else 200)
 
     @app.post("/v1/items", status_code=201, responses=_PUT, openapi_extra=_BODY)
-    async def add(request: Request, id: str | None = None, label: str = "") -> JSONResponse:
+    async def add(request: Request, id: str | None = None, label: str = "", poor: Poor = "keep") -> JSONResponse:
         """Add an item, on disk and found when this is answered; without an id, its content is its id."""
-        return await put(request, id, label)
+        return await put(request, id, label, poor)
 
     @app.put("/v1/items/{id}", responses=_PUT, openapi_extra=_BODY)
-    async def update(request: Request, id: str, label: str = "") -> JSONResponse:
+    async def update(request: Request, id: str, label: str = "", poor: Poor = "keep") -> JSONResponse:
         """Add an item under this id, or put another in its place."""
-        return await put(request, checked_id(id), label)
+        return await put(request, checked_id(id), label, poor)
 
     @app.get("/v1/items")
     async def page(
@@ -188,13 +195,13 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         """List items by rising id, from behind one on."""
         items = await asyncio.to_thread(engine.gallery.page, after=after, limit=limit)
         following = items[-1].id if len(items) == limit else None
-        found = {"items": [_described(item) for item in items], "after": following, "total": len(engine.gallery)}
-        return JSONResponse(found)
+        shown = [_described(item, engine.judge) for item in items]
+        return JSONResponse({"items": shown, "after": following, "total": len(engine.gallery)})
 
     @app.get("/v1/items/{id}")
     async def one(id: str) -> JSONResponse:
         """Look an item up."""
-        return JSONResponse(_described(await known(id)))
+        return JSONResponse(_described(await known(id), engine.judge))
 
     @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=_PICTURE)
     async def picture(id: str) -> Response:
@@ -264,7 +271,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _described(item: Item) -> dict[str, Any]:
+def _described(item: Item, judge: Judge) -> dict[str, Any]:
     return {
         "id": item.id,
         "label": item.label,
@@ -272,9 +279,22 @@ def _described(item: Item) -> dict[str, Any]:
         "metadata": json.loads(item.metadata),
         "images": item.images.count,
         "resultant": item.images.resultant,
+        "poor": judge.poor(item.least_kappa),
         "thumbnail": None if item.thumbnail is None else f"/v1/items/{item.id}/thumbnail",
         "sha256": item.sha256.hex(),
     }
+
+
+def _refuse_poor(judge: Judge, kappa: float) -> None:
+    if judge.calibration is None:
+        raise ServiceError(409, "the run is not calibrated: nothing says which images are poor", allowed="poor=keep")
+    if judge.poor(kappa):
+        least = judge.calibration.kappa_below
+        raise ServiceError(
+            422,
+            f"the image is poor: its κ of {kappa:.6g} is below the flag at {least:.6g}; nothing was stored",
+            allowed={"kappa_at_least": least, "or": "poor=keep"},
+        )
 
 
 def _text(value: Any, name: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from lam.service.answers import Judge
 from lam.service.app import create_app
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
@@ -140,6 +141,43 @@ def test_an_embedding_can_be_an_item_with_metadata(engine: Engine) -> None:
     assert refused(client.get(f"/v1/items/{added['id']}/thumbnail"), 404)
 
 
+def flag_of(engine: Engine) -> float:
+    assert engine.judge.calibration is not None
+    return engine.judge.calibration.kappa_below
+
+
+def test_poor_items_are_kept_and_told(engine: Engine) -> None:
+    client, flag = client_of(engine), flag_of(engine)
+    body = embedding(engine.gallery.dimension, kappa=flag / 2)
+    added = client.post("/v1/items?id=poor", json=body)
+    assert (added.status_code, added.json()["poor"]) == (201, True)
+    assert not client.put("/v1/items/good?poor=keep", json={**body, "kappa": flag * 2}).json()["poor"]
+    assert client.get("/v1/items/poor").json()["poor"]
+    listed = {item["id"]: item["poor"] for item in client.get("/v1/items?limit=1000").json()["items"]}
+    assert (listed["poor"], listed["good"]) == (True, False)
+    hits = {hit["id"]: hit["poor"] for hit in client.post("/v1/search?k=2", json=body).json()["hits"]}
+    assert hits == {"poor": True, "good": False}
+    made = engine.judge.calibration
+    engine.judge = Judge(None, engine.judge.dimension)  # what is poor is told by the calibration in force when asked
+    assert client.get("/v1/items/poor").json()["poor"] is None
+    assert {hit["poor"] for hit in client.post("/v1/search?k=2", json=body).json()["hits"]} == {None}
+    engine.judge = Judge(made, engine.judge.dimension)
+    assert client.get("/v1/items/poor").json()["poor"]
+
+
+def test_poor_images_are_refused_where_that_is_asked_for(engine: Engine, png: bytes) -> None:
+    client, flag, size = client_of(engine), flag_of(engine), len(engine.gallery)
+    body = embedding(engine.gallery.dimension, kappa=flag / 2)
+    for send, path in ((client.post, "/v1/items?id=it&"), (client.put, "/v1/items/it?"), (client.post, "/v1/items?")):
+        response = send(f"{path}poor=refuse", json=body)
+        said = refused(response, 422)
+        assert said == f"the image is poor: its κ of {flag / 2:.6g} is below the flag at {flag:.6g}; nothing was stored"
+        assert response.json()["allowed"] == {"kappa_at_least": flag, "or": "poor=keep"}
+    assert "poor" in refused(client.post("/v1/items?poor=drop", content=png, headers=PNG), 422)
+    assert len(engine.gallery) == size
+    assert client.put("/v1/items/it?poor=refuse", json={**body, "kappa": flag}).status_code == 201
+
+
 def test_two_images_are_the_same_or_not(client: TestClient, png: bytes) -> None:
     image = {"image": base64.b64encode(png).decode()}
     answer = client.post("/v1/verify", json={"first": image, "second": image}).json()
@@ -195,6 +233,9 @@ def test_a_run_without_calibration_gives_hits_and_no_decision(run_copy: Path, pn
     assert (answer["decision"], answer["probability"], answer["calibration"]) == (None, None, "none")
     assert len(answer["hits"]) == 2
     refused(client.get("/v1/calibration"), 404)
+    said = refused(client.post("/v1/items?poor=refuse", content=png, headers=PNG), 409)
+    assert said == "the run is not calibrated: nothing says which images are poor"
+    assert client.post("/v1/items", content=png, headers=PNG).json()["poor"] is None
     engine.close()
 
 

@@ -275,6 +275,17 @@ def test_what_the_gallery_holds_is_text(page: Browser, address: str, tmp_path: P
 
 
 @needs_chromium
+def test_hits_say_what_they_were_made_of(page: Browser, address: str, tmp_path: Path) -> None:
+    hits = [{"images": 1, "poor": None}, {"images": 1, "poor": True}, {"images": 3, "poor": False}]
+    script = f"(async () => {json.dumps(hits)}.map((await import('/words.js')).aboutImages))()"
+    assert page.run(script) == ["", " (poor: below the flag)", " of 3 images"]
+    image, answer = first(address, digits(), "match")
+    upload(page, tmp_path / "digit.png", image)
+    shown = page.run("[...document.querySelectorAll('#hits li')].map((card) => card.innerText)")
+    assert ["poor" in card for card in shown[:11]] == [hit["poor"] for hit in answer["hits"][:11]]
+
+
+@needs_chromium
 def test_it_fits_narrow_screens(page: Browser, address: str, tmp_path: Path) -> None:
     image, _ = first(address, digits(), "match")
     upload(page, tmp_path / "digit.png", image)

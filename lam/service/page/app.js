@@ -5,7 +5,7 @@ import { drawAngles, drawKappa } from "./charts.js";
 import { canBeDrawn, drawnOn } from "./draw.js";
 import { angle, cosine, degrees, percent, plain } from "./numbers.js";
 import { Thresholds } from "./thresholds.js";
-import { aboutAngles, aboutKappa, aboutRejected, aboutStale, facts, reason, wordOf } from "./words.js";
+import { aboutAngles, aboutImages, aboutKappa, aboutRejected, aboutStale, facts, reason, wordOf } from "./words.js";
 
 const SHOWN = 12;
 const TINY = 64;
@@ -194,7 +194,7 @@ function card(hit, place, nearest) {
   const label = made("span", "label", made("span", "", hit.label || hit.id), made("span", "rank", `#${place + 1}`));
   return made("li", kind, picture(hit), label, tag,
     made("span", "number", `cosine ${cosine(hit.score)} (${degrees(angle(hit.score))})`),
-    made("span", "number", `κ ${plain(hit.kappa)}`),
+    made("span", "number", `κ ${plain(hit.kappa)}${aboutImages(hit)}`),
     made("span", "number", hit.credible ? "in the credible cap" : "outside the cap"));
 }
 

@@ -72,6 +72,11 @@ export function aboutAngles(answer, thresholds) {
     "What this image shows lies within the cap with probability 95 %, as far as κ knows.";
 }
 
+/** What is known of the images that a hit was made of, said behind its κ. */
+export function aboutImages(hit) {
+  return `${hit.images > 1 ? ` of ${hit.images} images` : ""}${hit.poor ? " (poor: below the flag)" : ""}`;
+}
+
 export function aboutRejected(answer, nearest) {
   if (nearest < 0) {
     return `All of the ${answer.hits.length} nearest items are above the accept threshold.`;

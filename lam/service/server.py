@@ -56,6 +56,7 @@ def serve(
     with ExitStack() as held:
         listener = held.enter_context(_bound(host, port))
         engine = Engine(run, settings, device=device, drop_corrupt=drop_corrupt, index=index, threads=_THREADS)
+        listener.listen()  # who comes between the line below and the server waits, and is not refused
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
         print(f"{engine.run}: {len(engine.gallery)} items at {address}, until interrupted", flush=True)

@@ -1,0 +1,120 @@
+"""The service against its own OpenAPI schema: whatever it is sent, it answers as the schema says, and never fails.
+
+schemathesis makes requests that fit the schema, requests that break it in one place, and sequences of them, the same
+ones at every run. It does not know what an image is, nor which numbers are a unit vector: that is told here.
+"""
+
+import base64
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import strategies
+from PIL import Image
+from schemathesis.config import SchemathesisConfig
+from schemathesis.engine import events, from_schema
+from schemathesis.engine.recorder import ScenarioRecorder
+
+from lam.service.app import create_app
+from lam.service.bodies import JSON
+from lam.service.engine import Engine
+from lam.service.images import FORMATS
+from tests.service.conftest import HOST, encoded
+
+
+def bodies(kind: str) -> strategies.SearchStrategy[bytes]:
+    """Pictures, pictures that are cut, and noise."""
+    whole = [encoded(Image.effect_noise((9, 9), 60).convert("RGB"), kind), encoded(Image.new("L", (1, 1)), kind)]
+    cut = [body[: len(body) // 2] for body in whole]
+    return strategies.sampled_from(whole) | strategies.sampled_from(cut) | strategies.binary(max_size=99)
+
+
+for name, content_type in FORMATS.items():
+    schemathesis.openapi.media_type(content_type, bodies(name))
+schemathesis.openapi.format("byte", bodies("PNG").map(lambda body: base64.b64encode(body).decode()))
+
+
+@dataclass
+class Found:
+    """What came of many requests.
+
+    Attributes:
+        complaints: about an answer each, with how to ask again.
+        statuses: of each operation.
+        requests: how many there were.
+    """
+
+    complaints: set[str] = field(default_factory=set)
+    statuses: dict[str, set[int]] = field(default_factory=dict)
+    requests: int = 0
+
+    def add(self, recorded: ScenarioRecorder) -> None:
+        """Count what was answered, and keep what was wrong with it."""
+        labels = {name: node.value.operation.label for name, node in recorded.cases.items()}
+        for name, interaction in recorded.interactions.items():
+            assert interaction.response is not None, f"{labels[name]} gave no answer"
+            self.statuses.setdefault(labels[name], set()).add(interaction.response.status_code)
+            self.requests += 1
+        for name, checks in recorded.checks.items():
+            for failed in (check.failure_info for check in checks if check.failure_info is not None):
+                told = failed.failure
+                self.complaints.add(f"{labels[name]}: {told.title}: {told.message}\n{failed.code_sample}")
+
+
+@pytest.fixture(scope="module")
+def described(shared_engine: Engine) -> Any:
+    """The schema, with an embedding of the run as the example of a body."""
+    app, axis = create_app(shared_engine), [1.0] + [0.0] * (shared_engine.gallery.dimension - 1)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app, headers={"host": "127.0.0.1"})
+    embedding = {"embedding": axis, "kappa": 50.0}
+    for path, operations in schema.raw_schema["paths"].items():
+        for operation in operations.values():
+            if JSON in (contents := operation.get("requestBody", {}).get("content", {})):
+                pair = {"first": embedding, "second": embedding}
+                contents[JSON]["example"] = pair if path == "/v1/verify" else embedding
+    return schema
+
+
+def asked(described: Any, examples: int) -> Found:
+    """Ask whatever schemathesis thinks of."""
+    config = SchemathesisConfig.from_dict(
+        {
+            "seed": 0,
+            "base-url": HOST,
+            "generation": {"max-examples": examples, "deterministic": True, "database": "none", "no-shrink": True},
+            "checks": {
+                "not_a_server_error": {"expected-statuses": ["2xx", "3xx", "4xx", "503", "507"]},
+                "positive_data_acceptance": {"enabled": False},  # a schema cannot say which numbers are a unit vector
+            },
+        }
+    )
+    schema = schemathesis.openapi.from_dict(described.raw_schema, config=config)
+    schema.app, found = described.app, Found()
+    for event in from_schema(schema).execute():
+        if isinstance(event, events.FatalError):
+            raise event.exception
+        if isinstance(event, events.NonFatalError):
+            found.complaints.add(str(event.info))
+        if isinstance(event, events.ScenarioFinished):
+            found.add(event.recorder)
+    return found
+
+
+def conforms(described: Any, examples: int) -> Found:
+    """Ask so many things of each operation; no answer may break the schema, and each operation must once succeed."""
+    found = asked(described, examples)
+    assert not found.complaints, "\n\n".join(sorted(found.complaints))
+    assert len(found.statuses) == sum(len(operations) for operations in described.raw_schema["paths"].values())
+    for operation, statuses in found.statuses.items():
+        assert statuses & {200, 201}, f"{operation} never succeeded: {statuses}"
+    return found
+
+
+def test_whatever_is_asked_is_answered_as_the_schema_says(described: Any) -> None:
+    assert conforms(described, 30).requests > 400
+
+
+@pytest.mark.slow
+def test_whatever_is_asked_at_length_is_answered_as_the_schema_says(described: Any) -> None:
+    assert conforms(described, 2000).requests > 10_000

@@ -38,6 +38,45 @@ _LEAST = 1e-12
 
 
 @dataclass(frozen=True)
+class Sums:
+    """What the images of G identities add up to, in float64; with more images, the sums of those are added.
+
+    Attributes:
+        product: (G, D) Σ κ_k μ_k.
+        mass: (G,) Σ κ_k, positive.
+        roots: (G,) Σ √κ_k.
+    """
+
+    product: Float[Tensor, "G D"]
+    mass: Float[Tensor, " G"]
+    roots: Float[Tensor, " G"]
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(self.product + other.product, self.mass + other.mass, self.roots + other.roots)
+
+    @property
+    def uncapped(self) -> Float[Tensor, " G"]:
+        """(G,) the κ of the plain product; 0 where the images cancel."""
+        length = torch.linalg.vector_norm(self.product, dim=1)
+        return length.masked_fill(length <= _LEAST * self.mass, 0.0)
+
+    @property
+    def resultant(self) -> Float[Tensor, " G"]:
+        """(G,) how far the images agree, R in [0, 1]."""
+        return (self.uncapped / self.mass).clamp(max=1)
+
+    def kappa(self, correlation: float = 1.0) -> Float[Tensor, " G"]:
+        """Give (G,) the κ of the product with its cap, for ρ in [0, 1]."""
+        shared = (1 - correlation) * self.mass + correlation * self.roots.square()
+        return torch.minimum(self.uncapped, self.uncapped.square() / shared)
+
+    def direction(self, otherwise: Float[Tensor, "G D"]) -> Float[Tensor, "G D"]:
+        """Give (G, D) the mean directions, and where the images cancel, another."""
+        length = self.uncapped[:, None]
+        return torch.where(length == 0, otherwise, self.product / length.clamp(min=_LEAST))
+
+
+@dataclass(frozen=True)
 class Fused:
     """G identities, each fused from its images, in rising order of identity.
 
@@ -96,22 +135,17 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
         return values.new_zeros(len(names), *values.shape[1:], dtype=torch.float64).index_add(0, group, values.double())
 
     kappa, mean = embeddings.kappa.double(), embeddings.mean.double()
-    product, mass, roots = total(kappa[:, None] * mean), total(kappa), total(kappa.sqrt())
-    uncapped = torch.linalg.vector_norm(product, dim=1)
-    cap = uncapped.square() / ((1 - correlation) * mass + correlation * roots.square())
-    vanishes = uncapped <= _LEAST * mass
+    sums = Sums(total(kappa[:, None] * mean), total(kappa), total(kappa.sqrt()))
     first = group.argsort(stable=True)[(counts.cumsum(0) - counts).to(group.device)]
-    direction = torch.where(vanishes[:, None], mean[first], product / uncapped.clamp(min=_LEAST)[:, None])
-    uncapped = uncapped.masked_fill(vanishes, 0.0)
     dtype = embeddings.kappa.dtype
     share = counts.to(group.device)
     fused = Embeddings(
-        direction.to(embeddings.mean.dtype),
-        torch.minimum(uncapped, cap).to(dtype),
-        (uncapped / mass).clamp(max=1).to(dtype),
+        sums.direction(mean[first]).to(embeddings.mean.dtype),
+        sums.kappa(correlation).to(dtype),
+        sums.resultant.to(dtype),
         (total(embeddings.variance) / share).to(dtype),
     )
-    return Fused(fused, names, counts, uncapped.to(dtype))
+    return Fused(fused, names, counts, sums.uncapped.to(dtype))
 
 
 def error_correlation(samples: Float[Tensor, "S N D"], identities: Ids) -> float:

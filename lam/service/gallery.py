@@ -1,33 +1,30 @@
 """Store and index, one for the other: what is written goes to disk first, then into the index, then is acknowledged.
 
-The index is a cache: it is made from the store at every start, or, for FAISS types that take long to build, read from
-its own folder and caught up by key.
+The index is a cache, of this process (`lam.service.own_index`) or of a Milvus server (`lam.service.remote_index`).
 """
 
 import logging
 import shutil
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING
 
 from lam.embeddings import Embeddings
-from lam.files import CorruptFileError
 from lam.retrieval.hits import Hits
 from lam.retrieval.index import Index
 from lam.run_folder import locked
-from lam.service.errors import busy, full
+from lam.service.errors import ServiceError, busy, full
 from lam.service.items import Item
+from lam.service.own_index import OwnIndex
 from lam.service.store import FILE, Change, ItemStore, Operation
 from lam.service.takeover import erase, take_over
 
+if TYPE_CHECKING:
+    from lam.service.remote_index import RemoteIndex
+
 FOLDER, CACHE = "service", "index"
-_BLOCK = 10_000
 _LOG = logging.getLogger(__name__)
 
 
@@ -55,14 +52,13 @@ class Gallery:
 
     Raises:
         CorruptFileError: naming the file, and the rows, that were altered.
-        ValueError: where another process has it open, or for an index of another kind.
+        ValueError: where another process has it open, or for a collection that cannot be used.
+        ConnectionError: where Milvus does not answer when a collection is first used.
     """
 
     def __init__(self, run: Path, dimension: int, *, drop_corrupt: bool = False, index: str | None = None) -> None:
-        if index is not None:
-            raise ValueError(f"only an index of its own can be searched, got {index!r}")
+        self.dimension = dimension
         self._run, self._folder = run, run / FOLDER
-        self._index_lock = threading.Lock()
         self._folder.mkdir(exist_ok=True)
         with ExitStack() as held:
             held.enter_context(locked(self._folder))
@@ -71,37 +67,33 @@ class Gallery:
             for identity in self._store.check(drop_corrupt=drop_corrupt):
                 _LOG.warning("the row of item %s was altered and is deleted", identity)
             factory = take_over(run, self._store)
-            self._index = self._filled(dimension, factory)
-            if not (self._folder / CACHE).is_dir():
-                self._save_cache()
+            self._index = self._opened(index, factory)
+            held.callback(self._index.close)
             self._held = held.pop_all()
 
     def __len__(self) -> int:
         return len(self._index)
 
     @property
-    def dimension(self) -> int:
-        """Of the embeddings."""
-        return self._index.dimension
-
-    @property
-    def index(self) -> Index:
-        """The index, whose ids are keys of the store; for measurements."""
-        return self._index
+    def index(self) -> "Index | RemoteIndex":
+        """What is searched, whose ids are keys of the store; for measurements."""
+        return self._index.index if isinstance(self._index, OwnIndex) else self._index
 
     @property
     def complaint(self) -> str | None:
         """Why it cannot be searched now, or None."""
-        return None
+        return self._index.complaint
 
     def search(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, Described]]:
         """Find the k nearest items of each query, and say what the hits are.
 
         Returns:
             Hits whose ids are keys, and what is behind each key; a key that was deleted meanwhile is not there.
+
+        Raises:
+            ServiceError: 503, where the index is elsewhere and does not answer.
         """
-        with self._index_lock:
-            hits = self._index.search(queries, k)
+        hits = self._index.search(queries, k)
         described = self._store.described(hits.ids.unique().tolist())
         return hits, {key: Described(*what) for key, what in described.items()}
 
@@ -113,13 +105,14 @@ class Gallery:
         """Give items by rising id, from behind one on."""
         return self._store.page(after=after, limit=limit)
 
-    def write(self, operations: Sequence[Operation]) -> list[Change]:
+    def write(self, operations: Sequence[Operation]) -> list[Change | ServiceError]:
         """Put and delete items; they are on disk, and found or no longer found, when this returns.
 
-        Deleted items are erased from the store, its log, the cache of the index and the run's own index.
+        Deleted items are erased from the store, its log, the index with its cache, and the run's own index. While an
+        index that is elsewhere does not answer, items are on disk, and found or erased once it does.
 
         Returns:
-            What each operation did.
+            What each operation did; a 503 for a deletion that such an index has yet to follow.
 
         Raises:
             ServiceError: 507, where it could not be stored; or 503, where another process holds what would be erased.
@@ -136,19 +129,22 @@ class Gallery:
         self._apply(operations, changes)
         if deleted and not self._store.erase_log():
             raise busy("the items are deleted, but a reader of the database keeps its log, which still holds them")
-        return changes
+        if isinstance(self._index, OwnIndex) or self._index.complaint is None:
+            return list(changes)
+        unerased = self._index.unerased()
+        pairs = zip(operations, changes, strict=True)
+        return [unerased if isinstance(operation, str) else change for operation, change in pairs]
 
     def close(self) -> None:
         """Write the cache of the index, if its type needs one, and let go of the folder."""
-        with self._index_lock:
-            self._save_cache()
-            self._held.close()
+        self._held.close()
 
-    def _save_cache(self) -> None:
-        """Keep what takes long to build; where there is no room for it, it is built again."""
-        if self._index.factory != "Flat":
-            with suppress(OSError):
-                self._index.save(self._folder / CACHE)
+    def _opened(self, address: str | None, factory: str) -> "OwnIndex | RemoteIndex":
+        if address is None:
+            return OwnIndex(self._folder / CACHE, self._store, self.dimension, factory)
+        from lam.service.remote_index import RemoteIndex
+
+        return RemoteIndex(address, self._store, self.dimension)
 
     def _apply(self, operations: Sequence[Operation], changes: Sequence[Change]) -> None:
         """Bring the index to what the store now holds: a key that came and went within one batch never enters."""
@@ -158,73 +154,4 @@ class Gallery:
             for operation, change in zip(operations, changes, strict=True)
             if isinstance(operation, Item) and change.key is not None and change.key not in gone
         }
-        with self._index_lock:
-            known = set(self._known(gone | new.keys()))
-            self._index.remove(sorted(gone & known))
-            added = {key: item for key, item in new.items() if key not in known}
-            if added:
-                self._index.add(_embeddings(list(added.values())), list(added))
-
-    def _known(self, keys: set[int]) -> list[int]:
-        wanted = torch.tensor(sorted(keys), dtype=torch.int64)
-        return wanted[torch.isin(wanted, self._index.ids)].tolist()
-
-    def _filled(self, dimension: int, factory: str) -> Index:
-        index = self._cached(dimension, factory)
-        if index is None:
-            index = Index(dimension, factory)
-        known = set(index.ids.tolist())
-        missing = []
-        for block in _blocks(self._store.keyed()):
-            _require_dimension(block, dimension, self._store.path)
-            missing += [(key, item) for key, item in block if key not in known]
-            known -= {key for key, _ in block}
-            if index.is_trained and len(missing) >= _BLOCK:
-                index, missing = _extended(index, missing), []
-        index.remove(sorted(known))
-        return _extended(index, missing)
-
-    def _cached(self, dimension: int, factory: str) -> Index | None:
-        folder = self._folder / CACHE
-        if factory == "Flat" or not folder.is_dir():
-            return None
-        try:
-            index = Index.load(folder)
-        except (CorruptFileError, ValueError) as error:
-            _LOG.warning("the index is built anew from the stored embeddings: %s", error)
-            return None
-        return index if (index.dimension, index.factory) == (dimension, factory) else None
-
-
-def _extended(index: Index, items: list[tuple[int, Item]]) -> Index:
-    if not items:
-        return index if index.is_trained else Index(index.dimension)
-    embeddings = _embeddings([item for _, item in items])
-    if not index.is_trained:
-        try:
-            index.train(embeddings)
-        except ValueError as error:
-            _LOG.warning("%s; the index is Flat until the next start", error)
-            index = Index(index.dimension)
-    index.add(embeddings, [key for key, _ in items])
-    return index
-
-
-def _embeddings(items: Sequence[Item]) -> Embeddings:
-    mean = torch.from_numpy(np.stack([item.embedding for item in items]))
-    kappa = torch.tensor([item.kappa for item in items], dtype=torch.float64)
-    return Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))
-
-
-def _blocks(items: Iterator[tuple[int, Item]]) -> Iterator[list[tuple[int, Item]]]:
-    while block := list(islice(items, _BLOCK)):
-        yield block
-
-
-def _require_dimension(block: Sequence[tuple[int, Item]], dimension: int, path: Path) -> None:
-    for _, item in block:
-        if len(item.vector) != 4 * dimension:
-            raise ValueError(
-                f"{path} holds item {item.id} of dimension {len(item.vector) // 4}, the run has {dimension}: "
-                "it belongs to another encoder; move it away to begin anew"
-            )
+        self._index.apply(gone, new)

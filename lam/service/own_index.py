@@ -1,0 +1,145 @@
+"""The FAISS index of this process, kept to what the store holds; a Milvus collection is `lam.service.remote_index`.
+
+It is made from the store at every start, or, for FAISS types that take long to build, read from a folder of its own and
+caught up by key.
+"""
+
+import logging
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lam.embeddings import Embeddings
+from lam.files import CorruptFileError
+from lam.retrieval.hits import Hits
+from lam.retrieval.index import Index
+from lam.service.items import Item
+from lam.service.store import ItemStore
+
+_BLOCK = 10_000
+_LOG = logging.getLogger(__name__)
+
+
+class OwnIndex:
+    """The items of a store, searched by any thread while one other applies changes.
+
+    Args:
+        cache: the folder of what takes long to build.
+        store: what the index is made of.
+        dimension: of the embeddings.
+        factory: the FAISS type.
+
+    Raises:
+        ValueError: for items of another dimension.
+    """
+
+    complaint: None = None
+    """It can always be searched."""
+
+    def __init__(self, cache: Path, store: ItemStore, dimension: int, factory: str) -> None:
+        self._cache, self._lock = cache, threading.Lock()
+        self.index = self._filled(store, dimension, factory)
+        if not cache.is_dir():
+            self._save()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def search(self, queries: Embeddings, k: int) -> Hits:
+        """Find the k nearest items of each query; ids are keys of the store."""
+        with self._lock:
+            return self.index.search(queries, k)
+
+    def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
+        """Remove and add by key; what is not there, or there already, is left alone."""
+        with self._lock:
+            known = set(self._known(gone | new.keys()))
+            self.index.remove(sorted(gone & known))
+            added = {key: item for key, item in new.items() if key not in known}
+            if added:
+                self.index.add(embeddings_of(added.values()), list(added))
+
+    def close(self) -> None:
+        """Keep what takes long to build."""
+        with self._lock:
+            self._save()
+
+    def _save(self) -> None:
+        """Where there is no room for it, it is built again."""
+        if self.index.factory != "Flat":
+            with suppress(OSError):
+                self.index.save(self._cache)
+
+    def _known(self, keys: set[int]) -> list[int]:
+        wanted = torch.tensor(sorted(keys), dtype=torch.int64)
+        return wanted[torch.isin(wanted, self.index.ids)].tolist()
+
+    def _filled(self, store: ItemStore, dimension: int, factory: str) -> Index:
+        index = self._cached(dimension, factory)
+        if index is None:
+            index = Index(dimension, factory)
+        known = set(index.ids.tolist())
+        missing = []
+        for block in _blocks(store.keyed()):
+            require_dimension([item for _, item in block], dimension, store.path)
+            missing += [(key, item) for key, item in block if key not in known]
+            known -= {key for key, _ in block}
+            if index.is_trained and len(missing) >= _BLOCK:
+                index, missing = _extended(index, missing), []
+        index.remove(sorted(known))
+        return _extended(index, missing)
+
+    def _cached(self, dimension: int, factory: str) -> Index | None:
+        if factory == "Flat" or not self._cache.is_dir():
+            return None
+        try:
+            index = Index.load(self._cache)
+        except (CorruptFileError, ValueError) as error:
+            _LOG.warning("the index is built anew from the stored embeddings: %s", error)
+            return None
+        return index if (index.dimension, index.factory) == (dimension, factory) else None
+
+
+def embeddings_of(items: Collection[Item]) -> Embeddings:
+    """Give what an index takes of items, which are at least one."""
+    mean = torch.from_numpy(np.stack([item.embedding for item in items]))
+    kappa = torch.tensor([item.kappa for item in items], dtype=torch.float64)
+    return Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))
+
+
+def require_dimension(items: Iterable[Item], dimension: int, path: Path) -> None:
+    """Refuse items of another encoder.
+
+    Raises:
+        ValueError: naming the store's file and the item.
+    """
+    for item in items:
+        if len(item.vector) != 4 * dimension:
+            raise ValueError(
+                f"{path} holds item {item.id} of dimension {len(item.vector) // 4}, the run has {dimension}: "
+                "it belongs to another encoder; move it away to begin anew"
+            )
+
+
+def _extended(index: Index, items: list[tuple[int, Item]]) -> Index:
+    if not items:
+        return index if index.is_trained else Index(index.dimension)
+    embeddings = embeddings_of([item for _, item in items])
+    if not index.is_trained:
+        try:
+            index.train(embeddings)
+        except ValueError as error:
+            _LOG.warning("%s; the index is Flat until the next start", error)
+            index = Index(index.dimension)
+    index.add(embeddings, [key for key, _ in items])
+    return index
+
+
+def _blocks(items: Iterator[tuple[int, Item]]) -> Iterator[list[tuple[int, Item]]]:
+    while block := list(islice(items, _BLOCK)):
+        yield block

@@ -1,0 +1,210 @@
+"""A Milvus collection kept to what the store holds, behind a circuit breaker; the server may fail, the store may not.
+
+While the circuit is closed, searches and changes go to the server. An error or time-out opens it: searches are then
+refused without asking the server, and changes stay in the store alone. A thread tries the server now and again, which
+is the half-open state: where it answers, the collection is brought to the store by comparing keys, and only then does
+the circuit close. Nothing needs to be remembered of an outage, so that it may outlast the process.
+"""
+
+import logging
+import math
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
+
+from lam.embeddings import Embeddings
+from lam.retrieval.hits import Hits
+from lam.retrieval.milvus_index import Address, MilvusIndex
+from lam.service.errors import ServiceError, busy
+from lam.service.items import Item
+from lam.service.own_index import embeddings_of, require_dimension
+from lam.service.store import ItemStore
+
+TIMEOUT = 5.0
+"""Seconds that an answer of the server may take."""
+
+PAUSE = 2.0
+"""Seconds between two trials of a server that is down."""
+
+_BLOCK = 1000
+_LOG = logging.getLogger(__name__)
+
+
+class RemoteIndex:
+    """The items of a store in a collection, searched by any thread while one other applies changes.
+
+    The collection is this store's alone: what else is in it is deleted. It must be empty, or not be there, when the
+    store first uses it.
+
+    Args:
+        address: as `lam.retrieval.milvus_index.MilvusIndex` has it; the collection is made where it does not exist.
+        store: what the collection shall hold.
+        dimension: of the embeddings.
+
+    Raises:
+        ValueError: for a collection of something else, or as `MilvusIndex`.
+        ConnectionError: where the server does not answer, and the collection has never been used before. Afterwards
+            the circuit begins open.
+    """
+
+    def __init__(self, address: str, store: ItemStore, dimension: int) -> None:
+        self._address, self._store, self._dimension = address, store, dimension
+        self._index: MilvusIndex | None = None  # while the circuit is closed
+        self._changing = threading.Lock()
+        self._gone: set[int] = set()  # what changes while the collection is brought to the store
+        self._new: set[int] = set()
+        self._reason = ""
+        self._count = len(store)
+        self._claim()
+        try:
+            self._close_circuit()
+        except ConnectionError as error:
+            self._tell(error)
+        self._ending = threading.Event()
+        self._tender = threading.Thread(target=self._tend, name="lam circuit", daemon=True)
+        self._tender.start()
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def factory(self) -> str:
+        """The address, in place of a FAISS type."""
+        return self._address
+
+    @property
+    def complaint(self) -> str | None:
+        """Why it cannot be searched now, or None; the server's own words are in the log."""
+        if self._index is not None:
+            return None
+        return "the index does not answer, or is not up to date yet; what is written is stored, and follows"
+
+    def search(self, queries: Embeddings, k: int) -> Hits:
+        """Find the k nearest items of each query; ids are keys of the store.
+
+        Raises:
+            ServiceError: 503, at once while the circuit is open, or because this search opened it.
+        """
+        index = self._index
+        if index is None:
+            raise self._refusal()
+        try:
+            return index.search(queries, k)
+        except ConnectionError as error:
+            self._open_circuit(index, error)
+            raise self._refusal() from None
+
+    def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
+        """Remove and add by key; where the server fails, or is known to, that is done once it is back."""
+        self._count = len(self._store)
+        with self._changing:
+            self._gone |= gone
+            self._new |= new.keys()
+            index = self._index
+            if index is None:
+                return
+            try:
+                self._follow(index)
+            except Exception as error:  # whatever it was, the collection no longer is what the store is
+                self._open_circuit(index, error)
+
+    def unerased(self) -> ServiceError:
+        """Give the answer to a deletion that the collection has not followed."""
+        return busy(
+            "the item is deleted and is not found again, but the index does not answer: it holds the vector until it "
+            "is back",
+            after=self._retry_after,
+        )
+
+    def probe(self) -> bool:
+        """Try the server; where it answers, bring the collection to what the store holds, and close the circuit.
+
+        Returns:
+            Whether it is closed.
+        """
+        try:
+            self._close_circuit()
+        except Exception as error:  # the thread that tries again must outlive all of them
+            self._tell(error)
+            return False
+        _LOG.warning("the index %s is back and up to date", self._address)
+        return True
+
+    def close(self) -> None:
+        """Stop trying, and let go of the connection; what the collection lacks, it gets at the next start."""
+        self._ending.set()
+        self._tender.join(TIMEOUT)
+        if self._index is not None:
+            self._index.close()
+
+    @property
+    def _retry_after(self) -> int:
+        return max(1, math.ceil(PAUSE))
+
+    def _refusal(self) -> ServiceError:
+        return busy("the index cannot be searched now", after=self._retry_after)
+
+    def _connected(self) -> MilvusIndex:
+        return MilvusIndex(self._address, self._dimension, timeout=TIMEOUT)
+
+    def _claim(self) -> None:
+        """Take the collection for this store, or refuse one that somebody else fills."""
+        place = Address.parse(self._address)
+        fact = f"collection {place.uri}/{place.collection}"
+        if self._store.fact(fact) is not None:
+            return
+        with closing(self._connected()) as index:
+            if count := len(index):
+                raise ValueError(
+                    f"the collection {place.collection!r} in {place.shown} holds {count} items that are not of this "
+                    "gallery: name one that is empty, or that does not exist"
+                )
+        self._store.write([], facts={fact: "of this store"})
+
+    def _tend(self) -> None:
+        while not self._ending.wait(PAUSE):
+            if self._index is None:
+                self.probe()
+
+    def _open_circuit(self, index: MilvusIndex, error: Exception) -> None:
+        """A call that was sent before the circuit last closed says nothing of the server now."""
+        if self._index is index:
+            self._index = None
+            self._tell(error)
+
+    def _tell(self, error: Exception) -> None:
+        if str(error) != self._reason:
+            self._reason = str(error)
+            _LOG.warning("the index %s is not searched: %s", self._address, error)
+
+    def _close_circuit(self) -> None:
+        with self._changing:
+            self._gone, self._new = set(), set()
+        index = self._connected()
+        held, there = set(self._store.keys()), set(index.ids.tolist())
+        self._discard(index, there - held)
+        self._put(index, held - there)
+        with self._changing:
+            self._follow(index)
+            self._index, self._reason = index, ""
+
+    def _follow(self, index: MilvusIndex) -> None:
+        """Bring what has changed to the collection; a key stands for one content, and never comes back."""
+        self._put(index, self._new - self._gone)
+        self._discard(index, self._gone)
+        self._gone, self._new = set(), set()
+
+    def _put(self, index: MilvusIndex, keys: Collection[int]) -> None:
+        for block in _blocks(keys):
+            if items := self._store.of_keys(block):
+                require_dimension(items.values(), self._dimension, self._store.path)
+                index.put(embeddings_of(items.values()), list(items))
+
+    def _discard(self, index: MilvusIndex, keys: Collection[int]) -> None:
+        for block in _blocks(keys):
+            index.discard(block)
+
+
+def _blocks(keys: Collection[int]) -> Iterator[list[int]]:
+    rising = sorted(keys)
+    return (rising[start : start + _BLOCK] for start in range(0, len(rising), _BLOCK))

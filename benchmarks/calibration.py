@@ -32,6 +32,7 @@ from lam.retrieval.open_set import open_set_metrics
 from lam.retrieval.probability import Correctness, evidence_of, probability_bins
 from lam.retrieval.searches import Searches, search_open_set
 from lam.retrieval.threshold import Calibration, Targets, calibrate
+from lam.retrieval.verification import Verifier, draw_pairs
 from lam.run_data import EMBEDDING_BATCH, load_data, loader_of, reference_features
 from lam.settings import load_config
 
@@ -82,6 +83,7 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
         "false_accepts": false_accepts(asked, generator),
         "false_accepts_without_a_gallery": false_accepts_alone(test[0], labels[1], generator),
         "p_correct": p_correct(made, asked, test[0], held[0], gallery[0], labels),
+        "verification": verification(test[0], held[0], gallery[0], labels, stored, generator),
         "conformal_depth": {
             "k": made.depth,
             "miss_target": made.targets.miss,
@@ -221,6 +223,49 @@ def p_correct(
         results[f"gallery_size_{name}"] = found.gallery_size
         results[f"auroc_of_right_{name}"] = auroc(-probability[found.correct], -probability[~found.correct])
     return results
+
+
+def verification(
+    test: Observations,
+    held: Observations,
+    gallery: Observations,
+    labels: tuple[Tensor, Tensor],
+    stored: Tensor,
+    generator: torch.Generator,
+) -> dict[str, Any]:
+    """Pairs of an image and one of the gallery: over partings of the test split, and learnt from the validation."""
+
+    def pairs(queries: Observations, of: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        drawn = draw_pairs(partial(_match, stored, of), len(of), len(stored), generator=generator)
+        one, other = queries.embeddings, gallery.embeddings
+        cosine = (one.mean[drawn.queries].double() * other.mean[drawn.items].double()).sum(1)
+        return cosine, one.kappa[drawn.queries].double(), other.kappa[drawn.items].double(), drawn.same
+
+    verifier = Verifier.of(*pairs(held, labels[0]))
+    cosine, one, other, same = pairs(test, labels[1])
+    impostors = cosine[~same]
+    parted: dict[float, list[float]] = {target: [] for target in FAR_TARGETS}
+    for known, new in partings(len(impostors), generator):
+        tail = Tail.of(impostors[known])
+        for target, rates in parted.items():
+            rates.append(float((impostors[new] > tail.threshold(target)).double().mean()))
+    rows = []
+    for target, rates in parted.items():
+        accept = verifier.impostors.threshold(target)
+        rows.append(
+            {
+                "target": target,
+                "mean": sum(rates) / len(rates),
+                "standard_error": float(torch.tensor(rates).std()) / len(rates) ** 0.5,
+                "of_validation": float((impostors > accept).double().mean()),
+                "true_accepts_of_validation": float((cosine[same] > accept).double().mean()),
+            }
+        )
+    return {
+        "pairs": len(same),
+        "rates": rows,
+        "ece": probability_bins(verifier.probability(cosine, one, other), same).expected_error,
+    }
 
 
 def no_match(

@@ -115,6 +115,10 @@ def test_rates_are_those_that_were_measured() -> None:
     for row in mean["no_match"]:
         shares = f"{row['fashionmnist_flagged']:.3f} | {row['mnist_flagged']:.3f}"
         assert f"| {shares} | {row['mnist_answered_match_at_far_0.01']:.4f} |" in page, row
+    for row in mean["verification"]["rates"]:
+        rate = f"| {row['target']:g} | {row['mean']:.4f} ± {row['standard_error']:.4f} | {row['of_validation']:.4f} |"
+        assert f"{rate} {row['true_accepts_of_validation']:.3f} |" in page, row
+    assert f"probability of a pair is {mean['verification']['ece']:.3f}" in page
     for name in ("ece_same_gallery", "ece_stale", "ece_calibrated_again"):
         assert f"{mean['p_correct'][name]:.3f}" in page, name
 

@@ -16,7 +16,7 @@ from lam.retrieval.decisions import Decision
 from lam.retrieval.hits import Hits
 from lam.retrieval.threshold import Calibration, credible_cosine
 from lam.service.gallery import Described
-from lam.service.items import Item
+from lam.service.items import Images, Item, content_id, packed
 
 _POINTS = 200
 _CAPS = 2000
@@ -46,11 +46,21 @@ class Query:
         """Whether κ is a bound, not an estimate."""
         return bool(self.embedding.capped[0])
 
-    def item(self, identity: str, *, label: str, metadata: str) -> Item:
-        """Make an item of it."""
-        vector = self.embedding.mean[0].detach().cpu().double()
-        vector = (vector / vector.norm()).float()
-        return Item(identity, vector.numpy().tobytes(), self.kappa, label, metadata, self.picture)
+    def item(self, identity: str | None, *, label: str, metadata: str, file: bytes | None) -> Item:
+        """Make an item of it.
+
+        Args:
+            identity: its id; None for its content as its id.
+            label: what it shows.
+            metadata: JSON.
+            file: the image; None where only an embedding was given, which then is the content.
+        """
+        mean = self.embedding.mean[0].detach().cpu().double()
+        vector = (mean / mean.norm()).float().numpy().tobytes()
+        content = content_id(vector if file is None else file)
+        name = content if identity is None else identity
+        images = Images(contents=packed([int(content)]))
+        return Item(name, vector, self.kappa, label, metadata, self.picture, images=images)
 
 
 @dataclass(frozen=True)

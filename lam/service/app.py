@@ -21,9 +21,10 @@ from lam.service.bodies import EMBEDDING_SCHEMA, IMAGE_SCHEMA, JSON, ONE_SCHEMA,
 from lam.service.engine import Engine
 from lam.service.errors import FAILED, ServiceError, busy
 from lam.service.images import CONTENT_TYPES, media_type
-from lam.service.items import Item, checked_id, checked_label, checked_metadata, content_id
+from lam.service.items import ID_RULE, Item, checked_id, checked_label, checked_metadata
 from lam.service.limits import App, Limits
 from lam.service.metrics import Metrics
+from lam.service.store import Fuse
 
 PAGE = Path(__file__).parent / "page"
 _PAGE_SIZE = 100
@@ -70,6 +71,14 @@ Poor = Annotated[
     Literal["keep", "refuse"],
     Query(description="what becomes of an image whose κ is below the flag: added and reported as `poor`, or refused"),
 ]
+Fusing = Annotated[
+    bool,
+    Query(
+        description="fuse the image into the item of this id, weighted by κ; the same image twice counts once, and one "
+        "of another label is refused. Otherwise it takes the item's place"
+    ),
+]
+Label = Annotated[str, Query(description="what it shows")]
 
 
 def create_app(engine: Engine, *, key: str | None = None) -> App:
@@ -154,7 +163,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
 
 def _add_items(app: FastAPI, engine: Engine) -> None:
-    async def put(request: Request, given_id: str | None, label: str, poor: Poor) -> JSONResponse:
+    async def put(request: Request, given_id: str | None, label: str, poor: Poor, fuse: bool) -> JSONResponse:
         kind = content_type(request.headers.get("content-type"), *CONTENT_TYPES, JSON)
         body, metadata, label = await request.body(), "{}", checked_label(label)
         if kind == JSON:
@@ -162,14 +171,17 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
             metadata = checked_metadata(given.get("metadata", {}))
             label = checked_label(_text(given.get("label", label), "label"))
             given_id = _text(given["id"], "id") if given_id is None and "id" in given else given_id
+        if fuse and given_id is None:
+            raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
+        identity = None if given_id is None else checked_id(given_id)
         query = await query_of(engine, kind, body, picture=True)
         if poor == "refuse":
             _refuse_poor(engine.judge, query.kappa)
-        content = body if kind != JSON else query.item("", label="", metadata="{}").vector
-        identity = content_id(content) if given_id is None else checked_id(given_id)
-        item = query.item(identity, label=label, metadata=metadata)
-        change = await engine.write(item)
-        body_out = _described(item, engine.judge) | {
+        item = query.item(identity, label=label, metadata=metadata, file=None if kind == JSON else body)
+        change = await engine.write(Fuse(item) if fuse else item)
+        if change.refused is not None:
+            raise change.refused
+        body_out = _described(change.item or item, engine.judge) | {
             "created": change.created,
             "kappa_capped": query.capped,
             "calibration": engine.judge.state(len(engine.gallery)),
@@ -178,14 +190,22 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         return JSONResponse(body_out, 201 if change.created else 200)
 
     @app.post("/v1/items", status_code=201, responses=_PUT, openapi_extra=_BODY)
-    async def add(request: Request, id: str | None = None, label: str = "", poor: Poor = "keep") -> JSONResponse:
+    async def add(
+        request: Request,
+        id: Annotated[str | None, Query(description=f"{ID_RULE}; without one, the content is the id")] = None,
+        label: Label = "",
+        poor: Poor = "keep",
+        fuse: Fusing = False,
+    ) -> JSONResponse:
         """Add an item, on disk and found when this is answered; without an id, its content is its id."""
-        return await put(request, id, label, poor)
+        return await put(request, id, label, poor, fuse)
 
     @app.put("/v1/items/{id}", responses=_PUT, openapi_extra=_BODY)
-    async def update(request: Request, id: str, label: str = "", poor: Poor = "keep") -> JSONResponse:
-        """Add an item under this id, or put another in its place."""
-        return await put(request, checked_id(id), label, poor)
+    async def update(
+        request: Request, id: str, label: Label = "", poor: Poor = "keep", fuse: Fusing = False
+    ) -> JSONResponse:
+        """Add an item under this id, put another in its place, or fuse an image into it."""
+        return await put(request, id, label, poor, fuse)
 
     @app.get("/v1/items")
     async def page(

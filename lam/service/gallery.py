@@ -126,7 +126,7 @@ class Gallery:
             changes = self._store.write(operations, facts=facts)
         except OSError as error:
             raise full(error.strerror or "it cannot be written") from error
-        self._apply(operations, changes)
+        self._apply(changes)
         if deleted and not self._store.erase_log():
             raise busy("the items are deleted, but a reader of the database keeps its log, which still holds them")
         if isinstance(self._index, OwnIndex) or self._index.complaint is None:
@@ -146,12 +146,12 @@ class Gallery:
 
         return RemoteIndex(address, self._store, self.dimension)
 
-    def _apply(self, operations: Sequence[Operation], changes: Sequence[Change]) -> None:
+    def _apply(self, changes: Sequence[Change]) -> None:
         """Bring the index to what the store now holds: a key that came and went within one batch never enters."""
         gone = {key for change in changes for key in change.removed}
         new = {
-            change.key: operation
-            for operation, change in zip(operations, changes, strict=True)
-            if isinstance(operation, Item) and change.key is not None and change.key not in gone
+            change.key: change.item
+            for change in changes
+            if change.item is not None and change.key is not None and change.key not in gone
         }
         self._index.apply(gone, new)

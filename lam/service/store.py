@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lam.files import CorruptFileError
-from lam.service.errors import full
+from lam.service.errors import ServiceError, full
+from lam.service.fusing import fuse
 from lam.service.items import Images, Item
 
 FORMAT = 2
@@ -51,15 +52,32 @@ PRAGMA user_version = {FORMAT};
 
 @dataclass(frozen=True)
 class Change:
-    """What one operation did: the keys that are gone, the key under which an item now is, and whether its id is new."""
+    """What one operation did.
+
+    Attributes:
+        removed: the keys that are gone.
+        key: under which an item now is.
+        created: whether its id is new.
+        item: as it now is.
+        refused: why nothing was done.
+    """
 
     removed: tuple[int, ...] = ()
     key: int | None = None
     created: bool = False
+    item: Item | None = None
+    refused: ServiceError | None = None
 
 
-Operation = Item | str
-"""An item to put, or the id of one to delete."""
+@dataclass(frozen=True)
+class Fuse:
+    """An image to fuse into the item of its id, or to put where there is none."""
+
+    image: Item
+
+
+Operation = Item | Fuse | str
+"""An item to put, an image to fuse, or the id of an item to delete."""
 
 
 class ItemStore:
@@ -200,10 +218,11 @@ class ItemStore:
         return None if row is None else row[0]
 
     def write(self, operations: Iterable[Operation], *, facts: Mapping[str, str] | None = None) -> list[Change]:
-        """Put and delete items in one transaction, on disk when this returns; all of it, or none where it fails.
+        """Put, fuse and delete items in one transaction, on disk when this returns; all of it, or none where it fails.
 
         An item whose id is there is replaced, one that is there with the same content is left alone, and an id to
-        delete that is not there is no error. After a deletion the log holds what is gone until `erase_log`.
+        delete that is not there is no error. An image that cannot be fused is refused by itself. After a deletion the
+        log holds what is gone until `erase_log`.
 
         Args:
             operations: done in this order.
@@ -217,7 +236,7 @@ class ItemStore:
         """
         try:
             with self._transaction():
-                changes = [self._delete(what) if isinstance(what, str) else self._put(what) for what in operations]
+                changes = [self._do(operation) for operation in operations]
                 for name, value in (facts or {}).items():
                     self._writer.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
         except sqlite3.Error as error:
@@ -231,17 +250,30 @@ class ItemStore:
             return not blocked
         return False
 
+    def _do(self, operation: Operation) -> Change:
+        if isinstance(operation, Fuse):
+            return self._fuse(operation.image)
+        return self._delete(operation) if isinstance(operation, str) else self._put(operation)
+
+    def _fuse(self, image: Item) -> Change:
+        row = self._writer.execute(f"SELECT {_COLUMNS} FROM items WHERE id = ?", (image.id,)).fetchone()
+        try:
+            fused = image if row is None else fuse(_item(row), image)
+        except ServiceError as error:
+            return Change(refused=error)
+        return self._put(fused)
+
     def _put(self, item: Item) -> Change:
         row = self._writer.execute("SELECT key, sha256 FROM items WHERE id = ?", (item.id,)).fetchone()
         sha256 = item.sha256
         if row is not None and row[1] == sha256:
-            return Change(key=row[0])
+            return Change(key=row[0], item=item)
         removed = () if row is None else self._delete(item.id).removed
         values = (*_values(item), sha256)
         marks = ", ".join("?" * len(values))
         added = self._writer.execute(f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({marks})", values)
         self._account(1, sha256)
-        return Change(removed, added.lastrowid, created=row is None)
+        return Change(removed, added.lastrowid, created=row is None, item=item)
 
     def _delete(self, identity: str) -> Change:
         row = self._writer.execute("DELETE FROM items WHERE id = ? RETURNING key, sha256", (identity,)).fetchone()

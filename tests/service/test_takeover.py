@@ -17,7 +17,7 @@ from lam.retrieval.fusion import fuse_identities
 from lam.retrieval.index import Index
 from lam.service.gallery import FOLDER, Gallery
 from lam.service.items import Images, Item, packed
-from lam.service.store import FILE, ItemStore
+from lam.service.store import FILE, Fuse, ItemStore
 from lam.service.takeover import BY_NUMBER, FACT
 
 D = 3
@@ -110,6 +110,31 @@ def test_what_was_fused_comes_with_its_images(run_copy: Path, digit_folder: Path
     what = described[key]
     assert (what.id, what.images, what.least_kappa) == ("a", 3, item.least_kappa)
     assert what.resultant == item.images.resultant
+
+
+def test_fusing_goes_on_from_what_the_index_fused(run_copy: Path, digit_folder: Path) -> None:
+    paths = digits(digit_folder)[:4]
+    index_list(run_copy, *(f"a,{path},," for path in paths[:3]), fuse=True)
+    encoder = open_run(run_copy)
+    alone = encoder.embed(torch.stack([preprocessing_of(encoder)(path) for path in paths]))
+    expected = fuse_identities(alone, [0] * 4).embeddings
+    vector = alone.mean[3].numpy().tobytes()
+    new = Item("a", vector, float(alone.kappa[3]), images=Images(contents=packed([content_id(paths[3])])))
+    again = Item("a", vector, 9.0, images=Images(contents=packed([content_id(paths[1])])))
+    with opened(run_copy) as gallery:
+        gallery.write([Fuse(new), Fuse(again)])
+        item = gallery.get("a")
+        hits, _ = gallery.search(expected, 1)
+    assert item is not None
+    assert (item.images.count, item.origin) == (4, "service")
+    assert item.kappa == pytest.approx(float(expected.kappa[0]), rel=1e-4)
+    torch.testing.assert_close(torch.from_numpy(item.embedding.copy()), expected.mean[0], atol=1e-5, rtol=0)
+    assert float(hits.scores[0, 0]) == pytest.approx(1)
+    assert float(hits.kappa[0, 0]) == pytest.approx(item.kappa)
+    with opened(run_copy) as gallery:
+        assert gallery.get("a") == item
+        gallery.write(["a"])
+    assert len(Index.load(run_copy / "index")) == 0
 
 
 def test_what_an_earlier_index_did_not_keep_is_not_made_up(run_copy: Path, digit_folder: Path) -> None:

@@ -1,0 +1,101 @@
+"""Images of one identity as one item, fused one after the other while serving.
+
+The density of an item is a product, so that its images need not be kept: the sums Σ κμ, Σ κ and Σ √κ in float64 are all
+that fusing goes on from, whatever the order. The formula is that of `lam.retrieval.fusion`, with errors that are wholly
+shared, as `lam index` has it.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from lam.retrieval.fusion import Sums
+from lam.service.errors import ServiceError
+from lam.service.items import Images, Item
+
+MAX_IMAGES = 10_000
+_BYTES = 8
+
+
+def fuse(known: Item, image: Item) -> Item:
+    """Fuse an image into an item, to what `fuse_identities` makes of all its images at once.
+
+    The same image twice counts once. Where images cancel, κ is 0 and the direction stays what it was. Label, metadata
+    and picture are those of the first image that had them.
+
+    Args:
+        known: the item that is there.
+        image: of one image, whose content is known.
+
+    Returns:
+        The item with the image; the item as it was, where it holds that image.
+
+    Raises:
+        ServiceError: 409, for a label or metadata that differ, an item that is full, or one that `lam index` fused
+            before it kept the sums.
+    """
+    _refuse_another(known, image)
+    if _holds(known, image):
+        return known
+    if known.images.count >= MAX_IMAGES:
+        raise ServiceError(409, f"the item was made of {known.images.count} images", allowed=f"at most {MAX_IMAGES}")
+    sums = _sums(known) + _sums(image)
+    direction = sums.direction(_mean(known))[0].float().numpy()
+    of_all = (known.kappa if known.images.least_kappa is None else known.images.least_kappa, image.kappa)
+    images = Images(
+        known.images.count + 1,
+        float(sums.resultant),
+        min(of_all),
+        known.images.contents + image.images.contents,
+        torch.cat([sums.mass, sums.roots, sums.product[0]]).numpy().tobytes(),
+    )
+    return replace(
+        known,
+        vector=direction.tobytes(),
+        kappa=float(sums.kappa()),
+        thumbnail=known.thumbnail or image.thumbnail,
+        origin=image.origin,
+        images=images,
+    )
+
+
+def _refuse_another(known: Item, image: Item) -> None:
+    if image.label not in ("", known.label):
+        raise ServiceError(
+            409,
+            f"images of one item have one label: it has {known.label!r}, this image {image.label!r}",
+            allowed="the same label or none; without fuse the image takes the item's place",
+        )
+    if image.metadata not in ("{}", known.metadata):
+        raise ServiceError(
+            409,
+            "images of one item have one metadata: this image's are not those of the item",
+            allowed="the same metadata or none; without fuse the image takes the item's place",
+        )
+
+
+def _holds(known: Item, image: Item) -> bool:
+    """Whether the image is one of the item's; where one of those is not known by content, the item's id may say so."""
+    contents, content = known.images.contents, image.images.contents
+    held = {contents[start : start + _BYTES] for start in range(0, len(contents), _BYTES)}
+    unknown = len(held) < known.images.count
+    return content in held or (unknown and known.id == str(int.from_bytes(content, "big")))
+
+
+def _sums(item: Item) -> Sums:
+    if item.images.sums is not None:
+        kept = torch.from_numpy(np.frombuffer(item.images.sums).copy())
+        return Sums(kept[None, 2:], kept[:1], kept[1:2])
+    if item.images.count > 1:
+        raise ServiceError(
+            409,
+            "the item was fused by an earlier `lam index`, which did not keep what fusing goes on from",
+            allowed="`lam index` anew with --fuse, or without fuse an image that takes the item's place",
+        )
+    kappa = torch.tensor([item.kappa], dtype=torch.float64)
+    return Sums(kappa[:, None] * _mean(item), kappa, kappa.sqrt())
+
+
+def _mean(item: Item) -> torch.Tensor:
+    return torch.from_numpy(item.embedding.astype(np.float64))[None]

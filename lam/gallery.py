@@ -4,7 +4,7 @@ Beside the index stands `items/`: what each id is. How images become its entries
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -243,7 +243,7 @@ def read_items(run: Path, ids: list[int]) -> list[Item]:
     return [items[str(identity)] for identity in ids]
 
 
-def remove_items(run: Path, names: Iterable[str], *, by_number: bool = False) -> int:
+def remove_items(run: Path, names: Sequence[str], *, by_number: bool = False) -> int:
     """Erase items from a run's index, those of them that it holds.
 
     Args:
@@ -258,19 +258,22 @@ def remove_items(run: Path, names: Iterable[str], *, by_number: bool = False) ->
         CorruptFileError: naming a file that is missing, truncated or altered.
         ValueError: where another process is writing to the run.
     """
+    if not _numbers_of(_read_all(run), names, by_number):
+        return 0  # without the lock, which others may hold for long
     with locked(run):
-        index, items = Index.load(run / "index"), read_json(read_generation(run / "items", [_ITEMS]) / _ITEMS)
-        wanted, held = {named_id(name): name for name in names}, set(index.ids.tolist())
-        gone = {
-            number
-            for number, name in wanted.items()
-            if number in held and (by_number or name_of(number, items.get(str(number), {})) == name)
-        }
+        index, items = Index.load(run / "index"), _read_all(run)
+        gone = _numbers_of(items, names, by_number) & set(index.ids.tolist())
         if gone:
             index.remove(sorted(gone))
             index.save(run / "index")
             _write_items(run, {key: item for key, item in items.items() if int(key) not in gone})
     return len(gone)
+
+
+def _numbers_of(items: Mapping[str, Item], names: Sequence[str], by_number: bool) -> set[int]:
+    wanted = {named_id(name): name for name in names}
+    known = {number: items[str(number)] for number in wanted if str(number) in items}
+    return {number for number, item in known.items() if by_number or name_of(number, item) == wanted[number]}
 
 
 def _write(run: Path, embeddings: Embeddings, ids: Tensor, items: dict[int, Item], factory: str) -> None:
@@ -291,9 +294,13 @@ def _write_items(run: Path, items: dict[str, Item]) -> None:
 def _known_items(run: Path) -> dict[str, Item]:
     """What the ids of the present index are; nothing where that is lost, as `lam index` is what repairs it."""
     try:
-        return read_json(read_generation(run / "items", [_ITEMS]) / _ITEMS)
+        return _read_all(run)
     except CorruptFileError:
         return {}
+
+
+def _read_all(run: Path) -> dict[str, Item]:
+    return read_json(read_generation(run / "items", [_ITEMS]) / _ITEMS)
 
 
 def _embedded(encoder: Encoder, images: FolderImages, progress: bool) -> Embeddings:

@@ -163,32 +163,6 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
 
 def _add_items(app: FastAPI, engine: Engine) -> None:
-    async def put(request: Request, given_id: str | None, label: str, poor: Poor, fuse: bool) -> JSONResponse:
-        kind = content_type(request.headers.get("content-type"), *CONTENT_TYPES, JSON)
-        body, metadata, label = await request.body(), "{}", checked_label(label)
-        if kind == JSON:
-            given = parsed(body)
-            metadata = checked_metadata(given.get("metadata", {}))
-            label = checked_label(_text(given.get("label", label), "label"))
-            given_id = _text(given["id"], "id") if given_id is None and "id" in given else given_id
-        if fuse and given_id is None:
-            raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
-        identity = None if given_id is None else checked_id(given_id)
-        query = await query_of(engine, kind, body, picture=True)
-        if poor == "refuse":
-            _refuse_poor(engine.judge, query.kappa)
-        item = query.item(identity, label=label, metadata=metadata, file=None if kind == JSON else body)
-        change = await engine.write(Fuse(item) if fuse else item)
-        if change.refused is not None:
-            raise change.refused
-        body_out = _described(change.item or item, engine.judge) | {
-            "created": change.created,
-            "kappa_capped": query.capped,
-            "calibration": engine.judge.state(len(engine.gallery)),
-            "gallery_size": len(engine.gallery),
-        }
-        return JSONResponse(body_out, 201 if change.created else 200)
-
     @app.post("/v1/items", status_code=201, responses=_PUT, openapi_extra=_BODY)
     async def add(
         request: Request,
@@ -198,14 +172,14 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         fuse: Fusing = False,
     ) -> JSONResponse:
         """Add an item, on disk and found when this is answered; without an id, its content is its id."""
-        return await put(request, id, label, poor, fuse)
+        return await _enrol(engine, request, id, label, poor=poor, fuse=fuse)
 
     @app.put("/v1/items/{id}", responses=_PUT, openapi_extra=_BODY)
     async def update(
         request: Request, id: str, label: Label = "", poor: Poor = "keep", fuse: Fusing = False
     ) -> JSONResponse:
         """Add an item under this id, put another in its place, or fuse an image into it."""
-        return await put(request, id, label, poor, fuse)
+        return await _enrol(engine, request, id, label, poor=poor, fuse=fuse)
 
     @app.get("/v1/items")
     async def page(
@@ -244,6 +218,36 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         if item is None:
             raise ServiceError(404, "there is no item of this id", allowed="the ids of GET /v1/items")
         return item
+
+
+async def _enrol(
+    engine: Engine, request: Request, given_id: str | None, label: str, *, poor: Poor, fuse: bool
+) -> JSONResponse:
+    """Put or fuse what a request brings."""
+    kind = content_type(request.headers.get("content-type"), *CONTENT_TYPES, JSON)
+    body, metadata, label = await request.body(), "{}", checked_label(label)
+    if kind == JSON:
+        given = parsed(body)
+        metadata = checked_metadata(given.get("metadata", {}))
+        label = checked_label(_text(given.get("label", label), "label"))
+        given_id = _text(given["id"], "id") if given_id is None and "id" in given else given_id
+    if fuse and given_id is None:
+        raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
+    identity = None if given_id is None else checked_id(given_id)
+    query = await query_of(engine, kind, body, picture=True)
+    if poor == "refuse":
+        _refuse_poor(engine.judge, query.kappa)
+    item = query.item(identity, label=label, metadata=metadata, file=None if kind == JSON else body)
+    change = await engine.write(Fuse(item) if fuse else item)
+    if change.refused is not None:
+        raise change.refused
+    body_out = _described(change.item or item, engine.judge) | {
+        "created": change.created,
+        "kappa_capped": query.capped,
+        "calibration": engine.judge.state(len(engine.gallery)),
+        "gallery_size": len(engine.gallery),
+    }
+    return JSONResponse(body_out, 201 if change.created else 200)
 
 
 def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:

@@ -4,7 +4,7 @@ What is deleted while serving is erased from the run's index too, or it would be
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,24 +55,26 @@ def take_over(run: Path, store: ItemStore) -> str:
     return saved.factory
 
 
-def erase(run: Path, ids: Iterable[str], store: ItemStore) -> dict[str, str]:
+def erase(run: Path, ids: Sequence[str], store: ItemStore) -> dict[str, str]:
     """Take items out of the run's index, if it holds them; what it holds under the same number by another id stays.
 
     Returns:
-        What the store shall remember of it.
+        What the store shall remember of it; an index that was made anew meanwhile is still to be taken over.
 
     Raises:
         ServiceError: 503, where another process is writing to the run.
     """
-    if not (run / "index" / MANIFEST).is_file():
+    manifest = run / "index" / MANIFEST
+    if not manifest.is_file():
         return {}
-    by_number = store.fact(FACT) is None
+    taken_over = sha256_of(manifest) == _taken_over(store)
+    by_number = taken_over and store.fact(FACT) is None
     try:
         removed = remove_items(run, ids, by_number=by_number)
     except ValueError as error:
         _LOG.warning("nothing can be erased from the run's index: %s", error)
         raise busy("the run's index is being written, or cannot be; nothing was deleted", after=5) from None
-    return {BY_NUMBER if by_number else FACT: sha256_of(run / "index" / MANIFEST)} if removed else {}
+    return {BY_NUMBER if by_number else FACT: sha256_of(manifest)} if removed and taken_over else {}
 
 
 def _taken_over(store: ItemStore) -> str | None:

@@ -15,6 +15,8 @@ from lam.files import sha256_of, write_generation, write_json
 from lam.gallery import index_folder, index_images, open_run, preprocessing_of, read_items, remove_items
 from lam.retrieval.fusion import fuse_identities
 from lam.retrieval.index import Index
+from lam.run_folder import locked
+from lam.service.errors import ServiceError
 from lam.service.gallery import FOLDER, Gallery
 from lam.service.items import Images, Item, packed
 from lam.service.store import FILE, Fuse, ItemStore
@@ -198,6 +200,28 @@ def test_a_new_list_replaces_the_items_of_the_old(run_copy: Path, digit_folder: 
     with opened(run_copy) as gallery:
         labels = {item.id: item.label for item in gallery.page(after="", limit=10)}
     assert labels == {"a": "new", "c": "mine", "d": "new", "mine": "mine"}
+
+
+def test_an_index_that_was_made_anew_meanwhile_is_still_taken_over(run_copy: Path, digit_folder: Path) -> None:
+    first, second, *_ = digits(digit_folder)
+    index_list(run_copy, f"a,{first},old,", f"b,{second},old,")
+    with opened(run_copy) as gallery:
+        index_list(run_copy, f"a,{first},new,", f"b,{second},new,")
+        gallery.write(["a"])
+    assert Index.load(run_copy / "index").ids.tolist() == [named_id("b")]
+    with opened(run_copy) as gallery:
+        assert [(item.id, item.label) for item in gallery.page(after="", limit=10)] == [("b", "new")]
+
+
+def test_what_the_index_does_not_hold_is_deleted_while_others_write_to_it(run_copy: Path) -> None:
+    with opened(run_copy) as gallery:
+        gallery.write([added("mine")])
+        with locked(run_copy):
+            gallery.write(["mine"])
+            with pytest.raises(ServiceError, match="nothing was deleted"):
+                gallery.write(["7"])
+        assert gallery.get("mine") is None
+        assert gallery.get("7") is not None
 
 
 def test_a_store_that_knows_items_by_number_goes_on_with_them(run_copy: Path, digit_folder: Path) -> None:

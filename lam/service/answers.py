@@ -46,7 +46,7 @@ class Query:
         """Whether κ is a bound, not an estimate."""
         return bool(self.embedding.capped[0])
 
-    def item(self, identity: str | None, *, label: str, metadata: str, file: bytes | None) -> Item:
+    def item(self, identity: str | None, *, label: str, metadata: str, file: bytes | None = None) -> Item:
         """Make an item of it.
 
         Args:

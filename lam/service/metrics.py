@@ -57,6 +57,8 @@ class _State(Collector):
     def collect(self) -> Iterator[Metric]:
         engine, kappa = self._engine, torch.tensor(list(self._kappa), dtype=torch.float64)
         yield GaugeMetricFamily("lam_index_items", "Items in the gallery.", len(engine.gallery))
+        searchable = float(engine.gallery.complaint is None)
+        yield GaugeMetricFamily("lam_index_searchable", "1, or 0 while the index cannot be searched.", searchable)
         waiting = GaugeMetricFamily("lam_queue_length", "Requests that wait.", labels=["worker"])
         restarts = GaugeMetricFamily("lam_worker_restarts", "Threads that died.", labels=["worker"])
         for worker in engine.workers:

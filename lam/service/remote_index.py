@@ -190,11 +190,12 @@ class RemoteIndex:
 
     def _follow(self, index: MilvusIndex) -> None:
         """Bring what has changed to the collection; a key stands for one content, and never comes back."""
-        self._put(index, self._new - self._gone)
+        self._put(index, self._new)
         self._discard(index, self._gone)
         self._gone, self._new = set(), set()
 
     def _put(self, index: MilvusIndex, keys: Collection[int]) -> None:
+        """Leave out what the store no longer holds."""
         for block in _blocks(keys):
             if items := self._store.of_keys(block):
                 require_dimension(items.values(), self._dimension, self._store.path)

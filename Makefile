@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check bench faults docs clean
+.PHONY: setup demo test check bench faults mutants docs clean
 
 setup: .venv/installed
 
@@ -31,6 +31,9 @@ bench: setup
 
 faults: setup
 	$(BIN)/python benchmarks/faults.py
+
+mutants: setup
+	$(BIN)/python benchmarks/mutants.py
 
 docs: setup
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'

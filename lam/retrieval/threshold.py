@@ -154,7 +154,7 @@ class Calibration:
             hits: of the queries; two or more a query, for the margin to the second, unless the gallery has but one.
             queries: their embeddings.
             features: (Q, P) of the queries, which flags other than `kappa` need.
-            gallery_size: of the index now; None where it has not changed.
+            gallery_size: of the index now; None where it has not changed since the calibration.
             accept_above: another cosine than that in force, such as one from a slider.
             flag_above: another surprise than that in force; of κ it is −κ.
 
@@ -162,9 +162,13 @@ class Calibration:
             One answer a query, on the device of the hits.
 
         Raises:
-            ValueError: for hits and queries that differ in number, another dimension, or features that are missing.
+            ValueError: for hits and queries that differ in number, another dimension, features that are missing, or one
+                hit a query where the gallery has more.
         """
         self._check(hits, queries)
+        size, k = self.gallery_size if gallery_size is None else gallery_size, hits.scores.shape[1]
+        if len(hits) and k < min(2, size):
+            raise ValueError(f"P(correct) rests on the second hit too: search a gallery of {size} with k=2, got k={k}")
         distance = None if self.flag == "kappa" else self.distance(features)
         surprise = self.flags.surprise(self.flag, queries.kappa, distance)
         tail = self.flags.tail(self.flag)

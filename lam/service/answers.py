@@ -16,7 +16,7 @@ from lam.retrieval.decisions import Decision
 from lam.retrieval.hits import Hits
 from lam.retrieval.threshold import Calibration, credible_cosine
 from lam.service.gallery import Described
-from lam.service.items import Images, Item, content_id, packed
+from lam.service.items import Images, Item, content_id, packed, thumbnail_path
 
 _POINTS = 200
 _CAPS = 2000
@@ -130,7 +130,7 @@ class Judge:
                 "images": described[key].images,
                 "resultant": described[key].resultant,
                 "poor": self.poor(described[key].least_kappa),
-                "thumbnail": f"/v1/items/{described[key].id}/thumbnail" if described[key].pictured else None,
+                "thumbnail": thumbnail_path(described[key].id) if described[key].pictured else None,
                 "accepted": None if self.calibration is None else score > accept,
                 "credible": score >= cap,
             }
@@ -226,7 +226,8 @@ class Judge:
         if made.flag != "kappa" and query.features is None:
             made = replace(made, flag="kappa")  # an embedding comes without features: κ alone can flag it
         features = None if made.flag == "kappa" else query.features
-        decided = made.decide(hits, query.embedding, features=features)
+        found = hits.scores.shape[1]  # two or more, or all there were when it was searched
+        decided = made.decide(hits, query.embedding, features=features, gallery_size=found)
         decision, probability = decided.decision[0], float(decided.probability[0])
         if decision == "match" and probability < least:
             decision = "unknown"

@@ -157,6 +157,10 @@ def test_a_gallery_without_hits_or_with_one_is_answered() -> None:
     assert decisions.probability.tolist() == [0] * 5
     assert decisions.stale
     assert calibration.probability(_hits(asked, gallery[:1]), asked).isfinite().all()
+    alone = _hits(asked, gallery[:1])
+    assert calibration.decide(alone, asked, gallery_size=1).stale
+    with pytest.raises(ValueError, match="search a gallery of 300 with k=2, got k=1"):
+        calibration.decide(alone, asked)
     none = calibration.decide(Index(8).search(asked[:0], 3), asked[:0])
     assert len(none) == 0
     assert math.isnan(none.share("match"))

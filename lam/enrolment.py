@@ -26,9 +26,9 @@ Item = dict[str, Any]
 with the ids by content of its images where its own is not that, `metadata`, `poor` with the κ that is too low, and
 `fused` with the number of `images`, their `resultant`, `paths` and `kappa`."""
 
-ID_RULE = "1 to 128 letters, digits or ._:@+=-"
+ID_RULE = "1 to 128 letters, digits, spaces or ._:@+=-, with no space at an end"
 MAX_LABEL, MAX_METADATA = 1024, 16384
-_ID = re.compile(r"[A-Za-z0-9._:@+=-]{1,128}")
+_ID = re.compile(r"(?!\.{1,2}$)(?! )[\w .:@+=-]{1,128}(?<! )")
 _MOST = 2**63
 
 

@@ -21,7 +21,7 @@ from lam.service.bodies import EMBEDDING_SCHEMA, IMAGE_SCHEMA, JSON, ONE_SCHEMA,
 from lam.service.engine import Engine
 from lam.service.errors import FAILED, ServiceError, busy
 from lam.service.images import CONTENT_TYPES, media_type
-from lam.service.items import ID_RULE, Item, checked_id, checked_label, checked_metadata
+from lam.service.items import ID_RULE, Item, checked_id, checked_label, checked_metadata, thumbnail_path
 from lam.service.limits import App, Limits
 from lam.service.metrics import Metrics
 from lam.service.store import Fuse
@@ -304,7 +304,7 @@ def _described(item: Item, judge: Judge) -> dict[str, Any]:
         "images": item.images.count,
         "resultant": item.images.resultant,
         "poor": judge.poor(item.least_kappa),
-        "thumbnail": None if item.thumbnail is None else f"/v1/items/{item.id}/thumbnail",
+        "thumbnail": None if item.thumbnail is None else thumbnail_path(item.id),
         "sha256": item.sha256.hex(),
     }
 

@@ -5,6 +5,7 @@ import json
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 import numpy as np
 
@@ -102,6 +103,11 @@ def content_id(content: bytes) -> str:
 def packed(contents: Iterable[int]) -> bytes:
     """Give ids by content as bytes."""
     return b"".join(content.to_bytes(8, "big") for content in contents)
+
+
+def thumbnail_path(identity: str) -> str:
+    """Give where the picture of an item is."""
+    return f"/v1/items/{quote(identity, safe=':@+=')}/thumbnail"
 
 
 def checked_id(identity: str) -> str:

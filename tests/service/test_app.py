@@ -117,6 +117,19 @@ def test_items_are_listed_in_pages(client: TestClient) -> None:
     assert seen == sorted(seen)
 
 
+@pytest.mark.parametrize("identity", ["José García", "東 3", "a:b@c+d=e", "4_2.-"])
+def test_ids_are_names_as_people_have_them(client: TestClient, png: bytes, identity: str) -> None:
+    added = client.post("/v1/items", params={"id": identity}, content=png, headers=PNG)
+    assert (added.status_code, added.json()["id"]) == (201, identity)
+    assert client.get(added.json()["thumbnail"]).status_code == 200
+    hits = client.post("/v1/search", params={"k": 100}, content=png, headers=PNG).json()["hits"]
+    assert added.json()["thumbnail"] in [hit["thumbnail"] for hit in hits]
+    path = added.json()["thumbnail"].removesuffix("/thumbnail")
+    assert client.get(path).json()["id"] == identity
+    assert client.delete(path).json() == {"id": identity, "deleted": True, "gallery_size": 60}
+    assert client.get(path).status_code == 404
+
+
 def test_without_an_id_content_is_the_id(engine: Engine, png: bytes) -> None:
     client, size = client_of(engine), len(engine.gallery)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -292,7 +305,7 @@ def test_more_hits_than_there_are_items_gives_all(run_copy: Path, png: bytes) ->
     engine.close()
 
 
-@pytest.mark.parametrize("name", ["..%2Fmetrics", "a%00b", "%F0%9F%98%80", "x" * 200, "a%20b", "%2e%2e%2fconfig.yaml"])
+@pytest.mark.parametrize("name", ["..%2Fmetrics", "a%00b", "%F0%9F%98%80", "x" * 200, "a%20", "%2e%2e%2fconfig.yaml"])
 def test_ids_that_are_none_are_refused(client: TestClient, png: bytes, name: str) -> None:
     for response in (
         client.get(f"/v1/items/{name}"),

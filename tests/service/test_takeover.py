@@ -245,7 +245,7 @@ def test_a_store_that_knows_items_by_number_goes_on_with_them(run_copy: Path, di
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        ({"id": "shelf 3"}, r"0.png cannot be served under id 'shelf 3': the id is not one .* 1 to 128 letters"),
+        ({"id": "shelf/3"}, r"0.png cannot be served under id 'shelf/3': the id is not one .* 1 to 128 letters"),
         ({"label": "x" * 1025}, "cannot be served under id 'a': the label has 1025 characters; .* at most 1024"),
         ({"metadata": {"text": "x" * 20_000}}, "metadata has 20012 characters; .*change it in the list and run `lam"),
     ],

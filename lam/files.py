@@ -5,6 +5,7 @@ holds the SHA-256 of each of its files, is written last, and is checked before a
 safetensors file otherwise loads as another weight without a word. Nothing here knows what the files mean.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -68,11 +69,19 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as safetensors, atomically."""
+    """Write tensors as safetensors, atomically; a disk that is full or fails is an `OSError`."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, lambda temporary: save_file(plain, temporary, metadata))
+
+    def write(temporary: Path) -> None:
+        try:
+            save_file(plain, temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(errno.EIO, str(error), str(path)) from error
+
+    write_atomically(path, write)
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ embeddings.safetensors    vectors (N, D), κ (N,), ids (N,), slots (N,)
 search.faiss              the FAISS structure: a cache outside the manifest, which can be built from the embeddings
 """
 
+import errno
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,13 +52,14 @@ def save(folder: str | Path, store: Store, index: Any, factory: str, parameters:
         index: the FAISS structure over them.
         factory: its type.
         parameters: its search parameters.
+
+    Raises:
+        OSError: where it cannot be written; what the folder held stays.
     """
-    import faiss
 
     def write(generation: Path) -> None:
-        on_cpu = faiss_index.to_cpu(index)
         write_tensors(generation / _EMBEDDINGS, store.tensors())
-        write_atomically(generation / _CACHE, lambda temporary: faiss.write_index(on_cpu, str(temporary)))
+        write_atomically(generation / _CACHE, lambda temporary: _write_cache(index, temporary))
         metadata = {
             "format": FORMAT,
             "dimension": store.column("vectors").shape[1],
@@ -97,6 +99,15 @@ def load(folder: str | Path) -> SavedIndex:
         if _manifest(folder) == manifest:  # nobody replaced anything: the next try is told what is wrong
             break
     return _read(folder)
+
+
+def _write_cache(index: Any, path: Path) -> None:
+    import faiss
+
+    try:
+        faiss.write_index(faiss_index.to_cpu(index), str(path))
+    except RuntimeError as error:
+        raise OSError(errno.EIO, "FAISS cannot write its index", str(path)) from error
 
 
 def _manifest(folder: Path) -> bytes | None:

@@ -2,9 +2,12 @@
 
 import json
 import os
+import random
+import resource
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import pytest
@@ -120,6 +123,35 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
             Index.load(tmp_path)
 
 
+def no_damage_is_believed(folder: Path, flips: int, cuts: int) -> None:
+    """Flip so many bits of each file and cut it at so many places: it is named, or the same index is made without."""
+    index, draw = filled("HNSW8", 20), random.Random(0)
+    index.save(folder)
+    for path in (folder / "MANIFEST.json", *sorted(generation(folder).iterdir())):
+        whole = path.read_bytes()
+        for number in range(flips + cuts):
+            place = draw.randrange(len(whole))
+            flipped = whole[:place] + bytes([whole[place] ^ 1 << number % 8]) + whole[place + 1 :]
+            path.write_bytes(flipped if number < flips else whole[:place])
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                try:
+                    same(index, Index.load(folder))
+                except CorruptFileError as error:
+                    warnings.warn(str(error), RuntimeWarning, stacklevel=1)
+            assert path.name == "MANIFEST.json" or path.name in str(told[0].message)
+        path.write_bytes(whole)
+
+
+def test_no_flip_and_no_cut_of_any_file_is_believed(tmp_path: Path) -> None:
+    no_damage_is_believed(tmp_path, 20, 10)
+
+
+@pytest.mark.slow
+def test_no_thousand_flips_and_no_500_cuts_of_any_file_are_believed(tmp_path: Path) -> None:
+    no_damage_is_believed(tmp_path, 1000, 500)
+
+
 def _damage(path: Path, damage: str) -> None:
     if damage == "missing":
         path.unlink()
@@ -162,6 +194,27 @@ def test_an_error_while_saving_keeps_the_old_index_and_no_remains(
         filled("Flat", 9).save(tmp_path)
     same(old, Index.load(tmp_path))
     assert generation(tmp_path)
+
+
+@pytest.mark.parametrize(("factory", "count", "room"), [("Flat", 5000, 4096), ("HNSW16", 60, 6000)])
+def test_where_there_is_no_room_the_old_index_stays_and_later_there_is_room(
+    tmp_path: Path, factory: str, count: int, room: int
+) -> None:
+    """The embeddings do not fit; or they do, and what FAISS writes does not."""
+    old, new = filled(factory, 6), filled(factory, count)
+    old.save(tmp_path)
+    named = {"Flat": r"embeddings\.safetensors", "HNSW16": r"FAISS cannot write its index.*search\.faiss"}[factory]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with pytest.raises(OSError, match=named):
+            new.save(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    same(old, Index.load(tmp_path))
+    assert generation(tmp_path)
+    new.save(tmp_path)
+    same(new, Index.load(tmp_path))
 
 
 @pytest.mark.parametrize("after", ["_manifest", "read_generation", "read_json", "read_tensors"])
@@ -243,6 +296,58 @@ _KILLED_AT_EVERY_STEP = """
     assert len(generations) == 1, "remains of killed saves"
     print(step)
 """
+
+
+_KILLED_AT_RANDOM = """
+    import os, random, signal, sys, time
+    import torch
+    from lam.embeddings import Embeddings
+    from lam.retrieval import Index
+
+    torch.set_num_threads(1)
+    mean = torch.nn.functional.normalize(torch.randn(3000, 64, generator=torch.Generator().manual_seed(0)), dim=1)
+    items = Embeddings(mean, *torch.ones(3, 3000))
+    both = {size: Index(64) for size in (1000, 3000)}
+    for size, index in both.items():
+        index.add(items[:size], torch.arange(size))
+    started = time.perf_counter()
+    for index in both.values():
+        index.save(sys.argv[1])
+    seconds, draw, found = time.perf_counter() - started, random.Random(0), set()
+    for kill in range(int(sys.argv[2])):
+        child = os.fork()
+        if child == 0:
+            while True:
+                for index in both.values():
+                    index.save(sys.argv[1])
+        time.sleep(draw.uniform(0, 2 * seconds))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        loaded = Index.load(sys.argv[1])
+        assert loaded.ids.tolist() == list(range(len(loaded))), len(loaded)
+        assert loaded.search(items[:10], 1).ids.flatten().tolist() == list(range(10))
+        found.add(len(loaded))
+    assert found == set(both), found
+    print(kill + 1)
+"""
+
+
+def killed_at_random(folder: Path, kills: int) -> None:
+    script = [sys.executable, "-W", "error", "-c", textwrap.dedent(_KILLED_AT_RANDOM), str(folder), str(kills)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=1500, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == kills
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_at_random_moments_of_saving_the_old_index_or_the_new_one_loads(tmp_path: Path) -> None:
+    killed_at_random(tmp_path / "index", 20)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_at_300_random_moments_of_saving_the_old_index_or_the_new_one_loads(tmp_path: Path) -> None:
+    killed_at_random(tmp_path / "index", 300)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -1,0 +1,132 @@
+"""Disks that are full or fail, under a process that serves: what cannot be written is refused, and reads go on.
+
+Three ways to get there: a limit to the size of files, a small file system, and calls that fail.
+"""
+
+import contextlib
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lam.service.gallery import FOLDER
+from lam.service.store import FILE, ItemStore
+from tests.service.conftest import encoded
+from tests.service.serving import Served, served
+
+NOISE = encoded(Image.effect_noise((128, 128), 90))
+
+
+def holds(run: Path, found: Served, png: bytes, fail: Callable[[], object], mend: Callable[[], object]) -> None:
+    """What is acknowledged is there, what is refused is not, and reads never stop."""
+    listed = found.ask("GET", "/v1/items?limit=1")[1]
+    total, indexed = listed["total"], listed["items"][0]["id"]
+    acknowledged: list[str] = []
+    fail()
+    for number in range(500):
+        status, told = found.ask("PUT", f"/v1/items/new-{number}", NOISE)
+        if status != 201:
+            break
+        acknowledged.append(f"new-{number}")
+    assert (status, told["allowed"]) == (507, "searches")
+    assert "could not be stored" in told["error"]
+    assert found.ask("GET", f"/v1/items/new-{number}")[0] == 404
+    assert found.ask("DELETE", f"/v1/items/{indexed}")[0] == 507
+    for name in (indexed, *acknowledged):
+        assert found.ask("GET", f"/v1/items/{name}")[0] == 200
+    status, answer = found.ask("POST", "/v1/search?k=100", png)
+    assert (status, answer["gallery_size"]) == (200, total + len(acknowledged))
+    assert found.ask("GET", "/v1/ready")[0] == 200
+    mend()
+    assert found.ask("PUT", "/v1/items/later", NOISE)[0] == 201
+    assert found.ask("DELETE", f"/v1/items/{indexed}")[0] == 200
+    found.process.kill()
+    found.process.wait()
+    store = ItemStore(run / FOLDER / FILE)
+    assert store.check() == []
+    names = [item.id for _, item in store.keyed()]
+    store.close()
+    assert len(names) == len(set(names)) == total + len(acknowledged)  # one came, one went
+    assert {*acknowledged, "later"} <= set(names)
+    assert indexed not in names
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, which Linux has")
+def test_a_process_whose_files_may_not_grow(calibrated_run: Path, tmp_path: Path, png: bytes) -> None:
+    run = Path(shutil.copytree(calibrated_run, tmp_path / "run"))
+    with served(run) as found:
+
+        def limit(size: int) -> None:
+            resource.prlimit(found.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+        holds(run, found, png, lambda: limit(4096), lambda: limit(resource.RLIM_INFINITY))
+
+
+@contextlib.contextmanager
+def small_file_system(folder: Path, size: int) -> Iterator[None]:
+    """Mount one, where that is allowed."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("only root may mount a file system")
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_file_system_that_is_full(calibrated_run: Path, tmp_path: Path, png: bytes) -> None:
+    disk = tmp_path / "disk"
+    size = sum(path.stat().st_size for path in calibrated_run.rglob("*") if path.is_file())
+
+    def grow() -> None:
+        subprocess.run(["mount", "-o", f"remount,size={2 * size + 2**25}", str(disk)], check=True)
+
+    with small_file_system(disk, 2 * size + 2**20):
+        run = Path(shutil.copytree(calibrated_run, disk / "run"))
+        with served(run) as found:
+            holds(run, found, png, lambda: None, grow)
+
+
+@pytest.fixture(scope="module")
+def failing_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that lets calls fail."""
+    compiler = shutil.which("cc")
+    if compiler is None or not Path("/proc/self").is_dir():
+        pytest.skip("needs Linux and a C compiler")
+    library = tmp_path_factory.mktemp("library") / "failing_calls.so"
+    source = Path(__file__).with_name("failing_calls.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    return library
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_calls_that_fail(calibrated_run: Path, tmp_path: Path, failing_calls: Path, call: str, png: bytes) -> None:
+    run, names = Path(shutil.copytree(calibrated_run, tmp_path / "run")), tmp_path / "names"
+    names.touch()
+    with served(run, LD_PRELOAD=str(failing_calls), FAILING_CALLS=str(names)) as found:
+        holds(run, found, png, lambda: names.write_text(call), lambda: names.write_text(""))
+
+
+def test_a_rename_that_fails(calibrated_run: Path, tmp_path: Path, failing_calls: Path) -> None:
+    """Deleting what `lam index` made writes the run's own index anew, whose last step is a rename."""
+    run, names = Path(shutil.copytree(calibrated_run, tmp_path / "run")), tmp_path / "names"
+    names.touch()
+    with served(run, LD_PRELOAD=str(failing_calls), FAILING_CALLS=str(names)) as found:
+        indexed = found.ask("GET", "/v1/items?limit=1")[1]["items"][0]["id"]
+        names.write_text("rename")
+        status, told = found.ask("DELETE", f"/v1/items/{indexed}")
+        assert status == 507
+        assert "Input/output error" in told["error"]
+        assert found.ask("GET", f"/v1/items/{indexed}")[0] == 200
+        names.write_text("")
+        assert found.ask("DELETE", f"/v1/items/{indexed}")[0] == 200
+    with served(run) as found:
+        assert found.ask("GET", f"/v1/items/{indexed}")[0] == 404

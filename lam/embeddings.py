@@ -25,7 +25,7 @@ class Embeddings:
         samples: (S, N, D) unit vectors, where samples were asked for.
 
     Raises:
-        ValueError: where the shapes disagree.
+        ValueError: where the shapes disagree, or numbers are not of a floating-point type.
     """
 
     mean: Float[Tensor, "N D"]
@@ -35,10 +35,15 @@ class Embeddings:
     samples: Float[Tensor, "S N D"] | None = None
 
     def __post_init__(self) -> None:
+        if self.mean.ndim != 2:
+            raise ValueError(f"mean must have shape (N, D), a row for each item, got {tuple(self.mean.shape)}")
         n = self.mean.shape[0]
-        for name in ("kappa", "resultant", "variance"):
-            if getattr(self, name).shape != (n,):
-                raise ValueError(f"{name} must have shape ({n},), got {tuple(getattr(self, name).shape)}")
+        for name in ("mean", "kappa", "resultant", "variance"):
+            values = getattr(self, name)
+            if name != "mean" and values.shape != (n,):
+                raise ValueError(f"{name} must have shape ({n},), got {tuple(values.shape)}")
+            if not values.is_floating_point():
+                raise ValueError(f"{name} must be of a floating-point type, got {values.dtype}")
         if self.samples is not None and self.samples.shape[1:] != self.mean.shape:
             raise ValueError(f"samples must have shape (S, {n}, {self.dimension}), got {tuple(self.samples.shape)}")
 

@@ -300,6 +300,9 @@ class BayesianEncoder(Encoder):
             features = inputs
         else:
             features, _ = features_and_output(self.network, self.head, inputs)
+        if features.ndim != 2 or features.is_complex():
+            given = f"{features.dtype} of shape {tuple(features.shape)}"
+            raise ValueError(f"features must be real numbers (N, P), a row for each item, got {given}")
         features = features.to(self.posterior.weight.dtype)
         check_finite(features, offset)
         return features

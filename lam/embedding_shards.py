@@ -31,6 +31,7 @@ _KINDS = {"paths": "U", "labels": "U", "ids": "i", "positions": "i", "shard": "i
 _KINDS |= {"listing": "U", "encoder": "U"}
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, MemoryError)
 _UNREADABLE += (zipfile.BadZipFile, zlib.error)  # what NumPy raises, where it meets flipped bits
+_UNPACKED, _COMPRESSION = 32 * 2**20, 200  # bytes that any file may unpack to, and times its size that it may beyond
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise ValueError(f"there is no file {path}: give the files that `lam embed` wrote")
     try:
+        _refuse_bomb(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             part = {name: found[name] for name in (*_ROWS, *_FACTS)}
     except _UNREADABLE as error:
@@ -172,6 +174,16 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if not np.array_equal(part["positions"], expected):
         raise CorruptFileError(f"{path} does not hold the images of shard {number}/{count}: write it again")
     return part
+
+
+def _refuse_bomb(path: Path) -> None:
+    """Embeddings hardly compress; texts do, which are padded to the longest, but a bomb does a thousandfold."""
+    if not zipfile.is_zipfile(path):  # which NumPy refuses in words of its own
+        return
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > max(_UNPACKED, _COMPRESSION * path.stat().st_size):
+        raise ValueError(f"it would unpack to {unpacked / 2**20:,.0f} MiB, more than {_COMPRESSION} times its size")
 
 
 def _refuse_others(parts: dict[Path, dict[str, np.ndarray]], encoder: str) -> None:

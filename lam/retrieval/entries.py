@@ -32,19 +32,33 @@ def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]
     """
     if embeddings.dimension != dimension:
         raise ValueError(f"embeddings must have dimension {dimension}, got {embeddings.dimension}")
+    mean = embeddings.mean.detach().cpu().double()
+    norm = mean.norm(dim=1, keepdim=True)
+    if not (_are_near_one(norm) and _are_concentrations(embeddings.kappa)):
+        _refuse_bad_rows(embeddings, norm[:, 0])
+    return (mean / norm).float()
+
+
+def _are_near_one(norm: Tensor) -> bool:
+    return bool(((norm - 1).abs() <= _NORM_TOLERANCE).all())
+
+
+def _are_concentrations(kappa: Tensor) -> bool:
+    if len(kappa) == 0:
+        return True
+    least, greatest = kappa.aminmax()
+    return bool(least >= 0) and math.isfinite(greatest)
+
+
+def _refuse_bad_rows(embeddings: Embeddings, norm: Tensor) -> None:
     refuse_non_finite("embeddings", embeddings.mean)
     refuse_non_finite("kappa", embeddings.kappa)
     negative = (embeddings.kappa < 0).nonzero()
     if len(negative):
         row = int(negative[0])
         raise ValueError(f"kappa must not be negative, got {float(embeddings.kappa[row])} at index {row}")
-    mean = embeddings.mean.detach().cpu().double()
-    norm = mean.norm(dim=1, keepdim=True)
-    off = ((norm[:, 0] - 1).abs() > _NORM_TOLERANCE).nonzero()
-    if len(off):
-        row = int(off[0])
-        raise ValueError(f"embeddings must be unit vectors, got length {float(norm[row]):.6g} at index {row}")
-    return (mean / norm).float()
+    row = int(((norm - 1).abs() > _NORM_TOLERANCE).nonzero()[0])
+    raise ValueError(f"embeddings must be unit vectors, got length {float(norm[row]):.6g} at index {row}")
 
 
 def checked_ids(given: Any) -> Int64[Tensor, " N"]:

@@ -284,7 +284,7 @@ class Index:
         stored = self._store.column("vectors")
         block = max(1, _GATHERED_ELEMENTS // max(1, rows.shape[1] * self.dimension))
         pairs = zip(vectors.split(block), rows.split(block), strict=True)
-        scores = torch.cat([torch.einsum("qd,qkd->qk", q, stored[r.clamp(min=0)]) for q, r in pairs])
+        scores = torch.cat([(stored[r.clamp(min=0)] @ q[:, :, None]).squeeze(2) for q, r in pairs])
         scores, order = scores.masked_fill(rows < 0, -math.inf).sort(dim=1, descending=True, stable=True)
         return rows.gather(1, order), scores
 

@@ -94,7 +94,7 @@ class Gallery:
             ServiceError: 503, where the index is elsewhere and does not answer.
         """
         hits = self._index.search(queries, k)
-        described = self._store.described(hits.ids.unique().tolist())
+        described = self._store.described(set(hits.ids.flatten().tolist()))
         return hits, {key: Described(*what) for key, what in described.items()}
 
     def get(self, identity: str) -> Item | None:

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import math
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ class Served:
 
     process: "subprocess.Popen[str]"
     port: int
+    seconds: float = math.inf  # until it was ready
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: Any = PNG) -> tuple[int, dict[str, Any]]:
         """One request on a connection of its own."""
@@ -47,6 +49,7 @@ def served(run: Path, **environment: str) -> Iterator[Served]:
         run: its folder.
         environment: beside that of the tests.
     """
+    started = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.service.serve_quickly", str(run)],
         cwd=ROOT,
@@ -65,6 +68,7 @@ def served(run: Path, **environment: str) -> Iterator[Served]:
         while time.monotonic() < until:
             with contextlib.suppress(OSError):
                 if found.ask("GET", "/v1/ready")[0] == 200:
+                    found.seconds = time.monotonic() - started
                     break
             time.sleep(0.02)
         yield found

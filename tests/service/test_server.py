@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lam.cli import main
@@ -134,12 +135,13 @@ def test_a_second_process_is_refused(calibrated_run: Path, tmp_path: Path, capsy
     assert "another process is writing to" in capsys.readouterr().err
 
 
-def kills_lose_nothing(run: Path, png: bytes, kills: int) -> None:
+def kills_lose_nothing(run: Path, png: bytes, kills: int, *, ready_within: float = 60.0) -> None:
     acknowledged: set[str] = set()
     asked: set[str] = set()
     draw = random.Random(0)
     for kill in range(kills):
         with served(run) as found:
+            assert found.seconds < ready_within
             assert found.ask("GET", "/v1/items?limit=1")[1]["total"] >= len(acknowledged)
 
             def add(worker: int, kill: int = kill, found: Served = found) -> None:
@@ -176,6 +178,22 @@ def test_kills_while_items_are_added_lose_nothing(calibrated_run: Path, tmp_path
 @pytest.mark.slow
 def test_many_kills_while_items_are_added_lose_nothing(calibrated_run: Path, tmp_path: Path, png: bytes) -> None:
     kills_lose_nothing(Path(shutil.copytree(calibrated_run, tmp_path / "run")), png, 60)
+
+
+@pytest.mark.slow
+def test_kills_while_items_are_added_to_100_000_cost_ten_seconds(tmp_path: Path, png: bytes) -> None:
+    run, few = tmp_path / "run", ("--data.limit=60", "--training.epochs=1", "--evaluation.n_samples=8")
+    assert main(["demo", "--quiet", f"--output={run}", "--network.dimension=512", *few]) == 0
+    (run / FOLDER).mkdir(exist_ok=True)
+    store, draw = ItemStore(run / FOLDER / FILE), np.random.default_rng(0)
+    for block in range(10):
+        vectors = draw.normal(size=(10_000, 512)).astype(np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        store.write(
+            Item(f"{block}-{row}", vector.tobytes(), 50.0, origin="before") for row, vector in enumerate(vectors)
+        )
+    store.close()
+    kills_lose_nothing(run, png, 10, ready_within=10.0)
 
 
 def drained(run: Path, png: bytes, clients: int) -> None:

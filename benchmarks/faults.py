@@ -1,36 +1,49 @@
 """The full counts of the checks whose light form the tests run: kills, samplers, golden grids.
 
-    python benchmarks/faults.py
+    python benchmarks/faults.py [--only EXPRESSION]
 
-Runs every test with the `slow` marker and writes results/faults.json: what was run, how it ended, how long it took.
+Runs tests with the `slow` marker, all or those that pytest's -k EXPRESSION selects ("service", "kill and not run"), and
+puts what was run, how it ended and how long it took into results/faults.json, where other checks stay as they are.
 """
 
+import argparse
+import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
-from timing import write
+from timing import RESULTS, write
 
 ROOT = Path(__file__).parent.parent
 
 
+def outcomes(report: Path) -> dict[str, Any]:
+    """What a report of pytest says of each test, its parameters taken together."""
+    checks: dict[str, Any] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('classname')}.{case.get('name', '').partition('[')[0]}"
+        found = checks.setdefault(name, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0})
+        failed = case.find("failure") is not None or case.find("error") is not None
+        found["failed" if failed else "skipped" if case.find("skipped") is not None else "passed"] += 1
+        found["seconds"] = round(found["seconds"] + float(case.get("time", 0)), 1)
+    return checks
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="EXPRESSION", help="as pytest's -k; by default all slow tests")
+    only = parser.parse_args().only
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "slow.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", "--timeout=1800", f"--junitxml={report}"]
-        code = subprocess.run(command, cwd=ROOT, check=False).returncode
-        cases = ElementTree.parse(report).iter("testcase")
-        checks: dict[str, dict[str, float | int]] = {}
-        for case in cases:
-            name = f"{case.get('classname')}.{case.get('name', '').partition('[')[0]}"
-            found = checks.setdefault(name, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0})
-            failed = case.find("failure") is not None or case.find("error") is not None
-            outcome = "failed" if failed else "skipped" if case.find("skipped") is not None else "passed"
-            found[outcome] += 1
-            found["seconds"] = round(found["seconds"] + float(case.get("time", 0)), 1)
-    write("faults", {"checks": checks})
+        code = subprocess.run([*command, *(["-k", only] if only else [])], cwd=ROOT, check=False).returncode
+        found = outcomes(report)
+    known = RESULTS / "faults.json"
+    kept = json.loads(known.read_text(encoding="utf-8"))["checks"] if only and known.is_file() else {}
+    write("faults", {"checks": dict(sorted({**kept, **found}.items()))})
     return code
 
 

@@ -26,10 +26,10 @@ from lam.datasets import ImageDataset, Splits
 from lam.datasets.base import stratified_split
 from lam.embeddings import Embeddings
 from lam.encoder_base import N_SAMPLES, Encoder
-from lam.gallery import open_run, preprocessing_of, read_items
+from lam.gallery import embed_folder, open_run, preprocessing_of, read_items
 from lam.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval import index_files
-from lam.retrieval.calibration_files import fingerprint, save_calibration
+from lam.retrieval.calibration_files import fingerprint, load_calibration, save_calibration
 from lam.retrieval.checks import refuse_other_length
 from lam.retrieval.flags import Flag
 from lam.retrieval.ood import NEIGHBOUR, knn_distance
@@ -79,6 +79,14 @@ class StoredItems:
 Gallery = Literal["held-out", "index"] | StoredItems
 
 
+def standing(run: str | Path) -> Calibration | None:
+    """Give the calibration that a run has; None where it has none that can be read and is of its encoder."""
+    try:
+        return load_calibration(run)
+    except ValueError:
+        return None
+
+
 def calibrate_run(
     run: str | Path,
     *,
@@ -86,6 +94,7 @@ def calibrate_run(
     flag: Flag | None = None,
     gallery: Gallery = "index",
     folder: str | Path | None = None,
+    strangers: str | Path | None = None,
     data_root: str | Path | None = None,
     reference: int = REFERENCE,
     n_samples: int = N_SAMPLES,
@@ -99,6 +108,8 @@ def calibrate_run(
         flag: the score by which queries shall be flagged; by default the encoder's own.
         gallery: what is searched: the run's index, one half of the held-out data, or other stored items.
         folder: fresh images in class sub-folders to calibrate on, instead of the validation split.
+        strangers: a folder of images that have no match in the gallery, and of which false accepts are then promised;
+            by default they are promised of images like the others, whose matches are taken out of the gallery.
         data_root: where the run's data are, if they have moved.
         reference: how many training items the k-NN distance compares with; 0 for none, so that κ alone can flag.
         n_samples: samples behind κ, the same number as where queries are embedded.
@@ -109,7 +120,8 @@ def calibrate_run(
 
     Raises:
         ValueError: for a folder that is no finished run, or whose data have changed; for data that are too few to
-            promise a target, saying how many it needs; or for stored items none of which matches any query.
+            promise a target, saying how many it needs; for a flag without the features that it needs; or for stored
+            items none of which matches any query.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
     """
     run = Path(run)
@@ -118,6 +130,9 @@ def calibrate_run(
     if isinstance(gallery, str) and gallery not in (HELD_OUT, INDEX):
         raise ValueError(f"gallery must be '{HELD_OUT}', '{INDEX}' or stored items, got {gallery!r}")
     encoder = open_run(run)
+    flag = encoder.ood_score if flag is None else flag
+    if reference == 0 and flag != "kappa":
+        raise ValueError(f"flag {flag!r} compares with training features: leave out reference=0, or flag by 'kappa'")
     config = load_config(run, [] if data_root is None else [f"--data.root={data_root}"])
     splits = None if folder is not None and reference == 0 else _splits(run, config)
     images = _held_out(encoder, folder, splits)
@@ -128,22 +143,26 @@ def calibrate_run(
     stored = StoredItems.of_index(run) if gallery == INDEX else None if gallery == HELD_OUT else gallery
     relevance = _relevance(encoder, images, stored, config)
     queries = relevance.queries
-    searches, gallery_kappa, verifier = _search(seen.embeddings, relevance, stored, config.seed)
+    searched = _searched(seen.embeddings, relevance) if stored is None else (stored.vectors, stored.kappa)
+    searches, verifier = _search(seen.embeddings, relevance, *searched, config.seed)
+    unknown = None if strangers is None else _first_hits(encoder, strangers, searched[0], progress)
     with locked(run):
         made = calibrate(
             searches,
             seen.embeddings.kappa[queries],
-            gallery_kappa,
+            searched[1],
             key=fingerprint(run),
             dimension=encoder.dimension,
             targets=targets,
-            flag=encoder.ood_score if flag is None else flag,
+            flag=flag,
             distance=None if known is None else knn_distance(seen.features[queries], known).cpu(),
             reference=known,
+            strangers=unknown,
             verifier=verifier,
             facts={
                 "data": "validation split" if folder is None else str(folder),
                 "gallery": gallery if isinstance(gallery, str) else "stored items",
+                "strangers": None if strangers is None else str(strangers),
                 "n_samples": n_samples,
                 **_found(searches),
             },
@@ -209,20 +228,26 @@ def _half(images: ImageDataset, seed: int) -> Tensor:
     return is_query
 
 
+def _searched(embeddings: Embeddings, relevance: Relevance) -> tuple[Tensor, Tensor]:
+    """Mean directions and κ of the part of the held-out data that is the gallery."""
+    return embeddings.mean.cpu()[relevance.candidates], embeddings.kappa.cpu()[relevance.candidates]
+
+
 def _search(
-    embeddings: Embeddings, relevance: Relevance, stored: StoredItems | None, seed: int
-) -> tuple[Searches, Tensor, Verifier | None]:
-    """What the queries find, κ of what is searched, and what pairs say, where there are pairs of both kinds."""
-    mean, kappa = embeddings.mean.cpu(), embeddings.kappa.cpu()
-    if stored is None:
-        candidates, others = mean[relevance.candidates], kappa[relevance.candidates]
-    else:
-        candidates, others = stored.vectors, stored.kappa
-    mean, kappa = mean[relevance.queries], kappa[relevance.queries]
-    found = search_open_set(mean, candidates, relevance.of_rows)
+    embeddings: Embeddings, relevance: Relevance, items: Tensor, items_kappa: Tensor, seed: int
+) -> tuple[Searches, Verifier | None]:
+    """What the queries find, and what pairs say, where there are pairs of both kinds."""
+    mean, kappa = embeddings.mean.cpu()[relevance.queries], embeddings.kappa.cpu()[relevance.queries]
+    found = search_open_set(mean, items, relevance.of_rows)
     generator = torch.Generator().manual_seed(seed)
-    pairs = draw_pairs(relevance.of_rows, len(mean), len(others), generator=generator)
+    pairs = draw_pairs(relevance.of_rows, len(mean), len(items), generator=generator)
     if pairs.same.all() or not pairs.same.any():
-        return found, others, None
-    cosine = (mean[pairs.queries].double() * candidates[pairs.items].double()).sum(1)
-    return found, others, Verifier.of(cosine, kappa[pairs.queries].double(), others[pairs.items].double(), pairs.same)
+        return found, None
+    cosine = (mean[pairs.queries].double() * items[pairs.items].double()).sum(1)
+    return found, Verifier.of(cosine, kappa[pairs.queries].double(), items_kappa[pairs.items].double(), pairs.same)
+
+
+def _first_hits(encoder: Encoder, folder: str | Path, items: Tensor, progress: bool) -> Tensor:
+    """The cosine of the nearest item of each image of a folder."""
+    mean = embed_folder(encoder, folder, progress=progress)[1].mean.cpu()
+    return search_open_set(mean, items, lambda rows: torch.zeros(len(rows), len(items), dtype=torch.bool)).score

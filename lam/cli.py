@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def _execute(arguments: list[str]) -> int:
     if arguments and arguments[0] in RUNS:
         arguments = _joined(arguments)
     parsed, rest = _parser().parse_known_args(arguments)
+    if parsed.command == "index" and parsed.folder is None and len(rest) == 1 and not rest[0].startswith("-"):
+        parsed.folder = rest.pop()  # argparse takes an optional positional only beside the one before it
     if rest and parsed.command not in RUNS:
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     with warnings.catch_warnings():
@@ -199,9 +202,12 @@ def _search(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
-    from lam.calibrate import calibrate_run
+    from lam.calibrate import calibrate_run, standing
     from lam.retrieval.threshold import Targets
 
+    before = standing(parsed.run)
+    given = {"far": parsed.target_far, "ood": parsed.target_ood, "miss": parsed.target_miss}
+    wanted = {name: target for name, target in given.items() if target is not None}
     gallery = parsed.gallery
     if gallery == "service":
         from lam.service.live import stored_items
@@ -209,10 +215,11 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
         gallery = stored_items(parsed.run)
     made = calibrate_run(
         parsed.run,
-        targets=Targets(far=parsed.target_far, ood=parsed.target_ood, miss=parsed.target_miss),
-        flag=parsed.flag,
+        targets=replace(Targets() if before is None else before.targets, **wanted),
+        flag=before.flag if parsed.flag is None and before is not None else parsed.flag,
         gallery=gallery,
         folder=parsed.folder,
+        strangers=parsed.strangers,
         data_root=parsed.data_root,
         reference=parsed.reference,
         progress=not parsed.quiet,
@@ -222,9 +229,15 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     print(
         f"match: cosine above {made.accept_above:.9g}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     )
-    print(f"abstain: {made.flag} above {made.flag_above:.6g}; false flags at most {made.targets.ood:g}")
+    flagged = (
+        f"kappa below {made.kappa_below:.6g}" if made.flag == "kappa" else f"{made.flag} above {made.flag_above:.6g}"
+    )
+    print(f"abstain: {flagged}; false flags at most {made.targets.ood:g}")
     print(f"P(correct): cross-validated ECE {made.reliability.expected_error:.4f}")
-    print(f"a match is among the first {made.depth} hits with probability {1 - made.targets.miss:g}")
+    if made.depth is None:
+        print(f"too few queries had a match to say how many hits hold one with probability {1 - made.targets.miss:g}")
+    else:
+        print(f"a match is among the first {made.depth} hits with probability {1 - made.targets.miss:g}")
     print(f"calibration: {Path(parsed.run) / 'calibration'}")
 
 
@@ -314,12 +327,14 @@ def _parser() -> argparse.ArgumentParser:
     calibrate = command("calibrate", _calibrate, "Learn thresholds at stated error rates, and P(correct).")
     calibrate.add_argument("run", help="the folder of a finished run")
     calibrate.add_argument(
-        "--target-far", type=float, default=0.001, help="false accepts of non-mates (default: 0.001)"
+        "--target-far", type=float, help="false accepts (default: that of the run's calibration, or else 0.001)"
     )
-    calibrate.add_argument("--target-ood", type=float, default=0.05, help="false flags of known data (default: 0.05)")
-    calibrate.add_argument("--target-miss", type=float, default=0.05, help="of conformal sets (default: 0.05)")
+    calibrate.add_argument("--target-ood", type=float, help="false flags (default: likewise, or else 0.05)")
+    calibrate.add_argument("--target-miss", type=float, help="of conformal sets (default: likewise, or else 0.05)")
     calibrate.add_argument(
-        "--flag", choices=("kappa", "knn", "combined"), help="by what to abstain (default: the run's)"
+        "--flag",
+        choices=("kappa", "knn", "combined"),
+        help="to abstain by (default: likewise, or else the encoder's)",
     )
     calibrate.add_argument(
         "--gallery",
@@ -328,6 +343,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what is searched: the run's index (default), what its service holds, or a part of the held-out data",
     )
     calibrate.add_argument("--folder", help="fresh images to calibrate on (default: the run's validation split)")
+    calibrate.add_argument("--strangers", metavar="FOLDER", help="images without a match, to promise false accepts of")
     calibrate.add_argument("--data-root", help="where the run's data are, if they have moved")
     calibrate.add_argument(
         "--reference", type=int, default=1000, help="training items for k-NN (default: 1000; 0: none)"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from scipy.stats import betabinom
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from lam import datasets
 from lam.calibrate import StoredItems, calibrate_run
 from lam.cli import main
 from lam.embeddings import Embeddings
-from lam.gallery import open_run
+from lam.gallery import embed_folder, open_run
 from lam.retrieval.calibration_files import fingerprint, load_calibration
 from lam.retrieval.conformal import Tail
 from lam.retrieval.index import Index
@@ -149,7 +150,10 @@ def test_fresh_images_are_parted_into_queries_and_a_gallery(run_copy: Path, digi
         ((), "target far: a rate of 0.001 needs at least 999 calibration scores to be promised, got 60"),
         (("--target-far=0",), "target far must lie in (0, 1), got 0"),
         (("--reference=3", *TARGETS), "reference must be at least 5 items, or 0 for none, got 3"),
-        (("--reference=0", "--flag=knn", *TARGETS), "flag 'knn' needs k-NN distances"),
+        (
+            ("--reference=0", "--flag=knn", *TARGETS),
+            "flag 'knn' compares with training features: leave out reference=0",
+        ),
         (("--folder=nowhere", *TARGETS), "nowhere"),
     ],
 )
@@ -161,6 +165,43 @@ def test_mistakes_are_said_in_a_line_and_leave_nothing(
     assert message in said
     assert said.count("\n") == 1
     assert not (run_copy / "calibration").exists()
+
+
+def test_false_accepts_can_be_promised_of_strangers(
+    run_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, generator = tmp_path / "strangers", torch.Generator().manual_seed(0)
+    folder.mkdir()
+    for number in range(40):
+        pixels = torch.randint(0, 256, (8, 8), generator=generator, dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(folder / f"{number}.png")
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, f"--strangers={folder}"]) == 0
+    made, index = load_calibration(run_copy), Index.load(run_copy / "index")
+    assert made.facts["strangers"] == str(folder)
+    images, embeddings = embed_folder(open_run(run_copy), folder, progress=False)
+    first = index.search(embeddings, 1).scores[:, 0]
+    assert len(images) == len(made.false_accepts) == 40
+    assert made.accept_above == pytest.approx(float(first.sort().values[-2]), abs=1e-6)
+    assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.001", f"--strangers={folder}"]) == 1
+    assert "target far: a rate of 0.001 needs at least 999 calibration scores" in capsys.readouterr().err
+
+
+def test_a_calibration_again_asks_for_what_the_last_one_did(run_copy: Path) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--flag=combined"]) == 0
+    assert main(["calibrate", str(run_copy), "--quiet", "--target-ood=0.2"]) == 0
+    made = load_calibration(run_copy)
+    assert (made.targets, made.flag) == (Targets(far=0.05, ood=0.2, miss=0.1), "combined")
+
+
+def test_what_is_printed_can_be_acted_on(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--target-miss=0.0001", "--flag=kappa"]) == 0
+    printed, made = capsys.readouterr().out, load_calibration(run_copy)
+    assert f"abstain: kappa below {made.kappa_below:.6g}; false flags at most 0.05" in printed
+    assert "too few queries had a match to say how many hits hold one with probability 0.9999" in printed
+    assert main(["calibrate", str(run_copy), "--quiet", "--target-miss=0.1", "--flag=knn"]) == 0
+    printed, made = capsys.readouterr().out, load_calibration(run_copy)
+    assert f"abstain: knn above {made.flag_above:.6g}" in printed
+    assert f"a match is among the first {made.depth} hits with probability 0.9" in printed
 
 
 def test_data_that_changed_since_the_run_are_refused(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,16 @@ def test_what_is_no_image_is_named(run_copy: Path, flat_folder: Path) -> None:
         gallery.search(run_copy, flat_folder / "missing.png")
 
 
+@pytest.mark.parametrize(
+    "order", ["RUN FOLDER --factory HNSW32", "RUN --factory HNSW32 FOLDER", "--factory HNSW32 RUN FOLDER"]
+)
+def test_options_stand_wherever_they_are_written(run_copy: Path, flat_folder: Path, order: str) -> None:
+    given = [{"RUN": str(run_copy), "FOLDER": str(flat_folder)}.get(word, word) for word in order.split()]
+    assert main(["index", "--quiet", *given]) == 0
+    index = Index.load(run_copy / "index")
+    assert (len(index), index.factory) == (8, "HNSW32")
+
+
 def test_a_refused_index_leaves_the_old_one(run_copy: Path, flat_folder: Path) -> None:
     before = gallery.search(run_copy, flat_folder / "0.png").items
     with pytest.raises(ValueError, match="factory must be a FAISS factory string .* got 'Nonsense'"):

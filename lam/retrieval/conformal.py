@@ -140,7 +140,7 @@ class Tail:
         if len(self) < least:
             raise ValueError(
                 f"a rate of {target:g} needs at least {least} calibration scores to be promised, got {len(self)}: give "
-                f"more data, or a target of at least {1 / (len(self) + 1):.3g}"
+                f"more data, or a target of at least {_rounded_up(1 / (len(self) + 1)):g}"
             )
         return min(rank_of(len(self), target), len(self))
 
@@ -157,6 +157,12 @@ def needed(target: float) -> int:
     """
     _check_rate("target", target)
     return math.ceil(round(1 / target, 6)) - 1
+
+
+def _rounded_up(rate: float) -> float:
+    """A rate in three digits that is no less, so that it can be promised where the rate can."""
+    scale = 10.0 ** (2 - math.floor(math.log10(rate)))
+    return math.ceil(round(rate * scale, 6)) / scale
 
 
 def rank_of(n: int, target: float) -> int:

@@ -37,7 +37,8 @@ class Targets:
     """The error rates that are asked for, each in (0, 1).
 
     Attributes:
-        far: the share of searches without a match in the gallery that are answered all the same (FPIR).
+        far: the share of searches without a match in the gallery that are answered all the same (FPIR), of searches
+            like those calibrated on.
         ood: the share of in-distribution queries that are flagged.
         miss: the share of queries whose conformal set holds no match.
     """
@@ -296,6 +297,7 @@ def calibrate(
     flag: Flag = "kappa",
     distance: Float[Tensor, " Q"] | None = None,
     reference: Float[Tensor, "M P"] | None = None,
+    strangers: Float[Tensor, " S"] | None = None,
     verifier: Verifier | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Calibration:
@@ -311,6 +313,8 @@ def calibrate(
         flag: the score by which queries shall be flagged.
         distance: (Q,) k-NN distances of the queries to the reference.
         reference: (M, P) features of known items.
+        strangers: (S,) cosines of what things find that are known to have no match in the gallery. False accepts are
+            then learnt from them, in place of the queries with their matches taken out, and promised of their like.
         verifier: of pairs of images, where those shall be verified.
         facts: what else to keep, as JSON.
 
@@ -323,7 +327,8 @@ def calibrate(
     if (distance is None) != (reference is None):
         raise ValueError("distance and reference go together: give both, or neither")
     targets = Targets() if targets is None else targets
-    non_mated = searches.non_mated[searches.non_mated.isfinite()]
+    non_mated = searches.non_mated if strangers is None else strangers
+    non_mated = non_mated[non_mated.isfinite()]
     flags = Flags.of(kappa, distance)
     if len(non_mated) == 0:
         raise ValueError(

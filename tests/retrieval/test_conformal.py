@@ -80,13 +80,21 @@ def test_ties_and_infinities_lower_the_rate_and_never_raise_it() -> None:
     assert tail.p_values(torch.empty(0)).shape == (0,)
 
 
+@pytest.mark.parametrize("count", [1, 7, 20, 99, 333, 1234, 1979])
+def test_the_target_that_is_advised_is_promised(count: int) -> None:
+    tail = Tail.of(torch.zeros(count))
+    with pytest.raises(ValueError, match="or a target of at least ") as refused:
+        tail.threshold(1e-6)
+    tail.threshold(min(float(str(refused.value).split()[-1]), 0.999))
+
+
 def test_too_few_scores_are_refused_with_how_many_it_takes() -> None:
     assert needed(0.05) == 19
     assert len(Tail.of(torch.zeros(19))) == 19
     assert Tail.of(torch.arange(19.0)).threshold(0.05) == 18.0
     with pytest.raises(ValueError, match="needs at least 999 calibration scores to be promised, got 998"):
         Tail.of(torch.zeros(998)).threshold(0.001)
-    with pytest.raises(ValueError, match=r"or a target of at least 0.0526"):
+    with pytest.raises(ValueError, match=r"or a target of at least 0.0527"):
         Tail.of(torch.zeros(18)).law(0.01)
 
 

@@ -15,6 +15,7 @@ engine.py     all of it behind five verbs, without HTTP
 metrics.py    what is counted, for Prometheus
 limits.py     size, deadline, key, host and headers, before any route is reached
 bodies.py     what a request's JSON may hold
+schemas.py    what the OpenAPI schema says of requests and answers
 app.py        the routes
 server.py     hypercorn around them
 page/         what a browser is given: HTML, CSS and JavaScript modules, as they are

@@ -16,8 +16,9 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 from lam import __version__
+from lam.service import schemas
 from lam.service.answers import Judge
-from lam.service.bodies import EMBEDDING_SCHEMA, IMAGE_SCHEMA, JSON, ONE_SCHEMA, content_type, one_of, parsed, query_of
+from lam.service.bodies import JSON, content_type, one_of, parsed, query_of
 from lam.service.engine import Engine
 from lam.service.errors import FAILED, ServiceError, busy
 from lam.service.images import CONTENT_TYPES, media_type
@@ -29,43 +30,6 @@ from lam.service.store import Fuse
 PAGE = Path(__file__).parent / "page"
 _PAGE_SIZE = 100
 _VERSIONS = ("torch", "faiss-cpu", "pillow", "fastapi", "hypercorn")
-_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            **{kind: {"schema": IMAGE_SCHEMA} for kind in CONTENT_TYPES},
-            JSON: {"schema": EMBEDDING_SCHEMA},
-        },
-    }
-}
-_PAIR = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            JSON: {
-                "schema": {
-                    "type": "object",
-                    "required": ["first", "second"],
-                    "properties": {"first": ONE_SCHEMA, "second": ONE_SCHEMA},
-                }
-            }
-        },
-    }
-}
-_ERROR = {
-    "description": "what was wrong, and what is allowed",
-    "content": {JSON: {"schema": {"type": "object", "required": ["error", "allowed"]}}},
-}
-_PUT: dict[int | str, dict[str, Any]] = {
-    200: {"description": "the id was there; this is its item now", "content": {JSON: {"schema": {"type": "object"}}}},
-    201: {"description": "the id is new", "content": {JSON: {"schema": {"type": "object"}}}},
-}
-_PICTURE: dict[int | str, dict[str, Any]] = {
-    200: {"description": "the picture", "content": {kind: {"schema": IMAGE_SCHEMA} for kind in CONTENT_TYPES[:2]}}
-}
-_REFUSALS: dict[int | str, dict[str, Any]] = dict.fromkeys(
-    (400, 401, 404, 405, 408, 409, 413, 415, 421, 422, 500, 503, 507), _ERROR
-)
 
 Poor = Annotated[
     Literal["keep", "refuse"],
@@ -102,7 +66,7 @@ def create_app(engine: Engine, *, key: str | None = None) -> App:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        responses=_REFUSALS,
+        responses=schemas.REFUSALS,
     )
     _answer_errors(app)
     _add_searches(app, engine, metrics)
@@ -140,7 +104,7 @@ def _answer_errors(app: FastAPI) -> None:
 def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     most = engine.settings.max_k
 
-    @app.post("/v1/search", openapi_extra=_BODY)
+    @app.post("/v1/search", responses=schemas.SEARCHED, openapi_extra=schemas.BODY)
     async def search(
         request: Request,
         k: Annotated[int, Query(ge=1, le=most)] = 10,
@@ -153,7 +117,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         metrics.decided(answer.decision, answer.kappa)
         return JSONResponse(answer.body)
 
-    @app.post("/v1/verify", openapi_extra=_PAIR)
+    @app.post("/v1/verify", responses=schemas.VERIFIED, openapi_extra=schemas.PAIR)
     async def verify(request: Request) -> JSONResponse:
         """Decide whether two images, in base64, or embeddings show the same thing."""
         content_type(request.headers.get("content-type"), JSON)
@@ -163,7 +127,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
 
 def _add_items(app: FastAPI, engine: Engine) -> None:
-    @app.post("/v1/items", status_code=201, responses=_PUT, openapi_extra=_BODY)
+    @app.post("/v1/items", status_code=201, responses=schemas.ENROLLED, openapi_extra=schemas.BODY)
     async def add(
         request: Request,
         id: Annotated[str | None, Query(description=f"{ID_RULE}; without one, the content is the id")] = None,
@@ -174,14 +138,14 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         """Add an item, on disk and found when this is answered; without an id, its content is its id."""
         return await _enrol(engine, request, id, label, poor=poor, fuse=fuse)
 
-    @app.put("/v1/items/{id}", responses=_PUT, openapi_extra=_BODY)
+    @app.put("/v1/items/{id}", responses=schemas.ENROLLED, openapi_extra=schemas.BODY)
     async def update(
         request: Request, id: str, label: Label = "", poor: Poor = "keep", fuse: Fusing = False
     ) -> JSONResponse:
         """Add an item under this id, put another in its place, or fuse an image into it."""
         return await _enrol(engine, request, id, label, poor=poor, fuse=fuse)
 
-    @app.get("/v1/items")
+    @app.get("/v1/items", responses=schemas.LISTED)
     async def page(
         after: Annotated[str, Query(max_length=128)] = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = _PAGE_SIZE,
@@ -192,12 +156,12 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         shown = [_described(item, engine.judge) for item in items]
         return JSONResponse({"items": shown, "after": following, "total": len(engine.gallery)})
 
-    @app.get("/v1/items/{id}")
+    @app.get("/v1/items/{id}", responses=schemas.FOUND)
     async def one(id: str) -> JSONResponse:
         """Look an item up."""
         return JSONResponse(_described(await known(id), engine.judge))
 
-    @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=_PICTURE)
+    @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=schemas.PICTURE)
     async def picture(id: str) -> Response:
         """Give an item's picture."""
         item = await known(id)
@@ -205,7 +169,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
             raise ServiceError(404, "the item has no picture", allowed="items that were added as images")
         return Response(item.thumbnail, media_type=media_type(item.thumbnail))
 
-    @app.delete("/v1/items/{id}")
+    @app.delete("/v1/items/{id}", responses=schemas.DELETED)
     async def delete(id: str) -> JSONResponse:
         """Erase an item: its vector, its picture, and what the database kept of them."""
         change = await engine.write(checked_id(id))

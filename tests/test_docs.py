@@ -127,6 +127,17 @@ def test_rates_are_those_that_were_measured() -> None:
         assert f"{mean['p_correct'][name]:.3f}" in page, name
 
 
+def test_strangers_are_those_that_were_measured() -> None:
+    page = text(DOCS / "calibrating.md")
+    for row in json.loads(text(RESULTS / "strangers.json"))["rates"]:
+        shares = [
+            f"{row[name]['mean']:.3f} ± {row[name]['std']:.3f}"
+            for source in ("known_classes", "strangers")
+            for name in (f"accepted_learnt_from_{source}", f"answered_match_learnt_from_{source}")
+        ]
+        assert f"| {row['target']:g} | {' | '.join(shares)} |" in page
+
+
 def test_the_readme_has_the_table_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import table  # pyright: ignore[reportMissingImports]

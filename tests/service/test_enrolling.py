@@ -11,8 +11,8 @@ from lam.embeddings import Embeddings
 from lam.retrieval.fusion import fuse_identities
 from lam.service.answers import Judge
 from lam.service.engine import Engine
+from tests.service.asking import PNG, client_of, embedding, refused
 from tests.service.conftest import encoded
-from tests.service.test_app import PNG, client_of, embedding, refused
 
 
 def flag_of(engine: Engine) -> float:

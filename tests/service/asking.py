@@ -1,0 +1,31 @@
+"""Requests to the application, without a server between."""
+
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from lam.service.app import create_app
+from lam.service.engine import Engine
+from tests.service.conftest import HOST
+
+PNG = {"content-type": "image/png"}
+JSON = {"content-type": "application/json"}
+
+
+def client_of(engine: Engine, **options: Any) -> TestClient:
+    return TestClient(create_app(engine, **options), base_url=HOST, raise_server_exceptions=False)
+
+
+def embedding(dimension: int, axis: int = 0, kappa: float = 50.0, **fields: Any) -> dict[str, Any]:
+    return {"embedding": [float(row == axis) for row in range(dimension)], "kappa": kappa, **fields}
+
+
+def refused(response: Any, status: int) -> str:
+    """The sentence of a refusal, once it is one as it should be."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    found = response.json()
+    assert set(found) == {"error", "allowed"}
+    assert "Traceback" not in response.text
+    assert "site-packages" not in response.text
+    return found["error"]

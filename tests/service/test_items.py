@@ -1,0 +1,102 @@
+"""Items that come and go while served, and what can be their ids."""
+
+import concurrent.futures
+import sqlite3
+import warnings
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from lam.service.engine import Engine
+from lam.service.store import FILE
+from tests.service.asking import PNG, client_of, embedding, refused
+
+
+def test_items_come_and_go_while_served(engine: Engine, png: bytes) -> None:
+    client, size = client_of(engine), len(engine.gallery)
+    added = client.post("/v1/items?id=mine&label=a%20thing", content=png, headers=PNG)
+    assert added.status_code == 201
+    assert added.json()["label"] == "a thing"
+    assert added.json()["gallery_size"] == size + 1
+    best = client.post("/v1/search?k=1", content=png, headers=PNG).json()["hits"][0]
+    assert (best["id"], best["score"]) == ("mine", pytest.approx(1))
+    found = client.get("/v1/items/mine").json()
+    assert found["sha256"] == added.json()["sha256"]
+    changed = client.put("/v1/items/mine?label=other", content=png, headers=PNG)
+    assert (changed.status_code, changed.json()["created"]) == (200, False)
+    assert client.get("/v1/items/mine").json()["label"] == "other"
+    assert len(engine.gallery) == size + 1
+    assert client.delete("/v1/items/mine").json() == {"id": "mine", "deleted": True, "gallery_size": size}
+    assert refused(client.delete("/v1/items/mine"), 404)
+    assert refused(client.get("/v1/items/mine"), 404)
+    assert refused(client.get("/v1/items/mine/thumbnail"), 404)
+
+
+def test_items_are_listed_in_pages(client: TestClient) -> None:
+    seen, after = [], ""
+    while True:
+        page = client.get("/v1/items", params={"after": after, "limit": 25}).json()
+        seen += [item["id"] for item in page["items"]]
+        if page["after"] is None:
+            break
+        after = page["after"]
+    assert len(seen) == len(set(seen)) == page["total"]
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("identity", ["José García", "東 3", "a:b@c+d=e", "4_2.-"])
+def test_ids_are_names_as_people_have_them(client: TestClient, png: bytes, identity: str) -> None:
+    added = client.post("/v1/items", params={"id": identity}, content=png, headers=PNG)
+    assert (added.status_code, added.json()["id"]) == (201, identity)
+    assert client.get(added.json()["thumbnail"]).status_code == 200
+    hits = client.post("/v1/search", params={"k": 100}, content=png, headers=PNG).json()["hits"]
+    assert added.json()["thumbnail"] in [hit["thumbnail"] for hit in hits]
+    path = added.json()["thumbnail"].removesuffix("/thumbnail")
+    assert client.get(path).json()["id"] == identity
+    assert client.delete(path).json() == {"id": identity, "deleted": True, "gallery_size": 60}
+    assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["..%2Fmetrics", "a%00b", "%F0%9F%98%80", "x" * 200, "a%20", "%2e%2e%2fconfig.yaml"])
+def test_ids_that_are_none_are_refused(client: TestClient, png: bytes, name: str) -> None:
+    for response in (
+        client.get(f"/v1/items/{name}"),
+        client.delete(f"/v1/items/{name}"),
+        client.put(f"/v1/items/{name}", content=png, headers=PNG),
+    ):
+        assert response.status_code in (404, 405, 422)
+        refused(response, response.status_code)
+    refused(client.post("/v1/items", params={"id": "a/b"}, content=png, headers=PNG), 422)
+
+
+def test_without_an_id_content_is_the_id(engine: Engine, png: bytes) -> None:
+    client, size = client_of(engine), len(engine.gallery)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: client.post("/v1/items", content=png, headers=PNG), range(40)))
+    assert sorted({answer.status_code for answer in answers}) == [200, 201]
+    assert sum(answer.status_code == 201 for answer in answers) == 1
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert len(engine.gallery) == size + 1
+    for name in ("a", "b"):
+        client.post(f"/v1/items?id={name}", content=png, headers=PNG)
+    assert len(engine.gallery) == size + 3
+
+
+def test_an_embedding_can_be_an_item_with_metadata(engine: Engine) -> None:
+    client = client_of(engine)
+    body = embedding(engine.gallery.dimension, label="axis", metadata={"shelf": 3})
+    added = client.post("/v1/items", json=body).json()
+    assert added["thumbnail"] is None
+    (hit,) = client.post("/v1/search?k=1", json=body).json()["hits"]
+    assert (hit["id"], hit["label"], hit["metadata"]) == (added["id"], "axis", {"shelf": 3})
+    assert refused(client.get(f"/v1/items/{added['id']}/thumbnail"), 404)
+
+
+def test_numbers_in_the_store_are_those_that_were_sent(engine: Engine) -> None:
+    client_of(engine).post("/v1/items", json=embedding(engine.gallery.dimension, axis=1, id="e"))
+    with warnings.catch_warnings():
+        connection = sqlite3.connect(engine.run / "service" / FILE)
+        (vector,) = connection.execute("SELECT vector FROM items WHERE id = 'e'").fetchone()
+        connection.close()
+    assert np.frombuffer(vector, np.float32).tolist() == embedding(engine.gallery.dimension, axis=1)["embedding"]

@@ -1,0 +1,104 @@
+"""Searches and verifications: what is decided, and what is said beside it."""
+
+import base64
+import io
+import math
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from lam.service.engine import Engine
+from tests.service.asking import PNG, client_of, embedding, refused
+from tests.service.conftest import SMALL, encoded
+
+
+def test_a_search_decides_and_gives_hits(client: TestClient, png: bytes) -> None:
+    answer = client.post("/v1/search?k=3", content=png, headers=PNG).json()
+    assert answer["decision"] in ("match", "unknown", "abstain")
+    assert 0 <= answer["probability"] <= 1
+    assert answer["calibration"] == "current"
+    assert answer["threshold"]["far"] == 0.1
+    assert len(answer["hits"]) == 3
+    scores = [hit["score"] for hit in answer["hits"]]
+    assert scores == sorted(scores, reverse=True)
+    hit = answer["hits"][0]
+    assert hit["accepted"] == (hit["score"] > answer["threshold"]["accept_above"])
+    picture = client.get(hit["thumbnail"])
+    assert picture.headers["content-type"] == "image/png"
+    assert Image.open(io.BytesIO(picture.content)).size == (8, 8)
+
+
+def test_an_embedding_gets_what_its_image_gets(shared_engine: Engine, client: TestClient, png: bytes) -> None:
+    query = shared_engine._embed([shared_engine._decode([(png, False)])[0][0]])[0]
+    body = {"embedding": query.embedding.mean[0].tolist(), "kappa": query.kappa}
+    by_embedding = client.post("/v1/search", json=body).json()
+    by_image = client.post("/v1/search", content=png, headers=PNG).json()
+    assert by_embedding["decision"] == by_image["decision"]
+    assert [hit["id"] for hit in by_embedding["hits"]] == [hit["id"] for hit in by_image["hits"]]
+    assert by_embedding["kappa"] == pytest.approx(by_image["kappa"])
+
+
+def test_a_match_must_be_as_probable_as_is_asked(engine: Engine, png: bytes) -> None:
+    client = client_of(engine)
+    kappa = engine.judge.calibration.flags.kappa.scores.min().neg().item() + 1
+    client.post("/v1/items", json=embedding(engine.gallery.dimension, kappa=kappa, id="one"))
+    search = embedding(engine.gallery.dimension, kappa=kappa)
+    found = client.post("/v1/search", json=search).json()
+    assert found["decision"] == "match"
+    asked = client.post(f"/v1/search?min_probability={min(1.0, found['probability'] + 1e-6)}", json=search).json()
+    assert asked["decision"] == ("unknown" if found["probability"] < 1 else "match")
+    unsure = client.post("/v1/search", json=embedding(engine.gallery.dimension, kappa=1e-6)).json()
+    assert unsure["decision"] == "abstain"
+    assert unsure["kappa_capped"]
+
+
+def test_two_images_are_the_same_or_not(client: TestClient, png: bytes) -> None:
+    image = {"image": base64.b64encode(png).decode()}
+    answer = client.post("/v1/verify", json={"first": image, "second": image}).json()
+    assert answer["score"] == pytest.approx(1)
+    assert answer["same"] in (True, None)  # None where κ says that it cannot be judged
+    assert answer["far"] == 0.1
+    opposite = embedding(3)
+    opposite["embedding"][0] = -1.0
+    answer = client.post("/v1/verify", json={"first": embedding(3), "second": opposite}).json()
+    assert (answer["same"], answer["decision"]) == (False, "unknown")
+    for wrong in ({}, {"first": image}, {"first": image, "second": {"image": "?"}}, {"first": 1, "second": 2}):
+        refused(client.post("/v1/verify", json=wrong), 422)
+
+
+def test_a_gallery_that_grew_makes_the_calibration_stale(engine: Engine, png: bytes) -> None:
+    client = client_of(engine)
+    for number in range(20):
+        client.post(f"/v1/items?id={number}-new", content=png, headers=PNG)
+    assert client.post("/v1/search", content=png, headers=PNG).json()["calibration"] == "stale"
+    assert client.get("/v1/model").json()["calibration"] == "stale"
+
+
+def test_a_run_without_calibration_gives_hits_and_no_decision(run_copy: Path, png: bytes) -> None:
+    engine = Engine(run_copy, SMALL)
+    client = client_of(engine)
+    answer = client.post("/v1/search?k=2", content=png, headers=PNG).json()
+    assert (answer["decision"], answer["probability"], answer["calibration"]) == (None, None, "none")
+    assert len(answer["hits"]) == 2
+    refused(client.get("/v1/calibration"), 404)
+    said = refused(client.post("/v1/items?poor=refuse", content=png, headers=PNG), 409)
+    assert said == "the run is not calibrated: nothing says which images are poor"
+    assert client.post("/v1/items", content=png, headers=PNG).json()["poor"] is None
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", ["L", "RGB", "RGBA", "LA", "P", "1", "I;16"])
+@pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (8, 8)])
+def test_odd_images_are_answered(client: TestClient, kind: str, size: tuple[int, int]) -> None:
+    answer = client.post("/v1/search", content=encoded(Image.new(kind, size)), headers=PNG)
+    assert answer.status_code == 200
+    assert math.isfinite(answer.json()["kappa"])
+
+
+def test_more_hits_than_there_are_items_gives_all(run_copy: Path, png: bytes) -> None:
+    engine = Engine(run_copy, SMALL)
+    found = client_of(engine).post("/v1/search?k=100", content=png, headers=PNG).json()
+    assert len(found["hits"]) == len(engine.gallery) == 60
+    engine.close()

@@ -123,7 +123,9 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         content_type(request.headers.get("content-type"), JSON)
         given = parsed(await request.body())
         first, second = [await one_of(engine, given.get(name), name) for name in ("first", "second")]
-        return JSONResponse(engine.judge.same(first, second))
+        answer = engine.judge.same(first, second)
+        metrics.verified(answer["decision"])
+        return JSONResponse(answer)
 
 
 def _add_items(app: FastAPI, engine: Engine) -> None:

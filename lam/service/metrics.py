@@ -12,6 +12,7 @@ from lam.service.engine import Engine
 
 _WINDOW = 1000
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95)
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
@@ -28,17 +29,23 @@ class Metrics:
             "lam_request_seconds", "Seconds to an answer.", ("route",), buckets=_BUCKETS, registry=self._registry
         )
         self._decisions = Counter("lam_decisions", "Decisions on queries.", ("decision",), registry=self._registry)
+        self._pairs = Counter("lam_pair_decisions", "Decisions on pairs.", ("decision",), registry=self._registry)
         self._registry.register(_State(engine, self._kappa))
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count a request; `route` is the template of a path, so that there are few."""
-        self._requests.labels(route, method, str(status)).inc()
+        """Count a request; `route` is the template of a path, so that there are few, as of methods."""
+        known = method if method in _METHODS else "other"
+        self._requests.labels(route, known, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def decided(self, decision: str | None, kappa: float) -> None:
         """Count a decision and remember the κ of its query."""
         self._decisions.labels(decision or "none").inc()
         self._kappa.append(kappa)
+
+    def verified(self, decision: str | None) -> None:
+        """Count a decision on a pair; its κ are not remembered, as they are of no query."""
+        self._pairs.labels(decision or "none").inc()
 
     def text(self) -> bytes:
         """Everything, in the format of Prometheus."""

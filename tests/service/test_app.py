@@ -124,6 +124,25 @@ def test_unknown_paths_and_methods_are_json_too(client: TestClient) -> None:
     refused(client.get("/docs"), 404)
 
 
+def test_methods_that_nobody_knows_are_counted_as_one(engine: Engine) -> None:
+    client = client_of(engine, key="secret")
+    for number in range(300):
+        refused(client.request(f"ZZ{number}", f"/v1/{number}"), 401)
+    text = client.get("/metrics", headers={"x-api-key": "secret"}).text
+    assert 'lam_requests_total{method="other",route="other",status="401"} 300.0' in text
+    assert "ZZ" not in text
+    assert text.count("lam_requests_total{") == 1
+
+
+def test_decisions_on_pairs_are_counted_apart(engine: Engine) -> None:
+    client, one = client_of(engine), embedding(engine.gallery.dimension, kappa=1e-6)
+    assert client.post("/v1/verify", json={"first": one, "second": one}).json()["decision"] == "abstain"
+    text = client.get("/metrics").text
+    assert 'lam_pair_decisions_total{decision="abstain"} 1.0' in text
+    assert "lam_decisions_total{" not in text
+    assert "lam_query_kappa" not in text
+
+
 def test_a_key_is_needed_where_one_is_set(shared_engine: Engine, png: bytes) -> None:
     client = client_of(shared_engine, key="secret")
     refused(client.post("/v1/search", content=png, headers=PNG), 401)

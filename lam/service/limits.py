@@ -52,11 +52,14 @@ class Limits:
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
+        """Answer one request; one for a WebSocket, which no route has, is refused before it is one, with 403."""
+        if scope["type"] == "http":
             await self._http(scope, receive, _Sender(send))
+        elif scope["type"] == "websocket":
+            self._count("other", "GET", 403, 0.0)
+            await send({"type": "websocket.close"})
+        else:
+            await self._app(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: "_Sender") -> None:
         body, started = None, time.perf_counter()

@@ -172,6 +172,20 @@ MUTANTS = (
         ("tests/retrieval/test_index.py::test_bad_embeddings_are_refused_everywhere_and_change_nothing",),
     ),
     Mutant(
+        "size of what a file unpacks to",
+        "lam/embedding_shards.py",
+        "        _refuse_bomb(path)\n",
+        "",
+        ("tests/test_bombs.py::test_a_bomb_is_refused_before_it_is_unpacked",),
+    ),
+    Mutant(
+        "no pickle is read",
+        "lam/embedding_shards.py",
+        "np.load(file, allow_pickle=False)",
+        "np.load(file, allow_pickle=True)",
+        ("tests/test_bombs.py::test_no_pickle_is_read",),
+    ),
+    Mutant(
         "another worker for one that died",
         "lam/service/workers.py",
         "                self.restarts += 1\n                time.sleep(_PAUSE)\n",

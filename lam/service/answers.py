@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lam.embeddings import KAPPA_RANGE, Embeddings
+from lam.retrieval.conformal import needed
 from lam.retrieval.decisions import Decision
 from lam.retrieval.hits import Hits
 from lam.retrieval.threshold import Calibration, credible_cosine
@@ -116,10 +117,11 @@ class Judge:
             size: of the gallery.
             least: the probability that a match must have.
         """
-        verdict = self._verdict(query, hits, least)
-        accept = -math.inf if self.calibration is None else self.calibration.accept_above
+        made = self._in_force(query)
+        verdict = _verdict(made, query, hits, least)
         cap = self.credible_cosine(query.kappa)
-        rows = zip(hits.ids[0].tolist(), hits.scores[0].tolist(), hits.kappa[0].tolist(), strict=True)
+        sets = _conformal(made, hits)
+        rows = zip(hits.ids[0].tolist(), hits.scores[0].tolist(), hits.kappa[0].tolist(), sets, strict=True)
         shown = [
             {
                 "id": described[key].id,
@@ -131,17 +133,18 @@ class Judge:
                 "resultant": described[key].resultant,
                 "poor": self.poor(described[key].least_kappa),
                 "thumbnail": thumbnail_path(described[key].id) if described[key].pictured else None,
-                "accepted": None if self.calibration is None else score > accept,
+                "accepted": None if made is None else verdict["decision"] == "match" and score > made.accept_above,
                 "credible": score >= cap,
+                "conformal": conformal,
             }
-            for key, score, kappa in rows
+            for key, score, kappa, conformal in rows
             if key in described
         ][:k]
         body = verdict | {
             "kappa": query.kappa,
             "kappa_capped": query.capped,
             "credible_cosine": cap,
-            "threshold": self.thresholds,
+            "threshold": None if made is None else _thresholds(made),
             "calibration": self.state(size),
             "gallery_size": size,
             "hits": shown,
@@ -149,22 +152,26 @@ class Judge:
         return Answer(verdict["decision"], query.kappa, body)
 
     def same(self, first: Query, second: Query) -> dict[str, Any]:
-        """Say whether two images show the same thing, at the false-accept rate of pairs; see `Calibration.verify`."""
-        made = self.calibration
-        if made is None or made.verifier is None:
+        """Say whether two images show the same thing, at the false-accept rate of pairs; see `Calibration.verify`.
+
+        κ alone says whether they can be judged, whatever flag is in force for searches.
+        """
+        made, above = self.calibration, self._same_above
+        kappa = [first.kappa, second.kappa]
+        if made is None or above is None:
             score = float((first.embedding.mean[0].double() @ second.embedding.mean[0].double()).clamp(-1, 1))
-            decision, probability = None, None
-        else:
-            verified = made.verify(first.embedding, second.embedding)
-            decision, probability = verified.decision[0], float(verified.probability[0])
-            score = float(verified.score[0])
+            unknown = dict.fromkeys(("same", "decision", "probability", "far", "threshold"))
+            return unknown | {"score": score, "kappa": kappa}
+        verified = made.verify(first.embedding, second.embedding)
+        decision, far, ood = verified.decision[0], made.targets.far, made.targets.ood
         return {
-            "same": None if decision in (None, "abstain") else decision == "match",
+            "same": None if decision == "abstain" else decision == "match",
             "decision": decision,
-            "probability": probability,
-            "score": score,
-            "far": None if decision is None or made is None else made.targets.far,
-            "kappa": [first.kappa, second.kappa],
+            "probability": float(verified.probability[0]),
+            "far": far,
+            "threshold": {"accept_above": above, "kappa_below": made.kappa_below, "far": far, "ood": ood},
+            "score": float(verified.score[0]),
+            "kappa": kappa,
         }
 
     def credible_cosine(self, kappa: float) -> float:
@@ -184,18 +191,8 @@ class Judge:
 
     @cached_property
     def thresholds(self) -> dict[str, Any] | None:
-        """What is in force, and the error rates that it promises."""
-        made = self.calibration
-        if made is None:
-            return None
-        return {
-            "accept_above": made.accept_above,
-            "flag": made.flag,
-            "flag_above": made.flag_above,
-            "kappa_below": made.kappa_below,
-            "far": made.targets.far,
-            "ood": made.targets.ood,
-        }
+        """What is in force for images, and the error rates that it promises."""
+        return None if self.calibration is None else _thresholds(self.calibration)
 
     @cached_property
     def described(self) -> dict[str, Any] | None:
@@ -219,25 +216,60 @@ class Judge:
             "facts": made.facts,
         }
 
-    def _verdict(self, query: Query, hits: Hits, least: float) -> dict[str, Any]:
-        made = self.calibration
-        if made is None:
-            return {"decision": None, "probability": None, "surprise": None, "p_value": None, "flagged_by": None}
-        if made.flag != "kappa" and query.features is None:
-            made = replace(made, flag="kappa")  # an embedding comes without features: κ alone can flag it
-        features = None if made.flag == "kappa" else query.features
-        found = hits.scores.shape[1]  # two or more, or all there were when it was searched
-        decided = made.decide(hits, query.embedding, features=features, gallery_size=found)
-        decision, probability = decided.decision[0], float(decided.probability[0])
-        if decision == "match" and probability < least:
-            decision = "unknown"
-        return {
-            "decision": decision,
-            "probability": probability,
-            "surprise": float(decided.surprise[0]),
-            "p_value": float(decided.p_value[0]),
-            "flagged_by": made.flag,
-        }
+    def _in_force(self, query: Query) -> Calibration | None:
+        """The calibration; an embedding comes without features, so that κ alone can flag it."""
+        return self._by_kappa if query.features is None else self.calibration
+
+    @cached_property
+    def _by_kappa(self) -> Calibration | None:
+        return None if self.calibration is None else replace(self.calibration, flag="kappa")
+
+    @cached_property
+    def _same_above(self) -> float | None:
+        """The cosine above which two images show the same; None where too few pairs were seen to promise a rate."""
+        verifier = None if self.calibration is None else self.calibration.verifier
+        if (
+            self.calibration is None
+            or verifier is None
+            or len(verifier.impostors) < needed(self.calibration.targets.far)
+        ):
+            return None
+        return verifier.impostors.threshold(self.calibration.targets.far)
+
+
+def _thresholds(made: Calibration) -> dict[str, Any]:
+    return {
+        "accept_above": made.accept_above,
+        "flag": made.flag,
+        "flag_above": made.flag_above,
+        "kappa_below": made.kappa_below,
+        **vars(made.targets),
+    }
+
+
+def _verdict(made: Calibration | None, query: Query, hits: Hits, least: float) -> dict[str, Any]:
+    if made is None:
+        return dict.fromkeys(("decision", "probability", "surprise", "p_value", "flagged_by"))
+    features = None if made.flag == "kappa" else query.features
+    found = hits.scores.shape[1]  # two or more, or all there were when it was searched
+    decided = made.decide(hits, query.embedding, features=features, gallery_size=found)
+    decision, probability = decided.decision[0], float(decided.probability[0])
+    if decision == "match" and probability < least:
+        decision = "unknown"
+    return {
+        "decision": decision,
+        "probability": probability,
+        "surprise": float(decided.surprise[0]),
+        "p_value": float(decided.p_value[0]),
+        "flagged_by": made.flag,
+    }
+
+
+def _conformal(made: Calibration | None, hits: Hits) -> list[bool | None]:
+    """Which hits are of the set that holds a match at the promised rate; None each where no rate is promised."""
+    if made is None or made.depth is None:
+        return [None] * hits.scores.shape[1]
+    return made.conformal_set(hits)[0].tolist()
 
 
 def _points(scores: torch.Tensor, in_force: float) -> list[float]:

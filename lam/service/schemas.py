@@ -46,8 +46,10 @@ _SHOWN = {
     "thumbnail": _or_null(TEXT),
 }
 _ITEM = {**_SHOWN, "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"}}
-_THRESHOLD = _object(accept_above=COSINE, flag=TEXT, flag_above=NUMBER, kappa_below=KAPPA, far=SHARE, ood=SHARE)
-_HIT = _object(**_SHOWN, score=COSINE, accepted=_or_null(YES_OR_NO), credible=YES_OR_NO)
+_RATES = {"far": SHARE, "ood": SHARE}
+_THRESHOLD = _object(accept_above=COSINE, flag=TEXT, flag_above=NUMBER, kappa_below=KAPPA, miss=SHARE, **_RATES)
+_OF_PAIRS = _object(accept_above=COSINE, kappa_below=KAPPA, **_RATES)
+_HIT = _object(**_SHOWN, score=COSINE, accepted=_or_null(YES_OR_NO), credible=YES_OR_NO, conformal=_or_null(YES_OR_NO))
 _ENROLLED = _object(**_ITEM, created=YES_OR_NO, kappa_capped=YES_OR_NO, calibration=STATE, gallery_size=COUNT)
 
 SEARCHED: Responses = {
@@ -78,6 +80,7 @@ VERIFIED: Responses = {
             probability=_or_null(SHARE),
             score=COSINE,
             far=_or_null(SHARE),
+            threshold=_or_null(_OF_PAIRS),
             kappa={"type": "array", "items": KAPPA, "minItems": 2, "maxItems": 2},
         ),
     )

@@ -1,11 +1,15 @@
-"""What is said of a query, where it is computed in another way than `lam.retrieval` does."""
+"""What is said of a query and of a pair: each number and word of it is of the calibration in force for just them."""
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from lam.embeddings import KAPPA_RANGE, Embeddings
-from lam.retrieval.threshold import credible_cosine
-from lam.service.answers import Judge
+from lam.retrieval.threshold import Calibration, Targets, credible_cosine
+from lam.service.answers import Judge, Query
+from lam.service.engine import Engine, embedding_of
 
 
 @pytest.mark.parametrize("dimension", [2, 3, 64, 512])
@@ -26,3 +30,87 @@ def test_without_calibration_nothing_is_promised() -> None:
     assert judge.poor(1.0) is None
     assert judge.thresholds is None
     assert judge.described is None
+
+
+@pytest.fixture
+def made(shared_engine: Engine) -> Calibration:
+    """A calibration with features to compare with, and pairs."""
+    assert shared_engine.judge.calibration is not None
+    return shared_engine.judge.calibration
+
+
+@pytest.fixture
+def image(shared_engine: Engine) -> Query:
+    """A blank image."""
+    assert shared_engine.encoder.preprocessing is not None
+    (query,) = shared_engine._embedded(torch.zeros(1, *shared_engine.encoder.preprocessing.shape))
+    return query
+
+
+def said(engine: Engine, made: Calibration | None, query: Query, **options: Any) -> dict[str, Any]:
+    ((hits, described),) = engine._search([(query, 10)])
+    return Judge(made, 3).answer(query, hits, described, k=10, size=60, **options).body
+
+
+def surest(engine: Engine, made: Calibration) -> Query:
+    """A query that is an item of the gallery, and as sure as can be."""
+    (item,) = engine.gallery.page(after="", limit=1)
+    return Query(embedding_of(torch.from_numpy(item.embedding.copy()), 10 * -made.flags.kappa.scores.min().item()))
+
+
+@pytest.mark.parametrize("flag", ["kappa", "knn", "combined"])
+def test_thresholds_are_those_in_force_for_the_query(
+    shared_engine: Engine, made: Calibration, image: Query, flag: Any
+) -> None:
+    made = replace(made, flag=flag)
+    answer = said(shared_engine, made, image)
+    assert (answer["flagged_by"], answer["threshold"]["flag"]) == (flag, flag)
+    assert answer["threshold"] == Judge(made, 3).thresholds
+    answer = said(shared_engine, made, replace(image, features=None))
+    assert (answer["flagged_by"], answer["threshold"]["flag"]) == ("kappa", "kappa")
+    assert answer["threshold"]["flag_above"] == -made.kappa_below
+    assert (answer["decision"] == "abstain") == (answer["surprise"] > answer["threshold"]["flag_above"])
+
+
+def test_hits_are_accepted_in_a_match_alone(shared_engine: Engine, made: Calibration) -> None:
+    query = surest(shared_engine, made)
+    answer = said(shared_engine, made, query)
+    assert answer["decision"] == "match"
+    above = [hit["score"] > answer["threshold"]["accept_above"] for hit in answer["hits"]]
+    assert [hit["accepted"] for hit in answer["hits"]] == above
+    assert above[0]
+    flagged = replace(query, embedding=replace(query.embedding, kappa=torch.full((1,), 1e-6, dtype=torch.float64)))
+    for decision, body in (
+        ("unknown", said(shared_engine, made, query, least=answer["probability"] + 1e-9)),
+        ("abstain", said(shared_engine, made, flagged)),
+    ):
+        assert body["decision"] == decision
+        assert {hit["accepted"] for hit in body["hits"]} == {False}
+    assert {hit["accepted"] for hit in said(shared_engine, None, query)["hits"]} == {None}
+
+
+def test_the_conformal_set_is_the_first_hits(shared_engine: Engine, made: Calibration, image: Query) -> None:
+    for depth in (1, 3, 50):
+        hits = said(shared_engine, replace(made, depth=depth), image)["hits"]
+        assert [hit["conformal"] for hit in hits] == [place < depth for place in range(10)]
+    for unpromised in (replace(made, depth=None), None):
+        assert {hit["conformal"] for hit in said(shared_engine, unpromised, image)["hits"]} == {None}
+
+
+def test_a_pair_is_judged_at_thresholds_of_its_own(made: Calibration, image: Query) -> None:
+    assert made.verifier is not None
+    judge = Judge(replace(made, flag="combined"), 3)
+    threshold = {"accept_above": made.verifier.impostors.threshold(0.1), "kappa_below": made.kappa_below}
+    assert judge.same(image, image)["threshold"] == threshold | {"far": 0.1, "ood": 0.1}
+    assert threshold["accept_above"] < made.accept_above
+    for kappa, decision in ((made.kappa_below / 2, "abstain"), (made.kappa_below * 2, "match")):
+        one = Query(embedding_of(image.embedding.mean[0], kappa))
+        other = Query(embedding_of(image.embedding.mean[0], made.kappa_below * 2))
+        assert judge.same(one, other)["decision"] == decision
+
+
+def test_pairs_that_are_too_few_promise_nothing(made: Calibration, image: Query) -> None:
+    for calibration in (None, replace(made, verifier=None), replace(made, targets=Targets(far=1e-9, ood=0.1))):
+        answer = Judge(calibration, 3).same(image, image)
+        assert answer["score"] == pytest.approx(1)
+        assert {answer[name] for name in ("same", "decision", "probability", "far", "threshold")} == {None}

@@ -115,7 +115,7 @@ class BayesianEncoder(Encoder):
         """
         predict = self.posterior.predictor(n_samples=n_samples, mode=mode, return_samples=return_samples)
         parts = [predict(batch) for batch in self._feature_batches(inputs, progress)]
-        if not parts:
+        if sum(map(len, parts)) == 0:
             raise ValueError(NO_INPUTS)
         return Embeddings.concatenate(parts)
 

@@ -162,10 +162,7 @@ class Encoder(ABC):
     ) -> Embeddings:
         """Embed inputs with a concentration κ each; arguments and errors as those of `observe`."""
         observe = self.observer(n_samples=n_samples)
-        parts = [seen.embeddings for seen in self._observed(observe, inputs, progress)]
-        if not parts:
-            raise ValueError(NO_INPUTS)
-        return Embeddings.concatenate(parts)
+        return Embeddings.concatenate([seen.embeddings for seen in self._observed(observe, inputs, progress)])
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
         """Give what a method has to say of itself in a run's metrics; nothing by default."""
@@ -186,6 +183,8 @@ class Encoder(ABC):
             check_finite(found.features, seen)
             seen += len(found.features)
             yield found
+        if seen == 0:
+            raise ValueError(NO_INPUTS)
 
     def save(self, folder: str | Path) -> None:
         """Write the encoder to a folder: safetensors and JSON, sealed; whatever was there is replaced at once."""

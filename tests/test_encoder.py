@@ -487,8 +487,11 @@ def test_one_batch_is_enough_for_every_call():
     assert encoder.posterior.n_items == 40
     encoder.tune(batch, n_samples=4)
     assert lam.evaluate(encoder, batch, n_samples=4).metrics["n_queries"] == 40
-    with pytest.raises(ValueError, match="there are no inputs to embed"):
-        encoder.embed([])
+    for nothing in ([], batch[0][:0]):
+        with pytest.raises(ValueError, match="there are no inputs to embed"):
+            encoder.embed(nothing)
+        with pytest.raises(ValueError, match="there are no inputs to embed"):
+            encoder.observe(nothing)
 
 
 def test_places_that_are_all_near_each_other_have_no_negative_pair():

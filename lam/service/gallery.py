@@ -1,10 +1,13 @@
 """Store and index, one for the other: what is written goes to disk first, then into the index, then is acknowledged.
 
-The index is a cache, of this process (`lam.service.own_index`) or of a Milvus server (`lam.service.remote_index`).
+Between the first two steps the index may hold what the store no longer does. A search that meets such an item waits
+until the index has followed and looks again; no other search waits for the disk. The index is a cache, of this process
+(`lam.service.own_index`) or of a Milvus server (`lam.service.remote_index`).
 """
 
 import logging
 import shutil
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -60,6 +63,7 @@ class Gallery:
         self.dimension = dimension
         self._run, self._folder = run, run / FOLDER
         self._folder.mkdir(exist_ok=True)
+        self._writing = threading.Lock()  # held while the index may lag behind the store
         with ExitStack() as held:
             held.enter_context(locked(self._folder))
             self._store = ItemStore(self._folder / FILE)
@@ -85,17 +89,22 @@ class Gallery:
         return self._index.complaint
 
     def search(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, Described]]:
-        """Find the k nearest items of each query, and say what the hits are.
+        """Find the k nearest items of each query, as they are before a write or after it, and say what the hits are.
 
         Returns:
-            Hits whose ids are keys, and what is behind each key; a key that was deleted meanwhile is not there.
+            Hits whose ids are keys, and what is behind each key.
 
         Raises:
             ServiceError: 503, where the index is elsewhere and does not answer.
         """
-        hits = self._index.search(queries, k)
-        described = self._store.described(set(hits.ids.flatten().tolist()))
-        return hits, {key: Described(*what) for key, what in described.items()}
+        hits, described, gone = self._found(queries, k)
+        if gone:
+            with self._writing:
+                hits, described, gone = self._found(queries, k)
+                while gone:  # since a write that failed before the index had followed
+                    self._index.apply(gone, {})
+                    hits, described, gone = self._found(queries, k)
+        return hits, described
 
     def get(self, identity: str) -> Item | None:
         """Look an item up by id."""
@@ -123,10 +132,11 @@ class Gallery:
             facts = erase(self._run, deleted, self._store) if deleted else {}
             if deleted:
                 shutil.rmtree(self._folder / CACHE, ignore_errors=True)
-            changes = self._store.write(operations, facts=facts)
         except OSError as error:
             raise full(error.strerror or "it cannot be written") from error
-        self._apply(changes)
+        with self._writing:
+            changes = self._store.write(operations, facts=facts)
+            self._apply(changes)
         if deleted and not self._store.erase_log():
             raise busy("the items are deleted, but a reader of the database keeps its log, which still holds them")
         if isinstance(self._index, OwnIndex) or self._index.complaint is None:
@@ -145,6 +155,13 @@ class Gallery:
         from lam.service.remote_index import RemoteIndex
 
         return RemoteIndex(address, self._store, self.dimension)
+
+    def _found(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, Described], set[int]]:
+        """Hits, what they are, and those of them that the store no longer holds."""
+        hits = self._index.search(queries, k)
+        keys = set(hits.ids.flatten().tolist())
+        described = {key: Described(*what) for key, what in self._store.described(keys).items()}
+        return hits, described, keys - described.keys()
 
     def _apply(self, changes: Sequence[Change]) -> None:
         """Bring the index to what the store now holds: a key that came and went within one batch never enters."""

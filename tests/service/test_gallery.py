@@ -3,8 +3,9 @@
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from lam.gallery import index_folder
 from lam.retrieval.index import Index
 from lam.service.errors import ServiceError
 from lam.service.gallery import CACHE, FOLDER, Gallery
-from lam.service.items import Item
-from lam.service.store import FILE
+from lam.service.items import Images, Item, packed
+from lam.service.store import FILE, Change, Fuse, Operation
 
 D = 3
 
@@ -166,31 +167,136 @@ def test_a_run_without_index_begins_empty(run_copy: Path) -> None:
     assert (run_copy / FOLDER / FILE).is_file()
 
 
+def changed_and_searched(gallery: Gallery, operations: list[Operation], query: Embeddings, k: int) -> list[str]:
+    """What is found by a search that comes when items are stored and the index has not followed yet."""
+    apply, names = gallery._index.apply, list[str]()
+    searching = threading.Thread(target=lambda: names.extend(found(gallery, query, k)))
+
+    def apply_late(gone: set[int], new: Mapping[int, Item]) -> None:
+        searching.start()
+        searching.join(0.1)
+        apply(gone, new)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gallery._index, "apply", apply_late)
+        gallery.write(operations)
+    searching.join()
+    return names
+
+
+def test_a_search_between_store_and_index_sees_one_state(gallery: Gallery) -> None:
+    """An update replaces a key by another, and an item that is there all the time is found all the time."""
+    one, other = items(2)
+    gallery.write([one, other])
+    query = embeddings(2)[:1]
+    for operation in (Item(one.id, one.vector, 5.0), Fuse(Item(one.id, one.vector, 4.0)), one):
+        assert changed_and_searched(gallery, [operation], query, 1) == [one.id]
+    names = changed_and_searched(gallery, [one.id, Item(other.id, one.vector, 2.0)], query, 100)
+    assert names[0] == other.id
+    assert len(names) == len(gallery) == 61
+
+
+def test_no_search_waits_for_the_disk(gallery: Gallery) -> None:
+    """A hit that is not in flux is answered while a write waits for the disk."""
+    (one,) = items(1)
+    gallery.write([one])
+    write, began, synced = gallery._store.write, threading.Event(), threading.Event()
+
+    def write_late(*given: Any, **options: Any) -> list[Change]:
+        began.set()
+        synced.wait(10)
+        return write(*given, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gallery._store, "write", write_late)
+        writing = threading.Thread(target=lambda: gallery.write([Item(one.id, one.vector, 5.0)]))
+        writing.start()
+        began.wait(10)
+        assert found(gallery, embeddings(1)) == [one.id]
+        synced.set()
+        writing.join()
+    assert float(gallery.search(embeddings(1), 1)[0].kappa) == 5.0
+
+
+def test_what_a_failed_write_left_in_the_index_is_no_hit(gallery: Gallery) -> None:
+    gallery.write(items(3))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gallery._index, "apply", lambda *_: (_ for _ in ()).throw(MemoryError("no room for a copy")))
+        with pytest.raises(MemoryError):
+            gallery.write(["0-0", "0-1"])
+    hits, described = gallery.search(embeddings(2), 61)
+    assert hits.ids.shape == (2, 61)
+    assert set(hits.ids[0].tolist()) == set(hits.ids[1].tolist()) == described.keys()
+    assert not {"0-0", "0-1"} & {what.id for what in described.values()}
+    assert len(gallery) == 61
+
+
+_CHANGED = 10**6  # the seed of the two items that are changed
+
+
+class Watched:
+    """What one thread writes and others look for, with all that was found wrong."""
+
+    def __init__(self, gallery: Gallery) -> None:
+        self._gallery = gallery
+        self._stop = threading.Event()
+        self._begun, self._acknowledged, self._deleted = 0, 0, 0
+        self.wrong: list[str] = []
+        self._update(0)
+
+    def _update(self, number: int) -> None:
+        """One item is put anew each time, one has images fused into it, and each third is deleted again."""
+        updated, fused = items(2, seed=_CHANGED)
+        image = Item(fused.id, fused.vector, 9.0, images=Images(contents=packed([number])))
+        self._gallery.write([Item(updated.id, updated.vector, 9.0 + number), Fuse(image)])
+
+    def write(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            number = self._begun = self._begun + 1
+            self._gallery.write(items(1, number))
+            self._acknowledged = number
+            self._update(number)
+            if number % 3 == 0:
+                self._gallery.write([f"{number}-0"])
+                self._deleted = number
+        self._stop.set()
+
+    def read(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._search()
+        except Exception as error:
+            self.wrong.append(repr(error))
+
+    def _search(self) -> None:
+        acknowledged, deleted = self._acknowledged, self._deleted
+        queries = Embeddings.concatenate([embeddings(1, acknowledged), embeddings(1, deleted), embeddings(2, _CHANGED)])
+        hits, described = self._gallery.search(queries, 3)
+        if unknown := set(hits.ids.flatten().tolist()) - described.keys():
+            self.wrong.append(f"nobody knows what {unknown} are")
+            return
+        last, gone, updated, fused = ([described[key].id for key in row] for row in hits.ids.tolist())
+        if acknowledged and f"{acknowledged}-0" not in last and acknowledged % 3:
+            self.wrong.append(f"{acknowledged} was acknowledged and is not found")
+        if deleted and f"{deleted}-0" in gone:
+            self.wrong.append(f"{deleted} was deleted and is found")
+        sent = {f"{number}-0" for number in range(self._begun + 1)} | {f"{_CHANGED}-0", f"{_CHANGED}-1"}
+        self.wrong.extend(f"{name} was never sent" for name in last if "-" in name and name not in sent)
+        if (updated.count(f"{_CHANGED}-0"), fused.count(f"{_CHANGED}-1")) != (1, 1):
+            self.wrong.append(f"{updated} and {fused} were found for what is there all the time")
+
+
 def adding_and_searching(gallery: Gallery, seconds: float, readers: int) -> None:
-    acknowledged, begun, stop, wrong = set(), set(), threading.Event(), []
-
-    def read() -> None:
-        while not stop.is_set():
-            before = sorted(acknowledged)[-1:]
-            names = found(gallery, embeddings(1, int(before[0]) if before else 1), 3)
-            if before and f"{before[0]}-0" not in names:
-                wrong.append(f"{before[0]} was acknowledged and is not found")
-            wrong.extend(name for name in names if name.endswith("-0") and int(name.split("-")[0]) not in begun)
-
-    threads = [threading.Thread(target=read) for _ in range(readers)]
+    watched = Watched(gallery)
+    threads = [threading.Thread(target=watched.read) for _ in range(readers)]
     for thread in threads:
         thread.start()
-    until, seed = time.monotonic() + seconds, 0
-    while time.monotonic() < until:
-        seed += 1
-        begun.add(seed)
-        gallery.write(items(1, seed))
-        acknowledged.add(seed)
-    stop.set()
+    watched.write(seconds)
     for thread in threads:
         thread.join()
-    assert not wrong, wrong[:3]
-    assert seed > 3
+    assert not watched.wrong, watched.wrong[:3]
+    assert watched._deleted
 
 
 def test_adding_and_searching_at_once(gallery: Gallery) -> None:

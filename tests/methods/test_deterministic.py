@@ -60,6 +60,11 @@ def test_it_is_evaluated_without_a_calibration_and_its_kappa_tells_nothing():
 def test_a_method_is_found_by_name_and_refuses_no_data(name: str):
     encoder = methods.find(name).train(small.network(dropout=0.1), DATA, **small.TRAINING).encoder
     assert encoder.kind == name
-    for nothing in ([], DATA.images[:0]):
-        with pytest.raises(ValueError, match="there are no inputs to embed"):
-            encoder.embed(nothing)
+    with pytest.raises(ValueError, match="there are no inputs to embed"):
+        encoder.embed([])
+
+
+def test_a_batch_of_nothing_is_refused():
+    encoder = methods.find("deterministic").train(small.network(dropout=0.1), DATA, **small.TRAINING).encoder
+    with pytest.raises(ValueError, match="there are no inputs to embed"):
+        encoder.embed(DATA.images[:0])

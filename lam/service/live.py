@@ -30,8 +30,9 @@ def stored_items(run: str | Path) -> StoredItems:
         raise ValueError(f"the run in {run} has no items of a service: `lam serve {run}` takes over those of its index")
     store = ItemStore(path)
     try:
-        store.check()
-        items = [item for _, item in store.keyed()]
+        with store.one_moment():
+            store.check()
+            items = [item for _, item in store.keyed()]
     finally:
         store.close()
     if not items:

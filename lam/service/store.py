@@ -130,6 +130,16 @@ class ItemStore:
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._writer.close()
 
+    @contextmanager
+    def one_moment(self) -> Iterator[None]:
+        """Let `check` and `keyed` see what is there now, whatever another process writes meanwhile."""
+        self._writer.execute("BEGIN")
+        try:
+            yield
+        finally:
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+
     def check(self, *, drop_corrupt: bool = False) -> list[str]:
         """Read every row and hold it to its hash, and all of them to the ledger.
 
@@ -154,6 +164,8 @@ class ItemStore:
             return []
         if not drop_corrupt:
             what = f"rows {', '.join(names[:5])} are altered" if bad else f"{counted} rows are there, not {rows}"
+            if not bad and counted == rows:
+                what = f"{rows} rows are there, as many as there should be, but not the same ones"
             raise CorruptFileError(
                 f"{self.path}: {what}; restore it from a copy, or start with --drop-corrupt to go on without them"
             )

@@ -2,7 +2,11 @@
 
 import signal
 import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from lam.retrieval.calibration_files import load_calibration
 from lam.service.answers import Query
 from lam.service.engine import Engine, embedding_of
 from lam.service.live import stored_items
+from lam.service.store import ItemStore
 from tests.service.test_server import served
 
 TARGETS = ("--quiet", "--target-far=0.1", "--target-ood=0.1", "--target-miss=0.1")
@@ -34,6 +39,33 @@ def test_what_a_service_holds_is_read_beside_it(engine: Engine) -> None:
     by_id = {item.id: item for item in engine.gallery.page(after="", limit=100)}
     assert sorted(found.labels) == sorted(item.label for item in by_id.values())
     assert float(found.kappa.sum()) == pytest.approx(sum(item.kappa for item in by_id.values()))
+
+
+def test_what_is_written_while_it_is_read_alters_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that replaces one item and adds another before any step of the reading."""
+    (item,), steps, writes = engine.gallery.page(after="", limit=1), (ItemStore._rows, ItemStore._sum), count(1)
+
+    def write() -> None:
+        number = next(writes)
+        engine.gallery.write([replace(item, label=f"label {number}")])
+        grown(engine, number)
+
+    def rows(store: ItemStore) -> Iterator[Any]:
+        write()
+        return steps[0](store)
+
+    def total(store: ItemStore) -> tuple[int, bytes]:
+        write()
+        return steps[1](store)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ItemStore, "_rows", rows)
+        patched.setattr(ItemStore, "_sum", total)
+        found = stored_items(engine.run)
+    assert next(writes) == 4
+    assert len(found.vectors) == 60
+    assert not [label for label in found.labels if label.startswith("label")]
+    assert len(stored_items(engine.run).vectors) == 63
 
 
 def test_a_gallery_that_grew_is_calibrated_for_and_the_service_takes_it_over(

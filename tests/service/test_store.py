@@ -120,6 +120,16 @@ def test_a_row_that_is_missing_is_noticed(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_row_that_is_replaced_by_another_is_noticed(tmp_path: Path) -> None:
+    store = ItemStore(tmp_path / "items.sqlite")
+    store.write([item("a"), item("b")])
+    values = (item("a", 2).vector, item("a", 2).sha256)
+    store._writer.execute("UPDATE items SET vector = ?, sha256 = ? WHERE id = 'a'", values)
+    with pytest.raises(CorruptFileError, match="2 rows are there, as many as there should be, but not the same ones"):
+        store.check()
+    store.close()
+
+
 def test_every_connection_waits_for_the_disk_and_overwrites_what_is_deleted(tmp_path: Path) -> None:
     store = ItemStore(tmp_path / "items.sqlite")
     for connection in (store._writer, store._reader):

@@ -16,6 +16,7 @@ metrics.py    what is counted, for Prometheus
 limits.py     size, deadline, key, host and headers, before any route is reached
 bodies.py     what a request's JSON may hold
 schemas.py    what the OpenAPI schema says of requests and answers
+refusals.py   unknown parameters and paths, and how errors are answered
 app.py        the routes
 server.py     hypercorn around them
 page/         what a browser is given: HTML, CSS and JavaScript modules, as they are

@@ -2,29 +2,28 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from starlette.exceptions import HTTPException
-from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 from lam import __version__
+from lam.enrolment import MAX_LABEL
 from lam.service import schemas
 from lam.service.answers import Judge
-from lam.service.bodies import JSON, content_type, one_of, parsed, query_of
+from lam.service.bodies import ITEM_SCHEMA, JSON, PAIR_SCHEMA, content_type, embedded, one_of, parsed, query_of
 from lam.service.engine import Engine
-from lam.service.errors import FAILED, ServiceError, busy
+from lam.service.errors import ServiceError, busy
 from lam.service.images import CONTENT_TYPES, media_type
 from lam.service.items import ID_RULE, Item, checked_id, checked_label, checked_metadata, thumbnail_path
 from lam.service.limits import App, Limits
 from lam.service.metrics import Metrics
+from lam.service.refusals import answer_errors, refuse_unknown_parameters
 from lam.service.store import Fuse
 
 PAGE = Path(__file__).parent / "page"
@@ -42,7 +41,7 @@ Fusing = Annotated[
         "of another label is refused. Otherwise it takes the item's place"
     ),
 ]
-Label = Annotated[str, Query(description="what it shows")]
+Label = Annotated[str | None, Query(description=f"what it shows, in at most {MAX_LABEL} characters")]
 
 
 def create_app(engine: Engine, *, key: str | None = None) -> App:
@@ -67,8 +66,9 @@ def create_app(engine: Engine, *, key: str | None = None) -> App:
         redoc_url=None,
         redirect_slashes=False,
         responses=schemas.REFUSALS,
+        dependencies=[Depends(refuse_unknown_parameters)],
     )
-    _answer_errors(app)
+    answer_errors(app, pages=frozenset({"/", *(f"/{file.name}" for file in PAGE.iterdir())}))
     _add_searches(app, engine, metrics)
     _add_items(app, engine)
     _add_state(app, engine, metrics)
@@ -76,35 +76,10 @@ def create_app(engine: Engine, *, key: str | None = None) -> App:
     return Limits(app, engine.settings, key=key, count=metrics.answered)
 
 
-def _answer_errors(app: FastAPI) -> None:
-    @app.exception_handler(ServiceError)
-    async def _refused(_: Request, error: ServiceError) -> JSONResponse:
-        return JSONResponse(error.to_json(), error.status, headers=error.headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"][1:])
-        allowed = {key: value for key, value in first.get("ctx", {}).items() if isinstance(value, int | float | str)}
-        return JSONResponse({"error": f"{name}: {first['msg']}", "allowed": allowed or first["type"]}, 422)
-
-    @app.exception_handler(Exception)
-    async def _failed(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(FAILED.to_json(), FAILED.status)
-
-    @app.exception_handler(HTTPException)
-    async def _other(request: Request, error: HTTPException) -> JSONResponse:
-        found = [route for route in app.routes if isinstance(route, Route) and route.matches(request.scope)[0].value]
-        allowed = ", ".join(sorted({method for route in found for method in route.methods or ()}))
-        body = {"error": str(error.detail).lower(), "allowed": allowed or "the paths of /openapi.json"}
-        headers = {"Allow": allowed or "GET, HEAD"} if error.status_code == 405 else None  # the latter of the page
-        return JSONResponse(body, error.status_code, headers=headers)
-
-
 def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     most = engine.settings.max_k
 
-    @app.post("/v1/search", responses=schemas.SEARCHED, openapi_extra=schemas.BODY)
+    @app.post("/v1/search", responses=schemas.SEARCHED, openapi_extra=schemas.QUERY)
     async def search(
         request: Request,
         k: Annotated[int, Query(ge=1, le=most)] = 10,
@@ -121,7 +96,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     async def verify(request: Request) -> JSONResponse:
         """Decide whether two images, in base64, or embeddings show the same thing."""
         content_type(request.headers.get("content-type"), JSON)
-        given = parsed(await request.body())
+        given = parsed(await request.body(), PAIR_SCHEMA)
         first, second = [await one_of(engine, given.get(name), name) for name in ("first", "second")]
         answer = engine.judge.same(first, second)
         metrics.verified(answer["decision"])
@@ -129,20 +104,20 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
 
 def _add_items(app: FastAPI, engine: Engine) -> None:
-    @app.post("/v1/items", status_code=201, responses=schemas.ENROLLED, openapi_extra=schemas.BODY)
+    @app.post("/v1/items", status_code=201, responses=schemas.ENROLLED, openapi_extra=schemas.ITEM)
     async def add(
         request: Request,
         id: Annotated[str | None, Query(description=f"{ID_RULE}; without one, the content is the id")] = None,
-        label: Label = "",
+        label: Label = None,
         poor: Poor = "keep",
         fuse: Fusing = False,
     ) -> JSONResponse:
         """Add an item, on disk and found when this is answered; without an id, its content is its id."""
         return await _enrol(engine, request, id, label, poor=poor, fuse=fuse)
 
-    @app.put("/v1/items/{id}", responses=schemas.ENROLLED, openapi_extra=schemas.BODY)
+    @app.put("/v1/items/{id}", responses=schemas.ENROLLED, openapi_extra=schemas.ITEM)
     async def update(
-        request: Request, id: str, label: Label = "", poor: Poor = "keep", fuse: Fusing = False
+        request: Request, id: str, label: Label = None, poor: Poor = "keep", fuse: Fusing = False
     ) -> JSONResponse:
         """Add an item under this id, put another in its place, or fuse an image into it."""
         return await _enrol(engine, request, id, label, poor=poor, fuse=fuse)
@@ -187,20 +162,19 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
 
 
 async def _enrol(
-    engine: Engine, request: Request, given_id: str | None, label: str, *, poor: Poor, fuse: bool
+    engine: Engine, request: Request, given_id: str | None, label: str | None, *, poor: Poor, fuse: bool
 ) -> JSONResponse:
     """Put or fuse what a request brings."""
     kind = content_type(request.headers.get("content-type"), *CONTENT_TYPES, JSON)
-    body, metadata, label = await request.body(), "{}", checked_label(label)
+    body, given = await request.body(), {}
     if kind == JSON:
-        given = parsed(body)
-        metadata = checked_metadata(given.get("metadata", {}))
-        label = checked_label(_text(given.get("label", label), "label"))
-        given_id = _text(given["id"], "id") if given_id is None and "id" in given else given_id
+        given = parsed(body, ITEM_SCHEMA)
+        given_id, label = _one_of_both("id", given_id, given), _one_of_both("label", label, given)
+    label, metadata = checked_label(label or ""), checked_metadata(given.get("metadata", {}))
     if fuse and given_id is None:
         raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
     identity = None if given_id is None else checked_id(given_id)
-    query = await query_of(engine, kind, body, picture=True)
+    query = embedded(engine, given) if kind == JSON else await engine.embed(body, picture=True)
     if poor == "refuse":
         _refuse_poor(engine.judge, query.kappa)
     item = query.item(identity, label=label, metadata=metadata, file=None if kind == JSON else body)
@@ -287,7 +261,15 @@ def _refuse_poor(judge: Judge, kappa: float) -> None:
         )
 
 
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
+def _one_of_both(name: str, beside: str | None, given: Mapping[str, Any]) -> str | None:
+    """What is said of an item in the address of a request, in its body, or in both, where it must be the same."""
+    if name not in given:
+        return beside
+    within = given[name]
+    if not isinstance(within, str):
         raise ServiceError(422, f"{name} must be text", allowed="a JSON string")
-    return value
+    if beside not in (None, within):
+        raise ServiceError(
+            422, f"the {name} in the address is not the one in the body", allowed="one of them, or equal"
+        )
+    return within

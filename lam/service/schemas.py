@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lam.service.bodies import EMBEDDING_SCHEMA, IMAGE_SCHEMA, JSON, ONE_SCHEMA
+from lam.service.bodies import EMBEDDING_SCHEMA, IMAGE_SCHEMA, ITEM_SCHEMA, JSON, PAIR_SCHEMA
 from lam.service.images import CONTENT_TYPES
 
 Responses = dict[int | str, dict[str, Any]]
@@ -105,26 +105,13 @@ REFUSALS: Responses = dict.fromkeys(
     _json("what was wrong, and what is allowed", _object(error=TEXT, allowed={})),
 )
 
-BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            **{kind: {"schema": IMAGE_SCHEMA} for kind in CONTENT_TYPES},
-            JSON: {"schema": EMBEDDING_SCHEMA},
-        },
-    }
-}
-PAIR = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            JSON: {
-                "schema": {
-                    "type": "object",
-                    "required": ["first", "second"],
-                    "properties": {"first": ONE_SCHEMA, "second": ONE_SCHEMA},
-                }
-            }
-        },
-    }
-}
+
+def _request(json: dict[str, Any], kinds: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A body of JSON, or of an image of one of these kinds."""
+    content = {**{kind: {"schema": IMAGE_SCHEMA} for kind in kinds}, JSON: {"schema": json}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+QUERY = _request(EMBEDDING_SCHEMA, CONTENT_TYPES)
+ITEM = _request(ITEM_SCHEMA, CONTENT_TYPES)
+PAIR = _request(PAIR_SCHEMA)

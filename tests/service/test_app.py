@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
+from lam.service.refusals import in_words
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
 from tests.service.conftest import SMALL, encoded
 
@@ -74,6 +75,7 @@ def wrong_embeddings(dimension: int) -> dict[str, bytes]:
         "huger": {**good, "embedding": [1e300] * dimension},
         "no kappa": {"embedding": good["embedding"]},
         "negative kappa": {**good, "kappa": -1},
+        "boundless kappa": {**good, "kappa": 1.01e30},
         "text kappa": {**good, "kappa": "9"},
     }
     found = {name: json.dumps(body).encode() for name, body in texts.items()}
@@ -111,17 +113,101 @@ def test_malformed_json_is_refused(client: TestClient, body: bytes, status: int)
         refused(client.post(route, content=body, headers=JSON), status)
 
 
-@pytest.mark.parametrize("query", ["k=0", "k=-1", "k=101", "k=x", "k=1.5", "min_probability=nan", "min_probability=2"])
-def test_queries_outside_their_range_are_refused(client: TestClient, png: bytes, query: str) -> None:
-    response = client.post(f"/v1/search?{query}", content=png, headers=PNG)
-    assert query.partition("=")[0] in refused(response, 422)
+WHOLE, SHARE = "a whole number from 1 to 100", "a number from 0 to 1"
+
+
+@pytest.mark.parametrize(
+    ("route", "query", "allowed"),
+    [
+        *(("/v1/search", f"k={k}", WHOLE) for k in ("0", "-1", "101", "x", "1.5", "")),
+        *(("/v1/search", f"min_probability={least}", SHARE) for least in ("nan", "2", "inf", "few")),
+        ("/v1/items", "poor=drop", "keep or refuse"),
+        ("/v1/items", "fuse=perhaps", "true or false"),
+    ],
+)
+def test_queries_outside_their_range_are_refused(
+    client: TestClient, png: bytes, route: str, query: str, allowed: str
+) -> None:
+    response = client.post(f"{route}?{query}", content=png, headers=PNG)
+    name, _, given = query.partition("=")
+    assert refused(response, 422) == f"{name} must be {allowed}, got {given!r}"
+    assert response.json()["allowed"] == allowed
+
+
+def test_of_every_parameter_it_can_be_said_what_it_may_be(client: TestClient) -> None:
+    said = {}
+    for operations in client.get("/openapi.json").json()["paths"].values():
+        for operation in operations.values():
+            given = [one for one in operation.get("parameters", ()) if one["in"] == "query"]
+            said |= {one["name"]: in_words(one["schema"]) for one in given}
+    assert said["limit"] == "a whole number from 1 to 1000"
+    assert said["after"] == "text of at most 128 characters"
+    assert set(said) == {"k", "min_probability", "id", "label", "poor", "fuse", "after", "limit"}
+
+
+def test_unknown_parameters_are_refused_on_every_route(client: TestClient, shared_engine: Engine, png: bytes) -> None:
+    size = len(shared_engine.gallery)
+    for path, operations in client.get("/openapi.json").json()["paths"].items():
+        for method in operations:
+            sent = {"content": png, "headers": PNG} if method in ("post", "put") else {}
+            response = client.request(method, f"{path.replace('{id}', 'one')}?lable=x", **sent)
+            assert refused(response, 422) == "there is no query parameter 'lable' here", (method, path)
+    response = client.post("/v1/search?K=3", content=png, headers=PNG)
+    assert refused(response, 422) == "there is no query parameter 'K' here"
+    assert response.json()["allowed"] == ["k", "min_probability"]
+    assert client.get("/metrics?x").json()["allowed"] == "no query parameter"
+    twice = client.post("/v1/search?k=3&k=4", content=png, headers=PNG)
+    assert refused(twice, 422) == "the query parameter 'k' is given more than once"
+    assert len(shared_engine.gallery) == size
+
+
+def test_the_page_and_the_schema_take_any_query(client: TestClient) -> None:
+    for path in ("/", "/app.js", "/icon.svg", "/openapi.json"):
+        assert client.get(f"{path}?v=2&v=3").status_code == 200
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_names_that_a_body_cannot_have_are_refused(client: TestClient, shared_engine: Engine, route: str) -> None:
+    good, size = embedding(shared_engine.gallery.dimension), len(shared_engine.gallery)
+    response = client.post(route, json={**good, "lable": "oak"})
+    assert refused(response, 422) == "the body has no 'lable'"
+    names = ["embedding", "kappa"]
+    assert response.json()["allowed"] == names + (["id", "label", "metadata"] if route == "/v1/items" else [])
+    refused(client.post(route, content=json.dumps({**good, "\ud800": 1}), headers=JSON), 422)
+    assert len(shared_engine.gallery) == size
+
+
+def test_names_that_a_pair_cannot_have_are_refused(client: TestClient, shared_engine: Engine) -> None:
+    good, image = embedding(shared_engine.gallery.dimension), {"image": ""}
+    for pair, said in (
+        ({"first": good, "second": good, "third": good}, "the body has no 'third'"),
+        ({"first": good, "second": {**good, "label": "x"}}, "second has no 'label'"),
+        ({"first": {**image, **good}, "second": good}, "first has no 'embedding'"),
+    ):
+        assert refused(client.post("/v1/verify", json=pair), 422) == said
+
+
+def test_a_kappa_beyond_all_bounds_is_told_the_bound(client: TestClient, shared_engine: Engine) -> None:
+    response = client.post("/v1/search", json=embedding(shared_engine.gallery.dimension, kappa=1e31))
+    assert refused(response, 422) == "kappa must be a number from 0 to 1e+30"
+    assert response.json()["allowed"]["kappa"] == "a number from 0 to 1e+30"
+    assert client.post("/v1/search", json=embedding(shared_engine.gallery.dimension, kappa=1e30)).status_code == 200
 
 
 def test_unknown_paths_and_methods_are_json_too(client: TestClient) -> None:
-    refused(client.get("/nothing"), 404)
+    for response in (client.get("/nothing"), client.post("/nothing"), client.get("/docs"), client.put("/v1/")):
+        assert refused(response, 404) == "there is no such path"
+        assert response.json()["allowed"] == "the paths of /openapi.json"
     refused(client.get("/v1/items/nobody"), 404)
-    refused(client.post("/v1/health"), 405)
-    refused(client.get("/docs"), 404)
+    for path, allowed in (
+        ("/v1/health", "GET"),
+        ("/", "GET, HEAD"),
+        ("/app.js", "GET, HEAD"),
+        ("/v1/items", "GET, POST"),
+    ):
+        response = client.delete(path)
+        assert refused(response, 405) == "the method 'DELETE' is not one of this path"
+        assert response.json()["allowed"] == response.headers["allow"] == allowed
 
 
 def test_methods_that_nobody_knows_are_counted_as_one(engine: Engine) -> None:
@@ -220,7 +306,11 @@ def test_the_schema_names_every_route_and_refusal(client: TestClient) -> None:
     for path in schema["paths"].values():
         for operation in path.values():
             assert {"413", "503"} <= set(operation["responses"])
-    assert "image/png" in schema["paths"]["/v1/search"]["post"]["requestBody"]["content"]
+    bodies = {path: schema["paths"][path]["post"]["requestBody"]["content"] for path in ROUTES}
+    assert "image/png" in bodies["/v1/search"]
+    names = {path: set(body["application/json"]["schema"]["properties"]) for path, body in bodies.items()}
+    assert names["/v1/search"] == {"embedding", "kappa"}
+    assert names["/v1/items"] == {"embedding", "kappa", "id", "label", "metadata"}
 
 
 def test_errors_of_the_engine_are_typed() -> None:

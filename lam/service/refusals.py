@@ -1,0 +1,112 @@
+"""What is refused beside the routes: parameters that are unknown or wrong, paths and methods that are not there.
+
+What a parameter is called and may be is read from the OpenAPI schema, so that what is refused is what is published.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from lam.service.errors import FAILED, ServiceError
+from lam.service.items import ID_RULE
+
+_SHOWN = 80
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Refuse query parameters that the route does not have, or that are given twice.
+
+    Raises:
+        ServiceError: 422.
+    """
+    given = [name for name, _ in request.query_params.multi_items()]
+    known = _parameters(request) if given else {}
+    for name in given:
+        if name not in known:
+            allowed = list(known) or "no query parameter"
+            raise ServiceError(422, f"there is no query parameter {name[:_SHOWN]!r} here", allowed=allowed)
+        if given.count(name) > 1:
+            raise ServiceError(422, f"the query parameter {name!r} is given more than once", allowed="once")
+
+
+def answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
+    """Have every error answered in JSON.
+
+    Args:
+        app: whose errors.
+        pages: paths that are served beside its routes.
+    """
+
+    @app.exception_handler(ServiceError)
+    async def _refused(_: Request, error: ServiceError) -> JSONResponse:
+        return JSONResponse(error.to_json(), error.status, headers=error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        name = first["loc"][-1]
+        allowed = in_words(_parameters(request)[name])
+        refusal = ServiceError(422, f"{name} must be {allowed}, got {str(first['input'])[:_SHOWN]!r}", allowed=allowed)
+        return JSONResponse(refusal.to_json(), refusal.status)
+
+    @app.exception_handler(Exception)
+    async def _failed(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(FAILED.to_json(), FAILED.status)
+
+    @app.exception_handler(HTTPException)
+    async def _other(request: Request, error: HTTPException) -> JSONResponse:
+        methods = _methods(app, request, pages)
+        if error.status_code == 405 and methods:
+            allowed = ", ".join(methods)
+            what = f"the method {request.method[:_SHOWN]!r} is not one of this path"
+            refusal = ServiceError(405, what, allowed=allowed, headers={"Allow": allowed})
+        elif error.status_code in (404, 405):
+            refusal = ServiceError(404, "there is no such path", allowed=_paths_like(request.url.path))
+        else:
+            refusal = ServiceError(error.status_code, str(error.detail).lower())
+        return JSONResponse(refusal.to_json(), refusal.status, headers=refusal.headers)
+
+
+def in_words(schema: dict[str, Any]) -> str:
+    """Say what a query parameter may be.
+
+    Args:
+        schema: its own, of one of the kinds that the routes have.
+
+    Example:
+        >>> in_words({"type": "integer", "minimum": 1, "maximum": 100})
+        'a whole number from 1 to 100'
+        >>> in_words({"type": "string", "enum": ["keep", "refuse"]})
+        'keep or refuse'
+    """
+    if "enum" in schema:
+        return " or ".join(schema["enum"])
+    kind = schema.get("type", "string")
+    if kind == "boolean":
+        return "true or false"
+    if kind == "string":
+        return f"text of at most {schema['maxLength']} characters" if "maxLength" in schema else "text"
+    number = {"integer": "a whole number", "number": "a number"}[kind]
+    return f"{number} from {schema['minimum']:g} to {schema['maximum']:g}"
+
+
+def _parameters(request: Request) -> dict[str, dict[str, Any]]:
+    """The schema of each query parameter of the route that a request is for."""
+    operation = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
+    return {given["name"]: given["schema"] for given in operation.get("parameters", ()) if given["in"] == "query"}
+
+
+def _methods(app: FastAPI, request: Request, pages: frozenset[str]) -> list[str]:
+    found = [route for route in app.routes if isinstance(route, Route) and route.matches(request.scope)[0].value]
+    methods = {method for route in found for method in route.methods or ()}
+    return sorted(methods) or (["GET", "HEAD"] if request.url.path in pages else [])
+
+
+def _paths_like(path: str) -> Any:
+    if path.startswith("/v1/items/"):
+        return {"paths": "those of /openapi.json", "an id": ID_RULE}
+    return "the paths of /openapi.json"

@@ -145,6 +145,11 @@ def test_an_answer_is_shown_in_numbers_and_pictures(page: Browser, address: str,
     for name in ("Probability", "κ", "Best cosine", "Credible cap"):
         assert name in facts
     assert f"{answer['hits'][0]['score']:.4f}" in facts
+    assert "that the first hit is right, if it has a match" in facts
+    assert "Of images like those it was calibrated on, with no match in the gallery, at most" in page.text("#reason")
+    assert f"among the first {[hit['conformal'] for hit in answer['hits']].count(True)} items" in page.text(
+        "#rejected-text"
+    )
     assert page.run("document.querySelectorAll('#kappa-chart rect').length") == 40
     assert page.run("document.querySelectorAll('#angle-chart circle').length") == len(answer["hits"])
     assert "of the calibration" in page.text("#kappa-text")
@@ -283,6 +288,26 @@ def test_hits_say_what_they_were_made_of(page: Browser, address: str, tmp_path: 
     upload(page, tmp_path / "digit.png", image)
     shown = page.run("[...document.querySelectorAll('#hits li')].map((card) => card.innerText)")
     assert ["poor" in card for card in shown[:11]] == [hit["poor"] for hit in answer["hits"][:11]]
+
+
+@needs_chromium
+def test_what_is_promised_of_hits_is_said_where_it_is_promised(page: Browser) -> None:
+    answer = {"hits": [{}, {}, {}]}
+    for depth, said in (
+        (1, "as the first item."),
+        (3, "among the first 3 items."),
+        (4, None),  # so many hits are not there
+        (None, None),
+    ):
+        given = json.dumps([answer, {"depth": depth, "threshold": {"miss": 0.05}}])
+        found = page.run(f"(async () => (await import('/words.js')).aboutSet(...{given}))()")
+        assert (found or None) is said or found.endswith(f" at least 95.0\xa0% have one {said}")
+
+
+@needs_chromium
+def test_a_stale_calibration_is_mended_without_a_restart(page: Browser) -> None:
+    script = "(async () => (await import('/words.js')).aboutStale(90, {gallery_size: 60}))()"
+    assert "Run “lam calibrate RUN --gallery service”, send the service a SIGHUP, and reload" in page.run(script)
 
 
 @needs_chromium

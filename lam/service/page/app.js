@@ -5,7 +5,9 @@ import { drawAngles, drawKappa } from "./charts.js";
 import { canBeDrawn, drawnOn } from "./draw.js";
 import { angle, cosine, degrees, percent, plain } from "./numbers.js";
 import { Thresholds } from "./thresholds.js";
-import { aboutAngles, aboutImages, aboutKappa, aboutRejected, aboutStale, facts, reason, wordOf } from "./words.js";
+import {
+  aboutAngles, aboutImages, aboutKappa, aboutRejected, aboutSet, aboutStale, facts, reason, wordOf,
+} from "./words.js";
 
 const SHOWN = 12;
 const TINY = 64;
@@ -183,7 +185,7 @@ function showHits() {
   const last = nearest >= SHOWN ? SHOWN - 1 : SHOWN;
   const rows = answer.hits.map((hit, place) => [hit, place]).filter(([, place]) => place < last || place === nearest);
   $("found").hidden = rows.length === 0;
-  $("rejected-text").textContent = thresholds ? aboutRejected(answer, nearest) : "";
+  $("rejected-text").textContent = thresholds ? aboutRejected(answer, nearest) + aboutSet(answer, calibration) : "";
   $("hits").replaceChildren(...rows.map(([hit, place]) => card(hit, place, place === nearest)));
 }
 

@@ -32,7 +32,8 @@ export function reason(decision, answer, thresholds) {
   }
   if (decision === "match") {
     return `It is ${named(best)}: the cosine is ${cosine(best.score)}, above ${cosine(accept.row.cosine)}. Of images ` +
-      `that are not in the gallery, at most ${percent(accept.row.rate)} come that close.`;
+      "like those it was calibrated on, with no match in the gallery, at most " +
+      `${percent(accept.row.rate)} come that close.`;
   }
   return `It is not in the gallery: ${nearest}, which is not above ${cosine(accept.row.cosine)}.`;
 }
@@ -41,7 +42,7 @@ export function reason(decision, answer, thresholds) {
 export function facts(decision, answer) {
   const found = [];
   if (decision === "match") {
-    found.push(["Probability", percent(answer.probability), "that the first hit is right"]);
+    found.push(["Probability", percent(answer.probability), "that the first hit is right, if it has a match"]);
   }
   found.push(["κ", `${answer.kappa_capped ? "≤ " : ""}${plain(answer.kappa)}`, "concentration: higher is surer"]);
   if (answer.hits.length > 0) {
@@ -86,9 +87,20 @@ export function aboutRejected(answer, nearest) {
     "the first that is not above the accept threshold.";
 }
 
+/** How many hits hold a match, where the calibration could promise that and so many are there. */
+export function aboutSet(answer, { depth, threshold }) {
+  if (depth === null || depth > answer.hits.length) {
+    return "";
+  }
+  const where = depth === 1 ? "as the first item" : `among the first ${depth} items`;
+  return ` Of images like those it was calibrated on that have a match, at least ${percent(1 - threshold.miss)} have ` +
+    `one ${where}.`;
+}
+
 export function aboutStale(size, calibration) {
   return `The gallery has ${size} items and had ${calibration.gallery_size} when the run was calibrated: the error ` +
-    "rates stated here no longer hold. Run “lam calibrate” again, and restart the service.";
+    "rates stated here no longer hold. Run “lam calibrate RUN --gallery service”, send the service a SIGHUP, and " +
+    "reload this page; nothing needs a restart.";
 }
 
 function within(answer) {

@@ -4,7 +4,7 @@ Beside the index stands `items/`: what each id is. How images become its entries
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -243,8 +243,8 @@ def read_items(run: Path, ids: list[int]) -> list[Item]:
     return [items[str(identity)] for identity in ids]
 
 
-def remove_items(run: Path, names: Sequence[str], *, by_number: bool = False) -> int:
-    """Erase items from a run's index, those of them that it holds.
+def held_items(run: Path, names: Iterable[str], *, by_number: bool = False) -> set[str]:
+    """Tell which items a run's index holds.
 
     Args:
         run: the run's folder.
@@ -252,28 +252,41 @@ def remove_items(run: Path, names: Sequence[str], *, by_number: bool = False) ->
         by_number: take a name that is a number for the number of the index, whatever the list called the item.
 
     Returns:
-        How many it held.
+        Those of the names.
+
+    Raises:
+        CorruptFileError: naming a file that is missing, truncated or altered.
+    """
+    return set(_named(_read_all(run), names, by_number).values())
+
+
+def remove_items(run: Path, names: Iterable[str], *, by_number: bool = False) -> None:
+    """Erase items from a run's index, those of them that it holds; again, where that was begun and not ended.
+
+    Args:
+        run: the run's folder.
+        names: their stable ids.
+        by_number: as `held_items`.
 
     Raises:
         CorruptFileError: naming a file that is missing, truncated or altered.
         ValueError: where another process is writing to the run.
+        OSError: where the index cannot be written.
     """
-    if not _numbers_of(_read_all(run), names, by_number):
-        return 0  # without the lock, which others may hold for long
     with locked(run):
         index, items = Index.load(run / "index"), _read_all(run)
-        gone = _numbers_of(items, names, by_number) & set(index.ids.tolist())
-        if gone:
-            index.remove(sorted(gone))
-            index.save(run / "index")
-            _write_items(run, {key: item for key, item in items.items() if int(key) not in gone})
-    return len(gone)
+        gone = _named(items, names, by_number).keys()
+        index.remove(sorted(gone & set(index.ids.tolist())))
+        index.save(run / "index")
+        _write_items(run, {key: item for key, item in items.items() if int(key) not in gone})
 
 
-def _numbers_of(items: Mapping[str, Item], names: Sequence[str], by_number: bool) -> set[int]:
+def _named(items: Mapping[str, Item], names: Iterable[str], by_number: bool) -> dict[int, str]:
     wanted = {named_id(name): name for name in names}
     known = {number: items[str(number)] for number in wanted if str(number) in items}
-    return {number for number, item in known.items() if by_number or name_of(number, item) == wanted[number]}
+    return {
+        number: wanted[number] for number, item in known.items() if by_number or name_of(number, item) == wanted[number]
+    }
 
 
 def _write(run: Path, embeddings: Embeddings, ids: Tensor, items: dict[int, Item], factory: str) -> None:

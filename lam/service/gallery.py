@@ -18,11 +18,11 @@ from lam.embeddings import Embeddings
 from lam.retrieval.hits import Hits
 from lam.retrieval.index import Index
 from lam.run_folder import locked
-from lam.service.errors import ServiceError, busy, full
+from lam.service.errors import ServiceError, busy
 from lam.service.items import Item
 from lam.service.own_index import OwnIndex
 from lam.service.store import FILE, Change, ItemStore, Operation
-from lam.service.takeover import erase, take_over
+from lam.service.takeover import erase, take_over, to_erase
 
 if TYPE_CHECKING:
     from lam.service.remote_index import RemoteIndex
@@ -71,6 +71,7 @@ class Gallery:
             for identity in self._store.check(drop_corrupt=drop_corrupt):
                 _LOG.warning("the row of item %s was altered and is deleted", identity)
             factory = take_over(run, self._store)
+            self._store.erase_log()  # which may hold what a process deleted that then was killed
             self._index = self._opened(index, factory)
             held.callback(self._index.close)
             self._held = held.pop_all()
@@ -121,29 +122,21 @@ class Gallery:
         index that is elsewhere does not answer, items are on disk, and found or erased once it does.
 
         Returns:
-            What each operation did; a 503 for a deletion that such an index has yet to follow.
+            What each operation did; for a deletion that is stored, but has yet to be followed somewhere, a 503.
 
         Raises:
-            ServiceError: 507, where it could not be stored; or 503, where another process holds what would be erased.
-                In the first case nothing was changed.
+            ServiceError: 507, where it could not be stored; nothing was changed.
         """
         deleted = [operation for operation in operations if isinstance(operation, str)]
-        try:
-            facts = erase(self._run, deleted, self._store) if deleted else {}
-            if deleted:
-                shutil.rmtree(self._folder / CACHE, ignore_errors=True)
-        except OSError as error:
-            raise full(error.strerror or "it cannot be written") from error
+        if deleted:
+            shutil.rmtree(self._folder / CACHE, ignore_errors=True)
+        facts = to_erase(self._run, deleted, self._store)
         with self._writing:
             changes = self._store.write(operations, facts=facts)
             self._apply(changes)
-        if deleted and not self._store.erase_log():
-            raise busy("the items are deleted, but a reader of the database keeps its log, which still holds them")
-        if isinstance(self._index, OwnIndex) or self._index.complaint is None:
-            return list(changes)
-        unerased = self._index.unerased()
+        refusals = self._unerased(deleted) if deleted else {}
         pairs = zip(operations, changes, strict=True)
-        return [unerased if isinstance(operation, str) else change for operation, change in pairs]
+        return [refusals.get(each, change) if isinstance(each, str) else change for each, change in pairs]
 
     def close(self) -> None:
         """Write the cache of the index, if its type needs one, and let go of the folder."""
@@ -155,6 +148,18 @@ class Gallery:
         from lam.service.remote_index import RemoteIndex
 
         return RemoteIndex(address, self._store, self.dimension)
+
+    def _unerased(self, deleted: Sequence[str]) -> dict[str, ServiceError]:
+        """Erase deleted items wherever else they are; what is answered for those that are left somewhere."""
+        left = erase(self._run, self._store)
+        said = "the item is deleted and is not found again, but"
+        refusals = dict.fromkeys(left, busy(f"{said} the run's index may still hold it and cannot be written now"))
+        if not isinstance(self._index, OwnIndex) and self._index.complaint is not None:
+            refusals = dict.fromkeys(deleted, self._index.unerased())
+        if not self._store.erase_log():
+            held = busy(f"{said} a reader of the database keeps its log, which still holds it")
+            refusals = dict.fromkeys(deleted, held)
+        return refusals
 
     def _found(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, Described], set[int]]:
         """Hits, what they are, and those of them that the store no longer holds."""

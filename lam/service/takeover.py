@@ -1,6 +1,7 @@
 """What `lam index` made is the first content of a store; where it is made anew, its items are replaced there.
 
-What is deleted while serving is erased from the run's index too, or it would be back after the next start.
+What is deleted while serving is erased from the run's index too. The store remembers, in the same transaction, what is
+to be erased: where that fails or the process ends, the next deletion or the next start goes on with it.
 """
 
 import logging
@@ -15,11 +16,11 @@ from PIL import Image
 from lam.datasets import FolderImages, ImageDataset
 from lam.enrolment import name_of
 from lam.files import MANIFEST, sha256_of
-from lam.gallery import read_items, remove_items
+from lam.gallery import held_items, read_items, remove_items
 from lam.preprocessing import open_image
 from lam.retrieval import index_files
 from lam.run_data import load_data
-from lam.service.errors import ServiceError, busy
+from lam.service.errors import ServiceError
 from lam.service.images import thumbnail
 from lam.service.items import Images, Item, checked_id, checked_label, checked_metadata, packed
 from lam.service.store import ItemStore, Operation
@@ -29,13 +30,15 @@ ORIGIN, FACT = "index", "index_taken_over"
 BY_NUMBER = "index_manifest"
 """The fact of a store that took the index over under its numbers, as it once was done; until `lam index` is run anew it
 knows those items so."""
+TO_ERASE = "to_erase"
+"""The fact of a store that names, in lines, what was deleted and is not yet erased from the run's index."""
 _LOG = logging.getLogger(__name__)
 
 
 def take_over(run: Path, store: ItemStore) -> str:
     """Put the items of the run's index into the store, where that has not been done, under the ids of their list.
 
-    Items that were added or changed while serving stay as they are.
+    Items that were added or changed while serving stay as they are, and those that were deleted stay away.
 
     Returns:
         The FAISS type of the run's index; Flat where there is none.
@@ -45,36 +48,72 @@ def take_over(run: Path, store: ItemStore) -> str:
         ValueError: for an item that cannot be served, by its file.
         ServiceError: 507, where it could not be stored.
     """
-    if not (run / "index" / MANIFEST).is_file():
+    deleted, manifest = erase(run, store), run / "index" / MANIFEST
+    if not manifest.is_file():
         return "Flat"
-    manifest = sha256_of(run / "index" / MANIFEST)
-    saved = index_files.load(run / "index")
-    if _taken_over(store) != manifest:
-        store.write(_operations(run, saved, store), facts={FACT: manifest})
-        store.erase_log()
+    sha256, saved = sha256_of(manifest), index_files.load(run / "index")
+    if _taken_over(store) != sha256:
+        store.write(_operations(run, saved, store, deleted), facts={FACT: sha256})
     return saved.factory
 
 
-def erase(run: Path, ids: Sequence[str], store: ItemStore) -> dict[str, str]:
-    """Take items out of the run's index, if it holds them; what it holds under the same number by another id stays.
+def to_erase(run: Path, ids: Sequence[str], store: ItemStore) -> dict[str, str]:
+    """Give what the store shall remember with a deletion, so that it can be finished whatever happens in between.
+
+    Args:
+        run: the run's folder.
+        ids: of what is deleted.
+        store: from which it is deleted.
 
     Returns:
-        What the store shall remember of it; an index that was made anew meanwhile is still to be taken over.
-
-    Raises:
-        ServiceError: 503, where another process is writing to the run.
+        The fact that names what the run's index then holds too much; nothing, where it holds none of it.
     """
     manifest = run / "index" / MANIFEST
-    if not manifest.is_file():
+    if not ids or not manifest.is_file():
         return {}
-    taken_over = sha256_of(manifest) == _taken_over(store)
-    by_number = taken_over and store.fact(FACT) is None
     try:
-        removed = remove_items(run, ids, by_number=by_number)
-    except ValueError as error:
-        _LOG.warning("nothing can be erased from the run's index: %s", error)
-        raise busy("the run's index is being written, or cannot be; nothing was deleted", after=5) from None
-    return {BY_NUMBER if by_number else FACT: sha256_of(manifest)} if removed and taken_over else {}
+        held = held_items(run, ids, by_number=_is_by_number(manifest, store))
+    except (ValueError, OSError) as error:
+        _LOG.warning("it cannot be told what the run's index holds: %s", error)
+        held = set(ids)
+    return {TO_ERASE: "\n".join(sorted(_unerased(store) | held))} if held else {}
+
+
+def erase(run: Path, store: ItemStore) -> set[str]:
+    """Take out of the run's index what was deleted; what it holds under the same number by another id stays.
+
+    An index that was made anew meanwhile is still to be taken over.
+
+    Returns:
+        The ids of what it may still hold, because it could not be written.
+    """
+    names, manifest = _unerased(store), run / "index" / MANIFEST
+    if not names:
+        return names
+    facts = {TO_ERASE: ""}
+    try:
+        if manifest.is_file():
+            taken_over, by_number = _is_taken_over(manifest, store), _is_by_number(manifest, store)
+            remove_items(run, names, by_number=by_number)
+            if taken_over:
+                facts[BY_NUMBER if by_number else FACT] = sha256_of(manifest)
+        store.write([], facts=facts)
+    except Exception as error:  # whatever it was, the deletion stands
+        _LOG.warning("the run's index may still hold what was deleted: %s", error)
+        return names
+    return set()
+
+
+def _unerased(store: ItemStore) -> set[str]:
+    return set((store.fact(TO_ERASE) or "").splitlines())
+
+
+def _is_taken_over(manifest: Path, store: ItemStore) -> bool:
+    return sha256_of(manifest) == _taken_over(store)
+
+
+def _is_by_number(manifest: Path, store: ItemStore) -> bool:
+    return _is_taken_over(manifest, store) and store.fact(FACT) is None
 
 
 def _taken_over(store: ItemStore) -> str | None:
@@ -82,7 +121,7 @@ def _taken_over(store: ItemStore) -> str | None:
     return store.fact(BY_NUMBER) if taken is None else taken
 
 
-def _operations(run: Path, saved: index_files.SavedIndex, store: ItemStore) -> Iterator[Operation]:
+def _operations(run: Path, saved: index_files.SavedIndex, store: ItemStore, deleted: set[str]) -> Iterator[Operation]:
     ids = saved.store.column("ids").tolist()
     items = read_items(run, ids)
     names = [name_of(number, item) for number, item in zip(ids, items, strict=True)]
@@ -91,7 +130,7 @@ def _operations(run: Path, saved: index_files.SavedIndex, store: ItemStore) -> I
     dataset = _dataset(run, items)
     vectors, kappa = saved.store.column("vectors").numpy(), saved.store.column("kappa").tolist()
     for row, (name, item) in enumerate(zip(names, items, strict=True)):
-        if name in replaced or store.get(name) is None:
+        if name in replaced or (name not in deleted and store.get(name) is None):
             name, label, metadata = _checked(name, item)
             picture, images = _picture(item, dataset, ids[row]), _images(item, vectors[row])
             yield Item(name, vectors[row].tobytes(), kappa[row], label, metadata, picture, ORIGIN, images)

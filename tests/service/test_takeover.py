@@ -2,24 +2,26 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import lam.gallery
 from lam.enrolment import content_id, named_id
 from lam.files import sha256_of, write_generation, write_json
 from lam.gallery import index_folder, index_images, open_run, preprocessing_of, read_items, remove_items
 from lam.retrieval.fusion import fuse_identities
 from lam.retrieval.index import Index
 from lam.run_folder import locked
-from lam.service.errors import ServiceError
+from lam.service.errors import ServiceError, full
 from lam.service.gallery import FOLDER, Gallery
 from lam.service.items import Images, Item, packed
-from lam.service.store import FILE, Fuse, ItemStore
+from lam.service.store import FILE, Change, Fuse, ItemStore
 from lam.service.takeover import BY_NUMBER, FACT
 
 D = 3
@@ -155,6 +157,7 @@ def test_deleting_by_the_id_of_a_list_erases_the_item_everywhere(run_copy: Path,
     vector = Index.load(run_copy / "index")._store.column("vectors")[0].numpy().tobytes()
     with opened(run_copy) as gallery:
         (change,) = gallery.write(["vase-17"])
+        assert isinstance(change, Change)
         assert change.removed
         for path in run_copy.rglob("*"):
             assert not path.is_file() or not {b"vase-17", b"Kyoto", vector} & _found(path, b"vase-17", b"Kyoto", vector)
@@ -213,15 +216,135 @@ def test_an_index_that_was_made_anew_meanwhile_is_still_taken_over(run_copy: Pat
         assert [(item.id, item.label) for item in gallery.page(after="", limit=10)] == [("b", "new")]
 
 
-def test_what_the_index_does_not_hold_is_deleted_while_others_write_to_it(run_copy: Path) -> None:
+def test_what_the_index_holds_is_erased_once_nobody_writes_to_it(run_copy: Path) -> None:
+    """Meanwhile items are put, and what the index does not hold is deleted, as ever, also in the same batch."""
     with opened(run_copy) as gallery:
-        gallery.write([added("mine")])
+        gallery.write([added("mine"), added("yours")])
         with locked(run_copy):
             gallery.write(["mine"])
-            with pytest.raises(ServiceError, match="nothing was deleted"):
-                gallery.write(["7"])
-        assert gallery.get("mine") is None
-        assert gallery.get("7") is not None
+            for operations in (["7", added("new"), "yours"], ["7"]):
+                refused, *changes = gallery.write(operations)
+                assert isinstance(refused, ServiceError)
+                assert (refused.status, "Retry-After" in refused.headers) == (503, True)
+                assert "is deleted and is not found again, but the run's index may still hold it" in refused.error
+                assert not [change for change in changes if isinstance(change, ServiceError)]
+        assert gallery.get("new") is not None
+        assert [gallery.get(name) for name in ("mine", "yours", "7")] == [None] * 3
+        assert gallery.write(["7"]) == [Change()]
+    assert 7 not in Index.load(run_copy / "index").ids
+
+
+def test_the_next_start_erases_what_was_left_in_the_index(run_copy: Path) -> None:
+    with opened(run_copy) as gallery, locked(run_copy):
+        assert isinstance(gallery.write(["7"])[0], ServiceError)
+    with locked(run_copy), opened(run_copy) as gallery:
+        assert gallery.get("7") is None
+    assert 7 in Index.load(run_copy / "index").ids
+    with opened(run_copy) as gallery:
+        assert (gallery.get("7"), len(gallery)) == (None, 59)
+    assert 7 not in Index.load(run_copy / "index").ids
+
+
+def test_what_was_left_in_the_index_does_not_come_back_with_a_new_one(run_copy: Path, digit_folder: Path) -> None:
+    first, second, *_ = digits(digit_folder)
+    index_list(run_copy, f"a,{first},,", f"b,{second},,")
+    with opened(run_copy) as gallery, locked(run_copy):
+        assert isinstance(gallery.write(["a"])[0], ServiceError)
+    index_list(run_copy, f"a,{second},,", f"c,{first},,")
+    with locked(run_copy), opened(run_copy) as gallery:
+        assert [item.id for item in gallery.page(after="", limit=10)] == ["c"]
+    with opened(run_copy) as gallery:
+        assert [item.id for item in gallery.page(after="", limit=10)] == ["c"]
+
+
+STEPS = {
+    "before it is stored": (ItemStore, "write", 0),
+    "before the index is read": (lam.gallery, "_read_all", 1),
+    "before the index is written": (Index, "save", 0),
+    "before its old files are deleted": (shutil, "rmtree", 1),
+    "before what its items are is written": (lam.gallery, "_write_items", 0),
+    "before their old file is deleted": (shutil, "rmtree", 2),
+    "before the store knows": (ItemStore, "write", 1),
+    "before the log is erased": (ItemStore, "erase_log", 0),
+}
+
+
+def interrupt(patched: pytest.MonkeyPatch, step: str, action: Callable[[], object]) -> None:
+    """Do something in place of one call, after so many that are let through."""
+    where, name, passing = STEPS[step]
+    call, calls = getattr(where, name), count()
+    patched.setattr(where, name, lambda *a, **k: action() if next(calls) == passing else call(*a, **k))
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    return lambda: (_ for _ in ()).throw(error)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_deletion_that_is_killed_is_whole_or_not_at_all(
+    run_copy: Path, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is stored the next start finishes it; without that it has not been."""
+    vector, killed = vector_of(run_copy, 7), tmp_path / "killed"
+
+    def kill() -> None:
+        shutil.copytree(run_copy, killed)
+        raise KeyboardInterrupt
+
+    with opened(run_copy) as gallery, monkeypatch.context() as patched:
+        interrupt(patched, step, kill)
+        with pytest.raises(KeyboardInterrupt):
+            gallery.write(["7"])
+    left = 60 if step == "before it is stored" else 59
+    for _ in range(2):
+        with opened(killed) as gallery:
+            assert (gallery.get("7") is None, len(gallery)) == (left == 59, left)
+            assert (vector in everything(killed)) == (left == 60)
+    assert len(Index.load(killed / "index")) == left
+
+
+@pytest.mark.parametrize("step", list(STEPS)[:-1])
+def test_a_deletion_that_fails_says_what_is_so(run_copy: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is 507 where nothing was changed, and 503 for as long as something is left to erase."""
+    vector, before = vector_of(run_copy, 7), sha256_of(run_copy / "index" / "MANIFEST.json")
+    with opened(run_copy) as gallery:
+        with monkeypatch.context() as patched:
+            interrupt(patched, step, raising(full("no room") if "store" in step else OSError("no room")))
+            if step == "before it is stored":
+                with pytest.raises(ServiceError, match="nothing was changed"):
+                    gallery.write(["7", added("new")])
+                assert sha256_of(run_copy / "index" / "MANIFEST.json") == before
+            else:
+                refused, change = gallery.write(["7", added("new")])
+                assert isinstance(refused, ServiceError)
+                assert isinstance(change, Change)
+                assert (refused.status, change.created) == (503, True)
+        stored = step != "before it is stored"
+        assert (gallery.get("7") is None, gallery.get("new") is not None) == (stored, stored)
+    with opened(run_copy) as gallery:
+        assert (gallery.get("7") is None, len(gallery)) == (stored, 60)
+        assert not isinstance(gallery.write(["7"])[0], ServiceError)
+        assert vector not in everything(run_copy)
+
+
+def test_a_log_that_a_reader_keeps_is_told_to_deletions_alone(run_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(run_copy) as gallery:
+        with monkeypatch.context() as patched:
+            patched.setattr(ItemStore, "erase_log", lambda _: False)
+            change, refused = gallery.write([added("new"), "7"])
+        assert isinstance(change, Change)
+        assert isinstance(refused, ServiceError)
+        assert (refused.status, change.created) == (503, True)
+        assert "a reader of the database keeps its log, which still holds it" in refused.error
+
+
+def vector_of(run: Path, number: int) -> bytes:
+    index = Index.load(run / "index")
+    return index._store.column("vectors")[index.ids == number].numpy().tobytes()
+
+
+def everything(run: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())
 
 
 def test_a_store_that_knows_items_by_number_goes_on_with_them(run_copy: Path, digit_folder: Path) -> None:

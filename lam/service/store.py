@@ -257,7 +257,7 @@ class ItemStore:
 
     def erase_log(self) -> bool:
         """Empty the log into the file, where erased content is overwritten; False where another process blocks it."""
-        with self._reading, suppress(sqlite3.Error):
+        with suppress(sqlite3.Error):
             (blocked, *_) = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             return not blocked
         return False

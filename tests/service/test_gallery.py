@@ -1,9 +1,11 @@
 """Store and index together: take-over, catching up, erasing, and searching while items are added."""
 
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from lam.embeddings import Embeddings
 from lam.files import sha256_of
 from lam.gallery import index_folder
 from lam.retrieval.index import Index
+from lam.service.errors import ServiceError
 from lam.service.gallery import CACHE, FOLDER, Gallery
 from lam.service.items import Images, Item, packed
 from lam.service.store import FILE, Change, Fuse, Operation
@@ -209,6 +212,26 @@ def test_no_search_waits_for_the_disk(gallery: Gallery) -> None:
     assert float(gallery.search(embeddings(1), 1)[0].kappa) == 5.0
 
 
+def test_no_search_waits_for_a_log_that_a_reader_keeps(gallery: Gallery) -> None:
+    gallery.write(items(2))
+    gallery._store._writer.execute("PRAGMA busy_timeout=500")
+    with closing(sqlite3.connect(gallery._store.path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM items").fetchone()
+        answers: list[Change | ServiceError] = []
+        deleting = threading.Thread(target=lambda: answers.extend(gallery.write(["0-0"])))
+        deleting.start()
+        while gallery.get("0-0") is not None:
+            time.sleep(0.001)
+        assert found(gallery, embeddings(2)[1:]) == ["0-1"]
+        assert deleting.is_alive()
+        deleting.join()
+    (refused,) = answers
+    assert isinstance(refused, ServiceError)
+    assert "a reader of the database keeps its log" in refused.error
+    assert gallery.write(["0-0"]) == [Change()]
+
+
 def test_what_a_failed_write_left_in_the_index_is_no_hit(gallery: Gallery) -> None:
     gallery.write(items(3))
     with pytest.MonkeyPatch.context() as patched:
@@ -249,7 +272,9 @@ class Watched:
             self._acknowledged = number
             self._update(number)
             if number % 3 == 0:
-                self._gallery.write([f"{number}-0"])
+                (change,) = self._gallery.write([f"{number}-0"])
+                if isinstance(change, ServiceError):
+                    self.wrong.append(change.error)
                 self._deleted = number
         self._stop.set()
 

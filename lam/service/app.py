@@ -226,7 +226,9 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     async def calibration() -> dict[str, Any]:
         """Give the rates that thresholds promise, and the κ of the calibration."""
         if engine.judge.described is None:
-            raise ServiceError(404, "the run is not calibrated", allowed="`lam calibrate RUN`, then a SIGHUP or a restart")
+            raise ServiceError(
+                404, "the run is not calibrated", allowed="`lam calibrate RUN`, then a SIGHUP or a restart"
+            )
         return engine.judge.described
 
     @app.get("/metrics", response_class=PlainTextResponse)

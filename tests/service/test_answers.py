@@ -42,13 +42,15 @@ def made(shared_engine: Engine) -> Calibration:
 @pytest.fixture
 def image(shared_engine: Engine) -> Query:
     """A blank image."""
-    assert shared_engine.encoder.preprocessing is not None
-    (query,) = shared_engine._embedded(torch.zeros(1, *shared_engine.encoder.preprocessing.shape))
+    preprocessing = shared_engine.encoder.preprocessing
+    assert preprocessing is not None
+    assert preprocessing.shape is not None
+    (query,) = shared_engine._embedded(torch.zeros(1, *preprocessing.shape))
     return query
 
 
 def said(engine: Engine, made: Calibration | None, query: Query, **options: Any) -> dict[str, Any]:
-    ((hits, described),) = engine._search([(query, 10)])
+    hits, described = engine.gallery.search(replace(query.embedding, samples=None), 10)
     return Judge(made, 3).answer(query, hits, described, k=10, size=60, **options).body
 
 

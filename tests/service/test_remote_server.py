@@ -65,7 +65,7 @@ def test_a_server_that_is_killed_or_stopped_over_tcp(
     run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One search finds it out, within the time-out; the next ones fail at once, and all that was written follows."""
-    monkeypatch.setattr(remote_index, "TIMEOUT", 1.0)
+    monkeypatch.setattr(remote_index, "TIMEOUT", 3.0)
     monkeypatch.setattr(remote_index, "PAUSE", 0.2)
     process = Process(tmp_path / "milvus")
     gallery = Gallery(run_copy, D, index=f"milvus://127.0.0.1:{process.port}/items")
@@ -75,13 +75,13 @@ def test_a_server_that_is_killed_or_stopped_over_tcp(
             started = time.monotonic()
             with pytest.raises(ServiceError, match="the index cannot be searched now"):
                 gallery.search(embeddings(1), 1)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 10
             started = time.monotonic()
             with pytest.raises(ServiceError, match="the index cannot be searched now"):
                 gallery.search(embeddings(1), 1)
             gallery.write(items(2, seed))
             assert gallery.write([f"{seed}-1"])[0].status == 503
-            assert time.monotonic() - started < 1.0
+            assert time.monotonic() - started < 3.0
             mend()
             until = time.monotonic() + 30
             while gallery.complaint is not None and time.monotonic() < until:

@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import chain
+from multiprocessing import get_context
+from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 import torch
@@ -154,6 +156,21 @@ def shared_out(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
     return first, chain([first], batches) if is_first() else batches
 
 
+def worker_context(num_workers: int) -> BaseContext | None:
+    """Give how the workers of a `DataLoader` must be started, once there are several processes; None for as usual.
+
+    Neither gloo nor NCCL survives a fork: a worker forked at the wrong moment never comes to life, and all processes
+    wait for it. They are therefore forked from a server that has no threads; data sets must then be picklable.
+
+    Source: the documentation of `torch.nn.parallel.DistributedDataParallel`.
+    """
+    if num_workers == 0 or count() == 1:
+        return None
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["lam"])
+    return context
+
+
 def batches_of_all(batches: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     """Give the batches of all processes to all, in the order that they had before they were shared out.
 
@@ -209,6 +226,7 @@ def _own_part(loader: DataLoader[Any]) -> DataLoader[Any]:
     own = [batch for i, batch in enumerate(order) if i == 0 or i % count() == rank()]
     options = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
     kept: dict[str, Any] = {name: getattr(loader, name) for name in options}
+    kept["multiprocessing_context"] = kept["multiprocessing_context"] or worker_context(loader.num_workers)
     return DataLoader(loader.dataset, batch_sampler=own, generator=loader.generator, **kept)
 
 

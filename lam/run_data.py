@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from lam import datasets
+from lam import datasets, distributed
 from lam.config import DataConfig
 from lam.curvature import check_labels
 from lam.datasets import FolderImages, ImageDataset, MissingDataError, Splits
@@ -95,7 +95,9 @@ def check_files(parts: Iterable[ImageDataset], progress: bool) -> None:
 
 def loader_of(images: ImageDataset, batch_size: int, num_workers: int = 0) -> DataLoader[Any]:
     """Give a loader in the order of the images; torch's global random state stays as it is."""
-    return DataLoader(images, batch_size=batch_size, num_workers=num_workers, generator=torch.Generator())
+    context = distributed.worker_context(num_workers)
+    generator = torch.Generator()
+    return DataLoader(images, batch_size, num_workers=num_workers, multiprocessing_context=context, generator=generator)
 
 
 def reference_features(

@@ -69,6 +69,15 @@ def left_by(folder: Path, function: Callable[..., Any]) -> tuple[dict[str, Tenso
     return first, second
 
 
+def test_workers_are_not_forked_from_one_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert distributed.worker_context(2) is None
+    monkeypatch.setattr(distributed, "count", lambda: 2)
+    context = distributed.worker_context(2)
+    assert context is not None
+    assert context.get_start_method() == "forkserver"
+    assert distributed.worker_context(0) is None
+
+
 @pytest.mark.parametrize("function", [*two_processes.ALIKE, *two_processes.SAME_ON_ALL])
 def test_all_processes_are_left_with_the_same_bits(of_two: Path, function: Callable[..., Any]) -> None:
     first, second = left_by(of_two, function)

@@ -141,6 +141,7 @@ class Loop:
             batch_size=None,
             sampler=range(at.batch, self.n_batches),
             num_workers=settings.num_workers,
+            multiprocessing_context=distributed.worker_context(settings.num_workers),
             generator=torch.Generator(),
         ):
             self.sizes = batches.sizes(at.batch)

@@ -112,7 +112,7 @@ class Judge:
         Args:
             query: what was looked for.
             hits: of it alone; more than k, where k is 1.
-            described: what the hits are; those that are not in it were deleted meanwhile.
+            described: what the hits are.
             k: how many hits to give.
             size: of the gallery.
             least: the probability that a match must have.
@@ -121,24 +121,24 @@ class Judge:
         verdict = _verdict(made, query, hits, least)
         cap = self.credible_cosine(query.kappa)
         sets = _conformal(made, hits)
-        rows = zip(hits.ids[0].tolist(), hits.scores[0].tolist(), hits.kappa[0].tolist(), sets, strict=True)
+        found = [described[key] for key in hits.ids[0].tolist()]
+        rows = zip(found, hits.scores[0].tolist(), hits.kappa[0].tolist(), sets, strict=True)
         shown = [
             {
-                "id": described[key].id,
+                "id": item.id,
                 "score": score,
                 "kappa": kappa,
-                "label": described[key].label,
-                "metadata": json.loads(described[key].metadata),
-                "images": described[key].images,
-                "resultant": described[key].resultant,
-                "poor": self.poor(described[key].least_kappa),
-                "thumbnail": thumbnail_path(described[key].id) if described[key].pictured else None,
+                "label": item.label,
+                "metadata": json.loads(item.metadata),
+                "images": item.images,
+                "resultant": item.resultant,
+                "poor": self.poor(item.least_kappa),
+                "thumbnail": thumbnail_path(item.id) if item.pictured else None,
                 "accepted": None if made is None else verdict["decision"] == "match" and score > made.accept_above,
                 "credible": score >= cap,
                 "conformal": conformal,
             }
-            for key, score, kappa, conformal in rows
-            if key in described
+            for item, score, kappa, conformal in rows
         ][:k]
         body = verdict | {
             "kappa": query.kappa,

@@ -4,6 +4,7 @@ FAISS accepts NaN and checks dimensions with `assert`; a server says what is wro
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
@@ -34,20 +35,18 @@ def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]
         raise ValueError(f"embeddings must have dimension {dimension}, got {embeddings.dimension}")
     mean = embeddings.mean.detach().cpu().double()
     norm = mean.norm(dim=1, keepdim=True)
-    if not (_are_near_one(norm) and _are_concentrations(embeddings.kappa)):
+    near_one = _within(norm, 1 - _NORM_TOLERANCE, 1 + _NORM_TOLERANCE)
+    if not (near_one and _within(embeddings.kappa, 0.0, sys.float_info.max)):
         _refuse_bad_rows(embeddings, norm[:, 0])
     return (mean / norm).float()
 
 
-def _are_near_one(norm: Tensor) -> bool:
-    return bool(((norm - 1).abs() <= _NORM_TOLERANCE).all())
-
-
-def _are_concentrations(kappa: Tensor) -> bool:
-    if len(kappa) == 0:
+def _within(values: Tensor, least: float, greatest: float) -> bool:
+    """Whether all are, which NaN is not."""
+    if values.numel() == 0:
         return True
-    least, greatest = kappa.aminmax()
-    return bool(least >= 0) and math.isfinite(greatest)
+    low, high = values.aminmax()
+    return least <= float(low) and float(high) <= greatest
 
 
 def _refuse_bad_rows(embeddings: Embeddings, norm: Tensor) -> None:

@@ -272,7 +272,7 @@ class Index:
         rows = rows.sort(dim=1).values
         rows, scores = self._scored(vectors, rows)
         rows, scores = rows[:, :k], scores[:, :k]
-        short = scores.isneginf().any(1)
+        short = rows[:, -1] < 0  # as those without a row are last
         if short.any():
             among = torch.arange(len(self)) if allowed is None else allowed.nonzero()[:, 0]
             nearest, scores[short] = rank(vectors[short], self._store.column("vectors")[among], k=k)
@@ -284,7 +284,8 @@ class Index:
         stored = self._store.column("vectors")
         block = max(1, _GATHERED_ELEMENTS // max(1, rows.shape[1] * self.dimension))
         pairs = zip(vectors.split(block), rows.split(block), strict=True)
-        scores = torch.cat([(stored[r.clamp(min=0)] @ q[:, :, None]).squeeze(2) for q, r in pairs])
+        parts = [(stored[r.clamp(min=0)] @ q[:, :, None]).squeeze(2) for q, r in pairs]
+        scores = parts[0] if len(parts) == 1 else torch.cat(parts)
         scores, order = scores.masked_fill(rows < 0, -math.inf).sort(dim=1, descending=True, stable=True)
         return rows.gather(1, order), scores
 

@@ -4,6 +4,7 @@ Every row has a slot: a number given once, never given again and rising with the
 alone, so what it still holds of a removed row is recognised by a slot that is no longer here.
 """
 
+import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
@@ -71,11 +72,11 @@ class Store:
 
     def rows_of(self, slots: Tensor) -> Int64[Tensor, "..."]:
         """Look up the row of each slot; −1 where it is no longer here, or never was."""
-        here = self.column("slots")
+        here, wanted = self.column("slots").numpy(), slots.numpy()
         if len(here) == 0:
             return torch.full_like(slots, -1)
-        row = torch.searchsorted(here, slots).clamp(max=len(here) - 1)
-        return torch.where(here[row] == slots, row, -1)
+        row = np.minimum(here.searchsorted(wanted), len(here) - 1)
+        return torch.from_numpy(np.where(here[row] == wanted, row, -1))
 
     def kappa_of(self, ids: Tensor) -> Float64[Tensor, " N"]:
         """Look up κ by id."""

@@ -85,7 +85,7 @@ def slow_ones_do_not_matter(found: Served, png: bytes, sockets: int, rounds: int
         held = [socket.create_connection(("127.0.0.1", found.port)) for _ in range(sockets)]
         for number, connection in enumerate(held):
             connection.sendall(HEAD + b"Content-Length: 5000\r\n\r\nx" if number % 2 else b"POST /v1/sea")
-        assert good_traffic(found, png, requests) < 2 * alone + 0.02
+        assert good_traffic(found, png, requests) < 2 * alone + 0.05
         for connection in held:
             connection.close()
 

@@ -115,13 +115,16 @@ def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
     from lam.retrieval.threshold import Targets
 
     if not (folder / "calibration").is_dir():
+        if not parsed.quiet:
+            print("calibrate ...", file=sys.stderr)
         try:
             calibrate_run(folder, targets=Targets(**_DEMO_TARGETS), flag="combined", progress=not parsed.quiet)
         except ValueError as error:
             _complain(f"warning: not calibrated: {error}")
             return
     print(f"calibrated: false accepts {_DEMO_TARGETS['far']:.0%}, false flags {_DEMO_TARGETS['ood']:.0%}")
-    print(f"a page to try it: lam serve {folder}")
+    program = sys.argv[0] if Path(sys.argv[0]).name == "lam" else "lam"  # `make demo` puts it on no path
+    print(f"a page to try it: {program} serve {folder}")
 
 
 def _sweep(parsed: argparse.Namespace, overrides: list[str]) -> None:

@@ -42,16 +42,16 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(run: Path, **environment: str) -> Iterator[Served]:
-    """Serve a run until the end of the block, then kill.
+def started(*module: str, run: Path, **environment: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """Start a module that serves a run, and kill it at the end of the block; gives the process and its address.
 
     Args:
-        run: its folder.
+        module: its name and what stands before the folder.
+        run: the folder.
         environment: beside that of the tests.
     """
-    started = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.service.serve_quickly", str(run)],
+        [sys.executable, "-m", *module, str(run), "--port", "0"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -62,18 +62,23 @@ def served(run: Path, **environment: str) -> Iterator[Served]:
     assert process.stderr is not None
     try:
         line = process.stdout.readline()
-        assert "items at http://127.0.0.1:" in line, process.stderr.read()
-        found = Served(process, int(line.split(":")[-1].split(",")[0]))
-        until = time.monotonic() + 20
-        while time.monotonic() < until:
-            with contextlib.suppress(OSError):
-                if found.ask("GET", "/v1/ready")[0] == 200:
-                    found.seconds = time.monotonic() - started
-                    break
-            time.sleep(0.02)
-        yield found
+        assert " items at http://127.0.0.1:" in line, process.stderr.read()
+        yield process, line.split(" at ")[1].split(",")[0]
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
         process.stderr.close()
+
+
+@contextlib.contextmanager
+def served(run: Path, **environment: str) -> Iterator[Served]:
+    """Serve a run under short limits, once it is ready; otherwise as `started`."""
+    begun = time.monotonic()
+    with started("tests.service.serve_quickly", run=run, **environment) as (process, address):
+        found = Served(process, int(address.rpartition(":")[2]))
+        until = time.monotonic() + 20
+        while found.ask("GET", "/v1/ready")[0] != 200 and time.monotonic() < until:
+            time.sleep(0.02)
+        found.seconds = time.monotonic() - begun
+        yield found

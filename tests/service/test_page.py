@@ -3,11 +3,7 @@
 import contextlib
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +22,7 @@ from lam.service.app import PAGE
 from tests.conftest import FinishedRun
 from tests.service.browser import CHROMIUM, Browser, browsing
 from tests.service.conftest import encoded
+from tests.service.serving import started
 
 WORDS = {"match": "Match", "unknown": "No match", "abstain": "Not sure"}
 KEY = "a-key"
@@ -33,26 +30,10 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromi
 
 
 @contextlib.contextmanager
-def serving(run: Path, key: str | None = None) -> Iterator[str]:
+def serving(run: Path, **environment: str) -> Iterator[str]:
     """`lam serve` as a process of its own; gives its address."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **({} if key is None else {"LAM_API_KEY": key})}
-    command = [sys.executable, "-m", "lam", "serve", str(run), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        assert " at http://" in line
-        found, until = line.split(" at ")[1].split(",")[0], time.monotonic() + 20
-        while time.monotonic() < until:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{found}/v1/ready").close()
-                break
-            time.sleep(0.02)
-        yield found
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with started("lam", "serve", run=run, **environment) as (_, address):
+        yield address
 
 
 def search(address: str, body: bytes) -> dict[str, Any]:
@@ -323,7 +304,7 @@ def test_it_fits_narrow_screens(page: Browser, address: str, tmp_path: Path) -> 
 def test_without_a_calibration_it_says_how_to_make_one(
     tab: Browser, run_copy: Path, tmp_path: Path, png: bytes
 ) -> None:
-    with serving(run_copy, KEY) as address:
+    with serving(run_copy, LAM_API_KEY=KEY) as address:
         tab.show_as()
         tab.open(address)
         tab.wait("!document.querySelector('#key-form').hidden")

@@ -206,6 +206,8 @@ class Engine:
         try:
             seen = self.encoder.observe(batch.to(self.device), n_samples=N_SAMPLES)
         except ValueError:
+            if len(batch) > 1:
+                raise  # each is then embedded by itself, so that only the one that is refused hears of it
             raise ServiceError(422, "the image gives no finite embedding", allowed="an ordinary photograph") from None
         except RuntimeError as error:
             raise self._lost(error) from error

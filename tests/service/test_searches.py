@@ -3,13 +3,16 @@
 import base64
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
 from lam.service.engine import Engine
+from lam.service.errors import ServiceError
 from tests.service.asking import PNG, client_of, embedding, refused
 from tests.service.conftest import SMALL, encoded
 
@@ -37,6 +40,17 @@ def test_an_embedding_gets_what_its_image_gets(shared_engine: Engine, client: Te
     assert by_embedding["decision"] == by_image["decision"]
     assert [hit["id"] for hit in by_embedding["hits"]] == [hit["id"] for hit in by_image["hits"]]
     assert by_embedding["kappa"] == pytest.approx(by_image["kappa"])
+
+
+def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(served_run: Path, png: bytes) -> None:
+    engine = Engine(served_run, replace(SMALL, batch_seconds=0.5))
+    good = engine._decode([(png, False)])[0][0]
+    futures = [engine.network.submit(tensor) for tensor in (good, good * torch.inf, good)]
+    assert futures[0].result(5).kappa == futures[2].result(5).kappa
+    with pytest.raises(ServiceError, match="the image gives no finite embedding") as refusal:
+        futures[1].result(5)
+    assert refusal.value.status == 422
+    engine.close()
 
 
 def test_a_match_must_be_as_probable_as_is_asked(engine: Engine, png: bytes) -> None:

@@ -22,7 +22,8 @@ _EXAMPLES = """examples:
   lam run configs/fashionmnist/laplace_posthoc.yaml --data.root=DIR
   lam run configs/folder/laplace_posthoc.yaml --data.root=DIR     your own images, a sub-folder a class
   lam sweep configs/fashionmnist/laplace_online.yaml --seeds 5    mean and standard deviation over seeds
-  lam embed RUN FOLDER -o embeddings.npz       RUN is the folder of a run, such as runs/digits/laplace_posthoc
+  lam embed RUN FOLDER -o embeddings.npz       RUN is the folder of a run, such as runs/digits/laplace_posthoc, or
+                                               the one above it, where it is the only run there
   lam index RUN FOLDER
   lam embed RUN FOLDER --shard 1/4 -o part-1.npz, and so on, then lam index RUN --embeddings part-*.npz
   lam search RUN IMAGE -k 5
@@ -53,6 +54,10 @@ def _execute(arguments: list[str]) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
+            if "run" in parsed:
+                from lam.run_folder import run_at
+
+                parsed.run = str(run_at(Path(parsed.run)))
             parsed.do(parsed, rest)
         except BrokenPipeError:
             raise

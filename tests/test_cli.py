@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,19 @@ def test_index_and_search_print_what_they_found(
     assert head.split() == ["score", "kappa", "label", "path"]
     assert len(hits) == 3
     assert any(line.endswith(f"0  {image.resolve()}") for line in hits)
+
+
+def test_the_folder_above_a_run_stands_for_it_where_it_is_the_only_one(
+    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = str(digit_folder / "0" / "0.png")
+    assert main(["search", str(run_copy.parent), image]) == 0
+    found = capsys.readouterr().out
+    assert main(["search", str(run_copy), image]) == 0
+    assert found == capsys.readouterr().out
+    shutil.copytree(run_copy, run_copy.parent / "second")
+    told = failure(["search", str(run_copy.parent), image], capsys)
+    assert f"{run_copy.parent} is no run of lam; did you mean {run_copy}?" in told
 
 
 @pytest.mark.filterwarnings("default")

@@ -9,6 +9,7 @@ import torch
 
 from lam.embeddings import Embeddings
 from lam.retrieval import Index, faiss_index, rank
+from lam.retrieval.store import Store
 
 DIMENSION = 8
 EXACT = ["Flat", "HNSW32", "IVF4,Flat", "IVF4,Flat,RFlat"]
@@ -102,6 +103,21 @@ def test_k_above_the_size_gives_every_item_and_never_minus_one(factory: str, lef
     hits = index.search(embeddings(3, seed=4), k=50)
     assert [sorted(row) for row in hits.ids.tolist()] == [ids[:left].tolist()] * 3
     assert hits.scores.shape == hits.kappa.shape == (3, left)
+
+
+@pytest.mark.parametrize(
+    "gone", [[0], [1999], [5, 511, 512, 513, 1024], range(0, 2000, 3), range(1, 2000), range(2000)]
+)
+def test_whatever_is_removed_the_others_keep_their_order_and_what_is_theirs(gone: list[int]) -> None:
+    store, items, ids = Store(DIMENSION), embeddings(2000), torch.arange(2000) * 7 + 3
+    store.append(items.mean, items.kappa.double(), ids, store.take_slots(2000))
+    left = torch.tensor([row for row in range(2000) if row not in set(gone)], dtype=torch.long)
+    store.remove(torch.tensor(gone))
+    expected = {"vectors": items.mean, "kappa": items.kappa.double(), "ids": ids, "slots": torch.arange(2000)}
+    for name, column in expected.items():
+        torch.testing.assert_close(store.column(name), column[left], rtol=0, atol=0)
+    store.append(items.mean[:1], items.kappa[:1].double(), ids[:1] + 20_000, store.take_slots(1))
+    assert store.column("slots").tolist() == [*left.tolist(), 2000]
 
 
 def test_tombstones_are_kept_below_a_fifth_and_swept_at_it() -> None:

@@ -7,7 +7,7 @@ from lam.evaluation import knn_distance, ood_scores
 from lam.relevance import LabelRelevance
 from lam.retrieval import auroc, ausc, map_at_k, rank
 from lam.tuning import sampled_ece
-from tests.test_encoder import fit, make_batches
+from tests.encoders import fit, make_batches
 
 KEYS = {"recall@1", "map@1", "map@5", "map@10", "ece", "ausc"}
 

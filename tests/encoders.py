@@ -1,0 +1,39 @@
+"""A small network, batches for it, and a fit of the two."""
+
+import torch
+from torch import Tensor, nn
+
+import lam
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def make_network(seed: int = 0, D: int = 3) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, D))
+
+
+def make_batches(count: int = 4, N: int = 16, seed: int = 0) -> Batches:
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(4, 6, generator=generator)
+    batches = []
+    for _ in range(count):
+        labels = torch.randint(0, 4, (N,), generator=generator)
+        batches.append((centres[labels] + 0.3 * torch.randn(N, 6, generator=generator), labels))
+    return batches
+
+
+def fit(batches: Batches | None = None, **options) -> lam.BayesianEncoder:
+    return lam.fit(make_network(), batches or make_batches(), margin=0.7, progress=False, **options)
+
+
+def same_posterior(one: lam.BayesianEncoder, other: lam.BayesianEncoder) -> bool:
+    mine, yours = one.posterior, other.posterior
+    return (
+        torch.equal(mine.weight, yours.weight)
+        and torch.equal(mine.curvature.positive, yours.curvature.positive)
+        and torch.equal(mine.curvature.negative, yours.curvature.negative)
+        and (mine.curvature.n_positives, mine.curvature.n_negatives, mine.n_items, mine.scale)
+        == (yours.curvature.n_positives, yours.curvature.n_negatives, yours.n_items, yours.scale)
+    )

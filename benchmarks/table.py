@@ -11,9 +11,10 @@ from methods import FIGURES, PAPER
 from timing import RESULTS
 
 ROWS = (  # what a row is called, its results, and where in them the seeds' mean is
-    ("laplace_online, refitted", "fashionmnist_laplace_online_refit", ()),
-    ("laplace_online, refitted, ten epochs", "fashionmnist_laplace_online_refit_ten_epochs", ()),
-    ("laplace_online", "fashionmnist_online", ("training_losses", "contrastive")),
+    ("laplace_online", "fashionmnist_laplace_online", ()),
+    ("laplace_online, one sample", "fashionmnist_laplace_online_one_sample", ()),
+    ("laplace_online, one sample, ten epochs", "fashionmnist_laplace_online_one_sample_ten_epochs", ()),
+    ("laplace_online, one sample, not refitted", "fashionmnist_laplace_online_followed", ()),
     ("laplace_posthoc", "fashionmnist", ("training_losses", "contrastive")),
     ("mc_dropout", "fashionmnist_mc_dropout", ()),
     ("deep_ensemble", "fashionmnist_deep_ensemble", ()),

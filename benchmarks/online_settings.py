@@ -1,0 +1,55 @@
+"""Settings of online Laplace that serve both ends, to rank the known and tell the unknown: tried on validation data.
+
+    python benchmarks/online_settings.py --work FOLDER [--root FOLDER] [--seeds 0 3]
+
+Each try is `configs/fashionmnist/laplace_online.yaml` with so many samples a step, or with one and another change,
+trained where FOLDER does not hold its run. OOD sets are those of `validation`. Results: results/online_settings.json.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from timing import write
+from validation import judged, means
+
+from lam import datasets
+from lam.loading import load
+from lam.run import run
+from lam.settings import load_config
+
+ONE = "--online.n_samples=1"
+TRIES = {
+    "n_samples=1": (ONE,),
+    "n_samples=4": ("--online.n_samples=4",),
+    "n_samples=16": ("--online.n_samples=16",),
+    "likelihood_scale=3e6": (ONE, "--online.likelihood_scale=3e6"),
+    "likelihood_scale=3e7": (ONE, "--online.likelihood_scale=3e7"),
+    "memory_factor=0.99": (ONE, "--online.memory_factor=0.99"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", required=True, help="where the runs are kept")
+    parser.add_argument("--root", help="the folder of FashionMNIST's IDX files")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 3])
+    parsed = parser.parse_args()
+    rows: dict[str, dict[int, dict[str, float]]] = {}
+    for name, change in TRIES.items():
+        for seed in parsed.seeds:
+            folder = Path(parsed.work) / f"{name}-{seed}"
+            overrides = [f"--seed={seed}", f"--output={folder}", *change]
+            overrides += [f"--data.root={parsed.root}"] if parsed.root else []
+            config = load_config("configs/fashionmnist/laplace_online.yaml", overrides)
+            config.data.ood = []
+            run(config, progress=False)
+            splits = datasets.load("fashionmnist", root=parsed.root, seed=config.data.seed)
+            _, rows.setdefault(name, {})[seed] = judged(load(folder / "encoder"), splits)
+            print(name, seed, rows[name][seed], file=sys.stderr, flush=True)
+        average = {tried: means(list(found.values())) for tried, found in rows.items()}
+        write("online_settings", {"mean": average, "seeds": rows})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

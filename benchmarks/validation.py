@@ -1,0 +1,45 @@
+"""Judged on validation data alone: retrieval, calibration, and OOD sets made of the validation images and of digits.
+
+The test split and MNIST are not read: OOD are the validation images themselves, inverted and with their pixels
+permuted, and scikit-learn's digits.
+"""
+
+import statistics
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lam.datasets import Splits
+from lam.evaluation import Evaluation, evaluate
+
+FIGURES = ("map@1", "ausc", "ece", "auroc@inverted", "auroc@permuted", "auroc@digits")
+
+
+def ood_of(images: Tensor) -> dict[str, Tensor]:
+    """What is surely no clothing, and as bright as the images, or as dark, or drawn by hand."""
+    order = torch.randperm(images[0].numel(), generator=torch.Generator().manual_seed(0))
+    digits = torch.as_tensor(load_digits().images).float()[:, None] / 16
+    return {
+        "inverted": 1 - images,
+        "permuted": images.flatten(1)[:, order].view_as(images),
+        "digits": F.pad(F.interpolate(digits, (20, 20), mode="bilinear"), (4, 4, 4, 4)),
+    }
+
+
+def judged(encoder: Any, splits: Splits, reference: Tensor | None = None) -> tuple[Evaluation, dict[str, float]]:
+    """Evaluate on the validation split, and pick out the figures that a choice is made by."""
+    validation = list(DataLoader(splits.validation, batch_size=500))
+    sets = ood_of(torch.cat([images for images, _ in validation]))
+    ood = {name: list(images.split(500)) for name, images in sets.items()}
+    found = evaluate(encoder, validation, ood, reference=reference, n_samples=100)
+    metrics: dict[str, Any] = found.metrics | {"auroc@inverted": found.metrics["auroc"]}
+    return found, {figure: metrics[figure] for figure in FIGURES}
+
+
+def means(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Of each figure over seeds."""
+    return {figure: statistics.fmean(row[figure] for row in rows) for figure in rows[0]}

@@ -1,10 +1,9 @@
 """Lists of images as CSV files: `path`, and if wanted `id`, `label` and columns of any other name, kept as metadata."""
 
-import csv
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from lam.tables import Table
 
 _SHOWN = 5
 
@@ -36,17 +35,16 @@ def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[ListedIma
         repeated_ids: whether an id may stand in several lines.
 
     Raises:
-        ValueError: with the line, for a list without `path`, a line with more or fewer columns, an empty path or a
-            repeated id; and for images that do not exist, with their number and the first five.
+        ValueError: as `Table.read`; for a column without a name; with the line, for an empty path or a repeated id; and
+            for images that do not exist, with their number and the first five.
     """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no file {path}: give a CSV file with a column path")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            images = list(_images(path, csv.reader(file, strict=True)))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not in UTF-8: {error}") from None
+    table = Table.read(path, needed=["path"])
+    if "" in table:
+        raise ValueError(f"{path}: every column must have a name, got {', '.join(map(repr, table.columns))}")
+    images = [_image(table, row, line) for row, line in enumerate(table.lines)]
     if not images:
         raise ValueError(f"{path} lists no image")
     if not repeated_ids:
@@ -58,29 +56,13 @@ def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[ListedIma
     return images
 
 
-def _images(path: Path, reader: Any) -> Iterator[ListedImage]:
-    try:
-        columns = [name.strip() for name in next(reader, [])]
-        if "path" not in columns:
-            raise ValueError(f"{path}, line 1: there must be a column path, got {', '.join(columns) or 'nothing'}")
-        if "" in columns or len(set(columns)) < len(columns):
-            raise ValueError(f"{path}, line 1: columns must have names that differ, got {', '.join(columns)}")
-        for fields in reader:
-            if fields:
-                yield _image(path, columns, fields, reader.line_num)
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
-
-
-def _image(path: Path, columns: list[str], fields: list[str], line: int) -> ListedImage:
-    if len(fields) != len(columns):
-        raise ValueError(f"{path}, line {line}: there must be {len(columns)} columns as in line 1, got {len(fields)}")
-    row = {name: field.strip() for name, field in zip(columns, fields, strict=True)}
-    given, name, label = row.pop("path"), row.pop("id", ""), row.pop("label", "")
+def _image(table: Table, row: int, line: int) -> ListedImage:
+    fields = {name: column[row] for name, column in table.columns.items()}
+    given, name, label = fields.pop("path"), fields.pop("id", ""), fields.pop("label", "")
     if not given or "\0" in given:
-        raise ValueError(f"{path}, line {line}: the path must be the name of a file, got {given!r}")
-    kept = {name: field for name, field in row.items() if field}
-    return ListedImage((path.parent / Path(given).expanduser()).absolute(), name or None, label, kept, line)
+        raise ValueError(f"{table.path}, line {line}: the path must be the name of a file, got {given!r}")
+    kept = {name: field for name, field in fields.items() if field}
+    return ListedImage((table.path.parent / Path(given).expanduser()).absolute(), name or None, label, kept, line)
 
 
 def _refuse_repeated(path: Path, images: list[ListedImage]) -> None:

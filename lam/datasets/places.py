@@ -26,8 +26,8 @@ from torch import Tensor
 from lam.datasets.base import MissingDataError, Splits, fraction_of
 from lam.datasets.place_images import PlaceImages
 from lam.datasets.published import existing, resolve_preprocessing
-from lam.datasets.tables import Table
 from lam.preprocessing import Preprocessing
+from lam.tables import Table
 
 _METRES = (("x", "y"), ("easting", "northing"))
 _DEGREES = ("lat", "lon")
@@ -128,9 +128,9 @@ def _positions(table: Table) -> Float64[Tensor, "N X"]:
     degrees = torch.stack([table.numbers(name) for name in _DEGREES], 1)
     for name, values, most in zip(_DEGREES, degrees.T, (90, 180), strict=True):
         if (outside := (values.abs() > most).nonzero()).numel():
-            row = int(outside[0])
+            wrong, line = values[outside[0]].item(), table.lines[int(outside[0])]
             raise ValueError(
-                f"{table.path}: {name} must be from -{most} to {most} degrees, got {values[row]:g} in row {row + 2}"
+                f"{table.path}: {name} must be from -{most} to {most} degrees, got {wrong:g} in line {line}"
             )
     return earth_centred(degrees)
 

@@ -96,10 +96,10 @@ def test_images_that_do_not_exist(root):
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("postprocessed.csv", "500016.0", "here", r"easting must be numbers, got 'here' in row 4 \(1 such rows\)"),
+        ("postprocessed.csv", "500016.0", "here", r"easting must be numbers, got 'here' in line 4 \(1 such lines\)"),
         ("postprocessed.csv", "northing", "north", "has no column northing; it has"),
         ("raw.csv", "goa_q4", "goa_q9", "lacks 1 of 6 images, the first goa_q4"),
-        ("raw.csv", "True", "yes", "pano must be one of True, False, 1, 0, got 'yes' in row 2"),
+        ("raw.csv", "True", "yes", "pano must be one of True, False, 1, 0, got 'yes' in line 2"),
     ],
 )
 def test_tables_that_are_wrong(root, file, old, new, message):

@@ -156,7 +156,7 @@ class TestWrong:
         rows = street()
         rows[3]["y"] = rows[5]["y"] = value
         with pytest.raises(
-            ValueError, match=rf"places\.csv: y must be numbers, got '{value}' in row 5 \(2 such rows\)"
+            ValueError, match=rf"places\.csv: y must be numbers, got '{value}' in line 5 \(2 such lines\)"
         ):
             load("places", root=layouts.places(tmp_path, rows))
 
@@ -175,11 +175,11 @@ class TestWrong:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"split": "holdout"}, "split must be one of train, validation, test, val, got 'holdout' in row 2"),
+            ({"split": "holdout"}, "split must be one of train, validation, test, val, got 'holdout' in line 2"),
             ({"split": "train"}, "leaves no image for validation: name more images, or parts in a column split"),
-            ({"role": "gallery"}, "role must be one of query, database, got 'gallery' in row 2"),
+            ({"role": "gallery"}, "role must be one of query, database, got 'gallery' in line 2"),
             ({"path": "same.png"}, r"must name each image once, got same\.png 20 times"),
-            ({"angle": "east"}, r"angle must be numbers, got 'east' in row 2 \(20 such rows\)"),
+            ({"angle": "east"}, r"angle must be numbers, got 'east' in line 2 \(20 such lines\)"),
             ({}, "has no column angle; leave out angles=True"),
         ],
     )
@@ -193,7 +193,7 @@ class TestWrong:
         [
             ("image,x,y", "has no column path; it has image, x, y"),
             ("path,x,northing", "has no positions: it needs the columns x and y, or .* it has path, x, northing"),
-            ("path,x,y,z", "has 4 columns, but 3 values in row 2"),
+            ("path,x,y,z", "has 4 columns, but 3 values in line 2"),
         ],
     )
     def test_other_columns(self, tmp_path, header, message):
@@ -204,7 +204,7 @@ class TestWrong:
     @pytest.mark.parametrize(
         ("place", "message"),
         [
-            ((91, 0), "lat must be from -90 to 90 degrees, got 91 in row 2"),
+            ((91, 0), "lat must be from -90 to 90 degrees, got 91 in line 2"),
             ((0, -181), "lon must be from -180 to 180 degrees, got -181"),
         ],
     )
@@ -217,8 +217,14 @@ class TestWrong:
         layouts.lines(tmp_path / "places.csv", "path,x,y")
         with pytest.raises(ValueError, match=r"places\.csv names no image: write one line an image"):
             load("places", root=tmp_path)
+        layouts.lines(tmp_path / "places.csv", "path,x,y", "", '"two\nlines.png",1,2', "a.png,1,here")
+        with pytest.raises(ValueError, match=r"y must be numbers, got 'here' in line 5"):
+            load("places", root=tmp_path)
+        layouts.lines(tmp_path / "places.csv", "path,x,y,x")
+        with pytest.raises(ValueError, match=r"columns must have names that differ, got path, x, y, x"):
+            load("places", root=tmp_path)
         (tmp_path / "places.csv").write_bytes(b"path,x,y\n\xff\xfe,1,2\n")
-        with pytest.raises(ValueError, match=r"places\.csv is no CSV file"):
+        with pytest.raises(ValueError, match=r"places\.csv is not in UTF-8"):
             load("places", root=tmp_path)
         (tmp_path / "places.csv").write_bytes(b"")
         with pytest.raises(ValueError, match=r"has no column path; it has none"):

@@ -1,4 +1,4 @@
-"""Columns of a CSV file as text and numbers, with errors that name the file and the row; not what they mean."""
+"""Columns of a CSV file as text and numbers, with errors that name the file and the line; not what they mean."""
 
 import csv
 import math
@@ -20,31 +20,39 @@ class Table:
     Attributes:
         path: the file.
         columns: of each name, the text in every row, without blanks around it.
+        lines: where in the file each row ends, the header being line 1.
     """
 
     path: Path
     columns: dict[str, list[str]]
+    lines: list[int]
 
     @classmethod
     def read(cls, path: Path, *, needed: Sequence[str] = ()) -> "Table":
-        """Read a file whose first line names the columns.
+        """Read a file in UTF-8, with commas and a first line that names the columns; empty lines count for nothing.
 
         Raises:
-            ValueError: If it lacks a needed column, or a row has more or fewer values than there are columns.
+            ValueError: If it lacks a needed column, names two alike, or a row has more or fewer values than there are
+                columns; or it is no CSV file in UTF-8.
         """
         with path.open(encoding="utf-8-sig", newline="") as stream:
-            rows = csv.reader(stream, strict=True)
+            reader = csv.reader(stream, strict=True)
             try:
-                names = [name.strip() for name in next(rows, [])]
-                values = [row for row in rows if row]
-            except (csv.Error, UnicodeDecodeError) as error:
-                raise ValueError(f"{path} is no CSV file: {error}") from error
+                names = [name.strip() for name in next(reader, [])]
+                rows = [(reader.line_num, row) for row in reader if row]
+            except csv.Error as error:
+                raise ValueError(f"{path} is no CSV file, line {reader.line_num}: {error}") from None
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path} is not in UTF-8: {error}") from None
         if absent := [name for name in needed if name not in names]:
             raise ValueError(f"{path} has no column {', '.join(absent)}; it has {', '.join(names) or 'none'}")
-        for line, row in enumerate(values, start=2):
+        if len(set(names)) < len(names):
+            raise ValueError(f"{path}: columns must have names that differ, got {', '.join(names)}")
+        for line, row in rows:
             if len(row) != len(names):
-                raise ValueError(f"{path} has {len(names)} columns, but {len(row)} values in row {line}")
-        return cls(path, {name: [row[i].strip() for row in values] for i, name in enumerate(names)})
+                raise ValueError(f"{path} has {len(names)} columns, but {len(row)} values in line {line}")
+        columns = {name: [row[i].strip() for _, row in rows] for i, name in enumerate(names)}
+        return cls(path, columns, [line for line, _ in rows])
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns
@@ -57,13 +65,14 @@ class Table:
             unknown: whether a value may be empty or "nan"; it becomes NaN.
 
         Raises:
-            ValueError: If a value is no finite number: how many, and the first with its row, the header being row 1.
+            ValueError: If a value is no finite number: how many, and the first with its line.
         """
         values = [_number(text, unknown) for text in self.columns[name]]
         if wrong := [row for row, value in enumerate(values) if value is None]:
             first = self.columns[name][wrong[0]]
             raise ValueError(
-                f"{self.path}: {name} must be numbers, got {first!r} in row {wrong[0] + 2} ({len(wrong)} such rows)"
+                f"{self.path}: {name} must be numbers, got {first!r} in line {self.lines[wrong[0]]} "
+                f"({len(wrong)} such lines)"
             )
         return torch.tensor(values, dtype=torch.float64)
 
@@ -80,12 +89,14 @@ class Table:
         """Refuse a column with a value that is not allowed, upper or lower case.
 
         Raises:
-            ValueError: naming the first such value and its row.
+            ValueError: naming the first such value and its line.
         """
         known = {text.lower() for text in allowed}
-        for row, text in enumerate(self.columns[name], start=2):
+        for line, text in zip(self.lines, self.columns[name], strict=True):
             if text.lower() not in known:
-                raise ValueError(f"{self.path}: {name} must be one of {', '.join(allowed)}, got {text!r} in row {row}")
+                raise ValueError(
+                    f"{self.path}: {name} must be one of {', '.join(allowed)}, got {text!r} in line {line}"
+                )
 
 
 def _number(text: str, unknown: bool) -> float | None:

@@ -1,41 +1,30 @@
 """Runs: what a folder holds, that the same settings give the same run, and that nothing damaged is believed."""
 
-import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from PIL import Image
 from torch.utils.data import DataLoader
 
-from lam import datasets, gallery, models
-from lam.config import DataConfig, NetworkConfig, OodConfig, RunConfig
+from lam import datasets, gallery
 from lam.evaluation import evaluate
-from lam.files import CorruptFileError, verify, write_tensors
+from lam.files import CorruptFileError, verify
 from lam.run import run
 from lam.run_folder import locked
 from lam.run_report import write_plots_and_report
 from lam.settings import load_config
-from lam.weights import load_weights
-from tests.conftest import TINY, FinishedRun
+from tests.conftest import TINY, FinishedRun, tiny
 
-DEMO = "configs/digits/laplace_posthoc.yaml"
 RETRIEVAL = ("recall@1", "map@1", "map@5", "map@10", "ece", "ausc")
 OOD = ("auroc", "auprc", "auroc_variance", "auprc_variance", "auroc_norm", "auprc_norm", "auroc_knn", "auprc_knn")
-
-
-def tiny(output: Path, *overrides: str) -> RunConfig:
-    return load_config(DEMO, [*TINY, f"--output={output}", *overrides])
 
 
 def measured(folder: Path) -> dict[str, Any]:
@@ -82,7 +71,7 @@ def test_the_report_needs_no_other_file_or_host(finished_run: FinishedRun) -> No
 
 def test_the_configuration_reads_back_as_the_same(finished_run: FinishedRun) -> None:
     folder = finished_run.folder
-    original = load_config(DEMO, TINY)
+    original = load_config("configs/digits/laplace_posthoc.yaml", TINY)
     assert load_config(folder / "config.yaml") == original
     assert load_config(folder) == replace(original, output=str(folder))
     resolved = yaml.safe_load((folder / "config.yaml").read_text())
@@ -210,144 +199,6 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         gallery.open_run(tmp_path)
     with pytest.raises(ValueError, match="there is no folder .*missing"):
         gallery.open_run(tmp_path / "missing")
-
-
-@pytest.mark.filterwarnings("ignore:.*predictive variance is due")  # it is hardly trained
-@pytest.mark.parametrize("suffix", ["safetensors", "pth", "wrapped.pth"])
-def test_a_checkpoint_takes_the_place_of_training(suffix: str, tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    state = models.build("convnet8", dimension=3, seed=5).state_dict()
-    path = tmp_path / f"weights.{suffix}"
-    if suffix == "safetensors":
-        save_file(state, path)
-    else:
-        torch.save({"state_dict": state, "epoch": 3} if "wrapped" in suffix else state, path)
-    result = run(tiny(tmp_path / "run", f"--checkpoint={path}"), progress=False)
-    network = gallery.open_run(result.folder).network
-    assert network is not None
-    assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
-    assert "seconds_train" not in result.metrics
-    path.unlink()
-    assert run(load_config(result.folder), progress=False).metrics == result.metrics
-
-
-class Hostile:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (Path(os.environ["LAM_TEST_TOUCHED"]),)
-
-
-def test_a_checkpoint_is_never_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    touched = tmp_path / "touched"
-    monkeypatch.setenv("LAM_TEST_TOUCHED", str(touched))
-    torch.save({"state_dict": Hostile()}, tmp_path / "hostile.pth")
-    with pytest.raises(ValueError, match="hostile.pth holds no plain weights .*: save them with torch.save"):
-        run(tiny(tmp_path / "run", f"--checkpoint={tmp_path / 'hostile.pth'}"), progress=False)
-    assert not touched.exists()
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_checkpoint_that_does_not_fit_is_refused_before_any_work(tmp_path: Path) -> None:
-    network = models.build("convnet8", dimension=3)
-    torch.save(models.build("convnet8", dimension=4).state_dict(), tmp_path / "wide.pth")
-    torch.save([1, 2], tmp_path / "list.pth")
-    (tmp_path / "noise.safetensors").write_bytes(bytes(range(100)))
-    message = r"wide.pth: .*head.weight is \(3, 512\) in the network, \(4, 512\) in the file"
-    with pytest.raises(ValueError, match=message):
-        run(tiny(tmp_path / "run", f"--checkpoint={tmp_path / 'wide.pth'}"), progress=False)
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="list.pth holds no state_dict of tensors"):
-        load_weights(network, tmp_path / "list.pth")
-    with pytest.raises(ValueError, match="noise.safetensors holds no plain weights"):
-        load_weights(network, tmp_path / "noise.safetensors")
-    with pytest.raises(ValueError, match="missing.pth does not exist"):
-        load_weights(network, tmp_path / "missing.pth")
-    with pytest.raises(ValueError, match="is a folder: give a file of weights, such as RUN/encoder"):
-        load_weights(network, tmp_path)
-    write_tensors(tmp_path / "tensors.safetensors", {"last/network/head.weight": torch.zeros(2)})
-    with pytest.raises(ValueError, match="of an unfinished training, which `lam run` on its own folder continues"):
-        load_weights(network, tmp_path / "tensors.safetensors")
-
-
-def folder_config(root: Path, output: Path, ood: list[OodConfig]) -> RunConfig:
-    """`configs/folder/laplace_posthoc.yaml`, on small images and by a small network."""
-    options = {"preprocessing": {"mode": "RGB", "size": [8, 8]}}
-    config = load_config("configs/folder/laplace_posthoc.yaml", [f"--output={output}", "--training.epochs=1"])
-    config.data = DataConfig("folder", str(root), options, ood)
-    config.network = NetworkConfig("convnet8", 3, options={"channels": 3})
-    config.evaluation.n_samples = 4
-    config.laplace = replace(config.laplace, tune_samples=4)
-    return config
-
-
-def test_a_folder_of_images_end_to_end(digit_folder: Path, tmp_path: Path) -> None:
-    noise = tmp_path / "noise"
-    for name in ("first", "second"):
-        (noise / name).mkdir(parents=True)
-        for number in range(3):
-            pixels = np.random.default_rng(number).integers(0, 255, (32, 32, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(noise / name / f"{number}.png")
-    ood = [OodConfig("folder", str(noise / name), title=name) for name in ("first", "second")]
-    result = run(folder_config(digit_folder, tmp_path / "run", ood), progress=False)
-    assert {"recall@1", "auroc", "auroc@second"} <= result.metrics.keys()
-    found = gallery.search(result.folder, digit_folder / "1" / "0.png", k=3)
-    assert all(Path(item["path"]).is_file() and item["label"] in "012" for item in found.items)
-
-
-def test_a_run_without_ood_set_and_on_changed_data(digit_folder: Path, tmp_path: Path) -> None:
-    images = Path(shutil.copytree(digit_folder, tmp_path / "images"))
-    config = folder_config(images, tmp_path / "run", [])
-    result = run(config, progress=False)
-    assert "auroc" not in result.metrics
-    page = result.report.read_text(encoding="utf-8")
-    assert "Sparsification" in page
-    assert "Out-of-distribution detection" not in page
-    (images / "0" / "0.png").rename(images / "0" / "new.png")
-    (result.folder / "MANIFEST.json").unlink()
-    with pytest.raises(ValueError, match=r"the data changed since the run .* began \(.*\): give another --output"):
-        run(config, progress=False)
-
-
-def test_a_file_that_cannot_be_read_is_named_before_any_work(digit_folder: Path, tmp_path: Path) -> None:
-    images = Path(shutil.copytree(digit_folder, tmp_path / "images"))
-    bad = images / "2" / "bad.png"
-    whole = (images / "2" / "0.png").read_bytes()
-    icon, floating = io.BytesIO(), io.BytesIO()
-    Image.new("RGB", (16, 16)).save(icon, "ICO")
-    Image.new("F", (8, 8)).save(floating, "TIFF")
-    for content, reason in (
-        (b"milk, bread", "is no image; allowed formats: .*"),
-        (icon.getvalue(), "is no image; allowed formats: .*"),
-        (whole[: len(whole) // 2], "cannot be read as an image: .*"),
-        (floating.getvalue(), ": cannot convert pixels of mode F .*"),
-    ):
-        bad.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"2/bad.png ?{reason}: replace or remove it"):
-            run(folder_config(images, tmp_path / "run", []), progress=False)
-        assert not (tmp_path / "run").exists()
-
-
-def test_the_check_of_many_files_shows_how_far_it_is(
-    digit_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("lam.run_data.MANY_FILES", 10)
-    monkeypatch.setattr("lam.run._build_network", lambda *_: pytest.fail("the files are read"))
-    for progress in (True, False):
-        with pytest.raises(pytest.fail.Exception, match="the files are read"):
-            run(folder_config(digit_folder, tmp_path / "run", []), progress=progress)
-        assert ("checking: 100%" in capsys.readouterr().err) == progress
-
-
-@pytest.mark.parametrize("part", ["train", "validation", "test"])
-def test_a_split_in_which_nothing_can_be_found_is_refused(part: str, digit_folder: Path, tmp_path: Path) -> None:
-    for name in ("train", "validation", "test"):
-        for label in range(5):
-            (tmp_path / name / str(label)).mkdir(parents=True)
-            for number in range(1 if name == part else 2):
-                shutil.copy(digit_folder / "0" / "0.png", tmp_path / name / str(label) / f"{number}.png")
-    with pytest.raises(ValueError, match=f"no two images of the {part} split share a label, .*: give more data"):
-        run(folder_config(tmp_path, tmp_path / "run", []), progress=False)
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_report_on_queries_that_cannot_be_answered(run_copy: Path) -> None:

@@ -71,9 +71,9 @@ class StoredItems:
         Raises:
             CorruptFileError: naming a file that is missing, truncated or altered.
         """
-        store = index_files.load(Path(run) / "index").store
-        items = read_items(Path(run), store.column("ids").tolist())
-        return cls(store.column("vectors"), store.column("kappa"), tuple(item["label"] for item in items))
+        stored = index_files.load(Path(run) / "index").store.tensors()
+        items = read_items(Path(run), stored["ids"].tolist())
+        return cls(stored["vectors"], stored["kappa"], tuple(item["label"] for item in items))
 
 
 Gallery = Literal["held-out", "index"] | StoredItems

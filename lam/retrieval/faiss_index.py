@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 _PRODUCT_FROM = 4
 _HNSW = "efSearch=128"  # recall@10 of 0.996 among 100,000 clustered vectors; FAISS's own 16 has 0.90
@@ -66,35 +65,35 @@ def prepare(index: Any, parameters: str | None, device: str) -> Any:
         return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), int(number[1] or 0), index)
 
 
-def train(index: Any, vectors: Tensor) -> None:
+def train(index: Any, vectors: np.ndarray) -> None:
     """Train on (N, D) unit vectors.
 
     Raises:
         ValueError: where FAISS refuses, as it does for too few.
     """
     with _refusals(f"FAISS cannot train on {len(vectors)} embeddings"):
-        index.train(vectors.numpy())
+        index.train(vectors)
 
 
-def add(index: Any, vectors: Tensor, slots: Tensor) -> None:
+def add(index: Any, vectors: np.ndarray, slots: np.ndarray) -> None:
     """Add (N, D) unit vectors under their slots.
 
     Raises:
         ValueError: where FAISS refuses, as types that are built at once do for a second call.
     """
     with _refusals(f"FAISS cannot add {len(vectors)} embeddings"):
-        index.add_with_ids(vectors.numpy(), slots.numpy())
+        index.add_with_ids(vectors, slots)
 
 
-def remove(index: Any, slots: Tensor) -> None:
+def remove(index: Any, slots: np.ndarray) -> None:
     """Remove slots from a type that can; one that cannot keeps them as tombstones."""
     try:
-        index.remove_ids(slots.numpy())
+        index.remove_ids(slots)
     except RuntimeError:
         return
 
 
-def search(index: Any, vectors: Tensor, k: int) -> Tensor:
+def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
     """Give (Q, k) candidate slots, −1 where the type found none.
 
     Raises:
@@ -102,7 +101,7 @@ def search(index: Any, vectors: Tensor, k: int) -> Tensor:
     """
     refusals = _refusals(f"FAISS cannot search for {k} candidates; take a smaller k or device 'cpu'")
     with refusals, _matrix_product(len(vectors)):
-        return torch.from_numpy(index.search(vectors.numpy(), k)[1])
+        return index.search(vectors, k)[1]
 
 
 def emptied(index: Any, device: str) -> Any:

@@ -75,7 +75,7 @@ class Index:
     @property
     def ids(self) -> Int64[Tensor, " N"]:
         """(N,) the ids, in the order in which they were added."""
-        return self._store.column("ids").clone()
+        return torch.from_numpy(self._store.column("ids").copy())
 
     @property
     def is_trained(self) -> bool:
@@ -91,7 +91,7 @@ class Index:
         Raises:
             ValueError: for bad embeddings, too few of them, or an index that already holds items.
         """
-        vectors = unit_vectors(embeddings, self.dimension)
+        vectors = unit_vectors(embeddings, self.dimension).numpy()
         if len(self):
             raise ValueError(f"train the index before items are added: it holds {len(self)}; make a new one instead")
         faiss_index.train(self._faiss, vectors)
@@ -107,7 +107,7 @@ class Index:
             ValueError: for a type that is not trained yet, another dimension, a mean that is no unit vector, a κ that
                 is negative or not finite, ids that are negative, repeated or taken, or what FAISS itself refuses.
         """
-        vectors = unit_vectors(embeddings, self.dimension)
+        vectors = unit_vectors(embeddings, self.dimension).numpy()
         ids = checked_ids(ids)
         refuse_other_length("ids", ids, "the embeddings", len(embeddings))
         taken = [item for item in ids.tolist() if item in self._store]
@@ -123,7 +123,7 @@ class Index:
         except Exception:
             self._rebuild()
             raise
-        self._store.append(vectors, embeddings.kappa.detach().cpu(), ids, slots)
+        self._store.append(vectors, embeddings.kappa.detach().cpu().double().numpy(), ids.numpy(), slots)
 
     def remove(self, ids: Ids) -> None:
         """Remove items; all of them, or none where an error is raised.
@@ -165,16 +165,16 @@ class Index:
         least = checked_least_kappa(least_kappa)
         allowed = None if least == 0 else self._store.column("kappa") >= least
         k = min(positive_integer("k", k), len(self) if allowed is None else int(allowed.sum()))
-        vectors = unit_vectors(embeddings, self.dimension)
+        vectors = unit_vectors(embeddings, self.dimension).numpy()
         if k == 0 or len(vectors) == 0:
             rows, scores = np.empty((len(vectors), k), np.int64), np.empty((len(vectors), k), np.float32)
         else:
             rows, scores = self._nearest(vectors, k, allowed)
         mean, kappa = embeddings.mean, embeddings.kappa
         return Hits(
-            torch.from_numpy(self._store.column("ids").numpy()[rows]).to(mean.device),
+            torch.from_numpy(self._store.column("ids")[rows]).to(mean.device),
             torch.from_numpy(scores).to(mean.device, mean.dtype),
-            torch.from_numpy(self._store.column("kappa").numpy()[rows]).to(kappa.device, kappa.dtype),
+            torch.from_numpy(self._store.column("kappa")[rows]).to(kappa.device, kappa.dtype),
             kappa,
         )
 
@@ -263,32 +263,35 @@ class Index:
             faiss_index.add(fresh, self._store.column("vectors"), self._store.column("slots"))
         self._faiss = fresh
 
-    def _nearest(self, vectors: Tensor, k: int, allowed: Bool[Tensor, " N"] | None) -> tuple[np.ndarray, np.ndarray]:
-        """(Q, k) rows and scores; rows removed or not allowed are dropped, queries left short are searched exactly.
-
-        In NumPy, whose calls cost a single query half of what torch's do.
-        """
+    def _nearest(
+        self, vectors: np.ndarray, k: int, allowed: Bool[np.ndarray, " N"] | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(Q, k) rows and scores; rows removed or not allowed are dropped, queries left short are searched exactly."""
         hidden = self._faiss.ntotal - (len(self) if allowed is None else int(allowed.sum()))
         fetched = min(k + min(k, hidden), self._faiss.ntotal)
         found = self._store.rows_of(faiss_index.search(self._faiss, vectors, fetched))
         if allowed is not None:
-            found = torch.where(allowed[found], found, -1)
-        rows, scores = self._scored(vectors.numpy(), np.sort(found.numpy(), axis=1))
+            found = np.where(allowed[found], found, -1)
+        rows, scores = self._scored(vectors, np.sort(found, axis=1))
         rows, scores = rows[:, :k], scores[:, :k]
         short = rows[:, -1] < 0  # as those without a row are last
         if short.any():
-            among = torch.arange(len(self)) if allowed is None else allowed.nonzero()[:, 0]
-            nearest, exact = rank(vectors[torch.from_numpy(short)], self._store.column("vectors")[among], k=k)
-            rows[short], scores[short] = among[nearest].numpy(), exact.numpy()
+            among = np.arange(len(self)) if allowed is None else np.flatnonzero(allowed)
+            gallery = torch.from_numpy(self._store.column("vectors")[among])
+            nearest, exact = rank(torch.from_numpy(vectors[short]), gallery, k=k)
+            rows[short], scores[short] = among[nearest.numpy()], exact.numpy()
         return rows, scores.clip(-1, 1)
 
     def _scored(self, vectors: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Order candidate rows by cosine; those without a row go last with −∞."""
-        stored = self._store.column("vectors").numpy()
+        """Order candidate rows by cosine; those without a row go last with −∞.
+
+        One product a row, as a matrix product would round equal vectors to unequal scores.
+        """
+        stored = self._store.column("vectors")
         block = max(1, _GATHERED_ELEMENTS // max(1, rows.shape[1] * self.dimension))
         scores = np.empty(rows.shape, dtype=np.float32)
         for part in (slice(start, start + block) for start in range(0, len(rows), block)):
-            scores[part] = (stored[rows[part].clip(min=0)] @ vectors[part, :, None])[:, :, 0]
+            scores[part] = np.vecdot(stored[rows[part].clip(min=0)], vectors[part, None])
         scores[rows < 0] = -math.inf
         each, order = np.arange(len(rows))[:, None], (-scores).argsort(axis=1, kind="stable")
         return rows[each, order], scores[each, order]

@@ -4,17 +4,25 @@ Every row has a slot: a number given once, never given again and rising with the
 alone, so what it still holds of a removed row is recognised by a slot that is no longer here.
 """
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 _COLUMNS = ("vectors", "kappa", "ids", "slots")
 _BLOCK = 512
+_SPARE = 4  # the room is made smaller where the rows would fit into it this many times
 
 
 class Store:
     """N unit vectors of dimension D with κ, id and slot; room grows by doubling, so that adding one by one stays cheap.
+
+    In NumPy, whose calls cost a single query half of what torch's do.
 
     Args:
         dimension: the number of embedding dimensions D.
@@ -25,10 +33,10 @@ class Store:
         self._next_slot = 0
         self._slot_of: dict[int, int] = {}
         self._buffers = {
-            "vectors": torch.empty(0, dimension),
-            "kappa": torch.empty(0, dtype=torch.float64),
-            "ids": torch.empty(0, dtype=torch.int64),
-            "slots": torch.empty(0, dtype=torch.int64),
+            "vectors": np.empty((0, dimension), np.float32),
+            "kappa": np.empty(0, np.float64),
+            "ids": np.empty(0, np.int64),
+            "slots": np.empty(0, np.int64),
         }
 
     def __len__(self) -> int:
@@ -37,68 +45,102 @@ class Store:
     def __contains__(self, item: int) -> bool:
         return item in self._slot_of
 
-    def column(self, name: str) -> Tensor:
+    def column(self, name: str) -> np.ndarray:
         """Give a column, as a view of its N rows: `vectors` float32, `kappa` float64, `ids` or `slots` int64."""
         return self._buffers[name][: self._size]
 
-    def take_slots(self, count: int) -> Int64[Tensor, " N"]:
+    def take_slots(self, count: int) -> Int64[np.ndarray, " N"]:
         """Give new slots; those of an addition that then fails are never used again."""
         first, self._next_slot = self._next_slot, self._next_slot + count
-        return torch.arange(first, self._next_slot)
+        return np.arange(first, self._next_slot)
 
-    def append(self, vectors: Tensor, kappa: Tensor, ids: Tensor, slots: Tensor) -> None:
+    def append(
+        self,
+        vectors: Float32[np.ndarray, "N D"],
+        kappa: Float64[np.ndarray, " N"],
+        ids: Int64[np.ndarray, " N"],
+        slots: Int64[np.ndarray, " N"],
+    ) -> None:
         """Add rows whose slots lie above all that are here."""
         end = self._size + len(ids)
         for name, rows in zip(_COLUMNS, (vectors, kappa, ids, slots), strict=True):
-            buffer = self._buffers[name]
-            if end > len(buffer):
-                grown = buffer.new_empty((max(end, 2 * len(buffer)), *buffer.shape[1:]))
-                grown[: self._size] = buffer[: self._size]
-                self._buffers[name] = buffer = grown
-            buffer[self._size : end] = rows
+            if end > len(self._buffers[name]):
+                self._make_room(name, max(end, 2 * len(self._buffers[name])))
+            self._buffers[name][self._size : end] = rows
         self._size = end
         self._slot_of.update(zip(ids.tolist(), slots.tolist(), strict=True))
 
-    def slots_of(self, ids: Tensor) -> Int64[Tensor, " N"]:
+    def slots_of(self, ids: Int64[Tensor, " N"]) -> Int64[np.ndarray, " N"]:
         """Look up the slots of ids that are all here."""
-        return torch.tensor([self._slot_of[item] for item in ids.tolist()], dtype=torch.int64)
+        return np.array([self._slot_of[item] for item in ids.tolist()], dtype=np.int64)
 
-    def remove(self, slots: Tensor) -> None:
+    def remove(self, slots: Int64[np.ndarray, " N"]) -> None:
         """Drop the rows of these slots; the others move up, and keep their order and slots.
 
-        They move in place, block by block, and the room stays: to copy a large store takes several times as long.
+        They move in place, block by block, and most of the room stays: to copy a large store takes several times as
+        long. Ctrl-C waits until every row is whole again.
         """
-        gone = torch.isin(self.column("slots"), slots)
-        for item in self.column("ids")[gone].tolist():
-            del self._slot_of[item]
-        first = int(gone.int().argmax())
-        moved = (~gone[first:]).nonzero()[:, 0] + first
-        for name in _COLUMNS:
-            column = self.column(name)
-            for at, rows in enumerate(moved.split(_BLOCK)):
-                column[first + at * _BLOCK :][: len(rows)] = column[rows]
-        self._size = first + len(moved)
+        gone = np.isin(self.column("slots"), slots)
+        if not gone.any():
+            return
+        first = int(gone.argmax())
+        moved = np.flatnonzero(~gone[first:]) + first
+        removed = self.column("ids")[gone].tolist()
+        with _uninterrupted():
+            for name in _COLUMNS:
+                column = self.column(name)
+                for start in range(0, len(moved), _BLOCK):
+                    rows = moved[start : start + _BLOCK]
+                    column[first + start :][: len(rows)] = column[rows]
+            self._size = first + len(moved)
+            for item in removed:
+                del self._slot_of[item]
+            for name, buffer in self._buffers.items():
+                if len(buffer) >= _SPARE * self._size:
+                    self._make_room(name, self._size)
 
-    def rows_of(self, slots: Tensor) -> Int64[Tensor, "..."]:
+    def _make_room(self, name: str, count: int) -> None:
+        fresh = np.empty((count, *self._buffers[name].shape[1:]), self._buffers[name].dtype)
+        fresh[: self._size] = self.column(name)
+        self._buffers[name] = fresh
+
+    def rows_of(self, slots: Int64[np.ndarray, "..."]) -> Int64[np.ndarray, "..."]:
         """Look up the row of each slot; −1 where it is no longer here, or never was."""
-        here, wanted = self.column("slots").numpy(), slots.numpy()
+        here = self.column("slots")
         if len(here) == 0:
-            return torch.full_like(slots, -1)
-        row = np.minimum(here.searchsorted(wanted), len(here) - 1)
-        return torch.from_numpy(np.where(here[row] == wanted, row, -1))
+            return np.full_like(slots, -1)
+        row = np.minimum(here.searchsorted(slots), len(here) - 1)
+        return np.where(here[row] == slots, row, -1)
 
-    def kappa_of(self, ids: Tensor) -> Float64[Tensor, " N"]:
+    def kappa_of(self, ids: Int64[Tensor, " N"]) -> Float64[Tensor, " N"]:
         """Look up κ by id."""
-        return self.column("kappa")[self.rows_of(self.slots_of(ids))]
+        return torch.from_numpy(self.column("kappa")[self.rows_of(self.slots_of(ids))])
 
     def tensors(self) -> dict[str, Tensor]:
         """Give what is saved; `from_tensors` takes it back."""
-        return {name: self.column(name) for name in _COLUMNS}
+        return {name: torch.from_numpy(self.column(name)) for name in _COLUMNS}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> "Store":
         """Make a store of what `tensors` gave."""
         store = cls(tensors["vectors"].shape[1])
-        store.append(*(tensors[name] for name in _COLUMNS))
+        store.append(*(tensors[name].numpy() for name in _COLUMNS))
         store._next_slot = int(tensors["slots"][-1]) + 1 if len(store) else 0
         return store
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C, which only ever reaches the main thread, wait until the block has ended."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: waiting.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if waiting:
+            signal.raise_signal(signal.SIGINT)

@@ -128,7 +128,7 @@ def _operations(run: Path, saved: index_files.SavedIndex, store: ItemStore, dele
     replaced = set(store.ids_of_origin(ORIGIN))
     yield from replaced - set(names)
     dataset = _dataset(run, items)
-    vectors, kappa = saved.store.column("vectors").numpy(), saved.store.column("kappa").tolist()
+    vectors, kappa = saved.store.column("vectors"), saved.store.column("kappa").tolist()
     for row, (name, item) in enumerate(zip(names, items, strict=True)):
         if name in replaced or (name not in deleted and store.get(name) is None):
             name, label, metadata = _checked(name, item)

@@ -1,5 +1,7 @@
 """The index over many FAISS types, held to exact ranking of what it should contain."""
 
+import signal
+import threading
 from inspect import unwrap  # past the shape checks of test runs, to what a user meets
 
 import faiss
@@ -105,19 +107,44 @@ def test_k_above_the_size_gives_every_item_and_never_minus_one(factory: str, lef
     assert hits.scores.shape == hits.kappa.shape == (3, left)
 
 
+def stored(count: int) -> tuple[Store, dict[str, np.ndarray]]:
+    """Give a store and what is in it, by column."""
+    store, items, rows = Store(DIMENSION), embeddings(count), np.arange(count)
+    columns = {"vectors": items.mean.numpy(), "kappa": items.kappa.double().numpy(), "ids": rows * 7 + 3}
+    store.append(*columns.values(), store.take_slots(count))
+    return store, {**columns, "slots": rows}
+
+
 @pytest.mark.parametrize(
     "gone", [[0], [1999], [5, 511, 512, 513, 1024], range(0, 2000, 3), range(1, 2000), range(2000)]
 )
 def test_whatever_is_removed_the_others_keep_their_order_and_what_is_theirs(gone: list[int]) -> None:
-    store, items, ids = Store(DIMENSION), embeddings(2000), torch.arange(2000) * 7 + 3
-    store.append(items.mean, items.kappa.double(), ids, store.take_slots(2000))
-    left = torch.tensor([row for row in range(2000) if row not in set(gone)], dtype=torch.long)
-    store.remove(torch.tensor(gone))
-    expected = {"vectors": items.mean, "kappa": items.kappa.double(), "ids": ids, "slots": torch.arange(2000)}
+    store, expected = stored(2000)
+    left = np.delete(np.arange(2000), list(gone))
+    store.remove(np.array(gone))
     for name, column in expected.items():
-        torch.testing.assert_close(store.column(name), column[left], rtol=0, atol=0)
-    store.append(items.mean[:1], items.kappa[:1].double(), ids[:1] + 20_000, store.take_slots(1))
-    assert store.column("slots").tolist() == [*left.tolist(), 2000]
+        np.testing.assert_array_equal(store.column(name), column[left])
+        assert len(store._buffers[name]) == (len(left) if 4 * len(left) <= 2000 else 2000)
+    store.append(*(column[:1] for column in expected.values()))
+    assert store.column("slots").tolist() == [*left.tolist(), 0]
+
+
+def test_an_interrupt_waits_until_every_row_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lam.retrieval.store._BLOCK", 1)  # so that moving them takes a while
+    before = signal.getsignal(signal.SIGINT)
+    for delay in (0.002, 0.01, 0.03):
+        store, expected = stored(20_000)
+        timer = threading.Timer(delay, signal.raise_signal, [signal.SIGINT])
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come during any of these
+            timer.start()
+            store.remove(np.arange(0, 20_000, 2))
+            timer.join()
+        timer.join()
+        left = slice(1, None, 2) if len(store) == 10_000 else slice(None)
+        for name, column in expected.items():
+            np.testing.assert_array_equal(store.column(name), column[left])
+        assert sorted(store._slot_of) == store.column("ids").tolist()
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_tombstones_are_kept_below_a_fifth_and_swept_at_it() -> None:
@@ -154,6 +181,26 @@ def test_precision_and_order_of_ties() -> None:
     assert hits.scores.dtype == hits.kappa.dtype == torch.float64
     assert hits.kappa[0].tolist() == east.kappa.tolist()
     assert index.kappa_of(torch.tensor([7, 9])).tolist() == [3.0, 1e-6]
+
+
+@pytest.mark.parametrize("dimension", [3, 64, 130, 512])
+@pytest.mark.parametrize("copies", [2, 3, 7])
+def test_equal_vectors_score_alike_and_stand_in_the_order_of_adding(dimension: int, copies: int) -> None:
+    index, items = Index(dimension), embeddings(20, dimension=dimension)
+    index.add(Embeddings.concatenate([items] * copies), torch.arange(20 * copies))
+    queries = embeddings(20, seed=1, dimension=dimension)
+    for several in (queries, *(queries[row : row + 1] for row in range(20))):
+        hits = index.search(several, k=20 * copies)
+        groups = hits.ids.view(len(several), 20, copies)
+        assert torch.equal(groups, groups[..., :1] % 20 + 20 * torch.arange(copies))
+        assert (hits.scores.view_as(groups) == hits.scores.view_as(groups)[..., :1]).all()
+
+
+def test_what_was_added_without_autograd_can_be_removed_with_it() -> None:
+    with torch.inference_mode():
+        index, items, ids = filled("Flat", 50)
+    index.remove(ids[:30])
+    assert index.search(items[30:], k=1).ids.flatten().tolist() == ids[30:].tolist()
 
 
 def test_empty_index_empty_queries_and_empty_additions() -> None:

@@ -69,7 +69,7 @@ def test_what_is_written_is_found_again_after_a_restart(run_copy: Path) -> None:
 
 
 def test_deleted_items_leave_every_file_of_the_run(run_copy: Path) -> None:
-    vector = Index.load(run_copy / "index")._store.column("vectors")[7].numpy().tobytes()
+    vector = Index.load(run_copy / "index")._store.column("vectors")[7].tobytes()
     files = [path for folder in ("index", FOLDER) for path in (run_copy / folder).rglob("*")]
     assert any(vector in path.read_bytes() for path in files if path.is_file())
     gallery = Gallery(run_copy, D)

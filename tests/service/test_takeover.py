@@ -66,7 +66,7 @@ def taken_over_by_number(run: Path) -> None:
     store = ItemStore(run / FOLDER / FILE)
     names = store.ids_of_origin("index")
     numbered = [
-        Item(str(number), vector.numpy().tobytes(), 9.0, "old", "{}", None, "index")
+        Item(str(number), vector.tobytes(), 9.0, "old", "{}", None, "index")
         for number, vector in zip(saved.ids.tolist(), saved._store.column("vectors"), strict=True)
     ]
     store.write([*names, *numbered], facts={BY_NUMBER: sha256_of(run / "index" / "MANIFEST.json")})
@@ -154,7 +154,7 @@ def test_what_an_earlier_index_did_not_keep_is_not_made_up(run_copy: Path, digit
 def test_deleting_by_the_id_of_a_list_erases_the_item_everywhere(run_copy: Path, digit_folder: Path) -> None:
     first, second, *_ = digits(digit_folder)
     index_list(run_copy, f"vase-17,{first},vase,Kyoto", f"b,{second},,")
-    vector = Index.load(run_copy / "index")._store.column("vectors")[0].numpy().tobytes()
+    vector = Index.load(run_copy / "index")._store.column("vectors")[0].tobytes()
     with opened(run_copy) as gallery:
         (change,) = gallery.write(["vase-17"])
         assert isinstance(change, Change)
@@ -340,7 +340,7 @@ def test_a_log_that_a_reader_keeps_is_told_to_deletions_alone(run_copy: Path, mo
 
 def vector_of(run: Path, number: int) -> bytes:
     index = Index.load(run / "index")
-    return index._store.column("vectors")[index.ids == number].numpy().tobytes()
+    return index._store.column("vectors")[index.ids.numpy() == number].tobytes()
 
 
 def everything(run: Path) -> bytes:

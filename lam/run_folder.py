@@ -32,8 +32,8 @@ def is_finished(folder: Path) -> bool:
 
 
 def run_at(folder: Path) -> Path:
-    """Give the folder of the run that is meant: this one, or, where this is no run, the only finished one inside."""
-    inside = [] if (folder / CONFIG).is_file() else _finished_inside(folder)
+    """Give the folder of the run that is meant: this one, or, where this is no run, the only one inside."""
+    inside = [] if _is_run(folder) else _runs_inside(folder)
     return inside[0] if len(inside) == 1 else folder
 
 
@@ -46,16 +46,20 @@ def require_finished(folder: Path) -> None:
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: `lam run CONFIG` or `lam demo` makes a run")
-    if not (folder / CONFIG).is_file() and not (folder / MANIFEST).is_file():
-        inside = _finished_inside(folder)
+    if not _is_run(folder):
+        inside = [run for run in _runs_inside(folder) if (run / MANIFEST).is_file()]
         hint = f"; did you mean {inside[0]}?" if inside else ": `lam run CONFIG` or `lam demo` makes one"
         raise ValueError(f"{folder} is no run of lam{hint}")
     if not is_finished(folder):
         raise ValueError(f"the run in {folder} has not finished: `lam run {folder}` continues it")
 
 
-def _finished_inside(folder: Path) -> list[Path]:
-    return [path.parent for path in sorted(folder.glob(f"*/{CONFIG}")) if (path.parent / MANIFEST).is_file()]
+def _is_run(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() or (folder / MANIFEST).is_file()
+
+
+def _runs_inside(folder: Path) -> list[Path]:
+    return [path.parent for path in sorted(folder.glob(f"*/{CONFIG}"))]
 
 
 def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:

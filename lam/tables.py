@@ -38,7 +38,7 @@ class Table:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream, strict=True)
             try:
-                names = [name.strip() for name in next(reader, [])]
+                names = [name.strip() for name in next((row for row in reader if row), [])]
                 rows = [(reader.line_num, row) for row in reader if row]
             except csv.Error as error:
                 raise ValueError(f"{path} is no CSV file, line {reader.line_num}: {error}") from None
@@ -46,7 +46,8 @@ class Table:
                 raise ValueError(f"{path} is not in UTF-8: {error}") from None
         if absent := [name for name in needed if name not in names]:
             raise ValueError(f"{path} has no column {', '.join(absent)}; it has {', '.join(names) or 'none'}")
-        if len(set(names)) < len(names):
+        named = [name for name in names if name]
+        if len(set(named)) < len(named):
             raise ValueError(f"{path}: columns must have names that differ, got {', '.join(names)}")
         for line, row in rows:
             if len(row) != len(names):

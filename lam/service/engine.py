@@ -21,6 +21,7 @@ from lam.embeddings import KAPPA_RANGE, Embeddings
 from lam.encoder_base import N_SAMPLES, Encoder
 from lam.gallery import open_run, require_faiss
 from lam.retrieval.calibration_files import fingerprint, load_calibration
+from lam.retrieval.entries import unit_vectors
 from lam.retrieval.hits import Hits
 from lam.retrieval.threshold import Calibration
 from lam.service.answers import Answer, Judge, Query
@@ -202,17 +203,18 @@ class Engine:
             found |= zip(rows, self._embedded(torch.stack([tensors[row] for row in rows])), strict=True)
         return [found[row] for row in range(len(tensors))]
 
-    def _embedded(self, batch: Tensor) -> list[Query]:
+    def _embedded(self, batch: Tensor) -> list[Query | Exception]:
+        """The batch's queries; where it is refused as a whole, each image by itself, so that one does not spoil it."""
         try:
             seen = self.encoder.observe(batch.to(self.device), n_samples=N_SAMPLES)
         except ValueError:
             if len(batch) > 1:
-                raise  # each is then embedded by itself, so that only the one that is refused hears of it
-            raise ServiceError(422, "the image gives no finite embedding", allowed="an ordinary photograph") from None
+                return [result for image in batch for result in self._embedded(image[None])]
+            return [_no_embedding()]
         except RuntimeError as error:
             raise self._lost(error) from error
         embeddings, features = seen.embeddings.to("cpu"), seen.features.cpu()
-        return [Query(embeddings[row : row + 1], features[row : row + 1]) for row in range(len(batch))]
+        return [_query(embeddings[row : row + 1], features[row : row + 1]) for row in range(len(batch))]
 
     def _lost(self, error: RuntimeError) -> Exception:
         """What a batch is told whose device failed; where that was no CPU, the next one runs on the CPU."""
@@ -240,6 +242,18 @@ def embedding_of(mean: Tensor, kappa: float) -> Embeddings:
     """
     within = torch.tensor([min(max(kappa, KAPPA_RANGE[0]), KAPPA_RANGE[1])], dtype=torch.float64)
     return Embeddings(mean[None], within, torch.ones_like(within), torch.zeros_like(within))
+
+
+def _query(embedding: Embeddings, features: Tensor) -> Query | Exception:
+    try:
+        unit_vectors(embedding, embedding.dimension)
+    except ValueError:
+        return _no_embedding()
+    return Query(embedding, features)
+
+
+def _no_embedding() -> ServiceError:
+    return ServiceError(422, "the image gives no finite embedding with a direction", allowed="an ordinary photograph")
 
 
 def _row(hits: Hits, row: int) -> Hits:

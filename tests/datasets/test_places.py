@@ -217,8 +217,8 @@ class TestWrong:
         layouts.lines(tmp_path / "places.csv", "path,x,y")
         with pytest.raises(ValueError, match=r"places\.csv names no image: write one line an image"):
             load("places", root=tmp_path)
-        layouts.lines(tmp_path / "places.csv", "path,x,y", "", '"two\nlines.png",1,2', "a.png,1,here")
-        with pytest.raises(ValueError, match=r"y must be numbers, got 'here' in line 5"):
+        layouts.lines(tmp_path / "places.csv", "", "path,x,y,,", "", '"two\nlines.png",1,2,,', "a.png,1,here,,")
+        with pytest.raises(ValueError, match=r"y must be numbers, got 'here' in line 6"):
             load("places", root=tmp_path)
         layouts.lines(tmp_path / "places.csv", "path,x,y,x")
         with pytest.raises(ValueError, match=r"columns must have names that differ, got path, x, y, x"):

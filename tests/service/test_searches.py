@@ -5,6 +5,7 @@ import io
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,14 +43,26 @@ def test_an_embedding_gets_what_its_image_gets(shared_engine: Engine, client: Te
     assert by_embedding["kappa"] == pytest.approx(by_image["kappa"])
 
 
-def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(served_run: Path, png: bytes) -> None:
+def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(
+    served_run: Path, png: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = Engine(served_run, replace(SMALL, batch_seconds=0.5))
     good = engine._decode([(png, False)])[0][0]
-    futures = [engine.network.submit(tensor) for tensor in (good, good * torch.inf, good)]
-    assert futures[0].result(5).kappa == futures[2].result(5).kappa
-    with pytest.raises(ServiceError, match="the image gives no finite embedding") as refusal:
-        futures[1].result(5)
-    assert refusal.value.status == 422
+    whole = engine.encoder.observe
+
+    def observe(batch: torch.Tensor, **options: Any) -> Any:
+        """Of a network that takes any shape, whose head without bias gives 0 for an image in which it finds nothing."""
+        seen = whole(batch[..., :8, :8], **options)
+        nothing = (batch == 0).flatten(1).all(1)[:, None]
+        return replace(seen, embeddings=replace(seen.embeddings, mean=seen.embeddings.mean.where(~nothing, 0.0)))
+
+    monkeypatch.setattr(engine.encoder, "observe", observe)
+    for bad in (good * torch.inf, good * 0, torch.cat([good, good], 1) * torch.inf):
+        futures = [engine.network.submit(tensor) for tensor in (good, bad, good)]
+        assert futures[0].result(5).kappa == futures[2].result(5).kappa
+        with pytest.raises(ServiceError, match="the image gives no finite embedding") as refusal:
+            futures[1].result(5)
+        assert refusal.value.status == 422
     engine.close()
 
 

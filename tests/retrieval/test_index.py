@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections.abc import Iterator
 from inspect import unwrap  # past the shape checks of test runs, to what a user meets
 
 import faiss
@@ -129,9 +130,17 @@ def test_whatever_is_removed_the_others_keep_their_order_and_what_is_theirs(gone
     assert store.column("slots").tolist() == [*left.tolist(), 0]
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Let SIGINT raise, which a shell has a command ignore that it starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_an_interrupt_waits_until_every_row_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lam.retrieval.store._BLOCK", 1)  # so that moving them takes a while
-    before = signal.getsignal(signal.SIGINT)
     for delay in (0.002, 0.01, 0.03):
         store, expected = stored(20_000)
         timer = threading.Timer(delay, signal.raise_signal, [signal.SIGINT])
@@ -144,7 +153,7 @@ def test_an_interrupt_waits_until_every_row_is_whole(monkeypatch: pytest.MonkeyP
         for name, column in expected.items():
             np.testing.assert_array_equal(store.column(name), column[left])
         assert sorted(store._slot_of) == store.column("ids").tolist()
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_tombstones_are_kept_below_a_fifth_and_swept_at_it() -> None:

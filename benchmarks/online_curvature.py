@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from timing import write
 from torch import Tensor
-from validation import judged, means
+from validation import figures_of, means, on_validation
 
 from lam import datasets
 from lam.encoder import BayesianEncoder
@@ -65,9 +65,8 @@ def main() -> None:
         encoder: Any = load(run / "encoder")
         splits = datasets.load("fashionmnist", root=parsed.root, seed=load_config(run).data.seed)
         for name, variant in curvatures(run, encoder, len(splits.train)).items():
-            _, figures = judged(variant, splits)
-            rows.setdefault(name, []).append(figures)
-            print(seed, name, figures, file=sys.stderr, flush=True)
+            rows.setdefault(name, []).append(figures_of(on_validation(variant, splits)))
+            print(seed, name, rows[name][-1], file=sys.stderr, flush=True)
     by_curvature = {name: means(found) for name, found in rows.items()}
     write("online_curvature", {"mean": by_curvature, "seeds": rows})
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from timing import write
 from torch.utils.data import DataLoader
-from validation import judged, means
+from validation import means, on_validation
 
 from lam import datasets
 from lam.evaluation import Evaluation, evaluate
@@ -28,7 +28,7 @@ REFERENCE = 5000
 
 
 def by_scores(found: Evaluation) -> dict[str, float]:
-    """AUROC by κ, by another score, and by the greater rank of both."""
+    """AUROC by κ, by another score, which takes the place of the k-NN distance, and by the greater rank of both."""
     rows = {}
     for other in ("variance", "knn"):
         flags = Flags.of(-found.scores["kappa"], found.scores[other])
@@ -54,7 +54,7 @@ def main() -> None:
         encoder: Any = load(run / "encoder")
         splits = datasets.load("fashionmnist", root=parsed.root, seed=load_config(run).data.seed)
         reference = reference_features(encoder, splits.train, REFERENCE, seed=seed)
-        validation, _ = judged(encoder, splits, reference)
+        validation = on_validation(encoder, splits, reference)
         test = evaluate(encoder, DataLoader(splits.test, batch_size=500), mnist, reference=reference, n_samples=100)
         rows.append(by_scores(validation) | by_scores(test))
         print(seed, rows[-1], file=sys.stderr, flush=True)

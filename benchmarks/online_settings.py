@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from timing import write
-from validation import judged, means
+from validation import figures_of, means, on_validation
 
 from lam import datasets
 from lam.loading import load
@@ -45,7 +45,7 @@ def main() -> None:
             config.data.ood = []
             run(config, progress=False)
             splits = datasets.load("fashionmnist", root=parsed.root, seed=config.data.seed)
-            _, rows.setdefault(name, {})[seed] = judged(load(folder / "encoder"), splits)
+            rows.setdefault(name, {})[seed] = figures_of(on_validation(load(folder / "encoder"), splits))
             print(name, seed, rows[name][seed], file=sys.stderr, flush=True)
         average = {tried: means(list(found.values())) for tried, found in rows.items()}
         write("online_settings", {"mean": average, "seeds": rows})

@@ -30,14 +30,18 @@ def ood_of(images: Tensor) -> dict[str, Tensor]:
     }
 
 
-def judged(encoder: Any, splits: Splits, reference: Tensor | None = None) -> tuple[Evaluation, dict[str, float]]:
-    """Evaluate on the validation split, and pick out the figures that a choice is made by."""
+def on_validation(encoder: Any, splits: Splits, reference: Tensor | None = None) -> Evaluation:
+    """Evaluate on the validation split and the OOD sets made of it."""
     validation = list(DataLoader(splits.validation, batch_size=500))
     sets = ood_of(torch.cat([images for images, _ in validation]))
     ood = {name: list(images.split(500)) for name, images in sets.items()}
-    found = evaluate(encoder, validation, ood, reference=reference, n_samples=100)
+    return evaluate(encoder, validation, ood, reference=reference, n_samples=100)
+
+
+def figures_of(found: Evaluation) -> dict[str, float]:
+    """Pick out the figures that a choice is made by."""
     metrics: dict[str, Any] = found.metrics | {"auroc@inverted": found.metrics["auroc"]}
-    return found, {figure: metrics[figure] for figure in FIGURES}
+    return {figure: metrics[figure] for figure in FIGURES}
 
 
 def means(rows: list[dict[str, float]]) -> dict[str, float]:

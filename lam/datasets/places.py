@@ -128,10 +128,9 @@ def _positions(table: Table) -> Float64[Tensor, "N X"]:
     degrees = torch.stack([table.numbers(name) for name in _DEGREES], 1)
     for name, values, most in zip(_DEGREES, degrees.T, (90, 180), strict=True):
         if (outside := (values.abs() > most).nonzero()).numel():
-            wrong, line = values[outside[0]].item(), table.lines[int(outside[0])]
-            raise ValueError(
-                f"{table.path}: {name} must be from -{most} to {most} degrees, got {wrong:g} in line {line}"
-            )
+            row = int(outside[0])
+            got = f"{values[row]:g} in line {table.lines[row]}"
+            raise ValueError(f"{table.path}: {name} must be from -{most} to {most} degrees, got {got}")
     return earth_centred(degrees)
 
 

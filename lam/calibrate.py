@@ -25,7 +25,7 @@ from lam.config import RunConfig
 from lam.datasets import ImageDataset, Splits
 from lam.datasets.base import stratified_split
 from lam.embeddings import Embeddings
-from lam.encoder_base import N_SAMPLES, Encoder
+from lam.encoder_base import Encoder
 from lam.gallery import embed_folder, open_run, preprocessing_of, read_items
 from lam.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval import index_files
@@ -97,7 +97,6 @@ def calibrate_run(
     strangers: str | Path | None = None,
     data_root: str | Path | None = None,
     reference: int = REFERENCE,
-    n_samples: int = N_SAMPLES,
     progress: bool = True,
 ) -> Calibration:
     """Calibrate a finished run and keep the result in its folder.
@@ -112,7 +111,6 @@ def calibrate_run(
             by default they are promised of images like the others, whose matches are taken out of the gallery.
         data_root: where the run's data are, if they have moved.
         reference: how many training items the k-NN distance compares with; 0 for none, so that κ alone can flag.
-        n_samples: samples behind κ, the same number as where queries are embedded.
         progress: show a progress bar on standard error.
 
     Returns:
@@ -136,7 +134,7 @@ def calibrate_run(
     config = load_config(run, [] if data_root is None else [f"--data.root={data_root}"])
     splits = None if folder is not None and reference == 0 else _splits(run, config)
     images = _held_out(encoder, folder, splits)
-    seen = encoder.observe(loader_of(images, EMBEDDING_BATCH), n_samples=n_samples, progress=progress)
+    seen = encoder.observe(loader_of(images, EMBEDDING_BATCH), progress=progress)
     known = None
     if splits is not None and reference:
         known = reference_features(encoder, splits.train, reference, seed=config.seed).cpu()
@@ -163,7 +161,6 @@ def calibrate_run(
                 "data": "validation split" if folder is None else str(folder),
                 "gallery": gallery if isinstance(gallery, str) else "stored items",
                 "strangers": None if strangers is None else str(strangers),
-                "n_samples": n_samples,
                 **_found(searches),
             },
         )

@@ -139,7 +139,8 @@ class EvaluationConfig:
     """How the encoder is evaluated; see `lam.evaluate`.
 
     Attributes:
-        n_samples: samples behind κ, and sampled networks behind the calibration.
+        n_samples: samples behind κ, and sampled networks behind the calibration: when the posterior is tuned, in the
+            evaluation and wherever the encoder embeds afterwards.
         reference: how many training items the k-NN score compares with.
     """
 

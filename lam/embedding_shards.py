@@ -3,6 +3,7 @@
 paths, labels (N,) text      ids, positions (N,) int64: by content, and in the order of the folder
 mean (N, D)                  kappa, variance, resultant (N,)
 shard (2,) i and n           total (): of the folder    listing (): hash of its paths    encoder (): of the run
+mean_samples ():             S where means are of S samples, else 0
 """
 
 import hashlib
@@ -25,9 +26,9 @@ from lam.enrolment import Entry, content_id
 from lam.files import CorruptFileError, write_atomically
 
 _ROWS = ("paths", "labels", "ids", "positions", "mean", "kappa", "variance", "resultant")
-_FACTS = ("shard", "total", "listing", "encoder")
-_AXES = {"mean": 2, "shard": 1, "total": 0, "listing": 0, "encoder": 0}
-_KINDS = {"paths": "U", "labels": "U", "ids": "i", "positions": "i", "shard": "i", "total": "i"}
+_FACTS = ("shard", "total", "listing", "encoder", "mean_samples")
+_AXES = {"mean": 2, "shard": 1, "total": 0, "listing": 0, "encoder": 0, "mean_samples": 0}
+_KINDS = {"paths": "U", "labels": "U", "ids": "i", "positions": "i", "shard": "i", "total": "i", "mean_samples": "i"}
 _KINDS |= {"listing": "U", "encoder": "U"}
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, MemoryError)
 _UNREADABLE += (zipfile.BadZipFile, zlib.error)  # what NumPy raises, where it meets flipped bits
@@ -109,6 +110,7 @@ def save_embeddings(
         "total": np.array(len(images)),
         "listing": np.array(_listing(images)),
         "encoder": np.array(encoder),
+        "mean_samples": np.array(embeddings.mean_samples or 0),
     }
 
     def write(temporary: Path) -> None:
@@ -144,7 +146,8 @@ def merge_embeddings(paths: Sequence[str | Path], *, encoder: str) -> tuple[list
         )
     ]
     tensors = (torch.from_numpy(rows[name]) for name in ("mean", "kappa", "resultant", "variance"))
-    return entries, Embeddings(*tensors)
+    mean_samples = int(next(iter(parts.values()))["mean_samples"]) or None  # one encoder, one number
+    return entries, Embeddings(*tensors, mean_samples=mean_samples)
 
 
 def _listing(images: FolderImages) -> str:

@@ -22,7 +22,7 @@ from lam.files import (
 )
 from lam.weights import check_state
 
-FORMAT = 2
+FORMAT = 3
 METADATA, TENSORS, NETWORK = "encoder.json", "posterior.safetensors", "network.safetensors"
 
 
@@ -36,7 +36,7 @@ class SavedEncoder:
         head: path of its last linear layer.
         relation: fields of `lam.curvature.Relation`.
         preprocessing: as `Preprocessing.to_json` gives it, or None.
-        ood_score: see `lam.encoder_base.Encoder`.
+        ood_score, n_samples: see `lam.encoder_base.Encoder`.
         settings: what else the kind keeps, as JSON.
         tensors: what else it keeps, by name.
     """
@@ -47,6 +47,7 @@ class SavedEncoder:
     relation: dict[str, Any]
     preprocessing: dict[str, Any] | None
     ood_score: Any
+    n_samples: int
     settings: dict[str, Any]
     tensors: dict[str, Tensor]
 

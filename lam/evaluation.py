@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lam.calibration import calibration_of
+from lam.calibration import votes_of
 from lam.curvature import Batch, as_batches, split_batch
 from lam.embeddings import Embeddings
 from lam.encoder_base import Encoder, Observations
@@ -33,7 +33,7 @@ class Evaluation:
         queries: (Q,) their positions in the evaluated set.
         gallery: embeddings of the G items that were searched.
         candidates: (G,) their positions in the evaluated set.
-        hits: (Q, K) positions of the nearest of them but the query itself, by cosine of the mean directions.
+        hits: (Q, K) positions of the nearest of them but the query itself, by cosine of the directions.
         cosines: (Q,) of the first hits.
         correct: (Q,) whether the first hit answers the query.
         answerable: (Q,) whether any item of the gallery does; the others are left out of retrieval metrics.
@@ -68,7 +68,7 @@ def evaluate(
     reference: Float[Tensor, "M P"] | None = None,
     is_query: Bool[Tensor, " N"] | None = None,
     relevant_within: float | None = None,
-    n_samples: int = 100,
+    n_samples: int | None = None,
     progress: bool = False,
 ) -> Evaluation:
     """Measure retrieval, calibration and OOD detection.
@@ -90,7 +90,7 @@ def evaluate(
         reference: (M, P) features of training items, for the k-NN score; without them it is left out.
         is_query: (N,) which items are queries, the others being the gallery; by default every item is both.
         relevant_within: of places, in metres; by default the distance of a positive pair in training.
-        n_samples: samples S behind κ, and sampled networks behind the calibration.
+        n_samples: samples S behind κ, and sampled networks behind the calibration; by default the encoder's own number.
         progress: show progress bars on standard error.
 
     Returns:
@@ -114,7 +114,7 @@ def evaluate(
     answers = relevance.of_hits(hits).to(hits.device)
     n_relevant = relevance.count().to(hits.device)
     answerable, correct = n_relevant > 0, answers[:, 0]
-    calibration = None if seen.samples is None else calibration_of(seen.samples, relevance)
+    calibration = None if seen.samples is None else votes_of(seen.samples, relevance, hits).reliability()
     metrics: dict[str, float | int | None] = {
         **{f"recall@{k}": recall_at_k(answers, n_relevant, k=k) for k in (1, 5, 10)},
         **{f"map@{k}": map_at_k(answers, n_relevant, k=k) for k in (1, 5, 10)},
@@ -169,7 +169,7 @@ def ood_scores(
 
 
 def _observe_with_targets(
-    encoder: Encoder, batches: Iterable[Batch], n_samples: int, progress: bool
+    encoder: Encoder, batches: Iterable[Batch], n_samples: int | None, progress: bool
 ) -> tuple[Observations, Tensor]:
     targets: list[Tensor] = []
 
@@ -190,7 +190,7 @@ def _observe_with_targets(
 
 
 def _observe_outside(
-    encoder: Encoder, name: str, batches: Iterable[Batch], n_samples: int, progress: bool
+    encoder: Encoder, name: str, batches: Iterable[Batch], n_samples: int | None, progress: bool
 ) -> Observations:
     rest = iter(as_batches(batches))
     first = next(rest, None)

@@ -219,8 +219,9 @@ def search(run: str | Path, image: str | Path, *, k: int = 5) -> Found:
     run = Path(run)
     encoder = open_run(run)
     require_faiss()
-    seen = encoder.observe(preprocessing_of(encoder)(image)[None])
-    query, index = seen.embeddings, Index.load(run / "index")
+    index = Index.load(run / "index")
+    seen = encoder.observe(preprocessing_of(encoder)(image)[None], n_samples=index.mean_samples)
+    query = seen.embeddings
     decisions = None
     if (run / CALIBRATION).is_dir():
         first = index.search(query, 2)  # the margin to the second is part of the evidence, whatever k

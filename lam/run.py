@@ -140,7 +140,6 @@ def _evaluate(
             ),
             is_query=getattr(splits.test, "is_query", None),
             relevant_within=config.places.relevant_within,
-            n_samples=config.evaluation.n_samples,
             progress=stages.progress,
         )
     with stages("index"):
@@ -235,9 +234,12 @@ def _encoder(
         write_json(folder / "training.json", {name: asdict(history) for name, history in histories.items()})
         total = sum(sum(history.seconds) for history in histories.values())
         stages.seconds["train"] = round(total, 3)  # of every start, not of this one alone
-    if isinstance(encoder, BayesianEncoder) and config.laplace.tune != "none":
-        with stages("tune"):
-            _tune(config, encoder, validation)
+    encoder.n_samples = config.evaluation.n_samples
+    if isinstance(encoder, BayesianEncoder):
+        encoder.mean = config.laplace.mean
+        if config.laplace.tune != "none":
+            with stages("tune"):
+                _tune(config, encoder, validation)
     write_json(folder / "seconds.json", stages.seconds)
     encoder.save(folder / "encoder")
     return encoder
@@ -259,7 +261,6 @@ def _tune(config: RunConfig, encoder: BayesianEncoder, validation: ImageDataset)
         encoder.tune(
             batches,
             by="calibration",
-            n_samples=config.laplace.tune_samples,
             is_query=getattr(validation, "is_query", None),
             relevant_within=config.places.relevant_within,
         )

@@ -23,7 +23,7 @@ from lam.torchvision_import import import_torchvision
 
 import_torchvision()  # before timm and others import it by themselves
 
-TINY = ("--data.limit=60", "--training.epochs=2", "--evaluation.n_samples=8", "--laplace.tune_samples=4")
+TINY = ("--data.limit=60", "--training.epochs=2", "--evaluation.n_samples=8")
 """Settings under which the demo takes about a second."""
 
 

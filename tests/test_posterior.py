@@ -53,7 +53,8 @@ def test_kappa_is_the_maximum_likelihood_fit_of_its_samples_corrected_for_chance
     embeddings = posterior.predict(features[:3], n_samples=S, mode=mode, return_samples=True)
     fitted = VonMisesFisher.fit(embeddings.samples)
     torch.testing.assert_close(embeddings.kappa, fitted.kappa, rtol=5e-3, atol=0)
-    torch.testing.assert_close(embeddings.mean, fitted.mean, rtol=1e-6, atol=1e-6)
+    sampled = posterior.predict(features[:3], n_samples=S, mode=mode, mean="sampled")
+    torch.testing.assert_close(sampled.mean, fitted.mean, rtol=1e-6, atol=1e-6)
     assert embeddings.samples.shape == (S, 3, 3)
 
 
@@ -177,6 +178,8 @@ def test_bad_options_are_refused():
         posterior.predict(features, n_samples=1)
     with pytest.raises(ValueError, match="mode must be one of marginal, network, got 'both'"):
         unchecked(LastLayerPosterior.unchecked_predictor)(posterior, n_samples=4, mode="both")
+    with pytest.raises(ValueError, match="mean must be one of network, sampled, got 'median'"):
+        unchecked(LastLayerPosterior.unchecked_predictor)(posterior, n_samples=4, mean="median")
     with pytest.raises(ValueError, match="n_samples must be at least 1"):
         posterior.sample(0)
     with pytest.raises(ValueError, match=r"features must be \(N, P\) and weight \(D, P\)"):
@@ -195,6 +198,12 @@ def test_embeddings_join_slice_and_refuse_other_shapes():
     assert whole.to("cpu").dimension == 3
     with pytest.raises(ValueError, match="nothing to concatenate"):
         Embeddings.concatenate([])
+    sampled = [posterior.predict(features, n_samples=n_samples, mean="sampled") for n_samples in (8, 9)]
+    assert sampled[0][:3].to("cpu").mean_samples == Embeddings.concatenate(sampled[:1]).mean_samples == 8
+    with pytest.raises(ValueError, match="means of 9 samples cannot be compared with means of 8 samples: embed both"):
+        Embeddings.concatenate(sampled)
+    with pytest.raises(ValueError, match="directions cannot be compared with means of 8 samples: embed both alike"):
+        Embeddings.concatenate([sampled[0], whole])
 
 
 def test_the_variance_of_clipped_weights_is_told():

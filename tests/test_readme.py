@@ -8,7 +8,6 @@ from PIL import Image
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.filterwarnings("ignore:.*predictive variance is due")  # the network is not trained
 def test_the_python_of_the_readme_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     generator = np.random.default_rng(0)
     for name, colour in (("birch", 60), ("maple", 130), ("oak", 200)):

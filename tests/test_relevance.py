@@ -2,7 +2,7 @@ import jaxtyping
 import pytest
 import torch
 
-from lam.calibration import calibration_of
+from lam.calibration import votes_of
 from lam.curvature import Relation
 from lam.relevance import LabelRelevance, PlaceRelevance, relevance_of
 
@@ -55,7 +55,8 @@ def test_networks_that_find_the_same_place_agree() -> None:
         ),
         dim=-1,
     )
-    bins = calibration_of(samples, relevance)
+    hits = torch.tensor([[1], [0], [3], [2]])
+    bins = votes_of(samples, relevance, hits).reliability()
     assert bins.count.sum() == 4
     confidence = (bins.confidence * bins.count).nansum() / 4
     assert confidence == pytest.approx(2 / 3)

@@ -257,7 +257,6 @@ def test_a_head_that_is_added_keeps_the_embeddings_and_the_report_says_by_what_o
     assert gallery.open_run(tmp_path / "run").ood_score == "knn"
 
 
-@pytest.mark.filterwarnings("ignore:.*predictive variance is due")
 def test_batches_without_a_positive_pair_are_counted_and_reported(tmp_path: Path) -> None:
     result = run(tiny(tmp_path, "--training.batch_size=2", "--training.epochs=1"), progress=False)
     skipped = json.loads((tmp_path / "training.json").read_text())["network"]["batches_without_positives"]

@@ -2,7 +2,6 @@
 
 import io
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,6 @@ def folder_config(root: Path, output: Path, ood: list[OodConfig]) -> RunConfig:
     config.data = DataConfig("folder", str(root), options, ood)
     config.network = NetworkConfig("convnet8", 3, options={"channels": 3})
     config.evaluation.n_samples = 4
-    config.laplace = replace(config.laplace, tune_samples=4)
     return config
 
 

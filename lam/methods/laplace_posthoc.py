@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from lam.augmentation import without_augmentation
 from lam.curvature import Relation, Scope
+from lam.embeddings import Mean
 from lam.encoder import BayesianEncoder
 from lam.fitting import fit, refuse_dimension_of_other_head, refuse_full_over_dataset
 from lam.hessians.contrastive import Fix, Split
@@ -40,8 +41,9 @@ class LaplaceOptions:
         batch_size: items a batch, among which pairs are formed.
         prior_precision: α > 0.
         likelihood_scale: s > 0; by default the number of items squared.
-        tune: by what s or α is chosen, on the validation split.
-        tune_samples: sampled networks behind the calibration.
+        tune: by what s or α of the run's posterior is chosen, on the validation split; of `laplace_online` too.
+        mean: which direction is retrieved: `network` or, as in the paper, `sampled`; see `BayesianEncoder`;
+            of `laplace_online` too.
 
     Raises:
         ValueError: for an option outside its range.
@@ -59,7 +61,7 @@ class LaplaceOptions:
     prior_precision: float = 1.0
     likelihood_scale: float | None = None
     tune: Tune = "calibration"
-    tune_samples: int = 32
+    mean: Mean = "network"
 
     def __post_init__(self) -> None:
         check_settings(margin=1.0, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
@@ -67,8 +69,8 @@ class LaplaceOptions:
         refuse_full_over_dataset(self.fix, self.pairs)
         refuse_dimension_of_other_head(self.dimension, self.head)
         refuse_other_than("tune", self.tune, get_args(Tune))
-        for name in ("batch_size", "tune_samples"):
-            refuse_below(name, getattr(self, name), 2)
+        refuse_other_than("mean", self.mean, get_args(Mean))
+        refuse_below("batch_size", self.batch_size, 2)
         for name in ("prior_precision", "likelihood_scale"):
             refuse_non_positive(name, getattr(self, name))
 

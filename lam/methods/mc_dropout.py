@@ -57,8 +57,6 @@ class DropoutEncoder(SeededEncoder):
 
     def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
         """Give what a batch goes through: κ and joint samples are of the same thinned networks."""
-        if n_samples < 2:
-            raise ValueError(f"n_samples must be at least 2, got {n_samples}")
 
         def observe(inputs: Any) -> Observations:
             features, outputs = self._outputs(inputs, n_samples)

@@ -144,6 +144,7 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
         sums.kappa(correlation).to(dtype),
         sums.resultant.to(dtype),
         (total(embeddings.variance) / share).to(dtype),
+        mean_samples=embeddings.mean_samples,
     )
     return Fused(fused, names, counts, sums.uncapped.to(dtype))
 

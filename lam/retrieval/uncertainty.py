@@ -112,8 +112,8 @@ def calibration_bins(
     Args:
         predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
         labels: (Q,) the true labels.
-        ranked_labels: (Q, K) the labels of the hits ranked by the mean embedding: among labels with equal votes the one
-            that comes first here wins, and the lowest where none of them is here.
+        ranked_labels: (Q, K) the labels of the hits ranked by the direction that is retrieved: among labels with equal
+            votes the one that comes first here wins, and the lowest where none of them is here.
         bins: how many bins B, at least 1.
 
     Returns:
@@ -173,7 +173,7 @@ def retrieval_ece(
     Args:
         predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
         labels: (Q,) the true labels.
-        ranked_labels: (Q, K) the labels of the hits ranked by the mean embedding, for ties.
+        ranked_labels: (Q, K) the labels of the hits ranked by the direction that is retrieved, for ties.
         bins: how many bins B, at least 1.
 
     Returns:
@@ -188,6 +188,61 @@ def retrieval_ece(
         0.125
     """
     return calibration_bins(predictions, labels, ranked_labels, bins=bins).expected_error
+
+
+def label_brier(predictions: Int[Tensor, "S Q"], labels: Int[Tensor, " Q"]) -> Float[Tensor, " Q"]:
+    """Score how S sampled networks vote for labels: Σ_c (v_c/S − [c is right])²; lower is better.
+
+    A proper score: in expectation, no shares of votes score better than the probabilities of the labels.
+
+    Source: Brier (1950), eq. 2.
+
+    Args:
+        predictions: (S, Q) the label that each network gives each query.
+        labels: (Q,) the true labels.
+
+    Returns:
+        (Q,) from 0, where all are right, to 2, where all give one wrong label; float64.
+
+    Raises:
+        ValueError: for no sample, or shapes that disagree.
+
+    Example:
+        >>> label_brier(torch.tensor([[0, 0], [0, 1]]), torch.tensor([0, 0])).tolist()
+        [0.0, 0.5]
+    """
+    if len(predictions) == 0:
+        raise ValueError("predictions must hold at least one sampled network, got none")
+    refuse_other_length("labels", labels, "the queries in predictions", predictions.shape[1])
+    names, column = torch.cat([predictions, labels[None]]).unique(return_inverse=True)
+    shares = torch.zeros(len(labels), len(names), dtype=torch.float64)
+    shares.scatter_add_(1, column[:-1].T, torch.full_like(column[:-1].T, 1 / len(predictions), dtype=torch.float64))
+    right = torch.nn.functional.one_hot(column[-1], len(names))
+    return (shares - right).square().sum(1)
+
+
+def vote_brier(votes: Int[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_samples: int) -> Float[Tensor, " Q"]:
+    """Score the shares v/S of S sampled networks that agree with a prediction: (v/S − [it is right])²; lower is better.
+
+    Source: Brier (1950).
+
+    Args:
+        votes: (Q,) how many networks agree, from 0 to S.
+        correct: (Q,) whether the prediction is right.
+        n_samples: S.
+
+    Returns:
+        (Q,) in [0, 1], float64.
+
+    Raises:
+        ValueError: for shapes that disagree.
+
+    Example:
+        >>> vote_brier(torch.tensor([4, 1]), torch.tensor([True, True]), n_samples=4).tolist()
+        [0.0, 0.5625]
+    """
+    refuse_other_length("correct", correct, "votes", len(votes))
+    return (votes.double() / n_samples - correct.double()).square()
 
 
 def _mode(predictions: Tensor, ranked_labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,13 +6,13 @@ from torch import Tensor
 
 from lam.relevance import LabelRelevance, Relevance
 from lam.retrieval.neighbours import rank, sampled_nearest
-from lam.retrieval.uncertainty import CalibrationBins, binned_votes, calibration_bins
+from lam.retrieval.uncertainty import CalibrationBins, Votes, majority_votes
 
 DEPTH = 10
 
 
-def calibration_of(samples: Float[Tensor, "S N E"], relevance: Relevance) -> CalibrationBins:
-    """Bin queries by the share of sampled networks that agree with their answer.
+def votes_of(samples: Float[Tensor, "S N E"], relevance: Relevance) -> Votes:
+    """How many sampled networks agree with the answer to each query.
 
     With labels, networks agree on the label of the nearest neighbour, and the prediction is the most common one. Places
     have no names to agree on: there the prediction is the first hit of the mean embedding, and a network agrees whose
@@ -33,6 +33,11 @@ def calibration_of(samples: Float[Tensor, "S N E"], relevance: Relevance) -> Cal
     hits, nearest = hits.cpu(), nearest.cpu()
     if isinstance(relevance, LabelRelevance):
         labels, candidates = relevance.labels, relevance.candidates
-        return calibration_bins(labels[candidates[nearest]], labels[relevance.queries], labels[candidates[hits]])
-    votes = relevance.alike(nearest, hits[:, 0]).sum(0)
-    return binned_votes(votes, relevance.of_hits(hits[:, :1])[:, 0], n_samples=len(samples))
+        return majority_votes(labels[candidates[nearest]], labels[relevance.queries], labels[candidates[hits]])
+    agree = relevance.alike(nearest, hits[:, 0]).sum(0)
+    return Votes(agree, relevance.of_hits(hits[:, :1])[:, 0], len(samples))
+
+
+def calibration_of(samples: Float[Tensor, "S N E"], relevance: Relevance) -> CalibrationBins:
+    """The `votes_of` sampled networks in ten bins of confidence."""
+    return votes_of(samples, relevance).binned()

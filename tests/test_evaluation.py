@@ -9,7 +9,7 @@ from lam.retrieval import auroc, ausc, map_at_k, rank
 from lam.tuning import sampled_ece
 from tests.encoders import fit, make_batches
 
-KEYS = {"recall@1", "map@1", "map@5", "map@10", "ece", "ausc"}
+KEYS = {"recall@1", "map@1", "map@5", "map@10", "ece", "ece_below_one", "ausc"}
 
 
 def far_away(count: int = 3) -> list[Tensor]:

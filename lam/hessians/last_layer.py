@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lam.autocast import without_autocast
 from lam.hessians.contrastive import FIXES, SPLITS, Fix, Split, cross_curvature, own_curvature
 from lam.hessians.diagonal import Diagonal
 from lam.pairs import Pairs
@@ -22,6 +23,7 @@ GATHER_COST = 40
 ALL_ZERO = "features are all zero: the network says nothing about its inputs"
 
 
+@without_autocast()
 def contrastive_ggn(
     features: Float[Tensor, "N P"],
     weight: Float[Tensor, "D P"],

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from lam.autocast import without_autocast
 from lam.embeddings import Embeddings
 from lam.hessians.diagonal import Diagonal
 from lam.hessians.last_layer import check_features
@@ -157,6 +158,7 @@ class LastLayerPosterior:
         variance, bias_variance = self.variance
         draw = self._marginal_draw(n_samples) if mode == "marginal" else self._network_draw(n_samples)
 
+        @without_autocast()
         def compute(features: Tensor) -> Embeddings:
             features = features.to(self.weight.dtype)
             f = F.linear(features, self.weight, self.bias)
@@ -177,6 +179,7 @@ class LastLayerPosterior:
         """Give `sampled_embeddings` with its networks drawn once, for many batches."""
         weights, biases = self.sample(n_samples, generator=generator)
 
+        @without_autocast()
         def draw(features: Tensor) -> Tensor:
             sampled = torch.einsum("np,sdp->snd", features.to(weights.dtype), weights)
             return F.normalize(sampled if biases is None else sampled + biases[:, None], dim=-1)

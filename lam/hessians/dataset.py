@@ -145,7 +145,7 @@ def _all_outputs(
     seen, something = 0, False
     for batch in _stream(features, weight.device):
         check_layer(batch, weight, bias) if not parts else check_finite(batch, seen)
-        _, n, r = outputs(batch, weight, bias, working_dtype(fix, batch))
+        _, n, r = outputs(batch, weight, bias, working_dtype(fix, batch), offset=seen)
         parts.append((n, r))
         seen, something = seen + len(batch), something or bool(batch.any())
     if seen < 2:

@@ -26,7 +26,8 @@ Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps features (N, P), their outputs (N, D) and variances (N, D) to sampled outputs (S, N, D)."""
 
 LEAST_VARIANCE = 1e-20
-"""Added noise of this variance is far below any posterior's; it gives an output of length zero a random direction."""
+"""Noise of this variance, in units of the output's length, is far below any posterior's; an output of length zero gets
+it as it is, and so a random direction."""
 
 CHUNK_ELEMENTS = 1 << 22
 """How many float64 sample coordinates are held at once."""
@@ -239,7 +240,13 @@ class LastLayerPosterior:
     def _marginal_draw(self, n_samples: int) -> Draw:
         shape = (n_samples, 1, len(self.weight))
         noise = torch.randn(shape, generator=self._generator(), dtype=torch.float64).to(self.weight.device)
-        return lambda features, f, v: f.double() + v.double().clamp(min=LEAST_VARIANCE).sqrt() * noise
+
+        def draw(features: Tensor, f: Tensor, v: Tensor) -> Tensor:
+            square = f.double().square().sum(1, keepdim=True)
+            least = LEAST_VARIANCE * square.where(square > 0, 1)
+            return f.double() + torch.maximum(v.double(), least).sqrt() * noise
+
+        return draw
 
     def _network_draw(self, n_samples: int) -> Draw:
         weights, biases = self.sample(n_samples)

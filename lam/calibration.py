@@ -7,11 +7,11 @@ from torch import Tensor
 
 from lam.relevance import LabelRelevance, Relevance
 from lam.retrieval.neighbours import sampled_nearest
-from lam.retrieval.uncertainty import CalibrationBins, binned_votes, calibration_bins, label_brier, vote_brier
+from lam.retrieval.uncertainty import Votes, label_brier, majority_votes
 
 
 @dataclass(frozen=True)
-class Votes:
+class SampledAnswers:
     """The nearest neighbour of every query under each of S sampled networks.
 
     With labels, networks vote for the label of what they find; the prediction is the most common one, and of several
@@ -28,31 +28,27 @@ class Votes:
     hits: Int[Tensor, "Q K"]
     relevance: Relevance
 
-    def reliability(self) -> CalibrationBins:
-        """Bin queries by the share of sampled networks that agree with the prediction."""
+    def votes(self) -> Votes:
+        """How many networks agree with the prediction of each query, and whether it is right."""
         if isinstance(self.relevance, LabelRelevance):
             labels, candidates = self.relevance.labels, self.relevance.candidates
             predictions, ranked = labels[candidates[self.nearest]], labels[candidates[self.hits]]
-            return calibration_bins(predictions, labels[self.relevance.queries], ranked)
-        return binned_votes(*self._for_first_hit(), n_samples=len(self.nearest))
+            return majority_votes(predictions, labels[self.relevance.queries], ranked)
+        agree = self.relevance.alike(self.nearest, self.hits[:, 0]).sum(0)
+        return Votes(agree, self.relevance.of_hits(self.hits[:, :1])[:, 0], len(self.nearest))
 
     def brier(self) -> Float[Tensor, " Q"]:
-        """Score the votes for each query by Brier's rule: lower is better.
+        """Score the votes of each query by Brier's rule: lower is better.
 
         With labels Σ_c (v_c/S − [c is right])², in [0, 2]; of places (v/S − [the first hit is right])², in [0, 1].
         """
         if isinstance(self.relevance, LabelRelevance):
             labels = self.relevance.labels
             return label_brier(labels[self.relevance.candidates[self.nearest]], labels[self.relevance.queries])
-        return vote_brier(*self._for_first_hit(), n_samples=len(self.nearest))
-
-    def _for_first_hit(self) -> tuple[Tensor, Tensor]:
-        """How many networks agree with the first hit, and whether that is right."""
-        agree = self.relevance.alike(self.nearest, self.hits[:, 0]).sum(0)
-        return agree, self.relevance.of_hits(self.hits[:, :1])[:, 0]
+        return self.votes().brier
 
 
-def votes_of(samples: Float[Tensor, "S N E"], relevance: Relevance, hits: Int[Tensor, "Q K"]) -> Votes:
+def answers_of(samples: Float[Tensor, "S N E"], relevance: Relevance, hits: Int[Tensor, "Q K"]) -> SampledAnswers:
     """Search under S sampled networks.
 
     Args:
@@ -62,4 +58,4 @@ def votes_of(samples: Float[Tensor, "S N E"], relevance: Relevance, hits: Int[Te
     """
     queries, gallery = relevance.queries.to(samples.device), relevance.gallery
     searched = None if gallery is None else samples[:, gallery.to(samples.device)]
-    return Votes(sampled_nearest(samples[:, queries], searched).cpu(), hits.cpu(), relevance)
+    return SampledAnswers(sampled_nearest(samples[:, queries], searched).cpu(), hits.cpu(), relevance)

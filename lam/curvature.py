@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam import distributed
+from lam.autocast import without_autocast
 from lam.hessians import Diagonal, Neighbours, contrastive_ggn, contrastive_ggn_dataset
 from lam.mining import ALL_PAIRS, MinerName, Mining
 from lam.pairs import Pairs, check_label_vector
@@ -185,7 +186,8 @@ def curvature_in_batches(
         targets = checked_targets(features, targets)
         pairs = relation.pairs(targets)
         if relation.mining != ALL_PAIRS:
-            embeddings = F.normalize(F.linear(features, weight, bias))
+            with without_autocast():
+                embeddings = F.normalize(F.linear(features, weight, bias))
             generator = torch.Generator().manual_seed(seed)
             pairs = relation.mining.choose(embeddings, pairs, targets, margin=options["margin"], generator=generator)
         part = contrastive_ggn(features, weight, bias, pairs, **options)

@@ -24,6 +24,7 @@ from lam.hessians.last_layer import check_finite
 from lam.posterior import LastLayerPosterior, Mode
 from lam.relevance import relevance_of
 from lam.tuning import Trial, Tuning, calibrate_scale
+from lam.weights import plain_names
 
 _POSTERIOR = ("n_items", "prior_precision", "likelihood_scale", "seed")
 _CURVATURE = ("n_positives", "n_negatives", "has_bias", "margin", "split", "fix", "negative_weight")
@@ -327,5 +328,8 @@ class BayesianEncoder(Encoder):
 def _same_network(one: nn.Module | None, other: nn.Module | None) -> bool:
     if one is other or one is None or other is None:
         return one is other
-    mine, yours = one.state_dict(), other.state_dict()
+    mine, yours = (
+        {plain: state[name] for name, plain in plain_names(state).items()}
+        for state in (one.state_dict(), other.state_dict())
+    )
     return mine.keys() == yours.keys() and all(torch.equal(tensor, yours[name]) for name, tensor in mine.items())

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lam.calibration import votes_of
+from lam.calibration import answers_of
 from lam.curvature import Batch, as_batches, split_batch
 from lam.embeddings import Embeddings
 from lam.encoder_base import Encoder, Observations
@@ -28,7 +28,8 @@ class Evaluation:
     """What was measured, and the arrays behind it.
 
     Attributes:
-        metrics: flat names and values; None where a metric is undefined. Higher is better but for `ece`.
+        metrics: flat names and values; None where a metric is undefined. Higher is better but for `ece` and
+            `ece_below_one`.
         embeddings: of the Q in-distribution queries.
         queries: (Q,) their positions in the evaluated set.
         gallery: embeddings of the G items that were searched.
@@ -74,11 +75,12 @@ def evaluate(
     """Measure retrieval, calibration and OOD detection.
 
     The gallery is the evaluated set without the query itself, unless `is_query` parts them. Metrics are `recall@k` and
-    `map@k` for k = 1, 5 and 10, `ece` and `ausc`; `auroc` and `auprc` by the encoder's own OOD score, κ unless it says
-    otherwise, and by the others with a suffix: `_variance` (before normalisation), `_norm` (of the features) and `_knn`
-    (cosine to the 5th nearest reference feature); of further OOD sets with `@name` at the end. Where some queries have
-    no match in the gallery and some have one, `no_match_auprc` says how well the cosine of the first hit tells them,
-    and `no_match_auprc_kappa` how well κ does.
+    `map@k` for k = 1, 5 and 10, `ece` and `ausc`; `ece_below_one` is the ECE as the authors' code has it, of queries
+    whose confidence is below 1. `auroc` and `auprc` are by the encoder's own OOD score, κ unless it says otherwise, and
+    by the others with a suffix: `_variance` (before normalisation), `_norm` (of the features) and `_knn` (cosine to the
+    5th nearest reference feature); of further OOD sets with `@name` at the end. Where some queries have no match in the
+    gallery and some have one, `no_match_auprc` says how well the cosine of the first hit tells them, and
+    `no_match_auprc_kappa` how well κ does.
 
     Source: definitions as in Warburg et al. (2023), section 4, with queries without a match left out of retrieval.
 
@@ -114,11 +116,13 @@ def evaluate(
     answers = relevance.of_hits(hits).to(hits.device)
     n_relevant = relevance.count().to(hits.device)
     answerable, correct = n_relevant > 0, answers[:, 0]
-    calibration = None if seen.samples is None else votes_of(seen.samples, relevance, hits).reliability()
+    votes = None if seen.samples is None else answers_of(seen.samples, relevance, hits).votes()
+    calibration = None if votes is None else votes.binned()
     metrics: dict[str, float | int | None] = {
         **{f"recall@{k}": recall_at_k(answers, n_relevant, k=k) for k in (1, 5, 10)},
         **{f"map@{k}": map_at_k(answers, n_relevant, k=k) for k in (1, 5, 10)},
         "ece": None if calibration is None else calibration.expected_error,
+        "ece_below_one": None if votes is None else votes.binned(closed="left").expected_error,
         "ausc": ausc(correct[answerable], -embeddings.kappa[answerable]),
         "n_queries": len(queries),
         "n_without_relevant": count_without_relevant(n_relevant),

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lam.autocast import without_autocast
 from lam.files import write_atomically
 from lam.head import ADDED, caught_input, evaluating
 from lam.posterior import Predictor
@@ -27,6 +28,7 @@ class _Program(nn.Module):
         return caught[-1], embeddings.mean, embeddings.kappa, embeddings.variance
 
 
+@without_autocast()  # or the program would work under autocast alone
 def export_encoder(
     path: str | Path,
     example: Float[Tensor, "N ..."],

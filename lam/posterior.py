@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from lam.autocast import without_autocast
 from lam.embeddings import Embeddings, Mean
 from lam.hessians.diagonal import Diagonal
 from lam.hessians.last_layer import check_features
@@ -29,7 +30,8 @@ Predictor = Callable[..., Embeddings]
 """Maps features (N, P) and, where it is at hand, the network's output (N, D) to embeddings."""
 
 LEAST_VARIANCE = 1e-20
-"""Added noise of this variance is far below any posterior's; it gives samples of a zero output random directions."""
+"""Noise of this variance, in units of the output's length, is far below any posterior's; an output of length zero gets
+it as it is, so that its samples have random directions."""
 
 CHUNK_ELEMENTS = 1 << 22
 """How many float64 sample coordinates are held at once."""
@@ -152,6 +154,7 @@ class LastLayerPosterior:
         compute = self.unchecked_predictor(n_samples=n_samples, mode=mode, mean=mean, return_samples=return_samples)
         rows = max(1, CHUNK_ELEMENTS // (n_samples * len(self.weight)))
 
+        @without_autocast()
         def predict(features: Tensor, output: Tensor | None = None) -> Embeddings:
             check_features(features, self.weight)
             output = self._output(features) if output is None else output
@@ -171,6 +174,7 @@ class LastLayerPosterior:
         variance, bias_variance = self.variance
         draw = self._marginal_draw(n_samples) if mode == "marginal" else self._network_draw(n_samples)
 
+        @without_autocast()
         def compute(features: Tensor, output: Tensor | None = None) -> Embeddings:
             features = features.to(self.weight.dtype)
             f = self._output(features)
@@ -193,6 +197,7 @@ class LastLayerPosterior:
         """Give `sampled_embeddings` with its networks drawn once, for many batches."""
         weights, biases = self.sample(n_samples, generator=generator)
 
+        @without_autocast()
         def draw(features: Tensor) -> Tensor:
             sampled = torch.einsum("np,sdp->snd", features.to(weights.dtype), weights)
             return F.normalize(sampled if biases is None else sampled + biases[:, None], dim=-1)
@@ -255,7 +260,13 @@ class LastLayerPosterior:
     def _marginal_draw(self, n_samples: int) -> Draw:
         shape = (n_samples, 1, len(self.weight))
         noise = torch.randn(shape, generator=self._generator(), dtype=torch.float64).to(self.weight.device)
-        return lambda features, f, v: f.double() + v.double().clamp(min=LEAST_VARIANCE).sqrt() * noise
+
+        def draw(features: Tensor, f: Tensor, v: Tensor) -> Tensor:
+            square = f.double().square().sum(1, keepdim=True)
+            least = LEAST_VARIANCE * square.where(square > 0, 1)
+            return f.double() + torch.maximum(v.double(), least).sqrt() * noise
+
+        return draw
 
     def _network_draw(self, n_samples: int) -> Draw:
         weights, biases = self.sample(n_samples)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.calibration import votes_of
+from lam.calibration import answers_of
 from lam.embeddings import KAPPA_RANGE
 from lam.posterior import LastLayerPosterior
 from lam.relevance import Relevance
@@ -190,8 +190,8 @@ class _Tuner:
         """The mean Brier score."""
         if exponent not in self.judged:
             samples = self._posterior(exponent).sampled_embeddings(self.features, n_samples=self.n_samples)
-            votes = votes_of(samples, self.relevance, self.hits)
-            self.judged[exponent] = votes.brier(), votes.reliability().expected_error
+            answers = answers_of(samples, self.relevance, self.hits)
+            self.judged[exponent] = answers.brier(), answers.votes().binned().expected_error
         return float(self.judged[exponent][0].mean())
 
     def trial(self, exponent: float, best: float) -> Trial:

@@ -66,6 +66,29 @@ def test_few_samples_of_a_vague_item_do_not_look_sure():
     assert (corrected.mean() - truth.mean()).abs() < 0.35 * (raw.mean() - truth.mean()).abs()
 
 
+@pytest.mark.parametrize("unit", [1e-9, 1e-3, 1e6])
+def test_kappa_does_not_depend_on_the_unit_of_the_output(unit):
+    posterior, features = make(scale=1e6)
+    curvature = contrastive_ggn(
+        features, unit * posterior.weight, unit * posterior.bias, Pairs.by_label(torch.arange(30) % 3), margin=1.0
+    )
+    scaled = replace(
+        posterior,
+        weight=unit * posterior.weight,
+        bias=unit * posterior.bias,
+        curvature=curvature,
+        prior_precision=1 / unit**2,
+    )
+    torch.testing.assert_close(scaled.predict(features).kappa, posterior.predict(features).kappa, rtol=1e-6, atol=0)
+
+
+def test_an_output_of_length_zero_has_a_random_direction_and_the_least_kappa():
+    posterior, features = make(bias=False)
+    nowhere = posterior.predict(torch.cat([torch.zeros_like(features[:1]), features[:1]]))
+    assert nowhere.mean.isfinite().all()
+    assert nowhere.kappa[0] < 1 < nowhere.kappa[1]
+
+
 def test_an_item_has_the_same_kappa_alone_and_in_any_batch():
     posterior, features = make(N=50, dtype=torch.float32)
     together = posterior.predict(features)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import lam
-from lam.calibration import votes_of
+from lam.calibration import answers_of
 from lam.relevance import LabelRelevance, PlaceRelevance
 from lam.retrieval.neighbours import rank
 from lam.tuning import COSINE_LIMIT, calibrate_scale
@@ -89,8 +89,8 @@ def test_what_was_tried_is_in_the_metrics_and_in_the_file(tuned, tmp_path):
     assert lam.load(tmp_path / "encoder", encoder.network).tuning == tuning
     own = F.normalize(F.linear(features, encoder.posterior.weight, encoder.posterior.bias))
     hits = rank(own, k=10)[0]
-    votes = votes_of(encoder.posterior.sampled_embeddings(features, n_samples=16), LabelRelevance(labels), hits)
-    assert tuning.chosen.ece == votes.reliability().expected_error
+    answers = answers_of(encoder.posterior.sampled_embeddings(features, n_samples=16), LabelRelevance(labels), hits)
+    assert tuning.chosen.ece == answers.votes().binned().expected_error
 
 
 def few_items(seed: int) -> tuple[lam.BayesianEncoder, torch.Tensor, torch.Tensor]:

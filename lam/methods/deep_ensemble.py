@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam import models
+from lam.autocast import without_autocast
 from lam.curvature import Relation
 from lam.embeddings import Embeddings
 from lam.encoder_base import Encoder, Observations, Observer, common_of, widened
@@ -135,7 +136,8 @@ class EnsembleEncoder(Encoder):
 
         def observe(inputs: Any) -> Observations:
             features, units = features_and_units(self.members, self.head, inputs)
-            aligned = units if self.rotations is None else F.normalize(units @ self.rotations.to(units), dim=-1)
+            with without_autocast():
+                aligned = units if self.rotations is None else F.normalize(units @ self.rotations.to(units), dim=-1)
             length = mean_resultant_length(aligned, unbiased=False)
             variance = length.one_minus_resultant * (1 + length.resultant)
             mean = concatenated(units) if self.combine == "concatenate" else F.normalize(units.mean(0))

@@ -10,7 +10,7 @@ from torch import nn
 
 from lam.models.network import EmbeddingNetwork, Option
 from lam.torchvision_import import import_torchvision
-from lam.weights import check_state, read_weights
+from lam.weights import load_state, read_weights
 
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 _INCEPTIONS = ("googlenet", "inception_v3")
@@ -94,10 +94,9 @@ def _fill(network: nn.Module, file: str, *, classifier: str) -> None:
     counters = {name: own for name, own in network.state_dict().items() if name.endswith(".num_batches_tracked")}
     state = counters | state  # files of old versions of torch do not have these
     try:
-        check_state(network, state)
+        load_state(network, state)
     except ValueError as error:
         raise ValueError(f"weights {file}: {error}") from None
-    network.load_state_dict(state)
 
 
 def _classifier(network: nn.Module, architecture: str) -> tuple[str, nn.Linear]:

@@ -55,7 +55,7 @@ def plot_calibration(
 
     Args:
         path: the PNG file to write.
-        bins: what `lam.retrieval.calibration_bins` returns.
+        bins: what `lam.retrieval.Votes.binned` returns.
         confidence: what the confidence is.
     """
     figure = _blank(5.6, 5.4)

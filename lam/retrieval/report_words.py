@@ -24,6 +24,9 @@ class Words:
 
 _WORDS = {
     "ece": Words("ECE", "lower", "mean gap between confidence and accuracy, over ten bins"),
+    "ece_below_one": Words(
+        "ECE below 1", "lower", "the same as the authors' code has it: without the queries of confidence 1"
+    ),
     "ausc": Words("AUSC", "higher", "mean accuracy of the first hit as the most uncertain queries are dropped"),
     "auroc": Words("AUROC", "higher", "chance that an OOD item is less certain than a known one"),
     "auprc": Words("AUPRC", "higher", "average precision of finding OOD items by their uncertainty"),

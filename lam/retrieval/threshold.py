@@ -128,11 +128,11 @@ class Calibration:
         return -self.flags.kappa.threshold(self.targets.ood)
 
     def false_accept_rate(self, cosine: float) -> tuple[float, tuple[float, float]]:
-        """Give the rate that an accept threshold promises (see `Tail.rate`), and its 95 % Wilson interval."""
+        """Give the rate that an accept threshold promises (see `Tail.rate`), and its 95 % interval."""
         return self.false_accepts.rate(cosine), self.false_accepts.interval(cosine)
 
     def false_flag_rate(self, kappa: float) -> tuple[float, tuple[float, float]]:
-        """Give the rate that flagging κ below a value promises, and its 95 % Wilson interval."""
+        """Give the rate that flagging κ below a value promises, and its 95 % interval."""
         return self.flags.kappa.rate(-kappa), self.flags.kappa.interval(-kappa)
 
     def is_stale(self, gallery_size: int) -> bool:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lam.retrieval import calibration_bins
+from lam.retrieval import majority_votes
 from lam.retrieval.plots import (
     plot_calibration,
     plot_extremes,
@@ -39,7 +39,7 @@ def test_sparsification(tmp_path: Path) -> None:
 def test_calibration(n_queries: int, tmp_path: Path) -> None:
     labels = torch.arange(n_queries) % 4
     predictions = torch.stack([labels.roll(shift) for shift in (0, 0, 1)])
-    plot_calibration(tmp_path / "plot.png", calibration_bins(predictions, labels, labels[:, None]))
+    plot_calibration(tmp_path / "plot.png", majority_votes(predictions, labels, labels[:, None]).binned())
     drawn(tmp_path / "plot.png")
 
 

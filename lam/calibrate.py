@@ -43,6 +43,7 @@ from lam.settings import load_config
 
 REFERENCE = 1000
 HELD_OUT, INDEX = "held-out", "index"
+VALIDATION = "validation split"
 
 
 @dataclass(frozen=True)
@@ -158,15 +159,25 @@ def calibrate_run(
             strangers=unknown,
             verifier=verifier,
             facts={
-                "data": "validation split" if folder is None else str(folder),
+                "data": VALIDATION if folder is None else str(folder),
                 "gallery": gallery if isinstance(gallery, str) else "stored items",
                 "strangers": None if strangers is None else str(strangers),
+                "false_accepts": _promised_of(folder, strangers),
                 **_found(searches),
             },
         )
         save_calibration(run, made)
         plot_calibration(run / "plots" / "probability.png", made.reliability, confidence="P(first hit is right)")
     return made
+
+
+def _promised_of(folder: str | Path | None, strangers: str | Path | None) -> str:
+    """Of whom the false-accept rate is promised; of people or products never trained on it can be many times that."""
+    if strangers is not None:
+        return f"of strangers like those in {strangers}"
+    if folder is not None:
+        return f"of classes like those in {folder}; other strangers are not promised"
+    return "of classes like those it was trained on; strangers are not promised"
 
 
 def _splits(run: Path, config: RunConfig) -> Splits:

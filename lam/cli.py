@@ -117,6 +117,7 @@ def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
     if not distributed.is_first():
         return
     from lam.calibrate import calibrate_run
+    from lam.retrieval.calibration_files import load_calibration
     from lam.retrieval.threshold import Targets
 
     if not (folder / "calibration").is_dir():
@@ -127,7 +128,8 @@ def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
         except ValueError as error:
             _complain(f"warning: not calibrated: {error}")
             return
-    print(f"calibrated: false accepts {_DEMO_TARGETS['far']:.0%}, false flags {_DEMO_TARGETS['ood']:.0%}")
+    promised = load_calibration(folder).facts["false_accepts"]
+    print(f"calibrated: false accepts {_DEMO_TARGETS['far']:.0%} ({promised}), false flags {_DEMO_TARGETS['ood']:.0%}")
     program = sys.argv[0] if Path(sys.argv[0]).name == "lam" else "lam"  # `make demo` puts it on no path
     print(f"a page to try it: {program} serve {folder}")
 
@@ -214,6 +216,10 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.retrieval.threshold import Targets
 
     before = standing(parsed.run)
+    flag = before.flag if parsed.flag is None and before is not None else parsed.flag
+    if parsed.flag is None and flag not in (None, "kappa") and parsed.reference == 0:
+        _complain(f"warning: flag {flag} compares with training features, and --reference 0 asks for none: kappa flags")
+        flag = "kappa"
     given = {"far": parsed.target_far, "ood": parsed.target_ood, "miss": parsed.target_miss}
     wanted = {name: target for name, target in given.items() if target is not None}
     gallery = parsed.gallery
@@ -224,7 +230,7 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     made = calibrate_run(
         parsed.run,
         targets=replace(Targets() if before is None else before.targets, **wanted),
-        flag=before.flag if parsed.flag is None and before is not None else parsed.flag,
+        flag=flag,
         gallery=gallery,
         folder=parsed.folder,
         strangers=parsed.strangers,
@@ -237,6 +243,7 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     print(
         f"match: cosine above {made.accept_above:.9g}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     )
+    print(f"       {made.facts['false_accepts']}")
     flagged = (
         f"kappa below {made.kappa_below:.6g}" if made.flag == "kappa" else f"{made.flag} above {made.flag_above:.6g}"
     )

@@ -79,7 +79,8 @@ def splits(
     Args:
         root: the folder.
         seed: of what is carved.
-        preprocessing: how a file becomes an item, as a record or its JSON; by default ImageNet's at 224 pixels.
+        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's at 224 pixels,
+            such as {"size": 32}.
         validation: fraction of the training images for validation, where it has no folder.
         test: fraction of the training images for testing, where it has no folder.
 
@@ -91,7 +92,7 @@ def splits(
     if preprocessing is None:
         preprocessing = Preprocessing.imagenet()
     elif isinstance(preprocessing, Mapping):
-        preprocessing = Preprocessing.from_json(preprocessing)
+        preprocessing = Preprocessing.from_options(preprocessing)
     folders = _part_folders(root) or {"train": root}
     found = {part: _classes(folder) for part, folder in folders.items()}
     names = sorted({name for classes in found.values() for name in classes})

@@ -257,5 +257,5 @@ def _search(
 
 def _first_hits(encoder: Encoder, folder: str | Path, items: Tensor, progress: bool) -> Tensor:
     """The cosine of the nearest item of each image of a folder."""
-    mean = embed_folder(encoder, folder, progress=progress)[1].mean.cpu()
+    mean = embed_folder(encoder, folder, progress=progress).embeddings.mean.cpu()
     return search_open_set(mean, items, lambda rows: torch.zeros(len(rows), len(items), dtype=torch.bool)).score

@@ -170,9 +170,12 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
     else:
         shard = Shard() if parsed.shard is None else Shard.parse(parsed.shard)
     encoder = gallery.open_run(parsed.run)
-    images, embeddings = gallery.embed_folder(encoder, parsed.folder, shard=shard, progress=not parsed.quiet)
-    save_embeddings(output, images, embeddings, encoder=fingerprint(parsed.run), shard=shard)
-    print(f"{len(embeddings)} embeddings: {output}")
+    calibration = gallery.calibration_of(parsed.run)
+    made = gallery.embed_folder(encoder, parsed.folder, shard=shard, calibration=calibration, progress=not parsed.quiet)
+    options: dict[str, Any] = {"encoder": fingerprint(parsed.run), "shard": shard, "flagged": made.flagged}
+    save_embeddings(output, made.images, made.embeddings, **options)
+    flagged = "" if made.flagged is None else f", {int(made.flagged.sum())} flagged"
+    print(f"{len(made.embeddings)} embeddings{flagged}: {output}")
 
 
 def _index(parsed: argparse.Namespace, _: list[str]) -> None:
@@ -197,17 +200,29 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
 
 def _search(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam import gallery
+    from lam.found_files import check_suffix, write_found
 
-    found = gallery.search(parsed.run, parsed.image, k=parsed.k)
-    query = found.query
-    print(f"query: kappa {float(query.kappa[0]):.4g}, variance {float(query.variance[0]):.4g}")
-    if found.decisions is not None:
-        stale = ", calibration: stale" if found.decisions.stale else ""
-        print(
-            f"decision: {found.decisions.decision[0]}, probability {float(found.decisions.probability[0]):.3f}{stale}"
-        )
+    if parsed.output is not None:
+        check_suffix(parsed.output)
+        gallery.check_output(parsed.output)
+    found = gallery.search(parsed.run, *parsed.image, k=parsed.k, progress=not parsed.quiet)
+    if parsed.output is not None:
+        write_found(parsed.output, found)
+        print(f"{len(found.images)} images: {parsed.output}")
+        return
+    for row, image in enumerate(found.images):
+        if len(found.images) > 1:
+            print(f"image: {image}" if row == 0 else f"\nimage: {image}")
+        _show_answer(found, row)
+
+
+def _show_answer(found: Any, row: int) -> None:
+    print(f"query: kappa {float(found.queries.kappa[row]):.4g}, variance {float(found.queries.variance[row]):.4g}")
+    if (decisions := found.decisions) is not None:
+        stale = ", calibration: stale" if decisions.stale else ""
+        print(f"decision: {decisions.decision[row]}, probability {float(decisions.probability[row]):.3f}{stale}")
     print(f"{'score':>8} {'kappa':>10}  label  path")
-    for score, kappa, item in zip(found.hits.scores[0], found.hits.kappa[0], found.items, strict=True):
+    for score, kappa, item in zip(found.hits.scores[row], found.hits.kappa[row], found.items[row], strict=True):
         print(f"{float(score):8.4f} {float(kappa):10.4g}  {item['label']}  {item['path']}")
 
 
@@ -320,7 +335,11 @@ def _parser() -> argparse.ArgumentParser:
     sweep = configured("sweep", _sweep, "Run a configuration from several seeds: mean and standard deviation.")
     sweep.add_argument("config", help="a YAML file, your own or one that lam ships")
     sweep.add_argument("--seeds", type=int, default=5, help="how many, from the configuration's on (default: 5)")
-    embed = command("embed", _embed, "Embed the images of a folder: an .npz file with mean, kappa and variance.")
+    embed = command(
+        "embed",
+        _embed,
+        "Embed the images of a folder: an .npz file with mean, kappa, variance and, calibrated, a flag.",
+    )
     embed.add_argument("run", help="the folder of a finished run")
     embed.add_argument("folder", help="images, in class sub-folders or not")
     embed.add_argument(
@@ -335,9 +354,10 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument("--fuse", action="store_true", help="one entry for the images of one id, or else label")
     index.add_argument("--skip-poor", action="store_true", help="leave out images whose kappa is below the flag")
     index.add_argument("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32 (default: Flat)")
-    search = command("search", _search, "Search a run's index for an image.")
+    search = command("search", _search, "Search a run's index for images.")
     search.add_argument("run", help="the folder of a finished run")
-    search.add_argument("image", help="an image file")
+    search.add_argument("image", nargs="+", help="image files, or folders of them")
+    search.add_argument("-o", "--output", metavar="FILE", help="write .csv, a line a hit, or .json, an entry an image")
     search.add_argument("-k", type=int, default=5, help="how many hits (default: 5)")
     calibrate = command("calibrate", _calibrate, "Learn thresholds at stated error rates, and P(correct).")
     calibrate.add_argument("run", help="the folder of a finished run")

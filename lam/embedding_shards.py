@@ -4,6 +4,7 @@ paths, labels (N,) text      ids, positions (N,) int64: by content, and in the o
 mean (N, D)                  kappa, variance, resultant (N,)
 shard (2,) i and n           total (): of the folder    listing (): hash of its paths    encoder (): of the run
 mean_samples ():             S where means are of S samples, else 0
+flagged (N,)                 where the run is calibrated: which images it could not judge
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool
 
 from lam import distributed
 from lam.datasets import FolderImages
@@ -83,7 +85,13 @@ class Shard:
 
 
 def save_embeddings(
-    path: str | Path, images: FolderImages, embeddings: Embeddings, *, encoder: str, shard: Shard | None = None
+    path: str | Path,
+    images: FolderImages,
+    embeddings: Embeddings,
+    *,
+    encoder: str,
+    shard: Shard | None = None,
+    flagged: Bool[torch.Tensor, " N"] | None = None,
 ) -> None:
     """Write the embeddings of a shard, all of the file or nothing.
 
@@ -93,6 +101,7 @@ def save_embeddings(
         embeddings: of those in the shard.
         encoder: what tells the encoder from others; see `lam.retrieval.calibration_files.fingerprint`.
         shard: which part of the images; by default all.
+        flagged: (N,) which of the embeddings a calibration flags; None without one.
     """
     shard = Shard() if shard is None else shard
     positions = shard.positions(len(images))
@@ -111,6 +120,7 @@ def save_embeddings(
         "listing": np.array(_listing(images)),
         "encoder": np.array(encoder),
         "mean_samples": np.array(embeddings.mean_samples or 0),
+        **({} if flagged is None else {"flagged": flagged.numpy()}),
     }
 
     def write(temporary: Path) -> None:

@@ -160,15 +160,15 @@ class Encoder(ABC):
         Raises:
             ValueError: for no item at all, features that are not finite, or fewer than 2 samples.
         """
-        observe = self.observer(n_samples=self.samples_of(n_samples), joint=joint)
-        return Observations.concatenate(list(self._observed(observe, inputs, progress)))
+        options: dict[str, Any] = {"n_samples": n_samples, "joint": joint, "progress": progress}
+        return Observations.concatenate(list(self.observed(inputs, **options)))
 
     def embed(
         self, inputs: Batch | Iterable[Batch], *, n_samples: int | None = None, progress: bool = False
     ) -> Embeddings:
         """Embed inputs with a concentration κ each; arguments and errors as those of `observe`."""
-        observe = self.observer(n_samples=self.samples_of(n_samples))
-        return Embeddings.concatenate([seen.embeddings for seen in self._observed(observe, inputs, progress)])
+        seen = self.observed(inputs, n_samples=n_samples, progress=progress)
+        return Embeddings.concatenate([batch.embeddings for batch in seen])
 
     def samples_of(self, n_samples: int | None) -> int:
         """How many samples S a call takes that asks for this many, or for none in particular.
@@ -193,8 +193,16 @@ class Encoder(ABC):
         """What `save` keeps beside the network."""
         return {}
 
-    def _observed(self, observe: Observer, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[Observations]:
-        seen = 0
+    def observed(
+        self,
+        inputs: Batch | Iterable[Batch],
+        *,
+        n_samples: int | None = None,
+        joint: bool = False,
+        progress: bool = False,
+    ) -> Iterator[Observations]:
+        """Observe batch by batch, for passes whose features would not fit; arguments and errors as `observe`."""
+        observe, seen = self.observer(n_samples=self.samples_of(n_samples), joint=joint), 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
             found = observe(split_batch(batch)[0])
             check_finite(found.features, seen)

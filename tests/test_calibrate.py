@@ -198,9 +198,9 @@ def test_false_accepts_can_be_promised_of_strangers(
     assert made.facts["strangers"] == str(folder)
     assert made.facts["false_accepts"] == f"of strangers like those in {folder}"
     assert made.facts["false_accepts"] in capsys.readouterr().out
-    images, embeddings = embed_folder(open_run(run_copy), folder, progress=False)
-    first = index.search(embeddings, 1).scores[:, 0]
-    assert len(images) == len(made.false_accepts) == 40
+    embedded = embed_folder(open_run(run_copy), folder, progress=False)
+    first = index.search(embedded.embeddings, 1).scores[:, 0]
+    assert len(embedded.images) == len(made.false_accepts) == 40
     assert made.accept_above == pytest.approx(float(first.sort().values[-2]), abs=1e-6)
     assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.001", f"--strangers={folder}"]) == 1
     assert "target far: a rate of 0.001 needs at least 999 calibration scores" in capsys.readouterr().err

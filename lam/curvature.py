@@ -20,7 +20,7 @@ from lam import distributed
 from lam.autocast import without_autocast
 from lam.hessians import Diagonal, Neighbours, contrastive_ggn, contrastive_ggn_dataset
 from lam.mining import ALL_PAIRS, MinerName, Mining
-from lam.pairs import Pairs, check_label_vector
+from lam.pairs import Pairs, as_targets, check_label_vector
 
 Batch = Any
 """A batch of a loader: the inputs, a tensor or a dictionary of named ones; or (inputs, targets, ...)."""
@@ -305,7 +305,7 @@ def checked_targets(features: Tensor, targets: Any) -> Tensor:
     """
     if targets is None:
         raise ValueError("a posterior needs batches of inputs with targets: (inputs, labels)")
-    targets = torch.as_tensor(targets, device=features.device)
+    targets = as_targets(targets).to(features.device)
     if len(targets) != len(features):
         raise ValueError(f"there are {len(features)} items and {len(targets)} labels in a batch")
     return targets

@@ -21,6 +21,7 @@ from lam.export import export_encoder
 from lam.head import ADDED, features_and_output
 from lam.hessians import Diagonal
 from lam.hessians.last_layer import check_finite
+from lam.pairs import as_targets
 from lam.posterior import LastLayerPosterior, Mode
 from lam.relevance import relevance_of
 from lam.tuning import Trial, Tuning, calibrate_scale
@@ -186,7 +187,7 @@ class BayesianEncoder(Encoder):
         ]
         if not batches or any(targets is None for _, targets in batches):
             raise ValueError("tuning by calibration needs batches of inputs with labels")
-        targets = torch.cat([torch.as_tensor(targets) for _, targets in batches])
+        targets = torch.cat([as_targets(targets) for _, targets in batches])
         features = torch.cat([features for features, _ in batches])
         if len(targets) != len(features):
             raise ValueError(f"there are {len(features)} items and {len(targets)} labels")

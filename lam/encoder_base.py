@@ -70,6 +70,7 @@ class Encoder(ABC):
 
     Attributes:
         kind: what `lam.load` finds the class by.
+        has_kappa: whether κ says anything: not of an encoder without uncertainty.
         network: any module; None where features are given directly.
         head: path of the network's last linear layer, or `lam.head.ADDED` for one that comes after the network.
         relation: what makes two items match.
@@ -91,6 +92,7 @@ class Encoder(ABC):
     """
 
     kind: ClassVar[str]
+    has_kappa: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 """Whether an encoder can be trusted: retrieval, calibration and out-of-distribution (OOD) detection."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -13,6 +14,7 @@ from lam.calibration import answers_of
 from lam.curvature import Batch, as_batches, split_batch
 from lam.embeddings import Embeddings
 from lam.encoder_base import Encoder, Observations
+from lam.pairs import as_targets
 from lam.relevance import relevance_of
 from lam.retrieval.neighbours import rank
 from lam.retrieval.ood import NEIGHBOUR, auprc, auroc, knn_distance, prevalence
@@ -138,6 +140,12 @@ def evaluate(
         found_embeddings[name] = outside.embeddings
         found[name] = ood_scores(outside.embeddings, outside.features, reference)
         metrics |= _ood_metrics(scores, found[name], primary, "" if len(found) == 1 else f"@{name}")
+    if encoder.has_kappa and len(queries) > 1 and (embeddings.kappa == embeddings.kappa[0]).all():
+        warnings.warn(
+            f"κ is {float(embeddings.kappa[0]):.3g} for all {len(queries)} queries: it orders no answers and tells no "
+            "outsiders; tune the posterior, or fit it on other data",
+            stacklevel=2,
+        )
     metrics = {name: None if value is None or value != value else value for name, value in metrics.items()}
     return Evaluation(
         metrics=metrics,
@@ -181,7 +189,7 @@ def _observe_with_targets(
         for inputs, found in map(split_batch, as_batches(batches)):
             if found is None:
                 raise ValueError("evaluation needs in-distribution batches of inputs with labels")
-            targets.append(torch.as_tensor(found))
+            targets.append(as_targets(found))
             yield inputs
 
     seen = encoder.observe(remembered(), n_samples=n_samples, joint=True, progress=progress)

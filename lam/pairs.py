@@ -5,6 +5,7 @@ Here live the pairs alone: no embeddings, no loss, no curvature. Losses and `lam
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float64, Shaped
@@ -147,6 +148,21 @@ class Pairs:
     @classmethod
     def _counted(cls, positive: Tensor, negative: Tensor) -> "Pairs":
         return cls(positive, negative, int(positive.sum()), int(negative.sum()))
+
+
+def as_targets(targets: Any) -> Tensor:
+    """Labels or positions, however a loader gives them, as a tensor.
+
+    Raises:
+        ValueError: for what are no numbers, such as names of classes.
+    """
+    try:
+        return torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"labels must be integers, and positions numbers, got {next(iter(targets), targets)!r}: number the "
+            "classes, such as by names = sorted(set(labels)) and names.index(label)"
+        ) from error
 
 
 def check_label_vector(labels: Tensor) -> None:

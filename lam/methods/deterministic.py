@@ -29,6 +29,7 @@ class DeterministicEncoder(Encoder):
     """
 
     kind = "deterministic"
+    has_kappa = False
 
     def __init__(self, network: nn.Module, head: str, **common: Any) -> None:
         super().__init__(network, head, **common)

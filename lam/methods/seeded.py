@@ -36,6 +36,8 @@ class SeededEncoder(DeterministicEncoder):
         common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
     """
 
+    has_kappa = True
+
     def __init__(self, network: nn.Module, head: str, *, seed: int = 0, **common: Any) -> None:
         super().__init__(network, head, **common)
         self.seed = seed

@@ -15,7 +15,7 @@ from lam.curvature import Batch, as_batches, split_batch
 from lam.embeddings import Embeddings
 from lam.encoder_base import Encoder, Observations
 from lam.pairs import as_targets
-from lam.relevance import relevance_of
+from lam.relevance import Relevance, relevance_of
 from lam.retrieval.neighbours import rank
 from lam.retrieval.ood import NEIGHBOUR, auprc, auroc, knn_distance, prevalence
 from lam.retrieval.ranking import count_without_relevant, map_at_k, recall_at_k
@@ -40,6 +40,7 @@ class Evaluation:
         cosines: (Q,) of the first hits.
         correct: (Q,) whether the first hit answers the query.
         answerable: (Q,) whether any item of the gallery does; the others are left out of retrieval metrics.
+        relevance: which items answer which query.
         calibration: confidence against accuracy; None for a method without samples.
         primary: the OOD score whose metrics have no suffix.
         scores: by score, (Q,) values of the queries, higher meaning more OOD.
@@ -56,6 +57,7 @@ class Evaluation:
     cosines: Float[Tensor, " Q"]
     correct: Bool[Tensor, " Q"]
     answerable: Bool[Tensor, " Q"]
+    relevance: Relevance
     calibration: CalibrationBins | None
     primary: str
     scores: dict[str, Tensor]
@@ -157,6 +159,7 @@ def evaluate(
         cosines=cosines[:, 0],
         correct=correct,
         answerable=answerable,
+        relevance=relevance,
         calibration=calibration,
         primary=primary,
         scores=scores,

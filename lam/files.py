@@ -90,8 +90,8 @@ _ALIGNMENT = 64  # bytes, as torch allocates
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """Read a safetensors file; `verify` its folder first.
 
-    Tensors are aligned in memory as torch aligns its own: a product with one that is not may differ in the last bit, and
-    what was saved shall compute as it did before.
+    Tensors are aligned in memory as torch aligns its own: a product with one that is not may differ in the last bit,
+    and what was saved shall compute as it did before.
     """
     from safetensors.torch import load_file
 

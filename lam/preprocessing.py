@@ -110,7 +110,11 @@ class Preprocessing:
         Returns:
             The same shape, float32.
         """
-        values = pixels.to(torch.float32).div_(255)
+        return self.standardize(pixels.to(torch.float32).div_(255))
+
+    def standardize(self, values: Float[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
+        """Subtract the mean from values in [0, 1] and divide by the standard deviation: `denormalize` undoes it."""
+        values = values.clone()
         for operation, numbers in ((values.sub_, self.mean), (values.div_, self.std)):
             if numbers is not None:
                 operation(torch.tensor(numbers, dtype=torch.float32, device=values.device)[:, None, None])

@@ -29,11 +29,12 @@ from torch import nn
 from lam import distributed, gallery, losses, methods, models
 from lam.augmentation import AugmentationOptions, Augmented
 from lam.config import RunConfig
+from lam.corruption import corruption_metrics, measure_corruption
 from lam.curvature import Relation
 from lam.datasets import ImageDataset, Splits
 from lam.encoder import BayesianEncoder
 from lam.encoder_base import Encoder
-from lam.evaluation import Evaluation, evaluate
+from lam.evaluation import evaluate
 from lam.files import MANIFEST, read_json, seal, write_json
 from lam.head import evaluating
 from lam.loading import load
@@ -142,11 +143,17 @@ def _evaluate(
             relevant_within=config.places.relevant_within,
             progress=stages.progress,
         )
+    with stages("corrupt"):
+        size = config.evaluation.corrupted
+        curves = measure_corruption(encoder, splits.test, evaluation, size=size, seed=config.seed) if size else {}
     with stages("index"):
         gallery.index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
     seconds = {f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}
-    metrics = {**evaluation.metrics, **_skipped(folder), **seconds}
-    return _finish(config, folder, metrics, evaluation, splits.test)
+    corruption = corruption_metrics(curves, has_kappa=encoder.has_kappa)
+    metrics = {**evaluation.metrics, **corruption, **_skipped(folder), **seconds}
+    write_json(folder / "metrics.json", metrics)
+    plots = write_plots_and_report(folder, asdict(config), metrics, encoder, evaluation, curves, splits.test)
+    return _finish(folder, metrics, plots)
 
 
 def _skipped(folder: Path) -> dict[str, int]:
@@ -157,11 +164,7 @@ def _skipped(folder: Path) -> dict[str, int]:
     return {"batches_without_positives": sum(history["batches_without_positives"] for history in histories)}
 
 
-def _finish(
-    config: RunConfig, folder: Path, metrics: dict[str, Any], evaluation: Evaluation, test: ImageDataset
-) -> RunResult:
-    write_json(folder / "metrics.json", metrics)
-    plots = write_plots_and_report(folder, asdict(config), metrics, evaluation, test)
+def _finish(folder: Path, metrics: dict[str, Any], plots: list[Path]) -> RunResult:
     names = ["config.yaml", "data.json", "metrics.json", "report.html", *(f"plots/{path.name}" for path in plots)]
     names += ["training.json"] if (folder / "training.json").is_file() else []
     seal(folder, names)

@@ -7,7 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lam.corruption import CorruptionCurve, Kind
 from lam.datasets import ImageDataset
+from lam.encoder import BayesianEncoder
+from lam.encoder_base import Encoder
 from lam.evaluation import Evaluation
 from lam.retrieval import plots
 from lam.retrieval.report import Plot, write_report
@@ -19,7 +22,9 @@ def write_plots_and_report(
     folder: Path,
     configuration: Mapping[str, Any],
     metrics: Mapping[str, Any],
+    encoder: Encoder,
     evaluation: Evaluation,
+    curves: Mapping[Kind, CorruptionCurve],
     test: ImageDataset,
 ) -> list[Path]:
     """Write plots/*.png and report.html.
@@ -28,7 +33,9 @@ def write_plots_and_report(
         folder: of the run.
         configuration: resolved.
         metrics: flat names and values.
+        encoder: of the run.
         evaluation: what was measured on the test split.
+        curves: what corrupting its images did, by kind.
         test: the test split, whose images are shown.
 
     Returns:
@@ -42,6 +49,8 @@ def write_plots_and_report(
         *_extremes_plot(place, evaluation, test),
         *_no_match_plot(place, evaluation),
         *_ood_plots(place, evaluation),
+        *_corruption_plot(place, curves, encoder.has_kappa),
+        *_tuning_plot(place, encoder),
     ]
     data, method = configuration["data"]["name"], configuration["method"]
     write_report(
@@ -52,6 +61,7 @@ def write_plots_and_report(
         configuration=configuration,
         notes=_notes(evaluation, metrics),
         ood_score=evaluation.primary,
+        ood_set=next(iter(evaluation.ood_scores), ""),
     )
     return [Path(plot.path) for plot in shown]
 
@@ -119,6 +129,32 @@ def _ood_plots(folder: Path, evaluation: Evaluation) -> list[Plot]:
         shown.append(Plot(f"ROC against {name}", "OOD is the positive class; by score.", roc))
         shown.append(Plot(f"Precision-recall against {name}", "The line is the prevalence of OOD.", curve))
     return shown
+
+
+def _corruption_plot(folder: Path, curves: Mapping[Kind, CorruptionCurve], has_kappa: bool) -> list[Plot]:
+    if not curves:
+        return []
+    path = folder / "corruption.png"
+    kappa = {kind: curve.kappa.median(1).values for kind, curve in curves.items()} if has_kappa else {}
+    plots.plot_corruption(path, kappa, {kind: curve.recall for kind, curve in curves.items()})
+    words = (
+        "κ should fall as recall does; where it rises instead, it must not be read as quality. " if has_kappa else ""
+    )
+    caption = f"{words}The queries are corrupted, the gallery is not."
+    return [Plot("Under corruption", caption, path)]
+
+
+def _tuning_plot(folder: Path, encoder: Encoder) -> list[Plot]:
+    tuning = encoder.tuning if isinstance(encoder, BayesianEncoder) else None
+    if tuning is None:
+        return []
+    path = folder / "tuning.png"
+    plots.plot_tuning(path, tuning)
+    caption = (
+        "The likelihood scales that were tried on the validation split. Chosen was the largest whose score is within "
+        "one standard error (of the difference) of the best."
+    )
+    return [Plot("Tuning of the posterior", caption, path)]
 
 
 def _notes(evaluation: Evaluation, metrics: Mapping[str, Any]) -> list[str]:

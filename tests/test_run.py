@@ -201,6 +201,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         gallery.open_run(tmp_path / "missing")
 
 
+@pytest.mark.filterwarnings("ignore:κ is 1e-06 for all 4 queries")
 def test_a_report_on_queries_that_cannot_be_answered(run_copy: Path) -> None:
     encoder = gallery.open_run(run_copy)
     test = datasets.TensorImages(torch.rand(4, 1, 8, 8), torch.arange(4))

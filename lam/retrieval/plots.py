@@ -6,7 +6,7 @@ differ. Matplotlib's object interface alone is used: no global figure, backend o
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -16,6 +16,9 @@ from lam.files import write_atomically
 from lam.retrieval.checks import positive_integer, refuse_non_finite, refuse_other_length
 from lam.retrieval.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
 from lam.retrieval.uncertainty import CalibrationBins, ausc, sparsification
+
+if TYPE_CHECKING:
+    from lam.tuning import Tuning
 
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
 _INK, _MUTED, _GRID = "#1f2430", "#6b7280", "#e5e7eb"
@@ -150,10 +153,63 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor], *, bins: SupportsI
         axes.hist(inside, edges, weights=share, color=color, histtype="step", linewidth=1.4)
         label = f"{name}   median {_short(float(np.median(values)))}, n = {len(values):,}"
         axes.plot([], [], color=color, linewidth=6, alpha=0.6, label=label)
-    axes.set_xscale("log")
+    _log_ticks(axes, edges[0], edges[-1])
     axes.set_ylim(top=axes.get_ylim()[1] * (1.05 + 0.08 * len(kappa)))
     axes.set(xlabel="concentration κ (small means uncertain)", ylabel="share of the set (%)")
     _finish(figure, axes, path, legend="upper left")
+
+
+def plot_corruption(path: str | Path, kappa: Mapping[str, Tensor], recall: Mapping[str, Tensor]) -> None:
+    """Draw the median κ and recall@1 of queries against the severity of their corruption, by kind.
+
+    Args:
+        path: the PNG file to write.
+        kappa: (V,) medians of κ at severities 0 (clean) to V − 1, by kind; nothing where κ says nothing.
+        recall: (V,) recall@1 by kind.
+
+    Raises:
+        ValueError: for nothing to draw.
+    """
+    _refuse_count("recall", recall)
+    figure = _blank(8.4 if kappa else 4.6, 3.8)
+    panels = figure.subplots(1, 2 if kappa else 1, squeeze=False)[0]
+    drawn = ((kappa, "median κ, as a multiple of the clean"), (recall, "recall@1"))[not kappa :]
+    for axes, (curves, label) in zip(panels, drawn, strict=True):
+        for color, (kind, values) in zip(_PALETTE, curves.items(), strict=False):
+            heights = values / values[0] if curves is kappa else values
+            axes.plot(range(len(values)), heights.cpu(), "o-", color=color, markersize=4, label=kind)
+        axes.set(xlabel="severity", ylabel=label, xticks=range(len(next(iter(curves.values())))))
+        _style(axes)
+        if curves is kappa:
+            axes.axhline(1, color=_MUTED, linestyle="--", linewidth=1)
+            low, high = axes.get_ylim()
+            axes.set_ylim(min(low, 0.9), max(high, 1.1))
+        else:
+            axes.set_ylim(0, 1.02)
+    _finish(figure, panels[-1], path, legend="best")
+
+
+def plot_tuning(path: str | Path, tuning: "Tuning") -> None:
+    """Draw the score and the calibration error of every likelihood scale that was tried, and which was chosen.
+
+    Args:
+        path: the PNG file to write.
+        tuning: what was tried.
+    """
+    figure, axes = _figure()
+    scales = [trial.scale for trial in tuning.trials]
+    low, high = tuning.interval
+    axes.axvspan(low, high, color=_PALETTE[0], alpha=0.12, linewidth=0, label="within one standard error of the best")
+    scores, errors = ([getattr(trial, name) for trial in tuning.trials] for name in ("score", "error"))
+    axes.errorbar(scales, scores, errors, fmt="o-", color=_PALETTE[0], markersize=4, linewidth=1.4, label="Brier score")
+    eces = [trial.ece for trial in tuning.trials]
+    axes.plot(scales, eces, "s:", color=_PALETTE[1], markersize=3, linewidth=1.2, label="ECE")
+    chosen = tuning.likelihood_scale
+    axes.axvline(chosen, color=_INK, linewidth=1, linestyle="--", label=f"chosen: s = {_short(chosen)}")
+    _log_ticks(axes, scales[0], scales[-1])
+    axes.set(xlabel="likelihood scale s (small means a wide posterior)", ylabel="lower is better")
+    axes.set_ylim(bottom=0)
+    _finish(figure, axes, path, legend="best")
 
 
 def plot_extremes(
@@ -208,6 +264,18 @@ def _log_edges(values: Any, bins: int) -> Any:
     low, high = np.log10(positive.min()), np.log10(positive.max())
     middle, half = (low + high) / 2, max((high - low) / 2, 0.25)
     return np.logspace(middle - half, middle + half, bins + 1)
+
+
+def _log_ticks(axes: Any, low: float, high: float) -> None:
+    """A logarithmic x axis with some eight labels at most, in plain digits: far enough apart wherever it begins."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    decades = np.log10(high / low)
+    subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 1 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=9))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _show(axes: Any, image: Tensor, title: str, color: str) -> None:

@@ -52,6 +52,18 @@ _WORDS = {
         "lower",
         "their share of the predictive variance, which no likelihood scale changes",
     ),
+    "tuned_scale": Words("likelihood scale s", "neither", "the largest within one standard error of the best score"),
+    "tuned_scale_low": Words("s, from", "neither", "the least within one standard error of the best score"),
+    "tuned_scale_high": Words("s, to", "neither", "the greatest within one standard error of the best score"),
+    "tuned_score": Words("Brier score", "lower", "of the votes of sampled networks, on the validation split"),
+    "tuned_score_behind": Words("Brier score, above the best", "lower", "by how much the chosen s is behind the best"),
+    "tuned_score_error": Words("standard error of that", "neither", "of the difference, query by query"),
+    "tuned_ece": Words("ECE, validation", "lower", "mean gap between confidence and accuracy at the chosen s"),
+    "tuned_cosine": Words(
+        "cosine of sampled and own direction",
+        "higher",
+        "below 0.9 the posterior is so wide that the mean of its samples points elsewhere than the network",
+    ),
 }
 _AT_K = {
     "recall": Words("recall@{k}", "higher", "share of queries with a relevant item among the first {k} hits"),

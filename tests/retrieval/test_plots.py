@@ -1,7 +1,10 @@
 """Plots: a readable PNG from ordinary, extreme and tiny data, nothing global touched, and nothing wrong drawn."""
 
+import itertools
+import math
 from inspect import unwrap  # past the shape checks of test runs, to what a user meets
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +13,15 @@ from PIL import Image
 from lam.retrieval import majority_votes
 from lam.retrieval.plots import (
     plot_calibration,
+    plot_corruption,
     plot_extremes,
     plot_kappa,
     plot_precision_recall,
     plot_roc,
     plot_sparsification,
+    plot_tuning,
 )
+from lam.tuning import Trial, Tuning
 
 INSIDE, OUTSIDE = torch.linspace(0, 1, 40), torch.linspace(0.5, 2, 30)
 
@@ -123,3 +129,43 @@ def test_extremes_refuse(tmp_path: Path) -> None:
         ValueError, match=r"nearest must have shape \(2,\), one value for each of the queries, got \(1,\)"
     ):
         unwrap(plot_extremes)(tmp_path / "plot.png", kappa, nearest[:1], correct, **images)
+
+
+def ticks(path: Path, monkeypatch: pytest.MonkeyPatch, low: float, high: float) -> list[tuple[float, float]]:
+    """Left and right end, in pixels, of each label on the axis of κ."""
+    figures: list[Any] = []
+    monkeypatch.setattr("lam.retrieval.plots._save", lambda figure, _: figures.append(figure))
+    plot_kappa(path, {"known": torch.logspace(math.log10(low), math.log10(high), 50)})
+    figures[0].draw_without_rendering()
+    (axes,) = figures[0].axes
+    labels = [label for which in ("major", "minor") for label in axes.get_xticklabels(which=which) if label.get_text()]
+    boxes = [label.get_window_extent() for label in labels]
+    inside = [box for box in boxes if axes.bbox.x0 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1]
+    return sorted((box.x0, box.x1) for box in inside)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(80, 800), (1, 1), (2e6, 5e6), (1, 1e8), (1e-6, 1e8), (3, 300), (90, 110), (150, 6e3)]
+)
+def test_labels_of_kappa_do_not_collide(
+    low: float, high: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = ticks(tmp_path / "plot.png", monkeypatch, low, high)
+    assert 2 <= len(ends) <= 12
+    assert all(right + 3 <= left for (_, right), (left, _) in itertools.pairwise(ends))
+
+
+def test_corruption_is_drawn_with_kappa_or_without(tmp_path: Path) -> None:
+    curves = {"noise": torch.tensor([1.0, 0.8, 0.4, 0.1]), "blur": torch.tensor([1.0, 0.9, 0.7, 0.2])}
+    plot_corruption(tmp_path / "both.png", {kind: 300 * values for kind, values in curves.items()}, curves)
+    drawn(tmp_path / "both.png")
+    plot_corruption(tmp_path / "both.png", {}, curves)
+    drawn(tmp_path / "both.png")
+    with pytest.raises(ValueError, match="recall must hold between 1 and 6 entries"):
+        plot_corruption(tmp_path / "none.png", {}, {})
+
+
+def test_a_tuning_is_drawn(tmp_path: Path) -> None:
+    trials = tuple(Trial(10.0**e, 0.2 + 0.01 * abs(e - 5), 0.05, 0.01 * abs(e - 5), 0.015) for e in range(15))
+    plot_tuning(tmp_path / "plot.png", Tuning(1e6, trials, 0.99))
+    drawn(tmp_path / "plot.png")

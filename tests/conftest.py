@@ -19,9 +19,6 @@ from sklearn.datasets import load_digits
 from lam.cli import main
 from lam.config import RunConfig
 from lam.settings import load_config
-from lam.torchvision_import import import_torchvision
-
-import_torchvision()  # before timm and others import it by themselves
 
 TINY = ("--data.limit=60", "--training.epochs=2", "--evaluation.n_samples=8", "--laplace.tune_samples=4")
 """Settings under which the demo takes about a second."""

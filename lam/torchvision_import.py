@@ -12,9 +12,8 @@ transformers). No use of torchvision lives here.
 """
 
 import sys
-from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
-from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ _declared: list[torch.library.Library] = []  # a schema lives as long as its Lib
 class Finder(MetaPathFinder):
     """Finds no module, but declares torchvision's operators where they are missing when they are asked for."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
         """Leave every module to the other finders."""
         if fullname == _REGISTRATIONS and not hasattr(torch.ops.torchvision, "nms"):
             _declare_operators()

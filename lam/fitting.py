@@ -86,8 +86,9 @@ def fit(
         positive_within: for places, in metres.
         negative_beyond: for places, in metres.
         angle_within: for places, in degrees: the last column of the positions is then the compass angle.
-        miner: which pairs of a batch count: `all`, `easy`, `semihard` or `hard`; see `lam.mining.Mining`.
-        max_pairs: at most so many of each type are drawn; by default there is no limit.
+        miner: which pairs of a batch count: `all`, `violating`, `easy`, `semihard` or `hard`; see `lam.mining.Mining`.
+        max_pairs: at most so many triplets of the kind are drawn, or, of all pairs, so many of each type; by default
+            there is no limit.
         prior_precision: α.
         likelihood_scale: s; by default the number of items squared. `BayesianEncoder.tune` chooses it.
         preprocessing: how an image file becomes an input; that of the loader's data set by default.

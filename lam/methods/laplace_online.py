@@ -55,8 +55,9 @@ class OnlineOptions:
         split: `euclidean` or `arccos`.
         fix: `fixed`, `positive` or `full`.
         negative_weight: w in [0, 1].
-        hessian_miner: which pairs h_batch is over: `all`, `easy`, `semihard` or `hard`; see `lam.mining.Mining`.
-        hessian_max_pairs: at most so many positive and so many negative pairs of those, drawn at random.
+        hessian_miner: which pairs h_batch is over: `all`, or those of `violating`, `easy`, `semihard` or `hard`
+            triplets; see `lam.mining.Mining`.
+        hessian_max_pairs: at most so many of these triplets, or of all pairs so many of each type, drawn at random.
 
     Raises:
         ValueError: for an option outside its range.

@@ -35,8 +35,8 @@ class LaplaceOptions:
         fix: `fixed`, `positive` or `full`.
         negative_weight: w in [0, 1].
         pairs: `batch` or `dataset`.
-        miner: which pairs of a batch count for the curvature: `all`, `easy`, `semihard` or `hard`.
-        max_pairs: at most so many of each type.
+        miner: which pairs of a batch count for the curvature: `all`, `violating`, `easy`, `semihard` or `hard`.
+        max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
         batch_size: items a batch, among which pairs are formed.
         prior_precision: α > 0.
         likelihood_scale: s > 0; by default the number of items squared.

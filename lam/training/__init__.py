@@ -76,7 +76,7 @@ def train(
         pairs: makes the pairs of a batch from its collated labels.
         validate: called after each epoch with the network in evaluation mode; higher is better, and the first epoch
             with the highest value is kept. Without it the last epoch is.
-        miner: which pairs of a batch the loss takes, "all", "easy", "semihard" or "hard", or a miner of
+        miner: which pairs of a batch the loss takes, "all", "violating", "easy", "semihard" or "hard", or a miner of
             pytorch-metric-learning; see `lam.mining.Mining`. A batch in which it finds none has a loss of zero.
         max_pairs: at most so many positive and so many negative pairs of those, drawn at random; None for no limit.
         batch_size: items a batch, at least 2, for each process; the last batch of an epoch may be smaller.

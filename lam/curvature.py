@@ -43,7 +43,7 @@ class Relation:
             pairs that differ more are neither positive nor negative. With it the last column of the targets is the
             angle, NaN where it is unknown, which fits any other; None means that all columns are coordinates.
         miner: which pairs of a batch count for the curvature; see `lam.mining.Mining`.
-        max_pairs: at most so many of each type.
+        max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
     """
 
     scope: Scope | Literal["online"] = "batch"

@@ -6,6 +6,7 @@ Source: Warburg et al. (2023), section 3.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import replace
 from math import ceil
 from typing import Any, Literal
 
@@ -55,6 +56,7 @@ def fit(
     angle_within: float | None = None,
     miner: MinerName = "all",
     max_pairs: int | None = None,
+    average: bool = True,
     prior_precision: float = 1.0,
     likelihood_scale: float | None = None,
     preprocessing: Preprocessing | None = None,
@@ -89,8 +91,10 @@ def fit(
         miner: which pairs of a batch count: `all`, `violating`, `easy`, `semihard` or `hard`; see `lam.mining.Mining`.
         max_pairs: at most so many triplets of the kind are drawn, or, of all pairs, so many of each type; by default
             there is no limit.
+        average: whether the curvature is averaged over the pairs of each type, or their plain sum.
         prior_precision: α.
-        likelihood_scale: s; by default the number of items squared. `BayesianEncoder.tune` chooses it.
+        likelihood_scale: s; by default the number of items squared, or 1 of a plain sum. `BayesianEncoder.tune` chooses
+            it.
         preprocessing: how an image file becomes an input; that of the loader's data set by default.
         seed: of the posterior's noise.
         progress: show progress bars on standard error.
@@ -143,6 +147,9 @@ def fit(
         check_pairs(curvature, n_items)
     else:
         curvature, n_items = curvature_of_dataset(features, weight, bias, relation, progress=progress, **options)
+    curvature = replace(curvature, average=average)
+    if likelihood_scale is None and not average:
+        likelihood_scale = 1.0
     posterior = LastLayerPosterior(weight, bias, curvature, n_items, prior_precision, likelihood_scale, seed)
     if preprocessing is None:
         preprocessing = getattr(dataset, "preprocessing", None)

@@ -45,7 +45,8 @@ class OnlineOptions:
         prior_precision: α > 0.
         initial_precision: p₀ > 0, with h₀ = p₀/s; s/1000 by default.
         memory_factor: β in (0, 1): h ← β h + (1 − β) h_batch.
-        update: `average`, or `accumulate`, h ← β h + h_batch, as the authors' code does: its noise is far smaller.
+        update: `average`; or `accumulate`, h ← β h + relu(h_batch), h_batch averaged over the pairs that were chosen,
+            as the authors' code does: its noise is far smaller. The paper's equation 5 is such a sum, too.
         n_samples: last layers drawn a step, over which gradient and h_batch are averaged.
         warmup_epochs: epochs at the beginning without noise; the curvature is followed in them too.
         refresh_every: h is updated every so many steps.
@@ -210,10 +211,12 @@ class OnlineLaplaceStep(Step):
                 )
             except ValueError as error:
                 raise DivergenceError(f"the curvature cannot be followed ({error})") from error
+            if options.update == "accumulate":
+                ggn = _over_chosen(ggn, chosen)
             h_batch += ggn.h / len(samples)
-        share = 1 - options.memory_factor if options.update == "average" else 1.0
+        new = (1 - options.memory_factor) * h_batch if options.update == "average" else h_batch.relu()
         h: Any = self.h
-        followed = options.memory_factor * h + share * h_batch
+        followed = options.memory_factor * h + new
         if not followed.isfinite().all():
             raise DivergenceError("the curvature h is not finite")
         self.h = followed
@@ -317,6 +320,12 @@ def _refit_options(
         max_pairs=None if places else options.hessian_max_pairs,
         batch_size=training.get("batch_size", BATCH_SIZE),
     )
+
+
+def _over_chosen(ggn: Diagonal, chosen: Pairs) -> Diagonal:
+    """Average over the pairs that were chosen, in place of those that there were to choose from."""
+    n_positives, n_negatives = (max(1, round(float(weights.sum()))) for weights in (chosen.positive, chosen.negative))
+    return replace(ggn, n_positives=n_positives, n_negatives=n_negatives)
 
 
 def _split(theta: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:

@@ -37,11 +37,13 @@ class LaplaceOptions:
         pairs: `batch` or `dataset`.
         miner: which pairs of a batch count for the curvature: `all`, `violating`, `easy`, `semihard` or `hard`.
         max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
+        average: whether the curvature is averaged over the pairs of each type, or their plain sum.
         batch_size: items a batch, among which pairs are formed.
         prior_precision: α > 0.
-        likelihood_scale: s > 0; by default the number of items squared.
+        likelihood_scale: s > 0; by default the number of items squared, or 1 of a plain sum.
         tune: by what s or α is chosen, on the validation split.
         tune_samples: sampled networks behind the calibration.
+        tune_step: of `marginal_likelihood`: log α moves by this once, in place of to the maximum.
 
     Raises:
         ValueError: for an option outside its range.
@@ -55,11 +57,13 @@ class LaplaceOptions:
     pairs: Scope = "batch"
     miner: MinerName = "all"
     max_pairs: int | None = None
+    average: bool = True
     batch_size: int = 256
     prior_precision: float = 1.0
     likelihood_scale: float | None = None
     tune: Tune = "calibration"
     tune_samples: int = 32
+    tune_step: float | None = None
 
     def __post_init__(self) -> None:
         check_settings(margin=1.0, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
@@ -69,8 +73,12 @@ class LaplaceOptions:
         refuse_other_than("tune", self.tune, get_args(Tune))
         for name in ("batch_size", "tune_samples"):
             refuse_below(name, getattr(self, name), 2)
-        for name in ("prior_precision", "likelihood_scale"):
+        for name in ("prior_precision", "likelihood_scale", "tune_step"):
             refuse_non_positive(name, getattr(self, name))
+        if self.tune_step is not None and self.tune != "marginal_likelihood":
+            raise ValueError(
+                f"tune_step is of tune='marginal_likelihood', got {self.tune_step} with tune={self.tune!r}"
+            )
 
 
 def train(
@@ -157,6 +165,7 @@ def fit_with(
         angle_within=relation.angle_within,
         miner=options.miner,
         max_pairs=options.max_pairs,
+        average=options.average,
         prior_precision=options.prior_precision,
         likelihood_scale=options.likelihood_scale,
         seed=seed,

@@ -1,5 +1,6 @@
 """The Bayesian encoder: what is fitted, what it gives, how it adds up and is tuned."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -135,6 +136,10 @@ def test_tuning_by_calibration_lowers_the_error_on_held_out_data():
 def test_tuning_by_evidence_chooses_the_prior():
     encoder = fit()
     before = encoder.posterior
+    encoder.tune([], by="marginal_likelihood", step=0.1)
+    assert encoder.posterior.prior_precision == pytest.approx(math.exp(0.1)) or (
+        encoder.posterior.prior_precision == pytest.approx(math.exp(-0.1))
+    )
     encoder.tune([], by="marginal_likelihood")
     after = encoder.posterior
     assert after.prior_precision != before.prior_precision

@@ -56,6 +56,7 @@ def fit(
     angle_within: float | None = None,
     miner: MinerName = "all",
     max_pairs: int | None = None,
+    triplet_margin: float | None = None,
     average: bool = True,
     prior_precision: float = 1.0,
     likelihood_scale: float | None = None,
@@ -91,6 +92,7 @@ def fit(
         miner: which pairs of a batch count: `all`, `violating`, `easy`, `semihard` or `hard`; see `lam.mining.Mining`.
         max_pairs: at most so many triplets of the kind are drawn, or, of all pairs, so many of each type; by default
             there is no limit.
+        triplet_margin: of the miner's triplets; by default `margin`.
         average: whether the curvature is averaged over the pairs of each type, or their plain sum.
         prior_precision: α.
         likelihood_scale: s; by default the number of items squared, or 1 of a plain sum. `BayesianEncoder.tune` chooses
@@ -115,7 +117,7 @@ def fit(
     """
     if pairs not in SCOPES:
         raise ValueError(f"pairs must be one of {', '.join(SCOPES)}, got {pairs!r}")
-    relation = Relation(pairs, positive_within, negative_beyond, angle_within, miner, max_pairs)
+    relation = Relation(pairs, positive_within, negative_beyond, angle_within, miner, max_pairs, triplet_margin)
     check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
     refuse_full_over_dataset(fix, pairs)
     refuse_dimension_of_other_head(dimension, head)

@@ -37,6 +37,8 @@ class LaplaceOptions:
         pairs: `batch` or `dataset`.
         miner: which pairs of a batch count for the curvature: `all`, `violating`, `easy`, `semihard` or `hard`.
         max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
+        margin: of the curvature, within which negative pairs have one; by default that of the loss, which stays that of
+            the miner's triplets.
         average: whether the curvature is averaged over the pairs of each type, or their plain sum.
         batch_size: items a batch, among which pairs are formed.
         prior_precision: α > 0.
@@ -57,6 +59,7 @@ class LaplaceOptions:
     pairs: Scope = "batch"
     miner: MinerName = "all"
     max_pairs: int | None = None
+    margin: float | None = None
     average: bool = True
     batch_size: int = 256
     prior_precision: float = 1.0
@@ -66,7 +69,8 @@ class LaplaceOptions:
     tune_step: float | None = None
 
     def __post_init__(self) -> None:
-        check_settings(margin=1.0, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
+        margin = 1.0 if self.margin is None else self.margin
+        check_settings(margin=margin, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
         Relation(self.pairs, miner=self.miner, max_pairs=self.max_pairs)
         refuse_full_over_dataset(self.fix, self.pairs)
         refuse_dimension_of_other_head(self.dimension, self.head)
@@ -99,7 +103,7 @@ def train(
     Args:
         network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
         dataset: of (input, label); see `lam.training.train`.
-        loss: of `lam.losses`; its margin is that of the curvature.
+        loss: of `lam.losses`; its margin is that of the curvature, unless the options have one.
         epochs: passes over the data.
         options: how the posterior is fitted.
         pretrained: the network is trained already.
@@ -153,7 +157,8 @@ def fit_with(
     return fit(
         network,
         DataLoader(dataset, batch_size=options.batch_size, shuffle=True, num_workers=num_workers, generator=generator),
-        margin=margin,
+        margin=margin if options.margin is None else options.margin,
+        triplet_margin=None if options.margin is None else margin,
         head=options.head,
         dimension=options.dimension,
         split=options.split,

@@ -65,10 +65,11 @@ def test_each_step_is_the_one_written_out_by_hand(update, n_samples):
         torch.testing.assert_close(step.h, h)
 
 
-def test_the_authors_update_adds_the_mean_over_the_triplets_that_were_drawn_without_what_is_negative():
+@pytest.mark.parametrize("margin", [0.7, 2.0])
+def test_the_authors_update_adds_the_mean_over_the_triplets_that_were_drawn_without_what_is_negative(margin):
     options = replace(OPTIONS, update="accumulate", hessian_miner="violating", hessian_max_pairs=40)
     network, data = make_network(), make_data(16)
-    step, pairs = OnlineLaplaceStep("head", margin=0.7, options=options), lam.Pairs.by_label(data.labels)
+    step, pairs = OnlineLaplaceStep("head", margin=margin, options=options), lam.Pairs.by_label(data.labels)
     inputs = data.batch(torch.arange(16))
 
     def backward() -> None:
@@ -83,7 +84,7 @@ def test_the_authors_update_adds_the_mean_over_the_triplets_that_were_drawn_with
     weight, bias = sample[:, :-1], sample[:, -1]
     embeddings = F.normalize(features @ weight.T + bias)
     chosen = Mining("violating", 40).choose(embeddings, pairs, None, margin=0.7, generator=generator)
-    ggn = contrastive_ggn(features, weight, bias, chosen, margin=0.7)
+    ggn = contrastive_ggn(features, weight, bias, chosen, margin=margin)
     mean = (ggn.positive - ggn.negative) / 40
     assert (mean < 0).any()
     torch.testing.assert_close(step.h, 0.9 * 1e-3 + mean.relu(), rtol=1e-4, atol=1e-9)

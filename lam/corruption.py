@@ -15,7 +15,6 @@ from torch import Tensor
 from lam.datasets import ImageDataset
 from lam.encoder_base import Encoder
 from lam.evaluation import Evaluation
-from lam.torchvision_import import import_torchvision
 
 Kind = Literal["noise", "blur", "contrast"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -57,7 +56,6 @@ def corrupted(
     if kind == "noise":
         worse = images + strength * torch.randn(images.shape, generator=generator).to(images)
     elif kind == "blur":
-        import_torchvision()
         from torchvision.transforms.v2.functional import gaussian_blur
 
         sigma = strength * min(images.shape[-2:])

@@ -43,7 +43,8 @@ class Relation:
             pairs that differ more are neither positive nor negative. With it the last column of the targets is the
             angle, NaN where it is unknown, which fits any other; None means that all columns are coordinates.
         miner: which pairs of a batch count for the curvature; see `lam.mining.Mining`.
-        max_pairs: at most so many of each type.
+        max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
+        triplet_margin: of the miner's triplets; by default that of the curvature.
     """
 
     scope: Scope | Literal["online"] = "batch"
@@ -52,8 +53,11 @@ class Relation:
     angle_within: float | None = None
     miner: MinerName = "all"
     max_pairs: int | None = None
+    triplet_margin: float | None = None
 
     def __post_init__(self) -> None:
+        if self.triplet_margin is not None and not self.triplet_margin > 0:
+            raise ValueError(f"triplet_margin must be positive, got {self.triplet_margin}")
         if self.scope not in (*SCOPES, "online"):
             raise ValueError(f"scope must be one of {', '.join(SCOPES)}, online, got {self.scope!r}")
         if self.positive_within is None and self.negative_beyond is not None:
@@ -189,7 +193,8 @@ def curvature_in_batches(
             with without_autocast():
                 embeddings = F.normalize(F.linear(features, weight, bias))
             generator = torch.Generator().manual_seed(seed)
-            pairs = relation.mining.choose(embeddings, pairs, targets, margin=options["margin"], generator=generator)
+            margin = relation.triplet_margin or options["margin"]
+            pairs = relation.mining.choose(embeddings, pairs, targets, margin=margin, generator=generator)
         part = contrastive_ggn(features, weight, bias, pairs, **options)
         total = part if total is None else total + part
         n_items += len(features)

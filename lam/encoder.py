@@ -28,7 +28,7 @@ from lam.tuning import Trial, Tuning, calibrate_scale
 from lam.weights import plain_names
 
 _POSTERIOR = ("n_items", "prior_precision", "likelihood_scale", "seed")
-_CURVATURE = ("n_positives", "n_negatives", "has_bias", "margin", "split", "fix", "negative_weight")
+_CURVATURE = ("n_positives", "n_negatives", "has_bias", "margin", "split", "fix", "negative_weight", "average")
 _TUNED = {"calibration": "likelihood_scale", "marginal_likelihood": "prior_precision"}
 
 
@@ -168,7 +168,8 @@ class BayesianEncoder(Encoder):
             over: what is chosen; the criterion knows, and another is refused.
             is_query, relevant_within: of `calibration`, as in `lam.evaluate`.
             options: of `calibration`: `n_samples`, by default the encoder's own number, `least`, `greatest` and
-                `refinements` of `lam.tuning.calibrate_scale`.
+                `refinements` of `lam.tuning.calibrate_scale`; of `marginal_likelihood`: `step`, by which log α is moved
+                once in the direction in which the evidence rises, in place of the maximum.
 
         Raises:
             ValueError: for another `by` or `over`, options that the criterion does not have, or data without labels.
@@ -178,9 +179,11 @@ class BayesianEncoder(Encoder):
         if over not in (None, _TUNED[by]):
             raise ValueError(f"{by} can choose {_TUNED[by]}, not {over!r}: choose another criterion for that")
         if by == "marginal_likelihood":
+            step = options.pop("step", None)
             if options:
-                raise ValueError(f"marginal_likelihood takes no options, got {', '.join(options)}")
-            self.posterior = self.posterior.with_best_prior()
+                raise ValueError(f"marginal_likelihood takes no option but step, got {', '.join(options)}")
+            best = step is None
+            self.posterior = self.posterior.with_best_prior() if best else self.posterior.with_prior_step(step)
             return
         batches = [
             (self._features_and_output(inputs)[0], targets) for inputs, targets in map(split_batch, as_batches(loader))
@@ -226,6 +229,7 @@ class BayesianEncoder(Encoder):
             fix=old.curvature.fix,
             negative_weight=old.curvature.negative_weight,
         )
+        curvature = replace(curvature, average=old.curvature.average)
         if n_items >= old.n_items:
             raise ValueError(f"cannot forget {n_items} of {old.n_items} items: nothing would be left")
         self.posterior = replace(old, curvature=old.curvature - curvature, n_items=old.n_items - n_items)

@@ -7,6 +7,7 @@ Source: Warburg et al. (2023), section 3.
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import replace
 from math import ceil
 from typing import Any, Literal
 
@@ -63,6 +64,8 @@ def fit(
     angle_within: float | None = None,
     miner: MinerName = "all",
     max_pairs: int | None = None,
+    triplet_margin: float | None = None,
+    average: bool = True,
     prior_precision: float = 1.0,
     likelihood_scale: float | None = None,
     preprocessing: Preprocessing | None = None,
@@ -94,10 +97,14 @@ def fit(
         positive_within: for places, in metres.
         negative_beyond: for places, in metres.
         angle_within: for places, in degrees: the last column of the positions is then the compass angle.
-        miner: which pairs of a batch count: `all`, `easy`, `semihard` or `hard`; see `lam.mining.Mining`.
-        max_pairs: at most so many of each type are drawn; by default there is no limit.
+        miner: which pairs of a batch count: `all`, `violating`, `easy`, `semihard` or `hard`; see `lam.mining.Mining`.
+        max_pairs: at most so many triplets of the kind are drawn, or, of all pairs, so many of each type; by default
+            there is no limit.
+        triplet_margin: of the miner's triplets; by default `margin`.
+        average: whether the curvature is averaged over the pairs of each type, or their plain sum.
         prior_precision: α.
-        likelihood_scale: s; by default the number of items squared. `BayesianEncoder.tune` chooses it.
+        likelihood_scale: s; by default the number of items squared, or 1 of a plain sum. `BayesianEncoder.tune` chooses
+            it.
         preprocessing: how an image file becomes an input; that of the loader's data set by default.
         seed: of the posterior's noise.
         progress: show progress bars on standard error.
@@ -118,7 +125,7 @@ def fit(
     """
     if pairs not in SCOPES:
         raise ValueError(f"pairs must be one of {', '.join(SCOPES)}, got {pairs!r}")
-    relation = Relation(pairs, positive_within, negative_beyond, angle_within, miner, max_pairs)
+    relation = Relation(pairs, positive_within, negative_beyond, angle_within, miner, max_pairs, triplet_margin)
     check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
     refuse_full_over_dataset(fix, pairs)
     refuse_dimension_of_other_head(dimension, head)
@@ -152,6 +159,9 @@ def fit(
         check_pairs(curvature, n_items)
     else:
         curvature, n_items = curvature_of_dataset(features, weight, bias, relation, progress=progress, **options)
+    curvature = replace(curvature, average=average)
+    if likelihood_scale is None and not average:
+        likelihood_scale = 1.0
     posterior = LastLayerPosterior(weight, bias, curvature, n_items, prior_precision, likelihood_scale, seed)
     if preprocessing is None:
         preprocessing = getattr(dataset, "preprocessing", None)

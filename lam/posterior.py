@@ -228,6 +228,16 @@ class LastLayerPosterior:
         )
         return replace(self, prior_precision=float(10.0**best.x))
 
+    def with_prior_step(self, rate: float) -> "LastLayerPosterior":
+        """Move log α by `rate` in the direction in which `log_marginal_likelihood` rises: the first step of Adam."""
+        weight, bias = self.curvature.relu()
+        alpha, slope = self.prior_precision, 0.0
+        for h, theta in ((weight, self.weight), (bias, self.bias)):
+            if h is not None and theta is not None:
+                shrinkage = 1 - alpha / (self.scale * h.double() + alpha)
+                slope += float(shrinkage.sum() - alpha * theta.double().square().sum())
+        return replace(self, prior_precision=alpha * math.exp(math.copysign(rate, slope)))
+
     def to(self, device: torch.device | str) -> "LastLayerPosterior":
         """Move weights and curvature to a device."""
         bias = None if self.bias is None else self.bias.to(device)

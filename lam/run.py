@@ -268,7 +268,7 @@ def _tune(config: RunConfig, encoder: BayesianEncoder, validation: ImageDataset)
             relevant_within=config.places.relevant_within,
         )
     else:
-        encoder.tune([], by="marginal_likelihood")
+        encoder.tune([], by="marginal_likelihood", step=config.laplace.tune_step)
 
 
 def nearest_is_relevant(

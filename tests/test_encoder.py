@@ -1,5 +1,7 @@
 """The Bayesian encoder: what is fitted, what it gives, how it adds up and is tuned."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -166,6 +168,10 @@ def test_a_batch_is_taken_as_a_loader_yields_it():
 def test_tuning_by_evidence_chooses_the_prior():
     encoder = fit()
     before = encoder.posterior
+    encoder.tune([], by="marginal_likelihood", step=0.1)
+    assert encoder.posterior.prior_precision == pytest.approx(math.exp(0.1)) or (
+        encoder.posterior.prior_precision == pytest.approx(math.exp(-0.1))
+    )
     encoder.tune([], by="marginal_likelihood")
     after = encoder.posterior
     assert after.prior_precision != before.prior_precision

@@ -170,6 +170,21 @@ def test_evidence_is_that_of_a_gaussian_and_tuning_finds_its_maximum():
     assert max(evidence) == evidence[1]
 
 
+@pytest.mark.parametrize("prior", [1e-3, 1.0, 1e3])
+def test_a_step_of_the_prior_is_the_first_one_of_adam_on_its_logarithm(prior):
+    posterior = replace(make()[0], prior_precision=prior)
+    h = torch.cat([part.flatten() for part in posterior.curvature.relu()])
+    theta = torch.cat([posterior.weight.flatten(), posterior.bias])
+    log_alpha = torch.tensor(prior, dtype=torch.float64).log().requires_grad_()
+    optimizer = torch.optim.Adam([log_alpha], lr=0.1)
+    fit = (posterior.scale * h + log_alpha.exp()).log().sum() - len(h) * log_alpha
+    (fit + log_alpha.exp() * theta.square().sum()).mul(0.5).backward()
+    optimizer.step()
+    stepped = posterior.with_prior_step(0.1)
+    assert stepped.prior_precision == pytest.approx(log_alpha.exp().item(), rel=1e-6)
+    assert stepped.log_marginal_likelihood(stepped.prior_precision) > posterior.log_marginal_likelihood(prior)
+
+
 def test_posteriors_add_up_and_forget():
     one, _ = make(scale=None)
     other = replace(one, curvature=one.curvature + one.curvature, n_items=60)

@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from lam.models.network import EmbeddingNetwork, Option
-from lam.torchvision_import import import_torchvision
 from lam.weights import load_state, read_weights
 
 _SUFFIXES = (".safetensors", ".pth", ".pt")
@@ -33,7 +32,6 @@ def from_torchvision(
         ValueError: for a name or weights that torchvision does not have, a network without a linear classifier, or a
             file that is missing, damaged or holds another network's weights.
     """
-    import_torchvision()
     from torchvision import models
 
     known = models.list_models(module=models)
@@ -71,7 +69,6 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None, 
     Raises:
         ValueError: where timm is not installed or has no such network, or for other weights.
     """
-    import_torchvision()
     try:
         import timm
     except ImportError as error:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -146,6 +147,19 @@ def test_batches_add_up_in_any_order_and_can_be_taken_away(fix):
     other = contrastive_ggn(features, weight, bias, Pairs.by_label(labels), margin=0.5, fix=fix)
     with pytest.raises(ValueError, match="same layer and settings"):
         a + other
+
+
+def test_a_plain_sum_adds_up_and_only_with_its_like():
+    parts = []
+    for seed in range(3):
+        features, _, _, labels = make(N=9, seed=seed)
+        _, weight, bias, _ = make(seed=99)
+        parts.append(contrastive_ggn(features, weight, bias, Pairs.by_label(labels), margin=1.0, negative_weight=0.5))
+    sums = [replace(part, average=False) for part in parts]
+    torch.testing.assert_close(sums[0].h, parts[0].positive - 0.5 * parts[0].negative)
+    torch.testing.assert_close((sums[0] + sums[1] + sums[2] - sums[1]).h, sums[0].h + sums[2].h, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="same layer and settings.*'average': False.*'average': True"):
+        sums[0] + parts[1]
 
 
 def test_a_batch_without_positive_pairs_adds_its_counts_only():

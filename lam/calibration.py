@@ -7,16 +7,12 @@ from torch import Tensor
 
 from lam.relevance import LabelRelevance, Relevance
 from lam.retrieval.neighbours import sampled_nearest
-from lam.retrieval.uncertainty import Votes, label_brier, majority_votes
+from lam.retrieval.uncertainty import Votes, majority_votes
 
 
 @dataclass(frozen=True)
 class SampledAnswers:
     """The nearest neighbour of every query under each of S sampled networks.
-
-    With labels, networks vote for the label of what they find; the prediction is the most common one, and of several
-    that of the hit that is nearest by the direction that is retrieved. Places have no names to agree on: there the
-    prediction is the first hit, and a network agrees whose nearest neighbour lies near that.
 
     Attributes:
         nearest: (S, Q) positions in the gallery.
@@ -29,23 +25,23 @@ class SampledAnswers:
     relevance: Relevance
 
     def votes(self) -> Votes:
-        """How many networks agree with the prediction of each query, and whether it is right."""
+        """How many networks agree with the prediction of each query, and whether it is right.
+
+        With labels, networks vote for the label of what they find; the prediction is the most common one, and of
+        several that of the hit that is nearest by the direction that is retrieved. Places have no names to vote for:
+        there the prediction is the first hit.
+        """
         if isinstance(self.relevance, LabelRelevance):
             labels, candidates = self.relevance.labels, self.relevance.candidates
             predictions, ranked = labels[candidates[self.nearest]], labels[candidates[self.hits]]
             return majority_votes(predictions, labels[self.relevance.queries], ranked)
+        return self.votes_for_first_hit()
+
+    def votes_for_first_hit(self) -> Votes:
+        """How many networks agree with the first hit, by its label or by finding a place near it; no posterior
+        changes what that is, so that one posterior's votes can be held against another's."""
         agree = self.relevance.alike(self.nearest, self.hits[:, 0]).sum(0)
         return Votes(agree, self.relevance.of_hits(self.hits[:, :1])[:, 0], len(self.nearest))
-
-    def brier(self) -> Float[Tensor, " Q"]:
-        """Score the votes of each query by Brier's rule: lower is better.
-
-        With labels Σ_c (v_c/S − [c is right])², in [0, 2]; of places (v/S − [the first hit is right])², in [0, 1].
-        """
-        if isinstance(self.relevance, LabelRelevance):
-            labels = self.relevance.labels
-            return label_brier(labels[self.relevance.candidates[self.nearest]], labels[self.relevance.queries])
-        return self.votes().brier
 
 
 def answers_of(samples: Float[Tensor, "S N E"], relevance: Relevance, hits: Int[Tensor, "Q K"]) -> SampledAnswers:

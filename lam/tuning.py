@@ -33,7 +33,7 @@ class Trial:
 
     Attributes:
         scale: s.
-        score: Brier score of the votes, the mean over the queries; lower is better.
+        score: log score of the votes for the first hits, the mean over the queries; lower is better.
         ece: retrieval ECE, lower is better.
         behind: how far the score is above the best one.
         error: standard error of that difference, query by query.
@@ -103,11 +103,13 @@ def calibrate_scale(
 ) -> tuple[LastLayerPosterior, Tuning]:
     """Choose the likelihood scale s whose votes score best on held-out in-distribution data.
 
-    h stays as it is, at the posterior's prior precision; another s costs only sampling. Every s is judged by the Brier
-    score of the votes of S sampled networks, which is proper: it asks for votes that are right as well as for shares of
-    votes that are calibrated, where the calibration error alone is as low for a posterior that knows nothing, once the
-    queries are few. Chosen is the largest s within one standard error of the best, the error being that of the
-    difference query by query: of posteriors that the data cannot tell apart, the one that changes the network least.
+    h stays as it is, at the posterior's prior precision; another s costs only sampling. What is retrieved is the same
+    for every s; the share of S sampled networks that agree with a first hit is its probability of being right, and s is
+    judged by their log score, which is proper. The calibration error alone is as low for a posterior that knows
+    nothing, once the queries are few. Chosen is the largest s within one standard error of the best, the error being
+    that of the difference query by query: of posteriors that the data cannot tell apart, the one that changes the
+    network least. Other scores and other errors were tried on photographs, faces, characters and texts
+    (benchmarks/tuning.py).
 
     First every power of ten is tried, then the neighbourhood of the best and of the ends of what is within its error,
     at half the distance each time. All draws share their noise. Scales at which κ is at the upper end of its range for
@@ -187,11 +189,11 @@ class _Tuner:
         return list(self.judged)
 
     def score(self, exponent: float) -> float:
-        """The mean Brier score."""
+        """The mean log score."""
         if exponent not in self.judged:
             samples = self._posterior(exponent).sampled_embeddings(self.features, n_samples=self.n_samples)
             answers = answers_of(samples, self.relevance, self.hits)
-            self.judged[exponent] = answers.brier(), answers.votes().binned().expected_error
+            self.judged[exponent] = answers.votes_for_first_hit().log_score, answers.votes().binned().expected_error
         return float(self.judged[exponent][0].mean())
 
     def trial(self, exponent: float, best: float) -> Trial:

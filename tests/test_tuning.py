@@ -1,5 +1,6 @@
 """Choosing the likelihood scale: what is tried, what is chosen, and what is said of it."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -24,18 +25,22 @@ def tuned() -> tuple[lam.BayesianEncoder, torch.Tensor, torch.Tensor]:
 
 
 def twin(encoder: lam.BayesianEncoder, scale: float, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The Brier score of each query, by loops."""
+    """The log score of each query, by loops."""
     posterior = replace(encoder.posterior, likelihood_scale=scale)
-    cosines = [sample @ sample.T for sample in posterior.sampled_embeddings(features, n_samples=16).double()]
+    samples = posterior.sampled_embeddings(features, n_samples=16).double()
+    own = F.normalize(F.linear(features, posterior.weight, posterior.bias)).double()
     found = []
     for q in range(len(labels)):
-        votes: dict[int, float] = {}
-        for rows in cosines:
-            _, nearest = max((float(cosine), item) for item, cosine in enumerate(rows[q].tolist()) if item != q)
-            votes[int(labels[nearest])] = votes.get(int(labels[nearest]), 0.0) + 1 / 16
-        names = {*votes, int(labels[q])}
-        found.append(sum((votes.get(name, 0.0) - (name == int(labels[q]))) ** 2 for name in names))
+        hit, *others = (labels[nearest(vectors, q)] for vectors in (own, *samples))
+        right = (sum(int(other == hit) for other in others) + 0.5) / (16 + 1)
+        found.append(-math.log(right if hit == labels[q] else 1 - right))
     return torch.tensor(found, dtype=torch.float64)
+
+
+def nearest(vectors: torch.Tensor, q: int) -> int:
+    """The nearest of all but row q to it."""
+    cosines = (vectors @ vectors[q]).tolist()
+    return max((item for item in range(len(vectors)) if item != q), key=cosines.__getitem__)
 
 
 def test_every_trial_has_the_score_of_its_votes(tuned):
@@ -172,11 +177,8 @@ def test_places_are_scored_by_their_first_hit():
     own, samples = F.normalize(features @ torch.eye(4, 3)), posterior.sampled_embeddings(features, n_samples=8).double()
     scores = []
     for q in range(30):
-
-        def nearest(vectors: torch.Tensor, q: int = q) -> torch.Tensor:
-            return positions[(vectors @ vectors[q]).index_fill(0, torch.tensor(q), -2.0).argmax()]
-
-        hit = nearest(own)
-        agree = sum(bool((nearest(sample) - hit).norm() <= 5.0) for sample in samples) / 8
-        scores.append((agree - bool((hit - positions[q]).norm() <= 5.0)) ** 2)
+        hit = positions[nearest(own, q)]
+        agree = sum(bool((positions[nearest(sample, q)] - hit).norm() <= 5.0) for sample in samples)
+        right = (agree + 0.5) / 9
+        scores.append(-math.log(right if (hit - positions[q]).norm() <= 5.0 else 1 - right))
     assert next(trial.score for trial in tuning.trials if trial.scale == 1e4) == pytest.approx(sum(scores) / 30)

@@ -201,7 +201,7 @@ def plot_tuning(path: str | Path, tuning: "Tuning") -> None:
     low, high = tuning.interval
     axes.axvspan(low, high, color=_PALETTE[0], alpha=0.12, linewidth=0, label="within one standard error of the best")
     scores, errors = ([getattr(trial, name) for trial in tuning.trials] for name in ("score", "error"))
-    axes.errorbar(scales, scores, errors, fmt="o-", color=_PALETTE[0], markersize=4, linewidth=1.4, label="Brier score")
+    axes.errorbar(scales, scores, errors, fmt="o-", color=_PALETTE[0], markersize=4, linewidth=1.4, label="log score")
     eces = [trial.ece for trial in tuning.trials]
     axes.plot(scales, eces, "s:", color=_PALETTE[1], markersize=3, linewidth=1.2, label="ECE")
     chosen = tuning.likelihood_scale

@@ -55,8 +55,10 @@ _WORDS = {
     "tuned_scale": Words("likelihood scale s", "neither", "the largest within one standard error of the best score"),
     "tuned_scale_low": Words("s, from", "neither", "the least within one standard error of the best score"),
     "tuned_scale_high": Words("s, to", "neither", "the greatest within one standard error of the best score"),
-    "tuned_score": Words("Brier score", "lower", "of the votes of sampled networks, on the validation split"),
-    "tuned_score_behind": Words("Brier score, above the best", "lower", "by how much the chosen s is behind the best"),
+    "tuned_score": Words(
+        "log score", "lower", "of the votes of sampled networks for the first hits, on the validation split"
+    ),
+    "tuned_score_behind": Words("log score, above the best", "lower", "by how much the chosen s is behind the best"),
     "tuned_score_error": Words("standard error of that", "neither", "of the difference, query by query"),
     "tuned_ece": Words("ECE, validation", "lower", "mean gap between confidence and accuracy at the chosen s"),
     "tuned_cosine": Words(

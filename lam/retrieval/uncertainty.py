@@ -123,9 +123,15 @@ class Votes:
             raise ValueError(f"votes must be of at least one sampled network, got {self.n_samples}")
 
     @property
-    def brier(self) -> Float[Tensor, " Q"]:
-        """(Q,) (v/S − [the prediction is right])², float64, in [0, 1]; lower is better. Source: Brier (1950)."""
-        return (self.agree.double() / self.n_samples - self.correct.double()).square()
+    def log_score(self) -> Float[Tensor, " Q"]:
+        """(Q,) minus the logarithm of the probability that the votes give to what is the case; lower is better.
+
+        The probability that the prediction is right is (v + ½)/(S + 1), so that a finite number of votes never claims
+        certainty: Krichevsky and Trofimov (1981). A proper score, as Good (1952) has it: in expectation no other
+        probability does better than the true one. float64.
+        """
+        right = (self.agree.double() + 0.5) / (self.n_samples + 1)
+        return -torch.where(self.correct, right, 1 - right).log()
 
     def binned(self, bins: SupportsIndex = 10, *, closed: Closed = "right") -> CalibrationBins:
         """Sort the queries into B equal bins of confidence, in integers, so that no rounding moves one.
@@ -216,37 +222,6 @@ def retrieval_ece(
         (0.125, 0.25)
     """
     return majority_votes(predictions, labels, ranked_labels).binned(bins, closed=closed).expected_error
-
-
-def label_brier(predictions: Int[Tensor, "S Q"], labels: Int[Tensor, " Q"]) -> Float[Tensor, " Q"]:
-    """Score how S sampled networks vote for labels: Σ_c (v_c/S − [c is right])²; lower is better.
-
-    A proper score: in expectation, no shares of votes score better than the probabilities of the labels.
-
-    Source: Brier (1950), eq. 2.
-
-    Args:
-        predictions: (S, Q) the label that each network gives each query.
-        labels: (Q,) the true labels.
-
-    Returns:
-        (Q,) from 0, where all are right, to 2, where all give one wrong label; float64.
-
-    Raises:
-        ValueError: for no sample, or shapes that disagree.
-
-    Example:
-        >>> label_brier(torch.tensor([[0, 0], [0, 1]]), torch.tensor([0, 0])).tolist()
-        [0.0, 0.5]
-    """
-    if len(predictions) == 0:
-        raise ValueError("predictions must hold at least one sampled network, got none")
-    refuse_other_length("labels", labels, "the queries in predictions", predictions.shape[1])
-    names, column = torch.cat([predictions, labels[None]]).unique(return_inverse=True)
-    shares = torch.zeros(len(labels), len(names), dtype=torch.float64)
-    shares.scatter_add_(1, column[:-1].T, torch.full_like(column[:-1].T, 1 / len(predictions), dtype=torch.float64))
-    right = torch.nn.functional.one_hot(column[-1], len(names))
-    return (shares - right).square().sum(1)
 
 
 def _mode(predictions: Tensor, ranked_labels: Tensor) -> tuple[Tensor, Tensor]:

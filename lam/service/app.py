@@ -21,14 +21,14 @@ from lam.service.engine import Engine
 from lam.service.errors import ServiceError, busy
 from lam.service.images import CONTENT_TYPES, media_type
 from lam.service.items import ID_RULE, Item, checked_id, checked_label, checked_metadata, thumbnail_path
-from lam.service.limits import App, Limits
+from lam.service.limits import Limits
 from lam.service.metrics import Metrics
 from lam.service.refusals import answer_errors, refuse_unknown_parameters
 from lam.service.store import Fuse
 
 PAGE = Path(__file__).parent / "page"
 _PAGE_SIZE = 100
-_VERSIONS = ("torch", "faiss-cpu", "pillow", "fastapi", "hypercorn")
+_VERSIONS = ("torch", "faiss-cpu", "pillow", "fastapi", "uvicorn")
 
 Poor = Annotated[
     Literal["keep", "refuse"],
@@ -44,7 +44,7 @@ Fusing = Annotated[
 Label = Annotated[str | None, Query(description=f"what it shows, in at most {MAX_LABEL} characters")]
 
 
-def create_app(engine: Engine, *, key: str | None = None) -> App:
+def create_app(engine: Engine, *, key: str | None = None) -> Limits:
     """Make the application around an engine; the engine is closed when the server shuts down.
 
     Args:

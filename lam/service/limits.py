@@ -1,7 +1,7 @@
 """What every request passes before a route sees it: host, key, size, deadline; and what every answer carries.
 
-A body is read here, whole, so that what comes behind never waits for a client. hypercorn times headers; it has no
-deadline for a body that drips, and FastAPI no limit to its size.
+A body is read here, whole, so that what comes behind never waits for a client; FastAPI has no limit to its size, and no
+deadline. Those of headers and of reading an answer are in `lam.service.connections`.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ Count = Callable[[str, str, int, float], None]
 
 OPEN_PATHS = ("/v1/health", "/v1/ready")
 GUARDED = ("/v1/", "/metrics", "/openapi.json")
+SPOKEN = ("1.0", "1.1")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]", "::1")
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; "
@@ -52,18 +53,25 @@ class Limits:
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; one for a WebSocket, which no route has, is refused before it is one, with 403."""
+        """Answer one request."""
         if scope["type"] == "http":
             await self._http(scope, receive, _Sender(send))
-        elif scope["type"] == "websocket":
-            self._count("other", "GET", 403, 0.0)
-            await send({"type": "websocket.close"})
         else:
             await self._app(scope, receive, send)
 
-    async def _http(self, scope: Scope, receive: Receive, send: "_Sender") -> None:
+    async def crowded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request on a connection that is one too many."""
+        await self._http(scope, receive, _Sender(send), refused=busy("too many connections are open"))
+
+    async def _http(
+        self, scope: Scope, receive: Receive, send: "_Sender", *, refused: ServiceError | None = None
+    ) -> None:
         body, started = None, time.perf_counter()
         try:
+            if refused is not None:
+                raise refused
+            if scope["http_version"] not in SPOKEN:
+                raise ServiceError(505, "HTTP/1.1 is spoken here, and no HTTP/2", allowed=SPOKEN)
             headers = {name.lower(): value for name, value in scope["headers"]}
             self._require_host(headers)
             self._require_key(scope["path"], headers)

@@ -112,7 +112,7 @@ class Gallery:
         return self._store.get(identity)
 
     def page(self, *, after: str, limit: int) -> list[Item]:
-        """Give items by rising id, from behind one on."""
+        """Give items by rising id, from behind one on; fewer, where together they have much metadata."""
         return self._store.page(after=after, limit=limit)
 
     def write(self, operations: Sequence[Operation]) -> list[Change | ServiceError]:

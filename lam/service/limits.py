@@ -22,6 +22,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Count = Callable[[str, str, int, float], None]
 
 OPEN_PATHS = ("/v1/health", "/v1/ready")
+PAIRS = "/v1/verify"
 GUARDED = ("/v1/", "/metrics", "/openapi.json")
 SPOKEN = ("1.0", "1.1")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]", "::1")
@@ -44,11 +45,12 @@ class Limits:
         settings: the limits.
         key: what a request to anything but the page and the two health checks must show, as `Authorization: Bearer KEY`
             or `X-API-Key: KEY`; None for no key, whereupon only requests to this machine by name are answered.
+        max_json: bytes of a body of JSON; one that holds a pair of images may be as large as any.
         count: told of every answer: its route, method, status and seconds.
     """
 
-    def __init__(self, app: App, settings: ServiceSettings, *, key: str | None, count: Count) -> None:
-        self._app, self._settings, self._count = app, settings, count
+    def __init__(self, app: App, settings: ServiceSettings, *, key: str | None, max_json: int, count: Count) -> None:
+        self._app, self._settings, self._max_json, self._count = app, settings, max_json, count
         self._key = None if key is None else key.encode()
         self._held = 0
 
@@ -75,7 +77,7 @@ class Limits:
             headers = {name.lower(): value for name, value in scope["headers"]}
             self._require_host(headers)
             self._require_key(scope["path"], headers)
-            body = await self._body(headers, receive)
+            body = await self._body(self._limit(scope["path"], headers), headers, receive)
             await self._app(scope, _replayed(body, receive), send)
         except ServiceError as error:
             await send.refuse(error)
@@ -115,9 +117,13 @@ class Limits:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    async def _body(self, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
+    def _limit(self, path: str, headers: MutableMapping[bytes, bytes]) -> int:
+        """Bytes of the body; reading JSON costs a hundred times its size."""
+        is_json = headers.get(b"content-type", b"").strip().lower().startswith(b"application/json")
+        return self._max_json if is_json and path != PAIRS else self._settings.max_body
+
+    async def _body(self, limit: int, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
         """Read the whole body, counted while it comes; what it takes counts as held until the request is answered."""
-        limit = self._settings.max_body
         too_large = ServiceError(413, f"the body is larger than {limit} bytes", allowed={"max_bytes": limit})
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > limit:

@@ -11,6 +11,7 @@ class ServiceSettings:
 
     Attributes:
         max_body: bytes of one request's body.
+        max_json: bytes of a body of JSON, beside 32 for each dimension of an embedding and the images of a pair.
         max_held: bytes of all bodies that are held at once.
         max_pixels: of an image.
         max_k: hits of one search.
@@ -23,14 +24,15 @@ class ServiceSettings:
         linger_seconds: for how long what still comes of a refused body is thrown away, so that the refusal arrives.
         batch_seconds: for how long a batch waits for more requests.
         batch: requests in one batch.
-        patience: seconds of work that may wait in a queue; more is refused.
-        queue: requests that may wait in a queue, whatever they cost.
+        patience: seconds of work that a request may have before it, in all queues together; with more it is refused.
+        queue: requests that may wait in one queue, whatever they cost.
 
     Raises:
         ValueError: for a limit that is not positive.
     """
 
     max_body: int = 10 * MEBIBYTE
+    max_json: int = 2**16
     max_held: int = 256 * MEBIBYTE
     max_pixels: int = 25_000_000
     max_k: int = 100

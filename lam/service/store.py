@@ -9,7 +9,7 @@ here. Nothing in this file knows of an index.
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from lam.service.items import Images, Item
 
 FORMAT = 2
 FILE = "items.sqlite"
+MAX_PAGE = 2**20  # characters of metadata
 _COLUMNS = "id, vector, kappa, label, metadata, thumbnail, origin, images, resultant, least_kappa, contents, sums"
 _TYPES = (str, bytes, float, str, str, bytes | None, str, int, float, float | None, bytes, bytes | None)
 _OF_ITEM = 7  # columns; the others are of its images
@@ -213,10 +214,16 @@ class ItemStore:
         return {key: (*what, bool(pictured)) for key, *what, pictured in rows}
 
     def page(self, *, after: str, limit: int) -> list[Item]:
-        """Give items by rising id, from behind one on."""
+        """Give items by rising id, from behind one on; fewer, where together they have much metadata."""
         query = f"SELECT {_COLUMNS} FROM items WHERE id > ? ORDER BY id LIMIT ?"
-        with self._read() as reader:
-            return [_item(row) for row in reader.execute(query, (after, limit)).fetchall()]
+        items, size = list[Item](), 0
+        with self._read() as reader, closing(reader.execute(query, (after, limit))) as rows:
+            for row in rows:
+                items.append(_item(row))
+                size += len(items[-1].metadata)
+                if size >= MAX_PAGE:
+                    break
+        return items
 
     def ids_of_origin(self, origin: str) -> list[str]:
         """Give the ids of what came from there."""

@@ -31,7 +31,9 @@ class Served:
 
     def __init__(self, settings: ServiceSettings, most: int) -> None:
         self.crowd, self.let, self.counted = Crowd(most, settings.client_connections), asyncio.Event(), list[int]()
-        limits = Limits(self._app, settings, key=None, count=lambda *answer: self.counted.append(answer[2]))
+        limits = Limits(
+            self._app, settings, key=None, max_json=1000, count=lambda *answer: self.counted.append(answer[2])
+        )
         self.server, self.port = server_of(limits, settings, self.crowd), 0
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:

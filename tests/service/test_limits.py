@@ -49,7 +49,11 @@ counted: list[tuple[str, str, int]] = []
 def limits(key: str | None = None, settings: ServiceSettings = SETTINGS) -> Limits:
     counted.clear()
     return Limits(
-        echo, settings, key=key, count=lambda route, method, status, _: counted.append((route, method, status))
+        echo,
+        settings,
+        key=key,
+        max_json=400,
+        count=lambda route, method, status, _: counted.append((route, method, status)),
     )
 
 

@@ -241,6 +241,8 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
                 "max_bytes": settings.max_body,
                 "max_json_bytes": _max_json(engine),
                 "max_pixels": settings.max_pixels,
+                "max_side": settings.max_side,
+                "max_decoded_bytes": settings.max_decoded,
                 "max_k": settings.max_k,
             },
             "versions": {"lam": __version__, **{name: version(name) for name in _VERSIONS}},

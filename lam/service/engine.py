@@ -27,7 +27,7 @@ from lam.retrieval.threshold import Calibration
 from lam.service.answers import Answer, Judge, Query
 from lam.service.errors import ServiceError, busy
 from lam.service.gallery import Gallery
-from lam.service.images import decode, thumbnail
+from lam.service.images import read_image, thumbnail
 from lam.service.settings import ServiceSettings
 from lam.service.store import Change, Operation
 from lam.service.workers import Worker, require_room
@@ -201,10 +201,10 @@ class Engine:
 
     def _decoded(self, body: bytes, picture: bool) -> tuple[Tensor, bytes | None] | Exception:
         try:
-            image = decode(body, max_pixels=self.settings.max_pixels)
             preprocessing = self.encoder.preprocessing
             if preprocessing is None:
                 raise ServiceError(422, "this run does not know how an image becomes an input", allowed="embeddings")
+            image = read_image(body, self.settings, least=preprocessing.reduced_to)
             return preprocessing(image), thumbnail(image) if picture else None
         except ServiceError as error:
             return error

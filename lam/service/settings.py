@@ -14,6 +14,8 @@ class ServiceSettings:
         max_json: bytes of a body of JSON, beside 32 for each dimension of an embedding and the images of a pair.
         max_held: bytes of all bodies that are held at once.
         max_pixels: of an image.
+        max_side: pixels of an image's longer side.
+        max_decoded: bytes that decoding an image may take.
         max_k: hits of one search.
         max_connections: that are open at once; fewer where the process may not have so many files open.
         client_connections: of those, how many from one address; None for as many as there may be.
@@ -35,6 +37,8 @@ class ServiceSettings:
     max_json: int = 2**16
     max_held: int = 256 * MEBIBYTE
     max_pixels: int = 25_000_000
+    max_side: int = 16_384
+    max_decoded: int = 64 * MEBIBYTE
     max_k: int = 100
     max_connections: int = 1000
     client_connections: int | None = 256

@@ -128,7 +128,7 @@ class Limits:
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > limit:
             raise too_large
-        parts, size, kept = bytearray(), 0, False
+        parts, size, kept = list[bytes](), 0, False
         until = asyncio.get_running_loop().time() + self._settings.body_seconds
         try:
             while True:
@@ -140,10 +140,10 @@ class Limits:
                     raise too_large
                 if self._held > self._settings.max_held:
                     raise busy("too many bodies are held at once")
-                parts += chunk
+                parts.append(chunk)
                 if not message.get("more_body", False):
                     kept = True
-                    return bytes(parts)
+                    return b"".join(parts)
         finally:
             if not kept:
                 self._held -= size

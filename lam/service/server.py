@@ -28,10 +28,9 @@ KEY = "LAM_API_KEY"
 _THREADS = 2
 _GRACE = 8
 _OTHER_FILES = 128  # that the process may have open beside its connections
-_ACCEPTED = (
-    16  # connections at once, so that those of them that are too many are closed before there are too many files
-)
-_BACKLOG = 512
+_LEAST_FILES = 512  # with which there may be more connections than requests that wait, so that some give way
+_ACCEPTED = 24  # connections at once: those that are too many are closed before files are
+_BACKLOG = 2048  # connections that wait to be accepted; the system drops others, which then try again after a second
 _NOISY = ("asyncio", "uvicorn.error")
 _QUIET_SECONDS = 10.0
 
@@ -134,8 +133,8 @@ def _open_files() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if hard < 2 * _OTHER_FILES:
-        raise ValueError(f"the process may open {hard} files, at least {2 * _OTHER_FILES} are needed: see `ulimit -n`")
+    if hard < _LEAST_FILES:
+        raise ValueError(f"the process may open {hard} files, at least {_LEAST_FILES} are needed: see `ulimit -n`")
     return hard
 
 

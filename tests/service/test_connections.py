@@ -303,6 +303,6 @@ def test_as_many_files_may_be_open_as_the_process_may_have(monkeypatch: pytest.M
     monkeypatch.setattr(resource, "setrlimit", lambda _, given: limits.append(given))
     assert _open_files() == 4096
     assert limits == [(4096, 4096)]
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (200, 200))
-    with pytest.raises(ValueError, match="the process may open 200 files, at least 256 are needed: see `ulimit -n`"):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (500, 500))
+    with pytest.raises(ValueError, match="the process may open 500 files, at least 512 are needed: see `ulimit -n`"):
         _open_files()

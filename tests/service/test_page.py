@@ -32,7 +32,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromi
 @contextlib.contextmanager
 def serving(run: Path, **environment: str) -> Iterator[str]:
     """`lam serve` as a process of its own; gives its address."""
-    with started("lam", "serve", run=run, **environment) as (_, address):
+    with started("lam", "serve", run=run, **environment) as (_, address, _):
         yield address
 
 

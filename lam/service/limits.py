@@ -34,6 +34,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_PIECE = 2**16
 _LOG = logging.getLogger(__name__)
 
 
@@ -57,13 +58,13 @@ class Limits:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] == "http":
-            await self._http(scope, receive, _Sender(send))
+            await self._http(scope, receive, _Sender(send, self._hold))
         else:
             await self._app(scope, receive, send)
 
     async def crowded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request on a connection that is one too many."""
-        await self._http(scope, receive, _Sender(send), refused=busy("too many connections are open"))
+        await self._http(scope, receive, _Sender(send, self._hold), refused=busy("too many connections are open"))
 
     async def _http(
         self, scope: Scope, receive: Receive, send: "_Sender", *, refused: ServiceError | None = None
@@ -77,6 +78,8 @@ class Limits:
             headers = {name.lower(): value for name, value in scope["headers"]}
             self._require_host(headers)
             self._require_key(scope["path"], headers)
+            if scope["path"] not in OPEN_PATHS:
+                self._require_memory()
             body = await self._body(self._limit(scope["path"], headers), headers, receive)
             await self._app(scope, _replayed(body, receive), send)
         except ServiceError as error:
@@ -91,7 +94,7 @@ class Limits:
             await send.refuse(FAILED)
             await send.end()
         finally:
-            self._held -= len(body or b"")
+            self._hold(-len(body or b""))
             route = getattr(scope.get("route"), "path", "other")
             self._count(route, scope["method"], send.status, time.perf_counter() - started)
 
@@ -117,6 +120,13 @@ class Limits:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
+    def _require_memory(self) -> None:
+        if self._held > self._settings.max_held:
+            raise busy("too many bodies and answers are held at once")
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+
     def _limit(self, path: str, headers: MutableMapping[bytes, bytes]) -> int:
         """Bytes of the body; reading JSON costs a hundred times its size."""
         is_json = headers.get(b"content-type", b"").strip().lower().startswith(b"application/json")
@@ -135,18 +145,18 @@ class Limits:
                 message = await self._next(receive, until)
                 chunk = message.get("body", b"")
                 size += len(chunk)
-                self._held += len(chunk)
+                self._hold(len(chunk))
                 if size > limit:
                     raise too_large
-                if self._held > self._settings.max_held:
-                    raise busy("too many bodies are held at once")
+                if chunk:
+                    self._require_memory()
                 parts.append(chunk)
                 if not message.get("more_body", False):
                     kept = True
                     return b"".join(parts)
         finally:
             if not kept:
-                self._held -= size
+                self._hold(-size)
 
     async def _next(self, receive: Receive, until: float) -> MutableMapping[str, Any]:
         left = until - asyncio.get_running_loop().time()
@@ -165,10 +175,15 @@ class _GoneError(Exception):
 
 
 class _Sender:
-    """Sends an answer with the headers that every answer has; refuses where none has begun."""
+    """Sends an answer with the headers that every answer has; refuses where none has begun.
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    Args:
+        send: sends a message; waits while the client does not read those before.
+        hold: told of bytes that are held until the client has read them.
+    """
+
+    def __init__(self, send: Send, hold: Callable[[int], None]) -> None:
+        self._send, self._hold = send, hold
         self.status, self.begun, self.ended = 499, False, False
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
@@ -177,10 +192,19 @@ class _Sender:
             given = list(message.get("headers", []))
             names = {name.lower() for name, _ in given}
             given += [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in names]
-            message = {**message, "headers": given}
-        elif message["type"] == "http.response.body":
-            self.ended = not message.get("more_body", False)
-        await self._send(message)
+            await self._send({**message, "headers": given})
+        else:
+            await self._body(message.get("body", b""), message.get("more_body", False))
+
+    async def _body(self, body: bytes, more: bool) -> None:
+        self._hold(len(body))
+        try:
+            for start in range(0, len(body) or 1, _PIECE):
+                self.ended = not more and start + _PIECE >= len(body)
+                piece = body[start : start + _PIECE]
+                await self._send({"type": "http.response.body", "body": piece, "more_body": not self.ended})
+        finally:
+            self._hold(-len(body))
 
     async def refuse(self, error: ServiceError) -> None:
         """Send an error but for its end, which closes the connection."""

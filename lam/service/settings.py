@@ -12,7 +12,7 @@ class ServiceSettings:
     Attributes:
         max_body: bytes of one request's body.
         max_json: bytes of a body of JSON, beside 32 for each dimension of an embedding and the images of a pair.
-        max_held: bytes of all bodies that are held at once.
+        max_held: bytes of all bodies, and of answers that clients have yet to read, that are held at once.
         max_pixels: of an image.
         max_side: pixels of an image's longer side.
         max_decoded: bytes that decoding an image may take.

@@ -12,6 +12,7 @@ from lam.service.limits import HEADERS, Limits
 from lam.service.settings import ServiceSettings
 
 SETTINGS = ServiceSettings(max_body=1000, max_held=1500, body_seconds=0.2, linger_seconds=0.1)
+LONG = 100_000
 LOCAL = ((b"host", b"127.0.0.1:8000"),)
 
 
@@ -38,7 +39,7 @@ async def echo(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable
     if scope["path"] == "/fail":
         raise RuntimeError("secret detail")
     message = await receive()
-    content = str(len(message["body"])).encode()
+    content = b"x" * LONG if scope["path"] == "/v1/long" else str(len(message["body"])).encode()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
     await send({"type": "http.response.body", "body": content})
 
@@ -65,8 +66,9 @@ async def ask(
     headers: Iterable[tuple[bytes, bytes]] = LOCAL,
     pause: float = 0.0,
     gone: bool = False,
+    read: asyncio.Event | None = None,
 ) -> Reply:
-    """Send a body in chunks; the last is the end, unless the client is gone by then."""
+    """Send a body in chunks; the last is the end, unless the client is gone by then, or does not read before it may."""
     reply, left = Reply(), list(chunks)
 
     async def receive() -> dict[str, Any]:
@@ -81,6 +83,8 @@ async def ask(
 
     async def send(message: Any) -> None:
         assert not reply.ended
+        if read is not None and message["type"] == "http.response.body":
+            await read.wait()
         if message["type"] == "http.response.start":
             reply.status = message["status"]
             reply.headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
@@ -155,6 +159,20 @@ def test_all_bodies_together_are_bounded_and_let_go() -> None:
     assert 503 in together
     assert 200 in together
     assert later == 200
+
+
+def test_answers_that_nobody_reads_count_too() -> None:
+    async def several() -> list[int]:
+        app, read = limits(), asyncio.Event()
+        unread = [asyncio.create_task(ask(app, path="/v1/long", read=read)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        refused = [await ask(app, path=path) for path in ("/v1/x", "/v1/health")]
+        read.set()
+        long = [await task for task in unread]
+        assert [reply.body for reply in long] == [b"x" * LONG] * 2
+        return [reply.status for reply in (*refused, *long, await ask(app))]
+
+    assert asyncio.run(several()) == [503, 200, 200, 200, 200]
 
 
 def test_a_key_is_asked_for_where_there_is_one() -> None:

@@ -1,6 +1,8 @@
 """The application as a whole: what it says of itself, what bad requests get, and what it does when a part fails."""
 
 import json
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ from starlette.testclient import TestClient
 
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
+from lam.service.gallery import FOLDER
 from lam.service.refusals import in_words
+from lam.service.store import FILE
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
 from tests.service.conftest import SMALL, encoded
 
@@ -262,6 +266,19 @@ def test_a_disk_that_is_full_is_507_and_searches_go_on(engine: Engine, png: byte
     assert len(engine.gallery) == size + number
     writer.execute("PRAGMA max_page_count=1000000")
     assert client.post("/v1/items?id=later", content=noise, headers=PNG).status_code == 201
+
+
+def test_a_database_that_another_process_locks_is_503_and_reads_go_on(engine: Engine, png: bytes) -> None:
+    client, path = client_of(engine), engine.run / FOLDER / FILE
+    engine.gallery._store._writer.execute("PRAGMA busy_timeout=50")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        response = client.post("/v1/items?id=mine", content=png, headers=PNG)
+        assert refused(response, 503) == "another process has locked the database"
+        assert response.headers["retry-after"] == "1"
+        refused(client.get("/v1/items/mine"), 404)
+        assert client.post("/v1/search", content=png, headers=PNG).status_code == 200
+    assert client.post("/v1/items?id=mine", content=png, headers=PNG).status_code == 201
 
 
 def test_a_worker_that_died_is_told_and_replaced(engine: Engine, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ from lam.cli import main
 from lam.retrieval.calibration_files import load_calibration
 from lam.service.answers import Query
 from lam.service.engine import Engine, embedding_of
+from lam.service.gallery import FOLDER
 from lam.service.live import stored_items
-from lam.service.store import ItemStore
+from lam.service.store import FILE, ItemStore
 from tests.service.test_server import served
 
 TARGETS = ("--quiet", "--target-far=0.1", "--target-ood=0.1", "--target-miss=0.1")
@@ -116,6 +117,15 @@ def test_a_calibration_that_cannot_be_read_leaves_the_old_one(engine: Engine, ca
 def test_a_run_that_was_not_served_has_no_items(calibrated_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", str(calibrated_run), "--gallery=service", *TARGETS]) == 1
     assert "has no items of a service: `lam serve" in capsys.readouterr().err
+
+
+def test_items_that_were_lost_are_told(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.gallery.close()
+    (engine.run / FOLDER / FILE).unlink()
+    assert main(["calibrate", str(engine.run), "--gallery=service", *TARGETS]) == 1
+    assert "items.sqlite is missing or empty, and there was one" in capsys.readouterr().err
+    assert main(["serve", str(engine.run), "--port", "0"]) == 1
+    assert "restore it from a copy, or delete" in capsys.readouterr().err
 
 
 def test_a_hangup_reads_the_calibration_anew(served_run: Path) -> None:

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 import time
@@ -269,6 +270,19 @@ def test_what_cannot_be_served_is_told(
     monkeypatch.setitem(sys.modules, "lam.service.server", None)
     assert main(["serve", str(served_run)]) == 1
     assert "pip install 'lam[serve]'" in capsys.readouterr().err
+
+
+def test_a_database_that_another_process_locks_stops_the_start(
+    served_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where what the run's index holds is yet to be taken over."""
+    monkeypatch.setattr("lam.service.store._PATIENCE", 0.05)
+    (served_run / FOLDER).mkdir()
+    ItemStore(served_run / FOLDER / FILE).close()
+    with contextlib.closing(sqlite3.connect(served_run / FOLDER / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert main(["serve", str(served_run), "--port", "0"]) == 1
+    assert "items.sqlite: another process has locked the database" in capsys.readouterr().err
 
 
 def test_an_altered_row_stops_the_start_with_its_name(served_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

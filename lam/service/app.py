@@ -91,7 +91,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         min_probability: Annotated[float, Query(ge=0, le=1)] = 0.0,
     ) -> Response:
         """Decide whether an image is in the gallery, and give the nearest items."""
-        kind, body = content_type(request.headers.get("content-type"), *CONTENT_TYPES, JSON), await request.body()
+        kind, body = content_type(request.headers, *CONTENT_TYPES, JSON), await request.body()
         if kind == JSON:
             engine.admit(engine.reader, engine.searcher)
             query = await engine.read(partial(query_of, body, engine.gallery.dimension))
@@ -105,7 +105,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.post("/v1/verify", responses=schemas.VERIFIED, openapi_extra=schemas.PAIR)
     async def verify(request: Request) -> JSONResponse:
         """Decide whether two images, in base64, or embeddings show the same thing."""
-        content_type(request.headers.get("content-type"), JSON)
+        content_type(request.headers, JSON)
         engine.admit(engine.reader, engine.decoder, engine.network)
         pair = await engine.read(partial(pair_of, await request.body(), engine.gallery.dimension, _max_json(engine)))
         first, second = [await engine.embed(one) if isinstance(one, bytes) else one for one in pair]
@@ -176,7 +176,7 @@ async def _enrol(
     engine: Engine, request: Request, given_id: str | None, label: str | None, *, poor: Poor, fuse: bool
 ) -> Response:
     """Put or fuse what a request brings."""
-    kind = content_type(request.headers.get("content-type"), *CONTENT_TYPES, JSON)
+    kind = content_type(request.headers, *CONTENT_TYPES, JSON)
     body = await request.body()
     given: Given | None = None
     if kind == JSON:
@@ -210,11 +210,13 @@ async def _enrol(
 
 
 def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
+    @app.head("/v1/health", include_in_schema=False)
     @app.get("/v1/health")
     async def health() -> dict[str, Literal["alive"]]:
         """Say that the process answers."""
         return {"status": "alive"}
 
+    @app.head("/v1/ready", include_in_schema=False)
     @app.get("/v1/ready")
     async def ready() -> dict[str, Any]:
         """Say whether requests can be served now."""

@@ -4,6 +4,7 @@ import base64
 import binascii
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +57,22 @@ PAIR_SCHEMA = {
 }
 
 
-def content_type(given: str | None, *allowed: str) -> str:
+def content_type(headers: Mapping[str, str], *allowed: str) -> str:
     """Give the content type of a request, without parameters.
 
     Raises:
-        ServiceError: 415, for another.
+        ServiceError: 415, for another, or a body that is compressed.
     """
-    kind = (given or "").partition(";")[0].strip().lower()
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        what = f"the body is encoded, as {encoding[:_SHOWN]!r}"
+        raise ServiceError(415, what, allowed="identity", headers={"Accept-Encoding": "identity"})
+    if kind == "multipart/form-data":
+        what = "the content type is that of a form, as curl -F sends it: send the file itself, under its own type"
+        raise ServiceError(
+            415, what, allowed={"types": list(allowed), "curl": "--data-binary @FILE -H 'Content-Type: TYPE'"}
+        )
     if kind not in allowed:
         raise ServiceError(415, "the content type is missing or not an allowed one", allowed=list(allowed))
     return kind

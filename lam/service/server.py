@@ -172,8 +172,12 @@ class _Sparing(logging.Filter):
 
 def _key(host: str) -> str | None:
     key = os.environ.get(KEY)
-    if key is not None and not key.strip():
-        raise ValueError(f"${KEY} is empty: unset it to serve this machine alone, or give it a key")
+    if key is not None:
+        key = key.strip()  # files of secrets end with a line break
+        if not key:
+            raise ValueError(f"${KEY} is empty: unset it to serve this machine alone, or give it a key")
+        if not all("!" <= character <= "~" for character in key):
+            raise ValueError(f"${KEY} must be letters, digits and signs of ASCII, without spaces: no header has others")
     if key is None and host not in LOCAL_HOSTS:
         raise ValueError(f"without a key only this machine is served, got host {host!r}: set ${KEY}")
     return key

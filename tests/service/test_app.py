@@ -61,6 +61,33 @@ def test_other_content_types_are_refused(client: TestClient, route: str, kind: s
     assert "content type" in refused(client.post(route, content=png, headers={"content-type": kind}), 415)
 
 
+@pytest.mark.parametrize("route", [*ROUTES, "/v1/verify"])
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
+def test_bodies_that_are_compressed_are_refused(client: TestClient, route: str, encoding: str, png: bytes) -> None:
+    for kind in (PNG, JSON):
+        response = client.post(route, content=png, headers={**kind, "content-encoding": encoding})
+        assert refused(response, 415) == f"the body is encoded, as {encoding!r}"
+        assert response.json()["allowed"] == response.headers["accept-encoding"] == "identity"
+    assert client.post("/v1/search", content=png, headers={**PNG, "content-encoding": "Identity"}).status_code == 200
+
+
+def test_a_form_is_told_to_be_a_file(client: TestClient, png: bytes) -> None:
+    response = client.post("/v1/search", files={"image": png})
+    assert "as curl -F sends it: send the file itself, under its own type" in refused(response, 415)
+    assert "image/png" in response.json()["allowed"]["types"]
+    assert "--data-binary @FILE" in response.json()["allowed"]["curl"]
+
+
+def test_probes_may_ask_for_no_body(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of(engine, key="secret")
+    for path in ("/v1/health", "/v1/ready"):
+        response = client.head(path)
+        assert (response.status_code, response.content) == (200, b"")
+        assert client.head(f"{path}?x=1").status_code == 422
+    monkeypatch.setattr(engine.network, "_running", False)
+    assert client.head("/v1/ready").status_code == 503
+
+
 def wrong_embeddings(dimension: int) -> dict[str, bytes]:
     good = embedding(dimension)
     texts = {
@@ -206,7 +233,8 @@ def test_unknown_paths_and_methods_are_json_too(client: TestClient) -> None:
         assert response.json()["allowed"] == "the paths of /openapi.json"
     refused(client.get("/v1/items/nobody"), 404)
     for path, allowed in (
-        ("/v1/health", "GET"),
+        ("/v1/health", "GET, HEAD"),
+        ("/v1/model", "GET"),
         ("/", "GET, HEAD"),
         ("/app.js", "GET, HEAD"),
         ("/v1/items", "GET, POST"),

@@ -2,7 +2,7 @@
 
 import { angle, cosine, degrees, percent, plain } from "./numbers.js";
 
-const LONGEST = 60;
+const LONGEST = 40;
 const TURNING = /[\p{Cc}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/gu; // signs of control and of direction
 const WORDS = { match: ["✓", "Match"], unknown: ["✕", "No match"], abstain: ["?", "Not sure"] };
 

@@ -59,9 +59,10 @@ def make_run(folder: Path, network: str, items: int, factory: str) -> Path:
         progress=False,
     )
     encoder.save(folder / "encoder")
-    for name in ("config.yaml", "metrics.json", "report.html"):
+    names = ("config.yaml", "data.json", "metrics.json", "report.html")
+    for name in names:
         write_text(folder / name, "{}")
-    seal(folder, ["config.yaml", "metrics.json", "report.html"])
+    seal(folder, names)
     (folder / FOLDER).mkdir()
     store = ItemStore(folder / FOLDER / FILE)
     store.write(Item(str(row), vector.numpy().tobytes(), 50.0, "item") for row, vector in enumerate(clustered(items)))

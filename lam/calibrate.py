@@ -53,7 +53,7 @@ class StoredItems:
     Attributes:
         vectors: (N, D) mean directions.
         kappa: (N,) their concentrations.
-        labels: the name of the class of each.
+        labels: the name of the class of each; empty where that is not known.
     """
 
     vectors: Float[Tensor, "N D"]
@@ -75,6 +75,19 @@ class StoredItems:
         stored = index_files.load(Path(run) / "index").store.tensors()
         items = read_items(Path(run), stored["ids"].tolist())
         return cls(stored["vectors"], stored["kappa"], tuple(item["label"] for item in items))
+
+    def labelled(self) -> "StoredItems":
+        """Those whose class is known: of others nobody can say whether a query that finds them was wrong.
+
+        Raises:
+            ValueError: where there are none.
+        """
+        if not any(self.labels):
+            raise ValueError(
+                f"none of the {len(self.labels)} stored items has a label: give them labels, or the gallery 'held-out'"
+            )
+        known = torch.tensor([row for row, label in enumerate(self.labels) if label], dtype=torch.int64)
+        return StoredItems(self.vectors[known], self.kappa[known], tuple(filter(None, self.labels)))
 
 
 Gallery = Literal["held-out", "index"] | StoredItems
@@ -106,7 +119,8 @@ def calibrate_run(
         run: the run's folder.
         targets: the error rates asked for.
         flag: the score by which queries shall be flagged; by default the encoder's own.
-        gallery: what is searched: the run's index, one half of the held-out data, or other stored items.
+        gallery: what is searched: the run's index, one half of the held-out data, or other stored items; items without
+            a label are left out, and counted among the facts.
         folder: fresh images in class sub-folders to calibrate on, instead of the validation split.
         strangers: a folder of images that have no match in the gallery, and of which false accepts are then promised;
             by default they are promised of images like the others, whose matches are taken out of the gallery.
@@ -140,6 +154,10 @@ def calibrate_run(
     if splits is not None and reference:
         known = reference_features(encoder, splits.train, reference, seed=config.seed).cpu()
     stored = StoredItems.of_index(run) if gallery == INDEX else None if gallery == HELD_OUT else gallery
+    unlabelled = 0
+    if stored is not None:
+        every, stored = stored, stored.labelled()
+        unlabelled = len(every.labels) - len(stored.labels)
     relevance = _relevance(encoder, images, stored, config)
     queries = relevance.queries
     searched = _searched(seen.embeddings, relevance) if stored is None else (stored.vectors, stored.kappa)
@@ -163,6 +181,7 @@ def calibrate_run(
                 "gallery": gallery if isinstance(gallery, str) else "stored items",
                 "strangers": None if strangers is None else str(strangers),
                 "false_accepts": _promised_of(folder, strangers),
+                "unlabelled": unlabelled,
                 **_found(searches),
             },
         )

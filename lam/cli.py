@@ -254,7 +254,8 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
         progress=not parsed.quiet,
     )
     far, (low, high) = made.false_accept_rate(made.accept_above)
-    print(f"gallery: {made.gallery_size} items; calibrated on {made.facts['queries']} queries")
+    left_out = f", {made.facts['unlabelled']} more without label left out" if made.facts["unlabelled"] else ""
+    print(f"gallery: {made.gallery_size} items{left_out}; calibrated on {made.facts['queries']} queries")
     print(
         f"match: cosine above {made.accept_above:.9g}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     )

@@ -27,7 +27,7 @@ with the ids by content of its images where its own is not that, `metadata`, `po
 `fused` with the number of `images`, their `resultant`, `paths` and `kappa`."""
 
 ID_RULE = "1 to 128 letters, digits, spaces or ._:@+=-, with no space at an end"
-MAX_LABEL, MAX_METADATA = 1024, 16384
+MAX_LABEL, MAX_METADATA, MAX_DEPTH = 1024, 16384, 32
 _ID = re.compile(r"(?!\.{1,2}$)(?! )[\w .:@+=-]{1,128}(?<! )")
 _MOST = 2**63
 

@@ -120,12 +120,13 @@ def seal(folder: str | Path, names: Iterable[str]) -> None:
     write_json(folder / MANIFEST, {"sha256": {name: sha256_of(folder / name) for name in sorted(names)}})
 
 
-def verify(folder: str | Path, names: Iterable[str] = ()) -> None:
+def verify(folder: str | Path, names: Iterable[str] = (), *, others: bool = True) -> None:
     """Check every file of a sealed folder against its manifest, before anything is parsed.
 
     Args:
         folder: a folder that `seal` closed.
         names: files that the manifest must hold.
+        others: check those that are not named, too.
 
     Raises:
         CorruptFileError: naming the folder without a manifest, or the file that is missing, altered or not listed.
@@ -139,10 +140,12 @@ def verify(folder: str | Path, names: Iterable[str] = ()) -> None:
     hashes = manifest.get("sha256") if isinstance(manifest, dict) else None
     if not isinstance(hashes, dict):
         raise CorruptFileError(f"{folder / MANIFEST} holds no sha256 table")
-    for name in names:
-        if name not in hashes:
-            raise CorruptFileError(f"{folder / MANIFEST} does not list {name}")
+    named = set(names)
+    for name in sorted(named - hashes.keys()):
+        raise CorruptFileError(f"{folder / MANIFEST} does not list {name}")
     for name, expected in hashes.items():
+        if not others and name not in named:
+            continue
         path = folder / name
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise CorruptFileError(f"{folder / MANIFEST} lists {name}, which lies outside the folder")

@@ -14,13 +14,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 _CHANNELS = {"L": 1, "RGB": 3}
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # none that runs another program to decode
 _DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
+_GREY_MODES = ("1", "L", "LA", "La", "F", *_DEEP_MODES)
+_KEPT = 2  # times as large as is wanted, so that what a reduction leaves is resized as well as the whole
+_NEVER_BELOW = 256
+_STRIP = 2**17  # pixels
+_ORIENTATION = ExifTags.Base.Orientation
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,8 @@ class Preprocessing:
     """Resize, centre crop, scale to [0, 1] and normalise, in this order.
 
     Resizing is antialiased. Before it, the image is turned upright (EXIF), transparency is laid on white, and palettes,
-    CMYK and 16 bits become `mode`.
+    CMYK and 16 bits become `mode`. An image whose shorter side is twice `reduced_to` or more is first reduced by a
+    whole number, JPEG while it is decoded.
 
     Args:
         mode: "L" for one grey channel, "RGB" for three.
@@ -80,6 +86,11 @@ class Preprocessing:
         extent = self.crop if self.crop is not None else self.size if isinstance(self.size, tuple) else None
         return None if extent is None else (_CHANNELS[self.mode], *_pair(extent))
 
+    @property
+    def reduced_to(self) -> int | None:
+        """Pixels that the shorter side keeps where an image is reduced before it is resized; None where none is."""
+        return None if self.size is None else max(_KEPT * max(_pair(self.size)), _NEVER_BELOW)
+
     def __call__(self, image: Image.Image | str | Path) -> Float[Tensor, "C H W"]:
         """The tensor of one image.
 
@@ -94,8 +105,8 @@ class Preprocessing:
                 crop without resizing, or would become too large.
         """
         if isinstance(image, Image.Image):
-            return self._tensor(ImageOps.exif_transpose(image))
-        opened = open_image(image)
+            return self._tensor(decode(image, self.reduced_to))
+        opened = open_image(image, self.reduced_to)
         try:
             return self._tensor(opened)
         except ValueError as error:
@@ -201,14 +212,15 @@ class Preprocessing:
         return image.resize((crop[1], crop[0]), _RESAMPLING[self.resampling], box=box)
 
 
-def open_image(path: str | Path) -> Image.Image:
-    """Read an image file, wholly and upright: the first frame of an animation, turned as its EXIF data say.
+def open_image(path: str | Path, least: int | None = None) -> Image.Image:
+    """Read an image file: the first frame of an animation, turned as its EXIF data say.
 
     Args:
         path: a JPEG, PNG, WebP, BMP, GIF, PPM or TIFF file.
+        least: see `decode`.
 
     Returns:
-        The decoded image, in whatever mode it was stored.
+        The decoded image, in whatever mode it was stored, or, where it was reduced, in grey or RGB.
 
     Raises:
         ValueError: If there is no such file, it is no image, it is truncated or damaged, or it has more pixels than
@@ -219,7 +231,7 @@ def open_image(path: str | Path) -> Image.Image:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and image.width * image.height > limit:  # Pillow only warns up to twice the limit
                 raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels, more than {limit}")
-            return ImageOps.exif_transpose(image)
+            return decode(image, least)
     except FileNotFoundError as error:
         raise ValueError(f"there is no image {path}") from error
     except Image.UnidentifiedImageError as error:
@@ -228,9 +240,55 @@ def open_image(path: str | Path) -> Image.Image:
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
 
 
-def _to_mode(image: Image.Image, mode: str) -> Image.Image:
+def decode(image: Image.Image, least: int | None = None) -> Image.Image:
+    """Decode an image that was opened, and turn it upright; where it is large, reduced, in little more memory.
+
+    Args:
+        image: as Pillow opened it.
+        least: pixels that the shorter side keeps; where it has twice as many or more it is reduced by a whole number.
+            None to keep all.
+
+    Returns:
+        The image in its own mode, or, reduced, in grey or RGB, with transparency laid on white.
+
+    Raises:
+        ValueError: If it has to be reduced and its pixels cannot be converted; otherwise what Pillow raises.
+    """
+    factor = reduction(image, least)
+    image.load()
+    orientation = image.getexif().get(_ORIENTATION, 1)
+    if factor > 1:
+        image = _to_mode(image, "L" if image.mode in _GREY_MODES else "RGB", factor)
+    if orientation == 1:
+        return image
+    image.getexif()[_ORIENTATION] = orientation
+    return ImageOps.exif_transpose(image)
+
+
+def reduction(image: Image.Image, least: int | None) -> int:
+    """The factor by which `decode` reduces an image; a JPEG that was opened is set to reduce itself before that."""
+    if least is None:
+        return 1
+    image.draft(None, (least, least))
+    return max(1, min(image.size) // least)
+
+
+def _to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
+    """Convert the pixels, and reduce them by a factor, in strips: a copy of all of them would cost as much again."""
     if 0 in image.size:
         raise ValueError(f"the image has no pixels: {image.height} x {image.width}")
+    if factor == 1 and image.mode == mode and not image.has_transparency_data:
+        return image
+    width, height = image.size
+    rows = factor * max(1, _STRIP // (width * factor))
+    made = Image.new(mode, (-(-width // factor), -(-height // factor)))
+    for top in range(0, height, rows):
+        strip = _converted(image.crop((0, top, width, min(top + rows, height))), mode)
+        made.paste(strip.reduce(factor), (0, top // factor))
+    return made
+
+
+def _converted(image: Image.Image, mode: str) -> Image.Image:
     if image.mode in _DEEP_MODES:
         image = _eight_bits(image)
     if image.has_transparency_data:

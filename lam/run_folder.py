@@ -38,11 +38,11 @@ def run_at(folder: Path) -> Path:
 
 
 def require_finished(folder: Path) -> None:
-    """Refuse a folder that holds no finished run.
+    """Refuse a folder that holds no finished run; its report and plots are for people, and are not checked.
 
     Raises:
         ValueError: where the folder is no run, or the run did not finish.
-        CorruptFileError: naming the file that is missing, truncated or altered.
+        CorruptFileError: naming the file of the configuration that is missing, truncated or altered.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: `lam run CONFIG` or `lam demo` makes a run")
@@ -50,8 +50,9 @@ def require_finished(folder: Path) -> None:
         inside = [run for run in _runs_inside(folder) if (run / MANIFEST).is_file()]
         hint = f"; did you mean {inside[0]}?" if inside else ": `lam run CONFIG` or `lam demo` makes one"
         raise ValueError(f"{folder} is no run of lam{hint}")
-    if not is_finished(folder):
+    if not (folder / MANIFEST).is_file():
         raise ValueError(f"the run in {folder} has not finished: `lam run {folder}` continues it")
+    verify(folder, [CONFIG, DATA], others=False)
 
 
 def _is_run(folder: Path) -> bool:

@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
-from lam.preprocessing import Preprocessing, open_image
+from lam.preprocessing import Preprocessing, _converted, _to_mode, decode, open_image
+from lam.torchvision_import import import_torchvision
 
 
 def photograph(height: int = 60, width: int = 90) -> Image.Image:
@@ -296,3 +297,74 @@ def test_what_is_not_given_is_as_imagenet_has_it(fields: dict[str, Any], shape: 
     for wrong, message in (({"size": -32}, "got -32"), ({"pixels": 3}, "no field pixels"), ([], "must be a mapping")):
         with pytest.raises(ValueError, match=message):
             Preprocessing.from_options(wrong)
+
+
+class TestReduction:
+    """Large images are reduced before they are resized."""
+
+    def test_small_ones_are_not(self):
+        preprocessing = Preprocessing.imagenet(64)
+        assert preprocessing.reduced_to == 256
+        assert Preprocessing.imagenet(224).reduced_to == 512
+        assert Preprocessing(size=(100, 300)).reduced_to == 600
+        assert Preprocessing(crop=5).reduced_to is None
+        for image in (photograph(511, 2000), photograph(2000, 511)):
+            assert decode(image, 256) is image
+        assert decode(photograph(513, 2000), 256).size == (1000, 257)
+        assert decode(photograph(800, 770), 256).size == (257, 267)
+
+    @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF"])
+    @pytest.mark.parametrize("stored", ["RGB", "L"])
+    def test_the_tensor_is_nearly_that_of_the_whole(self, tmp_path, kind, stored):
+        image, noise = photograph(120, 100).resize((1500, 1800)), Image.effect_noise((1500, 1800), 60).convert("RGB")
+        path = tmp_path / "image"
+        Image.blend(image, noise, 0.3).convert(stored).save(path, kind)
+        preprocessing = Preprocessing(size=100, crop=90)
+        with Image.open(path) as whole:
+            difference = (preprocessing(path) - preprocessing._tensor(whole)).abs()
+        assert difference.max() < 6 / 255
+        assert difference.mean() < 1 / 255
+
+    @pytest.mark.parametrize("stored", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
+    @pytest.mark.parametrize("shape", [(1100, 777), (601, 3000)])
+    def test_in_strips_it_is_what_it_is_at_once(self, stored, shape):
+        rows, columns = np.mgrid[: shape[0], : shape[1]]
+        grey = Image.fromarray(((rows * 7 + columns * 3) % 251).astype(np.uint8))
+        if stored == "I;16":
+            image = Image.fromarray(((rows * 77 + columns * 33) % 65521).astype(np.uint16))
+        else:
+            image = Image.merge("RGBA", (grey, grey.rotate(180), grey, grey)).convert(stored)
+        factor = min(image.size) // 256
+        mode = "L" if stored in ("1", "L", "LA", "I;16") else "RGB"
+        assert factor > 1
+        at_once = _converted(image, mode).reduce(factor)
+        assert np.array_equal(np.asarray(decode(image, 256)), np.asarray(at_once))
+        assert np.array_equal(np.asarray(_to_mode(image, mode)), np.asarray(_converted(image, mode)))
+
+    @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF"])
+    def test_it_is_turned_afterwards(self, tmp_path, kind):
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        photograph(600, 900).save(tmp_path / "turned", kind, exif=exif)
+        image = open_image(tmp_path / "turned", 256)
+        assert image.size == (300, 450)
+        assert image.getexif().get(0x0112, 1) == 1
+        upright = photograph(600, 900).transpose(Image.Transpose.ROTATE_270).reduce(2)
+        assert np.abs(np.asarray(image).astype(int) - np.asarray(upright)).mean() < 4
+
+    def test_a_file_and_its_image_give_the_same(self, tmp_path):
+        path = tmp_path / "image.jpg"
+        photograph(1800, 1500).save(path)
+        preprocessing = Preprocessing.imagenet(64)
+        with Image.open(path) as opened:
+            assert torch.equal(preprocessing(path), preprocessing(opened))
+        assert torch.equal(preprocessing(path), preprocessing(open_image(path, preprocessing.reduced_to)))
+
+    def test_an_image_of_the_caller_stays_as_it_is(self):
+        image = photograph(1100, 1200)
+        image.getexif()[0x0112] = 3
+        before = image.tobytes()
+        Preprocessing.imagenet(64)(image)
+        assert image.size == (1200, 1100)
+        assert image.tobytes() == before
+        assert image.getexif()[0x0112] == 3

@@ -13,13 +13,15 @@ remote_index.py  a Milvus collection that follows it, behind a circuit breaker
 live.py       the items of a service, read by another process
 engine.py     all of it behind five verbs, without HTTP
 metrics.py    what is counted, for Prometheus
-limits.py     size, deadline, key, host and headers, before any route is reached
+limits.py     size and deadline of bodies, key, host and headers, before any route is reached
 bodies.py     what a request's JSON may hold
 schemas.py    what the OpenAPI schema says of requests and answers
 refusals.py   unknown parameters and paths, and how errors are answered
 app.py        the routes
-server.py     hypercorn around them
+connections.py  who is connected: deadlines for headers and for reading, and how many there may be
+server.py     uvicorn around them
 page/         what a browser is given: HTML, CSS and JavaScript modules, as they are
 
-Only app.py, limits.py, metrics.py and server.py need the extra `serve`; importing this package imports none of them.
+Only app.py, connections.py, limits.py, metrics.py and server.py need the extra `serve`; importing this package imports
+none of them.
 """

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -71,12 +72,12 @@ class Answer:
     Attributes:
         decision: None where the run is not calibrated.
         kappa: of the query.
-        body: all of it, as JSON.
+        text: all of it, as JSON.
     """
 
     decision: Decision | None
     kappa: float
-    body: dict[str, Any] = field(repr=False)
+    text: str = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -124,22 +125,24 @@ class Judge:
         found = [described[key] for key in hits.ids[0].tolist()]
         rows = zip(found, hits.scores[0].tolist(), hits.kappa[0].tolist(), sets, strict=True)
         shown = [
-            {
-                "id": item.id,
-                "score": score,
-                "kappa": kappa,
-                "label": item.label,
-                "metadata": json.loads(item.metadata),
-                "images": item.images,
-                "resultant": item.resultant,
-                "poor": self.poor(item.least_kappa),
-                "thumbnail": thumbnail_path(item.id) if item.pictured else None,
-                "accepted": None if made is None else verdict["decision"] == "match" and score > made.accept_above,
-                "credible": score >= cap,
-                "conformal": conformal,
-            }
-            for item, score, kappa, conformal in rows
-        ][:k]
+            as_json(
+                {
+                    "id": item.id,
+                    "score": score,
+                    "kappa": kappa,
+                    "label": item.label,
+                    "images": item.images,
+                    "resultant": item.resultant,
+                    "poor": self.poor(item.least_kappa),
+                    "thumbnail": thumbnail_path(item.id) if item.pictured else None,
+                    "accepted": None if made is None else verdict["decision"] == "match" and score > made.accept_above,
+                    "credible": score >= cap,
+                    "conformal": conformal,
+                },
+                metadata=item.metadata,
+            )
+            for item, score, kappa, conformal in islice(rows, k)
+        ]
         body = verdict | {
             "kappa": query.kappa,
             "kappa_capped": query.capped,
@@ -147,9 +150,8 @@ class Judge:
             "threshold": None if made is None else _thresholds(made),
             "calibration": self.state(size),
             "gallery_size": size,
-            "hits": shown,
         }
-        return Answer(verdict["decision"], query.kappa, body)
+        return Answer(verdict["decision"], query.kappa, as_json(body, hits=f"[{','.join(shown)}]"))
 
     def same(self, first: Query, second: Query) -> dict[str, Any]:
         """Say whether two images show the same thing, at the false-accept rate of pairs; see `Calibration.verify`.
@@ -235,6 +237,22 @@ class Judge:
         ):
             return None
         return verifier.impostors.threshold(self.calibration.targets.far)
+
+
+def as_json(known: Mapping[str, Any], **texts: str) -> str:
+    """Write an object as JSON.
+
+    Args:
+        known: what it holds.
+        texts: what it holds that is JSON already, and goes in as it is: it was checked when it was stored, and to read
+            and write it again takes longer than a search.
+
+    Example:
+        >>> as_json({"id": "é"}, metadata='{"a": [1]}')
+        '{"id":"é","metadata":{"a": [1]}}'
+    """
+    plain = json.dumps(known, ensure_ascii=False, allow_nan=False, separators=(",", ":"))[1:-1]
+    return f"{{{','.join(filter(None, [plain, *(f'{json.dumps(name)}:{text}' for name, text in texts.items())]))}}}"
 
 
 def _thresholds(made: Calibration) -> dict[str, Any]:

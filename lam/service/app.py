@@ -1,9 +1,9 @@
 """The routes. What they refuse is a `ServiceError`; what every request passes first is `lam.service.limits`."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,20 +15,20 @@ from starlette.staticfiles import StaticFiles
 from lam import __version__
 from lam.enrolment import MAX_LABEL
 from lam.service import schemas
-from lam.service.answers import Judge
-from lam.service.bodies import ITEM_SCHEMA, JSON, PAIR_SCHEMA, content_type, embedded, one_of, parsed, query_of
+from lam.service.answers import Judge, as_json
+from lam.service.bodies import JSON, Given, content_type, item_of, pair_of, query_of
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError, busy
 from lam.service.images import CONTENT_TYPES, media_type
-from lam.service.items import ID_RULE, Item, checked_id, checked_label, checked_metadata, thumbnail_path
-from lam.service.limits import App, Limits
+from lam.service.items import ID_RULE, Item, checked_id, checked_label, thumbnail_path
+from lam.service.limits import Limits
 from lam.service.metrics import Metrics
 from lam.service.refusals import answer_errors, refuse_unknown_parameters
 from lam.service.store import Fuse
 
 PAGE = Path(__file__).parent / "page"
 _PAGE_SIZE = 100
-_VERSIONS = ("torch", "faiss-cpu", "pillow", "fastapi", "hypercorn")
+_VERSIONS = ("torch", "faiss-cpu", "pillow", "fastapi", "uvicorn")
 
 Poor = Annotated[
     Literal["keep", "refuse"],
@@ -44,7 +44,7 @@ Fusing = Annotated[
 Label = Annotated[str | None, Query(description=f"what it shows, in at most {MAX_LABEL} characters")]
 
 
-def create_app(engine: Engine, *, key: str | None = None) -> App:
+def create_app(engine: Engine, *, key: str | None = None) -> Limits:
     """Make the application around an engine; the engine is closed when the server shuts down.
 
     Args:
@@ -54,7 +54,8 @@ def create_app(engine: Engine, *, key: str | None = None) -> App:
     metrics = Metrics(engine)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.openapi()  # which is kept, and takes long to make
         yield
         await asyncio.to_thread(engine.close)
 
@@ -73,7 +74,11 @@ def create_app(engine: Engine, *, key: str | None = None) -> App:
     _add_items(app, engine)
     _add_state(app, engine, metrics)
     app.router.default = StaticFiles(directory=PAGE, html=True)  # mounted, it would hide which methods a route has
-    return Limits(app, engine.settings, key=key, count=metrics.answered)
+    return Limits(app, engine.settings, key=key, max_json=_max_json(engine), count=metrics.answered)
+
+
+def _max_json(engine: Engine) -> int:
+    return engine.settings.max_json + 32 * engine.gallery.dimension  # as many characters as a number may have
 
 
 def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
@@ -84,21 +89,27 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         request: Request,
         k: Annotated[int, Query(ge=1, le=most)] = 10,
         min_probability: Annotated[float, Query(ge=0, le=1)] = 0.0,
-    ) -> JSONResponse:
+    ) -> Response:
         """Decide whether an image is in the gallery, and give the nearest items."""
-        kind = content_type(request.headers.get("content-type"), *CONTENT_TYPES, JSON)
-        query = await query_of(engine, kind, await request.body())
+        kind, body = content_type(request.headers, *CONTENT_TYPES, JSON), await request.body()
+        if kind == JSON:
+            engine.admit(engine.reader, engine.searcher)
+            query = await engine.read(partial(query_of, body, engine.gallery.dimension))
+        else:
+            engine.admit(engine.decoder, engine.network, engine.searcher)
+            query = await engine.embed(body)
         answer = await engine.search(query, k=k, min_probability=min_probability)
         metrics.decided(answer.decision, answer.kappa)
-        return JSONResponse(answer.body)
+        return Response(answer.text, media_type=JSON)
 
     @app.post("/v1/verify", responses=schemas.VERIFIED, openapi_extra=schemas.PAIR)
     async def verify(request: Request) -> JSONResponse:
         """Decide whether two images, in base64, or embeddings show the same thing."""
-        content_type(request.headers.get("content-type"), JSON)
-        given = parsed(await request.body(), PAIR_SCHEMA)
-        first, second = [await one_of(engine, given.get(name), name) for name in ("first", "second")]
-        answer = engine.judge.same(first, second)
+        content_type(request.headers, JSON)
+        engine.admit(engine.reader, engine.decoder, engine.network)
+        pair = await engine.read(partial(pair_of, await request.body(), engine.gallery.dimension, _max_json(engine)))
+        first, second = [await engine.embed(one) if isinstance(one, bytes) else one for one in pair]
+        answer = await engine.read(partial(engine.judge.same, first, second))
         metrics.verified(answer["decision"])
         return JSONResponse(answer)
 
@@ -111,14 +122,14 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         label: Label = None,
         poor: Poor = "keep",
         fuse: Fusing = False,
-    ) -> JSONResponse:
+    ) -> Response:
         """Add an item, on disk and found when this is answered; without an id, its content is its id."""
         return await _enrol(engine, request, id, label, poor=poor, fuse=fuse)
 
     @app.put("/v1/items/{id}", responses=schemas.ENROLLED, openapi_extra=schemas.ITEM)
     async def update(
         request: Request, id: str, label: Label = None, poor: Poor = "keep", fuse: Fusing = False
-    ) -> JSONResponse:
+    ) -> Response:
         """Add an item under this id, put another in its place, or fuse an image into it."""
         return await _enrol(engine, request, id, label, poor=poor, fuse=fuse)
 
@@ -126,17 +137,15 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
     async def page(
         after: Annotated[str, Query(max_length=128)] = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = _PAGE_SIZE,
-    ) -> JSONResponse:
-        """List items by rising id, from behind one on."""
-        items = await asyncio.to_thread(engine.gallery.page, after=after, limit=limit)
-        following = items[-1].id if len(items) == limit else None
-        shown = [_described(item, engine.judge) for item in items]
-        return JSONResponse({"items": shown, "after": following, "total": len(engine.gallery)})
+    ) -> Response:
+        """List items by rising id, from behind one on; fewer than asked for, where together they are large."""
+        engine.admit(engine.reader)
+        return Response(await engine.read(partial(_listed, engine, after, limit)), media_type=JSON)
 
     @app.get("/v1/items/{id}", responses=schemas.FOUND)
-    async def one(id: str) -> JSONResponse:
+    async def one(id: str) -> Response:
         """Look an item up."""
-        return JSONResponse(_described(await known(id), engine.judge))
+        return Response(_described(await known(id), engine.judge), media_type=JSON)
 
     @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=schemas.PICTURE)
     async def picture(id: str) -> Response:
@@ -149,13 +158,15 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
     @app.delete("/v1/items/{id}", responses=schemas.DELETED)
     async def delete(id: str) -> JSONResponse:
         """Erase an item: its vector, its picture, and what the database kept of them."""
+        engine.admit(engine.writer)
         change = await engine.write(checked_id(id))
         if not change.removed:
             raise ServiceError(404, "there is no item of this id", allowed="the ids of GET /v1/items")
         return JSONResponse({"id": id, "deleted": True, "gallery_size": len(engine.gallery)})
 
     async def known(identity: str) -> Item:
-        item = await asyncio.to_thread(engine.gallery.get, checked_id(identity))
+        engine.admit(engine.reader)
+        item = await engine.read(partial(engine.gallery.get, checked_id(identity)))
         if item is None:
             raise ServiceError(404, "there is no item of this id", allowed="the ids of GET /v1/items")
         return item
@@ -163,39 +174,49 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
 
 async def _enrol(
     engine: Engine, request: Request, given_id: str | None, label: str | None, *, poor: Poor, fuse: bool
-) -> JSONResponse:
+) -> Response:
     """Put or fuse what a request brings."""
-    kind = content_type(request.headers.get("content-type"), *CONTENT_TYPES, JSON)
-    body, given = await request.body(), {}
+    kind = content_type(request.headers, *CONTENT_TYPES, JSON)
+    body = await request.body()
+    given: Given | None = None
     if kind == JSON:
-        given = parsed(body, ITEM_SCHEMA)
-        given_id, label = _one_of_both("id", given_id, given), _one_of_both("label", label, given)
-    label, metadata = checked_label(label or ""), checked_metadata(given.get("metadata", {}))
-    if fuse and given_id is None:
+        engine.admit(engine.reader, engine.writer)
+        given = await engine.read(partial(item_of, body, engine.gallery.dimension))
+        given_id, label = _one_of_both("id", given_id, given.said), _one_of_both("label", label, given.said)
+    label, identity = checked_label(label or ""), None if given_id is None else checked_id(given_id)
+    if fuse and identity is None:
         raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
-    identity = None if given_id is None else checked_id(given_id)
-    query = embedded(engine, given) if kind == JSON else await engine.embed(body, picture=True)
+    if given is None:
+        engine.admit(engine.decoder, engine.network, engine.writer)
+        query = await engine.embed(body, picture=True)
+        item = query.item(identity, label=label, metadata="{}", file=body)
+    else:
+        query = given.query
+        item = query.item(identity, label=label, metadata=given.metadata)
     if poor == "refuse":
         _refuse_poor(engine.judge, query.kappa)
-    item = query.item(identity, label=label, metadata=metadata, file=None if kind == JSON else body)
     change = await engine.write(Fuse(item) if fuse else item)
     if change.refused is not None:
         raise change.refused
-    body_out = _described(change.item or item, engine.judge) | {
-        "created": change.created,
-        "kappa_capped": query.capped,
-        "calibration": engine.judge.state(len(engine.gallery)),
-        "gallery_size": len(engine.gallery),
-    }
-    return JSONResponse(body_out, 201 if change.created else 200)
+    shown = _described(
+        change.item or item,
+        engine.judge,
+        created=change.created,
+        kappa_capped=query.capped,
+        calibration=engine.judge.state(len(engine.gallery)),
+        gallery_size=len(engine.gallery),
+    )
+    return Response(shown, 201 if change.created else 200, media_type=JSON)
 
 
 def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
+    @app.head("/v1/health", include_in_schema=False)
     @app.get("/v1/health")
     async def health() -> dict[str, Literal["alive"]]:
         """Say that the process answers."""
         return {"status": "alive"}
 
+    @app.head("/v1/ready", include_in_schema=False)
     @app.get("/v1/ready")
     async def ready() -> dict[str, Any]:
         """Say whether requests can be served now."""
@@ -218,7 +239,14 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             "threshold": engine.judge.thresholds,
             "gallery_size": len(engine.gallery),
             "index": engine.gallery.index.factory,
-            "limits": {"max_bytes": settings.max_body, "max_pixels": settings.max_pixels, "max_k": settings.max_k},
+            "limits": {
+                "max_bytes": settings.max_body,
+                "max_json_bytes": _max_json(engine),
+                "max_pixels": settings.max_pixels,
+                "max_side": settings.max_side,
+                "max_decoded_bytes": settings.max_decoded,
+                "max_k": settings.max_k,
+            },
             "versions": {"lam": __version__, **{name: version(name) for name in _VERSIONS}},
         }
 
@@ -234,21 +262,31 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def measured() -> Response:
         """Give the metrics in the format of Prometheus."""
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await asyncio.to_thread(metrics.text), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _described(item: Item, judge: Judge) -> dict[str, Any]:
-    return {
+def _listed(engine: Engine, after: str, limit: int) -> str:
+    """A page of items as JSON, and behind which id the next one begins."""
+    items = engine.gallery.page(after=after, limit=limit)
+    is_more = bool(items) and bool(engine.gallery.page(after=items[-1].id, limit=1))
+    shown = ",".join(_described(item, engine.judge) for item in items)
+    known = {"after": items[-1].id if is_more else None, "total": len(engine.gallery)}
+    return as_json(known, items=f"[{shown}]")
+
+
+def _described(item: Item, judge: Judge, **more: Any) -> str:
+    """What is said of an item, as JSON."""
+    known = {
         "id": item.id,
         "label": item.label,
         "kappa": item.kappa,
-        "metadata": json.loads(item.metadata),
         "images": item.images.count,
         "resultant": item.images.resultant,
         "poor": judge.poor(item.least_kappa),
         "thumbnail": None if item.thumbnail is None else thumbnail_path(item.id),
         "sha256": item.sha256.hex(),
     }
+    return as_json(known | more, metadata=item.metadata)
 
 
 def _refuse_poor(judge: Judge, kappa: float) -> None:
@@ -263,13 +301,9 @@ def _refuse_poor(judge: Judge, kappa: float) -> None:
         )
 
 
-def _one_of_both(name: str, beside: str | None, given: Mapping[str, Any]) -> str | None:
+def _one_of_both(name: str, beside: str | None, said: Mapping[str, str]) -> str | None:
     """What is said of an item in the address of a request, in its body, or in both, where it must be the same."""
-    if name not in given:
-        return beside
-    within = given[name]
-    if not isinstance(within, str):
-        raise ServiceError(422, f"{name} must be text", allowed="a JSON string")
+    within = said.get(name, beside)
     if beside not in (None, within):
         raise ServiceError(
             422, f"the {name} in the address is not the one in the body", allowed="one of them, or equal"

@@ -1,23 +1,28 @@
-"""What a request's body may hold: an image under its own content type, or JSON. Numbers are checked before torch."""
+"""What a request's JSON may hold. Numbers are checked before torch; what reading costs is bounded before it is read."""
 
 import base64
 import binascii
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from lam.enrolment import ID_RULE, MAX_LABEL, MAX_METADATA
-from lam.service.engine import Engine, Query, embedding_of
+from lam.service.answers import Query
+from lam.service.engine import embedding_of
 from lam.service.errors import ServiceError
-from lam.service.images import CONTENT_TYPES
+from lam.service.items import checked_metadata
 
 JSON = "application/json"
 _UNIT_TOLERANCE = 1e-3
 _MAX_KAPPA = 1e30
 _SHOWN = 80
+_PART = 2**18
+_QUOTES = 100  # which two images in JSON are far from having
 
 EMBEDDING_SCHEMA = {
     "type": "object",
@@ -52,30 +57,87 @@ PAIR_SCHEMA = {
 }
 
 
-def content_type(given: str | None, *allowed: str) -> str:
+def content_type(headers: Mapping[str, str], *allowed: str) -> str:
     """Give the content type of a request, without parameters.
 
     Raises:
-        ServiceError: 415, for another.
+        ServiceError: 415, for another, or a body that is compressed.
     """
-    kind = (given or "").partition(";")[0].strip().lower()
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        what = f"the body is encoded, as {encoding[:_SHOWN]!r}"
+        raise ServiceError(415, what, allowed="identity", headers={"Accept-Encoding": "identity"})
+    if kind == "multipart/form-data":
+        what = "the content type is that of a form, as curl -F sends it: send the file itself, under its own type"
+        raise ServiceError(
+            415, what, allowed={"types": list(allowed), "curl": "--data-binary @FILE -H 'Content-Type: TYPE'"}
+        )
     if kind not in allowed:
         raise ServiceError(415, "the content type is missing or not an allowed one", allowed=list(allowed))
     return kind
 
 
-def parsed(body: bytes, schema: dict[str, Any]) -> dict[str, Any]:
-    """Read a JSON object.
+def query_of(body: bytes, dimension: int) -> Query:
+    """Make a query of a body in JSON.
+
+    Raises:
+        ServiceError: for what is no embedding.
+    """
+    return _embedded(_parsed(body, EMBEDDING_SCHEMA), dimension)
+
+
+def pair_of(body: bytes, dimension: int, max_json: int) -> list[Query | bytes]:
+    """Make queries of the two parts of a body in JSON; of an image in base64, its file.
 
     Args:
         body: what came.
-        schema: of the object, for the names that it may have; values are not looked at.
+        dimension: of the embeddings.
+        max_json: bytes that it may have beside its texts.
 
     Raises:
-        ServiceError: 400 for what is no JSON, 422 for another value than an object, or a name that it cannot have.
+        ServiceError: for what is neither.
     """
+    if len(body) > max_json:
+        _refuse_costly(body, max_json)
+    given = _parsed(body, PAIR_SCHEMA)
+    return [_one_of(given.get(name), name, dimension) for name in ("first", "second")]
+
+
+@dataclass(frozen=True)
+class Given:
+    """An item in JSON.
+
+    Attributes:
+        query: its embedding.
+        said: the `id` and the `label`, where they are there.
+        metadata: as it is stored.
+    """
+
+    query: Query
+    said: dict[str, str]
+    metadata: str
+
+
+def item_of(body: bytes, dimension: int) -> Given:
+    """Make an item of a body in JSON.
+
+    Raises:
+        ServiceError: for what is none.
+    """
+    given = _parsed(body, ITEM_SCHEMA)
+    said = {name: given[name] for name in ("id", "label") if name in given}
+    for name, text in said.items():
+        if not isinstance(text, str):
+            raise ServiceError(422, f"{name} must be text", allowed="a JSON string")
+    metadata = checked_metadata(given.get("metadata", {}))
+    return Given(_embedded(given, dimension), said, metadata)
+
+
+def _parsed(body: bytes, schema: dict[str, Any]) -> dict[str, Any]:
+    """The object that JSON holds; of the schema, the names alone are looked at."""
     try:
-        found = json.loads(body)
+        found = json.loads(body.decode())  # else JSON would be tried as UTF-16 too
     except (ValueError, RecursionError):
         raise ServiceError(400, "the body is no valid JSON", allowed=JSON) from None
     if not isinstance(found, dict):
@@ -84,42 +146,34 @@ def parsed(body: bytes, schema: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def query_of(engine: Engine, kind: str, body: bytes) -> Query:
-    """Make a query of a body: an image, or an embedding in JSON.
+def _refuse_costly(body: bytes, most: int) -> None:
+    """Refuse a body that has more beside a few plain texts: lists and numbers cost a hundred times what they weigh."""
+    plain = body.replace(b"\\/", b"/") if b"\\" in body else body  # as some write the slashes of base64
+    beside = sum(map(len, plain.split(b'"', _QUOTES)[::2]))
+    if b"\\" in plain or beside > most:
+        raise ServiceError(
+            413, f"the body is larger than {most} bytes beside its images", allowed={"max_bytes": most, "and": "base64"}
+        )
 
-    Raises:
-        ServiceError: for what is neither.
-    """
-    if kind in CONTENT_TYPES:
-        return await engine.embed(body)
-    return embedded(engine, parsed(body, EMBEDDING_SCHEMA))
 
-
-async def one_of(engine: Engine, given: Any, name: str) -> Query:
-    """Make a query of a part of a JSON body: an embedding, or an image in base64.
-
-    Raises:
-        ServiceError: for what is neither.
-    """
+def _one_of(given: Any, name: str, dimension: int) -> Query | bytes:
     if not isinstance(given, dict):
         raise ServiceError(422, f"{name} must be an object", allowed={"image": "base64", "or": "embedding and kappa"})
     _refuse_unknown(given, _ENCODED_SCHEMA if "image" in given else EMBEDDING_SCHEMA, name)
     if "image" not in given:
-        return embedded(engine, given)
+        return _embedded(given, dimension)
     try:
-        body = base64.b64decode(given["image"], validate=True)
+        return _file(given["image"])
     except (binascii.Error, TypeError, ValueError):
         raise ServiceError(422, f"the image of {name} is no base64", allowed="base64 of a file") from None
-    return await engine.embed(body)
 
 
-def embedded(engine: Engine, given: dict[str, Any]) -> Query:
-    """Make a query of an embedding.
+def _file(text: str) -> bytes:
+    """What base64 says, in parts, between which other threads have their turn."""
+    return b"".join(base64.b64decode(text[at : at + _PART], validate=True) for at in range(0, len(text), _PART))
 
-    Raises:
-        ServiceError: 422, for another dimension, numbers that are not finite, no unit vector, or no κ.
-    """
-    dimension = engine.gallery.dimension
+
+def _embedded(given: dict[str, Any], dimension: int) -> Query:
     allowed = {"embedding": f"{dimension} finite numbers, a unit vector", "kappa": f"a number from 0 to {_MAX_KAPPA:g}"}
     numbers: Any = given.get("embedding")
     kappa: Any = given.get("kappa")

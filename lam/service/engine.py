@@ -1,12 +1,12 @@
 """The service without HTTP: from a request's image or embedding to an answer, through workers that batch.
 
-Four threads, each for one thing, so that none waits for another's kind of work: one decodes, one runs the network, one
-searches, one writes.
+Five threads, each for one thing, so that none waits for another's kind of work: one reads JSON and what is to be shown
+of the gallery, one decodes, one runs the network, one searches, one writes.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -27,10 +27,10 @@ from lam.retrieval.threshold import Calibration
 from lam.service.answers import Answer, Judge, Query
 from lam.service.errors import ServiceError, busy
 from lam.service.gallery import Gallery
-from lam.service.images import decode, thumbnail
+from lam.service.images import read_image, thumbnail
 from lam.service.settings import ServiceSettings
 from lam.service.store import Change, Operation
-from lam.service.workers import Worker
+from lam.service.workers import Worker, require_room
 
 Value = TypeVar("Value")
 _WARM_UPS = 3
@@ -46,7 +46,7 @@ class Engine:
         device: where the network runs.
         drop_corrupt: go on without rows of the gallery that were altered.
         index: the address of a Milvus collection that is searched, in place of an index of its own.
-        threads: of the network; the search then has one. None leaves both as they are.
+        threads: of the network; whatever else computes then has one, this thread too. None leaves all as they are.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
@@ -76,30 +76,28 @@ class Engine:
         self._warm_up()
 
     def _start(self, threads: int | None) -> None:
-        """OpenMP counts threads by calling thread, so that each worker must set its own."""
-        settings, several = self.settings, partial(torch.set_num_threads, threads or 1)
-        limits: dict[str, Any] = {"queue": settings.queue, "patience": settings.patience}
+        """OpenMP counts threads by calling thread, so that each worker must set its own, as the one that calls this."""
+        settings = self.settings
+        one, several = (_use_one_thread, partial(torch.set_num_threads, threads)) if threads else (None, None)
+        if one is not None:
+            one()
+        self.reader: Worker[Callable[[], Any], Any] = Worker("reading", _done_each, queue=settings.queue)
         self.decoder: Worker[tuple[bytes, bool], tuple[Tensor, bytes | None]] = Worker(
-            "decoding", self._decode, batch=1, wait=0.0, begin=_use_one_thread if threads else None, **limits
+            "decoding", self._decode, queue=settings.queue, begin=one
         )
         self.network: Worker[Tensor, Query] = Worker(
             "network",
             self._embed,
             batch=settings.batch,
             wait=settings.batch_seconds,
-            begin=several if threads else None,
-            **limits,
+            queue=settings.queue,
+            begin=several,
         )
-        self.searcher: Worker[tuple[Query, int], tuple[Hits, Any]] = Worker(
-            "search",
-            self._search,
-            batch=settings.batch,
-            wait=0.0,
-            begin=_use_one_thread if threads else None,
-            **limits,
+        self.searcher: Worker[tuple[Query, int, float], Answer] = Worker(
+            "search", self._search, batch=settings.batch, queue=settings.queue, begin=one
         )
         self.writer: Worker[Operation, Change] = Worker(
-            "store", self.gallery.write, batch=8 * settings.batch, wait=0.0, **limits
+            "store", self.gallery.write, batch=8 * settings.batch, queue=settings.queue
         )
 
     def _warm_up(self) -> None:
@@ -124,13 +122,32 @@ class Engine:
     @property
     def workers(self) -> tuple[Worker[Any, Any], ...]:
         """The threads, in the order in which a request passes them."""
-        return (self.decoder, self.network, self.searcher, self.writer)
+        return (self.reader, self.decoder, self.network, self.searcher, self.writer)
 
     @property
     def complaints(self) -> list[str]:
         """Why the service is not ready; nothing where it is."""
         said = [*(worker.complaint for worker in self.workers), self.gallery.complaint]
         return [complaint for complaint in said if complaint is not None]
+
+    def admit(self, *workers: Worker[Any, Any]) -> None:
+        """Refuse a request that would wait for long, before any work is put into it.
+
+        Args:
+            workers: that it passes, in this order.
+
+        Raises:
+            ServiceError: 503, with Retry-After.
+        """
+        require_room(workers, self.settings.patience)
+
+    async def read(self, job: Callable[[], Value]) -> Value:
+        """Do what goes through JSON or the store apart from the event loop, which it would hold up.
+
+        Args:
+            job: what to do; what it raises is raised here.
+        """
+        return await self._done(self.reader.submit(job))
 
     async def embed(self, body: bytes, *, picture: bool = False) -> Query:
         """Give the embedding of an image that somebody sent.
@@ -142,7 +159,6 @@ class Engine:
         Raises:
             ServiceError: for anything else; or 503, where too many wait.
         """
-        self.network.require_room()
         tensor, made = await self._done(self.decoder.submit((body, picture)))
         query = await self._done(self.network.submit(tensor))
         return replace(query, picture=made)
@@ -158,8 +174,7 @@ class Engine:
         Raises:
             ServiceError: 503, where too many wait.
         """
-        hits, described = await self._done(self.searcher.submit((query, k)))
-        return self.judge.answer(query, hits, described, k=k, size=len(self.gallery), least=min_probability)
+        return await self._done(self.searcher.submit((query, k, min_probability)))
 
     async def write(self, operation: Operation) -> Change:
         """Put or delete an item; durable when this returns.
@@ -186,10 +201,10 @@ class Engine:
 
     def _decoded(self, body: bytes, picture: bool) -> tuple[Tensor, bytes | None] | Exception:
         try:
-            image = decode(body, max_pixels=self.settings.max_pixels)
             preprocessing = self.encoder.preprocessing
             if preprocessing is None:
                 raise ServiceError(422, "this run does not know how an image becomes an input", allowed="embeddings")
+            image = read_image(body, self.settings, least=preprocessing.reduced_to)
             return preprocessing(image), thumbnail(image) if picture else None
         except ServiceError as error:
             return error
@@ -226,11 +241,26 @@ class Engine:
             return busy("there is not enough memory for this batch")
         return error
 
-    def _search(self, jobs: Sequence[tuple[Query, int]]) -> list[tuple[Hits, Any] | Exception]:
-        queries = Embeddings.concatenate([query.embedding for query, _ in jobs])
-        most = max(2, *(k for _, k in jobs))  # the second hit, for the margin
+    def _search(self, jobs: Sequence[tuple[Query, int, float]]) -> list[Answer | Exception]:
+        queries = Embeddings.concatenate([query.embedding for query, _, _ in jobs])
+        most = max(2, *(k for _, k, _ in jobs))  # the second hit, for the margin
         hits, described = self.gallery.search(replace(queries, samples=None, mean_samples=None), most)
-        return [(_row(hits, row), described) for row in range(len(jobs))]
+        size = len(self.gallery)
+        return _done_each(
+            partial(self.judge.answer, query, _row(hits, row), described, k=k, size=size, least=least)
+            for row, (query, k, least) in enumerate(jobs)
+        )
+
+
+def _done_each(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:
+    """The result of each job, or what it raised."""
+    found: list[Value | Exception] = []
+    for job in jobs:
+        try:
+            found.append(job())
+        except Exception as error:
+            found.append(error)
+    return found
 
 
 def embedding_of(mean: Tensor, kappa: float) -> Embeddings:

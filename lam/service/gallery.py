@@ -57,6 +57,7 @@ class Gallery:
         CorruptFileError: naming the file, and the rows, that were altered.
         ValueError: where another process has it open, or for a collection that cannot be used.
         ConnectionError: where Milvus does not answer when a collection is first used.
+        OSError: where the run cannot be written.
     """
 
     def __init__(self, run: Path, dimension: int, *, drop_corrupt: bool = False, index: str | None = None) -> None:
@@ -70,7 +71,10 @@ class Gallery:
             held.callback(self._store.close)
             for identity in self._store.check(drop_corrupt=drop_corrupt):
                 _LOG.warning("the row of item %s was altered and is deleted", identity)
-            factory = take_over(run, self._store)
+            try:
+                factory = take_over(run, self._store)
+            except ServiceError as error:
+                raise OSError(f"{self._store.path}: {error}") from None
             self._store.erase_log()  # which may hold what a process deleted that then was killed
             self._index = self._opened(index, factory)
             held.callback(self._index.close)
@@ -112,7 +116,7 @@ class Gallery:
         return self._store.get(identity)
 
     def page(self, *, after: str, limit: int) -> list[Item]:
-        """Give items by rising id, from behind one on."""
+        """Give items by rising id, from behind one on; fewer, where together they have much metadata."""
         return self._store.page(after=after, limit=limit)
 
     def write(self, operations: Sequence[Operation]) -> list[Change | ServiceError]:

@@ -1,60 +1,95 @@
-"""From the body of a request to an image: only JPEG, PNG and WebP, size checked in the header, first frame, upright.
+"""From the body of a request to an image: only JPEG, PNG and WebP, its cost told by the header, first frame, upright.
 
 Errors say nothing of what a decoder said. How an image becomes an input is `lam.preprocessing`.
 """
 
 import io
 
-from PIL import Image, ImageOps
+from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
+from lam.preprocessing import decode, reduction
 from lam.service.errors import ServiceError
+from lam.service.settings import MEBIBYTE, ServiceSettings
 
 FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
 CONTENT_TYPES = tuple(FORMATS.values())
-_THUMBNAIL = 128
+THUMBNAIL = 128
 _QUALITY = 85
 _SHARP_BELOW = 64  # so few pixels are kept as they are
+_STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2}  # bytes a pixel; 4 in other modes
+_OF_WEBP = 16
+_ALWAYS = 2 * MEBIBYTE
 _GREY = ("1", "L", "LA", "I", "I;16", "F")
 
 
-def decode(body: bytes, *, max_pixels: int) -> Image.Image:
+def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = None) -> Image.Image:
     """Decode an image that somebody sent.
 
     Args:
         body: the file.
-        max_pixels: more are refused before any is decoded.
+        settings: how many pixels it may have, and how many bytes they may take; more are refused before any is decoded.
+        least: see `lam.preprocessing.decode`.
 
     Returns:
         Its first frame, turned as its EXIF data say.
 
     Raises:
-        ServiceError: 400 for nothing or a damaged file, 413 for too many pixels, 415 for anything else than an image of
-            the three formats.
+        ServiceError: 400 for nothing or a damaged file, 413 for one that is too large, 415 for anything else than an
+            image of the three formats.
     """
     if not body:
         raise ServiceError(400, "the body is empty: there is no image", allowed=list(CONTENT_TYPES))
-    too_large = ServiceError(413, f"the image has more than {max_pixels} pixels", allowed={"max_pixels": max_pixels})
     try:
         with Image.open(io.BytesIO(body), formats=tuple(FORMATS)) as image:
-            if image.width * image.height > max_pixels:
-                raise too_large
-            image.load()
-            return ImageOps.exif_transpose(image)
+            _refuse_large(image, settings, least)
+            return decode(image, least)
     except ServiceError:
         raise
     except Image.UnidentifiedImageError:
         raise ServiceError(415, "the body is no image of an allowed format", allowed=list(CONTENT_TYPES)) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise too_large from None
+        raise _too_many_pixels(settings.max_pixels) from None
     except Exception:  # what a decoder raises on damaged bytes has no common class
         raise ServiceError(400, "the image is truncated or damaged", allowed=list(CONTENT_TYPES)) from None
+
+
+def _too_many_pixels(most: int) -> ServiceError:
+    return ServiceError(413, f"the image has more than {most} pixels", allowed={"max_pixels": most})
+
+
+def _refuse_large(image: Image.Image, settings: ServiceSettings, least: int | None) -> None:
+    """Refuse by the header what would have too many pixels, or take too much to decode."""
+    if image.width * image.height > settings.max_pixels:
+        raise _too_many_pixels(settings.max_pixels)
+    if max(image.size) > settings.max_side:
+        most = settings.max_side
+        raise ServiceError(413, f"the image has a side of more than {most} pixels", allowed={"max_side": most})
+    if (needed := _bytes_of(image, least)) > settings.max_decoded:
+        raise ServiceError(
+            413,
+            f"the image would take {needed} bytes to decode",
+            allowed={"max_decoded_bytes": settings.max_decoded, "or": "a JPEG, which is decoded at the size needed"},
+        )
+
+
+def _bytes_of(image: Image.Image, least: int | None) -> int:
+    """What decoding takes: what a decoder holds, the pixels as Pillow keeps them, and two copies of what is left."""
+    pixels, held = image.width * image.height, 0
+    if isinstance(image, JpegImageFile) and image.info.get("progressive"):
+        shares = [across * down for _, across, down, _ in image.layer]
+        held = 2 * pixels * sum(shares) // max(shares)
+    factor = reduction(image, least)
+    pixels = image.width * image.height
+    stored = _OF_WEBP if image.format == "WEBP" else _STORED.get(image.mode, 4)
+    return _ALWAYS + held + pixels * stored + 2 * 4 * pixels // factor**2
 
 
 def thumbnail(image: Image.Image) -> bytes:
     """Give a small picture as a new PNG or JPEG, without anything else that the file carried."""
     transparent = image.has_transparency_data
     small = image.convert("RGBA" if transparent else "L" if image.mode in _GREY else "RGB")
-    small.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
     pixels = Image.new(small.mode, small.size)
     pixels.paste(small)
     shown = io.BytesIO()

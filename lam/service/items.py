@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from lam.enrolment import ID_RULE, MAX_LABEL, MAX_METADATA, id_of_digest, is_id
+from lam.enrolment import ID_RULE, MAX_DEPTH, MAX_LABEL, MAX_METADATA, id_of_digest, is_id
 from lam.service.errors import ServiceError
 
 
@@ -125,21 +125,31 @@ def checked_metadata(metadata: object) -> str:
     """Give metadata as the JSON text that is stored.
 
     Raises:
-        ServiceError: 422, for what is no object, holds NaN, or is too long.
+        ServiceError: 422, for what is no object, holds NaN or halves of characters, is too deep, or too long.
     """
     if not isinstance(metadata, dict):
         raise ServiceError(422, "metadata must be a JSON object", allowed='an object such as {"name": "value"}')
+    if _is_deeper(metadata, MAX_DEPTH):
+        raise ServiceError(422, f"metadata is nested more than {MAX_DEPTH} deep", allowed=f"at most {MAX_DEPTH} levels")
     try:
+        json.dumps(metadata, ensure_ascii=False).encode()
         text = json.dumps(metadata, allow_nan=False, sort_keys=True)
-    except (ValueError, RecursionError):
+    except UnicodeEncodeError:
+        raise ServiceError(422, "metadata must be valid Unicode", allowed="JSON") from None
+    except ValueError:
         raise ServiceError(422, "metadata must be finite numbers, text, lists and objects", allowed="JSON") from None
     if len(text) > MAX_METADATA:
         raise ServiceError(422, f"metadata has {len(text)} characters", allowed=f"at most {MAX_METADATA}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ServiceError(422, "metadata must be valid Unicode", allowed="JSON") from None
     return text
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Whether an object or list has more levels, itself being one."""
+    if not isinstance(value, dict | list):
+        return False
+    return levels == 0 or any(
+        _is_deeper(one, levels - 1) for one in (value.values() if isinstance(value, dict) else value)
+    )
 
 
 def checked_label(label: str) -> str:

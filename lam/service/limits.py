@@ -1,7 +1,7 @@
 """What every request passes before a route sees it: host, key, size, deadline; and what every answer carries.
 
-A body is read here, whole, so that what comes behind never waits for a client. hypercorn times headers; it has no
-deadline for a body that drips, and FastAPI no limit to its size.
+A body is read here, whole, so that what comes behind never waits for a client; FastAPI has no limit to its size, and no
+deadline. Those of headers and of reading an answer are in `lam.service.connections`.
 """
 
 import asyncio
@@ -22,7 +22,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Count = Callable[[str, str, int, float], None]
 
 OPEN_PATHS = ("/v1/health", "/v1/ready")
+PAIRS = "/v1/verify"
 GUARDED = ("/v1/", "/metrics", "/openapi.json")
+SPOKEN = ("1.0", "1.1")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]", "::1")
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; "
@@ -32,6 +34,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_PIECE = 2**16
 _LOG = logging.getLogger(__name__)
 
 
@@ -43,31 +46,41 @@ class Limits:
         settings: the limits.
         key: what a request to anything but the page and the two health checks must show, as `Authorization: Bearer KEY`
             or `X-API-Key: KEY`; None for no key, whereupon only requests to this machine by name are answered.
+        max_json: bytes of a body of JSON; one that holds a pair of images may be as large as any.
         count: told of every answer: its route, method, status and seconds.
     """
 
-    def __init__(self, app: App, settings: ServiceSettings, *, key: str | None, count: Count) -> None:
-        self._app, self._settings, self._count = app, settings, count
+    def __init__(self, app: App, settings: ServiceSettings, *, key: str | None, max_json: int, count: Count) -> None:
+        self._app, self._settings, self._max_json, self._count = app, settings, max_json, count
         self._key = None if key is None else key.encode()
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; one for a WebSocket, which no route has, is refused before it is one, with 403."""
+        """Answer one request."""
         if scope["type"] == "http":
-            await self._http(scope, receive, _Sender(send))
-        elif scope["type"] == "websocket":
-            self._count("other", "GET", 403, 0.0)
-            await send({"type": "websocket.close"})
+            await self._http(scope, receive, _Sender(send, self._hold))
         else:
             await self._app(scope, receive, send)
 
-    async def _http(self, scope: Scope, receive: Receive, send: "_Sender") -> None:
+    async def crowded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request on a connection that is one too many."""
+        await self._http(scope, receive, _Sender(send, self._hold), refused=busy("too many connections are open"))
+
+    async def _http(
+        self, scope: Scope, receive: Receive, send: "_Sender", *, refused: ServiceError | None = None
+    ) -> None:
         body, started = None, time.perf_counter()
         try:
+            if refused is not None:
+                raise refused
+            if scope["http_version"] not in SPOKEN:
+                raise ServiceError(505, "HTTP/1.1 is spoken here, and no HTTP/2", allowed=SPOKEN)
             headers = {name.lower(): value for name, value in scope["headers"]}
             self._require_host(headers)
             self._require_key(scope["path"], headers)
-            body = await self._body(headers, receive)
+            if scope["path"] not in OPEN_PATHS:
+                self._require_memory()
+            body = await self._body(self._limit(scope["path"], headers), headers, receive)
             await self._app(scope, _replayed(body, receive), send)
         except ServiceError as error:
             await send.refuse(error)
@@ -81,7 +94,7 @@ class Limits:
             await send.refuse(FAILED)
             await send.end()
         finally:
-            self._held -= len(body or b"")
+            self._hold(-len(body or b""))
             route = getattr(scope.get("route"), "path", "other")
             self._count(route, scope["method"], send.status, time.perf_counter() - started)
 
@@ -107,32 +120,43 @@ class Limits:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    async def _body(self, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
+    def _require_memory(self) -> None:
+        if self._held > self._settings.max_held:
+            raise busy("too many bodies and answers are held at once")
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+
+    def _limit(self, path: str, headers: MutableMapping[bytes, bytes]) -> int:
+        """Bytes of the body; reading JSON costs a hundred times its size."""
+        is_json = headers.get(b"content-type", b"").strip().lower().startswith(b"application/json")
+        return self._max_json if is_json and path != PAIRS else self._settings.max_body
+
+    async def _body(self, limit: int, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
         """Read the whole body, counted while it comes; what it takes counts as held until the request is answered."""
-        limit = self._settings.max_body
         too_large = ServiceError(413, f"the body is larger than {limit} bytes", allowed={"max_bytes": limit})
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > limit:
             raise too_large
-        parts, size, kept = bytearray(), 0, False
+        parts, size, kept = list[bytes](), 0, False
         until = asyncio.get_running_loop().time() + self._settings.body_seconds
         try:
             while True:
                 message = await self._next(receive, until)
                 chunk = message.get("body", b"")
                 size += len(chunk)
-                self._held += len(chunk)
+                self._hold(len(chunk))
                 if size > limit:
                     raise too_large
-                if self._held > self._settings.max_held:
-                    raise busy("too many bodies are held at once")
-                parts += chunk
+                if chunk:
+                    self._require_memory()
+                parts.append(chunk)
                 if not message.get("more_body", False):
                     kept = True
-                    return bytes(parts)
+                    return b"".join(parts)
         finally:
             if not kept:
-                self._held -= size
+                self._hold(-size)
 
     async def _next(self, receive: Receive, until: float) -> MutableMapping[str, Any]:
         left = until - asyncio.get_running_loop().time()
@@ -151,10 +175,15 @@ class _GoneError(Exception):
 
 
 class _Sender:
-    """Sends an answer with the headers that every answer has; refuses where none has begun."""
+    """Sends an answer with the headers that every answer has; refuses where none has begun.
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    Args:
+        send: sends a message; waits while the client does not read those before.
+        hold: told of bytes that are held until the client has read them.
+    """
+
+    def __init__(self, send: Send, hold: Callable[[int], None]) -> None:
+        self._send, self._hold = send, hold
         self.status, self.begun, self.ended = 499, False, False
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
@@ -163,10 +192,19 @@ class _Sender:
             given = list(message.get("headers", []))
             names = {name.lower() for name, _ in given}
             given += [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in names]
-            message = {**message, "headers": given}
-        elif message["type"] == "http.response.body":
-            self.ended = not message.get("more_body", False)
-        await self._send(message)
+            await self._send({**message, "headers": given})
+        else:
+            await self._body(message.get("body", b""), message.get("more_body", False))
+
+    async def _body(self, body: bytes, more: bool) -> None:
+        self._hold(len(body))
+        try:
+            for start in range(0, len(body) or 1, _PIECE):
+                self.ended = not more and start + _PIECE >= len(body)
+                piece = body[start : start + _PIECE]
+                await self._send({"type": "http.response.body", "body": piece, "more_body": not self.ended})
+        finally:
+            self._hold(-len(body))
 
     async def refuse(self, error: ServiceError) -> None:
         """Send an error but for its end, which closes the connection."""

@@ -7,7 +7,7 @@ import torch
 
 from lam.calibrate import StoredItems
 from lam.service.gallery import FOLDER
-from lam.service.store import FILE, ItemStore
+from lam.service.store import FILE, MARK, ItemStore
 
 
 def stored_items(run: str | Path) -> StoredItems:
@@ -22,11 +22,11 @@ def stored_items(run: str | Path) -> StoredItems:
         A gallery to calibrate for, see `lam.calibrate.calibrate_run`.
 
     Raises:
-        CorruptFileError: naming the file, and the rows, that were altered.
-        ValueError: where the run was not served yet, or holds no items.
+        CorruptFileError: naming the file that was lost, or the rows that were altered.
+        ValueError: where the run was not served yet, or holds no items, or another process has locked the file.
     """
     path = Path(run) / FOLDER / FILE
-    if not path.is_file():
+    if not path.is_file() and not path.with_name(MARK).is_file():
         raise ValueError(f"the run in {run} has no items of a service: `lam serve {run}` takes over those of its index")
     store = ItemStore(path)
     try:

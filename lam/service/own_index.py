@@ -122,7 +122,7 @@ def require_dimension(items: Iterable[Item], dimension: int, path: Path) -> None
         if len(item.vector) != 4 * dimension:
             raise ValueError(
                 f"{path} holds item {item.id} of dimension {len(item.vector) // 4}, the run has {dimension}: "
-                "it belongs to another encoder; move it away to begin anew"
+                f"it belongs to another encoder; move {path.parent} away to begin anew"
             )
 
 

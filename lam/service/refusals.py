@@ -96,7 +96,8 @@ def in_words(schema: dict[str, Any]) -> str:
 
 def _parameters(request: Request) -> dict[str, dict[str, Any]]:
     """The schema of each query parameter of the route that a request is for."""
-    operation = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
+    operations = request.app.openapi()["paths"][request.scope["route"].path]
+    operation = operations["get" if request.method == "HEAD" else request.method.lower()]
     return {given["name"]: given["schema"] for given in operation.get("parameters", ()) if given["in"] == "query"}
 
 

@@ -1,26 +1,38 @@
-"""hypercorn around the application: who may connect, for how long, and how it ends."""
+"""uvicorn around the application: who may connect, what is logged, and how it ends."""
 
 import asyncio
+import gc
 import logging
+import math
 import os
+import resource
 import signal
 import socket
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from hypercorn.asyncio import serve as serve_asgi
-from hypercorn.config import Config
+import uvicorn
 
 from lam.service.app import create_app
+from lam.service.connections import Connection, Crowd
 from lam.service.engine import Engine
-from lam.service.limits import LOCAL_HOSTS
+from lam.service.limits import LOCAL_HOSTS, Limits
 from lam.service.settings import ServiceSettings
 
 KEY = "LAM_API_KEY"
 _THREADS = 2
-_GRACE = 8.0
-_SLACK = 5
+_GRACE = 8
+_OTHER_FILES = 128  # that the process may have open beside its connections
+_LEAST_FILES = 512  # with which there may be more connections than requests that wait, so that some give way
+_ACCEPTED = 24  # connections at once: those that are too many are closed before files are
+_BACKLOG = 2048  # connections that wait to be accepted; the system drops others, which then try again after a second
+_NOISY = ("asyncio", "uvicorn.error")
+_QUIET_SECONDS = 10.0
 
 
 def serve(
@@ -55,27 +67,117 @@ def serve(
     settings = ServiceSettings() if settings is None else settings
     with ExitStack() as held:
         listener = held.enter_context(_bound(host, port))
+        most = min(settings.max_connections, _open_files() - _OTHER_FILES)
         engine = Engine(run, settings, device=device, drop_corrupt=drop_corrupt, index=index, threads=_THREADS)
         listener.listen()  # who comes between the line below and the server waits, and is not refused
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
         print(f"{engine.run}: {len(engine.gallery)} items at {address}, until interrupted", flush=True)
-        app: Any = create_app(engine, key=key)
-        held.pop_all()
-        asyncio.run(_serve(app, engine, _config(listener.detach(), settings)))  # which closes it
+        held.enter_context(_sparing_log())
+        server = server_of(create_app(engine, key=key), settings, Crowd(most, settings.client_connections))
+        gc.freeze()  # going through all that was loaded, as Python now and then does, would hold every request up
+        asyncio.run(_serve(server, listener, engine))
 
 
-async def _serve(app: Any, engine: Engine, config: Config) -> None:
+async def _serve(server: uvicorn.Server, listener: socket.socket, engine: Engine) -> None:
     if hasattr(signal, "SIGHUP"):
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, engine.recalibrate))
-    await serve_asgi(app, config)
+    await server.serve([listener])
+
+
+def server_of(app: Limits, settings: ServiceSettings, crowd: Crowd) -> uvicorn.Server:
+    """Give a server that holds its connections to the limits.
+
+    Args:
+        app: the application.
+        settings: the deadlines.
+        crowd: of which its connections are.
+    """
+    connection: Any = partial(Connection, crowd, settings, app.crowded)
+    config = uvicorn.Config(
+        app,
+        http=connection,
+        ws="none",
+        interface="asgi3",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=_ACCEPTED,
+        timeout_keep_alive=math.ceil(settings.header_seconds),
+        timeout_graceful_shutdown=_GRACE,
+    )
+    return _Server(config)
+
+
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)  # asyncio has one number for how many wait and how many it takes at once
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End, and at once where Ctrl-C comes twice; uvicorn would raise the signal again when all is answered."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
+def _open_files() -> int:
+    """How many files the process may have open, once that was raised as far as it may be.
+
+    Raises:
+        ValueError: where that is too few.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < _LEAST_FILES:
+        raise ValueError(f"the process may open {hard} files, at least {_LEAST_FILES} are needed: see `ulimit -n`")
+    return hard
+
+
+@contextmanager
+def _sparing_log() -> Iterator[None]:
+    """Log what clients can bring about, such as too many open files, once in a while, and how often it was."""
+    sparing = _Sparing()
+    for name in _NOISY:
+        logging.getLogger(name).addFilter(sparing)
+    try:
+        yield
+    finally:
+        for name in _NOISY:
+            logging.getLogger(name).removeFilter(sparing)
+
+
+class _Sparing(logging.Filter):
+    """Lets one line of a kind pass every few seconds; kinds are told by the first lines of messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed: dict[str, float] = {}
+        self._kept_back: dict[str, int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind, now = str(record.msg).partition("\n")[0], time.monotonic()
+        if now - self._passed.get(kind, -math.inf) < _QUIET_SECONDS:
+            self._kept_back[kind] = self._kept_back.get(kind, 0) + 1
+            return False
+        self._passed[kind] = now
+        if more := self._kept_back.pop(kind, 0):
+            record.msg = f"{record.msg} ({more} more like this were not logged)"
+        return True
 
 
 def _key(host: str) -> str | None:
     key = os.environ.get(KEY)
-    if key is not None and not key.strip():
-        raise ValueError(f"${KEY} is empty: unset it to serve this machine alone, or give it a key")
+    if key is not None:
+        key = key.strip()  # files of secrets end with a line break
+        if not key:
+            raise ValueError(f"${KEY} is empty: unset it to serve this machine alone, or give it a key")
+        if not all("!" <= character <= "~" for character in key):
+            raise ValueError(f"${KEY} must be letters, digits and signs of ASCII, without spaces: no header has others")
     if key is None and host not in LOCAL_HOSTS:
         raise ValueError(f"without a key only this machine is served, got host {host!r}: set ${KEY}")
     return key
@@ -91,15 +193,3 @@ def _bound(host: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(f"cannot serve at {host}, port {port}: {error.strerror}") from None
     return listener
-
-
-def _config(listener: int, settings: ServiceSettings) -> Config:
-    config = Config()
-    config.bind = [f"fd://{listener}"]
-    config.keep_alive_timeout = settings.header_seconds  # also the time until the first headers are there
-    config.read_timeout = int(settings.body_seconds + settings.answer_seconds) + _SLACK  # silent while it waits for us
-    config.graceful_timeout = _GRACE
-    config.include_server_header = False
-    config.errorlog = logging.getLogger("hypercorn.error")
-    config.backlog = 512
-    return config

@@ -3,24 +3,30 @@
 A row is never changed: an update replaces it by one under a new key, so that a key stands for one content for ever and
 an index can be caught up by comparing keys. The ledger, one row that every transaction carries along, holds the number
 of rows and the XOR of their hashes; with it, a row that is lost, doubled or altered without SQLite noticing is noticed
-here. Nothing in this file knows of an index.
+here. A mark beside the file says that there was one, so that none is begun where one was lost. Nothing in this file
+knows of an index.
 """
 
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from lam.files import CorruptFileError
-from lam.service.errors import ServiceError, full
+from lam.files import CorruptFileError, write_text
+from lam.service.errors import ServiceError, busy, full
 from lam.service.fusing import fuse
 from lam.service.items import Images, Item
 
 FORMAT = 2
-FILE = "items.sqlite"
+FILE, MARK = "items.sqlite", "items.made"
+_MARKED = f"{FILE} was made here. Where it is missing or empty it was lost, with all that was added while serving.\n"
+_PATIENCE = 5.0  # seconds for which another process may keep the file locked
+_LOCKED, _UNWRITABLE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+_FAILING = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL)
+MAX_PAGE = 2**20  # characters of metadata
 _COLUMNS = "id, vector, kappa, label, metadata, thumbnail, origin, images, resultant, least_kappa, contents, sums"
 _TYPES = (str, bytes, float, str, str, bytes | None, str, int, float, float | None, bytes, bytes | None)
 _OF_ITEM = 7  # columns; the others are of its images
@@ -89,21 +95,26 @@ class ItemStore:
         path: the SQLite file; made where it does not exist.
 
     Raises:
-        CorruptFileError: naming a file that SQLite cannot read.
-        ValueError: for a format that this version does not know.
+        CorruptFileError: naming a file that SQLite cannot read, or that was lost.
+        ValueError: for a format that this version does not know, or a file that another process has locked.
+        OSError: for a file that cannot be written, or a disk that is full or fails.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._mark = self.path.with_name(MARK)
         self._reading = threading.Lock()
+        if not self.path.is_file() or not self.path.stat().st_size:
+            self._refuse_lost()
         with self._told():
             self._writer = self._connect()
-            self._writer.execute("PRAGMA journal_mode=WAL")
             self._prepare()
             self._reader = self._connect()
+        if not self._mark.is_file():
+            write_text(self._mark, _MARKED)
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=_PATIENCE)
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA secure_delete=ON")
         connection.execute("PRAGMA trusted_schema=OFF")
@@ -113,6 +124,9 @@ class ItemStore:
         (found,) = self._writer.execute("PRAGMA user_version").fetchone()
         if found not in (0, 1, FORMAT):
             raise ValueError(f"{self.path} has format {found}, this version of lam reads 1 and {FORMAT}")
+        if not found:
+            self._refuse_lost()
+        self._writer.execute("PRAGMA journal_mode=WAL")
         if found != FORMAT:
             self._writer.executescript(f"BEGIN IMMEDIATE;{_FROM_1 if found else _SCHEMA}COMMIT;")
 
@@ -121,7 +135,25 @@ class ItemStore:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise CorruptFileError(f"{self.path} is truncated or altered: {error}; restore it from a copy") from None
+            raise self._named(error) from None
+
+    def _named(self, error: sqlite3.DatabaseError) -> Exception:
+        """What an error means: a file that is locked, or that cannot be written, is whole."""
+        code, path = _code_of(error), self.path
+        if code in _LOCKED:
+            return ValueError(f"{path} is locked by another process: end that, or wait until it has finished")
+        if code in _UNWRITABLE:
+            return OSError(f"{path} cannot be written ({error}): mount {path.parent} writable, for this user")
+        if code in _FAILING:
+            return OSError(f"{path} cannot be used ({error}): see to the disk")
+        return CorruptFileError(f"{path} is truncated or altered: {error}; restore it from a copy")
+
+    def _refuse_lost(self) -> None:
+        if self._mark.is_file():
+            raise CorruptFileError(
+                f"{self.path} is missing or empty, and there was one: what was added while serving is lost with it; "
+                f"restore it from a copy, or delete {self._mark} to begin anew"
+            )
 
     def close(self) -> None:
         """Write everything into the one file and close it."""
@@ -133,12 +165,13 @@ class ItemStore:
     @contextmanager
     def one_moment(self) -> Iterator[None]:
         """Let `check` and `keyed` see what is there now, whatever another process writes meanwhile."""
-        self._writer.execute("BEGIN")
-        try:
-            yield
-        finally:
-            if self._writer.in_transaction:
-                self._writer.execute("ROLLBACK")
+        with self._told():
+            self._writer.execute("BEGIN")
+            try:
+                yield
+            finally:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
 
     def check(self, *, drop_corrupt: bool = False) -> list[str]:
         """Read every row and hold it to its hash, and all of them to the ledger.
@@ -213,10 +246,16 @@ class ItemStore:
         return {key: (*what, bool(pictured)) for key, *what, pictured in rows}
 
     def page(self, *, after: str, limit: int) -> list[Item]:
-        """Give items by rising id, from behind one on."""
+        """Give items by rising id, from behind one on; fewer, where together they have much metadata."""
         query = f"SELECT {_COLUMNS} FROM items WHERE id > ? ORDER BY id LIMIT ?"
-        with self._read() as reader:
-            return [_item(row) for row in reader.execute(query, (after, limit)).fetchall()]
+        items, size = list[Item](), 0
+        with self._read() as reader, closing(reader.execute(query, (after, limit))) as rows:
+            for row in rows:
+                items.append(_item(row))
+                size += len(items[-1].metadata)
+                if size >= MAX_PAGE:
+                    break
+        return items
 
     def ids_of_origin(self, origin: str) -> list[str]:
         """Give the ids of what came from there."""
@@ -244,7 +283,7 @@ class ItemStore:
             What each operation did.
 
         Raises:
-            ServiceError: 507, where it could not be stored.
+            ServiceError: 507, where it could not be stored; 503 while another process has the file locked.
         """
         try:
             with self._transaction():
@@ -252,7 +291,7 @@ class ItemStore:
                 for name, value in (facts or {}).items():
                     self._writer.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
         except sqlite3.Error as error:
-            raise full(str(error)) from error
+            raise _locked() if _code_of(error) in _LOCKED else full(str(error)) from error
         return changes
 
     def erase_log(self) -> bool:
@@ -325,7 +364,21 @@ class ItemStore:
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:
         with self._reading:
-            yield self._reader
+            try:
+                yield self._reader
+            except sqlite3.Error as error:
+                if _code_of(error) in _LOCKED:
+                    raise _locked() from error
+                raise
+
+
+def _code_of(error: sqlite3.Error) -> int:
+    """SQLite's code without its extension; that of corruption for what was found out here."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+
+
+def _locked() -> ServiceError:
+    return busy("another process has locked the database")
 
 
 def _xor(one: bytes, other: bytes) -> bytes:

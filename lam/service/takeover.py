@@ -21,7 +21,7 @@ from lam.preprocessing import open_image
 from lam.retrieval import index_files
 from lam.run_data import load_data
 from lam.service.errors import ServiceError
-from lam.service.images import thumbnail
+from lam.service.images import THUMBNAIL, thumbnail
 from lam.service.items import Images, Item, checked_id, checked_label, checked_metadata, packed
 from lam.service.store import ItemStore, Operation
 from lam.settings import load_config
@@ -176,7 +176,7 @@ def _dataset(run: Path, items: list[dict[str, str]]) -> ImageDataset | None:
 def _picture(item: dict[str, str], dataset: ImageDataset | None, position: int) -> bytes | None:
     try:
         if dataset is None:
-            return thumbnail(open_image(item["path"])) if Path(item["path"]).is_file() else None
+            return thumbnail(open_image(item["path"], 2 * THUMBNAIL)) if Path(item["path"]).is_file() else None
         if item["path"] != f"{dataset.name} test {position}" or position >= len(dataset):
             return None
         values, label = dataset[position]

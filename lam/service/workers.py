@@ -1,7 +1,7 @@
 """A worker: one thread that takes what is asked within a few milliseconds as one batch.
 
-Its queue is bounded by the work in it, in seconds, because the length of a queue is what the slowest answers wait for.
-What the work is, the worker does not know.
+What a request has to wait for is the work that is before it, in seconds, at all workers that it passes: that is
+bounded, as it is what the slowest answers wait for. What the work is, a worker does not know.
 """
 
 import logging
@@ -29,10 +29,9 @@ class Worker(Generic[Job, Result]):
     Args:
         name: of the thread.
         work: takes a batch of jobs and gives a result, or an exception, for each.
+        queue: the most jobs that wait.
         batch: the most jobs in a batch.
         wait: seconds for which a batch waits for more jobs.
-        queue: the most jobs that wait.
-        patience: the most seconds of work that wait.
         begin: called first in every thread, for what is set thread by thread.
     """
 
@@ -41,20 +40,19 @@ class Worker(Generic[Job, Result]):
         name: str,
         work: Callable[[Sequence[Job]], Sequence[Result | Exception]],
         *,
-        batch: int,
-        wait: float,
         queue: int,
-        patience: float,
+        batch: int = 1,
+        wait: float = 0.0,
         begin: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
         self.restarts = 0
         self._work, self._begin = work, begin
-        self._batch, self._wait, self._queue, self._patience = batch, wait, queue, patience
+        self._batch, self._wait, self._queue = batch, wait, queue
         self._jobs: deque[tuple[Job, Future[Result]]] = deque()
         self._changed = threading.Condition()
         self._closing = False
-        self._seconds_a_job = 0.0
+        self.seconds_a_job = 0.0
         self._busy_since: float | None = None
         self._in_hand: list[tuple[Job, Future[Result]]] = []
         self._running = False
@@ -74,18 +72,10 @@ class Worker(Generic[Job, Result]):
             return f"the {self.name} worker has been at one batch for {time.monotonic() - since:.0f} s"
         return None
 
-    def require_room(self) -> None:
-        """Refuse more work than can be done soon, before any is put into preparing it.
-
-        Raises:
-            ServiceError: 503, with Retry-After.
-        """
-        if self._closing:
-            raise busy("the service is shutting down", after=5)
-        waiting = len(self._jobs)
-        work = (waiting + len(self._in_hand)) * self._seconds_a_job
-        if waiting >= self._queue or (waiting and work > self._patience):
-            raise busy(f"{waiting} requests wait for the {self.name} worker, which is as many as it can do soon")
+    @property
+    def jobs(self) -> int:
+        """How many wait or are being done."""
+        return len(self._jobs) + len(self._in_hand)
 
     def submit(self, job: Job) -> "Future[Result]":
         """Put a job into the queue.
@@ -95,7 +85,10 @@ class Worker(Generic[Job, Result]):
         """
         future: Future[Result] = Future()
         with self._changed:
-            self.require_room()
+            if self._closing:
+                raise busy("the service is shutting down", after=5)
+            if len(self._jobs) >= self._queue:
+                raise busy(f"{len(self._jobs)} requests wait for the {self.name} worker, which is as many as may")
             self._jobs.append((job, future))
             self._changed.notify()
         return future
@@ -138,8 +131,8 @@ class Worker(Generic[Job, Result]):
                 return None
             until = time.monotonic() + self._wait
             most = self._batch
-            if self._seconds_a_job:
-                most = max(1, min(most, int(_BATCH_SECONDS / self._seconds_a_job)))
+            if self.seconds_a_job:
+                most = max(1, min(most, int(_BATCH_SECONDS / self.seconds_a_job)))
             while len(self._jobs) < most and not self._closing:
                 left = until - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
@@ -150,8 +143,8 @@ class Worker(Generic[Job, Result]):
         started = self._busy_since = time.monotonic()
         results = self._results([job for job, _ in self._in_hand])
         taken = (time.monotonic() - started) / len(self._in_hand)
-        known = self._seconds_a_job or taken
-        self._seconds_a_job = known + _SMOOTHING * (taken - known)
+        known = self.seconds_a_job or taken
+        self.seconds_a_job = known + _SMOOTHING * (taken - known)
         for (_, future), result in zip(self._in_hand, results, strict=True):
             if isinstance(result, Exception):
                 future.set_exception(result)
@@ -169,3 +162,21 @@ class Worker(Generic[Job, Result]):
             if len(jobs) == 1:
                 return [error]
             return [result for job in jobs for result in self._results([job])]
+
+
+def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:
+    """Refuse a request that would wait for long, before any work is put into it; where none waits it is taken.
+
+    Args:
+        workers: that it passes, in this order; what is at one is before it at those that follow, too.
+        patience: the most seconds of work that may be before it.
+
+    Raises:
+        ServiceError: 503, with Retry-After.
+    """
+    before, seconds = 0, 0.0
+    for worker in workers:
+        before += worker.jobs
+        seconds += before * worker.seconds_a_job
+    if seconds > patience and any(map(len, workers)):
+        raise busy(f"{before} requests are before this one, with {seconds:.1f} s of work, which is as much as may wait")

@@ -7,7 +7,10 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,7 @@ class Served:
 
     process: "subprocess.Popen[str]"
     port: int
+    log: Path
     seconds: float = math.inf  # until it was ready
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: Any = PNG) -> tuple[int, dict[str, Any]]:
@@ -40,43 +44,108 @@ class Served:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
 
+    def files(self) -> int:
+        """How many it has open."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+
+class Watch:
+    """What is seen of a process from outside while something is done to it.
+
+    Attributes:
+        seconds: that `/v1/health` took, on a connection of its own each time.
+        answers: what came of it.
+        grown: the most bytes that the process held beyond those at the beginning.
+        logged: bytes that were logged.
+    """
+
+    def __init__(self, found: Served) -> None:
+        self.seconds: list[float] = []
+        self.answers: Counter[str] = Counter()
+        self.grown = self.logged = 0
+        self._found, self._end = found, threading.Event()
+
+    def __enter__(self) -> "Watch":
+        self._before, self._logged_before = self._found.memory(), self._found.log.stat().st_size
+        self._threads = [threading.Thread(target=watch) for watch in (self._ask, self._measure)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+        self.logged = self._found.log.stat().st_size - self._logged_before
+
+    def p99(self) -> float:
+        """Seconds within which 99 of 100 were answered."""
+        return sorted(self.seconds)[int(0.99 * len(self.seconds))]
+
+    def told(self) -> dict[str, Any]:
+        """In milliseconds, MiB and bytes, for a record."""
+        return {
+            "health": dict(self.answers),
+            "health_p99_ms": round(1000 * self.p99(), 1),
+            "health_max_ms": round(1000 * max(self.seconds), 1),
+            "memory_mib": round(self.grown / 2**20, 1),
+            "logged_bytes": self.logged,
+        }
+
+    def _ask(self) -> None:
+        while not self._end.wait(0.02):
+            begun = time.monotonic()
+            try:
+                answer = str(self._found.ask("GET", "/v1/health")[0])
+            except OSError as error:
+                answer = type(error).__name__
+            self.seconds.append(time.monotonic() - begun)
+            self.answers[answer] += 1
+
+    def _measure(self) -> None:
+        while not self._end.wait(0.01):
+            self.grown = max(self.grown, self._found.memory() - self._before)
+
 
 @contextlib.contextmanager
-def started(*module: str, run: Path, **environment: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """Start a module that serves a run, and kill it at the end of the block; gives the process and its address.
+def started(
+    *module: str, run: Path, files: int | None = None, **environment: str
+) -> Iterator[tuple["subprocess.Popen[str]", str, Path]]:
+    """Start a module that serves a run, and kill it at the end of the block; gives process, address and log.
 
     Args:
         module: its name and what stands before the folder.
         run: the folder.
+        files: how many it may have open.
         environment: beside that of the tests.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", *module, str(run), "--port", "0"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        line = process.stdout.readline()
-        assert " items at http://127.0.0.1:" in line, process.stderr.read()
-        yield process, line.split(" at ")[1].split(",")[0]
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        process.stderr.close()
+    few = [] if files is None else ["bash", "-c", f'ulimit -n {files} && exec "$@"', "bash"]
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        process = subprocess.Popen(
+            [*few, sys.executable, "-m", *module, str(run), "--port", "0"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        )
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            assert " items at http://127.0.0.1:" in line, Path(log.name).read_text()
+            yield process, line.split(" at ")[1].split(",")[0], Path(log.name)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
 
 
 @contextlib.contextmanager
-def served(run: Path, **environment: str) -> Iterator[Served]:
-    """Serve a run under short limits, once it is ready; otherwise as `started`."""
-    begun = time.monotonic()
-    with started("tests.service.serve_quickly", run=run, **environment) as (process, address):
-        found = Served(process, int(address.rpartition(":")[2]))
+def served(run: Path, *module: str, files: int | None = None, **environment: str) -> Iterator[Served]:
+    """Serve a run, under short limits unless by another module, once it is ready; otherwise as `started`."""
+    begun, module = time.monotonic(), module or ("tests.service.serve_quickly",)
+    with started(*module, run=run, files=files, **environment) as (process, address, log):
+        found = Served(process, int(address.rpartition(":")[2]), log)
         until = time.monotonic() + 20
         while found.ask("GET", "/v1/ready")[0] != 200 and time.monotonic() < until:
             time.sleep(0.02)

@@ -1,5 +1,6 @@
 """What is said of a query and of a pair: each number and word of it is of the calibration in force for just them."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +52,7 @@ def image(shared_engine: Engine) -> Query:
 
 def said(engine: Engine, made: Calibration | None, query: Query, **options: Any) -> dict[str, Any]:
     hits, described = engine.gallery.search(replace(query.embedding, samples=None), 10)
-    return Judge(made, 3).answer(query, hits, described, k=10, size=60, **options).body
+    return json.loads(Judge(made, 3).answer(query, hits, described, k=10, size=60, **options).text)
 
 
 def surest(engine: Engine, made: Calibration) -> Query:

@@ -1,6 +1,8 @@
 """The application as a whole: what it says of itself, what bad requests get, and what it does when a part fails."""
 
 import json
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ from starlette.testclient import TestClient
 
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
+from lam.service.gallery import FOLDER
 from lam.service.refusals import in_words
+from lam.service.store import FILE
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
 from tests.service.conftest import SMALL, encoded
 
@@ -22,6 +26,7 @@ def test_the_state_is_told(client: TestClient, shared_engine: Engine) -> None:
     model = client.get("/v1/model").json()
     assert model["sha256"] == shared_engine.fingerprint
     assert model["limits"]["max_bytes"] == SMALL.max_body
+    assert (model["limits"]["max_side"], model["limits"]["max_decoded_bytes"]) == (16_384, 2**26)
     curves = client.get("/v1/calibration").json()
     rates = [point["rate"] for point in curves["false_accept"]]
     assert rates == sorted(rates, reverse=True)
@@ -54,6 +59,33 @@ def test_bodies_that_are_no_image(client: TestClient, route: str, png: bytes) ->
 @pytest.mark.parametrize("kind", ["image/gif", "image/svg+xml", "text/plain", "multipart/form-data; boundary=x", ""])
 def test_other_content_types_are_refused(client: TestClient, route: str, kind: str, png: bytes) -> None:
     assert "content type" in refused(client.post(route, content=png, headers={"content-type": kind}), 415)
+
+
+@pytest.mark.parametrize("route", [*ROUTES, "/v1/verify"])
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
+def test_bodies_that_are_compressed_are_refused(client: TestClient, route: str, encoding: str, png: bytes) -> None:
+    for kind in (PNG, JSON):
+        response = client.post(route, content=png, headers={**kind, "content-encoding": encoding})
+        assert refused(response, 415) == f"the body is encoded, as {encoding!r}"
+        assert response.json()["allowed"] == response.headers["accept-encoding"] == "identity"
+    assert client.post("/v1/search", content=png, headers={**PNG, "content-encoding": "Identity"}).status_code == 200
+
+
+def test_a_form_is_told_to_be_a_file(client: TestClient, png: bytes) -> None:
+    response = client.post("/v1/search", files={"image": png})
+    assert "as curl -F sends it: send the file itself, under its own type" in refused(response, 415)
+    assert "image/png" in response.json()["allowed"]["types"]
+    assert "--data-binary @FILE" in response.json()["allowed"]["curl"]
+
+
+def test_probes_may_ask_for_no_body(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of(engine, key="secret")
+    for path in ("/v1/health", "/v1/ready"):
+        response = client.head(path)
+        assert (response.status_code, response.content) == (200, b"")
+        assert client.head(f"{path}?x=1").status_code == 422
+    monkeypatch.setattr(engine.network, "_running", False)
+    assert client.head("/v1/ready").status_code == 503
 
 
 def wrong_embeddings(dimension: int) -> dict[str, bytes]:
@@ -100,7 +132,8 @@ def test_wrong_embeddings_change_nothing(client: TestClient, shared_engine: Engi
         (b"", 400),
         (b"{", 400),
         (b"\xff\xfe", 400),
-        (b"[" * 100_000, 400),
+        (b"[" * 60_000, 400),
+        (json.dumps(embedding(3)).encode("utf-16"), 400),
         (b'{"embedding": [' + b"9" * 5000 + b"]}", 400),
         (b"[]", 422),
         (b"null", 422),
@@ -200,7 +233,8 @@ def test_unknown_paths_and_methods_are_json_too(client: TestClient) -> None:
         assert response.json()["allowed"] == "the paths of /openapi.json"
     refused(client.get("/v1/items/nobody"), 404)
     for path, allowed in (
-        ("/v1/health", "GET"),
+        ("/v1/health", "GET, HEAD"),
+        ("/v1/model", "GET"),
         ("/", "GET, HEAD"),
         ("/app.js", "GET, HEAD"),
         ("/v1/items", "GET, POST"),
@@ -260,6 +294,19 @@ def test_a_disk_that_is_full_is_507_and_searches_go_on(engine: Engine, png: byte
     assert len(engine.gallery) == size + number
     writer.execute("PRAGMA max_page_count=1000000")
     assert client.post("/v1/items?id=later", content=noise, headers=PNG).status_code == 201
+
+
+def test_a_database_that_another_process_locks_is_503_and_reads_go_on(engine: Engine, png: bytes) -> None:
+    client, path = client_of(engine), engine.run / FOLDER / FILE
+    engine.gallery._store._writer.execute("PRAGMA busy_timeout=50")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        response = client.post("/v1/items?id=mine", content=png, headers=PNG)
+        assert refused(response, 503) == "another process has locked the database"
+        assert response.headers["retry-after"] == "1"
+        refused(client.get("/v1/items/mine"), 404)
+        assert client.post("/v1/search", content=png, headers=PNG).status_code == 200
+    assert client.post("/v1/items?id=mine", content=png, headers=PNG).status_code == 201
 
 
 def test_a_worker_that_died_is_told_and_replaced(engine: Engine, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

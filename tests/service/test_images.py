@@ -2,34 +2,42 @@
 
 import contextlib
 import io
+import json
+import os
 import random
 import struct
+import subprocess
+import sys
 import time
 import tracemalloc
 import zipfile
 import zlib
+from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image, PngImagePlugin
 
 from lam.preprocessing import Preprocessing
 from lam.service.errors import ServiceError
-from lam.service.images import decode, media_type, thumbnail
+from lam.service.images import media_type, read_image, thumbnail
+from lam.service.settings import ServiceSettings
 from tests.service.conftest import encoded
+from tests.service.serving import ROOT
 
-LIMIT = 25_000_000
+LIMITS = ServiceSettings()
 COLOURS = ("red", "blue")
 
 
 def refusal(body: bytes) -> ServiceError:
     with pytest.raises(ServiceError) as refused:
-        decode(body, max_pixels=LIMIT)
+        read_image(body, LIMITS)
     return refused.value
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_the_three_formats_are_decoded(kind: str) -> None:
-    assert decode(encoded(Image.new("RGB", (5, 4), "red"), kind), max_pixels=LIMIT).size == (5, 4)
+    assert read_image(encoded(Image.new("RGB", (5, 4), "red"), kind), LIMITS).size == (5, 4)
 
 
 def others() -> list[bytes]:
@@ -70,7 +78,7 @@ def test_truncated_and_damaged_images_are_refused_or_decoded_whole(kind: str) ->
         changed = bytearray(whole)
         changed[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
         with contextlib.suppress(ServiceError):  # nothing else may be raised
-            assert decode(bytes(changed), max_pixels=LIMIT).width > 0
+            assert read_image(bytes(changed), LIMITS).width > 0
 
 
 def claiming(width: int, height: int) -> bytes:
@@ -89,9 +97,65 @@ def test_too_many_pixels_are_refused_from_the_header(size: tuple[int, int]) -> N
     seconds, (_, most) = time.thread_time() - started, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert error.status == 413
-    assert error.allowed == {"max_pixels": LIMIT}
+    assert error.allowed == {"max_pixels": 25_000_000}
     assert seconds < 0.05
     assert most < 32 * 2**20
+
+
+@pytest.mark.parametrize("size", [(16_385, 1), (1, 20_000_000)])
+def test_a_side_that_is_too_long_is_refused_from_the_header(size: tuple[int, int]) -> None:
+    error = refusal(claiming(*size))
+    assert (error.status, error.allowed) == (413, {"max_side": 16_384})
+
+
+CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of a PNG's colour types
+
+
+def blank(width: int, height: int, colour: int = 0, bits: int = 8) -> bytes:
+    """A PNG of zeros; Pillow takes much longer to make one."""
+    rows = zlib.compress(bytes(height * (1 + width * CHANNELS[colour] * bits // 8)), 1)
+    chunks = {b"IHDR": struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)}
+    chunks |= {b"PLTE": bytes(768), b"tRNS": b"\0"} if colour == 3 else {}
+    body = b"\x89PNG\r\n\x1a\n"
+    for name, data in {**chunks, b"IDAT": rows, b"IEND": b""}.items():
+        body += struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    return body
+
+
+def colour(width: int, kind: str, **options: Any) -> bytes:
+    return encoded(Image.new("RGB", (width, width)), kind, **options)
+
+
+COSTS = {
+    "1 x 25 million": (lambda: blank(1, 25_000_000), 413),
+    "16 bits": (lambda: blank(5000, 5000, bits=16), 200),
+    "grey": (lambda: blank(5000, 5000), 200),
+    "colour": (lambda: blank(5000, 5000, 2), 413),
+    "15 megapixels of colour": (lambda: blank(3900, 3900, 2), 200),
+    "transparent": (lambda: blank(3900, 3900, 6), 200),
+    "transparent, not reduced": (lambda: blank(1000, 5400, 6), 200),
+    "grey and transparent": (lambda: blank(3900, 3900, 4), 200),
+    "palette": (lambda: blank(5000, 5000, 3), 200),
+    "WebP": (lambda: colour(1900, "WEBP", method=0), 200),
+    "large WebP": (lambda: colour(4000, "WEBP", method=0), 413),
+    "JPEG": (lambda: colour(5000, "JPEG"), 200),
+    "progressive JPEG": (lambda: colour(4500, "JPEG", progressive=True), 200),
+    "large progressive JPEG": (lambda: colour(5000, "JPEG", progressive=True, subsampling=0), 413),
+}
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc, which Linux has")
+def test_no_image_takes_more_than_64_mebibytes_or_a_second(tmp_path: Path) -> None:
+    for number, (make, _) in enumerate(COSTS.values()):
+        (tmp_path / f"{number:02}").write_bytes(make())
+    command = [sys.executable, "-m", "tests.service.decoding", *map(str, sorted(tmp_path.iterdir()))]
+    given = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # so that what is freed is given back
+    printed = subprocess.run(command, cwd=ROOT, env=given, check=True, capture_output=True, text=True).stdout
+    for (name, (_, expected)), line in zip(COSTS.items(), printed.splitlines(), strict=True):
+        status, most, seconds = json.loads(line)
+        assert status == expected, name
+        assert most < 64 * 2**20, name
+        assert seconds < 1, name
 
 
 def test_bombs_in_text_are_refused() -> None:
@@ -114,7 +178,7 @@ def test_bombs_in_text_are_refused() -> None:
 def test_of_an_animation_the_first_frame_is_taken(kind: str) -> None:
     first, *rest = (Image.new("RGB", (6, 6), colour) for colour in COLOURS)
     body = encoded(first, kind, save_all=True, append_images=rest, lossless=True)
-    red, _, blue = decode(body, max_pixels=LIMIT).convert("RGB").getpixel((3, 3))
+    red, _, blue = read_image(body, LIMITS).convert("RGB").getpixel((3, 3))
     assert red > 200
     assert blue < 50
 
@@ -123,7 +187,7 @@ def test_a_webp_of_very_many_frames_costs_one() -> None:
     frames = [Image.new("L", (4, 4), number % 256).convert("RGB") for number in range(10_000)]
     body = encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True, method=0)
     started = time.thread_time()
-    assert decode(body, max_pixels=LIMIT).size == (4, 4)
+    assert read_image(body, LIMITS).size == (4, 4)
     assert time.thread_time() - started < 0.05
 
 
@@ -131,7 +195,7 @@ def test_images_are_turned_as_their_exif_says() -> None:
     image = Image.new("RGB", (10, 20))
     exif = Image.Exif()
     exif[0x0112] = 6
-    assert decode(encoded(image, "JPEG", exif=exif), max_pixels=LIMIT).size == (20, 10)
+    assert read_image(encoded(image, "JPEG", exif=exif), LIMITS).size == (20, 10)
 
 
 ODD = {
@@ -149,7 +213,7 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_odd_images_become_finite_inputs(name: str, mode: str) -> None:
-    image = decode(encoded(ODD[name]), max_pixels=LIMIT)
+    image = read_image(encoded(ODD[name]), LIMITS)
     assert Preprocessing(mode=mode, size=(8, 8))(image).isfinite().all()
     small = thumbnail(image)
     assert media_type(small) == ("image/jpeg" if max(image.size) > 64 else "image/png")
@@ -157,7 +221,7 @@ def test_odd_images_become_finite_inputs(name: str, mode: str) -> None:
 
 
 def test_four_inks_become_three_channels() -> None:
-    image = decode(encoded(Image.new("CMYK", (200, 300), (0, 255, 255, 0)), "JPEG"), max_pixels=LIMIT)
+    image = read_image(encoded(Image.new("CMYK", (200, 300), (0, 255, 255, 0)), "JPEG"), LIMITS)
     assert Preprocessing(mode="RGB", size=(8, 8))(image).shape == (3, 8, 8)
     assert media_type(thumbnail(image)) == "image/jpeg"
 
@@ -167,4 +231,4 @@ def test_thumbnails_carry_nothing_else() -> None:
     exif[0x010E] = "WHERE-I-LIVE"
     body = encoded(Image.new("RGB", (300, 200)), "JPEG", exif=exif, comment=b"WHERE-I-LIVE")
     assert b"WHERE-I-LIVE" in body
-    assert b"WHERE-I-LIVE" not in thumbnail(decode(body, max_pixels=LIMIT))
+    assert b"WHERE-I-LIVE" not in thumbnail(read_image(body, LIMITS))

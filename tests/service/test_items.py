@@ -1,6 +1,7 @@
 """Items that come and go while served, and what can be their ids."""
 
 import concurrent.futures
+import json
 import sqlite3
 import warnings
 
@@ -11,7 +12,7 @@ from starlette.testclient import TestClient
 from lam.enrolment import ID_RULE
 from lam.service.engine import Engine
 from lam.service.store import FILE
-from tests.service.asking import PNG, client_of, embedding, refused
+from tests.service.asking import JSON, PNG, client_of, embedding, refused
 
 
 def test_items_come_and_go_while_served(engine: Engine, png: bytes) -> None:
@@ -119,6 +120,37 @@ def test_an_embedding_can_be_an_item_with_metadata(engine: Engine) -> None:
     (hit,) = client.post("/v1/search?k=1", json=embedding(engine.gallery.dimension)).json()["hits"]
     assert (hit["id"], hit["label"], hit["metadata"]) == (added["id"], "axis", {"shelf": 3})
     assert refused(client.get(f"/v1/items/{added['id']}/thumbnail"), 404)
+
+
+def nested(levels: int) -> str:
+    return '{"a": ' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        (nested(33), "metadata is nested more than 32 deep"),
+        (nested(900), "metadata is nested more than 32 deep"),
+        (nested(955), None),  # as much as JSON is read, or a little more
+        ('{"a": "\\ud800"}', "metadata must be valid Unicode"),
+        ('{"\\udfff": 1}', "metadata must be valid Unicode"),
+        ('{"a": 1e999}', "metadata must be finite numbers, text, lists and objects"),
+    ],
+)
+def test_what_could_not_be_shown_is_not_stored(engine: Engine, metadata: str, said: str | None) -> None:
+    client, item = client_of(engine), embedding(engine.gallery.dimension)
+    for levels in range(930, 960, 5) if said is None else [0]:
+        text = metadata if levels == 0 else nested(levels)
+        body = json.dumps({**item, "id": "bad", "metadata": "HERE"}).replace('"HERE"', text)
+        response = client.post("/v1/items", content=body, headers=JSON)
+        assert response.status_code in (400, 422)
+        assert said in (None, response.json()["error"])
+    assert engine.gallery.get("bad") is None
+    body = json.dumps({**item, "metadata": "HERE"}).replace('"HERE"', nested(32))
+    stored = client.put("/v1/items/deep", content=body, headers=JSON)
+    assert stored.json()["metadata"] == json.loads(nested(32))
+    assert client.get("/v1/items?limit=1000").status_code == 200
+    assert client.post("/v1/search?k=1", json=item).json()["hits"][0]["metadata"] == json.loads(nested(32))
 
 
 def test_numbers_in_the_store_are_those_that_were_sent(engine: Engine) -> None:

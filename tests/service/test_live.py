@@ -11,24 +11,27 @@ from typing import Any
 import pytest
 import torch
 
+from lam.calibrate import StoredItems, calibrate_run
 from lam.cli import main
 from lam.retrieval.calibration_files import load_calibration
 from lam.service.answers import Query
 from lam.service.engine import Engine, embedding_of
+from lam.service.gallery import FOLDER
 from lam.service.live import stored_items
-from lam.service.store import ItemStore
+from lam.service.store import FILE, ItemStore
 from tests.service.test_server import served
 
 TARGETS = ("--quiet", "--target-far=0.1", "--target-ood=0.1", "--target-miss=0.1")
 
 
-def grown(engine: Engine, count: int) -> None:
+def grown(engine: Engine, count: int, *, label: str | None = None) -> None:
     """Copies of what is there, under ids of their own."""
     items = list(engine.gallery.page(after="", limit=60))
     for number in range(count):
         item = items[number % len(items)]
         query = Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
-        engine.gallery.write([query.item(f"more{number}", label=item.label, metadata="{}")])
+        name = f"more{number}{'' if label is None else ' without label'}"
+        engine.gallery.write([query.item(name, label=item.label if label is None else label, metadata="{}")])
 
 
 def test_what_a_service_holds_is_read_beside_it(engine: Engine) -> None:
@@ -81,6 +84,26 @@ def test_a_gallery_that_grew_is_calibrated_for_and_the_service_takes_it_over(
     assert engine.judge.state(len(engine.gallery)) == "current"
 
 
+def test_items_without_label_spoil_no_calibration(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of what they show nobody can say whether it is a match: they would all count as none."""
+    made = []
+    for unlabelled in (0, 40):
+        grown(engine, unlabelled, label="")
+        assert main(["calibrate", str(engine.run), "--gallery=service", *TARGETS]) == 0
+        made.append((load_calibration(engine.run), capsys.readouterr().out))
+    (before, said_before), (after, said_after) = made
+    assert after.accept_above == before.accept_above
+    assert after.reliability.expected_error == before.reliability.expected_error
+    assert (after.gallery_size, after.facts["unlabelled"], before.facts["unlabelled"]) == (60, 40, 0)
+    assert "gallery: 60 items; calibrated on 60 queries" in said_before
+    assert "gallery: 60 items, 40 more without label left out; calibrated on 60 queries" in said_after
+
+
+def test_a_gallery_without_any_label_cannot_be_calibrated_for(engine: Engine) -> None:
+    with pytest.raises(ValueError, match="none of the 3 stored items has a label: give them labels"):
+        calibrate_run(engine.run, gallery=StoredItems(torch.eye(3), torch.ones(3), ("",) * 3), progress=False)
+
+
 def test_a_calibration_that_cannot_be_read_leaves_the_old_one(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     before = engine.judge
     tables = next((engine.run / "calibration").glob("*/tables.safetensors"))
@@ -94,6 +117,15 @@ def test_a_calibration_that_cannot_be_read_leaves_the_old_one(engine: Engine, ca
 def test_a_run_that_was_not_served_has_no_items(calibrated_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", str(calibrated_run), "--gallery=service", *TARGETS]) == 1
     assert "has no items of a service: `lam serve" in capsys.readouterr().err
+
+
+def test_items_that_were_lost_are_told(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.gallery.close()
+    (engine.run / FOLDER / FILE).unlink()
+    assert main(["calibrate", str(engine.run), "--gallery=service", *TARGETS]) == 1
+    assert "items.sqlite is missing or empty, and there was one" in capsys.readouterr().err
+    assert main(["serve", str(engine.run), "--port", "0"]) == 1
+    assert "restore it from a copy, or delete" in capsys.readouterr().err
 
 
 def test_a_hangup_reads_the_calibration_anew(served_run: Path) -> None:

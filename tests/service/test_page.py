@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import shutil
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromi
 @contextlib.contextmanager
 def serving(run: Path, **environment: str) -> Iterator[str]:
     """`lam serve` as a process of its own; gives its address."""
-    with started("lam", "serve", run=run, **environment) as (_, address):
+    with started("lam", "serve", run=run, **environment) as (_, address, _):
         yield address
 
 
@@ -259,6 +260,35 @@ def test_what_the_gallery_holds_is_text(page: Browser, address: str, tmp_path: P
     assert "<img src=x" in page.text("#hits li")
     assert page.run("document.title") == "lam: is it in the gallery?"
     urllib.request.urlopen(urllib.request.Request(f"{address}/v1/items/markup", method="DELETE")).close()
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("W" * 1024, "W" * 39 + "…"),
+        ("W " * 512, "W " * 19 + "W…"),
+        ("evil \u202egnp.exe\u202c \u2069\u2066", "evil \ufffdgnp.exe\ufffd \ufffd\ufffd"),
+        ("line\nbreak\ttab\0", "line\ufffdbreak\ufffdtab\ufffd"),
+        ("שלום 3", "שלום 3"),
+        ("🙂" * 70, "🙂" * 39 + "…"),
+    ],
+    ids=["one word", "many words", "turned round", "broken", "from right to left", "pictures"],
+)
+def test_no_label_breaks_the_page(page: Browser, address: str, tmp_path: Path, label: str, shown: str) -> None:
+    image = encoded(Image.radial_gradient("L").resize((9, 9)))
+    path = f"{address}/v1/items?id=odd&label={urllib.parse.quote(label)}"
+    with urllib.request.urlopen(urllib.request.Request(path, image, {"Content-Type": "image/png"})) as response:
+        assert json.load(response)["label"] == label
+    page.show_as(width=340)
+    upload(page, tmp_path / "gradient.png", image)
+    assert page.run("document.querySelector('#hits li bdi').textContent") == shown
+    script = f"(async () => (await import('/words.js')).named({json.dumps({'label': label})}))()"
+    assert page.run(script) == f"“\u2068{shown}\u2069”"
+    assert page.run("document.documentElement.scrollWidth") <= 340
+    assert page.run("Math.max(...[...document.querySelectorAll('#hits li')].map((card) => card.offsetHeight))") < 500
+    assert not set("\u202a\u202b\u202c\u202d\u202e") & set(page.run("document.body.textContent"))
+    urllib.request.urlopen(urllib.request.Request(f"{address}/v1/items/odd", method="DELETE")).close()
 
 
 @needs_chromium

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 import time
@@ -17,6 +18,8 @@ import numpy as np
 import pytest
 
 from lam.cli import main
+from lam.files import CorruptFileError
+from lam.service.engine import Engine
 from lam.service.gallery import FOLDER
 from lam.service.items import Item
 from lam.service.store import FILE, ItemStore
@@ -243,10 +246,23 @@ def test_without_a_key_only_this_machine_is_served(
     monkeypatch.delenv("LAM_API_KEY", raising=False)
     assert main(["serve", str(calibrated_run), "--host", "0.0.0.0"]) == 1
     assert "without a key only this machine is served, got host '0.0.0.0'" in capsys.readouterr().err
-    monkeypatch.setenv("LAM_API_KEY", " ")
-    assert main(["serve", str(calibrated_run)]) == 1
-    assert "$LAM_API_KEY is empty" in capsys.readouterr().err
+    for key, said in ((" ", "is empty"), ("a b", "without spaces"), ("clé", "of ASCII"), ("a\nb", "no header has")):
+        monkeypatch.setenv("LAM_API_KEY", key)
+        assert main(["serve", str(calibrated_run)]) == 1
+        assert said in capsys.readouterr().err
     monkeypatch.delenv("LAM_API_KEY")
+
+
+def test_a_key_may_end_with_a_line_break(calibrated_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(calibrated_run, tmp_path / "run"))
+    with served(run, LAM_API_KEY="secret\r\n") as found:
+        assert found.ask("GET", "/v1/model", headers={"X-API-Key": "secret"})[0] == 200
+        assert found.ask("GET", "/v1/model", headers={"X-API-Key": "secre"})[0] == 401
+        connection = http.client.HTTPConnection("127.0.0.1", found.port, timeout=20)
+        connection.request("HEAD", "/v1/ready")
+        response = connection.getresponse()
+        assert (response.status, response.read()) == (200, b"")
+        connection.close()
 
 
 def test_what_cannot_be_served_is_told(
@@ -269,6 +285,28 @@ def test_what_cannot_be_served_is_told(
     monkeypatch.setitem(sys.modules, "lam.service.server", None)
     assert main(["serve", str(served_run)]) == 1
     assert "pip install 'lam[serve]'" in capsys.readouterr().err
+
+
+def test_pictures_and_reports_that_were_altered_stop_nothing(served_run: Path) -> None:
+    for file in (served_run / "report.html", served_run / "metrics.json", *(served_run / "plots").iterdir()):
+        file.write_bytes(b"altered")
+    Engine(served_run).close()
+    (served_run / "config.yaml").write_bytes(b"altered: true")
+    with pytest.raises(CorruptFileError, match=r"config.yaml is truncated or altered"):
+        Engine(served_run)
+
+
+def test_a_database_that_another_process_locks_stops_the_start(
+    served_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where what the run's index holds is yet to be taken over."""
+    monkeypatch.setattr("lam.service.store._PATIENCE", 0.05)
+    (served_run / FOLDER).mkdir()
+    ItemStore(served_run / FOLDER / FILE).close()
+    with contextlib.closing(sqlite3.connect(served_run / FOLDER / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert main(["serve", str(served_run), "--port", "0"]) == 1
+    assert "items.sqlite: another process has locked the database" in capsys.readouterr().err
 
 
 def test_an_altered_row_stops_the_start_with_its_name(served_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,8 @@ import sqlite3
 import struct
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ import pytest
 from lam.files import CorruptFileError
 from lam.service.errors import ServiceError
 from lam.service.items import Images, Item, checked_id, checked_label, checked_metadata
-from lam.service.store import ItemStore
+from lam.service.store import FILE, MARK, ItemStore
+from tests.service.test_full_disk import small_file_system
 
 DIMENSION = 16
 
@@ -147,6 +150,114 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         ItemStore(tmp_path / "items.sqlite")
 
 
+LOST = {
+    "gone": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "without a table": lambda path: path.write_bytes(empty_database(path.with_name("other"))),
+}
+
+
+def empty_database(path: Path) -> bytes:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("VACUUM")
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_file_that_is_lost_is_not_begun_anew(tmp_path: Path, name: str) -> None:
+    path = tmp_path / FILE
+    store = ItemStore(path)
+    store.write([item("a")])
+    store.close()
+    whole = path.read_bytes()
+    LOST[name](path)
+    for _ in range(2):
+        with pytest.raises(CorruptFileError, match=r"items.sqlite is missing or empty, and there was one.*items.made"):
+            ItemStore(path)
+    path.write_bytes(whole)
+    store = ItemStore(path)
+    assert store.get("a") == item("a")
+    store.close()
+    LOST[name](path)
+    (tmp_path / MARK).unlink()
+    store = ItemStore(path)
+    assert len(store) == 0
+    store.close()
+    assert (tmp_path / MARK).is_file()
+
+
+def test_a_file_without_a_mark_gets_one(tmp_path: Path) -> None:
+    ItemStore(tmp_path / FILE).close()
+    (tmp_path / MARK).unlink()
+    ItemStore(tmp_path / FILE).close()
+    assert (tmp_path / MARK).is_file()
+
+
+@pytest.fixture
+def locking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """Locks the file as another process would, all of it, while a store waits for a moment only."""
+    monkeypatch.setattr("lam.service.store._PATIENCE", 0.05)
+
+    @contextmanager
+    def lock() -> Iterator[None]:
+        with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+            other.execute("PRAGMA locking_mode=EXCLUSIVE")
+            other.execute("BEGIN EXCLUSIVE")
+            yield
+            other.execute("ROLLBACK")
+
+    return lock
+
+
+def test_a_locked_file_is_called_locked(tmp_path: Path, locking: Callable[[], AbstractContextManager[None]]) -> None:
+    ItemStore(tmp_path / FILE).close()
+    with locking(), pytest.raises(ValueError, match="items.sqlite is locked by another process: end that") as refusal:
+        ItemStore(tmp_path / FILE)
+    assert not isinstance(refusal.value, CorruptFileError)
+    ItemStore(tmp_path / FILE).close()
+
+
+def test_what_another_process_locks_can_be_had_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lam.service.store._PATIENCE", 0.05)
+    store = ItemStore(tmp_path / FILE)
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(ServiceError, match="another process has locked the database") as refused:
+            store.write([item("a")])
+        assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
+        assert store.get("a") is None
+    store.write([item("a")])
+    assert store.check() == []
+    store.close()
+
+
+def test_a_file_that_cannot_be_written_is_called_that(tmp_path: Path) -> None:
+    with small_file_system(tmp_path / "disk", 2**20):
+        path = tmp_path / "disk" / FILE
+        store = ItemStore(path)
+        store.write([item("a")])
+        store.close()
+        subprocess.run(["mount", "-o", "remount,ro", str(path.parent)], check=True)
+        with pytest.raises(OSError, match="items.sqlite cannot be written .*: mount .*disk writable, for this user"):
+            ItemStore(path)
+        subprocess.run(["mount", "-o", "remount,rw", str(path.parent)], check=True)
+        store = ItemStore(path)
+        assert store.get("a") == item("a")
+        store.close()
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_FSYNC])
+def test_a_disk_that_fails_at_the_start_is_called_that(tmp_path: Path, code: int) -> None:
+    store, error = ItemStore(tmp_path / FILE), sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = code
+    with (
+        pytest.raises(OSError, match=r"items.sqlite cannot be used \(disk I/O error\): see to the disk"),
+        store._told(),
+    ):
+        raise error
+    store.close()
+
+
 FORMAT_1 = """
 CREATE TABLE items (
     key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, vector BLOB NOT NULL, kappa REAL NOT NULL,
@@ -259,7 +370,8 @@ ADDING = """
 import sys
 import numpy as np
 from lam.service.items import Item
-from lam.service.store import ItemStore
+from lam.service.store import FILE, MARK, ItemStore
+from tests.service.test_full_disk import small_file_system
 store, first = ItemStore(sys.argv[1]), int(sys.argv[2])
 for number in range(first, first + 100000):
     vector = np.full(16, number, np.float32).tobytes()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lam.service.errors import ServiceError
-from lam.service.workers import Worker
+from lam.service.workers import Worker, require_room
 
 Make = Callable[..., Worker[Any, Any]]
 
@@ -18,7 +18,7 @@ def make() -> Iterator[Make]:
     made: list[Worker[Any, Any]] = []
 
     def build(work: Callable[[Sequence[Any]], Sequence[Any]], **options: Any) -> Worker[Any, Any]:
-        options = {"batch": 8, "wait": 0.05, "queue": 100, "patience": 10.0, **options}
+        options = {"batch": 8, "wait": 0.05, "queue": 100, **options}
         made.append(Worker("test", work, **options))
         return made[-1]
 
@@ -74,18 +74,49 @@ def test_a_full_queue_refuses_at_once(make: Make) -> None:
     assert [future.result(5) for future in futures] == [0, 1, 2]
 
 
-def test_a_queue_is_bounded_by_the_work_in_it(make: Make) -> None:
+def test_the_work_before_a_request_is_bounded_at_all_workers_together(make: Make) -> None:
+    held = threading.Event()
+    held.set()
+
     def work(jobs: Sequence[int]) -> Sequence[int]:
         time.sleep(0.1)
+        held.wait(5)
         return jobs
 
-    worker = make(work, batch=1, wait=0.0, patience=0.05)
-    for number in range(3):
-        worker.submit(number).result(5)
-    accepted = [worker.submit(number) for number in range(1)]
-    with pytest.raises(ServiceError, match="wait for the test worker"):
-        accepted += [worker.submit(number) for number in range(10)]
-    assert accepted[0].result(5) == 0
+    first, second = make(work, batch=1, wait=0.0), make(work, batch=1, wait=0.0)
+    for worker in (first, second):
+        worker.submit(0).result(5)
+    require_room([first, second], 0.0)
+    held.clear()
+    waiting = [first.submit(number) for number in range(2)]
+    require_room([second], 0.0)
+    require_room([first], 0.25)  # two jobs of a tenth of a second
+    require_room([first, second], 0.45)  # which then wait for the second worker too
+    with pytest.raises(ServiceError, match="2 requests are before this one, with 0.4 s of work") as refused:
+        require_room([first, second], 0.35)
+    assert refused.value.status == 503
+    held.set()
+    assert [future.result(5) for future in waiting] == [0, 1]
+
+
+def test_a_request_is_taken_where_none_waits_however_long_one_takes(make: Make) -> None:
+    release, begun = threading.Event(), threading.Event()
+
+    def work(jobs: Sequence[int]) -> Sequence[int]:
+        begun.set()
+        release.wait(5)
+        return jobs
+
+    worker = make(work, batch=1, wait=0.0)
+    worker.seconds_a_job = 100.0
+    first = worker.submit(0)
+    assert begun.wait(5)
+    require_room([worker], 1.0)
+    second = worker.submit(1)
+    with pytest.raises(ServiceError, match="2 requests are before this one, with 200.0 s of work"):
+        require_room([worker], 1.0)
+    release.set()
+    assert [first.result(5), second.result(5)] == [0, 1]
 
 
 def dies_and_comes_back(make: Make, times: int) -> None:

@@ -6,7 +6,7 @@ import { canBeDrawn, drawnOn } from "./draw.js";
 import { angle, cosine, degrees, percent, plain } from "./numbers.js";
 import { Thresholds } from "./thresholds.js";
 import {
-  aboutAngles, aboutImages, aboutKappa, aboutRejected, aboutSet, aboutStale, facts, reason, wordOf,
+  aboutAngles, aboutImages, aboutKappa, aboutRejected, aboutSet, aboutStale, facts, reason, shown, wordOf,
 } from "./words.js";
 
 const SHOWN = 12;
@@ -194,7 +194,7 @@ function card(hit, place, nearest) {
   const accepted = thresholds?.accepts(hit);
   const tag = thresholds && tagOf(accepted, nearest);
   const kind = accepted === false ? (nearest ? "rejected nearest" : "rejected") : "";
-  const label = made("span", "label", made("span", "", hit.label || hit.id), made("span", "rank", `#${place + 1}`));
+  const label = made("span", "label", made("bdi", "", shown(hit)), made("span", "rank", `#${place + 1}`));
   return made("li", kind, picture(hit), label, tag,
     made("span", "number", `cosine ${cosine(hit.score)} (${degrees(angle(hit.score))})`),
     made("span", "number", `κ ${plain(hit.kappa)}${aboutImages(hit)}`),

@@ -2,6 +2,8 @@
 
 import { angle, cosine, degrees, percent, plain } from "./numbers.js";
 
+const LONGEST = 40;
+const TURNING = /[\p{Cc}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/gu; // signs of control and of direction
 const WORDS = { match: ["✓", "Match"], unknown: ["✕", "No match"], abstain: ["?", "Not sure"] };
 
 /** A decision as a sign and a word. */
@@ -9,8 +11,16 @@ export function wordOf(decision) {
   return WORDS[decision] ?? ["–", "No decision"];
 }
 
+/** A label or id as it is shown: not all of a long one, and nothing that turns the text around it. */
+export function shown(hit) {
+  const signs = [...(hit.label || hit.id).replace(TURNING, "\ufffd")];
+  return signs.length > LONGEST ? `${signs.slice(0, LONGEST - 1).join("")}…` : signs.join("");
+}
+
+/** The same within a sentence, whose direction is its own. */
 export function named(hit) {
-  return hit.label ? `“${hit.label}”` : `item ${hit.id}`;
+  const name = `\u2068${shown(hit)}\u2069`;
+  return hit.label ? `“${name}”` : `item ${name}`;
 }
 
 /** Why the answer is what it is. */

@@ -1,0 +1,139 @@
+"""One connection: uvicorn's, with the deadlines and the caps that it lacks.
+
+uvicorn lets go of a connection as soon as its client closes it, and speaks HTTP/1.1 alone. It has no deadline for the
+headers of a request, nor for a client that does not read its answer, and no cap on connections. The deadline of a body
+is in `lam.service.limits`.
+"""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from lam.service.limits import App
+from lam.service.settings import ServiceSettings
+
+_REFUSED = 64
+
+
+class Crowd:
+    """The connections that are open, at most so many in all and of one client.
+
+    Where there is one too many, another gives way: of those that wait for their client, the one that it has left alone
+    for longest. Where none waits, as the service is at work for all of them, the new one is refused.
+
+    Args:
+        most: connections in all.
+        of_client: connections of one address; None for as many as in all.
+    """
+
+    def __init__(self, most: int, of_client: int | None) -> None:
+        self._most, self._of_client = most, most if of_client is None else of_client
+        self._open: set[Connection] = set()
+        self._of: Counter[str] = Counter()
+        self._waiting: dict[Connection, None] = {}  # the one that was left alone for longest first
+        self._refused: set[Connection] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def enter(self, new: "Connection") -> bool:
+        """Count a new connection; False where it is refused, or, where many are, closed without a word."""
+        room = self._of[new.address] < self._of_client or self._one_gives_way(new.address)
+        if room and (len(self._open) < self._most or self._one_gives_way()):
+            self._open.add(new)
+            self._of[new.address] += 1
+            return True
+        if len(self._refused) >= _REFUSED:
+            new.transport.abort()
+        self._refused.add(new)
+        return False
+
+    def leave(self, one: "Connection") -> None:
+        """Count a connection no longer."""
+        self._waiting.pop(one, None)
+        self._refused.discard(one)
+        if one in self._open:
+            self._open.remove(one)
+            self._of[one.address] -= 1
+            if not self._of[one.address]:
+                del self._of[one.address]
+
+    def active(self, one: "Connection", *, waits: bool) -> None:
+        """Be told that something happened on a connection, and whether it waits for its client now."""
+        self._waiting.pop(one, None)
+        if waits and one in self._open:
+            self._waiting[one] = None
+
+    def _one_gives_way(self, address: str | None = None) -> bool:
+        for one in self._waiting:
+            if address in (None, one.address):
+                one.transport.abort()
+                self.leave(one)
+                return True
+        return False
+
+
+class Connection(H11Protocol):
+    """A connection whose client must send a request's headers, and read its answer, in time.
+
+    Args:
+        crowd: the connections that it is one of.
+        settings: the deadlines.
+        refuse: what answers requests on a connection that is one too many.
+        given: what uvicorn gives.
+    """
+
+    def __init__(self, crowd: Crowd, settings: ServiceSettings, refuse: App, **given: Any) -> None:
+        super().__init__(**given)
+        self.address = ""
+        self._crowd, self._refuse = crowd, refuse
+        self._seconds = {"headers": settings.header_seconds, "reading": settings.write_seconds}
+        self._awaited: str | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        if not self._crowd.enter(self):
+            self.app = self._refuse
+        self._follow()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._follow()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._follow()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._follow()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._follow()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._await(None)
+        self._crowd.leave(self)
+        super().connection_lost(exc)
+
+    def _follow(self) -> None:
+        """See what the connection waits for now; what is not all read is awaited until the whole answer is."""
+        between = self.cycle is None or self.cycle.response_complete
+        if self.flow.write_paused or (self._awaited == "reading" and not between):
+            self._await("reading")
+        else:
+            self._await("headers" if between else None)
+        self._crowd.active(self, waits=self._awaited is not None or self.cycle.more_body)
+
+    def _await(self, what: str | None) -> None:
+        if what == self._awaited:
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._awaited = what
+        self._deadline = None if what is None else self.loop.call_later(self._seconds[what], self.transport.abort)

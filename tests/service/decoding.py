@@ -1,0 +1,40 @@
+"""What it takes to read images that somebody sent: python -m tests.service.decoding FILE...
+
+Of each a line of JSON: the status, the most bytes that the process held beyond what it had, the processor's seconds.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from lam.preprocessing import Preprocessing
+from lam.service.errors import ServiceError
+from lam.service.images import read_image, thumbnail
+from lam.service.settings import ServiceSettings
+
+PREPROCESSING = Preprocessing.imagenet()
+
+
+def status(body: bytes) -> int:
+    try:
+        image = read_image(body, ServiceSettings(), least=PREPROCESSING.reduced_to)
+        PREPROCESSING(image)
+        thumbnail(image)
+    except ServiceError as error:
+        return error.status
+    return 200
+
+
+def memory(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
+if __name__ == "__main__":
+    for file in sys.argv[1:]:
+        body = Path(file).read_bytes()
+        Path("/proc/self/clear_refs").write_text("5")  # the most that it held is what it holds
+        before, started = memory("VmRSS"), time.thread_time()
+        answered = status(body)
+        print(json.dumps([answered, memory("VmHWM") - before, time.thread_time() - started]))

@@ -1,0 +1,308 @@
+"""Connections, over TCP: how long a client may keep one, how many there may be, and which gives way."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lam.service.connections import Crowd
+from lam.service.limits import Limits
+from lam.service.server import _open_files, _sparing_log, server_of
+from lam.service.settings import ServiceSettings
+
+SETTINGS = ServiceSettings(header_seconds=0.4, write_seconds=0.6, body_seconds=5.0, linger_seconds=0.1)
+BIG = 15_000_000
+GET = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+HALF = b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\nhalf"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Served:
+    """A server in this loop, whose application answers at once, with much, or when it is let."""
+
+    def __init__(self, settings: ServiceSettings, most: int) -> None:
+        self.crowd, self.let, self.counted = Crowd(most, settings.client_connections), asyncio.Event(), list[int]()
+        limits = Limits(
+            self._app, settings, key=None, max_json=1000, count=lambda *answer: self.counted.append(answer[2])
+        )
+        self.server, self.port = server_of(limits, settings, self.crowd), 0
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        message = await receive()
+        while message["type"].startswith("lifespan"):
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+            message = await receive()
+        if scope["path"] == "/v1/work":
+            await self.let.wait()
+        body = b"x" * (BIG if scope["path"] == "/v1/big" else 2)
+        head = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]}
+        await send(head)
+        await send({"type": "http.response.body", "body": body})
+
+    async def client(self, first: bytes = b"", *, address: str = "127.0.0.1") -> Client:
+        """A connection from an address of this machine, on which something was sent."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0), limit=1000)
+        writer.write(first)
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+        return reader, writer
+
+
+def serve(test: Callable[[Served], Coroutine[Any, Any, None]], *, most: int = 100, **settings: Any) -> None:
+    """Run a test beside a server."""
+
+    async def run() -> None:
+        async with _running(replace(SETTINGS, **settings), most) as served:
+            await test(served)
+
+    asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def _running(settings: ServiceSettings, most: int) -> AsyncIterator[Served]:
+    served = Served(settings, most)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        served.port = listener.getsockname()[1]
+        ended = asyncio.create_task(served.server.serve([listener]))
+        while not served.server.started:
+            await asyncio.sleep(0.01)
+        yield served
+        served.let.set()
+        served.server.should_exit = True
+        await ended
+
+
+async def status(client: Client) -> int:
+    """Of the next answer, whose headers alone are read; 0 where the connection was closed."""
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        head = await asyncio.wait_for(client[0].readuntil(b"\r\n\r\n"), 5)
+        return int(head.split()[1])
+    return 0
+
+
+async def closed_after(served: Served, begun: float) -> float:
+    """Seconds until the server has no connection."""
+    while len(served.crowd):
+        assert time.monotonic() - begun < 5
+        await asyncio.sleep(0.01)
+    return time.monotonic() - begun
+
+
+def test_a_connection_that_its_client_closes_is_let_go_at_once() -> None:
+    async def closed(served: Served) -> None:
+        clients = [await served.client(GET % b"/v1/x") for _ in range(5)] + [await served.client(HALF)]
+        clients += [await served.client(GET % b"/v1/big"), await served.client(b"GET /v1")]
+        assert [await status(client) for client in clients[:5]] == [200] * 5
+        assert len(served.crowd) == 8
+        begun = time.monotonic()
+        for _, writer in clients:
+            writer.close()
+        assert await closed_after(served, begun) < 0.3
+
+    serve(closed, header_seconds=60.0, write_seconds=60.0)
+
+
+@pytest.mark.parametrize(("first", "drip"), [(b"", b""), (b"GET /v1", b"x"), (GET % b"/v1/x", b"")])
+def test_headers_must_come_in_time(first: bytes, drip: bytes) -> None:
+    """Whether nothing comes, they drip, or no second request follows."""
+
+    async def kept(served: Served) -> None:
+        begun = time.monotonic()
+        _, writer = await served.client(first)
+        while len(served.crowd) and time.monotonic() - begun < 5:
+            writer.write(drip)
+            await asyncio.sleep(0.02)
+        assert 0.3 < time.monotonic() - begun < 1.5
+        writer.close()
+
+    serve(kept)
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_an_answer_must_be_read_in_time(requests: int) -> None:
+    async def unread(served: Served) -> None:
+        begun = time.monotonic()
+        _, writer = await served.client(GET % b"/v1/big" * requests)
+        assert 0.4 < await closed_after(served, begun) < 2
+        writer.close()
+
+    serve(unread, header_seconds=0.3)
+
+
+def test_an_answer_that_is_read_slowly_is_read_whole_or_cut_in_time() -> None:
+    async def slow(served: Served) -> None:
+        for pause, whole in ((0.0, True), (0.02, False)):
+            (reader, writer), found, begun = await served.client(GET % b"/v1/big"), 0, time.monotonic()
+            with contextlib.suppress(ConnectionError):
+                while found < BIG and (part := await reader.read(100_000)):
+                    found += len(part)
+                    await asyncio.sleep(pause)
+            assert (found >= BIG) == whole
+            assert await closed_after(served, begun) < 4
+            writer.close()
+
+    serve(slow)
+
+
+def test_requests_one_after_another_and_at_once_are_answered() -> None:
+    async def several(served: Served) -> None:
+        client = await served.client()
+        for _ in range(4):
+            client[1].write(GET % b"/v1/x" * 2)
+            for _ in range(2):
+                assert await status(client) == 200
+                assert await client[0].readexactly(2) == b"xx"
+            await asyncio.sleep(0.2)  # together longer than the deadline of one request
+        client[1].close()
+
+    serve(several)
+
+
+def test_the_one_left_alone_for_longest_gives_way() -> None:
+    async def crowded(served: Served) -> None:
+        at_work, first, second = await served.client(GET % b"/v1/work"), *[await served.client() for _ in range(2)]
+        first[1].write(b"GET /v1/x HTTP/1.1\r\n")  # which makes the second the one that was left alone
+        await asyncio.sleep(0.05)
+        third = await served.client(GET % b"/v1/x")
+        assert (await status(third), await status(second)) == (200, 0)
+        served.let.set()
+        first[1].write(b"Host: 127.0.0.1\r\n\r\n")
+        assert [await status(at_work), await status(first)] == [200, 200]
+        for _, writer in (at_work, first, second, third):
+            writer.close()
+
+    serve(crowded, most=3, header_seconds=5.0)
+
+
+@pytest.mark.parametrize("first", [HALF, GET % b"/v1/big"])
+def test_who_sends_half_a_body_or_does_not_read_gives_way_too(first: bytes) -> None:
+    async def crowded(served: Served) -> None:
+        clients = [await served.client(first) for _ in range(2)]
+        clients.append(await served.client(GET % b"/v1/x"))
+        assert await status(clients[-1]) == 200
+        for _, writer in clients:
+            writer.close()
+
+    serve(crowded, most=2)
+
+
+def test_one_too_many_is_refused_where_all_are_at_work() -> None:
+    async def crowded(served: Served) -> None:
+        clients = [await served.client(GET % b"/v1/work") for _ in range(2)]
+        begun = time.monotonic()
+        more = await served.client(b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n")
+        more[1].write(b"x" * 100_000)
+        head = (await more[0].readuntil(b"\r\n\r\n")).decode()
+        assert time.monotonic() - begun < 0.5
+        assert head.startswith("HTTP/1.1 503 ")
+        assert "Retry-After: 1\r\n" in head
+        assert json.loads(await more[0].read())["error"] == "too many connections are open"
+        served.let.set()
+        assert [await status(client) for client in clients] == [200, 200]
+        later = await served.client(GET % b"/v1/x")
+        assert await status(later) == 200
+        assert sorted(served.counted) == [200, 200, 200, 503]
+        for _, writer in (*clients, more, later):
+            writer.close()
+
+    serve(crowded, most=2)
+
+
+def test_of_very_many_too_many_some_are_closed_without_a_word() -> None:
+    async def crowded(served: Served) -> None:
+        clients = [await served.client(GET % b"/v1/work")]
+        clients += [await served.client() for _ in range(70)]
+        assert await status(clients[-1]) == 0
+        assert len(served.crowd) == 1
+        clients[1][1].write(GET % b"/v1/x")
+        assert await status(clients[1]) == 503
+        for _, writer in clients:
+            writer.close()
+
+    serve(crowded, most=1, header_seconds=5.0)
+
+
+def test_one_client_cannot_take_all() -> None:
+    async def crowded(served: Served) -> None:
+        mine = [await served.client(GET % b"/v1/work") for _ in range(2)]
+        more, others = await served.client(GET % b"/v1/x"), await served.client(GET % b"/v1/x", address="127.0.0.2")
+        assert (await status(more), await status(others)) == (503, 200)
+        mine[0][1].close()
+        await asyncio.sleep(0.05)
+        again = await served.client(GET % b"/v1/x")
+        assert await status(again) == 200
+        for _, writer in (*mine, more, others, again):
+            writer.close()
+
+    serve(crowded, client_connections=2)
+
+
+def test_behind_a_proxy_all_may_be_of_one_address() -> None:
+    async def crowded(served: Served) -> None:
+        clients = [await served.client(GET % b"/v1/work") for _ in range(3)]
+        served.let.set()
+        assert [await status(client) for client in clients] == [200] * 3
+        for _, writer in clients:
+            writer.close()
+
+    serve(crowded, client_connections=None, most=3)
+
+
+def test_http_2_is_refused_and_an_upgrade_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    async def asked(served: Served) -> None:
+        client = await served.client(PREFACE)
+        assert await status(client) == 505
+        assert b"HTTP/1.1 is spoken here, and no HTTP/2" in await client[0].read()
+        client[1].close()
+        settings = b"HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+        websocket = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+        for kind, more in ((b"h2c", settings), (b"websocket", websocket)):
+            upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + kind + b"\r\n" + more + b"\r\n"
+            client = await served.client((GET % b"/v1/x")[:-2] + upgrade)
+            assert await status(client) == 200
+            client[1].close()
+
+    serve(asked)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_what_clients_bring_about_is_logged_once_in_a_while(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("lam.service.server.time.monotonic", lambda: now)
+    with _sparing_log():
+        for number in range(1000):
+            logging.getLogger("asyncio").error("socket.accept() out of system resource\nsocket: %d", number)
+            logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+        now = 11.0
+        logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    assert [record.getMessage() for record in caplog.records] == [
+        "socket.accept() out of system resource\nsocket: 0",
+        "Invalid HTTP request received.",
+        "Invalid HTTP request received. (999 more like this were not logged)",
+    ]
+    logging.getLogger("asyncio").error("socket.accept() out of system resource\nsocket: 1")
+    assert len(caplog.records) == 4
+
+
+def test_as_many_files_may_be_open_as_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, given: limits.append(given))
+    assert _open_files() == 4096
+    assert limits == [(4096, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (500, 500))
+    with pytest.raises(ValueError, match="the process may open 500 files, at least 512 are needed: see `ulimit -n`"):
+        _open_files()

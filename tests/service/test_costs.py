@@ -1,0 +1,100 @@
+"""Requests that cost more than they weigh, one and eight at once: they hold nobody up, and take little memory."""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.service.serving import ROOT, Served, Watch, served
+from tests.service.test_images import blank, colour
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A request, and what may be answered.
+
+    Attributes:
+        path: where it goes.
+        kind: its content type.
+        body: makes its body.
+        answers: one of these.
+        read: whether all of the body is read, and is there as it came, as text and as images.
+    """
+
+    path: str
+    kind: str
+    body: Callable[[], bytes]
+    answers: tuple[str, ...]
+    read: bool = False
+
+
+def lists(name: str) -> bytes:
+    """As much JSON as a body may have, of lists."""
+    return f'{{"{name}":['.encode() + b"[]," * 3_300_000 + b"[]]}"
+
+
+def pair() -> bytes:
+    noise = base64.b64encode(os.urandom(3_600_000)).decode()
+    return json.dumps({"first": {"image": noise}, "second": {"image": noise}}).encode()
+
+
+COSTS = {
+    "lists to search": Cost("/v1/search", JSON, lambda: lists("embedding"), ("413",)),
+    "lists to add": Cost("/v1/items", JSON, lambda: lists("metadata"), ("413",)),
+    "lists to verify": Cost("/v1/verify", JSON, lambda: lists("first"), ("413",), read=True),
+    "as many lists as may be": Cost("/v1/search", JSON, lambda: lists("embedding")[:60_000] + b"]]}", ("400", "422")),
+    "nested lists": Cost("/v1/items", JSON, lambda: b'{"metadata":' + b"[" * 1000 + b"]" * 1000 + b"}", ("400", "422")),
+    "one long word": Cost("/v1/items", JSON, lambda: b'{"label":"' + b"x" * 1_000_000 + b'"}', ("413",)),
+    "a pair of large images": Cost("/v1/verify", JSON, pair, ("415", "503"), read=True),
+    "a PNG of 1 x 25 million": Cost("/v1/search", "image/png", lambda: blank(1, 25_000_000), ("413",)),
+    "a PNG of 16 bits": Cost("/v1/items", "image/png", lambda: blank(5000, 5000, bits=16), ("200", "201", "503")),
+    "a PNG of colours": Cost("/v1/search", "image/png", lambda: blank(3900, 3900, 2), ("200", "503")),
+    "a JPEG": Cost("/v1/search", "image/jpeg", lambda: colour(5000, "JPEG"), ("200", "503")),
+    "a WebP": Cost("/v1/search", "image/webp", lambda: colour(1900, "WEBP", method=0), ("200", "503")),
+}
+
+
+@pytest.fixture(scope="module")
+def found(calibrated_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Once everything was done once, as memory that was taken is not always given back."""
+    run = Path(shutil.copytree(calibrated_run, tmp_path_factory.mktemp("costs") / "run"))
+    with served(run, "lam", "serve", MALLOC_ARENA_MAX="2") as found:
+        yield found
+
+
+def costs_little(found: Served, cost: Cost, folder: Path, count: int, p99: float) -> Watch:
+    file = folder / "body"
+    file.write_bytes(cost.body())
+    command = [sys.executable, "-m", "tests.service.sending", str(found.port), "POST", cost.path, cost.kind, str(file)]
+    with Watch(found) as watch:
+        printed = subprocess.run([*command, str(count)], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    answers = json.loads(printed)
+    assert set(answers) <= set(cost.answers), answers
+    assert set(watch.answers) == {"200"}
+    assert watch.p99() < p99
+    assert watch.grown < 64 * 2**20 + cost.read * 3 * count * file.stat().st_size
+    return watch
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_what_costs_more_than_it_weighs_holds_nobody_up(found: Served, tmp_path: Path, name: str) -> None:
+    costs_little(found, COSTS[name], tmp_path, 8, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize("name", COSTS)
+def test_what_costs_more_than_it_weighs_holds_nobody_up_for_50_ms(
+    found: Served, tmp_path: Path, name: str, count: int, record_property: Callable[[str, object], None]
+) -> None:
+    watch = costs_little(found, COSTS[name], tmp_path, count, 0.05)
+    record_property(f"{name}, {count} at once", json.dumps(watch.told()))

@@ -4,8 +4,8 @@
 
 RUN is the folder of a finished run of laplace_posthoc; its validation split alone is looked at, never its test split.
 The texts are CLINC150's file and the folder of BANKING77's two, embedded by all-MiniLM-L6-v2, with a trained layer
-after it. Half of the validation queries choose the scale, the other half says what became of it, and then the other way.
-results/tuning.json has the mean over both halves and over the runs of one data set.
+after it. Half of the validation queries choose the scale, the other half says what became of it, then the other way
+round. results/tuning.json has the mean over both halves and over the runs of one data set.
 """
 
 import argparse

@@ -13,7 +13,6 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from lam.preprocessing import Preprocessing, _converted, _to_mode, decode, open_image
-from lam.torchvision_import import import_torchvision
 
 
 def photograph(height: int = 60, width: int = 90) -> Image.Image:

@@ -33,8 +33,11 @@ SHORT = (
     *("--pfe.epochs=1", "--hib.n_samples=2", "--deep_ensemble.n_members=2", "--deep_ensemble.reference=20"),
     "--knn_distance.reference=20",
 )
-CALMER = {"cub200/hib_paper": ("--training.learning_rate=1e-3",)}
-"""The authors' rate is too high for random weights: within three steps the embeddings overflow."""
+CALMER = {
+    "cub200/hib_paper": ("--training.learning_rate=1e-3",),
+    "fashionmnist/pfe_paper": ("--pfe.learning_rate=1e-3",),
+}
+"""The authors' rate is too high for random weights and grey images: within three steps a number overflows."""
 
 CUT_TO_THREE = {("cifar10", "hib"), ("cifar10", "mc_dropout")}
 

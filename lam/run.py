@@ -6,6 +6,7 @@
     encoder/         network, posterior, preprocessing
     index/, items/   the test split, to be searched
     metrics.json     flat names and values, and the seconds of each stage
+    curves.safetensors   the arrays behind the curves of its plots, for `lam compare`
     plots/*.png, report.html
     MANIFEST.json    SHA-256 of what does not change afterwards, written last
 
@@ -30,10 +31,11 @@ from lam import distributed, gallery, losses, methods, models
 from lam.augmentation import AugmentationOptions, Augmented
 from lam.config import RunConfig
 from lam.curvature import Relation
+from lam.curves import CURVES, Curves
 from lam.datasets import ImageDataset, Splits
 from lam.encoder import BayesianEncoder
 from lam.encoder_base import Encoder
-from lam.evaluation import Evaluation, evaluate
+from lam.evaluation import evaluate
 from lam.files import MANIFEST, read_json, seal, write_json
 from lam.head import evaluating
 from lam.loading import load
@@ -147,7 +149,10 @@ def _evaluate(
         gallery.index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
     seconds = {f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}
     metrics = {**evaluation.metrics, **_skipped(folder), **seconds}
-    return _finish(config, folder, metrics, evaluation, splits.test)
+    write_json(folder / "metrics.json", metrics)
+    Curves.of(evaluation).save(folder)
+    plots = write_plots_and_report(folder, asdict(config), metrics, evaluation, splits.test, ood)
+    return _finish(folder, metrics, plots)
 
 
 def _skipped(folder: Path) -> dict[str, int]:
@@ -158,12 +163,9 @@ def _skipped(folder: Path) -> dict[str, int]:
     return {"batches_without_positives": sum(history["batches_without_positives"] for history in histories)}
 
 
-def _finish(
-    config: RunConfig, folder: Path, metrics: dict[str, Any], evaluation: Evaluation, test: ImageDataset
-) -> RunResult:
-    write_json(folder / "metrics.json", metrics)
-    plots = write_plots_and_report(folder, asdict(config), metrics, evaluation, test)
-    names = ["config.yaml", "data.json", "metrics.json", "report.html", *(f"plots/{path.name}" for path in plots)]
+def _finish(folder: Path, metrics: dict[str, Any], plots: list[Path]) -> RunResult:
+    names = ["config.yaml", "data.json", "metrics.json", CURVES, "report.html"]
+    names += [f"plots/{path.name}" for path in plots]
     names += ["training.json"] if (folder / "training.json").is_file() else []
     seal(folder, names)
     (folder / "seconds.json").unlink(missing_ok=True)

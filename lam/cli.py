@@ -22,6 +22,7 @@ _EXAMPLES = """examples:
   lam run configs/fashionmnist/laplace_posthoc.yaml --data.root=DIR
   lam run configs/folder/laplace_posthoc.yaml --data.root=DIR     your own images, a sub-folder a class
   lam sweep configs/fashionmnist/laplace_online.yaml --seeds 5    mean and standard deviation over seeds
+  lam compare RUN RUN RUN -o comparison        all methods in one picture of each kind, and a table
   lam embed RUN FOLDER -o embeddings.npz       RUN is the folder of a run, such as runs/digits/laplace_posthoc, or
                                                the one above it, where it is the only run there
   lam index RUN FOLDER
@@ -148,6 +149,16 @@ def _sweep(parsed: argparse.Namespace, overrides: list[str]) -> None:
         if _is_shown(name):
             print(f"{name:<32}{'undefined':>10} for seed {', '.join(map(str, seeds))}")
     print(f"seeds: {result.folder / SWEEP}")
+
+
+def _compare(parsed: argparse.Namespace, _: list[str]) -> None:
+    from lam.comparison import compare
+    from lam.run_folder import run_at
+
+    made = compare([run_at(Path(run)) for run in parsed.runs], parsed.output)
+    print(made)
+    for path in made.written:
+        print(path)
 
 
 def _is_shown(name: str) -> bool:
@@ -336,6 +347,11 @@ def _parser() -> argparse.ArgumentParser:
     sweep = configured("sweep", _sweep, "Run a configuration from several seeds: mean and standard deviation.")
     sweep.add_argument("config", help="a YAML file, your own or one that lam ships")
     sweep.add_argument("--seeds", type=int, default=5, help="how many, from the configuration's on (default: 5)")
+    compare = command("compare", _compare, "Draw finished runs on the same data together, with a table.")
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="the folders of finished runs, two to twelve")
+    compare.add_argument(
+        "-o", "--output", default="comparison", help="the folder to write, or replace (default: comparison)"
+    )
     embed = command(
         "embed",
         _embed,

@@ -6,6 +6,7 @@
     encoder/         network, posterior, preprocessing
     index/, items/   the test split, to be searched
     metrics.json     flat names and values, and the seconds of each stage
+    curves.safetensors   the arrays behind the curves of its plots, for `lam compare`
     plots/*.png, report.html
     MANIFEST.json    SHA-256 of what does not change afterwards, written last
 
@@ -31,6 +32,7 @@ from lam.augmentation import AugmentationOptions, Augmented
 from lam.config import RunConfig
 from lam.corruption import corruption_metrics, measure_corruption
 from lam.curvature import Relation
+from lam.curves import CURVES, Curves
 from lam.datasets import ImageDataset, Splits
 from lam.encoder import BayesianEncoder
 from lam.encoder_base import Encoder
@@ -145,14 +147,15 @@ def _evaluate(
         )
     with stages("corrupt"):
         size = config.evaluation.corrupted
-        curves = measure_corruption(encoder, splits.test, evaluation, size=size, seed=config.seed) if size else {}
+        corrupted = measure_corruption(encoder, splits.test, evaluation, size=size, seed=config.seed) if size else {}
     with stages("index"):
         gallery.index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
     seconds = {f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}
-    corruption = corruption_metrics(curves, has_kappa=encoder.has_kappa)
+    corruption = corruption_metrics(corrupted, has_kappa=encoder.has_kappa)
     metrics = {**evaluation.metrics, **corruption, **_skipped(folder), **seconds}
     write_json(folder / "metrics.json", metrics)
-    plots = write_plots_and_report(folder, asdict(config), metrics, encoder, evaluation, curves, splits.test)
+    Curves.of(evaluation).save(folder)
+    plots = write_plots_and_report(folder, asdict(config), metrics, encoder, evaluation, corrupted, splits.test, ood)
     return _finish(folder, metrics, plots)
 
 
@@ -165,7 +168,8 @@ def _skipped(folder: Path) -> dict[str, int]:
 
 
 def _finish(folder: Path, metrics: dict[str, Any], plots: list[Path]) -> RunResult:
-    names = ["config.yaml", "data.json", "metrics.json", "report.html", *(f"plots/{path.name}" for path in plots)]
+    names = ["config.yaml", "data.json", "metrics.json", CURVES, "report.html"]
+    names += [f"plots/{path.name}" for path in plots]
     names += ["training.json"] if (folder / "training.json").is_file() else []
     seal(folder, names)
     (folder / "seconds.json").unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from lam.encoder import BayesianEncoder
 from lam.encoder_base import Encoder
 from lam.evaluation import Evaluation
 from lam.retrieval import plots
+from lam.retrieval.neighbours import rank
 from lam.retrieval.report import Plot, write_report
 
 SCORE_NAMES = {"kappa": "κ", "variance": "variance", "norm": "feature norm", "knn": "k-NN cosine"}
@@ -26,6 +27,7 @@ def write_plots_and_report(
     evaluation: Evaluation,
     curves: Mapping[Kind, CorruptionCurve],
     test: ImageDataset,
+    ood: Mapping[str, ImageDataset],
 ) -> list[Path]:
     """Write plots/*.png and report.html.
 
@@ -37,6 +39,7 @@ def write_plots_and_report(
         evaluation: what was measured on the test split.
         curves: what corrupting its images did, by kind.
         test: the test split, whose images are shown.
+        ood: the OOD sets that were evaluated, by name, likewise.
 
     Returns:
         The paths of the plots.
@@ -46,7 +49,7 @@ def write_plots_and_report(
     shown = [
         *_sparsification_plot(place, evaluation),
         *_calibration_plot(place, evaluation),
-        *_extremes_plot(place, evaluation, test),
+        *_extremes_plots(place, evaluation, test, ood),
         *_no_match_plot(place, evaluation),
         *_ood_plots(place, evaluation),
         *_corruption_plot(place, curves, encoder.has_kappa),
@@ -71,8 +74,9 @@ def _sparsification_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
     if not kept.any():
         return []
     path = folder / "sparsification.png"
-    uncertainty = {SCORE_NAMES[name]: values[kept] for name, values in evaluation.scores.items()}
-    plots.plot_sparsification(path, evaluation.correct[kept], uncertainty)
+    correct = evaluation.correct[kept]
+    ranked = {SCORE_NAMES[name]: (correct, values[kept]) for name, values in evaluation.scores.items()}
+    plots.plot_sparsification(path, ranked)
     caption = (
         "Accuracy of the queries that stay when the most uncertain are dropped. A curve that rises says that the "
         "uncertainty knows which answers are wrong."
@@ -89,17 +93,45 @@ def _calibration_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
     return [Plot("Calibration", caption, path)]
 
 
-def _extremes_plot(folder: Path, evaluation: Evaluation, test: ImageDataset) -> list[Plot]:
-    def image(index: int) -> Tensor:
-        return test.preprocessing.denormalize(test[index][0])
+def _extremes_plots(
+    folder: Path, evaluation: Evaluation, test: ImageDataset, ood: Mapping[str, ImageDataset]
+) -> list[Plot]:
+    known, together = folder / "extremes.png", folder / "extremes_ood.png"
+    _draw_extremes(known, evaluation, test, {})
+    shown = [Plot("Most and least certain", "Queries by κ, each above its first hit.", known)]
+    if ood:
+        _draw_extremes(together, evaluation, test, ood)
+        caption = "The same together with what is out of distribution, which should be the least certain."
+        shown.append(Plot("Most and least certain, OOD among them", caption, together))
+    return shown
 
-    def query_image(index: int) -> Tensor:
-        return image(int(evaluation.queries[index]))
 
-    path = folder / "extremes.png"
-    kappa, first = evaluation.embeddings.kappa, evaluation.hits[:, 0]
-    plots.plot_extremes(path, kappa, first, evaluation.correct, query_image=query_image, gallery_image=image)
-    return [Plot("Most and least certain", "Queries by κ, each above its first hit.", path)]
+def _draw_extremes(path: Path, evaluation: Evaluation, test: ImageDataset, ood: Mapping[str, ImageDataset]) -> None:
+    """Show the ends of κ among the queries, 0 to Q − 1, and the items of the OOD sets, which follow them."""
+    n_queries = len(evaluation.queries)
+    outside = [(name, row) for name, images in ood.items() for row in range(len(images))]
+    embeddings = [evaluation.embeddings, *(evaluation.ood_embeddings[name] for name in ood)]
+    mean, kappa = (torch.cat([getattr(part, name) for part in embeddings]) for name in ("mean", "kappa"))
+
+    def image(images: ImageDataset, index: int) -> Tensor:
+        return images.preprocessing.denormalize(images[index][0])
+
+    def verdict(query: int) -> bool | str:
+        return bool(evaluation.correct[query]) if query < n_queries else outside[query - n_queries][0]
+
+    def query_image(query: int) -> Tensor:
+        if query < n_queries:
+            return image(test, int(evaluation.queries[query]))
+        name, row = outside[query - n_queries]
+        return image(ood[name], row)
+
+    def hit_image(query: int) -> Tensor:
+        if query < n_queries:
+            return image(test, int(evaluation.hits[query, 0]))
+        nearest, _ = rank(mean[query, None], evaluation.gallery.mean, k=1)
+        return image(test, int(evaluation.candidates[nearest[0, 0]]))
+
+    plots.plot_extremes(path, kappa, verdict, query_image=query_image, hit_image=hit_image)
 
 
 def _no_match_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:

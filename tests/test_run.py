@@ -233,7 +233,7 @@ def test_the_extremes_of_a_report_hold_images_from_outside(
     outside = datasets.TensorImages(torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64))
     loaders = [DataLoader(images, batch_size=4) for images in (test, outside)]
     evaluation = evaluate(encoder, loaders[0], {"noise": loaders[1]}, n_samples=4)
-    evaluation.ood_embeddings["noise"].kappa[1] = 1e-3
+    evaluation.ood_embeddings["noise"].kappa[1] = 1e-7
     configuration = {"data": {"name": "digits"}, "method": "laplace_posthoc"}
     write_plots_and_report(
         run_copy, configuration, evaluation.metrics, encoder, evaluation, {}, test, {"noise": outside}

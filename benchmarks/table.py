@@ -1,4 +1,4 @@
-"""The table of all methods on FashionMNIST against MNIST, as the README has it, from the results.
+"""Tables from the results: all methods on FashionMNIST against MNIST, as the README has it, and other data.
 
 python benchmarks/table.py
 """
@@ -65,6 +65,21 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def other_data() -> str:
+    """The table of photographs, faces and characters in Markdown, as docs/results.md has it."""
+    heads = ("recall@1", "ECE", "AUSC", "AUROC by κ", "by k-NN", "noise", "blur", "contrast")
+    trends = (f"corruption_{kind}_trend" for kind in ("noise", "blur", "contrast"))
+    figures = ("recall@1", "ece", "ausc", "auroc", "auroc_knn", *trends)
+    lines = [f"| data, method (seeds) | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
+    found: dict[str, Any] = json.loads((RESULTS / "other_data.json").read_text())
+    del found["machine"]
+    for data, methods in found.items():
+        for method, rows in methods.items():
+            cells = [f"{rows['mean'][figure]:.2f} ± {rows['std'][figure]:.2f}" for figure in figures]
+            lines.append(f"| {data}, {method} ({len(rows['seeds'])}) | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(table())
+    print(table(), other_data(), sep="\n\n")
     sys.exit()

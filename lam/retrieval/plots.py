@@ -274,8 +274,8 @@ def plot_tuning(path: str | Path, tuning: "Tuning") -> None:
     axes.axvline(chosen, color=_INK, linewidth=1, linestyle="--", label=f"chosen: s = {_short(chosen)}")
     _log_ticks(axes, scales[0], scales[-1])
     axes.set(xlabel="likelihood scale s (small means a wide posterior)", ylabel="lower is better")
-    axes.set_ylim(bottom=0)
-    _finish(figure, axes, path, legend="best")
+    axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
+    _finish(figure, axes, path, legend="upper right")
 
 
 def plot_extremes(
@@ -339,6 +339,7 @@ def _log_ticks(axes: Any, low: float, high: float) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=9))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(which="minor", length=0)
 
 
 def _show(axes: Any, image: Tensor, title: str, color: str) -> None:
@@ -393,7 +394,8 @@ def _short(value: float) -> str:
         return f"{value:,.0f}"
     if 1e-3 <= value < 100 or value == 0:
         return f"{value:.3g}"
-    return f"{value:.1e}".replace("e+0", "e").replace("e-0", "e-")
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
 def _styled(named: Mapping[str, Value]) -> Iterator[tuple[dict[str, str], str, Value]]:

@@ -125,8 +125,8 @@ MUTANTS = (
     Mutant(
         "size of all bodies together",
         "lam/service/limits.py",
-        "                if self._held > self._settings.max_held:\n",
-        "                if False:\n",
+        "        if self._held > self._settings.max_held:\n",
+        "        if False:\n",
         (SERVICE + "test_limits.py::test_all_bodies_together_are_bounded_and_let_go",),
     ),
     Mutant(

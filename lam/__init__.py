@@ -4,6 +4,7 @@
 distribution with a concentration κ; `evaluate` says whether it can be trusted.
 """
 
+from lam import torchvision_import
 from lam.embeddings import Embeddings
 from lam.encoder import BayesianEncoder
 from lam.encoder_base import Encoder
@@ -14,6 +15,8 @@ from lam.loading import load
 from lam.pairs import Pairs
 
 __version__ = "0.1.0"
+
+torchvision_import.install()
 
 __all__ = [
     "BayesianEncoder",

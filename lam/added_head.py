@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lam import losses
+from lam.autocast import without_autocast
 from lam.curvature import Relation
 from lam.models import EmbeddingNetwork
 from lam.training import train
@@ -22,6 +23,7 @@ HELD_OUT, MOST_HELD_OUT = 0.1, 1000
 """The share of the items that choose the epoch, and at most how many."""
 
 
+@without_autocast()
 def train_layer(
     features: Float[Tensor, "N P"],
     targets: Tensor,

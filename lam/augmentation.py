@@ -16,7 +16,6 @@ from torch import Tensor
 from lam.datasets.base import ImageDataset
 from lam.datasets.folder import FolderImages
 from lam.preprocessing import Preprocessing
-from lam.torchvision_import import import_torchvision
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,6 @@ def _draw_flip(options: AugmentationOptions) -> bool:
 
 
 def _torchvision_transforms() -> Any:
-    import_torchvision()
     from torchvision import transforms
 
     return transforms

@@ -25,7 +25,7 @@ from lam.config import RunConfig
 from lam.datasets import ImageDataset, Splits
 from lam.datasets.base import stratified_split
 from lam.embeddings import Embeddings
-from lam.encoder_base import N_SAMPLES, Encoder
+from lam.encoder_base import Encoder
 from lam.gallery import embed_folder, open_run, preprocessing_of, read_items
 from lam.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval import index_files
@@ -43,6 +43,7 @@ from lam.settings import load_config
 
 REFERENCE = 1000
 HELD_OUT, INDEX = "held-out", "index"
+VALIDATION = "validation split"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,6 @@ def calibrate_run(
     strangers: str | Path | None = None,
     data_root: str | Path | None = None,
     reference: int = REFERENCE,
-    n_samples: int = N_SAMPLES,
     progress: bool = True,
 ) -> Calibration:
     """Calibrate a finished run and keep the result in its folder.
@@ -126,7 +126,6 @@ def calibrate_run(
             by default they are promised of images like the others, whose matches are taken out of the gallery.
         data_root: where the run's data are, if they have moved.
         reference: how many training items the k-NN distance compares with; 0 for none, so that κ alone can flag.
-        n_samples: samples behind κ, the same number as where queries are embedded.
         progress: show a progress bar on standard error.
 
     Returns:
@@ -150,7 +149,7 @@ def calibrate_run(
     config = load_config(run, [] if data_root is None else [f"--data.root={data_root}"])
     splits = None if folder is not None and reference == 0 else _splits(run, config)
     images = _held_out(encoder, folder, splits)
-    seen = encoder.observe(loader_of(images, EMBEDDING_BATCH), n_samples=n_samples, progress=progress)
+    seen = encoder.observe(loader_of(images, EMBEDDING_BATCH), progress=progress)
     known = None
     if splits is not None and reference:
         known = reference_features(encoder, splits.train, reference, seed=config.seed).cpu()
@@ -178,10 +177,10 @@ def calibrate_run(
             strangers=unknown,
             verifier=verifier,
             facts={
-                "data": "validation split" if folder is None else str(folder),
+                "data": VALIDATION if folder is None else str(folder),
                 "gallery": gallery if isinstance(gallery, str) else "stored items",
                 "strangers": None if strangers is None else str(strangers),
-                "n_samples": n_samples,
+                "false_accepts": _promised_of(folder, strangers),
                 "unlabelled": unlabelled,
                 **_found(searches),
             },
@@ -189,6 +188,15 @@ def calibrate_run(
         save_calibration(run, made)
         plot_calibration(run / "plots" / "probability.png", made.reliability, confidence="P(first hit is right)")
     return made
+
+
+def _promised_of(folder: str | Path | None, strangers: str | Path | None) -> str:
+    """Of whom the false-accept rate is promised; of people or products never trained on it can be many times that."""
+    if strangers is not None:
+        return f"of strangers like those in {strangers}"
+    if folder is not None:
+        return f"of classes like those in {folder}; other strangers are not promised"
+    return "of classes like those it was trained on; strangers are not promised"
 
 
 def _splits(run: Path, config: RunConfig) -> Splits:
@@ -268,5 +276,5 @@ def _search(
 
 def _first_hits(encoder: Encoder, folder: str | Path, items: Tensor, progress: bool) -> Tensor:
     """The cosine of the nearest item of each image of a folder."""
-    mean = embed_folder(encoder, folder, progress=progress)[1].mean.cpu()
+    mean = embed_folder(encoder, folder, progress=progress).embeddings.mean.cpu()
     return search_open_set(mean, items, lambda rows: torch.zeros(len(rows), len(items), dtype=torch.bool)).score

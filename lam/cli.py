@@ -22,6 +22,7 @@ _EXAMPLES = """examples:
   lam run configs/fashionmnist/laplace_posthoc.yaml --data.root=DIR
   lam run configs/folder/laplace_posthoc.yaml --data.root=DIR     your own images, a sub-folder a class
   lam sweep configs/fashionmnist/laplace_online.yaml --seeds 5    mean and standard deviation over seeds
+  lam compare RUN RUN RUN -o comparison        all methods in one picture of each kind, and a table
   lam embed RUN FOLDER -o embeddings.npz       RUN is the folder of a run, such as runs/digits/laplace_posthoc, or
                                                the one above it, where it is the only run there
   lam index RUN FOLDER
@@ -117,6 +118,7 @@ def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
     if not distributed.is_first():
         return
     from lam.calibrate import calibrate_run
+    from lam.retrieval.calibration_files import load_calibration
     from lam.retrieval.threshold import Targets
 
     if not (folder / "calibration").is_dir():
@@ -127,7 +129,8 @@ def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
         except ValueError as error:
             _complain(f"warning: not calibrated: {error}")
             return
-    print(f"calibrated: false accepts {_DEMO_TARGETS['far']:.0%}, false flags {_DEMO_TARGETS['ood']:.0%}")
+    promised = load_calibration(folder).facts["false_accepts"]
+    print(f"calibrated: false accepts {_DEMO_TARGETS['far']:.0%} ({promised}), false flags {_DEMO_TARGETS['ood']:.0%}")
     program = sys.argv[0] if Path(sys.argv[0]).name == "lam" else "lam"  # `make demo` puts it on no path
     print(f"a page to try it: {program} serve {folder}")
 
@@ -146,6 +149,16 @@ def _sweep(parsed: argparse.Namespace, overrides: list[str]) -> None:
         if _is_shown(name):
             print(f"{name:<32}{'undefined':>10} for seed {', '.join(map(str, seeds))}")
     print(f"seeds: {result.folder / SWEEP}")
+
+
+def _compare(parsed: argparse.Namespace, _: list[str]) -> None:
+    from lam.comparison import compare
+    from lam.run_folder import run_at
+
+    made = compare([run_at(Path(run)) for run in parsed.runs], parsed.output)
+    print(made)
+    for path in made.written:
+        print(path)
 
 
 def _is_shown(name: str) -> bool:
@@ -168,9 +181,12 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
     else:
         shard = Shard() if parsed.shard is None else Shard.parse(parsed.shard)
     encoder = gallery.open_run(parsed.run)
-    images, embeddings = gallery.embed_folder(encoder, parsed.folder, shard=shard, progress=not parsed.quiet)
-    save_embeddings(output, images, embeddings, encoder=fingerprint(parsed.run), shard=shard)
-    print(f"{len(embeddings)} embeddings: {output}")
+    calibration = gallery.calibration_of(parsed.run)
+    made = gallery.embed_folder(encoder, parsed.folder, shard=shard, calibration=calibration, progress=not parsed.quiet)
+    options: dict[str, Any] = {"encoder": fingerprint(parsed.run), "shard": shard, "flagged": made.flagged}
+    save_embeddings(output, made.images, made.embeddings, **options)
+    flagged = "" if made.flagged is None else f", {int(made.flagged.sum())} flagged"
+    print(f"{len(made.embeddings)} embeddings{flagged}: {output}")
 
 
 def _index(parsed: argparse.Namespace, _: list[str]) -> None:
@@ -195,17 +211,29 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
 
 def _search(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam import gallery
+    from lam.found_files import check_suffix, write_found
 
-    found = gallery.search(parsed.run, parsed.image, k=parsed.k)
-    query = found.query
-    print(f"query: kappa {float(query.kappa[0]):.4g}, variance {float(query.variance[0]):.4g}")
-    if found.decisions is not None:
-        stale = ", calibration: stale" if found.decisions.stale else ""
-        print(
-            f"decision: {found.decisions.decision[0]}, probability {float(found.decisions.probability[0]):.3f}{stale}"
-        )
+    if parsed.output is not None:
+        check_suffix(parsed.output)
+        gallery.check_output(parsed.output)
+    found = gallery.search(parsed.run, *parsed.image, k=parsed.k, progress=not parsed.quiet)
+    if parsed.output is not None:
+        write_found(parsed.output, found)
+        print(f"{len(found.images)} images: {parsed.output}")
+        return
+    for row, image in enumerate(found.images):
+        if len(found.images) > 1:
+            print(f"image: {image}" if row == 0 else f"\nimage: {image}")
+        _show_answer(found, row)
+
+
+def _show_answer(found: Any, row: int) -> None:
+    print(f"query: kappa {float(found.queries.kappa[row]):.4g}, variance {float(found.queries.variance[row]):.4g}")
+    if (decisions := found.decisions) is not None:
+        stale = ", calibration: stale" if decisions.stale else ""
+        print(f"decision: {decisions.decision[row]}, probability {float(decisions.probability[row]):.3f}{stale}")
     print(f"{'score':>8} {'kappa':>10}  label  path")
-    for score, kappa, item in zip(found.hits.scores[0], found.hits.kappa[0], found.items, strict=True):
+    for score, kappa, item in zip(found.hits.scores[row], found.hits.kappa[row], found.items[row], strict=True):
         print(f"{float(score):8.4f} {float(kappa):10.4g}  {item['label']}  {item['path']}")
 
 
@@ -214,6 +242,10 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.retrieval.threshold import Targets
 
     before = standing(parsed.run)
+    flag = before.flag if parsed.flag is None and before is not None else parsed.flag
+    if parsed.flag is None and flag not in (None, "kappa") and parsed.reference == 0:
+        _complain(f"warning: flag {flag} compares with training features, and --reference 0 asks for none: kappa flags")
+        flag = "kappa"
     given = {"far": parsed.target_far, "ood": parsed.target_ood, "miss": parsed.target_miss}
     wanted = {name: target for name, target in given.items() if target is not None}
     gallery = parsed.gallery
@@ -224,7 +256,7 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     made = calibrate_run(
         parsed.run,
         targets=replace(Targets() if before is None else before.targets, **wanted),
-        flag=before.flag if parsed.flag is None and before is not None else parsed.flag,
+        flag=flag,
         gallery=gallery,
         folder=parsed.folder,
         strangers=parsed.strangers,
@@ -238,6 +270,7 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     print(
         f"match: cosine above {made.accept_above:.9g}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     )
+    print(f"       {made.facts['false_accepts']}")
     flagged = (
         f"kappa below {made.kappa_below:.6g}" if made.flag == "kappa" else f"{made.flag} above {made.flag_above:.6g}"
     )
@@ -317,7 +350,16 @@ def _parser() -> argparse.ArgumentParser:
     sweep = configured("sweep", _sweep, "Run a configuration from several seeds: mean and standard deviation.")
     sweep.add_argument("config", help="a YAML file, your own or one that lam ships")
     sweep.add_argument("--seeds", type=int, default=5, help="how many, from the configuration's on (default: 5)")
-    embed = command("embed", _embed, "Embed the images of a folder: an .npz file with mean, kappa and variance.")
+    compare = command("compare", _compare, "Draw finished runs on the same data together, with a table.")
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="the folders of finished runs, two to twelve")
+    compare.add_argument(
+        "-o", "--output", default="comparison", help="the folder to write, or replace (default: comparison)"
+    )
+    embed = command(
+        "embed",
+        _embed,
+        "Embed the images of a folder: an .npz file with mean, kappa, variance and, calibrated, a flag.",
+    )
     embed.add_argument("run", help="the folder of a finished run")
     embed.add_argument("folder", help="images, in class sub-folders or not")
     embed.add_argument(
@@ -332,9 +374,10 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument("--fuse", action="store_true", help="one entry for the images of one id, or else label")
     index.add_argument("--skip-poor", action="store_true", help="leave out images whose kappa is below the flag")
     index.add_argument("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32 (default: Flat)")
-    search = command("search", _search, "Search a run's index for an image.")
+    search = command("search", _search, "Search a run's index for images.")
     search.add_argument("run", help="the folder of a finished run")
-    search.add_argument("image", help="an image file")
+    search.add_argument("image", nargs="+", help="image files, or folders of them")
+    search.add_argument("-o", "--output", metavar="FILE", help="write .csv, a line a hit, or .json, an entry an image")
     search.add_argument("-k", type=int, default=5, help="how many hits (default: 5)")
     calibrate = command("calibrate", _calibrate, "Learn thresholds at stated error rates, and P(correct).")
     calibrate.add_argument("run", help="the folder of a finished run")

@@ -139,12 +139,15 @@ class EvaluationConfig:
     """How the encoder is evaluated; see `lam.evaluate`.
 
     Attributes:
-        n_samples: samples behind κ, and sampled networks behind the calibration.
+        n_samples: samples behind κ, and sampled networks behind the calibration: when the posterior is tuned, in the
+            evaluation and wherever the encoder embeds afterwards.
         reference: how many training items the k-NN score compares with.
+        corrupted: how many test images are corrupted, to see whether κ falls with their quality; 0 for none.
     """
 
     n_samples: int = 100
     reference: int = 5000
+    corrupted: int = 200
 
 
 @dataclass
@@ -243,6 +246,7 @@ class RunConfig:
             ("network.dimension", self.network.dimension, 2),
             ("evaluation.n_samples", evaluation.n_samples, 2),
             ("evaluation.reference", evaluation.reference, NEIGHBOUR),
+            ("evaluation.corrupted", evaluation.corrupted, 0),
         ):
             refuse_below(name, value, least)
         refuse_non_positive("places.positive_within", places.positive_within)

@@ -17,9 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam import distributed
+from lam.autocast import without_autocast
 from lam.hessians import Diagonal, Neighbours, contrastive_ggn, contrastive_ggn_dataset
 from lam.mining import ALL_PAIRS, MinerName, Mining
-from lam.pairs import Pairs, check_label_vector
+from lam.pairs import Pairs, as_targets, check_label_vector
 
 Batch = Any
 """A batch of a loader: the inputs, a tensor or a dictionary of named ones; or (inputs, targets, ...)."""
@@ -42,7 +43,8 @@ class Relation:
             pairs that differ more are neither positive nor negative. With it the last column of the targets is the
             angle, NaN where it is unknown, which fits any other; None means that all columns are coordinates.
         miner: which pairs of a batch count for the curvature; see `lam.mining.Mining`.
-        max_pairs: at most so many of each type.
+        max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
+        triplet_margin: of the miner's triplets; by default that of the curvature.
     """
 
     scope: Scope | Literal["online"] = "batch"
@@ -51,8 +53,11 @@ class Relation:
     angle_within: float | None = None
     miner: MinerName = "all"
     max_pairs: int | None = None
+    triplet_margin: float | None = None
 
     def __post_init__(self) -> None:
+        if self.triplet_margin is not None and not self.triplet_margin > 0:
+            raise ValueError(f"triplet_margin must be positive, got {self.triplet_margin}")
         if self.scope not in (*SCOPES, "online"):
             raise ValueError(f"scope must be one of {', '.join(SCOPES)}, online, got {self.scope!r}")
         if self.positive_within is None and self.negative_beyond is not None:
@@ -185,9 +190,11 @@ def curvature_in_batches(
         targets = checked_targets(features, targets)
         pairs = relation.pairs(targets)
         if relation.mining != ALL_PAIRS:
-            embeddings = F.normalize(F.linear(features, weight, bias))
+            with without_autocast():
+                embeddings = F.normalize(F.linear(features, weight, bias))
             generator = torch.Generator().manual_seed(seed)
-            pairs = relation.mining.choose(embeddings, pairs, targets, margin=options["margin"], generator=generator)
+            margin = relation.triplet_margin or options["margin"]
+            pairs = relation.mining.choose(embeddings, pairs, targets, margin=margin, generator=generator)
         part = contrastive_ggn(features, weight, bias, pairs, **options)
         total = part if total is None else total + part
         n_items += len(features)
@@ -303,7 +310,7 @@ def checked_targets(features: Tensor, targets: Any) -> Tensor:
     """
     if targets is None:
         raise ValueError("a posterior needs batches of inputs with targets: (inputs, labels)")
-    targets = torch.as_tensor(targets, device=features.device)
+    targets = as_targets(targets).to(features.device)
     if len(targets) != len(features):
         raise ValueError(f"there are {len(features)} items and {len(targets)} labels in a batch")
     return targets

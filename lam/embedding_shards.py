@@ -3,6 +3,8 @@
 paths, labels (N,) text      ids, positions (N,) int64: by content, and in the order of the folder
 mean (N, D)                  kappa, variance, resultant (N,)
 shard (2,) i and n           total (): of the folder    listing (): hash of its paths    encoder (): of the run
+mean_samples ():             S where means are of S samples, else 0
+flagged (N,)                 where the run is calibrated: which images it could not judge
 """
 
 import hashlib
@@ -17,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool
 
 from lam import distributed
 from lam.datasets import FolderImages
@@ -25,9 +28,9 @@ from lam.enrolment import Entry, content_id
 from lam.files import CorruptFileError, write_atomically
 
 _ROWS = ("paths", "labels", "ids", "positions", "mean", "kappa", "variance", "resultant")
-_FACTS = ("shard", "total", "listing", "encoder")
-_AXES = {"mean": 2, "shard": 1, "total": 0, "listing": 0, "encoder": 0}
-_KINDS = {"paths": "U", "labels": "U", "ids": "i", "positions": "i", "shard": "i", "total": "i"}
+_FACTS = ("shard", "total", "listing", "encoder", "mean_samples")
+_AXES = {"mean": 2, "shard": 1, "total": 0, "listing": 0, "encoder": 0, "mean_samples": 0}
+_KINDS = {"paths": "U", "labels": "U", "ids": "i", "positions": "i", "shard": "i", "total": "i", "mean_samples": "i"}
 _KINDS |= {"listing": "U", "encoder": "U"}
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, MemoryError)
 _UNREADABLE += (zipfile.BadZipFile, zlib.error)  # what NumPy raises, where it meets flipped bits
@@ -82,7 +85,13 @@ class Shard:
 
 
 def save_embeddings(
-    path: str | Path, images: FolderImages, embeddings: Embeddings, *, encoder: str, shard: Shard | None = None
+    path: str | Path,
+    images: FolderImages,
+    embeddings: Embeddings,
+    *,
+    encoder: str,
+    shard: Shard | None = None,
+    flagged: Bool[torch.Tensor, " N"] | None = None,
 ) -> None:
     """Write the embeddings of a shard, all of the file or nothing.
 
@@ -92,6 +101,7 @@ def save_embeddings(
         embeddings: of those in the shard.
         encoder: what tells the encoder from others; see `lam.retrieval.calibration_files.fingerprint`.
         shard: which part of the images; by default all.
+        flagged: (N,) which of the embeddings a calibration flags; None without one.
     """
     shard = Shard() if shard is None else shard
     positions = shard.positions(len(images))
@@ -109,6 +119,8 @@ def save_embeddings(
         "total": np.array(len(images)),
         "listing": np.array(_listing(images)),
         "encoder": np.array(encoder),
+        "mean_samples": np.array(embeddings.mean_samples or 0),
+        **({} if flagged is None else {"flagged": flagged.numpy()}),
     }
 
     def write(temporary: Path) -> None:
@@ -144,7 +156,8 @@ def merge_embeddings(paths: Sequence[str | Path], *, encoder: str) -> tuple[list
         )
     ]
     tensors = (torch.from_numpy(rows[name]) for name in ("mean", "kappa", "resultant", "variance"))
-    return entries, Embeddings(*tensors)
+    mean_samples = int(next(iter(parts.values()))["mean_samples"]) or None  # one encoder, one number
+    return entries, Embeddings(*tensors, mean_samples=mean_samples)
 
 
 def _listing(images: FolderImages) -> str:

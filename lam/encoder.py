@@ -14,20 +14,21 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam.curvature import Batch, Relation, as_batches, check_labels, curvature_in_batches, split_batch
-from lam.embeddings import Embeddings
-from lam.encoder_base import N_SAMPLES, NO_INPUTS, Encoder, Observations, Observer, OodScore, common_of
+from lam.embeddings import Embeddings, Mean
+from lam.encoder_base import NO_INPUTS, Encoder, Observations, Observer, common_of
 from lam.encoder_files import SavedEncoder
 from lam.export import export_encoder
-from lam.head import features_and_output
+from lam.head import ADDED, features_and_output
 from lam.hessians import Diagonal
 from lam.hessians.last_layer import check_finite
+from lam.pairs import as_targets
 from lam.posterior import LastLayerPosterior, Mode
-from lam.preprocessing import Preprocessing
 from lam.relevance import relevance_of
-from lam.tuning import Tuning, calibrate_scale
+from lam.tuning import Trial, Tuning, calibrate_scale
+from lam.weights import plain_names
 
 _POSTERIOR = ("n_items", "prior_precision", "likelihood_scale", "seed")
-_CURVATURE = ("n_positives", "n_negatives", "has_bias", "margin", "split", "fix", "negative_weight")
+_CURVATURE = ("n_positives", "n_negatives", "has_bias", "margin", "split", "fix", "negative_weight", "average")
 _TUNED = {"calibration": "likelihood_scale", "marginal_likelihood": "prior_precision"}
 
 
@@ -39,8 +40,9 @@ class BayesianEncoder(Encoder):
         head: the head's path in the network.
         posterior: the Gaussian over the head's weights.
         relation: what makes two items a positive or a negative pair.
-        preprocessing: how an image file becomes an input, where that is known.
-        ood_score: by what an input is recognised as out of distribution.
+        mean: which direction is retrieved: `network` for its own, which no posterior changes; or, as in the paper,
+            `sampled` for the mean direction of the samples.
+        common: `preprocessing`, `ood_score` and `n_samples` of `Encoder`.
         tuning: what the last `tune` tried, if any.
     """
 
@@ -53,11 +55,12 @@ class BayesianEncoder(Encoder):
         posterior: LastLayerPosterior,
         *,
         relation: Relation,
-        preprocessing: Preprocessing | None = None,
-        ood_score: OodScore = "kappa",
+        mean: Mean = "network",
+        **common: Any,
     ) -> None:
-        super().__init__(network, head, relation=relation, preprocessing=preprocessing, ood_score=ood_score)
+        super().__init__(network, head, relation=relation, **common)
         self.posterior = posterior
+        self.mean: Mean = mean
         self.tuning: Tuning | None = None
 
     @property
@@ -85,15 +88,16 @@ class BayesianEncoder(Encoder):
         Raises:
             ValueError: where features are not finite, with the index of the first.
         """
-        parts = list(self._feature_batches(inputs, progress))
+        parts = [features for features, _ in self._forward(inputs, progress)]
         return torch.cat(parts) if parts else self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])
 
     def embed(
         self,
         inputs: Batch | Iterable[Batch],
         *,
-        n_samples: int = N_SAMPLES,
+        n_samples: int | None = None,
         mode: Mode = "marginal",
+        mean: Mean | None = None,
         return_samples: bool = False,
         progress: bool = False,
     ) -> Embeddings:
@@ -101,9 +105,11 @@ class BayesianEncoder(Encoder):
 
         Args:
             inputs: as `features` takes them.
-            n_samples: S ≥ 2 samples behind each κ.
+            n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
             mode: `marginal`, where an item's κ is the same alone and in any batch; or `network`, where samples are
                 consistent across items.
+            mean: `network` for the network's own direction, `sampled` for the mean direction of the samples; by
+                default the encoder's own.
             return_samples: keep the (S, N, D) samples.
             progress: show a progress bar on standard error.
 
@@ -113,26 +119,28 @@ class BayesianEncoder(Encoder):
         Raises:
             ValueError: for no item at all, features that are not finite, or options outside their range.
         """
-        predict = self.posterior.predictor(n_samples=n_samples, mode=mode, return_samples=return_samples)
-        parts = [predict(batch) for batch in self._feature_batches(inputs, progress)]
+        options: dict[str, Any] = {"mode": mode, "mean": mean or self.mean, "return_samples": return_samples}
+        predict = self.posterior.predictor(n_samples=self.samples_of(n_samples), **options)
+        parts = [predict(*batch) for batch in self._forward(inputs, progress)]
         if sum(map(len, parts)) == 0:
             raise ValueError(NO_INPUTS)
         return Embeddings.concatenate(parts)
 
     def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
         """Give what a batch goes through: κ by marginal samples, joint samples by whole last layers."""
-        predict = self.posterior.predictor(n_samples=n_samples)
+        predict = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
         draw = self.posterior.joint_predictor(n_samples=n_samples) if joint else None
 
         def observe(inputs: Any) -> Observations:
-            features = self._features_of(inputs)
-            return Observations(features, predict(features), None if draw is None else draw(features))
+            features, output = self._features_and_output(inputs)
+            return Observations(features, predict(features, output), None if draw is None else draw(features))
 
         return observe
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
-        """Give how much of the curvature was negative and clipped, and what that makes of the variance."""
+        """Give how much of the curvature was negative and clipped, what that makes of the variance, and the tuning."""
         return {
+            **({} if self.tuning is None else self.tuning.metrics()),
             "share_clipped": self.posterior.curvature.clipped,
             "variance_clipped": self.posterior.clipped_variance_share(features),
         }
@@ -149,7 +157,8 @@ class BayesianEncoder(Encoder):
     ) -> None:
         """Choose the likelihood scale or the prior precision; h stays as it is.
 
-        `calibration` minimises the retrieval ECE on held-out in-distribution data over the likelihood scale s.
+        `calibration` takes the likelihood scale s whose votes score best on held-out in-distribution data; see
+        `lam.tuning.calibrate_scale`.
         `marginal_likelihood` maximises the Laplace evidence over the prior precision α, at the s in force; it needs no
         data. It cannot choose s, which would take the normalisers of the loss's densities.
 
@@ -158,8 +167,9 @@ class BayesianEncoder(Encoder):
             by: what to optimise.
             over: what is chosen; the criterion knows, and another is refused.
             is_query, relevant_within: of `calibration`, as in `lam.evaluate`.
-            options: of `calibration`: `n_samples`, `least`, `greatest` and `refinements` of
-                `lam.tuning.calibrate_scale`.
+            options: of `calibration`: `n_samples`, by default the encoder's own number, `least`, `greatest` and
+                `refinements` of `lam.tuning.calibrate_scale`; of `marginal_likelihood`: `step`, by which log α is moved
+                once in the direction in which the evidence rises, in place of the maximum.
 
         Raises:
             ValueError: for another `by` or `over`, options that the criterion does not have, or data without labels.
@@ -169,20 +179,25 @@ class BayesianEncoder(Encoder):
         if over not in (None, _TUNED[by]):
             raise ValueError(f"{by} can choose {_TUNED[by]}, not {over!r}: choose another criterion for that")
         if by == "marginal_likelihood":
+            step = options.pop("step", None)
             if options:
-                raise ValueError(f"marginal_likelihood takes no options, got {', '.join(options)}")
-            self.posterior = self.posterior.with_best_prior()
+                raise ValueError(f"marginal_likelihood takes no option but step, got {', '.join(options)}")
+            best = step is None
+            self.posterior = self.posterior.with_best_prior() if best else self.posterior.with_prior_step(step)
             return
-        batches = [(self._features_of(inputs), targets) for inputs, targets in map(split_batch, as_batches(loader))]
+        batches = [
+            (self._features_and_output(inputs)[0], targets) for inputs, targets in map(split_batch, as_batches(loader))
+        ]
         if not batches or any(targets is None for _, targets in batches):
             raise ValueError("tuning by calibration needs batches of inputs with labels")
-        targets = torch.cat([torch.as_tensor(targets) for _, targets in batches])
+        targets = torch.cat([as_targets(targets) for _, targets in batches])
         features = torch.cat([features for features, _ in batches])
         if len(targets) != len(features):
             raise ValueError(f"there are {len(features)} items and {len(targets)} labels")
         if self.relation.positive_within is None:
             check_labels(targets)
         relevance = relevance_of(self.relation, targets, is_query=is_query, relevant_within=relevant_within)
+        options = {"n_samples": self.n_samples, **options}
         self.posterior, self.tuning = calibrate_scale(self.posterior, features, relevance, **options)
 
     def forget(self, loader: Iterable[Batch], *, progress: bool = False) -> None:
@@ -204,7 +219,7 @@ class BayesianEncoder(Encoder):
         old = self.posterior
         batches = map(split_batch, tqdm(as_batches(loader), desc="forgetting", unit="batch", disable=not progress))
         curvature, n_items = curvature_in_batches(
-            ((self._features_of(inputs), targets) for inputs, targets in batches),
+            ((self._features_and_output(inputs)[0], targets) for inputs, targets in batches),
             old.weight,
             old.bias,
             self.relation,
@@ -214,6 +229,7 @@ class BayesianEncoder(Encoder):
             fix=old.curvature.fix,
             negative_weight=old.curvature.negative_weight,
         )
+        curvature = replace(curvature, average=old.curvature.average)
         if n_items >= old.n_items:
             raise ValueError(f"cannot forget {n_items} of {old.n_items} items: nothing would be left")
         self.posterior = replace(old, curvature=old.curvature - curvature, n_items=old.n_items - n_items)
@@ -236,14 +252,17 @@ class BayesianEncoder(Encoder):
             self.head,
             posterior,
             relation=self.relation,
+            mean=self.mean,
             preprocessing=self.preprocessing,
             ood_score=self.ood_score,
+            n_samples=self.n_samples,
         )
 
     def settings(self) -> dict[str, Any]:
         """Settings of the posterior and its curvature, and what the last tuning tried."""
         posterior, curvature = self.posterior, self.posterior.curvature
         return {
+            "mean": self.mean,
             "tuning": None if self.tuning is None else asdict(self.tuning),
             "posterior": {name: getattr(posterior, name) for name in _POSTERIOR},
             "curvature": {name: getattr(curvature, name) for name in _CURVATURE},
@@ -261,20 +280,20 @@ class BayesianEncoder(Encoder):
         tensors, settings = saved.tensors, saved.settings
         curvature = Diagonal(tensors["positive"], tensors["negative"], **settings["curvature"])
         posterior = LastLayerPosterior(tensors["weight"], tensors.get("bias"), curvature, **settings["posterior"])
-        encoder = cls(saved.network, saved.head, posterior, **common_of(saved))
+        encoder = cls(saved.network, saved.head, posterior, mean=settings["mean"], **common_of(saved))
         if settings["tuning"] is not None:
-            tried = tuple((float(scale), float(error)) for scale, error in settings["tuning"]["tried"])
-            encoder.tuning = Tuning(**{**settings["tuning"], "tried": tried})
+            trials = tuple(Trial(**trial) for trial in settings["tuning"]["trials"])
+            encoder.tuning = Tuning(**{**settings["tuning"], "trials": trials})
         return encoder
 
-    def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int = N_SAMPLES) -> None:
+    def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int | None = None) -> None:
         """Write one `torch.export` program that maps inputs to (features, mean, κ, variance), for any batch size.
 
         Args:
             path: the file, which should end in .pt2.
             example: (N, ...) a batch of inputs of the right shape, N ≥ 2; by default blank images of the shape that
                 `preprocessing` gives.
-            n_samples: S ≥ 2 samples behind each κ.
+            n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
 
         Raises:
             ValueError: where there is no network, or no example and no preprocessing of one shape.
@@ -286,30 +305,36 @@ class BayesianEncoder(Encoder):
             if shape is None:
                 raise ValueError("the shape of an input is not known: give an example, a batch of at least 2 inputs")
             example = torch.zeros(2, *shape, device=self.posterior.weight.device)
-        export_encoder(path, example, self.network, self.head, self.posterior, n_samples=n_samples)
+        predict = self.posterior.unchecked_predictor(n_samples=self.samples_of(n_samples), mean=self.mean)
+        export_encoder(path, example, self.network, self.head, predict)
 
-    def _feature_batches(self, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[Tensor]:
+    def _forward(self, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
         seen = 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
-            features = self._features_of(split_batch(batch)[0], seen)
+            features, output = self._features_and_output(split_batch(batch)[0], seen)
             seen += len(features)
-            yield features
+            yield features, output
 
-    def _features_of(self, inputs: Any, offset: int = 0) -> Tensor:
+    def _features_and_output(self, inputs: Any, offset: int = 0) -> tuple[Tensor, Tensor | None]:
+        """What enters the head, and the network's output where that is the head's."""
+        output = None
         if self.network is None:
             features = inputs
         else:
-            features, _ = features_and_output(self.network, self.head, inputs)
+            features, output = features_and_output(self.network, self.head, inputs)
         if features.ndim != 2 or features.is_complex():
             given = f"{features.dtype} of shape {tuple(features.shape)}"
             raise ValueError(f"features must be real numbers (N, P), a row for each item, got {given}")
         features = features.to(self.posterior.weight.dtype)
         check_finite(features, offset)
-        return features
+        return features, None if self.head == ADDED else output
 
 
 def _same_network(one: nn.Module | None, other: nn.Module | None) -> bool:
     if one is other or one is None or other is None:
         return one is other
-    mine, yours = one.state_dict(), other.state_dict()
+    mine, yours = (
+        {plain: state[name] for name, plain in plain_names(state).items()}
+        for state in (one.state_dict(), other.state_dict())
+    )
     return mine.keys() == yours.keys() and all(torch.equal(tensor, yours[name]) for name, tensor in mine.items())

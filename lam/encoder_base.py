@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -24,7 +25,7 @@ from lam.preprocessing import Preprocessing
 OodScore = Literal["kappa", "knn"]
 NO_INPUTS = "there are no inputs to embed"
 N_SAMPLES = 32
-"""Samples behind a κ unless others are asked for: a threshold on κ is good for κ of as many samples alone."""
+"""Samples behind a κ, of an encoder that is not told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,14 @@ class Encoder(ABC):
 
     Attributes:
         kind: what `lam.load` finds the class by.
+        has_kappa: whether κ says anything: not of an encoder without uncertainty.
         network: any module; None where features are given directly.
         head: path of the network's last linear layer, or `lam.head.ADDED` for one that comes after the network.
         relation: what makes two items match.
         preprocessing: how an image file becomes an input, where that is known.
         ood_score: by what an input is recognised as out of distribution: `kappa`, or `knn` where κ cannot know.
+        n_samples: S ≥ 2 samples behind each κ, unless a call asks for others. It is saved with the encoder, since a
+            threshold on κ, or the mean of samples, is comparable with those of as many samples alone.
 
     Args:
         network: see above.
@@ -81,12 +85,14 @@ class Encoder(ABC):
         relation: see above.
         preprocessing: see above.
         ood_score: see above.
+        n_samples: see above.
 
     Raises:
         ValueError: for another `ood_score`.
     """
 
     kind: ClassVar[str]
+    has_kappa: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -96,6 +102,7 @@ class Encoder(ABC):
         relation: Relation | None = None,
         preprocessing: Preprocessing | None = None,
         ood_score: OodScore = "kappa",
+        n_samples: int = N_SAMPLES,
     ) -> None:
         if ood_score not in get_args(OodScore):
             raise ValueError(f"ood_score must be one of {', '.join(get_args(OodScore))}, got {ood_score!r}")
@@ -104,6 +111,7 @@ class Encoder(ABC):
         self.relation = Relation() if relation is None else relation
         self.preprocessing = preprocessing
         self.ood_score: OodScore = ood_score
+        self.n_samples = n_samples
 
     @property
     @abstractmethod
@@ -139,7 +147,7 @@ class Encoder(ABC):
         self,
         inputs: Batch | Iterable[Batch],
         *,
-        n_samples: int = N_SAMPLES,
+        n_samples: int | None = None,
         joint: bool = False,
         progress: bool = False,
     ) -> Observations:
@@ -147,22 +155,33 @@ class Encoder(ABC):
 
         Args:
             inputs: a batch, or a loader of batches (alone, or followed by targets).
-            n_samples: S ≥ 2 samples behind each κ.
+            n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
             joint: also draw samples that may be compared across items.
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for no item at all, or features that are not finite.
+            ValueError: for no item at all, features that are not finite, or fewer than 2 samples.
         """
-        observe = self.observer(n_samples=n_samples, joint=joint)
-        return Observations.concatenate(list(self._observed(observe, inputs, progress)))
+        options: dict[str, Any] = {"n_samples": n_samples, "joint": joint, "progress": progress}
+        return Observations.concatenate(list(self.observed(inputs, **options)))
 
     def embed(
-        self, inputs: Batch | Iterable[Batch], *, n_samples: int = N_SAMPLES, progress: bool = False
+        self, inputs: Batch | Iterable[Batch], *, n_samples: int | None = None, progress: bool = False
     ) -> Embeddings:
         """Embed inputs with a concentration κ each; arguments and errors as those of `observe`."""
-        observe = self.observer(n_samples=n_samples)
-        return Embeddings.concatenate([seen.embeddings for seen in self._observed(observe, inputs, progress)])
+        seen = self.observed(inputs, n_samples=n_samples, progress=progress)
+        return Embeddings.concatenate([batch.embeddings for batch in seen])
+
+    def samples_of(self, n_samples: int | None) -> int:
+        """How many samples S a call takes that asks for this many, or for none in particular.
+
+        Raises:
+            ValueError: for fewer than 2.
+        """
+        n_samples = self.n_samples if n_samples is None else n_samples
+        if n_samples < 2:
+            raise ValueError(f"n_samples must be at least 2, got {n_samples}")
+        return n_samples
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
         """Give what a method has to say of itself in a run's metrics; nothing by default."""
@@ -176,8 +195,16 @@ class Encoder(ABC):
         """What `save` keeps beside the network."""
         return {}
 
-    def _observed(self, observe: Observer, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[Observations]:
-        seen = 0
+    def observed(
+        self,
+        inputs: Batch | Iterable[Batch],
+        *,
+        n_samples: int | None = None,
+        joint: bool = False,
+        progress: bool = False,
+    ) -> Iterator[Observations]:
+        """Observe batch by batch, for passes whose features would not fit; arguments and errors as `observe`."""
+        observe, seen = self.observer(n_samples=self.samples_of(n_samples), joint=joint), 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
             found = observe(split_batch(batch)[0])
             check_finite(found.features, seen)
@@ -197,6 +224,7 @@ class Encoder(ABC):
                 relation=asdict(self.relation),
                 preprocessing=None if self.preprocessing is None else self.preprocessing.to_json(),
                 ood_score=self.ood_score,
+                n_samples=self.n_samples,
                 settings=self.settings(),
                 tensors=self.tensors(),
             ),
@@ -209,4 +237,15 @@ def common_of(saved: SavedEncoder) -> dict[str, Any]:
         "relation": Relation(**saved.relation),
         "preprocessing": None if saved.preprocessing is None else Preprocessing.from_json(saved.preprocessing),
         "ood_score": saved.ood_score,
+        "n_samples": saved.n_samples,
     }
+
+
+def own_direction(output: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    """The directions f/‖f‖ of a network's output, float32 or wider; zero where f is."""
+    return F.normalize(widened(output))
+
+
+def widened(output: Float[Tensor, "*A"]) -> Float[Tensor, "*A"]:
+    """What a network computed, in a type of at least float32: of half precision, nothing is summed or divided."""
+    return output.to(torch.promote_types(output.dtype, torch.float32))

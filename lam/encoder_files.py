@@ -2,7 +2,7 @@
 
 encoder.json             format, kind, head, settings of the kind, recipe of the network, preprocessing
 posterior.safetensors    tensors beside the network, such as weight, bias and the sums of the curvature
-network.safetensors      the state of the network, where there is one
+network.safetensors      the state of the network, where there is one, by the names that it has outside of wrappers
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ from lam.files import (
     write_json,
     write_tensors,
 )
-from lam.weights import check_state
+from lam.weights import load_state, own_path, plain_names, plain_path
 
-FORMAT = 2
+FORMAT = 3
 METADATA, TENSORS, NETWORK = "encoder.json", "posterior.safetensors", "network.safetensors"
 
 
@@ -36,7 +36,7 @@ class SavedEncoder:
         head: path of its last linear layer.
         relation: fields of `lam.curvature.Relation`.
         preprocessing: as `Preprocessing.to_json` gives it, or None.
-        ood_score: see `lam.encoder_base.Encoder`.
+        ood_score, n_samples: see `lam.encoder_base.Encoder`.
         settings: what else the kind keeps, as JSON.
         tensors: what else it keeps, by name.
     """
@@ -47,6 +47,7 @@ class SavedEncoder:
     relation: dict[str, Any]
     preprocessing: dict[str, Any] | None
     ood_score: Any
+    n_samples: int
     settings: dict[str, Any]
     tensors: dict[str, Tensor]
 
@@ -56,13 +57,15 @@ def save(folder: str | Path, encoder: SavedEncoder) -> None:
     network = encoder.network
     plain = {name: value for name, value in vars(encoder).items() if name not in ("network", "tensors")}
     metadata = {"format": FORMAT, **plain, "has_network": network is not None, "recipe": _recipe(network)}
+    if network is not None:
+        metadata["head"] = plain_path(_member(network), encoder.head)
 
     def write(generation: Path) -> None:
         write_json(generation / METADATA, metadata)
         write_tensors(generation / TENSORS, encoder.tensors)
         if network is not None:
-            state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-            write_tensors(generation / NETWORK, state)
+            own = network.state_dict()
+            write_tensors(generation / NETWORK, {plain: own[name].clone() for name, plain in plain_names(own).items()})
 
     write_generation(folder, write)
 
@@ -76,9 +79,15 @@ def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
     has_network, recipe = metadata.pop("has_network"), metadata.pop("recipe")
     if has_network:
         network = _network(generation, recipe, network)
+        metadata["head"] = own_path(_member(network), metadata["head"])
     elif network is not None:
         raise ValueError(f"{folder} was saved without a network: load it without one")
     return SavedEncoder(network=network, tensors=read_tensors(generation / TENSORS), **metadata)
+
+
+def _member(network: nn.Module) -> nn.Module:
+    """The network that the path of a head is of: the first of an ensemble, whose members are alike."""
+    return network[0] if isinstance(network, nn.ModuleList) else network
 
 
 def _recipe(network: nn.Module | None) -> Any:
@@ -104,6 +113,5 @@ def _network(generation: Path, recipe: Any, network: nn.Module | None) -> nn.Mod
         several = isinstance(recipe, list)
         network = nn.ModuleList([build(**member) for member in recipe]) if several else build(**recipe)
     state = read_tensors(generation / NETWORK)
-    check_state(network, state)
-    network.load_state_dict(state)
+    load_state(network, state)
     return network.eval()

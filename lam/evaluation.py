@@ -1,5 +1,6 @@
 """Whether an encoder can be trusted: retrieval, calibration and out-of-distribution (OOD) detection."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -9,11 +10,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lam.calibration import calibration_of
+from lam.calibration import answers_of
 from lam.curvature import Batch, as_batches, split_batch
 from lam.embeddings import Embeddings
 from lam.encoder_base import Encoder, Observations
-from lam.relevance import relevance_of
+from lam.pairs import as_targets
+from lam.relevance import Relevance, relevance_of
 from lam.retrieval.neighbours import rank
 from lam.retrieval.ood import NEIGHBOUR, auprc, auroc, knn_distance, prevalence
 from lam.retrieval.ranking import count_without_relevant, map_at_k, recall_at_k
@@ -28,15 +30,17 @@ class Evaluation:
     """What was measured, and the arrays behind it.
 
     Attributes:
-        metrics: flat names and values; None where a metric is undefined. Higher is better but for `ece`.
+        metrics: flat names and values; None where a metric is undefined. Higher is better but for `ece` and
+            `ece_below_one`.
         embeddings: of the Q in-distribution queries.
         queries: (Q,) their positions in the evaluated set.
         gallery: embeddings of the G items that were searched.
         candidates: (G,) their positions in the evaluated set.
-        hits: (Q, K) positions of the nearest of them but the query itself, by cosine of the mean directions.
+        hits: (Q, K) positions of the nearest of them but the query itself, by cosine of the directions.
         cosines: (Q,) of the first hits.
         correct: (Q,) whether the first hit answers the query.
         answerable: (Q,) whether any item of the gallery does; the others are left out of retrieval metrics.
+        relevance: which items answer which query.
         calibration: confidence against accuracy; None for a method without samples.
         primary: the OOD score whose metrics have no suffix.
         scores: by score, (Q,) values of the queries, higher meaning more OOD.
@@ -53,6 +57,7 @@ class Evaluation:
     cosines: Float[Tensor, " Q"]
     correct: Bool[Tensor, " Q"]
     answerable: Bool[Tensor, " Q"]
+    relevance: Relevance
     calibration: CalibrationBins | None
     primary: str
     scores: dict[str, Tensor]
@@ -68,17 +73,18 @@ def evaluate(
     reference: Float[Tensor, "M P"] | None = None,
     is_query: Bool[Tensor, " N"] | None = None,
     relevant_within: float | None = None,
-    n_samples: int = 100,
+    n_samples: int | None = None,
     progress: bool = False,
 ) -> Evaluation:
     """Measure retrieval, calibration and OOD detection.
 
     The gallery is the evaluated set without the query itself, unless `is_query` parts them. Metrics are `recall@k` and
-    `map@k` for k = 1, 5 and 10, `ece` and `ausc`; `auroc` and `auprc` by the encoder's own OOD score, κ unless it says
-    otherwise, and by the others with a suffix: `_variance` (before normalisation), `_norm` (of the features) and `_knn`
-    (cosine to the 5th nearest reference feature); of further OOD sets with `@name` at the end. Where some queries have
-    no match in the gallery and some have one, `no_match_auprc` says how well the cosine of the first hit tells them,
-    and `no_match_auprc_kappa` how well κ does.
+    `map@k` for k = 1, 5 and 10, `ece` and `ausc`; `ece_below_one` is the ECE as the authors' code has it, of queries
+    whose confidence is below 1. `auroc` and `auprc` are by the encoder's own OOD score, κ unless it says otherwise, and
+    by the others with a suffix: `_variance` (before normalisation), `_norm` (of the features) and `_knn` (cosine to the
+    5th nearest reference feature); of further OOD sets with `@name` at the end. Where some queries have no match in the
+    gallery and some have one, `no_match_auprc` says how well the cosine of the first hit tells them, and
+    `no_match_auprc_kappa` how well κ does.
 
     Source: definitions as in Warburg et al. (2023), section 4, with queries without a match left out of retrieval.
 
@@ -90,7 +96,7 @@ def evaluate(
         reference: (M, P) features of training items, for the k-NN score; without them it is left out.
         is_query: (N,) which items are queries, the others being the gallery; by default every item is both.
         relevant_within: of places, in metres; by default the distance of a positive pair in training.
-        n_samples: samples S behind κ, and sampled networks behind the calibration.
+        n_samples: samples S behind κ, and sampled networks behind the calibration; by default the encoder's own number.
         progress: show progress bars on standard error.
 
     Returns:
@@ -114,11 +120,13 @@ def evaluate(
     answers = relevance.of_hits(hits).to(hits.device)
     n_relevant = relevance.count().to(hits.device)
     answerable, correct = n_relevant > 0, answers[:, 0]
-    calibration = None if seen.samples is None else calibration_of(seen.samples, relevance)
+    votes = None if seen.samples is None else answers_of(seen.samples, relevance, hits).votes()
+    calibration = None if votes is None else votes.binned()
     metrics: dict[str, float | int | None] = {
         **{f"recall@{k}": recall_at_k(answers, n_relevant, k=k) for k in (1, 5, 10)},
         **{f"map@{k}": map_at_k(answers, n_relevant, k=k) for k in (1, 5, 10)},
         "ece": None if calibration is None else calibration.expected_error,
+        "ece_below_one": None if votes is None else votes.binned(closed="left").expected_error,
         "ausc": ausc(correct[answerable], -embeddings.kappa[answerable]),
         "n_queries": len(queries),
         "n_without_relevant": count_without_relevant(n_relevant),
@@ -134,6 +142,12 @@ def evaluate(
         found_embeddings[name] = outside.embeddings
         found[name] = ood_scores(outside.embeddings, outside.features, reference)
         metrics |= _ood_metrics(scores, found[name], primary, "" if len(found) == 1 else f"@{name}")
+    if encoder.has_kappa and len(queries) > 1 and (embeddings.kappa == embeddings.kappa[0]).all():
+        warnings.warn(
+            f"κ is {float(embeddings.kappa[0]):.3g} for all {len(queries)} queries: it orders no answers and tells no "
+            "outsiders; tune the posterior, or fit it on other data",
+            stacklevel=2,
+        )
     metrics = {name: None if value is None or value != value else value for name, value in metrics.items()}
     return Evaluation(
         metrics=metrics,
@@ -145,6 +159,7 @@ def evaluate(
         cosines=cosines[:, 0],
         correct=correct,
         answerable=answerable,
+        relevance=relevance,
         calibration=calibration,
         primary=primary,
         scores=scores,
@@ -169,7 +184,7 @@ def ood_scores(
 
 
 def _observe_with_targets(
-    encoder: Encoder, batches: Iterable[Batch], n_samples: int, progress: bool
+    encoder: Encoder, batches: Iterable[Batch], n_samples: int | None, progress: bool
 ) -> tuple[Observations, Tensor]:
     targets: list[Tensor] = []
 
@@ -177,7 +192,7 @@ def _observe_with_targets(
         for inputs, found in map(split_batch, as_batches(batches)):
             if found is None:
                 raise ValueError("evaluation needs in-distribution batches of inputs with labels")
-            targets.append(torch.as_tensor(found))
+            targets.append(as_targets(found))
             yield inputs
 
     seen = encoder.observe(remembered(), n_samples=n_samples, joint=True, progress=progress)
@@ -190,7 +205,7 @@ def _observe_with_targets(
 
 
 def _observe_outside(
-    encoder: Encoder, name: str, batches: Iterable[Batch], n_samples: int, progress: bool
+    encoder: Encoder, name: str, batches: Iterable[Batch], n_samples: int | None, progress: bool
 ) -> Observations:
     rest = iter(as_batches(batches))
     first = next(rest, None)

@@ -5,7 +5,9 @@ Training before it, and the options of a run, are in `lam.methods.laplace_postho
 Source: Warburg et al. (2023), section 3.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import replace
 from math import ceil
 from typing import Any, Literal
 
@@ -31,12 +33,19 @@ from lam.curvature import (
     split_batch,
 )
 from lam.encoder import BayesianEncoder
-from lam.head import ADDED, features_and_output, find_head, probe_output
+from lam.head import ADDED, evaluating, features_and_output, find_head, probe_output
 from lam.hessians.contrastive import Fix, Split
 from lam.hessians.last_layer import check_finite, check_settings
 from lam.mining import MinerName
+from lam.pairs import as_targets
 from lam.posterior import LastLayerPosterior
 from lam.preprocessing import Preprocessing
+
+_IMAGENET = (1000, 21841, 21843)
+"""How many classes the networks tell that are trained on its parts."""
+
+_MANY = 100
+"""Fewer classes may well be as many as an embedding has dimensions."""
 
 
 def fit(
@@ -55,6 +64,8 @@ def fit(
     angle_within: float | None = None,
     miner: MinerName = "all",
     max_pairs: int | None = None,
+    triplet_margin: float | None = None,
+    average: bool = True,
     prior_precision: float = 1.0,
     likelihood_scale: float | None = None,
     preprocessing: Preprocessing | None = None,
@@ -86,10 +97,14 @@ def fit(
         positive_within: for places, in metres.
         negative_beyond: for places, in metres.
         angle_within: for places, in degrees: the last column of the positions is then the compass angle.
-        miner: which pairs of a batch count: `all`, `easy`, `semihard` or `hard`; see `lam.mining.Mining`.
-        max_pairs: at most so many of each type are drawn; by default there is no limit.
+        miner: which pairs of a batch count: `all`, `violating`, `easy`, `semihard` or `hard`; see `lam.mining.Mining`.
+        max_pairs: at most so many triplets of the kind are drawn, or, of all pairs, so many of each type; by default
+            there is no limit.
+        triplet_margin: of the miner's triplets; by default `margin`.
+        average: whether the curvature is averaged over the pairs of each type, or their plain sum.
         prior_precision: α.
-        likelihood_scale: s; by default the number of items squared. `BayesianEncoder.tune` chooses it.
+        likelihood_scale: s; by default the number of items squared, or 1 of a plain sum. `BayesianEncoder.tune` chooses
+            it.
         preprocessing: how an image file becomes an input; that of the loader's data set by default.
         seed: of the posterior's noise.
         progress: show progress bars on standard error.
@@ -110,14 +125,14 @@ def fit(
     """
     if pairs not in SCOPES:
         raise ValueError(f"pairs must be one of {', '.join(SCOPES)}, got {pairs!r}")
-    relation = Relation(pairs, positive_within, negative_beyond, angle_within, miner, max_pairs)
+    relation = Relation(pairs, positive_within, negative_beyond, angle_within, miner, max_pairs, triplet_margin)
     check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
     refuse_full_over_dataset(fix, pairs)
     refuse_dimension_of_other_head(dimension, head)
     dataset = getattr(loader, "dataset", None)
     labels = getattr(dataset, "labels", getattr(dataset, "targets", None))
     if labels is not None and positive_within is None:
-        check_labels(torch.as_tensor(labels))
+        check_labels(as_targets(labels))
     distributed.join()
     progress = progress and distributed.is_first()
     loader = as_batches(loader)
@@ -134,7 +149,9 @@ def fit(
         weight, bias, features = _with_trained_layer(network, first, shown, relation, **training)
     else:
         layer: Any = network.get_submodule(path)
-        weight, bias = _copied(layer.weight, layer.bias)
+        _hint_at_logits(path, layer.out_features, labels)
+        with evaluating(layer):  # where looking at a spectral norm's weight changes nothing
+            weight, bias = _copied(layer.weight, layer.bias)
         features = _features(network, path, weight.dtype, shown)
     options: dict[str, Any] = {"margin": margin, "split": split, "fix": fix, "negative_weight": negative_weight}
     if relation.in_batches:
@@ -142,6 +159,9 @@ def fit(
         check_pairs(curvature, n_items)
     else:
         curvature, n_items = curvature_of_dataset(features, weight, bias, relation, progress=progress, **options)
+    curvature = replace(curvature, average=average)
+    if likelihood_scale is None and not average:
+        likelihood_scale = 1.0
     posterior = LastLayerPosterior(weight, bias, curvature, n_items, prior_precision, likelihood_scale, seed)
     if preprocessing is None:
         preprocessing = getattr(dataset, "preprocessing", None)
@@ -192,7 +212,7 @@ def fit_features(
     """
     relation = Relation("dataset", positive_within, negative_beyond)
     check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
-    labels = torch.as_tensor(labels)
+    labels = as_targets(labels)
     if len(labels) != len(features):
         raise ValueError(f"there are {len(features)} items and {len(labels)} labels")
     if positive_within is None:
@@ -202,6 +222,19 @@ def fit_features(
     curvature = all_pairs(features, labels, weight, bias, relation, progress=progress, **options)
     posterior = LastLayerPosterior(weight, bias, curvature, len(features), prior_precision, likelihood_scale, seed)
     return BayesianEncoder(None, "", posterior, relation=relation)
+
+
+def _hint_at_logits(path: str, dimension: int, labels: Any) -> None:
+    """Warn where the outputs of a head are as many as there are classes: they may be logits, no embedding."""
+    n_classes = 0 if labels is None or as_targets(labels).ndim > 1 else len(as_targets(labels).unique())
+    whose = "ImageNet" if dimension in _IMAGENET else "the data" if dimension == n_classes >= _MANY else None
+    if whose is not None:
+        warnings.warn(
+            f"the last layer, {path or 'the network itself'}, has {dimension} outputs, as many as {whose} has classes: "
+            "if they are class logits, which make poor embeddings, put torch.nn.Identity() in its place and fit with "
+            'head="train" or head="identity"',
+            stacklevel=3,
+        )
 
 
 def refuse_dimension_of_other_head(dimension: int | None, head: str | None) -> None:

@@ -6,9 +6,12 @@ Beside the index stands `items/`: what each id is. How images become its entries
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -33,6 +36,7 @@ from lam.retrieval.calibration_files import fingerprint, load_calibration
 from lam.retrieval.decisions import Decisions
 from lam.retrieval.hits import Hits
 from lam.retrieval.index import Index
+from lam.retrieval.threshold import Calibration
 from lam.run_folder import locked, require_finished
 
 BATCH = 64
@@ -62,13 +66,37 @@ def require_faiss() -> None:
         raise ValueError(f"FAISS cannot be imported ({error}): pip install 'lam[cpu]', or 'lam[gpu]'") from None
 
 
+@dataclass(frozen=True)
+class EmbeddedFolder:
+    """The images of a folder, embedded.
+
+    Attributes:
+        images: all of the folder.
+        embeddings: of N of them: all, or those of a shard.
+        flagged: (N,) which of these a calibration flags as unlike what it knows; None without one.
+    """
+
+    images: FolderImages
+    embeddings: Embeddings
+    flagged: Bool[Tensor, " N"] | None
+
+
 def embed_folder(
-    encoder: Encoder, folder: str | Path, *, shard: Shard | None = None, progress: bool = True
-) -> tuple[FolderImages, Embeddings]:
+    encoder: Encoder,
+    folder: str | Path,
+    *,
+    shard: Shard | None = None,
+    calibration: Calibration | None = None,
+    progress: bool = True,
+) -> EmbeddedFolder:
     """Embed the images of a folder, with class sub-folders or without: all, or those of a shard.
 
-    Returns:
-        All images, and the embeddings of those that were wanted.
+    Args:
+        encoder: of a run.
+        folder: the images.
+        shard: which of them; by default all.
+        calibration: of the run, by whose flag images are told that cannot be judged.
+        progress: show a progress bar on standard error.
 
     Raises:
         ValueError: for an encoder that does not know how an image becomes an input, a shard without an image, or naming
@@ -76,7 +104,14 @@ def embed_folder(
     """
     images = datasets.folder.read(root=folder, preprocessing=preprocessing_of(encoder))
     wanted = images if shard is None else images.subset(shard.positions(len(images)))
-    return images, _embedded(encoder, wanted, progress)
+    parts: list[Embeddings] = []
+    flagged: list[Tensor] = []
+    for seen in encoder.observed(_loader(wanted), progress=progress):
+        parts.append(seen.embeddings)
+        if calibration is not None:
+            surprise = calibration.surprise(seen.embeddings, seen.features)
+            flagged.append((surprise > calibration.flag_above).cpu())
+    return EmbeddedFolder(images, Embeddings.concatenate(parts), torch.cat(flagged) if flagged else None)
 
 
 def check_output(path: str | Path) -> None:
@@ -143,7 +178,8 @@ def index_images(
         elif embedded is not None:
             entries, embeddings = merge_embeddings(embedded, encoder=fingerprint(run))
         else:
-            images, embeddings = embed_folder(encoder, str(folder), progress=progress)
+            found_images = embed_folder(encoder, str(folder), progress=progress)
+            images, embeddings = found_images.images, found_images.embeddings
             labels = (images.classes[label] for label in images.labels.tolist())
             found = zip(images.paths, labels, strict=True)
             entries = [Entry(str(path), label, content_id(path)) for path, label in found]
@@ -165,19 +201,23 @@ def _of_list(encoder: Encoder, listed: str | Path, fuse: bool, progress: bool) -
     entries = [
         Entry(str(image.path), image.label, content_id(image.path), image.name, image.metadata) for image in found
     ]
-    return entries, _embedded(encoder, images, progress)
+    return entries, encoder.embed(_loader(images), progress=progress)
 
 
 def _flag_below(run: Path, required: bool) -> float | None:
     """The κ below which an image is poor; None where the run has no calibration of its own that says."""
-    if not (run / CALIBRATION).is_dir() and not required:
+    found = load_calibration(run) if required else calibration_of(run)
+    return None if found is None else found.kappa_below
+
+
+def calibration_of(run: str | Path) -> Calibration | None:
+    """Read the calibration of a run; None where it has none, or, with a warning, where it is not of its encoder."""
+    if not (Path(run) / CALIBRATION).is_dir():
         return None
     try:
-        return load_calibration(run).kappa_below
+        return load_calibration(run)
     except ValueError as error:
-        if required:
-            raise
-        warnings.warn(f"{error}; poor images are not told", stacklevel=3)
+        warnings.warn(f"{error}; nothing is flagged", stacklevel=3)
         return None
 
 
@@ -193,40 +233,60 @@ def index_dataset(run: Path, embeddings: Embeddings, images: ImageDataset) -> No
 
 @dataclass(frozen=True)
 class Found:
-    """The answer to one image.
+    """The answers to Q images.
 
     Attributes:
-        query: the embedding of the image.
-        hits: its nearest items.
-        items: of each hit, its `label` and `path`.
+        images: the files.
+        queries: their embeddings.
+        hits: the nearest items of each.
+        items: what each hit is: its `label`, `path` and more.
         decisions: what is answered, where the run is calibrated.
     """
 
-    query: Embeddings
+    images: tuple[Path, ...]
+    queries: Embeddings
     hits: Hits
-    items: list[Item]
+    items: tuple[tuple[Item, ...], ...]
     decisions: Decisions | None
 
 
-def search(run: str | Path, image: str | Path, *, k: int = 5) -> Found:
-    """Search a run's index for one image.
+def search(run: str | Path, *images: str | Path, k: int = 5, progress: bool = False) -> Found:
+    """Search a run's index for images.
+
+    Args:
+        run: the run's folder.
+        images: files, and folders, whose images are all searched for.
+        k: how many hits each gets, at least 1.
+        progress: show a progress bar on standard error.
 
     Raises:
-        ValueError: for k below 1, or a file that is no image.
+        ValueError: for k below 1, no image at all, or naming a file that is no image.
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
+    files = tuple(file for image in images for file in _image_files(Path(image)))
+    if not files:
+        raise ValueError("there is no image to search for: give files, or folders that hold some")
     run = Path(run)
     encoder = open_run(run)
     require_faiss()
-    seen = encoder.observe(preprocessing_of(encoder)(image)[None])
-    query, index = seen.embeddings, Index.load(run / "index")
-    decisions = None
+    index, preprocessing = Index.load(run / "index"), preprocessing_of(encoder)
+    size = BATCH if preprocessing.shape is not None else 1
+    inputs = [files[start : start + size] for start in range(0, len(files), size)]
+    batches = (torch.stack([preprocessing(file) for file in part]) for part in inputs)
+    seen = encoder.observe(batches, n_samples=index.mean_samples, progress=progress and len(inputs) > 1)
+    queries, decisions = seen.embeddings, None
     if (run / CALIBRATION).is_dir():
-        first = index.search(query, 2)  # the margin to the second is part of the evidence, whatever k
-        decisions = load_calibration(run).decide(first, query, features=seen.features, gallery_size=len(index))
-    hits = index.search(query, k)
-    return Found(query, hits, read_items(run, hits.ids[0].tolist()), decisions)
+        first = index.search(queries, 2)  # the margin to the second is part of the evidence, whatever k
+        decisions = load_calibration(run).decide(first, queries, features=seen.features, gallery_size=len(index))
+    hits = index.search(queries, k)
+    known = iter(read_items(run, hits.ids.flatten().tolist()))
+    items = tuple(tuple(islice(known, hits.ids.shape[1])) for _ in files)
+    return Found(files, queries, hits, items, decisions)
+
+
+def _image_files(image: Path) -> list[Path]:
+    return datasets.folder.image_files(image) if image.is_dir() else [image]
 
 
 def read_items(run: Path, ids: list[int]) -> list[Item]:
@@ -316,9 +376,8 @@ def _read_all(run: Path) -> dict[str, Item]:
     return read_json(read_generation(run / "items", [_ITEMS]) / _ITEMS)
 
 
-def _embedded(encoder: Encoder, images: FolderImages, progress: bool) -> Embeddings:
-    loader = DataLoader(images, batch_size=BATCH, generator=torch.Generator())  # torch's global one stays as it is
-    return encoder.embed(loader, progress=progress)
+def _loader(images: FolderImages) -> DataLoader[Any]:
+    return DataLoader(images, batch_size=BATCH, generator=torch.Generator())  # torch's global one stays as it is
 
 
 def preprocessing_of(encoder: Encoder) -> Preprocessing:

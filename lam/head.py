@@ -24,7 +24,8 @@ _ADD = 'Or let lam.fit add a layer after the network: head="train", or, to keep 
 
 
 def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
-    """Find the linear layer whose output, normalised or not, equals the network's output.
+    """Find the linear layer that gives the direction of the network's output: that is a positive multiple of its own,
+    the output itself, normalised, or, as for ArcFace, scaled, by one factor or by one an item.
 
     Args:
         network: any module; it is run once, in evaluation mode.
@@ -57,8 +58,8 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     if not matching:
         which = "no linear layer gives" if head is None else f"head {head!r} does not give"
         raise ValueError(
-            f"{which} the network's output {tuple(output.shape)}, normalised or not; the network has {_list(linear)}. "
-            f"Make the embedding the output of a linear layer, followed at most by normalisation. {_ADD}"
+            f"{which} the direction of the network's output {tuple(output.shape)}; the network has {_list(linear)}. "
+            f"Make the embedding the output of a linear layer, followed at most by a normalisation or a scale. {_ADD}"
         )
     return matching[-1]
 
@@ -125,11 +126,30 @@ def caught_input(network: nn.Module, head: str) -> Iterator[list[Any]]:
 
 
 def run(network: nn.Module, inputs: Any) -> Any:
-    """Call the network on a batch, on the network's own device; a batch of named inputs is given by name."""
+    """Call the network on a batch, on the network's own device; a batch of named inputs is given by name.
+
+    Raises:
+        ValueError: for a network without weights, a batch that is neither tensor nor dictionary, or inputs of a type
+            that the network does not take and its weights do not have.
+    """
     parameter = next(network.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
+    if device.type == "meta":
+        raise ValueError(
+            "the network is on the meta device, where it has shapes and no weights: make it on a device that has "
+            'memory, or call network.to_empty(device="cpu") and load its weights'
+        )
     if isinstance(inputs, Tensor):
-        return network(inputs.to(device))
+        try:
+            return network(inputs.to(device))
+        except RuntimeError as error:
+            if parameter is None or inputs.dtype == parameter.dtype:
+                raise
+            scaled = "" if inputs.is_floating_point() else ", scaled and normalised as in training"
+            raise ValueError(
+                f"the network does not take inputs of {inputs.dtype} ({str(error).splitlines()[0]}): its weights are "
+                f"{parameter.dtype}, so convert them, inputs.to({parameter.dtype}){scaled}"
+            ) from error
     if isinstance(inputs, Mapping):
         return network(
             **{name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
@@ -173,14 +193,11 @@ def _selected(called: str, output: Any) -> str:
 
 
 def _gives(candidate: Tensor, output: Tensor) -> bool:
+    """Whether every row of the output is a positive multiple of the candidate's."""
     if candidate.shape != output.shape:
         return False
-    tolerance = RELATIVE_TOLERANCE.get(output.dtype, 1e-4)
-    candidate, output = candidate.double(), output.double()
-    scale = tolerance * output.abs().max()
-    return any(
-        bool(((version - output).abs() <= scale).all()) for version in (candidate, F.normalize(candidate, dim=1))
-    )
+    gap = F.normalize(candidate.double(), dim=1) - F.normalize(output.double(), dim=1)
+    return bool((gap.norm(dim=1) <= RELATIVE_TOLERANCE.get(output.dtype, 1e-4)).all())
 
 
 def _list(linear: dict[str, nn.Linear]) -> str:

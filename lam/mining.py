@@ -1,4 +1,4 @@
-"""Which of a batch's pairs are looked at: all, those of easy, semihard or hard triplets, or those that a miner chooses.
+"""Which of a batch's pairs are looked at: all, those of triplets of one kind, or those that a miner chooses.
 
 Here live the choice by distance and the cap on the number of pairs. Which pairs there are to choose from is decided in
 `lam.pairs`; what is done with those chosen, in `lam.losses` and `lam.hessians`.
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from lam.pairs import Pairs, check_label_vector
 
-MinerName = Literal["all", "easy", "semihard", "hard"]
+MinerName = Literal["all", "violating", "easy", "semihard", "hard"]
 Miner = Callable[[Tensor, Tensor], Any]
 """A miner of pytorch-metric-learning: (embeddings, labels) to a tuple of 3 or 4 tensors of indices."""
 
@@ -33,22 +33,23 @@ class Mining:
 
     A triplet (anchor a, positive p, negative n) with distances d on the sphere is
 
-        easy      if          d_an > d_ap + margin
-        semihard  if   d_ap < d_an ≤ d_ap + margin
-        hard      if          d_an ≤ d_ap
+        easy       if          d_an > d_ap + margin
+        violating  if          d_an ≤ d_ap + margin
+        semihard   if   d_ap < d_an ≤ d_ap + margin
+        hard       if          d_an ≤ d_ap
 
-    and those of one kind give the pairs (a, p) and (a, n). `all` takes every pair, outside triplets too; the triplets
-    that violate the margin, semihard and hard ones together, are `TripletMarginMiner(margin=...)`.
+    and those of one kind give the pairs (a, p) and (a, n). `all` takes every pair, outside triplets too.
 
     Source: Schroff et al. (2015); the kinds and the counting are those of pytorch-metric-learning's
-    `TripletMarginMiner`, with the margin of the loss where its default is 0.2. Warburg et al. (2023) mine so, and draw
-    at most `max_pairs` of the triplets for the curvature; here the pairs are drawn, of each type.
+    `TripletMarginMiner`, whose "all" is `violating` here, with the margin of the loss where its default is 0.2. Warburg
+    et al. (2023) mine so, and draw at most `max_pairs` of the triplets for the curvature.
 
     Attributes:
-        miner: `all`, `easy`, `semihard` or `hard`, for labels and for places; or a miner of pytorch-metric-learning,
-            which needs labels.
-        max_pairs: at most so many positive and so many negative pairs (unordered) are drawn, at random, from those
-            chosen; None for no limit.
+        miner: `all`, `violating`, `easy`, `semihard` or `hard`, for labels and for places; or a miner of
+            pytorch-metric-learning, which needs labels.
+        max_pairs: at most so many triplets of the kind are drawn at random, each of which gives a positive and a
+            negative pair; of `all`, or of what another miner chose, so many positive and so many negative pairs
+            (unordered). None for no limit.
 
     Raises:
         ValueError: for an unknown name, or a limit below 1.
@@ -111,7 +112,7 @@ class Mining:
         if callable(self.miner):
             pairs = _named_by(self.miner, embeddings, pairs, targets)
         elif self.miner != "all":
-            pairs = _of_triplets(self.miner, embeddings, pairs, margin)
+            return _of_triplets(self.miner, embeddings, pairs, margin, self.max_pairs, generator)
         return pairs if self.max_pairs is None else _drawn(pairs, self.max_pairs, generator)
 
 
@@ -129,8 +130,10 @@ def _named_by(miner: Miner, embeddings: Tensor, pairs: Pairs, targets: Tensor | 
     return _in_units(Pairs.from_tuples(miner(embeddings, targets), pairs.size, **counts))
 
 
-def _of_triplets(kind: str, embeddings: Tensor, pairs: Pairs, margin: float) -> Pairs:
-    """Count the triplets of a kind in which each pair stands, with no triplet formed: O(N² log N).
+def _of_triplets(
+    kind: str, embeddings: Tensor, pairs: Pairs, margin: float, max_triplets: int | None, generator: torch.Generator
+) -> Pairs:
+    """Count the triplets of a kind in which each pair stands, with no triplet formed: O(N² log N); or draw some.
 
     With the negatives of each anchor ranked by distance, those that make a triplet of one kind with a positive are
     neighbours in the ranking, from `first` up to `last`.
@@ -144,14 +147,39 @@ def _of_triplets(kind: str, embeddings: Tensor, pairs: Pairs, margin: float) -> 
     first, last = {
         "hard": (torch.zeros_like(nearer), nearer),
         "semihard": (nearer, inside),
+        "violating": (torch.zeros_like(nearer), inside),
         "easy": (inside, n_negatives),
     }[kind]
     each = positive.to(distance)
     steps = distance.new_zeros(pairs.size, pairs.size + 1)
     steps.scatter_add_(1, first, each).scatter_add_(1, last, -each)
     with_negative = torch.zeros_like(distance).scatter_(1, order, steps.cumsum(1)[:, :-1])
-    with_positive = (last - first) * each
-    return _in_units(replace(pairs, positive=_symmetric(with_positive), negative=_symmetric(with_negative)))
+    counts = (last - first) * positive
+    chosen = replace(pairs, positive=_symmetric(counts * each), negative=_symmetric(with_negative))
+    chosen, total = _in_units(chosen), int(counts.sum())
+    if max_triplets is None or total <= max_triplets:
+        return chosen
+    ends = counts.flatten().cumsum(0)
+    places = _distinct(total, max_triplets, generator).to(ends.device)
+    of_pair = torch.searchsorted(ends, places, right=True)
+    anchor, other = of_pair // pairs.size, of_pair % pairs.size
+    rank = first[anchor, other] + places - (ends[of_pair] - counts[anchor, other])
+    left = {
+        "n_positives": max(1, round(chosen.n_positives * max_triplets / total)),
+        "n_negatives": max(1, round(chosen.n_negatives * max_triplets / total)),
+    }
+    drawn = Pairs.from_tuples(
+        (anchor, other, order[anchor, rank]), pairs.size, n_positives=2 * total, n_negatives=2 * total
+    )
+    return replace(drawn, **left)
+
+
+def _distinct(total: int, count: int, generator: torch.Generator) -> Tensor:
+    """Draw `count` different numbers below `total`, which may be too many to be put into an order."""
+    drawn = torch.randint(total, (count,), generator=generator).unique()
+    while len(drawn) < count:
+        drawn = torch.cat([drawn, torch.randint(total, (count,), generator=generator)]).unique()
+    return drawn[torch.randperm(len(drawn), generator=generator)[:count]]
 
 
 def _symmetric(directed: Tensor) -> Tensor:

@@ -5,9 +5,10 @@ Here live the pairs alone: no embeddings, no loss, no curvature. Losses and `lam
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
 
@@ -94,12 +95,12 @@ class Pairs:
             (2, 6)
         """
         negative_beyond = checked_distances(positions, positive_within, negative_beyond)
-        distance = torch.cdist(positions.double(), positions.double(), compute_mode="donot_use_mm_for_euclid_dist")
-        positive = (distance <= positive_within).fill_diagonal_(False)
+        square = squared_distance(positions[:, None], positions[None])
+        positive = (square <= positive_within**2).fill_diagonal_(False)
         check_angles(angles, angle_within, len(positions))
         if angles is not None and angle_within is not None:
             positive &= directions_fit(angles[:, None], angles[None, :], angle_within)
-        return cls._counted(positive, distance > negative_beyond)
+        return cls._counted(positive, square > negative_beyond**2)
 
     @classmethod
     def from_tuples(
@@ -149,6 +150,21 @@ class Pairs:
         return cls(positive, negative, int(positive.sum()), int(negative.sum()))
 
 
+def as_targets(targets: Any) -> Tensor:
+    """Labels or positions, however a loader gives them, as a tensor.
+
+    Raises:
+        ValueError: for what are no numbers, such as names of classes.
+    """
+    try:
+        return torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"labels must be integers, and positions numbers, got {next(iter(targets), targets)!r}: number the "
+            "classes, such as by names = sorted(set(labels)) and names.index(label)"
+        ) from error
+
+
 def check_label_vector(labels: Tensor) -> None:
     """Refuse what is no vector of integer labels."""
     if labels.ndim != 1 or labels.is_floating_point():
@@ -163,13 +179,23 @@ def checked_distances(positions: Tensor, positive_within: float, negative_beyond
             "positive_within and negative_beyond must satisfy 0 < positive_within <= negative_beyond, "
             f"got {positive_within} and {beyond}"
         )
-    if positions.ndim != 2 or not positions.is_floating_point():
+    if positions.ndim != 2 or positions.shape[1] == 0 or not positions.is_floating_point():
         raise ValueError(f"positions must be numbers of shape (N, X), got {positions.dtype} {tuple(positions.shape)}")
     finite = positions.isfinite().all(1)
     if not finite.all():
         bad = int((~finite).nonzero()[0, 0])
         raise ValueError(f"positions must be finite, got {positions[bad].tolist()} at index {bad}")
     return beyond
+
+
+def squared_distance(one: Float[Tensor, "*#B X"], other: Float[Tensor, "*#B X"]) -> Float64[Tensor, "*B"]:
+    """Squared distance of places, coordinate by coordinate in float64: the same bits for two places wherever they meet.
+
+    Places match that are at most a distance d apart: where the square is at most d². A root would round some of those
+    that are a bit beyond back to d.
+    """
+    squares = [(x.double() - y.double()).square() for x, y in zip(one.unbind(-1), other.unbind(-1), strict=True)]
+    return sum(squares[1:], start=squares[0])
 
 
 def check_angles(angles: Tensor | None, angle_within: float | None, size: int) -> None:

@@ -14,18 +14,24 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.embeddings import Embeddings
+from lam.autocast import without_autocast
+from lam.embeddings import Embeddings, Mean
 from lam.hessians.diagonal import Diagonal
 from lam.hessians.last_layer import check_features
 
 Mode = Literal["marginal", "network"]
 MODES: tuple[str, ...] = get_args(Mode)
+MEANS: tuple[str, ...] = get_args(Mean)
 
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps features (N, P), their outputs (N, D) and variances (N, D) to sampled outputs (S, N, D)."""
 
+Predictor = Callable[..., Embeddings]
+"""Maps features (N, P) and, where it is at hand, the network's output (N, D) to embeddings."""
+
 LEAST_VARIANCE = 1e-20
-"""Added noise of this variance is far below any posterior's; it gives an output of length zero a random direction."""
+"""Noise of this variance, in units of the output's length, is far below any posterior's; an output of length zero gets
+it as it is, so that its samples have random directions."""
 
 CHUNK_ELEMENTS = 1 << 22
 """How many float64 sample coordinates are held at once."""
@@ -112,6 +118,7 @@ class LastLayerPosterior:
         *,
         n_samples: int = 32,
         mode: Mode = "marginal",
+        mean: Mean = "network",
         return_samples: bool = False,
     ) -> Embeddings:
         """Turn features into embeddings that know how sure they are.
@@ -124,44 +131,57 @@ class LastLayerPosterior:
             features: (N, P) what enters the layer.
             n_samples: S ≥ 2.
             mode: `marginal` or `network`.
+            mean: `network` for the trained layer's own direction, f/‖f‖, which the samples do not change; or `sampled`
+                for the mean direction of the samples, as in the paper, which depends on S.
             return_samples: keep the (S, N, D) samples.
 
         Returns:
-            Mean direction, κ (Sra 2012, of the unbiased mean resultant length), and variance before normalisation.
+            Direction, κ (Sra 2012, of the unbiased mean resultant length), and variance before normalisation.
 
         Raises:
-            ValueError: for features of another width or not finite, fewer than 2 samples, or an unknown mode.
+            ValueError: for features of another width or not finite, fewer than 2 samples, or an unknown mode or mean.
         """
-        return self.predictor(n_samples=n_samples, mode=mode, return_samples=return_samples)(features)
+        return self.predictor(n_samples=n_samples, mode=mode, mean=mean, return_samples=return_samples)(features)
 
     def predictor(
-        self, *, n_samples: int = 32, mode: Mode = "marginal", return_samples: bool = False
-    ) -> Callable[[Tensor], Embeddings]:
-        """Give `predict` with its noise drawn once, for many batches."""
-        compute = self.unchecked_predictor(n_samples=n_samples, mode=mode, return_samples=return_samples)
+        self, *, n_samples: int = 32, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
+    ) -> Predictor:
+        """Give `predict` with its noise drawn once, for many batches.
+
+        It may be given the network's output beside the features, whose directions are then retrieved to the bit, where
+        the layer's own output computed anew could differ in the last.
+        """
+        compute = self.unchecked_predictor(n_samples=n_samples, mode=mode, mean=mean, return_samples=return_samples)
         rows = max(1, CHUNK_ELEMENTS // (n_samples * len(self.weight)))
 
-        def predict(features: Tensor) -> Embeddings:
+        @without_autocast()
+        def predict(features: Tensor, output: Tensor | None = None) -> Embeddings:
             check_features(features, self.weight)
-            return Embeddings.concatenate([compute(chunk) for chunk in features.split(rows)])
+            output = self._output(features) if output is None else output
+            parts = zip(features.split(rows), output.split(rows), strict=True)
+            return Embeddings.concatenate([compute(*part) for part in parts])
 
         return predict
 
     def unchecked_predictor(
-        self, *, n_samples: int, mode: Mode = "marginal", return_samples: bool = False
-    ) -> Callable[[Tensor], Embeddings]:
+        self, *, n_samples: int, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
+    ) -> Predictor:
         """Give `predictor` without a look at the features, all at once: what a program can be traced from."""
         _check_samples(n_samples, least=2)
-        if mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+        for name, value, allowed in (("mode", mode, MODES), ("mean", mean, MEANS)):
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
         variance, bias_variance = self.variance
         draw = self._marginal_draw(n_samples) if mode == "marginal" else self._network_draw(n_samples)
 
-        def compute(features: Tensor) -> Embeddings:
+        @without_autocast()
+        def compute(features: Tensor, output: Tensor | None = None) -> Embeddings:
             features = features.to(self.weight.dtype)
-            f = F.linear(features, self.weight, self.bias)
+            f = self._output(features)
             v = F.linear(features.square(), variance, bias_variance)
-            return Embeddings.from_samples(F.normalize(draw(features, f, v), dim=-1), v.sum(1), keep=return_samples)
+            own = F.normalize((f if output is None else output).to(f)) if mean == "network" else None
+            samples = F.normalize(draw(features, f, v), dim=-1)
+            return Embeddings.from_samples(samples, v.sum(1), mean=own, keep=return_samples)
 
         return compute
 
@@ -177,6 +197,7 @@ class LastLayerPosterior:
         """Give `sampled_embeddings` with its networks drawn once, for many batches."""
         weights, biases = self.sample(n_samples, generator=generator)
 
+        @without_autocast()
         def draw(features: Tensor) -> Tensor:
             sampled = torch.einsum("np,sdp->snd", features.to(weights.dtype), weights)
             return F.normalize(sampled if biases is None else sampled + biases[:, None], dim=-1)
@@ -207,6 +228,16 @@ class LastLayerPosterior:
         )
         return replace(self, prior_precision=float(10.0**best.x))
 
+    def with_prior_step(self, rate: float) -> "LastLayerPosterior":
+        """Move log α by `rate` in the direction in which `log_marginal_likelihood` rises: the first step of Adam."""
+        weight, bias = self.curvature.relu()
+        alpha, slope = self.prior_precision, 0.0
+        for h, theta in ((weight, self.weight), (bias, self.bias)):
+            if h is not None and theta is not None:
+                shrinkage = 1 - alpha / (self.scale * h.double() + alpha)
+                slope += float(shrinkage.sum() - alpha * theta.double().square().sum())
+        return replace(self, prior_precision=alpha * math.exp(math.copysign(rate, slope)))
+
     def to(self, device: torch.device | str) -> "LastLayerPosterior":
         """Move weights and curvature to a device."""
         bias = None if self.bias is None else self.bias.to(device)
@@ -233,10 +264,19 @@ class LastLayerPosterior:
         curvature = self.curvature + other.curvature if sign > 0 else self.curvature - other.curvature
         return replace(self, curvature=curvature, n_items=self.n_items + sign * other.n_items)
 
+    def _output(self, features: Tensor) -> Tensor:
+        return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
+
     def _marginal_draw(self, n_samples: int) -> Draw:
         shape = (n_samples, 1, len(self.weight))
         noise = torch.randn(shape, generator=self._generator(), dtype=torch.float64).to(self.weight.device)
-        return lambda features, f, v: f.double() + v.double().clamp(min=LEAST_VARIANCE).sqrt() * noise
+
+        def draw(features: Tensor, f: Tensor, v: Tensor) -> Tensor:
+            square = f.double().square().sum(1, keepdim=True)
+            least = LEAST_VARIANCE * square.where(square > 0, 1)
+            return f.double() + torch.maximum(v.double(), least).sqrt() * noise
+
+        return draw
 
     def _network_draw(self, n_samples: int) -> Draw:
         weights, biases = self.sample(n_samples)

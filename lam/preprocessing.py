@@ -121,7 +121,11 @@ class Preprocessing:
         Returns:
             The same shape, float32.
         """
-        values = pixels.to(torch.float32).div_(255)
+        return self.standardize(pixels.to(torch.float32).div_(255))
+
+    def standardize(self, values: Float[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
+        """Subtract the mean from values in [0, 1] and divide by the standard deviation: `denormalize` undoes it."""
+        values = values.clone()
         for operation, numbers in ((values.sub_, self.mean), (values.div_, self.std)):
             if numbers is not None:
                 operation(torch.tensor(numbers, dtype=torch.float32, device=values.device)[:, None, None])
@@ -153,6 +157,30 @@ class Preprocessing:
             raise ValueError(f"preprocessing has no field {', '.join(unknown)}; allowed: {', '.join(known)}")
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
         return cls(**values)
+
+    @classmethod
+    def from_options(cls, fields: object) -> "Preprocessing":
+        """ImageNet's, but for the fields that are given: what a user says of a data set of their own.
+
+        One number for the size alone is a square: the shorter side is resized to it and the centre taken. Grey images
+        have no mean and no standard deviation unless they are given.
+
+        Raises:
+            ValueError: as `from_json`.
+
+        Example:
+            >>> Preprocessing.from_options({"size": 32}).shape, Preprocessing.from_options({"size": [32, 48]}).shape
+            ((3, 32, 32), (3, 32, 48))
+        """
+        if not isinstance(fields, Mapping):
+            return cls.from_json(fields)
+        usual = cls.imagenet()
+        default: dict[str, Any] = {} if fields.get("mode") == "L" else {"mean": usual.mean, "std": usual.std}
+        if "size" not in fields and "crop" not in fields:
+            default |= {"size": usual.size, "crop": usual.crop}
+        elif "crop" not in fields and isinstance(fields["size"], int):
+            default["crop"] = fields["size"]
+        return cls.from_json({**default, **fields})
 
     def _tensor(self, image: Image.Image) -> Float[Tensor, "C H W"]:
         pixels = torch.from_numpy(np.array(self._resize_and_crop(_to_mode(image, self.mode)), ndmin=3))

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from lam.curvature import Relation
-from lam.pairs import check_label_vector, checked_distances
+from lam.pairs import check_label_vector, checked_distances, squared_distance
 
 _BLOCK_ELEMENTS = 1 << 22
 
@@ -123,7 +123,7 @@ class PlaceRelevance(Relevance):
         self.positions, self.within = positions.double().cpu(), within
 
     def _match(self, one: Tensor, other: Tensor) -> Tensor:
-        return (self.positions[one] - self.positions[other]).square().sum(-1) <= self.within**2
+        return squared_distance(self.positions[one], self.positions[other]) <= self.within**2
 
 
 def relevance_of(

@@ -6,6 +6,7 @@
     encoder/         network, posterior, preprocessing
     index/, items/   the test split, to be searched
     metrics.json     flat names and values, and the seconds of each stage
+    curves.safetensors   the arrays behind the curves of its plots, for `lam compare`
     plots/*.png, report.html
     MANIFEST.json    SHA-256 of what does not change afterwards, written last
 
@@ -29,11 +30,13 @@ from torch import nn
 from lam import distributed, gallery, losses, methods, models
 from lam.augmentation import AugmentationOptions, Augmented
 from lam.config import RunConfig
+from lam.corruption import corruption_metrics, measure_corruption
 from lam.curvature import Relation
+from lam.curves import CURVES, Curves
 from lam.datasets import ImageDataset, Splits
 from lam.encoder import BayesianEncoder
 from lam.encoder_base import Encoder
-from lam.evaluation import Evaluation, evaluate
+from lam.evaluation import evaluate
 from lam.files import MANIFEST, read_json, seal, write_json
 from lam.head import evaluating
 from lam.loading import load
@@ -140,14 +143,20 @@ def _evaluate(
             ),
             is_query=getattr(splits.test, "is_query", None),
             relevant_within=config.places.relevant_within,
-            n_samples=config.evaluation.n_samples,
             progress=stages.progress,
         )
+    with stages("corrupt"):
+        size = config.evaluation.corrupted
+        corrupted = measure_corruption(encoder, splits.test, evaluation, size=size, seed=config.seed) if size else {}
     with stages("index"):
         gallery.index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
     seconds = {f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}
-    metrics = {**evaluation.metrics, **_skipped(folder), **seconds}
-    return _finish(config, folder, metrics, evaluation, splits.test)
+    corruption = corruption_metrics(corrupted, has_kappa=encoder.has_kappa)
+    metrics = {**evaluation.metrics, **corruption, **_skipped(folder), **seconds}
+    write_json(folder / "metrics.json", metrics)
+    Curves.of(evaluation).save(folder)
+    plots = write_plots_and_report(folder, asdict(config), metrics, encoder, evaluation, corrupted, splits.test, ood)
+    return _finish(folder, metrics, plots)
 
 
 def _skipped(folder: Path) -> dict[str, int]:
@@ -158,12 +167,9 @@ def _skipped(folder: Path) -> dict[str, int]:
     return {"batches_without_positives": sum(history["batches_without_positives"] for history in histories)}
 
 
-def _finish(
-    config: RunConfig, folder: Path, metrics: dict[str, Any], evaluation: Evaluation, test: ImageDataset
-) -> RunResult:
-    write_json(folder / "metrics.json", metrics)
-    plots = write_plots_and_report(folder, asdict(config), metrics, evaluation, test)
-    names = ["config.yaml", "data.json", "metrics.json", "report.html", *(f"plots/{path.name}" for path in plots)]
+def _finish(folder: Path, metrics: dict[str, Any], plots: list[Path]) -> RunResult:
+    names = ["config.yaml", "data.json", "metrics.json", CURVES, "report.html"]
+    names += [f"plots/{path.name}" for path in plots]
     names += ["training.json"] if (folder / "training.json").is_file() else []
     seal(folder, names)
     (folder / "seconds.json").unlink(missing_ok=True)
@@ -235,9 +241,12 @@ def _encoder(
         write_json(folder / "training.json", {name: asdict(history) for name, history in histories.items()})
         total = sum(sum(history.seconds) for history in histories.values())
         stages.seconds["train"] = round(total, 3)  # of every start, not of this one alone
-    if isinstance(encoder, BayesianEncoder) and config.laplace.tune != "none":
-        with stages("tune"):
-            _tune(config, encoder, validation)
+    encoder.n_samples = config.evaluation.n_samples
+    if isinstance(encoder, BayesianEncoder):
+        encoder.mean = config.laplace.mean
+        if config.laplace.tune != "none":
+            with stages("tune"):
+                _tune(config, encoder, validation)
     write_json(folder / "seconds.json", stages.seconds)
     encoder.save(folder / "encoder")
     return encoder
@@ -259,12 +268,11 @@ def _tune(config: RunConfig, encoder: BayesianEncoder, validation: ImageDataset)
         encoder.tune(
             batches,
             by="calibration",
-            n_samples=config.laplace.tune_samples,
             is_query=getattr(validation, "is_query", None),
             relevant_within=config.places.relevant_within,
         )
     else:
-        encoder.tune([], by="marginal_likelihood")
+        encoder.tune([], by="marginal_likelihood", step=config.laplace.tune_step)
 
 
 def nearest_is_relevant(

@@ -7,9 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lam.corruption import CorruptionCurve, Kind
 from lam.datasets import ImageDataset
+from lam.encoder import BayesianEncoder
+from lam.encoder_base import Encoder
 from lam.evaluation import Evaluation
 from lam.retrieval import plots
+from lam.retrieval.neighbours import rank
 from lam.retrieval.report import Plot, write_report
 
 SCORE_NAMES = {"kappa": "κ", "variance": "variance", "norm": "feature norm", "knn": "k-NN cosine"}
@@ -19,8 +23,11 @@ def write_plots_and_report(
     folder: Path,
     configuration: Mapping[str, Any],
     metrics: Mapping[str, Any],
+    encoder: Encoder,
     evaluation: Evaluation,
+    curves: Mapping[Kind, CorruptionCurve],
     test: ImageDataset,
+    ood: Mapping[str, ImageDataset],
 ) -> list[Path]:
     """Write plots/*.png and report.html.
 
@@ -28,8 +35,11 @@ def write_plots_and_report(
         folder: of the run.
         configuration: resolved.
         metrics: flat names and values.
+        encoder: of the run.
         evaluation: what was measured on the test split.
+        curves: what corrupting its images did, by kind.
         test: the test split, whose images are shown.
+        ood: the OOD sets that were evaluated, by name, likewise.
 
     Returns:
         The paths of the plots.
@@ -39,9 +49,11 @@ def write_plots_and_report(
     shown = [
         *_sparsification_plot(place, evaluation),
         *_calibration_plot(place, evaluation),
-        *_extremes_plot(place, evaluation, test),
+        *_extremes_plots(place, evaluation, test, ood),
         *_no_match_plot(place, evaluation),
         *_ood_plots(place, evaluation),
+        *_corruption_plot(place, curves, encoder.has_kappa),
+        *_tuning_plot(place, encoder),
     ]
     data, method = configuration["data"]["name"], configuration["method"]
     write_report(
@@ -52,6 +64,7 @@ def write_plots_and_report(
         configuration=configuration,
         notes=_notes(evaluation, metrics),
         ood_score=evaluation.primary,
+        ood_set=next(iter(evaluation.ood_scores), ""),
     )
     return [Path(plot.path) for plot in shown]
 
@@ -61,8 +74,9 @@ def _sparsification_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
     if not kept.any():
         return []
     path = folder / "sparsification.png"
-    uncertainty = {SCORE_NAMES[name]: values[kept] for name, values in evaluation.scores.items()}
-    plots.plot_sparsification(path, evaluation.correct[kept], uncertainty)
+    correct = evaluation.correct[kept]
+    ranked = {SCORE_NAMES[name]: (correct, values[kept]) for name, values in evaluation.scores.items()}
+    plots.plot_sparsification(path, ranked)
     caption = (
         "Accuracy of the queries that stay when the most uncertain are dropped. A curve that rises says that the "
         "uncertainty knows which answers are wrong."
@@ -79,17 +93,45 @@ def _calibration_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
     return [Plot("Calibration", caption, path)]
 
 
-def _extremes_plot(folder: Path, evaluation: Evaluation, test: ImageDataset) -> list[Plot]:
-    def image(index: int) -> Tensor:
-        return test.preprocessing.denormalize(test[index][0])
+def _extremes_plots(
+    folder: Path, evaluation: Evaluation, test: ImageDataset, ood: Mapping[str, ImageDataset]
+) -> list[Plot]:
+    known, together = folder / "extremes.png", folder / "extremes_ood.png"
+    _draw_extremes(known, evaluation, test, {})
+    shown = [Plot("Most and least certain", "Queries by κ, each above its first hit.", known)]
+    if ood:
+        _draw_extremes(together, evaluation, test, ood)
+        caption = "The same together with what is out of distribution, which should be the least certain."
+        shown.append(Plot("Most and least certain, OOD among them", caption, together))
+    return shown
 
-    def query_image(index: int) -> Tensor:
-        return image(int(evaluation.queries[index]))
 
-    path = folder / "extremes.png"
-    kappa, first = evaluation.embeddings.kappa, evaluation.hits[:, 0]
-    plots.plot_extremes(path, kappa, first, evaluation.correct, query_image=query_image, gallery_image=image)
-    return [Plot("Most and least certain", "Queries by κ, each above its first hit.", path)]
+def _draw_extremes(path: Path, evaluation: Evaluation, test: ImageDataset, ood: Mapping[str, ImageDataset]) -> None:
+    """Show the ends of κ among the queries, 0 to Q − 1, and the items of the OOD sets, which follow them."""
+    n_queries = len(evaluation.queries)
+    outside = [(name, row) for name, images in ood.items() for row in range(len(images))]
+    embeddings = [evaluation.embeddings, *(evaluation.ood_embeddings[name] for name in ood)]
+    mean, kappa = (torch.cat([getattr(part, name) for part in embeddings]) for name in ("mean", "kappa"))
+
+    def image(images: ImageDataset, index: int) -> Tensor:
+        return images.preprocessing.denormalize(images[index][0])
+
+    def verdict(query: int) -> bool | str:
+        return bool(evaluation.correct[query]) if query < n_queries else outside[query - n_queries][0]
+
+    def query_image(query: int) -> Tensor:
+        if query < n_queries:
+            return image(test, int(evaluation.queries[query]))
+        name, row = outside[query - n_queries]
+        return image(ood[name], row)
+
+    def hit_image(query: int) -> Tensor:
+        if query < n_queries:
+            return image(test, int(evaluation.hits[query, 0]))
+        nearest, _ = rank(mean[query, None], evaluation.gallery.mean, k=1)
+        return image(test, int(evaluation.candidates[nearest[0, 0]]))
+
+    plots.plot_extremes(path, kappa, verdict, query_image=query_image, hit_image=hit_image)
 
 
 def _no_match_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
@@ -119,6 +161,32 @@ def _ood_plots(folder: Path, evaluation: Evaluation) -> list[Plot]:
         shown.append(Plot(f"ROC against {name}", "OOD is the positive class; by score.", roc))
         shown.append(Plot(f"Precision-recall against {name}", "The line is the prevalence of OOD.", curve))
     return shown
+
+
+def _corruption_plot(folder: Path, curves: Mapping[Kind, CorruptionCurve], has_kappa: bool) -> list[Plot]:
+    if not curves:
+        return []
+    path = folder / "corruption.png"
+    kappa = {kind: curve.kappa.median(1).values for kind, curve in curves.items()} if has_kappa else {}
+    plots.plot_corruption(path, kappa, {kind: curve.recall for kind, curve in curves.items()})
+    words = (
+        "κ should fall as recall does; where it rises instead, it must not be read as quality. " if has_kappa else ""
+    )
+    caption = f"{words}The queries are corrupted, the gallery is not."
+    return [Plot("Under corruption", caption, path)]
+
+
+def _tuning_plot(folder: Path, encoder: Encoder) -> list[Plot]:
+    tuning = encoder.tuning if isinstance(encoder, BayesianEncoder) else None
+    if tuning is None:
+        return []
+    path = folder / "tuning.png"
+    plots.plot_tuning(path, tuning)
+    caption = (
+        "The likelihood scales that were tried on the validation split. Chosen was the largest whose score is within "
+        "one standard error (of the difference) of the best."
+    )
+    return [Plot("Tuning of the posterior", caption, path)]
 
 
 def _notes(evaluation: Evaluation, metrics: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ What the settings are is `lam.config`.
 """
 
 import inspect
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -48,17 +49,40 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, allow_missin
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(RunConfig)
     try:
-        settings = parser.parse_args([f"--config={content}", *overrides])
+        settings = parser.parse_args([f"--config={content}", *map(_as_list, overrides)])
         _check_sections(settings)
         parsed = parser.instantiate(settings)
     except ArgumentError as error:
         raise ValueError(_explain(str(error), found)) from None
     config = RunConfig(**{field.name: parsed[field.name] for field in fields(RunConfig)})
+    _read_nested(config, overrides)
     if config.output is None and Path(path).is_dir():
         config.output = str(path)
     if allow_missing:
         _allow_missing(config)
     return config
+
+
+def _as_list(override: str) -> str:
+    """`--data.ood=DIR` and `--data.ood=NAME` stand for a list of that one set, a folder being called by its name."""
+    name, _, value = override.partition("=")
+    if name != "--data.ood" or not (value and isinstance(yaml.safe_load(value), str)):
+        return override
+    found = {"name": value}
+    if "/" in value or Path(value).is_dir():
+        title = re.sub(r"[^\w.+-]+", "-", Path(value).absolute().name)
+        found = {"name": "folder", "root": value, "title": title}
+    return f"{name}={yaml.safe_dump([found], default_flow_style=True, width=math.inf).strip()}"
+
+
+def _read_nested(config: RunConfig, overrides: Sequence[str]) -> None:
+    """Options below options, such as `--data.options.preprocessing.size=32`, as YAML: the parser leaves them text."""
+    for override in overrides:
+        if found := re.fullmatch(r"--(data|network)\.options\.(.+)\.([^.=]+)=(.*)", override, re.DOTALL):
+            options = getattr(config, found[1]).options
+            for part in found[2].split("."):
+                options = options[part]
+            options[found[3]] = yaml.safe_load(found[4])
 
 
 def _allow_missing(config: RunConfig) -> None:

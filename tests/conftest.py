@@ -19,11 +19,9 @@ from sklearn.datasets import load_digits
 from lam.cli import main
 from lam.config import RunConfig
 from lam.settings import load_config
-from lam.torchvision_import import import_torchvision
+from tests.milvus_servers import MilvusServer, milvus_command
 
-import_torchvision()  # before timm and others import it by themselves
-
-TINY = ("--data.limit=60", "--training.epochs=2", "--evaluation.n_samples=8", "--laplace.tune_samples=4")
+TINY = ("--data.limit=60", "--training.epochs=2", "--evaluation.n_samples=8")
 """Settings under which the demo takes about a second."""
 
 
@@ -81,6 +79,16 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 def run_copy(finished_run: FinishedRun, tmp_path: Path) -> Path:
     """A copy of the finished run that a test may change."""
     return Path(shutil.copytree(finished_run.folder, tmp_path / "run"))
+
+
+@pytest.fixture(scope="session")
+def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
+    """A real Milvus server, which a test that ends it starts again."""
+    server = MilvusServer(
+        milvus_command(tmp_path_factory.mktemp("milvus") / "env"), tmp_path_factory.mktemp("milvus_data")
+    )
+    yield server
+    server.end()
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,7 @@ def arrays(count: int = 3) -> dict[str, np.ndarray]:
         "total": np.array(count),
         "listing": np.array("listing"),
         "encoder": np.array("encoder"),
+        "mean_samples": np.array(0),
     }
 
 

@@ -82,6 +82,8 @@ def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: py
     printed = capsys.readouterr().out
     assert "match: cosine above" in printed
     made = load_calibration(run_copy)
+    assert made.facts["false_accepts"] == "of classes like those it was trained on; strangers are not promised"
+    assert f"\n       {made.facts['false_accepts']}\n" in printed
     assert made.key == fingerprint(run_copy)
     assert (made.gallery_size, made.facts["data"], made.facts["queries"]) == (60, "validation split", 60)
     assert made.targets == Targets(far=0.05, ood=0.05, miss=0.1)
@@ -142,6 +144,22 @@ def test_fresh_images_are_parted_into_queries_and_a_gallery(run_copy: Path, digi
     assert main(["calibrate", str(run_copy), "--quiet", f"--folder={digit_folder}", *options]) == 0
     made = load_calibration(run_copy)
     assert (made.facts["data"], made.facts["queries"], made.gallery_size) == (str(digit_folder), 12, 12)
+    assert made.facts["false_accepts"] == f"of classes like those in {digit_folder}; other strangers are not promised"
+
+
+def test_a_flag_does_not_stick_where_its_evidence_is_gone(
+    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--flag=combined"]) == 0
+    assert main(["calibrate", str(run_copy), "--quiet"]) == 0
+    assert load_calibration(run_copy).flag == "combined"
+    fresh = ["--target-far=0.1", "--target-ood=0.1", "--gallery=held-out", f"--folder={digit_folder}", "--reference=0"]
+    capsys.readouterr()
+    assert main(["calibrate", str(run_copy), "--quiet", *fresh]) == 0
+    assert "flag combined compares with training features, and --reference 0 asks for none" in capsys.readouterr().err
+    assert load_calibration(run_copy).flag == "kappa"
+    assert main(["calibrate", str(run_copy), "--quiet", *fresh, "--flag=knn"]) == 1
+    assert "flag 'knn' compares with training features" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -178,9 +196,11 @@ def test_false_accepts_can_be_promised_of_strangers(
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, f"--strangers={folder}"]) == 0
     made, index = load_calibration(run_copy), Index.load(run_copy / "index")
     assert made.facts["strangers"] == str(folder)
-    images, embeddings = embed_folder(open_run(run_copy), folder, progress=False)
-    first = index.search(embeddings, 1).scores[:, 0]
-    assert len(images) == len(made.false_accepts) == 40
+    assert made.facts["false_accepts"] == f"of strangers like those in {folder}"
+    assert made.facts["false_accepts"] in capsys.readouterr().out
+    embedded = embed_folder(open_run(run_copy), folder, progress=False)
+    first = index.search(embedded.embeddings, 1).scores[:, 0]
+    assert len(embedded.images) == len(made.false_accepts) == 40
     assert made.accept_above == pytest.approx(float(first.sort().values[-2]), abs=1e-6)
     assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.001", f"--strangers={folder}"]) == 1
     assert "target far: a rate of 0.001 needs at least 999 calibration scores" in capsys.readouterr().err

@@ -54,7 +54,8 @@ def test_the_demo_is_calibrated_where_its_data_suffice(
     monkeypatch.setattr("lam.cli._DEMO_TARGETS", {"far": 0.1, "ood": 0.1})
     assert main(command) == 0
     *_, calibrated, page = capsys.readouterr().out.splitlines()
-    assert calibrated == "calibrated: false accepts 10%, false flags 10%"
+    promise = "of classes like those it was trained on; strangers are not promised"
+    assert calibrated == f"calibrated: false accepts 10% ({promise}), false flags 10%"
     assert page == f"a page to try it: lam serve {run_copy}"
     assert load_calibration(run_copy).flag == "combined"
 

@@ -167,6 +167,34 @@ def test_an_accelerator_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyP
         plain(accelerator="cuda").check()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["size=32"], {"size": 32}),
+        (["size=[32,48]"], {"size": [32, 48]}),
+        (["size=32", "mode=L"], {"size": 32, "mode": "L"}),
+        (["mean=[0.5]", "size=null"], {"mean": [0.5], "size": None}),
+    ],
+)
+def test_options_below_options_are_read_as_yaml(overrides: list[str], expected: dict[str, Any]) -> None:
+    given = [f"--data.options.preprocessing.{override}" for override in overrides]
+    config = load_config("configs/folder/laplace_posthoc.yaml", given)
+    assert config.data.options == {"preprocessing": expected}
+
+
+def test_one_set_of_outsiders_needs_no_list(tmp_path: Path) -> None:
+    folder = tmp_path / "other birds"
+    folder.mkdir()
+    for value, expected in (
+        (str(folder), OodConfig("folder", str(folder), title="other-birds")),
+        ("mnist", OodConfig("mnist")),
+        ("[{name: mnist, root: here}]", OodConfig("mnist", "here")),
+    ):
+        config = load_config("configs/folder/laplace_posthoc.yaml", ["--data.root=x", f"--data.ood={value}"])
+        assert config.data.ood == [expected]
+        config.check()
+
+
 def test_every_setting_is_described() -> None:
     described = describe_settings()
     assert "training.loss                 contrastive  (contrastive, log_posterior, squared, pml)" in described

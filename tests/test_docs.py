@@ -1,4 +1,4 @@
-"""The pages: their commands, options and tests exist, their Python compiles, their figures are those of the results."""
+"""The pages: their commands, options and tests exist, their figures are those of the results. See `test_examples`."""
 
 import argparse
 import json
@@ -57,13 +57,6 @@ def test_settings_exist(page: Path) -> None:
     described = describe_settings()
     for name in re.findall(r"`((?:online|training|laplace|data)\.[a-z_]+)`", text(page)):
         assert name in described, name
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_python_compiles_and_imports(page: Path) -> None:
-    for block in re.findall(r"```python\n(.*?)```", text(page), flags=re.DOTALL):
-        compile(block, page.name, "exec")
-        exec("\n".join(re.findall(r"^(?:from|import) .*$", block, flags=re.MULTILINE)), {})
 
 
 def test_every_page_is_in_the_navigation() -> None:

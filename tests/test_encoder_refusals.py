@@ -87,7 +87,7 @@ def test_bad_input_to_tune_is_refused():
         unchecked(lam.BayesianEncoder.tune)(encoder, make_batches(), by="luck")
     with pytest.raises(ValueError, match="marginal_likelihood can choose prior_precision, not 'likelihood_scale'"):
         encoder.tune(make_batches(), by="marginal_likelihood", over="likelihood_scale")
-    with pytest.raises(ValueError, match="marginal_likelihood takes no options, got n_samples"):
+    with pytest.raises(ValueError, match="marginal_likelihood takes no option but step, got n_samples"):
         encoder.tune(make_batches(), by="marginal_likelihood", n_samples=3)
     with pytest.raises(ValueError, match="batches of inputs with labels"):
         encoder.tune([make_batches()[0][0]])

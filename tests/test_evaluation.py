@@ -3,13 +3,13 @@ import torch
 from torch import Tensor
 
 import lam
+from lam.calibration import answers_of
 from lam.evaluation import knn_distance, ood_scores
 from lam.relevance import LabelRelevance
 from lam.retrieval import auroc, ausc, map_at_k, rank
-from lam.tuning import sampled_ece
 from tests.encoders import fit, make_batches
 
-KEYS = {"recall@1", "map@1", "map@5", "map@10", "ece", "ausc"}
+KEYS = {"recall@1", "map@1", "map@5", "map@10", "ece", "ece_below_one", "ausc"}
 
 
 def far_away(count: int = 3) -> list[Tensor]:
@@ -38,10 +38,9 @@ def test_metrics_are_those_of_the_arrays():
     ranked, _ = rank(embeddings.mean, k=5)
     relevance = labels[ranked] == labels[:, None]
     assert metrics["map@5"] == pytest.approx(map_at_k(relevance, labels.bincount()[labels] - 1, k=5))
-    held_out = encoder.features(batches[4:])
-    assert metrics["ece"] == pytest.approx(
-        sampled_ece(encoder.posterior, held_out, LabelRelevance(labels), n_samples=20)
-    )
+    samples = encoder.posterior.sampled_embeddings(encoder.features(batches[4:]), n_samples=20)
+    answers = answers_of(samples, LabelRelevance(labels), rank(embeddings.mean, k=10)[0])
+    assert metrics["ece"] == pytest.approx(answers.votes().binned().expected_error)
     assert metrics["auroc_norm"] > 0.9
     assert len(evaluation.ood_embeddings["ood"]) == 60
 

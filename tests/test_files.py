@@ -191,3 +191,11 @@ def test_a_copied_folder_reads_alike(tmp_path: Path):
     files.write_generation(tmp_path / "one", lambda new: write_pair(new, 3.0))
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     assert read_pair(tmp_path / "two") == 3.0
+
+
+def test_tensors_are_aligned_as_torch_aligns_its_own(tmp_path: Path) -> None:
+    tensors = {f"{rows} rows": torch.randn(rows, 7) for rows in range(1, 9)}
+    files.write_tensors(tmp_path / "tensors.safetensors", tensors)
+    found = files.read_tensors(tmp_path / "tensors.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert {tensor.data_ptr() % 64 for tensor in found.values()} == {0}

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
@@ -15,7 +16,6 @@ from lam.fitting import fit
 from lam.hessians import contrastive_ggn
 from lam.mining import Mining
 from lam.pairs import Pairs
-from lam.torchvision_import import import_torchvision
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def photographs(tmp_path: Path) -> Path:
 def test_torchvisions_resnet18_becomes_bayesian_on_an_image_folder(photographs: Path, tmp_path: Path):
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = import_torchvision().models.resnet18(num_classes=64)
+        network = torchvision.models.resnet18(num_classes=64)
     images = datasets.load("folder", root=photographs, preprocessing={"mode": "RGB", "size": [64, 64]})
     loader = DataLoader(images.train, batch_size=8, shuffle=True)
     encoder = lam.fit(network, loader, margin=0.7, prior_precision=1e6, progress=False)
@@ -50,7 +50,7 @@ def test_torchvisions_resnet18_becomes_bayesian_on_an_image_folder(photographs: 
     metrics = lam.evaluate(encoder, test, n_samples=8).metrics
     assert 0 <= metrics["recall@1"] <= 1
     encoder.save(tmp_path / "encoder")
-    other = import_torchvision().models.resnet18(num_classes=64)
+    other = torchvision.models.resnet18(num_classes=64)
     assert torch.equal(lam.load(tmp_path / "encoder", other).embed(test).kappa, embeddings.kappa)
 
 

@@ -1,5 +1,6 @@
 """Folders of images, embedded, indexed and searched by a run."""
 
+import csv
 import shutil
 from pathlib import Path
 
@@ -59,9 +60,9 @@ def test_an_image_finds_itself(factory: str, run_copy: Path, digit_folder: Path)
     assert gallery.index_folder(run_copy, digit_folder, factory=factory, progress=False) == 24
     found = gallery.search(run_copy, digit_folder / "2" / "3.png", k=24)
     assert float(found.hits.scores[0, 0]) == pytest.approx(1)
-    best = {item["path"] for item, score in zip(found.items, found.hits.scores[0], strict=True) if score > 1 - 1e-6}
+    best = {item["path"] for item, score in zip(found.items[0], found.hits.scores[0], strict=True) if score > 1 - 1e-6}
     assert str((digit_folder / "2" / "3.png").resolve()) in best
-    assert {item["label"] for item in found.items} == {"0", "1", "2"}
+    assert {item["label"] for item in found.items[0]} == {"0", "1", "2"}
     assert (found.hits.kappa > 0).all()
     assert found.hits.scores[0].diff().le(0).all()
 
@@ -72,7 +73,7 @@ def test_one_image_is_one_row_whatever_it_is_called(run_copy: Path, flat_folder:
     found = gallery.search(run_copy, flat_folder / "0.png", k=100)
     assert found.hits.ids.shape == (1, 8)
     assert found.hits.ids.min() >= 0
-    assert len({item["path"] for item in found.items}) == 8
+    assert len({item["path"] for item in found.items[0]}) == 8
     first = found.hits.ids.sort().values
     assert gallery.index_folder(run_copy, flat_folder, progress=False) == 8
     assert torch.equal(gallery.search(run_copy, flat_folder / "0.png", k=100).hits.ids.sort().values, first)
@@ -135,7 +136,7 @@ def test_a_new_index_repairs_lost_items(run_copy: Path, flat_folder: Path) -> No
     with pytest.raises(CorruptFileError, match="items/MANIFEST.json is missing"):
         gallery.search(run_copy, flat_folder / "0.png")
     gallery.index_folder(run_copy, flat_folder, progress=False)
-    assert gallery.search(run_copy, flat_folder / "0.png", k=1).items[0]["label"] == "flat"
+    assert gallery.search(run_copy, flat_folder / "0.png", k=1).items[0][0]["label"] == "flat"
 
 
 def test_items_of_another_index_are_refused(run_copy: Path, flat_folder: Path, tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_items_of_another_index_are_refused(run_copy: Path, flat_folder: Path, t
 
 def test_images_of_another_shape_are_made_to_fit(run_copy: Path, tmp_path: Path) -> None:
     Image.new("RGBA", (300, 20), (200, 10, 10, 128)).save(tmp_path / "wide.png")
-    assert len(gallery.search(run_copy, tmp_path / "wide.png", k=2).items) == 2
+    assert len(gallery.search(run_copy, tmp_path / "wide.png", k=2).items[0]) == 2
 
 
 def test_an_encoder_that_knows_no_preprocessing_is_refused(run_copy: Path, flat_folder: Path) -> None:
@@ -192,7 +193,7 @@ def test_a_list_gives_ids_labels_and_metadata(
         },
         {"label": "", "path": str(tmp_path / "here.png"), "metadata": {"city": "Lima", "shelf": "4"}},
     ]
-    assert gallery.search(run_copy, second, k=1).items[0]["id"] == "vase-17"
+    assert gallery.search(run_copy, second, k=1).items[0][0]["id"] == "vase-17"
 
 
 def test_images_of_one_identity_are_fused(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_folders_fuse_by_class(run_copy: Path, digit_folder: Path, capsys: pytes
     assert main(["index", str(run_copy), str(digit_folder), "--fuse", "--quiet"]) == 0
     assert capsys.readouterr().out.startswith("3 identities: ")
     found = gallery.search(run_copy, digit_folder / "1" / "0.png", k=9)
-    assert {(item["label"], item["fused"]["images"]) for item in found.items} == {("0", 8), ("1", 8), ("2", 8)}
+    assert {(item["label"], item["fused"]["images"]) for item in found.items[0]} == {("0", 8), ("1", 8), ("2", 8)}
 
 
 def test_poor_images_are_told_and_skipped_where_that_is_asked_for(
@@ -259,7 +260,7 @@ def test_a_calibration_of_another_encoder_flags_nothing(
 ) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.3"]) == 0
     monkeypatch.setattr("lam.retrieval.calibration_files.fingerprint", lambda _: "of another")
-    with pytest.warns(UserWarning, match="is of another network, posterior or .*; poor images are not told"):
+    with pytest.warns(UserWarning, match="is of another network, posterior or .*; nothing is flagged"):
         assert gallery.index_images(run_copy, folder=flat_folder, progress=False).poor == ()
     with pytest.raises(ValueError, match="is of another network, posterior or preprocessing"):
         gallery.index_images(run_copy, folder=flat_folder, skip_poor=True, progress=False)
@@ -273,3 +274,82 @@ def test_images_come_from_one_place(run_copy: Path, capsys: pytest.CaptureFixtur
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_many_images_are_searched_at_once_and_answer_as_one_by_one(
+    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = [digit_folder / "2" / "3.png", digit_folder / "0"]
+    found = gallery.search(run_copy, *images, k=3)
+    assert [image.name for image in found.images] == ["3.png", *(f"{number}.png" for number in range(8))]
+    assert found.hits.scores.shape == (9, 3)
+    for row, image in enumerate(found.images):
+        alone = gallery.search(run_copy, image, k=3)
+        torch.testing.assert_close(alone.hits.scores[0], found.hits.scores[row], rtol=0, atol=1e-6)
+        assert alone.items[0] == found.items[row]
+    assert main(["search", str(run_copy), *map(str, images), "-k2", "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("image: ") == 9
+    assert printed.count("query: kappa") == 9
+    (digit_folder.parent / "empty").mkdir(exist_ok=True)
+    with pytest.raises(ValueError, match="there is no image to search for: give files, or folders that hold some"):
+        gallery.search(run_copy, digit_folder.parent / "empty")
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_what_is_found_is_written_with_its_decisions(calibrated: bool, run_copy: Path, digit_folder: Path) -> None:
+    if calibrated:
+        targets = ("--target-far=0.05", "--target-ood=0.05", "--target-miss=0.1")
+        assert main(["calibrate", str(run_copy), "--quiet", *targets]) == 0
+    command = ["search", str(run_copy), str(digit_folder), "-k3", "--quiet"]
+    assert main([*command, "-o", str(run_copy / "found.csv")]) == 0
+    assert main([*command, "-o", str(run_copy / "found.json")]) == 0
+    found = gallery.search(run_copy, digit_folder, k=3)
+    with (run_copy / "found.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    written = read_json(run_copy / "found.json")
+    assert written["calibration"] == ("current" if calibrated else None)
+    assert len(lines) == 3 * len(written["images"]) == 72
+    for row, entry in enumerate(written["images"]):
+        assert entry["image"] == str(found.images[row])
+        assert entry["kappa"] == pytest.approx(float(found.queries.kappa[row]))
+        assert [hit["rank"] for hit in entry["hits"]] == [1, 2, 3]
+        assert [hit["label"] for hit in entry["hits"]] == [item["label"] for item in found.items[row]]
+        decision = found.decisions.decision[row] if calibrated and found.decisions else None
+        assert entry["decision"] == decision
+        for line, hit in zip(lines[3 * row : 3 * row + 3], entry["hits"], strict=True):
+            assert (line["image"], line["decision"], line["label"]) == (entry["image"], decision or "", hit["label"])
+            assert float(line["score"]) == pytest.approx(hit["score"])
+            assert bool(line["probability"]) == calibrated
+
+
+def test_what_is_found_is_written_as_csv_or_json_alone(
+    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["search", str(run_copy), str(digit_folder), "-o", str(run_copy / "found.txt")]) == 1
+    assert "what is found can be written as .csv or .json, got" in capsys.readouterr().err
+    assert main(["search", str(run_copy), str(digit_folder), "-o", str(run_copy / "no" / "found.csv")]) == 1
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_embeddings_say_which_images_are_flagged(
+    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = run_copy / "out.npz"
+    command = ["embed", str(run_copy), str(digit_folder), "-o", str(output), "--quiet"]
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"24 embeddings: {output}\n"
+    with np.load(output, allow_pickle=False) as written:
+        assert "flagged" not in written
+    targets = ("--target-far=0.05", "--target-ood=0.4", "--target-miss=0.1")
+    assert main(["calibrate", str(run_copy), "--quiet", "--flag=combined", *targets]) == 0
+    capsys.readouterr()
+    assert main(command) == 0
+    found = gallery.search(run_copy, digit_folder)
+    assert found.decisions is not None
+    expected = [decision == "abstain" for decision in found.decisions.decision]
+    assert 0 < sum(expected) < 24
+    assert capsys.readouterr().out == f"24 embeddings, {sum(expected)} flagged: {output}\n"
+    with np.load(output, allow_pickle=False) as written:
+        assert written["flagged"].tolist() == expected
+    assert main(["index", str(run_copy), "--embeddings", str(output), "--quiet"]) == 0

@@ -59,7 +59,8 @@ def test_a_named_head_is_held_to_the_same_test():
     network = Classifier(normalise=True)
     assert find_head(network, torch.randn(4, 5), "embedding") == "embedding"
     with pytest.raises(
-        ValueError, match=r"head 'logits' does not give the network's output \(4, 3\).*logits \(3 -> 10\)"
+        ValueError,
+        match=r"head 'logits' does not give the direction of the network's output \(4, 3\).*logits \(3 -> 10\)",
     ):
         find_head(network, torch.randn(4, 5), "logits")
     with pytest.raises(
@@ -69,7 +70,9 @@ def test_a_named_head_is_held_to_the_same_test():
 
 
 def test_a_network_whose_output_no_linear_layer_gives_is_refused_with_its_layers():
-    with pytest.raises(ValueError, match=r"no linear layer gives the network's output .*project \(5 -> 3\)"):
+    with pytest.raises(
+        ValueError, match=r"no linear layer gives the direction of the network's output .*project \(5 -> 3\)"
+    ):
         find_head(Pooled(), torch.randn(4, 5))
     with pytest.raises(ValueError, match="no linear layer gives .* the network has no linear layer"):
         find_head(nn.Flatten(), torch.randn(4, 5))

@@ -18,7 +18,7 @@ from lam.mining import ALL_PAIRS, Mining
 from lam.pairs import Pairs
 
 MARGIN = 0.4
-KINDS = ["easy", "semihard", "hard"]
+KINDS = ["easy", "semihard", "hard", "violating"]
 LABELS = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 0])
 
 
@@ -41,6 +41,7 @@ def triplets(kind: str, embeddings: Tensor, pairs: Pairs) -> list[tuple[int, int
         "easy": lambda gap: gap > MARGIN,
         "semihard": lambda gap: 0 < gap <= MARGIN,
         "hard": lambda gap: gap <= 0,
+        "violating": lambda gap: gap <= MARGIN,
     }[kind]
     items = range(len(embeddings))
     distance = [[float((a - b).norm()) for b in embeddings] for a in embeddings]
@@ -67,7 +68,8 @@ def counted(found: list[tuple[int, int, int]], size: int) -> tuple[Tensor, Tenso
 def test_names_are_the_triplets_of_pytorch_metric_learning(kind: str, seed: int) -> None:
     embeddings = points(seed=seed)
     named = choose(Mining(kind), embeddings)
-    mined = choose(Mining(TripletMarginMiner(margin=MARGIN, type_of_triplets=kind)), embeddings)
+    theirs = "all" if kind == "violating" else kind
+    mined = choose(Mining(TripletMarginMiner(margin=MARGIN, type_of_triplets=theirs)), embeddings)
     assert torch.equal(named.positive.float(), mined.positive)
     assert torch.equal(named.negative.float(), mined.negative)
     assert named.positive.sum() == named.negative.sum() > 0
@@ -172,7 +174,38 @@ def test_a_pair_named_often_weighs_more_among_the_chosen_and_not_more_in_all() -
     assert abs(3 * once.n_negatives - thrice.n_negatives) <= 2
 
 
-@pytest.mark.parametrize("miner", ["all", "semihard", TripletMarginMiner(margin=MARGIN)])
+def test_violating_triplets_are_the_semihard_and_the_hard_ones() -> None:
+    violating, semihard, hard = (choose(Mining(kind), points()) for kind in ("violating", "semihard", "hard"))
+    assert torch.equal(violating.positive, semihard.positive + hard.positive)
+    assert torch.equal(violating.negative, semihard.negative + hard.negative)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_triplets_are_drawn_from_those_of_a_kind(kind: Any) -> None:
+    """Each has the same chance, none is drawn twice, and each gives a positive and a negative pair."""
+    embeddings, everything = points(8), Pairs.by_label(LABELS[:8])
+    found, size, count = triplets(kind, embeddings, everything), 8, 5
+    assert len(found) > count
+    draws, total = generator(), torch.zeros(2, size, size, dtype=torch.float64)
+    for _ in range(times := 3000):
+        drawn = Mining(kind, max_pairs=count).choose(embeddings, everything, None, margin=MARGIN, generator=draws)
+        assert drawn.positive.sum() == drawn.negative.sum() == count
+        total += torch.stack([drawn.positive, drawn.negative]) / times
+    chance = count / len(found)
+    for seen, expected in zip(total, counted(found, size), strict=True):
+        assert ((seen - chance * expected).abs() <= 5 * (chance * expected / times).sqrt() + 1e-12).all()
+    whole = Mining(kind).choose(embeddings, everything, None, margin=MARGIN, generator=draws)
+    for mine, of_all in (("n_positives", whole.n_positives), ("n_negatives", whole.n_negatives)):
+        assert abs(getattr(drawn, mine) - of_all * chance) <= 0.5
+    every = Mining(kind, max_pairs=len(found)).choose(embeddings, everything, None, margin=MARGIN, generator=draws)
+    assert torch.equal(every.negative, whole.negative)
+    but_one = Mining(kind, max_pairs=len(found) - 1)
+    left = but_one.choose(embeddings, everything, None, margin=MARGIN, generator=draws)
+    assert whole.negative.sum() - left.negative.sum() == 1
+    assert (whole.negative >= left.negative).all()
+
+
+@pytest.mark.parametrize("miner", ["all", TripletMarginMiner(margin=MARGIN)])
 def test_pairs_are_drawn_from_those_chosen(miner: Any) -> None:
     labels, embeddings = torch.arange(40) % 4, points(40)
     everything = choose(Mining(miner), embeddings, labels)
@@ -272,13 +305,17 @@ def test_settings_tell_miners_apart() -> None:
 
 def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
-    with pytest.raises(ValueError, match="miner must be one of all, easy, semihard, hard, or a miner.*got 'best'"):
+    with pytest.raises(
+        ValueError, match="miner must be one of all, violating, easy, semihard, hard, or a miner.*got 'best'"
+    ):
         Mining("best")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="max_pairs must be at least 1, got 0: None is no limit"):
         Mining(max_pairs=0)
     positions = torch.rand(12, 2)
     for targets in (positions, None):
-        with pytest.raises(ValueError, match="needs labels, and these targets are none: choose by name, all, easy"):
+        with pytest.raises(
+            ValueError, match="needs labels, and these targets are none: choose by name, all, violating, easy"
+        ):
             Mining(BatchEasyHardMiner()).choose(
                 points(), Pairs.by_distance(positions, 0.5), targets, margin=1.0, generator=generator()
             )

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from lam.curvature import Relation
+from lam.hessians import Neighbours
 from lam.pairs import Pairs
+from lam.relevance import PlaceRelevance
 from tests.helpers import unchecked
 
 
@@ -96,6 +98,8 @@ def test_bad_input_is_refused():
         Pairs.by_distance(torch.tensor([[0.0], [float("nan")]]), 1.0)
     with pytest.raises(ValueError, match="0 < positive_within <= negative_beyond, got 5.0 and 2.0"):
         Pairs.by_distance(torch.zeros(2, 1), 5.0, 2.0)
+    with pytest.raises(ValueError, match=r"positions must be numbers of shape \(N, X\), got torch.float32 \(2, 0\)"):
+        Pairs.by_distance(torch.zeros(2, 0), 1.0)
     for angles, within, message in (
         (torch.zeros(2), None, "angles and angle_within belong together: give both or neither"),
         (None, 30.0, "angles and angle_within belong together: give both or neither"),
@@ -145,6 +149,25 @@ def test_neighbours_of_a_data_set_are_the_pairs_of_one_batch(beyond, within):
     near = as_matrix(torch.cat([neighbours.positive, neighbours.neither]), 60)
     assert torch.equal(~near & ~torch.eye(60, dtype=torch.bool), pairs.negative)
     assert torch.equal(relation.positions(targets), targets if within is None else targets[:, :2])
+
+
+@pytest.mark.parametrize(("within", "beyond"), [(0.5, 1.3), (1.3, 2.5), (2.5, 3.5), (2.5, 2.5)])
+def test_places_exactly_at_a_distance_count_alike_everywhere(within: float, beyond: float):
+    """On a grid of decimetres, whose decimals are no binary fractions, 0.3 and 0.4 are 0.5 apart or not quite."""
+    positions = torch.randint(0, 60, (300, 2), generator=torch.Generator().manual_seed(0)).double() / 10
+    squares = (positions[:, None] - positions[None]).square().sum(-1)
+    exact = (10 * positions).round()
+    for distance in (within, beyond):
+        on_it = (exact[:, None] - exact[None]).square().sum(-1) == round((10 * distance) ** 2)
+        assert (squares[on_it] > distance**2).any(), "the grid must try the rule"
+    pairs, near = Pairs.by_distance(positions, within, beyond), Neighbours.by_distance(positions, within, beyond)
+    assert torch.equal(pairs.positive, (squares <= within**2).fill_diagonal_(False))
+    assert torch.equal(pairs.negative, squares > beyond**2)
+    assert torch.equal(as_matrix(near.positive, 300), pairs.positive)
+    known = as_matrix(torch.cat([near.positive, near.neither]), 300).fill_diagonal_(True)
+    assert torch.equal(~known, pairs.negative)
+    relevant = PlaceRelevance(positions, within).of_rows(torch.arange(300)).fill_diagonal_(False)
+    assert torch.equal(relevant, pairs.positive)
 
 
 def test_a_relation_with_angles_is_for_places():

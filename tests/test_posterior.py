@@ -53,7 +53,8 @@ def test_kappa_is_the_maximum_likelihood_fit_of_its_samples_corrected_for_chance
     embeddings = posterior.predict(features[:3], n_samples=S, mode=mode, return_samples=True)
     fitted = VonMisesFisher.fit(embeddings.samples)
     torch.testing.assert_close(embeddings.kappa, fitted.kappa, rtol=5e-3, atol=0)
-    torch.testing.assert_close(embeddings.mean, fitted.mean, rtol=1e-6, atol=1e-6)
+    sampled = posterior.predict(features[:3], n_samples=S, mode=mode, mean="sampled")
+    torch.testing.assert_close(sampled.mean, fitted.mean, rtol=1e-6, atol=1e-6)
     assert embeddings.samples.shape == (S, 3, 3)
 
 
@@ -63,6 +64,29 @@ def test_few_samples_of_a_vague_item_do_not_look_sure():
     corrected = posterior.predict(features, n_samples=32).resultant
     truth = posterior.predict(features, n_samples=4000).resultant
     assert (corrected.mean() - truth.mean()).abs() < 0.35 * (raw.mean() - truth.mean()).abs()
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-3, 1e6])
+def test_kappa_does_not_depend_on_the_unit_of_the_output(unit):
+    posterior, features = make(scale=1e6)
+    curvature = contrastive_ggn(
+        features, unit * posterior.weight, unit * posterior.bias, Pairs.by_label(torch.arange(30) % 3), margin=1.0
+    )
+    scaled = replace(
+        posterior,
+        weight=unit * posterior.weight,
+        bias=unit * posterior.bias,
+        curvature=curvature,
+        prior_precision=1 / unit**2,
+    )
+    torch.testing.assert_close(scaled.predict(features).kappa, posterior.predict(features).kappa, rtol=1e-6, atol=0)
+
+
+def test_an_output_of_length_zero_has_a_random_direction_and_the_least_kappa():
+    posterior, features = make(bias=False)
+    nowhere = posterior.predict(torch.cat([torch.zeros_like(features[:1]), features[:1]]))
+    assert nowhere.mean.isfinite().all()
+    assert nowhere.kappa[0] < 1 < nowhere.kappa[1]
 
 
 def test_an_item_has_the_same_kappa_alone_and_in_any_batch():
@@ -146,6 +170,21 @@ def test_evidence_is_that_of_a_gaussian_and_tuning_finds_its_maximum():
     assert max(evidence) == evidence[1]
 
 
+@pytest.mark.parametrize("prior", [1e-3, 1.0, 1e3])
+def test_a_step_of_the_prior_is_the_first_one_of_adam_on_its_logarithm(prior):
+    posterior = replace(make()[0], prior_precision=prior)
+    h = torch.cat([part.flatten() for part in posterior.curvature.relu()])
+    theta = torch.cat([posterior.weight.flatten(), posterior.bias])
+    log_alpha = torch.tensor(prior, dtype=torch.float64).log().requires_grad_()
+    optimizer = torch.optim.Adam([log_alpha], lr=0.1)
+    fit = (posterior.scale * h + log_alpha.exp()).log().sum() - len(h) * log_alpha
+    (fit + log_alpha.exp() * theta.square().sum()).mul(0.5).backward()
+    optimizer.step()
+    stepped = posterior.with_prior_step(0.1)
+    assert stepped.prior_precision == pytest.approx(log_alpha.exp().item(), rel=1e-6)
+    assert stepped.log_marginal_likelihood(stepped.prior_precision) > posterior.log_marginal_likelihood(prior)
+
+
 def test_posteriors_add_up_and_forget():
     one, _ = make(scale=None)
     other = replace(one, curvature=one.curvature + one.curvature, n_items=60)
@@ -177,6 +216,8 @@ def test_bad_options_are_refused():
         posterior.predict(features, n_samples=1)
     with pytest.raises(ValueError, match="mode must be one of marginal, network, got 'both'"):
         unchecked(LastLayerPosterior.unchecked_predictor)(posterior, n_samples=4, mode="both")
+    with pytest.raises(ValueError, match="mean must be one of network, sampled, got 'median'"):
+        unchecked(LastLayerPosterior.unchecked_predictor)(posterior, n_samples=4, mean="median")
     with pytest.raises(ValueError, match="n_samples must be at least 1"):
         posterior.sample(0)
     with pytest.raises(ValueError, match=r"features must be \(N, P\) and weight \(D, P\)"):
@@ -195,6 +236,12 @@ def test_embeddings_join_slice_and_refuse_other_shapes():
     assert whole.to("cpu").dimension == 3
     with pytest.raises(ValueError, match="nothing to concatenate"):
         Embeddings.concatenate([])
+    sampled = [posterior.predict(features, n_samples=n_samples, mean="sampled") for n_samples in (8, 9)]
+    assert sampled[0][:3].to("cpu").mean_samples == Embeddings.concatenate(sampled[:1]).mean_samples == 8
+    with pytest.raises(ValueError, match="means of 9 samples cannot be compared with means of 8 samples: embed both"):
+        Embeddings.concatenate(sampled)
+    with pytest.raises(ValueError, match="directions cannot be compared with means of 8 samples: embed both alike"):
+        Embeddings.concatenate([sampled[0], whole])
 
 
 def test_the_variance_of_clipped_weights_is_told():

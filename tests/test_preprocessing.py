@@ -4,6 +4,7 @@ import json
 import re
 import struct
 import zlib
+from typing import Any
 
 import jaxtyping
 import numpy as np
@@ -12,7 +13,6 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from lam.preprocessing import Preprocessing, _converted, _to_mode, decode, open_image
-from lam.torchvision_import import import_torchvision
 
 
 def photograph(height: int = 60, width: int = 90) -> Image.Image:
@@ -31,7 +31,8 @@ class TestTensor:
     @pytest.mark.parametrize("shape", [(60, 90), (91, 60), (33, 33), (20, 31)])
     @pytest.mark.parametrize("resampling", ["bilinear", "bicubic"])
     def test_equals_torchvision(self, shape, resampling):
-        transforms = import_torchvision().transforms
+        from torchvision import transforms
+
         mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
         mode = transforms.InterpolationMode(resampling)
         theirs = transforms.Compose(
@@ -278,6 +279,23 @@ class TestRecord:
         monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
         with pytest.raises(ValueError, match=message):
             Preprocessing.from_json(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape"),
+    [({}, (3, 224, 224)), ({"size": 32}, (3, 32, 32)), ({"size": [32, 48]}, (3, 32, 48)), ({"crop": 20}, (3, 20, 20))],
+)
+def test_what_is_not_given_is_as_imagenet_has_it(fields: dict[str, Any], shape: tuple[int, int, int]) -> None:
+    preprocessing = Preprocessing.from_options(fields)
+    assert preprocessing.shape == shape
+    assert preprocessing(Image.new("RGB", (60, 40))).shape == shape
+    assert (preprocessing.mean, preprocessing.std) == (Preprocessing.imagenet().mean, Preprocessing.imagenet().std)
+    grey = Preprocessing.from_options({**fields, "mode": "L"})
+    assert (grey.mean, grey.std) == (None, None)
+    assert Preprocessing.from_options({**fields, "mean": None}).mean is None
+    for wrong, message in (({"size": -32}, "got -32"), ({"pixels": 3}, "no field pixels"), ([], "must be a mapping")):
+        with pytest.raises(ValueError, match=message):
+            Preprocessing.from_options(wrong)
 
 
 class TestReduction:

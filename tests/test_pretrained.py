@@ -7,6 +7,7 @@ import lightning_fabric  # noqa: F401  # sets an environment variable when it is
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -16,7 +17,6 @@ from lam import models
 from lam.added_head import train_layer, whitening_layer
 from lam.curvature import Relation
 from lam.head import ADDED
-from lam.torchvision_import import import_torchvision
 from tests.helpers import unchecked
 
 Batches = list[tuple[Any, Tensor]]
@@ -79,7 +79,7 @@ def check(encoder: lam.BayesianEncoder, network: nn.Module, batches: Batches, fo
 @pytest.mark.parametrize(("head", "path"), [(None, "fc"), ("train", ADDED)])
 def test_torchvisions_resnet50(tmp_path: Path, head: str | None, path: str):
     def make() -> nn.Module:
-        network = import_torchvision().models.resnet50()
+        network = torchvision.models.resnet50()
         network.fc = nn.Linear(2048, 16) if head is None else nn.Identity()  # in place of the classifier
         return network
 
@@ -92,7 +92,7 @@ def test_torchvisions_resnet50(tmp_path: Path, head: str | None, path: str):
 
 def test_torchvisions_vision_transformer(tmp_path: Path):
     def make() -> nn.Module:
-        network = import_torchvision().models.vit_b_16(image_size=32)
+        network = torchvision.models.vit_b_16(image_size=32)
         network.heads = nn.Linear(768, 16)  # in place of the classifier
         return network
 

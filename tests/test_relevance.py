@@ -2,7 +2,7 @@ import jaxtyping
 import pytest
 import torch
 
-from lam.calibration import calibration_of
+from lam.calibration import answers_of
 from lam.curvature import Relation
 from lam.relevance import LabelRelevance, PlaceRelevance, relevance_of
 
@@ -55,11 +55,9 @@ def test_networks_that_find_the_same_place_agree() -> None:
         ),
         dim=-1,
     )
-    bins = calibration_of(samples, relevance)
-    assert bins.count.sum() == 4
-    confidence = (bins.confidence * bins.count).nansum() / 4
-    assert confidence == pytest.approx(2 / 3)
-    assert (bins.accuracy * bins.count).nansum() / 4 == 1.0
+    votes = answers_of(samples, relevance, torch.tensor([[1], [0], [3], [2]])).votes()
+    assert votes.agree.sum() == 8
+    assert votes.correct.all()
 
 
 def test_what_cannot_be_relevant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from PIL import Image
 from torch.utils.data import DataLoader
 
 from lam import datasets, gallery
@@ -44,7 +45,7 @@ def test_the_folder_holds_everything(finished_run: FinishedRun) -> None:
     for name in ("encoder", "index", "items"):
         verify(folder / name)
     plots = {path.stem for path in (folder / "plots").glob("*.png")}
-    assert {"sparsification", "calibration", "kappa", "extremes"} < plots
+    assert {"sparsification", "calibration", "kappa", "extremes", "extremes_ood"} < plots
     assert {"roc_digits_patches", "precision_recall_digits_held_out"} < plots
     verify(folder, ["config.yaml", "data.json", "training.json", "metrics.json", "report.html", "plots/kappa.png"])
     assert not list(folder.rglob("*.tmp"))
@@ -201,14 +202,48 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         gallery.open_run(tmp_path / "missing")
 
 
+@pytest.mark.filterwarnings("ignore:κ is 1e-06 for all 4 queries")
 def test_a_report_on_queries_that_cannot_be_answered(run_copy: Path) -> None:
     encoder = gallery.open_run(run_copy)
     test = datasets.TensorImages(torch.rand(4, 1, 8, 8), torch.arange(4))
     evaluation = evaluate(encoder, DataLoader(test, batch_size=4), n_samples=4)
     configuration = {"data": {"name": "digits"}, "method": "laplace_posthoc"}
-    plots = write_plots_and_report(run_copy, configuration, evaluation.metrics, evaluation, test)
-    assert {path.stem for path in plots} == {"calibration", "extremes", "kappa"}
+    plots = write_plots_and_report(run_copy, configuration, evaluation.metrics, encoder, evaluation, {}, test, {})
+    assert {path.stem for path in plots} == {"calibration", "extremes", "kappa", "tuning"}
     assert "4 queries have no relevant item" in (run_copy / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_extremes_of_a_report_hold_images_from_outside(
+    run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Least certain is, of eight images, the one that was made so; it stands above its nearest neighbour."""
+    drawn: dict[str, dict[str, Any]] = {}
+
+    def remembered(path: Path, kappa: torch.Tensor, verdict: Any, *, query_image: Any, hit_image: Any) -> None:
+        queries = kappa.argsort().tolist()
+        drawn[path.stem] = {"verdict": [verdict(query) for query in queries], "kappa": kappa}
+        drawn[path.stem]["images"] = [(query_image(query), hit_image(query)) for query in queries]
+        Image.new("L", (1, 1)).save(path)
+
+    monkeypatch.setattr("lam.run_report.plots.plot_extremes", remembered)
+    encoder = gallery.open_run(run_copy)
+    test = datasets.TensorImages(torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1]))
+    outside = datasets.TensorImages(torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64))
+    loaders = [DataLoader(images, batch_size=4) for images in (test, outside)]
+    evaluation = evaluate(encoder, loaders[0], {"noise": loaders[1]}, n_samples=4)
+    evaluation.ood_embeddings["noise"].kappa[1] = 1e-3
+    configuration = {"data": {"name": "digits"}, "method": "laplace_posthoc"}
+    write_plots_and_report(run_copy, configuration, evaluation.metrics, evaluation, test, {"noise": outside})
+    assert drawn["extremes"]["kappa"].equal(evaluation.embeddings.kappa)
+    assert all(isinstance(verdict, bool) for verdict in drawn["extremes"]["verdict"])
+    together = drawn["extremes_ood"]
+    assert len(together["kappa"]) == 7
+    assert sorted(map(str, together["verdict"])) == sorted([*map(str, drawn["extremes"]["verdict"]), *["noise"] * 3])
+    assert together["verdict"][0] == "noise"
+    query, hit = together["images"][0]
+    nearest = (evaluation.gallery.mean @ evaluation.ood_embeddings["noise"].mean[1]).argmax()
+    assert query.equal(outside[1][0])
+    assert hit.equal(test[int(evaluation.candidates[nearest])][0])
 
 
 def test_the_seconds_of_training_are_those_of_every_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +292,6 @@ def test_a_head_that_is_added_keeps_the_embeddings_and_the_report_says_by_what_o
     assert gallery.open_run(tmp_path / "run").ood_score == "knn"
 
 
-@pytest.mark.filterwarnings("ignore:.*predictive variance is due")
 def test_batches_without_a_positive_pair_are_counted_and_reported(tmp_path: Path) -> None:
     result = run(tiny(tmp_path, "--training.batch_size=2", "--training.epochs=1"), progress=False)
     skipped = json.loads((tmp_path / "training.json").read_text())["network"]["batches_without_positives"]

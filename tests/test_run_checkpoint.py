@@ -15,7 +15,6 @@ from lam.weights import load_weights
 from tests.conftest import tiny
 
 
-@pytest.mark.filterwarnings("ignore:.*predictive variance is due")  # it is hardly trained
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "wrapped.pth"])
 def test_a_checkpoint_takes_the_place_of_training(suffix: str, tmp_path: Path) -> None:
     from safetensors.torch import save_file

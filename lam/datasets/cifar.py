@@ -14,7 +14,6 @@ from torch import Tensor
 
 from lam.datasets.base import MissingDataError, Splits, TensorImages, carve
 from lam.datasets.published import Source, read_mat
-from lam.torchvision_import import import_torchvision
 
 _SHAPE = (3, 32, 32)
 _RECORD = 1 + 3 * 32 * 32
@@ -117,12 +116,15 @@ def _read_svhn(path: Path) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Tensor, " 
 
 
 def _fetch_cifar(part: str, root: Path) -> None:
-    utils = import_torchvision().datasets.utils
+    from torchvision.datasets import utils
+
     utils.download_and_extract_archive(_CIFAR_URL, str(root), md5=_CIFAR_MD5)
 
 
 def _fetch_svhn(part: str, root: Path) -> None:
-    import_torchvision().datasets.SVHN(str(root), split=part, download=True)
+    from torchvision.datasets import SVHN
+
+    SVHN(str(root), split=part, download=True)
 
 
 cifar10 = SmallImages(

@@ -43,7 +43,8 @@ def splits(
         root: the folder that has CUB_200_2011, or that folder itself; $LAM_DATA/cub200 by default.
         seed: of the classes that are held out.
         image_size: pixels of each side, 227 by default.
-        preprocessing: how a file becomes an item, as a record or its JSON, instead of ImageNet's at `image_size`.
+        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's, without
+            `image_size`.
         validation: fraction of the training classes that is held out.
         allow_missing: leave out annotated images that do not exist, with a warning, instead of refusing.
 

@@ -79,7 +79,8 @@ def splits(
     Args:
         root: the folder.
         seed: of what is carved.
-        preprocessing: how a file becomes an item, as a record or its JSON; by default ImageNet's at 224 pixels.
+        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's at 224 pixels,
+            such as {"size": 32}.
         validation: fraction of the training images for validation, where it has no folder.
         test: fraction of the training images for testing, where it has no folder.
 
@@ -91,7 +92,7 @@ def splits(
     if preprocessing is None:
         preprocessing = Preprocessing.imagenet()
     elif isinstance(preprocessing, Mapping):
-        preprocessing = Preprocessing.from_json(preprocessing)
+        preprocessing = Preprocessing.from_options(preprocessing)
     folders = _part_folders(root) or {"train": root}
     found = {part: _classes(folder) for part, folder in folders.items()}
     names = sorted({name for classes in found.values() for name in classes})
@@ -123,7 +124,7 @@ def read(*, root: str | Path, preprocessing: Preprocessing, name: str = "folder"
     """
     root = _existing(root)
     root = _part_folders(root).get("test", root)
-    classes = _classes(root) if any(_folders(root)) else {root.name: _files(root)}
+    classes = _classes(root) if any(_folders(root)) else {root.name: image_files(root)}
     if not any(classes.values()):
         raise MissingDataError(f"{root} has no images; allowed: {', '.join(sorted(_SUFFIXES))}")
     return _images(classes, sorted(classes), preprocessing, name=name)
@@ -155,7 +156,7 @@ def _part_folders(root: Path) -> dict[str, Path]:
 
 
 def _classes(folder: Path) -> dict[str, list[Path]]:
-    classes = {path.name: _files(path) for path in _folders(folder)}
+    classes = {path.name: image_files(path) for path in _folders(folder)}
     if not classes:
         raise MissingDataError(f"{folder} has no class folders; put the images of each class into one of its own")
     _leave_out(folder, [path for path in sorted(folder.iterdir()) if _is_image(path)], "belong to no class")
@@ -164,7 +165,8 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
     return classes
 
 
-def _files(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
+    """All images below a folder, by name; other files are left out with a warning."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
     _leave_out(folder, [path for path in files if not _is_image(path)], "are no images by name")
     return [path for path in files if _is_image(path)]

@@ -17,7 +17,6 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from lam.datasets.base import MissingDataError, Splits, TensorImages, carve
-from lam.torchvision_import import import_torchvision
 
 _FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -182,7 +181,9 @@ def _present(folder: Path, name: str) -> Path:
 
 
 def _download(torchvision_name: str, root: Path) -> None:
-    dataset = getattr(import_torchvision().datasets, torchvision_name)
+    from torchvision import datasets
+
+    dataset = getattr(datasets, torchvision_name)
     try:
         dataset(str(root), train=True, download=True)
     except (OSError, RuntimeError) as error:

@@ -49,7 +49,8 @@ def splits(
         root: the folder that has the folder of people and the lists; $LAM_DATA/lfw by default.
         seed: of the people that are held out, and of those tested on where there are no lists.
         image_size: pixels of each side, 227 by default.
-        preprocessing: how a file becomes an item, as a record or its JSON, instead of ImageNet's at `image_size`.
+        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's, without
+            `image_size`.
         validation: fraction of the training people that is held out.
         test: fraction of all people to test on, where there are no lists.
         allow_missing: leave out images that are listed but do not exist, with a warning, instead of refusing.

@@ -65,7 +65,8 @@ def splits(
     Args:
         root: the folder that has train_val; $LAM_DATA/msls by default.
         image_size: pixels of each side, 227 by default.
-        preprocessing: how a file becomes an item, as a record or its JSON, instead of ImageNet's at `image_size`.
+        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's, without
+            `image_size`.
         train_cities: to train on.
         validation_cities: to validate on.
         test_cities: to test on.

@@ -55,7 +55,8 @@ def splits(
         root: the folder.
         csv: the file, below the folder.
         image_size: pixels of each side, 227 by default.
-        preprocessing: how a file becomes an item, as a record or its JSON, instead of ImageNet's at `image_size`.
+        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's, without
+            `image_size`.
         validation: fraction of the images of each area for validation, without a column `split`.
         test: fraction of the images of each area for testing, without a column `split`.
         angles: read the column `angle`; the items' targets then have it as their last column.

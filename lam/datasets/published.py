@@ -119,16 +119,16 @@ def annotated_images(
 def resolve_preprocessing(
     preprocessing: Preprocessing | Mapping[str, Any] | None, image_size: int | None
 ) -> Preprocessing:
-    """A record as it is, its JSON, or ImageNet's at `image_size` pixels (227 by default), as in the paper.
+    """A record as it is, ImageNet's but for some fields, or ImageNet's at `image_size` pixels (227 as in the paper).
 
     Raises:
-        ValueError: If both are given, or the JSON is not that of a `Preprocessing`.
+        ValueError: If both are given, or as `Preprocessing.from_options`.
     """
     if preprocessing is None:
         return Preprocessing.imagenet(DEFAULT_SIZE if image_size is None else image_size)
     if image_size is not None:
         raise ValueError(f"preprocessing has a size of its own: leave out image_size, got {image_size}")
-    return preprocessing if isinstance(preprocessing, Preprocessing) else Preprocessing.from_json(preprocessing)
+    return preprocessing if isinstance(preprocessing, Preprocessing) else Preprocessing.from_options(preprocessing)
 
 
 def split_by_class(images: ImageDataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> Splits:

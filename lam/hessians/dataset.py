@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
+from lam.autocast import without_autocast
 from lam.hessians.contrastive import Fix, Split, own_curvature
 from lam.hessians.diagonal import Diagonal
 from lam.hessians.estimate import estimate_all_pairs, near
@@ -29,6 +30,7 @@ ROWS = 4096
 """How many items of a feature matrix are streamed at once."""
 
 
+@without_autocast()
 def contrastive_ggn_dataset(
     features: Float[Tensor, "N P"] | Iterable[Tensor],
     weight: Float[Tensor, "D P"],
@@ -143,7 +145,7 @@ def _all_outputs(
     seen, something = 0, False
     for batch in _stream(features, weight.device):
         check_layer(batch, weight, bias) if not parts else check_finite(batch, seen)
-        _, n, r = outputs(batch, weight, bias, working_dtype(fix, batch))
+        _, n, r = outputs(batch, weight, bias, working_dtype(fix, batch), offset=seen)
         parts.append((n, r))
         seen, something = seen + len(batch), something or bool(batch.any())
     if seen < 2:

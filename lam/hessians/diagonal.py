@@ -14,7 +14,8 @@ class Diagonal:
     """The diagonal GGN h = S⁺/n⁺ − w S⁻/n⁻ of the contrastive loss in the weights of a linear layer.
 
     The four terms are kept unnormalised and signed, so that the Diagonals of batches add and subtract exactly; h is
-    formed last. A bias is one more column, that of a feature which is always 1.
+    formed last. Without the average over each type it is the plain sum, S⁺ − w S⁻. A bias is one more column, that of a
+    feature which is always 1.
 
     Attributes:
         positive: (D, P) or (D, P + 1): S⁺, the sum over ordered positive pairs.
@@ -26,6 +27,7 @@ class Diagonal:
         split: how loss∘network was split.
         fix: which terms were kept.
         negative_weight: w in [0, 1], the weight of the negative pairs.
+        average: whether h is averaged over the pairs of each type, or is their plain sum.
     """
 
     positive: Float[Tensor, "D F"]
@@ -37,6 +39,7 @@ class Diagonal:
     split: Split
     fix: Fix
     negative_weight: float
+    average: bool = True
 
     @property
     def weight(self) -> Float[Tensor, "D P"]:
@@ -68,9 +71,10 @@ class Diagonal:
         """
         if self.n_positives < 1:
             raise ValueError(f"there is no positive pair among {self.n_negatives} pairs: the loss has no curvature")
-        h = self.positive / self.n_positives
+        n_positives, n_negatives = (self.n_positives, self.n_negatives) if self.average else (1, 1)
+        h = self.positive / n_positives
         if self.n_negatives and self.fix != "positive":
-            h = h - self.negative * (self.negative_weight / self.n_negatives)
+            h = h - self.negative * (self.negative_weight / n_negatives)
         return h
 
     def to(self, device: torch.device | str) -> "Diagonal":
@@ -110,4 +114,5 @@ class Diagonal:
             "split": self.split,
             "fix": self.fix,
             "negative_weight": self.negative_weight,
+            "average": self.average,
         }

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lam.autocast import without_autocast
 from lam.hessians.contrastive import FIXES, SPLITS, Fix, Split, cross_curvature, own_curvature
 from lam.hessians.diagonal import Diagonal
 from lam.pairs import Pairs
@@ -21,7 +22,10 @@ GATHER_COST = 40
 
 ALL_ZERO = "features are all zero: the network says nothing about its inputs"
 
+_LENGTHEN = "scale the network's output up, or give features and weight in float64"
 
+
+@without_autocast()
 def contrastive_ggn(
     features: Float[Tensor, "N P"],
     weight: Float[Tensor, "D P"],
@@ -133,22 +137,35 @@ def _cross_sum_by_output(inputs: Tensor, n: Tensor, r: Tensor, T: Tensor) -> Ten
 
 
 def outputs(
-    features: Float[Tensor, "N P"], weight: Float[Tensor, "D P"], bias: Float[Tensor, " D"] | None, dtype: torch.dtype
+    features: Float[Tensor, "N P"],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    dtype: torch.dtype,
+    *,
+    offset: int = 0,
 ) -> tuple[Float[Tensor, "N F"], Float[Tensor, "N D"], Float[Tensor, "N 1"]]:
     """Give the layer's inputs (with a column of ones for a bias), its unit outputs and their lengths.
 
     Raises:
-        ValueError: where an output has length zero.
+        ValueError: where an output has length zero, or one whose inverse square the type of the features cannot hold.
     """
+    given = torch.finfo(torch.promote_types(features.dtype, torch.float32))
+    least = given.max**-0.25
     features, weight = features.to(dtype), weight.to(dtype)
     if bias is not None:
         features = torch.cat([features, features.new_ones(len(features), 1)], 1)
         weight = torch.cat([weight, bias.to(dtype)[:, None]], 1)
     f = features @ weight.T
-    r = f.norm(dim=1, keepdim=True)
-    for wrong, why in ((r <= 0, "is zero and has no direction"), (~r.isfinite(), f"is too large for {dtype}")):
+    r = torch.linalg.vector_norm(f, dim=1, keepdim=True, dtype=torch.float64)  # squares would leave float32 before f
+    for wrong, why in (
+        (r == 0, "is zero and has no direction"),
+        (r < least, f"has a length of {{:.2g}}, too short for {given.dtype}, at least {least:.2g}: {_LENGTHEN}"),
+        (~r.isfinite(), f"is too large for {dtype}"),
+    ):
         if wrong.any():
-            raise ValueError(f"the output of item {int(wrong.nonzero()[0, 0])} {why}")
+            item = int(wrong.nonzero()[0, 0])
+            raise ValueError(f"the output of item {item + offset} {why.format(r[item].item())}")
+    r = r.to(dtype)
     return features, f / r, r
 
 

@@ -13,7 +13,9 @@ from tqdm import tqdm
 
 from lam.hessians.estimate import estimate_positive_pairs
 from lam.hessians.last_layer import BLOCK_ELEMENTS, cross_sum_over_pairs, outputs
-from lam.pairs import check_angles, check_label_vector, checked_distances, directions_fit
+from lam.pairs import check_angles, check_label_vector, checked_distances, directions_fit, squared_distance
+
+_MARGIN = 1e-9  # by which a tree looks farther than it must, as it rounds in a way of its own
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,12 @@ class Neighbours:
 
         beyond = checked_distances(positions, positive_within, negative_beyond)
         points = positions.double().cpu()
-        near = torch.as_tensor(KDTree(points.numpy()).query_pairs(beyond, output_type="ndarray")).long().reshape(-1, 2)
+        reach = beyond * (1 + _MARGIN)
+        found = torch.as_tensor(KDTree(points.numpy()).query_pairs(reach, output_type="ndarray")).long().reshape(-1, 2)
+        square = squared_distance(points[found[:, 0]], points[found[:, 1]])
+        near, square = found[square <= beyond**2], square[square <= beyond**2]
         first, second = near.T
-        is_positive = (points[first] - points[second]).norm(dim=1) <= positive_within
+        is_positive = square <= positive_within**2
         check_angles(angles, angle_within, len(positions))
         if angles is not None and angle_within is not None:
             turned = angles.cpu()

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.augmentation import without_augmentation
@@ -77,8 +76,3 @@ def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:
     """Find the head of a network on the first items of a data set, not augmented; see `lam.head.find_head`."""
     plain = without_augmentation(dataset)
     return find_head(network, torch.stack([plain[index][0] for index in range(min(2, len(plain)))]), head)
-
-
-def widened(output: Float[Tensor, "*A"]) -> Float[Tensor, "*A"]:
-    """Give what a network computed in a type of at least float32: of half precision, nothing is summed or divided."""
-    return output.to(torch.promote_types(output.dtype, torch.float32))

@@ -14,13 +14,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam import models
+from lam.autocast import without_autocast
 from lam.curvature import Relation
 from lam.embeddings import Embeddings
-from lam.encoder_base import Encoder, Observations, Observer, common_of
+from lam.encoder_base import Encoder, Observations, Observer, common_of, widened
 from lam.encoder_files import SavedEncoder
 from lam.head import features_and_output
 from lam.losses import Loss
-from lam.methods.base import Stage, Trained, head_of, silent, train_network, widened
+from lam.methods.base import Stage, Trained, head_of, silent, train_network
 from lam.methods.seeded import reference_inputs
 from lam.training.settings import refuse_below, refuse_other_than
 from lam.vmf import mean_resultant_length
@@ -135,12 +136,12 @@ class EnsembleEncoder(Encoder):
 
         def observe(inputs: Any) -> Observations:
             features, units = features_and_units(self.members, self.head, inputs)
-            aligned = units if self.rotations is None else F.normalize(units @ self.rotations.to(units), dim=-1)
+            with without_autocast():
+                aligned = units if self.rotations is None else F.normalize(units @ self.rotations.to(units), dim=-1)
             length = mean_resultant_length(aligned, unbiased=False)
             variance = length.one_minus_resultant * (1 + length.resultant)
-            found = Embeddings.from_samples(aligned, variance.to(units))
             mean = concatenated(units) if self.combine == "concatenate" else F.normalize(units.mean(0))
-            embeddings = Embeddings(mean, found.kappa, found.resultant, found.variance)
+            embeddings = Embeddings.from_samples(aligned, variance.to(units), mean=mean)
             return Observations(features, embeddings, aligned if joint else None)
 
         return observe

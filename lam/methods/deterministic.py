@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lam.curvature import Relation
 from lam.embeddings import KAPPA_RANGE, Embeddings
-from lam.encoder_base import Encoder, Observations, Observer, common_of
+from lam.encoder_base import Encoder, Observations, Observer, common_of, own_direction
 from lam.encoder_files import SavedEncoder
 from lam.head import features_and_output
 from lam.losses import Loss
-from lam.methods.base import Stage, Trained, head_of, silent, train_network, widened
+from lam.methods.base import Stage, Trained, head_of, silent, train_network
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,7 @@ class DeterministicEncoder(Encoder):
     """
 
     kind = "deterministic"
+    has_kappa = False
 
     def __init__(self, network: nn.Module, head: str, **common: Any) -> None:
         super().__init__(network, head, **common)
@@ -45,7 +45,7 @@ class DeterministicEncoder(Encoder):
 
         def observe(inputs: Any) -> Observations:
             features, output = features_and_output(self._module, self.head, inputs)
-            return Observations(features, certain(F.normalize(widened(output))))
+            return Observations(features, certain(own_direction(output)))
 
         return observe
 

@@ -1,7 +1,6 @@
 """`GaussianEncoder`: what PFE and HIB hand back, a Gaussian embedding for every input. Each trains in its own file."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.embeddings import Embeddings
-from lam.encoder_base import Observations, Observer, common_of
+from lam.encoder_base import Observations, Observer, common_of, own_direction
 from lam.encoder_files import SavedEncoder
 from lam.head import features_and_output
 from lam.hessians.last_layer import check_finite
@@ -65,13 +64,7 @@ class GaussianEncoder(SeededEncoder):
         return F.normalize(mean) if self.unit_mean else mean, self.uncertainty(features.float())
 
     def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
-        """Give what a batch goes through: κ by noise shared by all items, joint samples by noise of their own.
-
-        Raises:
-            ValueError: for fewer than 2 samples.
-        """
-        if n_samples < 2:
-            raise ValueError(f"n_samples must be at least 2, got {n_samples}")
+        """Give what a batch goes through: κ by noise shared by all items, joint samples by noise of their own."""
         shape = (n_samples, self.dimension)
         shared = _noise(shape, torch.Generator().manual_seed(self.seed))[:, None]
         rows = max(1, CHUNK_ELEMENTS // shared.numel())
@@ -79,14 +72,15 @@ class GaussianEncoder(SeededEncoder):
 
         def observe(inputs: Any) -> Observations:
             nonlocal seen
-            features, _ = features_and_output(self._module, self.head, inputs)
+            features, output = features_and_output(self._module, self.head, inputs)
             check_finite(features, seen)
             parts: list[Embeddings] = []
             samples: list[Tensor] = []
-            for chunk in features.split(rows):
+            for chunk, direction in zip(features.split(rows), own_direction(output).split(rows), strict=True):
                 mean, log_variance = self.distribution(chunk)
                 sampled = _projected(mean, log_variance)
-                parts.append(_embeddings(mean, log_variance, sampled(shared)))
+                variance = log_variance.double().exp().sum(1).to(direction)
+                parts.append(Embeddings.from_samples(sampled(shared), variance, mean=direction))
                 if joint:
                     places = range(seen, seen + len(chunk))
                     noise = self.drawn(places, lambda _, generator: _noise(shape, generator))
@@ -121,8 +115,3 @@ def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 def _projected(mean: Tensor, log_variance: Tensor) -> Callable[[Tensor], Tensor]:
     deviation = (log_variance.double() / 2).exp()
     return lambda noise: F.normalize(mean.double() + deviation * noise.to(mean.device), dim=-1)
-
-
-def _embeddings(mean: Tensor, log_variance: Tensor, samples: Tensor) -> Embeddings:
-    variance = log_variance.double().exp().sum(1).to(mean.dtype)
-    return replace(Embeddings.from_samples(samples, variance), mean=F.normalize(mean))

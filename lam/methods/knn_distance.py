@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from lam.bessel import check_all, kappa_from_resultant
 from lam.curvature import Relation
 from lam.embeddings import KAPPA_RANGE
+from lam.encoder_base import widened
 from lam.head import features_and_output
 from lam.losses import Loss
 from lam.methods import deterministic
-from lam.methods.base import Stage, Trained, silent, widened
+from lam.methods.base import Stage, Trained, silent
 from lam.methods.seeded import ConcentrationEncoder, reference_inputs
 from lam.retrieval.ood import NEIGHBOUR, check_neighbours, unit_knn_distance
 from lam.training.settings import refuse_below

@@ -33,7 +33,7 @@ from lam.training.settings import refuse_below, refuse_non_positive, refuse_othe
 from lam.training.steps import Batch, DivergenceError, Step
 
 Update = Literal["average", "accumulate"]
-_SHARED = ("split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
+_SHARED = ("margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,22 @@ class OnlineOptions:
         prior_precision: α > 0.
         initial_precision: p₀ > 0, with h₀ = p₀/s; s/1000 by default.
         memory_factor: β in (0, 1): h ← β h + (1 − β) h_batch.
-        update: `average`, or `accumulate`, h ← β h + h_batch, as the authors' code does: its noise is far smaller.
+        update: `average`; or `accumulate`, h ← β h + relu(h_batch), h_batch averaged over the pairs that were chosen,
+            as the authors' code does: its noise is far smaller. The paper's equation 5 is such a sum, too.
         n_samples: last layers drawn a step, over which gradient and h_batch are averaged.
         warmup_epochs: epochs at the beginning without noise; the curvature is followed in them too.
         refresh_every: h is updated every so many steps.
         refit: form the curvature again after training, over the data at the kept weights, as `laplace_posthoc` does. A
             running mean over noisy layers that were left long ago tells what training saw from what it never saw less
             sharply; the network stays the one that the noise shaped.
+        margin: of the curvature, within which negative pairs have one; by default that of the loss, which stays that of
+            the triplets.
         split: `euclidean` or `arccos`.
         fix: `fixed`, `positive` or `full`.
         negative_weight: w in [0, 1].
-        hessian_miner: which pairs h_batch is over: `all`, `easy`, `semihard` or `hard`; see `lam.mining.Mining`.
-        hessian_max_pairs: at most so many positive and so many negative pairs of those, drawn at random.
+        hessian_miner: which pairs h_batch is over: `all`, or those of `violating`, `easy`, `semihard` or `hard`
+            triplets; see `lam.mining.Mining`.
+        hessian_max_pairs: at most so many of these triplets, or of all pairs so many of each type, drawn at random.
 
     Raises:
         ValueError: for an option outside its range.
@@ -71,6 +75,7 @@ class OnlineOptions:
     warmup_epochs: int = 0
     refresh_every: int = 1
     refit: bool = False
+    margin: float | None = None
     split: Split = "arccos"
     fix: Fix = "fixed"
     negative_weight: float = 1.0
@@ -85,7 +90,8 @@ class OnlineOptions:
         refuse_other_than("update", self.update, get_args(Update))
         for name, least in (("n_samples", 1), ("refresh_every", 1), ("warmup_epochs", 0)):
             refuse_below(name, getattr(self, name), least)
-        check_settings(margin=1.0, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
+        margin = 1.0 if self.margin is None else self.margin
+        check_settings(margin=margin, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
         try:
             Mining(self.hessian_miner, self.hessian_max_pairs)
         except ValueError as error:
@@ -114,7 +120,7 @@ class OnlineLaplaceStep(Step):
         """Options as JSON; a run is resumed only with the same."""
         options = {**asdict(self.options), "hessian_miner": self.mining.settings["miner"]}
         del options["refit"]  # it comes after training, and may be asked for later
-        return {"head": self.head, "margin": self.margin, **options}
+        return {"head": self.head, **options, "margin": self.margin}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient at the samples, averaged, and update h; see `Step.backward`.
@@ -146,7 +152,7 @@ class OnlineLaplaceStep(Step):
             value = value + loss(embedded[-1], mined) / self.options.n_samples
         backward(value)
         if self._steps % self.options.refresh_every == 0 and value.isfinite():
-            pairs = [batch.chosen(self.mining, embeddings, self.margin) for embeddings in embedded]
+            pairs = [batch.chosen(self.mining, embeddings, loss.margin) for embeddings in embedded]
             self._follow(features.detach().float(), [sample.detach().float() for sample in samples], pairs, layer)
         self._steps += 1
         return value.detach()
@@ -209,10 +215,12 @@ class OnlineLaplaceStep(Step):
                 )
             except ValueError as error:
                 raise DivergenceError(f"the curvature cannot be followed ({error})") from error
+            if options.update == "accumulate":
+                ggn = _over_chosen(ggn, chosen)
             h_batch += ggn.h / len(samples)
-        share = 1 - options.memory_factor if options.update == "average" else 1.0
+        new = (1 - options.memory_factor) * h_batch if options.update == "average" else h_batch.relu()
         h: Any = self.h
-        followed = options.memory_factor * h + share * h_batch
+        followed = options.memory_factor * h + new
         if not followed.isfinite().all():
             raise DivergenceError("the curvature h is not finite")
         self.h = followed
@@ -224,7 +232,6 @@ def train(
     *,
     loss: Loss,
     epochs: int,
-    margin: float | None = None,
     head: str | None = None,
     options: OnlineOptions | None = None,
     hessian_miner: Miner | None = None,
@@ -241,7 +248,6 @@ def train(
         dataset: of (input, label); see `lam.training.train`.
         loss: of `lam.losses`.
         epochs: passes over the data.
-        margin: of the curvature; that of the loss by default.
         head: path of the last linear layer; found on the first items by default.
         options: how the posterior is kept.
         hessian_miner: a miner of pytorch-metric-learning, in place of `options.hessian_miner`; the encoder does not
@@ -262,9 +268,9 @@ def train(
     if pretrained:
         raise ValueError("a checkpoint holds no posterior: laplace_online trains, laplace_posthoc can start from one")
     options, relation = options or OnlineOptions(), relation or Relation()
-    margin = loss.margin if margin is None else margin
     path = head_of(network, dataset, head)
     refit = _refit_options(path, options, hessian_miner, relation, training) if options.refit else None
+    margin = loss.margin if options.margin is None else options.margin
     step = OnlineLaplaceStep(path, margin=margin, options=options, hessian_miner=hessian_miner)
     with stage("train"):
         training |= {"loss": loss, "epochs": epochs, "step": step, "seed": seed, "method": "laplace_online"}
@@ -275,7 +281,7 @@ def train(
                 refit,
                 network,
                 without_augmentation(dataset),
-                margin=margin,
+                margin=loss.margin,
                 relation=relation,
                 seed=seed,
                 num_workers=training.get("num_workers", 0),
@@ -316,6 +322,12 @@ def _refit_options(
         max_pairs=None if places else options.hessian_max_pairs,
         batch_size=training.get("batch_size", BATCH_SIZE),
     )
+
+
+def _over_chosen(ggn: Diagonal, chosen: Pairs) -> Diagonal:
+    """Average over the pairs that were chosen, in place of those that there were to choose from."""
+    n_positives, n_negatives = (max(1, round(float(weights.sum()))) for weights in (chosen.positive, chosen.negative))
+    return replace(ggn, n_positives=n_positives, n_negatives=n_negatives)
 
 
 def _split(theta: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:

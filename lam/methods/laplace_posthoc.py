@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from lam.augmentation import without_augmentation
 from lam.curvature import Relation, Scope
+from lam.embeddings import Mean
 from lam.encoder import BayesianEncoder
 from lam.fitting import fit, refuse_dimension_of_other_head, refuse_full_over_dataset
 from lam.hessians.contrastive import Fix, Split
@@ -35,13 +36,18 @@ class LaplaceOptions:
         fix: `fixed`, `positive` or `full`.
         negative_weight: w in [0, 1].
         pairs: `batch` or `dataset`.
-        miner: which pairs of a batch count for the curvature: `all`, `easy`, `semihard` or `hard`.
-        max_pairs: at most so many of each type.
+        miner: which pairs of a batch count for the curvature: `all`, `violating`, `easy`, `semihard` or `hard`.
+        max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
+        margin: of the curvature, within which negative pairs have one; by default that of the loss, which stays that of
+            the miner's triplets.
+        average: whether the curvature is averaged over the pairs of each type, or their plain sum.
         batch_size: items a batch, among which pairs are formed.
         prior_precision: α > 0.
-        likelihood_scale: s > 0; by default the number of items squared.
-        tune: by what s or α is chosen, on the validation split.
-        tune_samples: sampled networks behind the calibration.
+        likelihood_scale: s > 0; by default the number of items squared, or 1 of a plain sum.
+        tune: by what s or α of the run's posterior is chosen, on the validation split; of `laplace_online` too.
+        tune_step: of `marginal_likelihood`: log α moves by this once, in place of to the maximum.
+        mean: which direction is retrieved: `network` or, as in the paper, `sampled`; see `BayesianEncoder`;
+            of `laplace_online` too.
 
     Raises:
         ValueError: for an option outside its range.
@@ -55,22 +61,30 @@ class LaplaceOptions:
     pairs: Scope = "batch"
     miner: MinerName = "all"
     max_pairs: int | None = None
+    margin: float | None = None
+    average: bool = True
     batch_size: int = 256
     prior_precision: float = 1.0
     likelihood_scale: float | None = None
     tune: Tune = "calibration"
-    tune_samples: int = 32
+    tune_step: float | None = None
+    mean: Mean = "network"
 
     def __post_init__(self) -> None:
-        check_settings(margin=1.0, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
+        margin = 1.0 if self.margin is None else self.margin
+        check_settings(margin=margin, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
         Relation(self.pairs, miner=self.miner, max_pairs=self.max_pairs)
         refuse_full_over_dataset(self.fix, self.pairs)
         refuse_dimension_of_other_head(self.dimension, self.head)
         refuse_other_than("tune", self.tune, get_args(Tune))
-        for name in ("batch_size", "tune_samples"):
-            refuse_below(name, getattr(self, name), 2)
-        for name in ("prior_precision", "likelihood_scale"):
+        refuse_other_than("mean", self.mean, get_args(Mean))
+        refuse_below("batch_size", self.batch_size, 2)
+        for name in ("prior_precision", "likelihood_scale", "tune_step"):
             refuse_non_positive(name, getattr(self, name))
+        if self.tune_step is not None and self.tune != "marginal_likelihood":
+            raise ValueError(
+                f"tune_step is of tune='marginal_likelihood', got {self.tune_step} with tune={self.tune!r}"
+            )
 
 
 def train(
@@ -91,7 +105,7 @@ def train(
     Args:
         network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
         dataset: of (input, label); see `lam.training.train`.
-        loss: of `lam.losses`; its margin is that of the curvature.
+        loss: of `lam.losses`; its margin is that of the curvature, unless the options have one.
         epochs: passes over the data.
         options: how the posterior is fitted.
         pretrained: the network is trained already.
@@ -145,7 +159,8 @@ def fit_with(
     return fit(
         network,
         DataLoader(dataset, batch_size=options.batch_size, shuffle=True, num_workers=num_workers, generator=generator),
-        margin=margin,
+        margin=margin if options.margin is None else options.margin,
+        triplet_margin=None if options.margin is None else margin,
         head=options.head,
         dimension=options.dimension,
         split=options.split,
@@ -157,6 +172,7 @@ def fit_with(
         angle_within=relation.angle_within,
         miner=options.miner,
         max_pairs=options.max_pairs,
+        average=options.average,
         prior_precision=options.prior_precision,
         likelihood_scale=options.likelihood_scale,
         seed=seed,

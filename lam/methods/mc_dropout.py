@@ -23,6 +23,7 @@ from lam.methods import deterministic
 from lam.methods.base import Stage, Trained, silent
 from lam.methods.seeded import SeededEncoder
 from lam.training.batches import derive_seed
+from lam.weights import plain_names
 
 Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 
@@ -57,8 +58,6 @@ class DropoutEncoder(SeededEncoder):
 
     def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
         """Give what a batch goes through: κ and joint samples are of the same thinned networks."""
-        if n_samples < 2:
-            raise ValueError(f"n_samples must be at least 2, got {n_samples}")
 
         def observe(inputs: Any) -> Observations:
             features, outputs = self._outputs(inputs, n_samples)
@@ -130,10 +129,11 @@ def mask_of(module: Dropout, values: Float[Tensor, "N ..."], seed: int) -> Float
 
 
 def dropouts_of(network: nn.Module) -> dict[str, Dropout]:
-    """Give the dropout layers of a network that drop something, by path."""
-    return {
+    """Give the dropout layers of a network that drop something, by the path that they have outside of wrappers."""
+    found = {
         path: module for path, module in network.named_modules() if isinstance(module, Dropout) and 0 < module.p < 1
     }
+    return {plain: found[path] for path, plain in plain_names(found).items()}
 
 
 def check_network(network: nn.Module) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.data import Subset
@@ -17,10 +16,9 @@ from torch.utils.data import Subset
 from lam.augmentation import without_augmentation
 from lam.bessel import bessel_ratio_complement
 from lam.embeddings import KAPPA_RANGE, Embeddings
-from lam.encoder_base import Encoder, Observations, Observer, common_of
+from lam.encoder_base import Encoder, Observations, Observer, common_of, own_direction, widened
 from lam.encoder_files import SavedEncoder
 from lam.head import features_and_output
-from lam.methods.base import widened
 from lam.methods.deterministic import DeterministicEncoder
 from lam.training.batches import Batches, derive_seed
 from lam.vmf import VonMisesFisher
@@ -37,6 +35,8 @@ class SeededEncoder(DeterministicEncoder):
         seed: of everything drawn; torch's global generator is not used.
         common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
     """
+
+    has_kappa = True
 
     def __init__(self, network: nn.Module, head: str, *, seed: int = 0, **common: Any) -> None:
         super().__init__(network, head, **common)
@@ -101,8 +101,8 @@ class ConcentrationEncoder(SeededEncoder):
 
         def observe(inputs: Any) -> Observations:
             nonlocal seen
-            features, _ = features_and_output(self._module, self.head, inputs)
-            mean = F.normalize(self.unnormalised(features))
+            features, output = features_and_output(self._module, self.head, inputs)
+            mean = own_direction(output)
             kappa = self.concentration(features).clamp(*KAPPA_RANGE)
             rest = bessel_ratio_complement(self.dimension, kappa)
             known = (kappa.to(mean), (1 - rest).to(mean), (rest * (2 - rest)).to(mean))

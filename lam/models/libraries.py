@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 
 from lam.models.network import EmbeddingNetwork, Option
-from lam.torchvision_import import import_torchvision
-from lam.weights import check_state, read_weights
+from lam.weights import load_state, read_weights
 
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 _INCEPTIONS = ("googlenet", "inception_v3")
@@ -33,7 +32,6 @@ def from_torchvision(
         ValueError: for a name or weights that torchvision does not have, a network without a linear classifier, or a
             file that is missing, damaged or holds another network's weights.
     """
-    import_torchvision()
     from torchvision import models
 
     known = models.list_models(module=models)
@@ -71,7 +69,6 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None, 
     Raises:
         ValueError: where timm is not installed or has no such network, or for other weights.
     """
-    import_torchvision()
     try:
         import timm
     except ImportError as error:
@@ -94,10 +91,9 @@ def _fill(network: nn.Module, file: str, *, classifier: str) -> None:
     counters = {name: own for name, own in network.state_dict().items() if name.endswith(".num_batches_tracked")}
     state = counters | state  # files of old versions of torch do not have these
     try:
-        check_state(network, state)
+        load_state(network, state)
     except ValueError as error:
         raise ValueError(f"weights {file}: {error}") from None
-    network.load_state_dict(state)
 
 
 def _classifier(network: nn.Module, architecture: str) -> tuple[str, nn.Linear]:

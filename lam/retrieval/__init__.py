@@ -15,7 +15,7 @@ from lam.retrieval.open_set import OpenSet, open_set_metrics
 from lam.retrieval.ranking import count_without_relevant, map_at_k, recall_at_k
 from lam.retrieval.searches import Searches, search_open_set
 from lam.retrieval.threshold import Calibration, Targets, calibrate
-from lam.retrieval.uncertainty import CalibrationBins, ausc, calibration_bins, retrieval_ece, sparsification
+from lam.retrieval.uncertainty import CalibrationBins, Votes, ausc, majority_votes, retrieval_ece, sparsification
 
 __all__ = [
     "Calibration",
@@ -28,15 +28,16 @@ __all__ = [
     "OpenSet",
     "Searches",
     "Targets",
+    "Votes",
     "auprc",
     "auroc",
     "ausc",
     "calibrate",
-    "calibration_bins",
     "count_without_relevant",
     "error_correlation",
     "fuse_identities",
     "load_calibration",
+    "majority_votes",
     "map_at_k",
     "open_set_metrics",
     "precision_recall_curve",

@@ -35,6 +35,7 @@ from lam.retrieval.checks import integers, refuse_non_finite, refuse_other_lengt
 from lam.retrieval.index import Ids
 
 _LEAST = 1e-12
+"""Images cancel whose resultant is at most this."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Sums:
     def direction(self, otherwise: Float[Tensor, "G D"]) -> Float[Tensor, "G D"]:
         """Give (G, D) the mean directions, and where the images cancel, another."""
         length = self.uncapped[:, None]
-        return torch.where(length == 0, otherwise, self.product / length.clamp(min=_LEAST))
+        return torch.where(length == 0, otherwise, self.product / length.where(length > 0, 1))
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
         sums.kappa(correlation).to(dtype),
         sums.resultant.to(dtype),
         (total(embeddings.variance) / share).to(dtype),
+        mean_samples=embeddings.mean_samples,
     )
     return Fused(fused, names, counts, sums.uncapped.to(dtype))
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from lam.embeddings import Embeddings
+from lam.embeddings import Embeddings, refuse_other_means
 from lam.retrieval import faiss_index, index_files
 from lam.retrieval.checks import positive_integer, refuse_other_length
 from lam.retrieval.entries import Ids as Ids
@@ -45,6 +45,10 @@ class Index:
         device: "cpu", or "cuda" or "cuda:1" where faiss-gpu is installed. Where FAISS works; tensors may come from
             anywhere.
 
+    Attributes:
+        mean_samples: as `Embeddings` have it: S where the vectors are mean directions of S samples, with which queries
+            must be embedded too; None where they are directions of the network's own, or for an empty index.
+
     Raises:
         ValueError: for a dimension below 1, a factory, parameters or device that FAISS does not know, or a type that it
             cannot keep on that device.
@@ -66,6 +70,7 @@ class Index:
         self.factory = factory
         self.parameters = parameters
         self.device = device
+        self.mean_samples: int | None = None
         self._store = Store(self.dimension)
         self._faiss: Any = faiss_index.create(self.dimension, factory, parameters, device)
 
@@ -104,9 +109,12 @@ class Index:
             ids: (N,) a tensor, array or sequence of integers ≥ 0, one an item, none of them in the index already.
 
         Raises:
-            ValueError: for a type that is not trained yet, another dimension, a mean that is no unit vector, a κ that
-                is negative or not finite, ids that are negative, repeated or taken, or what FAISS itself refuses.
+            ValueError: for a type that is not trained yet, another dimension, a mean that is no unit vector, means that
+                may not be compared with those in the index, a κ that is negative or not finite, ids that are negative,
+                repeated or taken, or what FAISS itself refuses.
         """
+        if len(self):
+            refuse_other_means(embeddings, self.mean_samples)
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         ids = checked_ids(ids)
         refuse_other_length("ids", ids, "the embeddings", len(embeddings))
@@ -124,6 +132,7 @@ class Index:
             self._rebuild()
             raise
         self._store.append(vectors, embeddings.kappa.detach().cpu().double().numpy(), ids.numpy(), slots)
+        self.mean_samples = embeddings.mean_samples
 
     def remove(self, ids: Ids) -> None:
         """Remove items; all of them, or none where an error is raised.
@@ -159,9 +168,12 @@ class Index:
             queries.
 
         Raises:
-            ValueError: for k below 1, a negative `least_kappa`, another dimension, a query that is no unit vector, or a
-                k beyond what FAISS can search for on a GPU.
+            ValueError: for k below 1, a negative `least_kappa`, another dimension, a query that is no unit vector,
+                means that may not be compared with those in the index, or a k beyond what FAISS can search for on a
+                GPU.
         """
+        if len(self):
+            refuse_other_means(embeddings, self.mean_samples)
         least = checked_least_kappa(least_kappa)
         allowed = None if least == 0 else self._store.column("kappa") >= least
         k = min(positive_integer("k", k), len(self) if allowed is None else int(allowed.sum()))
@@ -198,7 +210,7 @@ class Index:
         Args:
             folder: made where it does not exist. One process at a time may write to it.
         """
-        index_files.save(folder, self._store, self._faiss, self.factory, self.parameters)
+        index_files.save(folder, self._store, self._faiss, self.factory, self.parameters, self.mean_samples)
 
     @classmethod
     def open(cls, address: str | Path, *, device: str = "cpu") -> "Index | MilvusIndex":
@@ -239,7 +251,7 @@ class Index:
         """
         saved = index_files.load(folder)
         index = cls(saved.dimension, saved.factory, parameters=saved.parameters, device=device)
-        index._store = saved.store
+        index._store, index.mean_samples = saved.store, saved.mean_samples
         if saved.complaint is None:
             index._faiss = faiss_index.prepare(saved.faiss, saved.parameters, device)
             return index

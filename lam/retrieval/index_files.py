@@ -1,6 +1,6 @@
 """An index as a folder, in generations (`lam.files.write_generation`): a reader sees the old index or the new one.
 
-index.json                format, type, and the SHA-256 of the cache
+index.json                format, type, what the vectors are means of, and the SHA-256 of the cache
 embeddings.safetensors    vectors (N, D), κ (N,), ids (N,), slots (N,)
 search.faiss              the FAISS structure: a cache outside the manifest, which can be built from the embeddings
 """
@@ -26,7 +26,7 @@ from lam.files import (
 from lam.retrieval import faiss_index
 from lam.retrieval.store import Store
 
-FORMAT = 1
+FORMAT = 2
 _METADATA, _EMBEDDINGS, _CACHE = "index.json", "embeddings.safetensors", "search.faiss"
 _TRIES = 5
 
@@ -38,12 +38,15 @@ class SavedIndex:
     dimension: int
     factory: str
     parameters: str | None
+    mean_samples: int | None
     store: Store
     faiss: Any
     complaint: str | None
 
 
-def save(folder: str | Path, store: Store, index: Any, factory: str, parameters: str | None) -> None:
+def save(
+    folder: str | Path, store: Store, index: Any, factory: str, parameters: str | None, mean_samples: int | None
+) -> None:
     """Replace what the folder holds by this index.
 
     Args:
@@ -52,6 +55,7 @@ def save(folder: str | Path, store: Store, index: Any, factory: str, parameters:
         index: the FAISS structure over them.
         factory: its type.
         parameters: its search parameters.
+        mean_samples: see `lam.retrieval.Index`.
 
     Raises:
         OSError: where it cannot be written; what the folder held stays.
@@ -66,6 +70,7 @@ def save(folder: str | Path, store: Store, index: Any, factory: str, parameters:
             "size": len(store),
             "factory": factory,
             "parameters": parameters,
+            "mean_samples": mean_samples,
             "cache_sha256": sha256_of(generation / _CACHE),
         }
         write_json(generation / _METADATA, metadata)
@@ -126,6 +131,7 @@ def _read(folder: Path) -> SavedIndex:
         metadata["dimension"],
         metadata["factory"],
         metadata["parameters"],
+        metadata["mean_samples"],
         Store.from_tensors(read_tensors(generation / _EMBEDDINGS)),
         *_read_cache(generation / _CACHE, metadata["cache_sha256"]),
     )

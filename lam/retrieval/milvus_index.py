@@ -33,6 +33,9 @@ TIMEOUT = 10.0
 MOST_HITS = 16384
 """As many as a Milvus server gives."""
 
+GREATEST_ID = 2**63 - 2
+"""A Milvus server stores an item of one id more, finds it in searches, and knows nothing of it when asked by id."""
+
 _PORT = 19530
 _COLLECTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _FIELDS = {"id", "vector", "kappa"}
@@ -169,12 +172,12 @@ class MilvusIndex:
 
         Args:
             embeddings: N embeddings of dimension D with unit means and finite κ ≥ 0.
-            ids: (N,) a tensor, array or sequence of integers ≥ 0, one an item, none of them in the index already. Where
-                another process adds the same id at the same moment, the later of the two stays.
+            ids: (N,) a tensor, array or sequence of integers from 0 to `GREATEST_ID`, one an item, none of them in the
+                index already. Where another process adds the same id at the same moment, the later of the two stays.
 
         Raises:
             ValueError: for another dimension, a mean that is no unit vector, a κ that is negative or not finite, or ids
-                that are negative, repeated or taken.
+                that are negative, too large, repeated or taken.
             ConnectionError: where the server does not answer or refuses.
         """
         rows = self._rows(embeddings, ids)
@@ -334,6 +337,10 @@ class MilvusIndex:
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         wanted = checked_ids(ids)
         refuse_other_length("ids", wanted, "the embeddings", len(embeddings))
+        if (wanted > GREATEST_ID).any():
+            raise ValueError(
+                f"ids must be at most {GREATEST_ID}, the greatest that Milvus finds again, got {wanted.max()}"
+            )
         kappa = embeddings.kappa.detach().cpu().double().tolist()
         return [
             {"id": item, "vector": vector, "kappa": value}

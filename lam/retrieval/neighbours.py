@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from lam.autocast import without_autocast
 from lam.retrieval.checks import positive_integer, unit_rows
 
 _BLOCK_ELEMENTS = 2**21  # similarities held at once: few enough to stay in cache
@@ -59,6 +60,7 @@ def rank(
     return ids, scores.clamp(-1, 1).to(queries.dtype)
 
 
+@without_autocast()
 def sampled_nearest(
     samples: Float[Tensor, "S Q D"], gallery_samples: Float[Tensor, "S N D"] | None = None
 ) -> Int64[Tensor, "S Q"]:

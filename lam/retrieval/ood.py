@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from lam.autocast import without_autocast
 from lam.retrieval.checks import refuse_non_finite
 
 NEIGHBOUR = 5
@@ -48,6 +49,7 @@ def knn_distance(
     return unit_knn_distance(F.normalize(features), F.normalize(reference.to(features)), k=k, block=block).to(features)
 
 
+@without_autocast()
 def unit_knn_distance(
     features: Float[Tensor, "N P"], reference: Float[Tensor, "M P"], *, k: int, block: int = 512
 ) -> Float[Tensor, " N"]:

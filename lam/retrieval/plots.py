@@ -4,46 +4,61 @@ Every function computes what it draws from the same arrays as the metric of that
 differ. Matplotlib's object interface alone is used: no global figure, backend or style is touched.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lam.files import write_atomically
-from lam.retrieval.checks import positive_integer, refuse_non_finite, refuse_other_length
+from lam.retrieval.checks import positive_integer, refuse_non_finite
 from lam.retrieval.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
 from lam.retrieval.uncertainty import CalibrationBins, ausc, sparsification
 
+if TYPE_CHECKING:
+    from lam.tuning import Tuning
+
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
 _INK, _MUTED, _GRID = "#1f2430", "#6b7280", "#e5e7eb"
-_RIGHT, _WRONG = "#009e73", "#d55e00"
+_VERDICTS = {True: ("✓ right", "#009e73"), False: ("✗ wrong", "#d55e00")}
+_OUTSIDE = "#0072b2"
 _DPI = 160
 
+MOST = 2 * len(_PALETTE)
+"""How many curves one picture tells apart: each colour is drawn as a line and dashed."""
+Value = TypeVar("Value")
 
-def plot_sparsification(path: str | Path, correct: Bool[Tensor, " Q"], uncertainty: Mapping[str, Tensor]) -> None:
+
+def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Draw the accuracy of the queries that stay when the most uncertain are dropped, for each uncertainty.
+
+    Beside them are the best possible curve and that of dropping at random, where all are of the same answers.
 
     Args:
         path: the PNG file to write.
-        correct: (Q,) whether the first hit is relevant; at least one query.
-        uncertainty: (Q,) values by name, higher meaning more uncertain, at most six.
+        ranked: by name, (Q,) whether the first hit is relevant, of at least one query, and (Q,) how uncertain it is,
+            higher meaning more; at most twelve.
 
     Raises:
         ValueError: for nothing to draw, or as `lam.retrieval.sparsification`.
     """
-    _refuse_count("uncertainty", uncertainty)
-    if len(correct) == 0:
-        raise ValueError("correct must hold at least one query, got none")
+    _refuse_count("ranked", ranked)
+    if empty := [name for name, (correct, _) in ranked.items() if len(correct) == 0]:
+        raise ValueError(f"correct must hold at least one query, got none of {empty[0]}")
     figure, axes = _figure()
-    shares, best = sparsification(correct, (~correct).double())
-    axes.plot(shares, best, color=_MUTED, linestyle=":", label="best possible")
-    for color, (name, values) in zip(_PALETTE, uncertainty.items(), strict=False):
+    first, *others = (correct for correct, _ in ranked.values())
+    alike = all(torch.equal(first, other) for other in others)
+    shares, best = sparsification(first, (~first).double())
+    if alike:
+        axes.plot(shares, best, color=_MUTED, linestyle=":", label="best possible")
+    for style, name, (correct, values) in _styled(ranked):
         label = f"{name}   AUSC {ausc(correct, values):.3f}"
-        axes.plot(shares, sparsification(correct, values)[1], color=color, label=label)
-    axes.axhline(float(best[0]), color=_MUTED, linestyle="--", linewidth=1, label="dropped at random")
+        axes.plot(shares, sparsification(correct, values)[1], **style, label=label)
+    if alike:
+        axes.axhline(float(best[0]), color=_MUTED, linestyle="--", linewidth=1, label="dropped at random")
     axes.set(xlabel="share of most uncertain queries dropped", ylabel="accuracy of the first hit", xlim=(0, 0.98))
     _finish(figure, axes, path, legend="best")
 
@@ -55,7 +70,7 @@ def plot_calibration(
 
     Args:
         path: the PNG file to write.
-        bins: what `lam.retrieval.calibration_bins` returns.
+        bins: what `lam.retrieval.Votes.binned` returns.
         confidence: what the confidence is.
     """
     figure = _blank(5.6, 5.4)
@@ -79,20 +94,74 @@ def plot_calibration(
     _finish(figure, axes, path, legend="upper left")
 
 
+def plot_calibration_curves(path: str | Path, bins: Mapping[str, CalibrationBins]) -> None:
+    """Draw accuracy against confidence of several systems, a point for every bin that holds a query.
+
+    Args:
+        path: the PNG file to write.
+        bins: by name, what `lam.retrieval.Votes.binned` returns; at most twelve.
+
+    Raises:
+        ValueError: for nothing to draw.
+    """
+    _refuse_count("bins", bins)
+    figure, axes = _figure()
+    axes.plot([0, 1], [0, 1], color=_MUTED, linestyle=":", linewidth=1, label="perfectly calibrated")
+    for style, name, found in _styled(bins):
+        filled = (found.count > 0).cpu()
+        confidence, accuracy = found.confidence.cpu()[filled], found.accuracy.cpu()[filled]
+        axes.plot(
+            confidence, accuracy, **style, marker="o", markersize=4, label=f"{name}   ECE {found.expected_error:.3f}"
+        )
+    axes.set(xlabel="confidence: share of sampled networks that agree", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
+    _finish(figure, axes, path, legend="best")
+
+
+def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]]) -> None:
+    """Draw several figures of several systems as bars, side by side.
+
+    Args:
+        path: the PNG file to write.
+        figures: by what a figure is called, its values in [0, 1] by system, None where it is undefined; the same
+            systems in each, at most twelve.
+
+    Raises:
+        ValueError: for nothing to draw, or figures of different systems.
+    """
+    _refuse_count("figures", figures)
+    names = list(next(iter(figures.values())))
+    for figure_name, values in figures.items():
+        _refuse_count(f"values of {figure_name}", values)
+        if list(values) != names:
+            raise ValueError(f"figures must be of the same systems, got {names} and {list(values)}")
+    figure = _blank(1.2 + 2.1 * len(figures), 1.0 + 0.3 * len(names))
+    panels = figure.subplots(1, len(figures), sharey=True, squeeze=False)[0]
+    for axes, (figure_name, values) in zip(panels, figures.items(), strict=True):
+        for place, (style, _, value) in enumerate(_styled(values)):
+            axes.barh(place, value or 0, color=style["color"], alpha=1 if style["linestyle"] == "-" else 0.5)
+            label = "undefined" if value is None else f"{value:.3f}"
+            axes.annotate(label, (value or 0, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.set(title=figure_name, xlim=(0, 1.25), xticks=(0, 0.5, 1), yticks=range(len(names)), yticklabels=names)
+        axes.title.set(color=_INK, fontsize=10)
+        _style(axes)
+    panels[0].invert_yaxis()
+    _save(figure, path)
+
+
 def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Draw the ROC curve of each OOD score; OOD is the positive class.
 
     Args:
         path: the PNG file to write.
-        scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most six.
+        scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most twelve.
 
     Raises:
         ValueError: for nothing to draw, or as `lam.retrieval.roc_curve`.
     """
     _refuse_count("scores", scores)
     figure, axes = _figure()
-    for color, (name, (inside, outside)) in zip(_PALETTE, scores.items(), strict=False):
-        axes.plot(*roc_curve(inside, outside), color=color, label=f"{name}   AUROC {auroc(inside, outside):.3f}")
+    for style, name, (inside, outside) in _styled(scores):
+        axes.plot(*roc_curve(inside, outside), **style, label=f"{name}   AUROC {auroc(inside, outside):.3f}")
     axes.plot([0, 1], [0, 1], color=_MUTED, linestyle="--", linewidth=1, label="useless score")
     axes.set(xlabel="false positive rate: known items flagged", ylabel="true positive rate: OOD items flagged")
     axes.set(xlim=(-0.01, 1), ylim=(0, 1.01))
@@ -106,7 +175,7 @@ def plot_precision_recall(
 
     Args:
         path: the PNG file to write.
-        scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most six.
+        scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most twelve.
         positives: what the second ones are called.
 
     Raises:
@@ -114,9 +183,9 @@ def plot_precision_recall(
     """
     _refuse_count("scores", scores)
     figure, axes = _figure()
-    for color, (name, (inside, outside)) in zip(_PALETTE, scores.items(), strict=False):
+    for style, name, (inside, outside) in _styled(scores):
         label = f"{name}   AUPRC {auprc(inside, outside):.3f}"
-        axes.step(*precision_recall_curve(inside, outside), color=color, where="pre", label=label)
+        axes.step(*precision_recall_curve(inside, outside), **style, where="pre", label=label)
     for share in sorted({prevalence(*pair) for pair in scores.values()}):
         axes.axhline(share, color=_MUTED, linestyle="--", linewidth=1, label=f"useless score: prevalence {share:.3f}")
     axes.set(xlabel=f"recall: share of {positives} found", ylabel=f"precision: share of {positives} among the flagged")
@@ -129,7 +198,7 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor], *, bins: SupportsI
 
     Args:
         path: the PNG file to write.
-        kappa: (N,) values ≥ 0 by name, in distribution first; at most six sets. Zero counts in the lowest bin.
+        kappa: (N,) values ≥ 0 by name, in distribution first; at most twelve sets. Zero counts in the lowest bin.
         bins: how many bins, at least 1.
 
     Raises:
@@ -144,45 +213,95 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor], *, bins: SupportsI
     figure, axes = _figure()
     arrays = {name: values.detach().double().cpu().numpy() for name, values in kappa.items()}
     edges = _log_edges(np.concatenate(list(arrays.values())), bins)
-    for color, (name, values) in zip(_PALETTE, arrays.items(), strict=False):
+    for style, name, values in _styled(arrays):
         inside, share = values.clip(edges[0], edges[-1]), np.full(len(values), 100 / len(values))
-        axes.hist(inside, edges, weights=share, color=color, alpha=0.35, histtype="stepfilled")
-        axes.hist(inside, edges, weights=share, color=color, histtype="step", linewidth=1.4)
+        axes.hist(inside, edges, weights=share, color=style["color"], alpha=0.35, histtype="stepfilled")
+        axes.hist(inside, edges, weights=share, **style, histtype="step", linewidth=1.4)
         label = f"{name}   median {_short(float(np.median(values)))}, n = {len(values):,}"
-        axes.plot([], [], color=color, linewidth=6, alpha=0.6, label=label)
-    axes.set_xscale("log")
+        axes.plot([], [], color=style["color"], linewidth=6, alpha=0.6, label=label)
+    _log_ticks(axes, edges[0], edges[-1])
     axes.set_ylim(top=axes.get_ylim()[1] * (1.05 + 0.08 * len(kappa)))
     axes.set(xlabel="concentration κ (small means uncertain)", ylabel="share of the set (%)")
     _finish(figure, axes, path, legend="upper left")
 
 
+def plot_corruption(path: str | Path, kappa: Mapping[str, Tensor], recall: Mapping[str, Tensor]) -> None:
+    """Draw the median κ and recall@1 of queries against the severity of their corruption, by kind.
+
+    Args:
+        path: the PNG file to write.
+        kappa: (V,) medians of κ at severities 0 (clean) to V − 1, by kind; nothing where κ says nothing.
+        recall: (V,) recall@1 by kind.
+
+    Raises:
+        ValueError: for nothing to draw.
+    """
+    _refuse_count("recall", recall)
+    figure = _blank(8.4 if kappa else 4.6, 3.8)
+    panels = figure.subplots(1, 2 if kappa else 1, squeeze=False)[0]
+    drawn = ((kappa, "median κ, as a multiple of the clean"), (recall, "recall@1"))[not kappa :]
+    for axes, (curves, label) in zip(panels, drawn, strict=True):
+        for color, (kind, values) in zip(_PALETTE, curves.items(), strict=False):
+            heights = values / values[0] if curves is kappa else values
+            axes.plot(range(len(values)), heights.cpu(), "o-", color=color, markersize=4, label=kind)
+        axes.set(xlabel="severity", ylabel=label, xticks=range(len(next(iter(curves.values())))))
+        _style(axes)
+        if curves is kappa:
+            axes.axhline(1, color=_MUTED, linestyle="--", linewidth=1)
+            low, high = axes.get_ylim()
+            axes.set_ylim(min(low, 0.9), max(high, 1.1))
+        else:
+            axes.set_ylim(0, 1.02)
+    _finish(figure, panels[-1], path, legend="best")
+
+
+def plot_tuning(path: str | Path, tuning: "Tuning") -> None:
+    """Draw the score and the calibration error of every likelihood scale that was tried, and which was chosen.
+
+    Args:
+        path: the PNG file to write.
+        tuning: what was tried.
+    """
+    figure, axes = _figure()
+    scales = [trial.scale for trial in tuning.trials]
+    low, high = tuning.interval
+    axes.axvspan(low, high, color=_PALETTE[0], alpha=0.12, linewidth=0, label="within one standard error of the best")
+    scores, errors = ([getattr(trial, name) for trial in tuning.trials] for name in ("score", "error"))
+    axes.errorbar(scales, scores, errors, fmt="o-", color=_PALETTE[0], markersize=4, linewidth=1.4, label="log score")
+    eces = [trial.ece for trial in tuning.trials]
+    axes.plot(scales, eces, "s:", color=_PALETTE[1], markersize=3, linewidth=1.2, label="ECE")
+    chosen = tuning.likelihood_scale
+    axes.axvline(chosen, color=_INK, linewidth=1, linestyle="--", label=f"chosen: s = {_short(chosen)}")
+    _log_ticks(axes, scales[0], scales[-1])
+    axes.set(xlabel="likelihood scale s (small means a wide posterior)", ylabel="lower is better")
+    axes.set_ylim(bottom=0)
+    _finish(figure, axes, path, legend="best")
+
+
 def plot_extremes(
     path: str | Path,
     kappa: Float[Tensor, " Q"],
-    nearest: Int[Tensor, " Q"],
-    correct: Bool[Tensor, " Q"],
+    verdict: Callable[[int], bool | str],
     *,
     query_image: Callable[[int], Tensor],
-    gallery_image: Callable[[int], Tensor],
+    hit_image: Callable[[int], Tensor],
     count: SupportsIndex = 8,
 ) -> None:
-    """Show the least and the most certain queries, each with its κ, its first hit and whether that is right.
+    """Show the least and the most certain queries, each with its κ, its first hit and what that is worth.
 
     Args:
         path: the PNG file to write.
         kappa: (Q,) the concentration of each query.
-        nearest: (Q,) the index of each query's first hit.
-        correct: (Q,) whether that hit is relevant.
-        query_image: gives the image of a query by its index, (C, H, W) or (H, W) with C 1 or 3 and values in [0, 1].
-        gallery_image: gives that of a hit.
+        verdict: says of a query, by its index, whether its first hit is right; or, of one that nothing answers, the
+            name of the set that it is of.
+        query_image: gives its image, (C, H, W) or (H, W) with C 1 or 3 and values in [0, 1].
+        hit_image: gives that of its first hit.
         count: how many of each, at least 1; as many as there are where that is fewer.
 
     Raises:
-        ValueError: for no query, lengths that differ, κ that is not finite, or something that is no image.
+        ValueError: for no query, κ that is not finite, or something that is no image.
     """
     refuse_non_finite("kappa", kappa)
-    refuse_other_length("nearest", nearest, "the queries", len(kappa))
-    refuse_other_length("correct", correct, "the queries", len(kappa))
     if len(kappa) == 0:
         raise ValueError("kappa must hold at least one query, got none")
     count = min(positive_integer("count", count), len(kappa))
@@ -193,10 +312,10 @@ def plot_extremes(
         half.suptitle(f"{title} certain", x=0.02, ha="left", fontsize=11, color=_INK, fontweight="bold")
         grid = half.subplots(2, count, squeeze=False)
         for column, query in enumerate(chosen):
-            right = bool(correct[query])
+            found = verdict(query)
+            words, color = (found, _OUTSIDE) if isinstance(found, str) else _VERDICTS[found]
             _show(grid[0, column], query_image(query), f"κ {_short(float(kappa[query]))}", _INK)
-            verdict = "✓ right" if right else "✗ wrong"
-            _show(grid[1, column], gallery_image(int(nearest[query])), verdict, _RIGHT if right else _WRONG)
+            _show(grid[1, column], hit_image(query), words, color)
         for row, name in enumerate(("query", "first hit")):
             grid[row, 0].set_ylabel(name, fontsize=9, color=_MUTED)
     _save(figure, path)
@@ -208,6 +327,18 @@ def _log_edges(values: Any, bins: int) -> Any:
     low, high = np.log10(positive.min()), np.log10(positive.max())
     middle, half = (low + high) / 2, max((high - low) / 2, 0.25)
     return np.logspace(middle - half, middle + half, bins + 1)
+
+
+def _log_ticks(axes: Any, low: float, high: float) -> None:
+    """A logarithmic x axis with some eight labels at most, in plain digits: far enough apart wherever it begins."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    decades = np.log10(high / low)
+    subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 1 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=9))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _show(axes: Any, image: Tensor, title: str, color: str) -> None:
@@ -265,6 +396,13 @@ def _short(value: float) -> str:
     return f"{value:.1e}".replace("e+0", "e").replace("e-0", "e-")
 
 
+def _styled(named: Mapping[str, Value]) -> Iterator[tuple[dict[str, str], str, Value]]:
+    """Each with what tells it apart: solid lines in every colour, then dashed ones."""
+    for number, (name, value) in enumerate(named.items()):
+        again, color = divmod(number, len(_PALETTE))
+        yield {"color": _PALETTE[color], "linestyle": "--" if again else "-"}, name, value
+
+
 def _refuse_count(name: str, named: Mapping[str, Any]) -> None:
-    if not 1 <= len(named) <= len(_PALETTE):
-        raise ValueError(f"{name} must hold between 1 and {len(_PALETTE)} entries to be told apart, got {len(named)}")
+    if not 1 <= len(named) <= MOST:
+        raise ValueError(f"{name} must hold between 1 and {MOST} entries to be told apart, got {len(named)}")

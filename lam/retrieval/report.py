@@ -21,6 +21,7 @@ from lam.retrieval.report_words import describe, name_of_score, word_on_directio
 _OOD = re.compile(r"(?P<metric>auroc|auprc|prevalence)(?:_(?P<score>[^@]+))?(?:@(?P<set>.+))?")
 _HEADLINES = ("recall@1", "map@5", "ece", "ausc", "auroc", "auprc")
 _SECONDS = "seconds_"
+_TUNED, _CORRUPTION = "tuned_", "corruption_"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _WIDE = 1.45  # a plot wider than this times its height takes a row of its own
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -50,6 +51,7 @@ def write_report(
     configuration: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
     ood_score: str = "kappa",
+    ood_set: str = "main OOD set",
 ) -> None:
     """Write a report as one HTML file that needs nothing but a browser.
 
@@ -61,6 +63,7 @@ def write_report(
         configuration: the resolved configuration, nested as it is.
         notes: sentences on what a reader should know, such as what was left out.
         ood_score: the score whose keys name none.
+        ood_set: the OOD set whose keys name none.
 
     Raises:
         ValueError: for a plot that is missing or no PNG file, naming it.
@@ -68,13 +71,17 @@ def write_report(
     values = {key: None if value is None or value != value else value for key, value in metrics.items()}
     ood = {key: value for key, value in values.items() if _OOD.fullmatch(key)}
     seconds = {key.removeprefix(_SECONDS): v for key, v in values.items() if key.startswith(_SECONDS) and v is not None}
-    rest = {key: v for key, v in values.items() if key not in ood and not key.startswith(_SECONDS)}
+    tuned, corruption = (_starting(values, prefix) for prefix in (_TUNED, _CORRUPTION))
+    apart = (_SECONDS, _TUNED, _CORRUPTION)
+    rest = {key: v for key, v in values.items() if key not in ood and not key.startswith(apart)}
     body = [
         f"<h1>{escape(title)}</h1>",
         _tiles(values),
         _notes(notes),
         _section("Retrieval and calibration", _metric_table(rest) if rest else ""),
-        _section("Out-of-distribution detection", _ood_table(ood, ood_score) if ood else ""),
+        _section("Out-of-distribution detection", _ood_table(ood, ood_score, ood_set) if ood else ""),
+        _section("Tuning of the posterior", _metric_table(tuned) if tuned else ""),
+        _section("Under corruption", _corruption_table(corruption) if corruption else ""),
         _section("Plots", f'<div class="plots">{"".join(map(_figure, plots))}</div>' if plots else ""),
         _section("Time", _time_table(seconds) if seconds else ""),
         _section("Configuration", _configuration(configuration) if configuration else ""),
@@ -129,7 +136,7 @@ def _metric_table(values: Mapping[str, float | int | None]) -> str:
     return _table(f"<tr>{head}</tr>", rows)
 
 
-def _ood_table(values: Mapping[str, float | int | None], ood_score: str) -> str:
+def _ood_table(values: Mapping[str, float | int | None], ood_score: str, ood_set: str) -> str:
     """A row a score, two columns a set; the best of each column stands out."""
     cells: dict[tuple[str, str, str], float | int | None] = {}
     for key, value in values.items():
@@ -149,7 +156,7 @@ def _ood_table(values: Mapping[str, float | int | None], ood_score: str) -> str:
             row += f'<td class="number{stands_out}">{_number(value)}</td>'
         rows.append(row + "</tr>")
     top = "".join(
-        f'<th scope="colgroup" colspan="2" class="number">{escape(_set_name(name))}'
+        f'<th scope="colgroup" colspan="2" class="number">{escape((name or ood_set).replace("_", " "))}'
         f"{_prevalence(cells.get((name, '', 'prevalence')))}</th>"
         for name in sets
     )
@@ -160,6 +167,42 @@ def _ood_table(values: Mapping[str, float | int | None], ood_score: str) -> str:
     )
     head = f"<tr><th></th>{top}</tr><tr><th>score</th>{below}</tr>"
     return f'<p class="muted">{words}</p>\n{_table(head, rows)}'
+
+
+def _corruption_table(values: Mapping[str, float | int | None]) -> str:
+    """A row a kind: recall and median κ at every severity, and how κ goes with it."""
+    cells = {key.removeprefix(_CORRUPTION): value for key, value in values.items()}
+    kinds = list(dict.fromkeys(key.partition("_")[0] for key in cells if not key.startswith("clean")))
+    severities = list(dict.fromkeys(key.split("_")[1] for key in cells if key.split("_")[1].isdigit()))
+    measures = [m for m in ("recall@1", "kappa") if f"clean_{m}" in cells]
+    names = {"recall@1": "recall@1", "kappa": "median κ"}
+    top = "".join(
+        f'<th scope="colgroup" colspan="{len(severities) + 1}" class="number">{names[measure]}</th>'
+        for measure in measures
+    )
+    below = "".join(f'<th class="number">{word}</th>' for word in ("clean", *severities)) * len(measures)
+    trends = [f"{kind}_trend" for kind in kinds if f"{kind}_trend" in cells]
+    trend = '<th class="number">trend of κ</th>' if trends else ""
+    rows = []
+    for kind in kinds:
+        row = f'<tr><th scope="row">{escape(kind)}</th>'
+        for measure in measures:
+            for name in ("clean", *(f"{kind}_{severity}" for severity in severities)):
+                row += f'<td class="number">{_number(cells[f"{name}_{measure}"], 3)}</td>'
+        row += f'<td class="number">{_number(cells[f"{kind}_trend"], 2)}</td>' if trends else ""
+        rows.append(row + "</tr>")
+    words = "Some queries, corrupted at severities 1 to 3, in the gallery as it is. " + (
+        "The trend is the rank correlation of severity and κ: −1 where κ falls with every step, as it should, +1 where "
+        "it rises."
+        if trends
+        else ""
+    )
+    head = f"<tr><th></th>{top}<th></th></tr><tr><th>kind</th>{below}{trend}</tr>"
+    return f'<p class="muted">{words}</p>\n{_table(head, rows)}'
+
+
+def _starting(values: Mapping[str, float | int | None], prefix: str) -> dict[str, float | int | None]:
+    return {key: value for key, value in values.items() if key.startswith(prefix)}
 
 
 def _time_table(seconds: Mapping[str, float | int]) -> str:
@@ -215,7 +258,9 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, st
 def _number(value: float | int | None, digits: int = 4) -> str:
     if value is None:
         return '<span title="undefined for this data">–</span>'
-    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.2e}".replace("e+0", "e") if abs(value) >= 1e4 else f"{value:.{digits}f}"
 
 
 def _duration(seconds: float | int) -> str:
@@ -223,10 +268,6 @@ def _duration(seconds: float | int) -> str:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)
     return f"{seconds / 60:.1f} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _set_name(name: str) -> str:
-    return name.replace("_", " ") or "main OOD set"
 
 
 def _prevalence(value: float | int | None) -> str:

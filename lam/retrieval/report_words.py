@@ -24,6 +24,9 @@ class Words:
 
 _WORDS = {
     "ece": Words("ECE", "lower", "mean gap between confidence and accuracy, over ten bins"),
+    "ece_below_one": Words(
+        "ECE below 1", "lower", "the same as the authors' code has it: without the queries of confidence 1"
+    ),
     "ausc": Words("AUSC", "higher", "mean accuracy of the first hit as the most uncertain queries are dropped"),
     "auroc": Words("AUROC", "higher", "chance that an OOD item is less certain than a known one"),
     "auprc": Words("AUPRC", "higher", "average precision of finding OOD items by their uncertainty"),
@@ -48,6 +51,20 @@ _WORDS = {
         "variance of clipped entries",
         "lower",
         "their share of the predictive variance, which no likelihood scale changes",
+    ),
+    "tuned_scale": Words("likelihood scale s", "neither", "the largest within one standard error of the best score"),
+    "tuned_scale_low": Words("s, from", "neither", "the least within one standard error of the best score"),
+    "tuned_scale_high": Words("s, to", "neither", "the greatest within one standard error of the best score"),
+    "tuned_score": Words(
+        "log score", "lower", "of the votes of sampled networks for the first hits, on the validation split"
+    ),
+    "tuned_score_behind": Words("log score, above the best", "lower", "by how much the chosen s is behind the best"),
+    "tuned_score_error": Words("standard error of that", "neither", "of the difference, query by query"),
+    "tuned_ece": Words("ECE, validation", "lower", "mean gap between confidence and accuracy at the chosen s"),
+    "tuned_cosine": Words(
+        "cosine of sampled and own direction",
+        "higher",
+        "below 0.9 the posterior is so wide that the mean of its samples points elsewhere than the network",
     ),
 }
 _AT_K = {

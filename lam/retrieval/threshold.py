@@ -128,11 +128,11 @@ class Calibration:
         return -self.flags.kappa.threshold(self.targets.ood)
 
     def false_accept_rate(self, cosine: float) -> tuple[float, tuple[float, float]]:
-        """Give the rate that an accept threshold promises (see `Tail.rate`), and its 95 % Wilson interval."""
+        """Give the rate that an accept threshold promises (see `Tail.rate`), and its 95 % interval."""
         return self.false_accepts.rate(cosine), self.false_accepts.interval(cosine)
 
     def false_flag_rate(self, kappa: float) -> tuple[float, tuple[float, float]]:
-        """Give the rate that flagging κ below a value promises, and its 95 % Wilson interval."""
+        """Give the rate that flagging κ below a value promises, and its 95 % interval."""
         return self.flags.kappa.rate(-kappa), self.flags.kappa.interval(-kappa)
 
     def is_stale(self, gallery_size: int) -> bool:
@@ -170,9 +170,7 @@ class Calibration:
         size, k = self.gallery_size if gallery_size is None else gallery_size, hits.scores.shape[1]
         if len(hits) and k < min(2, size):
             raise ValueError(f"P(correct) rests on the second hit too: search a gallery of {size} with k=2, got k={k}")
-        distance = None if self.flag == "kappa" else self.distance(features)
-        surprise = self.flags.surprise(self.flag, queries.kappa, distance)
-        tail = self.flags.tail(self.flag)
+        surprise, tail = self.surprise(queries, features), self.flags.tail(self.flag)
         flagged = surprise > (self.flag_above if flag_above is None else flag_above)
         score = _column(hits.scores, 0, -torch.inf)
         return Decisions(
@@ -187,6 +185,15 @@ class Calibration:
             p_value=tail.p_values(surprise),
             stale=gallery_size is not None and self.is_stale(gallery_size),
         )
+
+    def surprise(self, queries: Embeddings, features: Float[Tensor, "Q P"] | None = None) -> Float[Tensor, " Q"]:
+        """The OOD score in force; queries are flagged where it is above `flag_above`.
+
+        Raises:
+            ValueError: for features that are missing, where the flag needs them, or of another width.
+        """
+        distance = None if self.flag == "kappa" else self.distance(features)
+        return self.flags.surprise(self.flag, queries.kappa, distance)
 
     def judge(self, hits: Hits, queries: Embeddings, **options: Any) -> Hits:
         """Give hits with their `decision` and `probability`; arguments and errors as those of `decide`."""

@@ -4,7 +4,7 @@ Here live metrics of one data set with its uncertainties. Telling two data sets 
 """
 
 from dataclasses import dataclass
-from typing import SupportsIndex
+from typing import Literal, SupportsIndex, get_args
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lam.retrieval.checks import positive_integer, refuse_nan, refuse_other_length
 
+Closed = Literal["right", "left"]
 _STEPS = 99  # f = 0, 0.01 … 0.98
 
 
@@ -78,7 +79,7 @@ def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 
 @dataclass(frozen=True)
 class CalibrationBins:
-    """What a reliability diagram shows: B equal bins of confidence, closed on the right.
+    """What a reliability diagram shows: B equal bins of confidence.
 
     Attributes:
         confidence: (B,) mean confidence of the queries in each bin; NaN where there is none.
@@ -97,64 +98,93 @@ class CalibrationBins:
         return float((self.count * gap).nansum() / self.count.sum())
 
 
-def calibration_bins(
-    predictions: Int[Tensor, "S Q"],
-    labels: Int[Tensor, " Q"],
-    ranked_labels: Int[Tensor, "Q K"],
-    *,
-    bins: SupportsIndex = 10,
-) -> CalibrationBins:
-    """Sort queries by how far S sampled networks agree on the label of their nearest neighbour.
+@dataclass(frozen=True)
+class Votes:
+    """How far S sampled networks agree with the prediction of each of Q queries, and whether it is right.
 
-    The label that most networks give is the prediction, the share that gives it the confidence v/S. It falls in bin
-    ⌈B·v/S⌉, in integers, so that 0.1 is in the first of ten bins and 1 in the last.
+    The confidence of a query is the share v/S of networks that agree.
+
+    Attributes:
+        agree: (Q,) how many networks agree, v, from 0 to S.
+        correct: (Q,) whether the prediction is right.
+        n_samples: S, at least 1.
+
+    Raises:
+        ValueError: for shapes that disagree, or no sampled network.
+    """
+
+    agree: Int[Tensor, " Q"]
+    correct: Bool[Tensor, " Q"]
+    n_samples: int
+
+    def __post_init__(self) -> None:
+        refuse_other_length("correct", self.correct, "votes", len(self.agree))
+        if self.n_samples < 1:
+            raise ValueError(f"votes must be of at least one sampled network, got {self.n_samples}")
+
+    @property
+    def log_score(self) -> Float[Tensor, " Q"]:
+        """(Q,) minus the logarithm of the probability that the votes give to what is the case; lower is better.
+
+        The probability that the prediction is right is (v + ½)/(S + 1), so that a finite number of votes never claims
+        certainty: Krichevsky and Trofimov (1981). A proper score, as Good (1952) has it: in expectation no other
+        probability does better than the true one. float64.
+        """
+        right = (self.agree.double() + 0.5) / (self.n_samples + 1)
+        return -torch.where(self.correct, right, 1 - right).log()
+
+    def binned(self, bins: SupportsIndex = 10, *, closed: Closed = "right") -> CalibrationBins:
+        """Sort the queries into B equal bins of confidence, in integers, so that no rounding moves one.
+
+        Args:
+            bins: how many bins B, at least 1.
+            closed: the end that belongs to a bin. "right", v/S in bin ⌈B·v/S⌉: 0.1 is in the first of ten bins and 1 in
+                the last, no vote at all in the first. "left", v/S in bin ⌊B·v/S⌋ + 1: queries of confidence 1 are in
+                none and count nowhere, as in the authors' code.
+
+        Returns:
+            Confidence, accuracy and count of each bin.
+
+        Raises:
+            ValueError: for no bin, or another end.
+        """
+        bins = positive_integer("bins", bins)
+        if closed not in get_args(Closed):
+            raise ValueError(f"closed must be 'right' or 'left', the end that belongs to a bin, got {closed!r}")
+        scaled = self.agree * bins
+        in_bin = (scaled - 1).clamp(min=0) // self.n_samples if closed == "right" else scaled // self.n_samples
+        inside = in_bin < bins
+        in_bin, agree, correct = in_bin[inside], self.agree[inside], self.correct[inside]
+        count = torch.bincount(in_bin, minlength=bins)
+        total = torch.zeros_like(count).index_add_(0, in_bin, agree).double()
+        n_correct = torch.zeros_like(count).index_add_(0, in_bin, correct.long()).double()
+        return CalibrationBins(total / (self.n_samples * count), n_correct / count, count)
+
+
+def majority_votes(
+    predictions: Int[Tensor, "S Q"], labels: Int[Tensor, " Q"], ranked_labels: Int[Tensor, "Q K"]
+) -> Votes:
+    """Votes of S sampled networks on the label of each query's nearest neighbour; most votes are the prediction.
 
     Args:
         predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
         labels: (Q,) the true labels.
-        ranked_labels: (Q, K) the labels of the hits ranked by the mean embedding: among labels with equal votes the one
-            that comes first here wins, and the lowest where none of them is here.
-        bins: how many bins B, at least 1.
+        ranked_labels: (Q, K) the labels of the hits ranked by the direction that is retrieved: among labels with equal
+            votes the one that comes first here wins, and the lowest where none of them is here.
 
     Returns:
-        Confidence, accuracy and count of each bin.
+        The votes for each prediction, and whether it is the true label.
 
     Raises:
-        ValueError: for no sample, no bin or shapes that disagree.
+        ValueError: for no sample or shapes that disagree.
     """
     if len(predictions) == 0:
         raise ValueError("predictions must hold at least one sampled network, got none")
     refuse_other_length("labels", labels, "the queries in predictions", predictions.shape[1])
     if len(ranked_labels) != len(labels):
         raise ValueError(f"ranked_labels must have a row for each of {len(labels)} queries, got {len(ranked_labels)}")
-    mode, votes = _mode(predictions, ranked_labels)
-    return binned_votes(votes, mode == labels, n_samples=len(predictions), bins=bins)
-
-
-def binned_votes(
-    votes: Int[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_samples: int, bins: SupportsIndex = 10
-) -> CalibrationBins:
-    """Sort queries by the share v/S of S sampled networks that agree with their prediction.
-
-    Args:
-        votes: (Q,) how many networks agree, from 0 to S.
-        correct: (Q,) whether the prediction is right.
-        n_samples: S.
-        bins: how many bins B, at least 1.
-
-    Returns:
-        Confidence, accuracy and count of each bin; v/S falls in bin ⌈B·v/S⌉, and no vote at all in the first.
-
-    Raises:
-        ValueError: for no bin, or shapes that disagree.
-    """
-    bins = positive_integer("bins", bins)
-    refuse_other_length("correct", correct, "votes", len(votes))
-    in_bin = ((votes * bins + n_samples - 1) // n_samples - 1).clamp(min=0)
-    count = torch.bincount(in_bin, minlength=bins)
-    total_votes = torch.zeros_like(count).index_add_(0, in_bin, votes).double()
-    n_correct = torch.zeros_like(count).index_add_(0, in_bin, correct.long()).double()
-    return CalibrationBins(total_votes / (n_samples * count), n_correct / count, count)
+    mode, agree = _mode(predictions, ranked_labels)
+    return Votes(agree, mode == labels, len(predictions))
 
 
 def retrieval_ece(
@@ -163,31 +193,35 @@ def retrieval_ece(
     ranked_labels: Int[Tensor, "Q K"],
     *,
     bins: SupportsIndex = 10,
+    closed: Closed = "right",
 ) -> float:
-    """Give the expected calibration error of nearest-neighbour retrieval under sampled networks; lower is better.
+    """Expected calibration error of nearest-neighbour retrieval under sampled networks; lower is better.
 
-    ECE = Σ_b (n_b / N) |accuracy_b − confidence_b| over the bins of `calibration_bins`.
+    ECE = Σ_b (n_b / N) |accuracy_b − confidence_b| over the bins of `Votes.binned`, N the queries that are in one.
 
-    Source: Guo, Pleiss, Sun and Weinberger (2017), eq. 3, with bins closed on the right.
+    Source: Guo, Pleiss, Sun and Weinberger (2017), eq. 3, with bins closed on the right. Warburg et al. (2023), eq.
+    121, do not name the ends of their bins; their code has `closed="left"`.
 
     Args:
-        predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
+        predictions: (S, Q) as in `majority_votes`.
         labels: (Q,) the true labels.
-        ranked_labels: (Q, K) the labels of the hits ranked by the mean embedding, for ties.
+        ranked_labels: (Q, K) the labels of the hits ranked by the direction that is retrieved, for ties.
         bins: how many bins B, at least 1.
+        closed: the end that belongs to a bin; with "left" queries of confidence 1 are left out.
 
     Returns:
-        An error in [0, 1]; NaN for no query.
+        An error in [0, 1]; NaN where no query is in a bin.
 
     Raises:
-        ValueError: as `calibration_bins`.
+        ValueError: as `majority_votes` and `Votes.binned`.
 
     Example:
         >>> predictions = torch.tensor([[0, 1], [0, 1], [0, 1], [0, 0]])
-        >>> retrieval_ece(predictions, torch.tensor([0, 1]), torch.tensor([[0], [1]]))
-        0.125
+        >>> labels, ranked = torch.tensor([0, 1]), torch.tensor([[0], [1]])
+        >>> retrieval_ece(predictions, labels, ranked), retrieval_ece(predictions, labels, ranked, closed="left")
+        (0.125, 0.25)
     """
-    return calibration_bins(predictions, labels, ranked_labels, bins=bins).expected_error
+    return majority_votes(predictions, labels, ranked_labels).binned(bins, closed=closed).expected_error
 
 
 def _mode(predictions: Tensor, ranked_labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lam.embeddings import KAPPA_RANGE, Embeddings
-from lam.encoder_base import N_SAMPLES, Encoder
+from lam.encoder_base import Encoder
 from lam.gallery import open_run, require_faiss
 from lam.retrieval.calibration_files import fingerprint, load_calibration
 from lam.retrieval.entries import unit_vectors
@@ -221,7 +221,7 @@ class Engine:
     def _embedded(self, batch: Tensor) -> list[Query | Exception]:
         """The batch's queries; where it is refused as a whole, each image by itself, so that one does not spoil it."""
         try:
-            seen = self.encoder.observe(batch.to(self.device), n_samples=N_SAMPLES)
+            seen = self.encoder.observe(batch.to(self.device))
         except ValueError:
             if len(batch) > 1:
                 return [result for image in batch for result in self._embedded(image[None])]
@@ -244,7 +244,7 @@ class Engine:
     def _search(self, jobs: Sequence[tuple[Query, int, float]]) -> list[Answer | Exception]:
         queries = Embeddings.concatenate([query.embedding for query, _, _ in jobs])
         most = max(2, *(k for _, k, _ in jobs))  # the second hit, for the margin
-        hits, described = self.gallery.search(replace(queries, samples=None), most)
+        hits, described = self.gallery.search(replace(queries, samples=None, mean_samples=None), most)
         size = len(self.gallery)
         return _done_each(
             partial(self.judge.answer, query, _row(hits, row), described, k=k, size=size, least=least)

@@ -76,9 +76,10 @@ def train(
         pairs: makes the pairs of a batch from its collated labels.
         validate: called after each epoch with the network in evaluation mode; higher is better, and the first epoch
             with the highest value is kept. Without it the last epoch is.
-        miner: which pairs of a batch the loss takes, "all", "easy", "semihard" or "hard", or a miner of
+        miner: which pairs of a batch the loss takes, "all", "violating", "easy", "semihard" or "hard", or a miner of
             pytorch-metric-learning; see `lam.mining.Mining`. A batch in which it finds none has a loss of zero.
-        max_pairs: at most so many positive and so many negative pairs of those, drawn at random; None for no limit.
+        max_pairs: at most so many of these triplets, or, of all pairs, so many of each type, drawn at random; None for
+            no limit.
         batch_size: items a batch, at least 2, for each process; the last batch of an epoch may be smaller.
         per_class: batches are of so many items, at least 2, of each of batch_size / per_class classes drawn at random,
             or of more classes where some have fewer items. No item is in a batch twice, and one that is alone in its

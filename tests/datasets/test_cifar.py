@@ -137,22 +137,18 @@ class TestDownload:
         """Calls of torchvision, which make the files as the real ones do."""
         calls = []
 
-        class Torchvision:
-            class datasets:  # noqa: N801
-                class utils:  # noqa: N801
-                    @staticmethod
-                    def download_and_extract_archive(url, root, md5):
-                        calls.append((url, md5))
-                        layouts.cifar10(Path(root))
+        def download_cifar(url, root, md5):
+            calls.append((url, md5))
+            layouts.cifar10(Path(root))
 
-                @staticmethod
-                def SVHN(root, split, download):  # noqa: N802
-                    calls.append((split, download))
-                    if split == "train":
-                        raise RuntimeError("File not found or corrupted.")
-                    layouts.svhn(Path(root))
+        def download_svhn(root, split, download):
+            calls.append((split, download))
+            if split == "train":
+                raise RuntimeError("File not found or corrupted.")
+            layouts.svhn(Path(root))
 
-        monkeypatch.setattr("lam.datasets.cifar.import_torchvision", lambda: Torchvision)
+        monkeypatch.setattr("torchvision.datasets.utils.download_and_extract_archive", download_cifar)
+        monkeypatch.setattr("torchvision.datasets.SVHN", download_svhn)
         return calls
 
     def test_never_happens_unasked(self, downloads, tmp_path):

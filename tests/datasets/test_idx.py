@@ -172,12 +172,8 @@ class TestDownload:
 
             return create
 
-        class Torchvision:
-            class datasets:  # noqa: N801
-                MNIST = stand_in("MNIST")
-                FashionMNIST = stand_in("FashionMNIST")
-
-        monkeypatch.setattr("lam.datasets.idx.import_torchvision", lambda: Torchvision)
+        for name in ("MNIST", "FashionMNIST"):
+            monkeypatch.setattr(f"torchvision.datasets.{name}", stand_in(name))
         return calls
 
     def test_never_happens_unasked(self, downloads, tmp_path):
@@ -202,13 +198,10 @@ class TestDownload:
         assert downloads == []
 
     def test_failure_is_passed_on_with_the_place(self, monkeypatch, tmp_path):
-        class Torchvision:
-            class datasets:  # noqa: N801
-                @staticmethod
-                def MNIST(root, *, train, download):  # noqa: N802
-                    raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")
+        def fail(root, *, train, download):
+            raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")
 
-        monkeypatch.setattr("lam.datasets.idx.import_torchvision", lambda: Torchvision)
+        monkeypatch.setattr("torchvision.datasets.MNIST", fail)
         with pytest.raises(MissingDataError, match=r"could not download MNIST to .*: Error downloading train-images"):
             load("mnist", root=tmp_path, download=True)
 

@@ -54,7 +54,7 @@ class TestClasses:
         assert load("cub200", root=layouts.cub200(tmp_path)).test.preprocessing == Preprocessing.imagenet(227)
         given = {"size": [16, 16]}
         parts = load("cub200", root=tmp_path / "CUB_200_2011", preprocessing=given)
-        assert parts.test.preprocessing == Preprocessing(size=(16, 16))
+        assert parts.test.preprocessing == Preprocessing.from_options({"size": [16, 16]})
         with pytest.raises(ValueError, match="preprocessing has a size of its own: leave out image_size, got 8"):
             load("cub200", root=tmp_path, preprocessing=given, **SMALL)
 

@@ -113,6 +113,7 @@ def test_estimates_are_of_the_right_size():
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"features": [torch.ones(1, 4)]}, "at least 2 items"),
         ({"features": [torch.ones(3, 4), torch.full((4, 4), float("nan"))]}, "got nan at item 3, feature 0"),
+        ({"features": [torch.ones(3, 4), torch.zeros(4, 4)], "bias": None}, "the output of item 3 is zero"),
     ],
 )
 def test_bad_input_is_refused(change, message):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -5,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lam.hessians import FIXES, SPLITS, contrastive_ggn
+from lam.hessians import FIXES, SPLITS, contrastive_ggn, contrastive_ggn_dataset
 from lam.hessians.last_layer import _cross_sum_by_output, cross_sum_over_pairs
 from lam.pairs import Pairs
 from tests.helpers import unchecked
@@ -148,6 +149,19 @@ def test_batches_add_up_in_any_order_and_can_be_taken_away(fix):
         a + other
 
 
+def test_a_plain_sum_adds_up_and_only_with_its_like():
+    parts = []
+    for seed in range(3):
+        features, _, _, labels = make(N=9, seed=seed)
+        _, weight, bias, _ = make(seed=99)
+        parts.append(contrastive_ggn(features, weight, bias, Pairs.by_label(labels), margin=1.0, negative_weight=0.5))
+    sums = [replace(part, average=False) for part in parts]
+    torch.testing.assert_close(sums[0].h, parts[0].positive - 0.5 * parts[0].negative)
+    torch.testing.assert_close((sums[0] + sums[1] + sums[2] - sums[1]).h, sums[0].h + sums[2].h, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="same layer and settings.*'average': False.*'average': True"):
+        sums[0] + parts[1]
+
+
 def test_a_batch_without_positive_pairs_adds_its_counts_only():
     features, weight, bias, _ = make(N=4)
     lonely = contrastive_ggn(features, weight, bias, Pairs.by_label(torch.arange(4)), margin=1.0)
@@ -193,3 +207,29 @@ def test_an_output_without_direction_is_named():
     features[3] = 0
     with pytest.raises(ValueError, match="output of item 3 is zero"):
         contrastive_ggn(features, weight, None, Pairs.by_label(labels), margin=1.0)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("fix", ["fixed", "positive"])
+@pytest.mark.parametrize(
+    ("features_by", "weight_by"), [(1e-20, 1.0), (1.0, 1e-20), (1e-10, 1e-10), (1e-20, 1e-20), (1e-30, 1.0)]
+)
+def test_outputs_too_short_for_float32_are_named_and_float64_takes_them(features_by, weight_by, fix, whole):
+    features, weight, _, labels = make(N=20)
+
+    def h(features: Tensor, weight: Tensor) -> Tensor:
+        options: dict[str, Any] = {"margin": 1.0, "fix": fix}
+        if whole:
+            return contrastive_ggn_dataset(features, weight, None, labels=labels, progress=False, **options).h
+        return contrastive_ggn(features, weight, None, Pairs.by_label(labels), **options).h
+
+    short, thin = features_by * features, weight_by * weight
+    with pytest.raises(
+        ValueError, match="the output of item 0 has a length of .*too short for float32, at least 2.3e-"
+    ):
+        h(short.float(), thin.float())
+    torch.testing.assert_close(h(short, thin) * weight_by**2, h(features, weight), rtol=1e-10, atol=0)
+    near = 1e-9 * features.float() / features.float().norm(dim=1).min()
+    torch.testing.assert_close(
+        h(near, weight.float()), h(features, weight).to(h(near, weight.float())), rtol=1e-3, atol=1e-5
+    )

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from lam.augmentation import AugmentationOptions, Augmented
+from lam.encoder_base import widened
 from lam.methods import MethodName, find
-from lam.methods.base import Trained, head_of, widened
+from lam.methods.base import Trained, head_of
 from lam.methods.deterministic import DeterministicEncoder
 from lam.methods.norm import NormEncoder
 from tests.methods import small_data as small
@@ -66,3 +67,17 @@ def test_embeddings_of_a_half_precision_network_are_float32() -> None:
     for encoder in (DeterministicEncoder, NormEncoder):
         found = encoder(nn.Linear(4, 2).bfloat16(), "").embed(torch.randn(3, 4).bfloat16())
         assert found.mean.dtype == torch.float32
+
+
+@pytest.mark.parametrize("method", [*AS_THEY_ARE, "hib"])
+def test_the_direction_is_the_networks_own_to_the_bit_whatever_is_sampled(method: MethodName) -> None:
+    encoder, inputs = train(method).encoder, small.images().images
+    with torch.no_grad():
+        output = encoder.network(inputs)
+    for n_samples in (2, 9):
+        found = encoder.observe(inputs, n_samples=n_samples, joint=True).embeddings
+        if method == "mc_dropout":  # which has no direction of its own
+            assert found.mean_samples == n_samples
+        else:
+            assert found.mean_samples is None
+            assert torch.equal(found.mean, torch.nn.functional.normalize(output))

@@ -14,6 +14,7 @@ from lam.datasets import TensorImages
 from lam.fitting import fit
 from lam.hessians import contrastive_ggn
 from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions, train
+from lam.mining import Mining
 from lam.training import train as train_network
 from lam.training.steps import Batch
 
@@ -60,8 +61,43 @@ def test_each_step_is_the_one_written_out_by_hand(update, n_samples):
         torch.testing.assert_close(value, expected.detach())
         for parameter, gradient in zip(network.parameters(), gradients, strict=True):
             torch.testing.assert_close(parameter.grad, gradient)
-        h = 0.9 * h + (0.1 if update == "average" else 1.0) * h_batch
+        h = 0.9 * h + (0.1 * h_batch if update == "average" else h_batch.relu())
         torch.testing.assert_close(step.h, h)
+
+
+@pytest.mark.parametrize("margin", [0.7, 2.0])
+def test_the_authors_update_adds_the_mean_over_the_triplets_that_were_drawn_without_what_is_negative(margin):
+    options = replace(OPTIONS, update="accumulate", hessian_miner="violating", hessian_max_pairs=40)
+    network, data = make_network(), make_data(16)
+    step, pairs = OnlineLaplaceStep("head", margin=margin, options=options), lam.Pairs.by_label(data.labels)
+    inputs = data.batch(torch.arange(16))
+
+    def backward() -> None:
+        generator = torch.Generator().manual_seed(5)
+        step.backward(network, losses.build(margin=0.7), Batch(inputs, pairs, 0, generator), lambda loss: None)
+
+    backward()
+    generator = torch.Generator().manual_seed(5)
+    theta = torch.cat([network.head.weight, network.head.bias[:, None]], 1).detach()
+    sample = theta + (1e4 * 1e-3 + 1) ** -0.5 * torch.randn(theta.shape, generator=generator)
+    features = network.features(inputs).detach()
+    weight, bias = sample[:, :-1], sample[:, -1]
+    embeddings = F.normalize(features @ weight.T + bias)
+    chosen = Mining("violating", 40).choose(embeddings, pairs, None, margin=0.7, generator=generator)
+    ggn = contrastive_ggn(features, weight, bias, chosen, margin=margin)
+    mean = (ggn.positive - ggn.negative) / 40
+    assert (mean < 0).any()
+    torch.testing.assert_close(step.h, 0.9 * 1e-3 + mean.relu(), rtol=1e-4, atol=1e-9)
+
+
+def test_where_no_triplet_is_of_the_kind_the_authors_update_only_forgets():
+    options = replace(OPTIONS, update="accumulate", hessian_miner="hard")
+    network, data = make_network(), make_data(16)
+    step, apart = OnlineLaplaceStep("head", margin=0.7, options=options), torch.eye(16, dtype=torch.bool)
+    none = lam.Pairs(apart & ~apart, ~apart, 0, 240)  # no positive pair, no triplet
+    batch = Batch(data.batch(torch.arange(16)), replace(none, n_positives=1), 0, torch.Generator())
+    step.backward(network, losses.build(margin=0.7), batch, lambda loss: None)
+    torch.testing.assert_close(step.h, torch.full_like(step.h, 0.9 * 1e-3))
 
 
 def test_without_noise_it_is_deterministic_training():

@@ -1,7 +1,9 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from pytorch_metric_learning.miners import TripletMarginMiner
 from torch.utils.data import DataLoader
 
 from lam import losses, models
@@ -9,7 +11,9 @@ from lam.augmentation import AugmentationOptions, Augmented
 from lam.curvature import Relation
 from lam.datasets import TensorImages
 from lam.fitting import fit
+from lam.hessians import contrastive_ggn
 from lam.methods.laplace_posthoc import LaplaceOptions, train
+from lam.pairs import Pairs
 from lam.training import train as train_network
 
 OPTIONS = LaplaceOptions(fix="positive", batch_size=12, prior_precision=2.0, likelihood_scale=1e4, negative_weight=0.5)
@@ -65,6 +69,42 @@ def test_a_trained_network_is_only_fitted_and_augmentation_ends_with_training() 
     views = Augmented(data, AugmentationOptions(crop_scale=0.3, flip=0.5))
     augmented, _ = train(network, views, options=OPTIONS, pretrained=True, **settings())
     assert torch.equal(augmented.posterior.curvature.h, encoder.posterior.curvature.h)
+
+
+@pytest.mark.parametrize("margin", [None, 2.0])
+def test_the_plain_sum_over_triplets_is_that_of_three_loops(margin: float | None) -> None:
+    """As in the authors' code: the curvature of every violating triplet of every batch, added up, and a prior of 1."""
+    options = replace(OPTIONS, fix="fixed", miner="violating", average=False, likelihood_scale=None)
+    options = replace(options, negative_weight=1.0, prior_precision=1.0, batch_size=8, margin=margin)
+    data, network = make_data(16), models.build("convnet8", dimension=3)
+    encoder, _ = train(network, data, options=options, pretrained=True, **settings())
+    assert encoder.posterior.scale == 1.0
+    weight, bias = encoder.posterior.weight, encoder.posterior.bias
+    total = torch.zeros(3, weight.shape[1] + 1, dtype=torch.float64)
+    loader = DataLoader(data, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(1))
+    for inputs, labels in loader:
+        features = network.features(inputs).detach()
+        embeddings = torch.nn.functional.normalize(features @ weight.T + bias)
+        anchor, positive, negative = TripletMarginMiner(margin=0.7, type_of_triplets="all")(embeddings, labels)
+        for others, sign in ((positive, 1), (negative, -1)):
+            for a, b in zip(anchor.tolist(), others.tolist(), strict=True):
+                pair = torch.zeros(8, 8, dtype=torch.bool)
+                pair[a, b] = pair[b, a] = True
+                none = torch.zeros_like(pair)
+                kinds = (pair, none) if sign > 0 else (none, pair)
+                ggn = contrastive_ggn(features, weight, bias, Pairs(*kinds, 1, 1), margin=margin or 0.7)
+                total += (ggn.positive - ggn.negative) / 2  # of the two orders of a pair one counts
+    torch.testing.assert_close(encoder.posterior.curvature.h, total, rtol=1e-5, atol=1e-5 * float(total.abs().max()))
+    torch.testing.assert_close(
+        encoder.posterior.variance[0].double(), 1 / (total[:, :-1].relu() + 1), rtol=1e-3, atol=0
+    )
+
+
+def test_options_that_say_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="tune_step is of tune='marginal_likelihood', got 0.1 with tune='calibration'"):
+        LaplaceOptions(tune_step=0.1)
+    with pytest.raises(ValueError, match="tune_step must be positive and finite, got 0.0"):
+        LaplaceOptions(tune="marginal_likelihood", tune_step=0.0)
 
 
 def test_places_in_shuffled_batches_are_refused_before_training() -> None:

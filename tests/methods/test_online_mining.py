@@ -144,7 +144,9 @@ def test_what_is_not_finite_stops_at_its_step_and_the_last_checkpoint_stands(
 
 def test_bad_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
-    with pytest.raises(ValueError, match="hessian_miner must be one of all, easy, semihard, hard.*got 'best'"):
+    with pytest.raises(
+        ValueError, match="hessian_miner must be one of all, violating, easy, semihard, hard.*got 'best'"
+    ):
         OnlineOptions(hessian_miner="best")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="hessian_max_pairs must be at least 1, got 0"):
         OnlineOptions(hessian_max_pairs=0)

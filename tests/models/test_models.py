@@ -9,7 +9,6 @@ from torch import nn
 
 import lam
 from lam import models
-from lam.torchvision_import import import_torchvision
 
 SMALL = {"convnet8": (1, 8, 8), "convnet28": (1, 28, 28), "convnet32": (3, 32, 32)}
 IMAGES = SMALL | {
@@ -19,11 +18,6 @@ IMAGES = SMALL | {
     "timm:mobilenetv3_small_050": (3, 32, 32),
     "timm:test_vit": (3, 160, 160),
 }
-
-
-@pytest.fixture(autouse=True)
-def _torchvision() -> None:
-    import_torchvision()
 
 
 @pytest.mark.parametrize("name", IMAGES)

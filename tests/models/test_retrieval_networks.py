@@ -15,7 +15,6 @@ from lam import models
 from lam.head import features_and_output, find_head
 from lam.models.gem import GeM
 from lam.models.resnet import resnet18, resnet50
-from lam.torchvision_import import import_torchvision
 from tests.helpers import unchecked
 
 DROPPING = {
@@ -31,7 +30,6 @@ def _images(*shape: int) -> Tensor:
 
 
 def _resnet18() -> nn.Module:
-    import_torchvision()
     from torchvision import models
 
     return models.resnet18(num_classes=7)

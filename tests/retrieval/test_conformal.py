@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from scipy.stats import betabinom, kstest
+from scipy.stats import beta, betabinom, binom, binomtest, kstest
 from torch.testing import assert_close
 
-from lam.retrieval.conformal import Tail, conformal_depth, needed, wilson
+from lam.retrieval.conformal import Tail, clopper_pearson, conformal_depth, needed
 
 
 @pytest.mark.parametrize(("n", "target"), [(19, 0.05), (20, 0.05), (99, 0.1), (999, 0.001), (57, 0.3)])
@@ -46,23 +46,32 @@ def test_rates_over_calibration_sets_follow_the_beta_law(target: float) -> None:
     assert kstest(middles, "uniform").statistic < 0.1
 
 
-def test_intervals_hold_the_rate_as_often_as_they_say() -> None:
-    generator = torch.Generator().manual_seed(2)
-    held = []
-    for _ in range(1000):
-        tail = Tail.of(torch.rand(500, generator=generator))
-        threshold = tail.threshold(0.05)
-        low, high = tail.interval(threshold, level=0.9)
-        held.append(low <= 1 - threshold <= high)
-    assert sum(held) / 1000 == pytest.approx(0.9, abs=4 * math.sqrt(0.09 / 1000))
+@pytest.mark.parametrize("n", [1, 20, 100, 1000])
+def test_intervals_hold_any_rate_at_least_as_often_as_they_say(n: int) -> None:
+    """Exactly, by the binomial law; rates near 0.2/n are where the normal approximations fail."""
+    counts = range(n + 1)
+    low, high = torch.tensor([clopper_pearson(count, n) for count in counts], dtype=torch.float64).T
+    for rate in [0.05 / n, 0.2 / n, 0.5 / n, 1 / n, 2.3 / n, *torch.linspace(0.01, 0.99, 50).tolist()]:
+        if rate < 1:
+            held = (low <= rate) & (rate <= high)
+            assert float(torch.from_numpy(binom.pmf(counts, n, rate))[held].sum()) >= 0.95, rate
 
 
-def test_wilson_solves_the_score_equation() -> None:
-    low, high = wilson(7, 50, level=0.95)
-    for p in (low, high):
-        assert abs(7 / 50 - p) / math.sqrt(p * (1 - p) / 50) == pytest.approx(1.959964, abs=1e-5)
-    assert wilson(0, 10)[0] == 0
-    assert wilson(10, 10)[1] == 1
+@pytest.mark.parametrize("level", [0.5, 0.95])
+@pytest.mark.parametrize(("n", "target"), [(19, 0.05), (99, 0.01), (500, 0.05), (1000, 0.001)])
+def test_intervals_of_a_threshold_that_was_learnt_hold_its_rate(n: int, target: float, level: float) -> None:
+    """Exactly, by the law of the rate over calibration sets; the upper end misses as often as it may."""
+    tail = Tail.of(torch.arange(float(n)))
+    low, high = tail.interval(tail.threshold(target), level=level)
+    law = beta(*tail.law(target))
+    assert law.cdf(high) - law.cdf(low) >= level - 1e-9
+    assert law.sf(high) == pytest.approx((1 - level) / 2)
+
+
+@pytest.mark.parametrize(("count", "n"), [(0, 10), (10, 10), (1, 1), (7, 50), (3, 100_000)])
+def test_intervals_are_those_of_the_exact_binomial_test(count: int, n: int) -> None:
+    expected = binomtest(count, n).proportion_ci(0.9, method="exact")
+    assert clopper_pearson(count, n, level=0.9) == pytest.approx((expected.low, expected.high), rel=1e-9)
 
 
 def test_depth_equals_counting() -> None:
@@ -112,8 +121,8 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="scores must not hold NaN"):
         Tail.of(torch.zeros(1)).p_values(torch.tensor([math.nan]))
     with pytest.raises(ValueError, match="count must be from 0 to n"):
-        wilson(3, 2)
+        clopper_pearson(3, 2)
     with pytest.raises(ValueError, match="level must lie"):
-        wilson(1, 2, level=0.0)
+        clopper_pearson(1, 2, level=0.0)
     with pytest.raises(ValueError, match="counted from 1"):
         conformal_depth(torch.tensor([0]), target=0.5)

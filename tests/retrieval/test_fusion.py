@@ -99,6 +99,19 @@ def test_images_that_cancel_are_as_unsure_as_can_be() -> None:
     assert fused.embeddings.resultant.tolist() == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kappa", [1e-6, 1e-3, 1.0, 1e8])
+def test_fused_directions_are_of_unit_length_however_nearly_images_cancel(kappa: float, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    for D in (2, 3, 512):
+        n = torch.nn.functional.normalize(torch.randn(200, D, generator=generator, dtype=dtype), dim=1)
+        opposite = torch.nn.functional.normalize(-n * torch.rand(200, 1, generator=generator, dtype=dtype), dim=1)
+        found = _embeddings(torch.cat([n, opposite]), torch.full((400,), kappa, dtype=dtype))
+        fused = fuse_identities(found, torch.arange(200).repeat(2)).embeddings
+        torch.testing.assert_close(fused.mean.norm(dim=1), torch.ones(200, dtype=dtype))
+        assert (fused.kappa <= kappa).all()
+
+
 def test_what_is_refused() -> None:
     found = _embeddings(torch.eye(2), torch.ones(2))
     with pytest.raises(ValueError, match=r"correlation must lie in \[0, 1\], got 2"):

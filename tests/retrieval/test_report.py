@@ -107,6 +107,31 @@ def test_a_whole_report(tmp_path: Path, picture: Path) -> None:
     assert not re.search(r'class="number best">0\.9710<', text)
 
 
+def test_the_first_ood_set_is_named_like_the_others(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", title="A run", metrics=METRICS, ood_set="digits_patches")
+    rows = {row[0]: row[1:] for row in outline(tmp_path / "report.html").rows}
+    assert rows[""] == ["digits patches (prevalence 0.500)", "digits held out"]
+
+
+def test_tuning_and_corruption_have_tables_of_their_own(tmp_path: Path) -> None:
+    metrics: dict[str, float | int | None] = {"tuned_scale": 1778279.41, "tuned_score": 0.1646}
+    metrics |= {f"corruption_{name}_recall@1": 0.9 for name in ("clean", "noise_1", "noise_2", "blur_1", "blur_2")}
+    metrics |= {f"corruption_{name}_kappa": 3e5 for name in ("clean", "noise_1", "noise_2", "blur_1", "blur_2")}
+    metrics |= {"corruption_noise_trend": 0.93, "corruption_blur_trend": None}
+    write_report(tmp_path / "report.html", title="A run", metrics=metrics)
+    text, parsed = (tmp_path / "report.html").read_text(encoding="utf-8"), outline(tmp_path / "report.html")
+    rows = {row[0]: row[1:] for row in parsed.rows}
+    assert rows["likelihood scale s"][0] == "1.78e6"
+    assert rows["kind"] == ["clean", "1", "2", "clean", "1", "2", "trend of κ"]
+    assert rows["noise"] == ["0.900"] * 3 + ["3.00e5"] * 3 + ["0.93"]
+    assert rows["blur"][-1] == "–"
+    assert "−1 where κ falls with every step" in text
+    bare = {name: value for name, value in metrics.items() if name.endswith("recall@1")}
+    write_report(tmp_path / "report.html", title="A run", metrics=bare)
+    rows = {row[0]: row[1:] for row in outline(tmp_path / "report.html").rows}
+    assert rows["noise"] == ["0.900"] * 3
+
+
 def test_it_needs_no_script_and_no_other_host(tmp_path: Path, picture: Path) -> None:
     path = tmp_path / "report.html"
     write_report(path, title="A run", metrics=METRICS, plots=[Plot("ROC", "", picture)])

@@ -15,13 +15,13 @@ import torch
 
 from lam.embeddings import Embeddings
 from lam.retrieval import Index, rank
-from lam.retrieval.milvus_index import MOST_HITS, TOKEN, Address, MilvusIndex
+from lam.retrieval.milvus_index import GREATEST_ID, MOST_HITS, TOKEN, Address, MilvusIndex
+from tests.milvus_servers import MILVUS, address_of
 
 pymilvus = pytest.importorskip("pymilvus", reason="the extra milvus is not installed")
 pytest.importorskip("milvus_lite", reason="Milvus Lite is not installed")
 
 DIMENSION, COUNT = 6, 90
-LARGE = 2**63 - 1
 
 
 def embeddings(count: int, *, seed: int = 0, dimension: int = DIMENSION) -> Embeddings:
@@ -49,9 +49,7 @@ def _faiss(folder: Path, factory: str) -> Stored:
     return Stored(Index(DIMENSION, factory), again, exact=factory == "Flat")
 
 
-def _milvus(folder: Path, structure: Any) -> Stored:
-    address = f"milvus://{folder / 'items.db'}/items"
-
+def _milvus(address: str, structure: Any) -> Stored:
     def again(index: MilvusIndex) -> Any:
         index.close()
         return Index.open(address)
@@ -59,17 +57,15 @@ def _milvus(folder: Path, structure: Any) -> Stored:
     return Stored(MilvusIndex(address, DIMENSION, structure=structure), again, exact=structure == "FLAT")
 
 
-STORES = {
-    "FAISS Flat": partial(_faiss, factory="Flat"),
-    "FAISS HNSW": partial(_faiss, factory="HNSW32"),
-    "Milvus FLAT": partial(_milvus, structure="FLAT"),
-    "Milvus HNSW": partial(_milvus, structure="HNSW"),
-}
+STORES = [("faiss", "Flat"), ("faiss", "HNSW32")] + [
+    pytest.param((kind.values[0], structure), marks=kind.marks) for kind in MILVUS for structure in ("FLAT", "HNSW")
+]
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=STORES, ids=" ".join)
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stored]:
-    made = STORES[request.param](tmp_path)
+    kind, structure = request.param
+    made = _faiss(tmp_path, structure) if kind == "faiss" else _milvus(address_of(kind, request, tmp_path), structure)
     yield made
     if isinstance(made.index, MilvusIndex):
         made.index.close()
@@ -78,7 +74,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stored]:
 @pytest.fixture
 def filled(stored: Stored) -> tuple[Stored, Embeddings, torch.Tensor]:
     items, ids = embeddings(COUNT), torch.arange(COUNT) * 7 + 3
-    ids[0] = LARGE
+    ids[0] = GREATEST_ID if isinstance(stored.index, MilvusIndex) else 2**63 - 1
     stored.index.add(items[:50], ids[:50])
     stored.index.add(items[50:], ids[50:].tolist())
     return stored, items, ids
@@ -207,9 +203,14 @@ def test_k_below_one_is_refused(stored: Stored) -> None:
             unwrap(type(stored.index).search)(stored.index, embeddings(1), k=k)
 
 
+@pytest.fixture(params=MILVUS)
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return address_of(request.param, request, tmp_path)
+
+
 @pytest.fixture
-def milvus(tmp_path: Path) -> Iterator[MilvusIndex]:
-    index = MilvusIndex(f"milvus://{tmp_path / 'items.db'}/items", DIMENSION)
+def milvus(address: str) -> Iterator[MilvusIndex]:
+    index = MilvusIndex(address, DIMENSION)
     yield index
     index.close()
 
@@ -235,7 +236,7 @@ def test_more_than_one_message_is_one_addition(milvus: MilvusIndex, monkeypatch:
         return whole(*given, **options)
 
     monkeypatch.setattr(milvus._client, "upsert", second_fails)
-    with pytest.raises(ConnectionError, match="items.db failed: disk quota exceeded; see that it runs"):
+    with pytest.raises(ConnectionError, match="Milvus at .* failed: disk quota exceeded; see that it runs"):
         milvus.add(items, torch.arange(25))
     assert len(milvus) == 0
     milvus.add(items, torch.arange(25))
@@ -274,6 +275,13 @@ def test_what_is_put_or_discarded_twice_comes_to_the_same(milvus: MilvusIndex) -
     assert len(milvus) == 4
 
 
+def test_the_one_id_that_a_server_does_not_find_again_is_refused(milvus: MilvusIndex) -> None:
+    for store in (milvus.add, milvus.put):
+        with pytest.raises(ValueError, match="ids must be at most 9223372036854775806, the greatest that Milvus finds"):
+            store(embeddings(2), [4, 2**63 - 1])
+    assert len(milvus) == 0
+
+
 def test_k_beyond_what_milvus_gives_is_refused(milvus: MilvusIndex) -> None:
     with pytest.raises(ValueError, match="k must be at most 16384, which is as many as Milvus gives, got 16385"):
         milvus.search(embeddings(1), k=MOST_HITS + 1)
@@ -285,15 +293,15 @@ def test_training_checks_and_does_nothing(milvus: MilvusIndex) -> None:
         milvus.train(embeddings(3, dimension=5))
 
 
-def test_collections_that_do_not_fit_are_refused(milvus: MilvusIndex, tmp_path: Path) -> None:
-    address = f"milvus://{tmp_path / 'items.db'}"
-    with pytest.raises(ValueError, match="no collection 'faces' in .*items.db: give MilvusIndex a dimension to make"):
-        Index.open(f"{address}/faces")
-    with pytest.raises(ValueError, match="'items' in .* holds vectors of dimension 6, got 7: name another collection"):
-        MilvusIndex(f"{address}/items", 7)
-    milvus._client.create_collection("foreign", dimension=4)
-    with pytest.raises(ValueError, match="'foreign' in .* is not one of lam: .* id, kappa, vector, got id, vector"):
-        MilvusIndex(f"{address}/foreign", 4)
+def test_collections_that_do_not_fit_are_refused(milvus: MilvusIndex, address: str) -> None:
+    (server, _, items), others = address.rpartition("/"), "foreign_to_" + address.rpartition("/")[2]
+    with pytest.raises(ValueError, match="no collection 'faces' in .*: give MilvusIndex a dimension to make"):
+        Index.open(f"{server}/faces")
+    with pytest.raises(ValueError, match=f"'{items}' in .* holds vectors of dimension 6, got 7: name another"):
+        MilvusIndex(address, 7)
+    milvus._client.create_collection(others, dimension=4)
+    with pytest.raises(ValueError, match=f"'{others}' in .* is not one of lam: .* id, kappa, vector, got id, vector"):
+        MilvusIndex(f"{server}/{others}", 4)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ import math
 from collections import Counter
 from inspect import unwrap  # past the shape checks of test runs, to what a user meets
 from itertools import pairwise, permutations
+from typing import Literal
 
 import pytest
 import torch
 
-from lam.retrieval import ausc, calibration_bins, retrieval_ece, sparsification
+from lam.retrieval import Votes, ausc, majority_votes, retrieval_ece, sparsification
 
 
 def _accuracy_slowly(correct: list[bool], order: list[int], kept: float) -> float:
@@ -75,7 +76,7 @@ def test_sparsification_refuses() -> None:
 
 
 def _ece_slowly(
-    predictions: list[list[int]], labels: list[int], ranked: list[list[int]], bins: int
+    predictions: list[list[int]], labels: list[int], ranked: list[list[int]], bins: int, closed: str
 ) -> tuple[float, list[int]]:
     n_samples, n_queries = len(predictions), len(labels)
     members: list[list[tuple[int, bool]]] = [[] for _ in range(bins)]
@@ -84,29 +85,41 @@ def _ece_slowly(
         tied = sorted(label for label in votes if votes[label] == max(votes.values()))
         in_order = [label for label in ranked[q] if label in tied]
         mode = in_order[0] if in_order else tied[0]
-        for b in range(bins):
-            # b/bins < votes/samples <= (b + 1)/bins, without a division
-            if b * n_samples < votes[mode] * bins <= (b + 1) * n_samples:
+        for b in range(bins):  # between b/bins and (b + 1)/bins, without a division
+            low, value, high = b * n_samples, votes[mode] * bins, (b + 1) * n_samples
+            if low < value <= high if closed == "right" else low <= value < high:
                 members[b].append((votes[mode], mode == labels[q]))
-    error = 0.0
+    error, n_inside = 0.0, sum(map(len, members))
     for group in filter(None, members):
         confidence = sum(v for v, _ in group) / n_samples / len(group)
         accuracy = sum(right for _, right in group) / len(group)
-        error += len(group) / n_queries * abs(accuracy - confidence)
+        error += len(group) / n_inside * abs(accuracy - confidence)
     return error, [len(group) for group in members]
 
 
-@pytest.mark.parametrize(("n_samples", "bins"), [(1, 10), (2, 10), (7, 10), (10, 10), (100, 10), (30, 7)])
-def test_ece_equals_double_loop(n_samples: int, bins: int) -> None:
+@pytest.mark.parametrize("closed", ["right", "left"])
+@pytest.mark.parametrize(("n_samples", "bins"), [(2, 10), (7, 10), (10, 10), (100, 10), (30, 7)])
+def test_ece_equals_double_loop(n_samples: int, bins: int, closed: Literal["right", "left"]) -> None:
     generator = torch.Generator().manual_seed(n_samples)
     labels = torch.randint(0, 4, (60,), generator=generator)
     wrong = torch.randint(0, 4, (n_samples, 60), generator=generator)
     keep = torch.rand(n_samples, 60, generator=generator) < torch.rand(60, generator=generator)
     predictions = torch.where(keep, labels, wrong)
     ranked = torch.randint(0, 4, (60, 2), generator=generator)
-    expected, counts = _ece_slowly(predictions.tolist(), labels.tolist(), ranked.tolist(), bins)
-    assert retrieval_ece(predictions, labels, ranked, bins=bins) == pytest.approx(expected, abs=1e-12)
-    assert calibration_bins(predictions, labels, ranked, bins=bins).count.tolist() == counts
+    expected, counts = _ece_slowly(predictions.tolist(), labels.tolist(), ranked.tolist(), bins, closed)
+    found = retrieval_ece(predictions, labels, ranked, bins=bins, closed=closed)
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert majority_votes(predictions, labels, ranked).binned(bins, closed=closed).count.tolist() == counts
+
+
+def test_queries_of_confidence_one_are_left_out_where_bins_are_closed_on_the_left() -> None:
+    """The authors' definition: of 1, 1, 0.75 and 0.5, all right but the first, only the last two count."""
+    votes = Votes(torch.tensor([4, 4, 3, 2]), torch.tensor([False, True, True, True]), 4)
+    assert votes.binned(closed="left").expected_error == pytest.approx((0.25 + 0.5) / 2)
+    assert votes.binned().expected_error == pytest.approx((2 * 0.5 + 0.25 + 0.5) / 4)
+    assert votes.binned(closed="left").count.tolist() == [0, 0, 0, 0, 0, 1, 0, 1, 0, 0]
+    sure = Votes(torch.tensor([4]), torch.tensor([True]), 4)
+    assert math.isnan(sure.binned(closed="left").expected_error)
 
 
 @pytest.mark.parametrize("tenths", range(1, 11))
@@ -114,9 +127,11 @@ def test_bins_are_closed_on_the_right(tenths: int) -> None:
     """Every tenth that floats misplace: 0.1 is in the first bin, 0.3 in the third, 1 in the last."""
     predictions = torch.arange(100)[:, None] + 1
     predictions[: 10 * tenths] = 0
-    found = calibration_bins(predictions, torch.tensor([0]), torch.tensor([[0]]))
+    votes = majority_votes(predictions, torch.tensor([0]), torch.tensor([[0]]))
+    found = votes.binned()
     assert found.count.tolist() == [int(b == tenths - 1) for b in range(10)]
     assert found.confidence[tenths - 1] == pytest.approx(tenths / 10)
+    assert votes.binned(closed="left").count.tolist() == [int(b == tenths) for b in range(10)]
 
 
 def test_confidence_one_counts() -> None:
@@ -127,13 +142,13 @@ def test_confidence_one_counts() -> None:
 def test_ties_go_to_the_label_nearest_the_mean_embedding() -> None:
     predictions = torch.tensor([[1, 1, 1], [2, 2, 2]])
     ranked = torch.tensor([[7, 2, 1], [1, 2, 7], [7, 7, 7]])
-    found = calibration_bins(predictions, torch.tensor([2, 1, 1]), ranked)
+    found = majority_votes(predictions, torch.tensor([2, 1, 1]), ranked).binned()
     assert found.accuracy[4] == 1
     assert found.count[4] == 3
 
 
 def test_bins_without_queries_are_nan_and_no_query_is_nan() -> None:
-    found = calibration_bins(torch.tensor([[0], [0]]), torch.tensor([0]), torch.tensor([[0]]))
+    found = majority_votes(torch.tensor([[0], [0]]), torch.tensor([0]), torch.tensor([[0]])).binned()
     assert found.confidence[:9].isnan().all()
     assert found.expected_error == 0
     empty = torch.empty(3, 0, dtype=torch.long), torch.empty(0, dtype=torch.long), torch.empty(0, 2, dtype=torch.long)
@@ -143,10 +158,14 @@ def test_bins_without_queries_are_nan_and_no_query_is_nan() -> None:
 def test_calibration_refuses() -> None:
     labels, ranked = torch.tensor([0]), torch.tensor([[0]])
     with pytest.raises(ValueError, match="predictions must hold at least one sampled network"):
-        calibration_bins(torch.empty(0, 1, dtype=torch.long), labels, ranked)
+        majority_votes(torch.empty(0, 1, dtype=torch.long), labels, ranked)
     with pytest.raises(ValueError, match="bins must be an integer of at least 1, got 0"):
-        calibration_bins(torch.tensor([[0]]), labels, ranked, bins=0)
+        majority_votes(torch.tensor([[0]]), labels, ranked).binned(0)
     with pytest.raises(ValueError, match=r"labels must have shape \(2,\), one value for each of the queries"):
-        unwrap(calibration_bins)(torch.tensor([[0, 1]]), labels, ranked)
+        unwrap(majority_votes)(torch.tensor([[0, 1]]), labels, ranked)
     with pytest.raises(ValueError, match="ranked_labels must have a row for each of 1 queries, got 2"):
-        unwrap(calibration_bins)(torch.tensor([[0]]), labels, ranked.repeat(2, 1))
+        unwrap(majority_votes)(torch.tensor([[0]]), labels, ranked.repeat(2, 1))
+    with pytest.raises(ValueError, match="closed must be 'right' or 'left', the end that belongs to a bin, got 'both'"):
+        unwrap(Votes.binned)(Votes(labels, labels == 0, 1), closed="both")
+    with pytest.raises(ValueError, match="votes must be of at least one sampled network, got 0"):
+        Votes(torch.tensor([0]), torch.tensor([True]), 0)

@@ -152,6 +152,7 @@ def test_the_keyboard_moves_a_threshold_and_the_decision(page: Browser, address:
     in_force = promised[calibration["threshold"]["accept_above"]]
     assert in_force <= 0.1
     assert f"{100 * in_force:.2g}\xa0%" in page.text("#accept-rate")
+    assert page.text("#accept-promise") == "of classes like those it was trained on; strangers are not promised"
     for _ in range(30):
         page.press("Tab")
         if page.run("document.activeElement.id") == "flag":

@@ -19,6 +19,7 @@ from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.gallery import Gallery
 from lam.service.items import Item
+from tests.milvus_servers import MILVUS, address_of
 from tests.service.conftest import HOST, SMALL
 from tests.service.test_gallery import D, adding_and_searching, embeddings, found, items
 
@@ -61,9 +62,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return made
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"milvus://{tmp_path / 'items.db'}/items"
+@pytest.fixture(params=MILVUS)
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return address_of(request.param, request, tmp_path)
 
 
 @pytest.fixture
@@ -257,7 +258,7 @@ def test_a_late_failure_of_an_earlier_call_opens_nothing(gallery: Gallery, serve
 
 def test_a_collection_that_was_lost_is_made_again(gallery: Gallery, server: Server) -> None:
     gallery.write(items(2))
-    gallery.index._index._client.drop_collection("items")
+    gallery.index._index._client.drop_collection(gallery.index._index.address.collection)
     with pytest.raises(ServiceError, match="the index cannot be searched now"):
         gallery.search(embeddings(1), 1)
     put_back(gallery, server)
@@ -285,7 +286,7 @@ def test_it_starts_without_the_server_and_tries_by_itself(
 
 def test_the_first_use_needs_the_server(run_copy: Path, address: str, server: Server) -> None:
     server.down = True
-    with pytest.raises(ConnectionError, match="items.db failed: server unavailable; see that it runs"):
+    with pytest.raises(ConnectionError, match="Milvus at .* failed: server unavailable; see that it runs"):
         Gallery(run_copy, D, index=address)
     server.down = False
     Gallery(run_copy, D, index=address).close()
@@ -294,7 +295,7 @@ def test_the_first_use_needs_the_server(run_copy: Path, address: str, server: Se
 def test_a_collection_of_others_is_refused_and_left_alone(run_copy: Path, tmp_path: Path, address: str) -> None:
     others = MilvusIndex(address, D)
     others.add(embeddings(2), [5, 6])
-    with pytest.raises(ValueError, match="'items' in .*items.db holds 2 items that are not of this gallery: name one"):
+    with pytest.raises(ValueError, match="'items.*' in .* holds 2 items that are not of this gallery: name one"):
         Gallery(run_copy, D, index=address)
     assert others.ids.tolist() == [5, 6]
     others.close()

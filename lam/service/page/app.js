@@ -59,6 +59,7 @@ function openSliders() {
     $(name).max = thresholds[name].rows.length - 1;
     $(name).value = thresholds[name].position;
   }
+  $("accept-promise").textContent = calibration.facts.false_accepts;
   if (!thresholds.byKappa) {
     $("flag-label").textContent = "Say “not sure” where so few ordinary images are as unusual";
   }

@@ -17,10 +17,10 @@ from typing import Any
 import yaml
 
 from lam.curves import CURVES, Curves
-from lam.files import MANIFEST, read_json, write_json, write_text
+from lam.files import MANIFEST, read_json, verify, write_json, write_text
 from lam.retrieval import plots
 from lam.retrieval.report_words import describe
-from lam.run_folder import CONFIG, DATA, require_finished
+from lam.run_folder import CONFIG, DATA, METRICS, require_finished
 
 FIGURES = ("map@1", "map@5", "map@10", "auroc", "auprc", "ausc", "ece", "ece_below_one")
 """What the table shows; the files hold every metric."""
@@ -103,6 +103,7 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
         require_finished(run)
         if CURVES not in read_json(run / MANIFEST)["sha256"]:
             raise ValueError(f"the run in {run} keeps no curves, as an older lam made it: delete it and run it again")
+        verify(run, [METRICS, CURVES], others=False)
     _refuse_other_data(runs)
     compared = _read(runs)
     output.mkdir(parents=True, exist_ok=True)
@@ -138,7 +139,7 @@ def _read(folders: Sequence[Path]) -> list[ComparedRun]:
     names = next(names for names in choices if len(set(names)) == len(folders))
     runs = []
     for name, folder, method in zip(names, folders, methods, strict=True):
-        curves, metrics = Curves.load(folder), read_json(folder / "metrics.json")
+        curves, metrics = Curves.load(folder), read_json(folder / METRICS)
         if not curves.tells_apart:
             metrics |= {key: None for key in metrics if key.partition("@")[0] in _OF_KAPPA}
         runs.append(ComparedRun(name, folder, method, metrics, curves))

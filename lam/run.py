@@ -45,7 +45,7 @@ from lam.models import EmbeddingNetwork
 from lam.relevance import relevance_of
 from lam.retrieval.neighbours import rank
 from lam.run_data import EMBEDDING_BATCH, check_files, check_splits, load_data, loader_of, reference_features
-from lam.run_folder import DATA, claimed, is_finished, refuse_other_run
+from lam.run_folder import CONFIG, DATA, METRICS, claimed, is_finished, refuse_other_run
 from lam.run_report import write_plots_and_report
 from lam.training import device_of
 from lam.weights import load_weights
@@ -106,7 +106,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
 
 def _finished(folder: Path, settings: dict[str, Any]) -> RunResult | None:
     refuse_other_run(folder, settings)
-    return RunResult(folder, read_json(folder / "metrics.json")) if is_finished(folder) else None
+    return RunResult(folder, read_json(folder / METRICS)) if is_finished(folder) else None
 
 
 def _run(
@@ -153,7 +153,7 @@ def _evaluate(
     seconds = {f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}
     corruption = corruption_metrics(corrupted, has_kappa=encoder.has_kappa)
     metrics = {**evaluation.metrics, **corruption, **_skipped(folder), **seconds}
-    write_json(folder / "metrics.json", metrics)
+    write_json(folder / METRICS, metrics)
     Curves.of(evaluation).save(folder)
     plots = write_plots_and_report(folder, asdict(config), metrics, encoder, evaluation, corrupted, splits.test, ood)
     return _finish(folder, metrics, plots)
@@ -168,7 +168,7 @@ def _skipped(folder: Path) -> dict[str, int]:
 
 
 def _finish(folder: Path, metrics: dict[str, Any], plots: list[Path]) -> RunResult:
-    names = ["config.yaml", "data.json", "metrics.json", CURVES, "report.html"]
+    names = [CONFIG, DATA, METRICS, CURVES, "report.html"]
     names += [f"plots/{path.name}" for path in plots]
     names += ["training.json"] if (folder / "training.json").is_file() else []
     seal(folder, names)

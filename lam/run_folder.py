@@ -15,7 +15,7 @@ from lam.config import completed
 from lam.datasets import ImageDataset
 from lam.files import MANIFEST, CorruptFileError, read_json, verify, write_json, write_text
 
-CONFIG, DATA = "config.yaml", "data.json"
+CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
 _SHOWN = 5
 
 
@@ -27,7 +27,7 @@ def is_finished(folder: Path) -> bool:
     """
     if not (folder / MANIFEST).is_file():
         return False
-    verify(folder, [CONFIG, "metrics.json", "report.html"])
+    verify(folder, [CONFIG, METRICS, "report.html"])
     return True
 
 

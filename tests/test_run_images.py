@@ -34,8 +34,8 @@ def test_a_folder_of_images_end_to_end(digit_folder: Path, tmp_path: Path) -> No
     ood = [OodConfig("folder", str(noise / name), title=name) for name in ("first", "second")]
     result = run(folder_config(digit_folder, tmp_path / "run", ood), progress=False)
     assert {"recall@1", "auroc", "auroc@second"} <= result.metrics.keys()
-    (found,) = gallery.search(result.folder, digit_folder / "1" / "0.png", k=3)
-    assert all(Path(item["path"]).is_file() and item["label"] in "012" for item in found.items)
+    (items,) = gallery.search(result.folder, digit_folder / "1" / "0.png", k=3).items
+    assert all(Path(item["path"]).is_file() and item["label"] in "012" for item in items)
 
 
 def test_a_run_without_ood_set_and_on_changed_data(digit_folder: Path, tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_corruption_is_drawn_with_kappa_or_without(tmp_path: Path) -> None:
     drawn(tmp_path / "both.png")
     plot_corruption(tmp_path / "both.png", {}, curves)
     drawn(tmp_path / "both.png")
-    with pytest.raises(ValueError, match="recall must hold between 1 and 6 entries"):
+    with pytest.raises(ValueError, match="recall must hold between 1 and 12 entries"):
         plot_corruption(tmp_path / "none.png", {}, {})
 
 

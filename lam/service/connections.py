@@ -146,7 +146,7 @@ class Connection(H11Protocol):
 
 
 class _Requests(h11.Connection):
-    """What a client sends; a chunk of a body costs as much time as kilobytes without chunks do, so that they are few."""
+    """What a client sends; a chunk of a body takes as much time as kilobytes without chunks, so that they are few."""
 
     def next_event(self) -> Any:
         event = super().next_event()

@@ -44,9 +44,9 @@ def main() -> int:
     only = given.only
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "slow.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", "--timeout=1800", f"--junitxml={report}"]
-        command += [f"--minutes-of-traffic={given.minutes}"]
-        code = subprocess.run([*command, *(["-k", only] if only else [])], cwd=ROOT, check=False).returncode
+        options = ["-m", "slow", "--timeout=1800", f"--minutes-of-traffic={given.minutes}"]
+        options += [f"--junitxml={report}", "-o", "junit_family=xunit1", *(["-k", only] if only else [])]
+        code = subprocess.run([sys.executable, "-m", "pytest", "-q", *options], cwd=ROOT, check=False).returncode
         found = outcomes(report)
     known = RESULTS / "faults.json"
     kept = json.loads(known.read_text(encoding="utf-8"))["checks"] if only and known.is_file() else {}

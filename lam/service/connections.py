@@ -17,7 +17,7 @@ from lam.service.settings import ServiceSettings
 
 _REFUSED = 64
 _PIECE = 8192  # bytes after which headers are held to h11's limit of 16 KiB, with however many more they came
-_CHUNKS, _CHUNK = 128, 512  # of a body: so many of any size, and beyond those so many bytes in one, on average
+_CHUNKS, _CHUNK = 64, 512  # of a body: so many of any size, and beyond those so many bytes in one, on average
 
 
 class Crowd:

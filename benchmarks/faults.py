@@ -1,9 +1,10 @@
 """The full counts of the checks whose light form the tests run: kills, samplers, golden grids.
 
-    python benchmarks/faults.py [--only EXPRESSION]
+    python benchmarks/faults.py [--only EXPRESSION] [--minutes MINUTES]
 
 Runs tests with the `slow` marker, all or those that pytest's -k EXPRESSION selects ("service", "kill and not run"), and
-puts what was run, how it ended and how long it took into results/faults.json, where other checks stay as they are.
+puts what was run, how it ended, how long it took and what was measured into results/faults.json, where other checks
+stay as they are. Of what was measured, `load` says how busy the machine was when all had ended.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from timing import RESULTS, write
+from timing import RESULTS, machine, write
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,17 +30,23 @@ def outcomes(report: Path) -> dict[str, Any]:
         failed = case.find("failure") is not None or case.find("error") is not None
         found["failed" if failed else "skipped" if case.find("skipped") is not None else "passed"] += 1
         found["seconds"] = round(found["seconds"] + float(case.get("time", 0)), 1)
+        for measured in case.iter("property"):
+            values = {**json.loads(measured.get("value", "{}")), "load": machine()["load"]}
+            found.setdefault("measured", {})[measured.get("name")] = values
     return checks
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="EXPRESSION", help="as pytest's -k; by default all slow tests")
-    only = parser.parse_args().only
+    parser.add_argument("--minutes", type=float, default=10.0, help="of good and bad requests at once")
+    given = parser.parse_args()
+    only = given.only
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "slow.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", "--timeout=1800", f"--junitxml={report}"]
-        code = subprocess.run([*command, *(["-k", only] if only else [])], cwd=ROOT, check=False).returncode
+        options = ["-m", "slow", "--timeout=1800", f"--minutes-of-traffic={given.minutes}"]
+        options += [f"--junitxml={report}", "-o", "junit_family=xunit1", *(["-k", only] if only else [])]
+        code = subprocess.run([sys.executable, "-m", "pytest", "-q", *options], cwd=ROOT, check=False).returncode
         found = outcomes(report)
     known = RESULTS / "faults.json"
     kept = json.loads(known.read_text(encoding="utf-8"))["checks"] if only and known.is_file() else {}

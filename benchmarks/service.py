@@ -2,9 +2,10 @@
 
     python benchmarks/service.py [--items 100000] [--seconds 10]
 
-Closed loop: 1, 8 and 32 clients that each wait for their answer, on images through convnet28 and on embeddings. Open
-loop, the rows of the table of loads: requests that come at a rate whatever the answers do. Client and server share the
-machine. Every measurement is bounded by --seconds.
+Closed loop: 1, 8 and 32 clients that each wait for their answer, on images through convnet28 and on embeddings, 64 on
+images through a ResNet-50, and 8 that open a connection for every request and close it without saying so before. Open
+loop, the rows of the table of loads: requests that come at a rate whatever the answers do, alone and beside such
+connections. Client and server share the machine. Every measurement is bounded by --seconds.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ D, K = 512, 10
 CLIENTS = (1, 8, 32)
 THREADS = 1
 REPEATS = 51
+CHURN = 100.0  # connections a second beside a load
 
 
 def make_run(folder: Path, network: str, items: int, factory: str) -> Path:
@@ -116,6 +119,7 @@ def ask(connection: http.client.HTTPConnection, method: str, path: str, body: by
 def client(port: int, kind: str, clients: int, rate: float, limit: float) -> dict[str, Any]:
     """Ask for so many seconds; with a rate, each client has its turn at fixed times."""
     body, path, content = bodies(kind)
+    method = "GET" if kind == "churn" else "POST"
     found: list[tuple[int, float]] = []
     began = time.perf_counter()
 
@@ -128,7 +132,9 @@ def client(port: int, kind: str, clients: int, rate: float, limit: float) -> dic
                     return
                 time.sleep(max(0.0, due - elapsed))
                 turn += clients
-            found.append(ask(connection, "POST", path, body, content))
+            found.append(ask(connection, method, path, body, content))
+            if kind == "churn":
+                connection.close()
         connection.close()
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(clients)]
@@ -157,8 +163,10 @@ def percentile(ordered: list[float], share: float) -> float | None:
 
 
 def bodies(kind: str) -> tuple[bytes, str, str]:
-    """What is asked: a small or an ordinary image, or an embedding."""
+    """What is asked: a small or an ordinary image, an embedding, or nothing on a connection of its own."""
     path = f"/v1/search?k={K}"
+    if kind == "churn":
+        return b"", "/v1/health", "text/plain"
     if kind == "vector":
         vector = F.normalize(torch.randn(D, generator=torch.Generator().manual_seed(1)), dim=0)
         return json.dumps({"embedding": vector.tolist(), "kappa": 50.0}).encode(), path, "application/json"
@@ -171,6 +179,15 @@ def bodies(kind: str) -> tuple[bytes, str, str]:
 def asked(port: int, kind: str, clients: int, limit: float, rate: float = 0.0) -> dict[str, Any]:
     """The client in a process of its own."""
     return in_process(__file__, "--client", json.dumps([port, kind, clients, rate, limit]))
+
+
+def alone_and_beside_churn(port: int, kind: str, clients: int, limit: float, rate: float) -> dict[str, Any]:
+    """What is asked at a rate, alone and while others open and close connections."""
+    alone = asked(port, kind, clients, limit, rate)
+    with ThreadPoolExecutor(1) as pool:
+        churn = pool.submit(asked, port, "churn", 8, limit, CHURN)
+        beside = asked(port, kind, clients, limit, rate)
+    return {**alone, "beside_churn": {**beside, "churn": churn.result()}}
 
 
 def search_alone(items: int) -> list[dict[str, Any]]:
@@ -246,16 +263,18 @@ def main() -> None:
             results["closed_loop"] = [
                 asked(port, kind, clients, limit) for kind in ("small image", "vector") for clients in CLIENTS
             ]
-            results["vector_flat"] = asked(port, "vector", 16, limit, 40.0)
+            results["churn"] = asked(port, "churn", 8, limit)
+            results["vector_flat"] = alone_and_beside_churn(port, "vector", 16, limit, 40.0)
     results["hnsw_recall_at_10"] = recall_of("HNSW32", given.items)
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(Path(folder), "convnet28", given.items, "HNSW32")
         with served(run) as (port, ready):
             results["hnsw_seconds_until_ready"] = round(ready, 2)
-            results["vector_hnsw"] = asked(port, "vector", 32, limit, 200.0)
+            results["vector_hnsw"] = alone_and_beside_churn(port, "vector", 32, limit, 200.0)
     with tempfile.TemporaryDirectory() as folder, served(make_run(Path(folder), "resnet50", 1000, "Flat")) as (port, _):
-        results["image_resnet50"] = asked(port, "image", 16, limit, 8.0)
-        results["image_resnet50_overload"] = asked(port, "image", 128, limit, 45.0)
+        results["image_resnet50"] = alone_and_beside_churn(port, "image", 16, limit, 8.0)
+        results["image_resnet50_64_clients"] = asked(port, "image", 64, limit)
+        results["image_resnet50_overload"] = alone_and_beside_churn(port, "image", 128, limit, 45.0)
     write("service", results)
 
 

@@ -284,6 +284,8 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
+    from lam.service.settings import ServiceSettings
+
     try:
         from lam.service.server import serve
     except ImportError as error:
@@ -296,6 +298,7 @@ def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
         device=parsed.device,
         drop_corrupt=parsed.drop_corrupt,
         index=parsed.index,
+        settings=ServiceSettings(client_connections=None) if parsed.behind_proxy else None,
     )
 
 
@@ -405,6 +408,11 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", type=int, default=8000, help="(default: 8000)")
     serve.add_argument("--host", default="127.0.0.1", help="another than this machine needs $LAM_API_KEY")
     serve.add_argument("--device", default="cpu", help="where the network runs (default: cpu)")
+    serve.add_argument(
+        "--behind-proxy",
+        action="store_true",
+        help="all requests come from a proxy: no cap on connections of one address",
+    )
     serve.add_argument("--drop-corrupt", action="store_true", help="go on without stored items that were altered")
     serve.add_argument(
         "--index", metavar="ADDRESS", help="search in a Milvus collection, such as milvus://HOST/COLLECTION"

@@ -25,6 +25,11 @@ TINY = ("--data.limit=60", "--training.epochs=2", "--evaluation.n_samples=8")
 """Settings under which the demo takes about a second."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long the longest of the slow tests takes is for whoever runs it."""
+    parser.addoption("--minutes-of-traffic", type=float, default=10.0, help="good and bad requests to the service")
+
+
 def tiny(output: Path, *overrides: str) -> RunConfig:
     """Give the demo's configuration under `TINY` and further settings."""
     return load_config("configs/digits/laplace_posthoc.yaml", [*TINY, f"--output={output}", *overrides])

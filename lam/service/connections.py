@@ -1,20 +1,23 @@
 """One connection: uvicorn's, with the deadlines and the caps that it lacks.
 
 uvicorn lets go of a connection as soon as its client closes it, and speaks HTTP/1.1 alone. It has no deadline for the
-headers of a request, nor for a client that does not read its answer, and no cap on connections. The deadline of a body
-is in `lam.service.limits`.
+headers of a request, nor for a client that does not read its answer, no cap on connections, and reads a body of very
+many small chunks at one go, however long that takes. The deadline of a body is in `lam.service.limits`.
 """
 
 import asyncio
 from collections import Counter
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lam.service.limits import App
 from lam.service.settings import ServiceSettings
 
 _REFUSED = 64
+_PIECE = 8192  # bytes after which headers are held to h11's limit of 16 KiB, with however many more they came
+_CHUNKS, _CHUNK = 64, 512  # of a body: so many of any size, and beyond those so many bytes in one, on average
 
 
 class Crowd:
@@ -87,6 +90,7 @@ class Connection(H11Protocol):
 
     def __init__(self, crowd: Crowd, settings: ServiceSettings, refuse: App, **given: Any) -> None:
         super().__init__(**given)
+        self.conn = _Requests(h11.SERVER)
         self.address = ""
         self._crowd, self._refuse = crowd, refuse
         self._seconds = {"headers": settings.header_seconds, "reading": settings.write_seconds}
@@ -101,7 +105,9 @@ class Connection(H11Protocol):
         self._follow()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        for start in range(0, len(data), _PIECE):
+            if not self.transport.is_closing():
+                super().data_received(data[start : start + _PIECE])
         self._follow()
 
     def on_response_complete(self) -> None:
@@ -137,3 +143,18 @@ class Connection(H11Protocol):
             self._deadline.cancel()
         self._awaited = what
         self._deadline = None if what is None else self.loop.call_later(self._seconds[what], self.transport.abort)
+
+
+class _Requests(h11.Connection):
+    """What a client sends; a chunk of a body takes as much time as kilobytes without chunks, so that they are few."""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._size = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._size += len(event.data)
+            if self._chunks > _CHUNKS + self._size // _CHUNK:
+                raise h11.RemoteProtocolError("the body has too many small chunks")
+        return event

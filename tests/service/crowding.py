@@ -1,4 +1,7 @@
-"""Connections that do no good, from a process of their own: python -m tests.service.crowding PORT WAY COUNT SECONDS."""
+"""Connections that do no good, from a process of their own, of one address of this machine or of several.
+
+python -m tests.service.crowding PORT WAY COUNT SECONDS ADDRESSES
+"""
 
 import contextlib
 import errno
@@ -8,53 +11,66 @@ import socket
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from itertools import cycle
 
-WAYS = ("closed", "idle", "unread", "pings")
+WAYS = ("closed", "idle", "unread", "dripped", "chunks", "upgraded", "pings")
 _PAUSE = 1.0
 _GET = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\nX-API-Key: key\r\n\r\n"
+_POST = b"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nX-API-Key: key\r\nContent-Type: image/png\r\n"
+_UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n\r\n"
 _FIRST = {
     "closed": _GET % b"/v1/health",
     "idle": b"",
     "unread": _GET % b"/v1/items?limit=1000" * 3,
+    "dripped": _POST + b"Content-Length: 1000\r\n\r\n",
+    "chunks": _POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000,
+    "upgraded": (_GET % b"/v1/health")[:-2] + _UPGRADE,
     "pings": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0",
 }
-_PING = b"\0\0\x08\6\0\0\0\0\0" + b"12345678"
+_LATER = {"dripped": b"x", "pings": b"\0\0\x08\6\0\0\0\0\0" + b"12345678"}  # once a second
 KEPT_READING = 4096  # bytes that may lie unread at a client that does not read
 
 
-def opened(port: int, way: str) -> socket.socket:
+def opened(port: int, way: str, address: str) -> socket.socket:
     """A connection that has sent what it sends first."""
     connection = socket.socket()
     connection.settimeout(5)
-    if way == "unread":
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KEPT_READING)
-    connection.connect(("127.0.0.1", port))
-    connection.sendall(_FIRST[way])
+    try:
+        if way == "unread":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KEPT_READING)
+        connection.bind((address, 0))
+        connection.connect(("127.0.0.1", port))
+        connection.sendall(_FIRST[way])
+    except OSError:
+        connection.close()
+        raise
     return connection
 
 
-def closing(port: int, seconds: float) -> Counter[str]:
+def closing(port: int, addresses: Iterator[str], seconds: float) -> Counter[str]:
     """One request a connection, which the client closes without saying so before; what came of them."""
     outcomes: Counter[str] = Counter()
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:
-            with opened(port, "closed") as connection:
+            with opened(port, "closed", next(addresses)) as connection:
                 outcomes[connection.recv(100)[9:12].decode()] += 1
         except OSError as error:
             outcomes[errno.errorcode.get(error.errno or 0, type(error).__name__)] += 1
     return outcomes
 
 
-def keeping(port: int, way: str, count: int, seconds: float) -> Counter[str]:
-    """So many connections that stay; what is closed is opened anew, once a second."""
+def keeping(port: int, way: str, addresses: Iterator[str], count: int, seconds: float) -> Counter[str]:
+    """So many connections that stay, all opened within a quarter of the time; what is closed is opened anew."""
     outcomes: Counter[str] = Counter()
-    until, kept = time.monotonic() + seconds, list[socket.socket]()
+    until, kept, pause = time.monotonic() + seconds, list[socket.socket](), seconds / (4 * count)
     while time.monotonic() < until:
         begun = time.monotonic()
-        while len(kept) < count and time.monotonic() < until:
+        while len(kept) < count and time.monotonic() < min(until, begun + _PAUSE):
+            time.sleep(pause)
             try:
-                kept.append(opened(port, way))
+                kept.append(opened(port, way, next(addresses)))
                 outcomes["opened"] += 1
             except OSError as error:
                 outcomes[errno.errorcode.get(error.errno or 0, type(error).__name__)] += 1
@@ -69,8 +85,7 @@ def keeping(port: int, way: str, count: int, seconds: float) -> Counter[str]:
 
 def _stays(connection: socket.socket, way: str) -> bool:
     with contextlib.suppress(OSError):
-        if way == "pings":
-            connection.sendall(_PING)
+        connection.sendall(_LATER.get(way, b""))
         poll = select.poll()  # select takes no descriptor beyond 1023
         poll.register(connection, select.POLLHUP | select.POLLERR | select.POLLRDHUP)
         if not poll.poll(0):
@@ -81,5 +96,9 @@ def _stays(connection: socket.socket, way: str) -> bool:
 
 if __name__ == "__main__":
     port, way, count, seconds = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-    found = closing(port, seconds) if way == "closed" else keeping(port, way, count, seconds)
+    addresses = cycle([f"127.0.0.{2 + number}" for number in range(int(sys.argv[5]))])
+    if way == "closed":
+        found = closing(port, addresses, seconds)
+    else:
+        found = keeping(port, way, addresses, count, seconds)
     print(json.dumps(found))

@@ -15,7 +15,7 @@ def sent(port: int, method: str, path: str, kind: str, body: bytes) -> str:
     """The status, or how the connection ended."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request(method, path, body, {"Content-Type": kind})
+        connection.request(method, path, body, {"Content-Type": kind, "X-API-Key": "key"})
         response = connection.getresponse()
         response.read()
         return str(response.status)

@@ -39,6 +39,14 @@ class Served:
         finally:
             connection.close()
 
+    def ids(self, headers: Any = PNG) -> list[str]:
+        """Of all items."""
+        found, after = list[str](), ""
+        while after is not None:
+            _, page = self.ask("GET", f"/v1/items?limit=1000&after={after}", headers=headers)
+            found, after = found + [item["id"] for item in page["items"]], page["after"]
+        return found
+
     def memory(self) -> int:
         """Bytes that it holds."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()

@@ -197,6 +197,31 @@ def test_who_sends_half_a_body_or_does_not_read_gives_way_too(first: bytes) -> N
     serve(crowded, most=2)
 
 
+@pytest.mark.parametrize(("size", "count", "taken"), [(1, 60, True), (1, 40_000, False), (1000, 4000, True)])
+def test_a_body_of_very_many_small_chunks_is_refused(size: int, count: int, taken: bool) -> None:
+    """Of one byte each they took seconds a megabyte, in which nobody else was answered."""
+
+    async def sent(served: Served) -> None:
+        head = b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        begun = time.monotonic()
+        client = await served.client(head + (b"%x\r\n%s\r\n" % (size, b"x" * size)) * count + b"0\r\n\r\n")
+        assert (await status(client) == 200) == taken
+        assert time.monotonic() - begun < 0.5
+        client[1].close()
+
+    serve(sent)
+
+
+@pytest.mark.parametrize(("count", "taken"), [(3000, True), (30_000, False)])
+def test_headers_are_few_even_where_they_come_at_once(count: int, taken: bool) -> None:
+    async def sent(served: Served) -> None:
+        client = await served.client((GET % b"/v1/x")[:-2] + b"a:\r\n" * count + b"\r\n")
+        assert (await status(client) == 200) == taken
+        client[1].close()
+
+    serve(sent)
+
+
 def test_one_too_many_is_refused_where_all_are_at_work() -> None:
     async def crowded(served: Served) -> None:
         clients = [await served.client(GET % b"/v1/work") for _ in range(2)]

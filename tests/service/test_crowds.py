@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ import pytest
 
 from tests.service.crowding import WAYS
 from tests.service.serving import ROOT, Served, Watch, served
+from tests.service.test_costs import COSTS, sent_at_once
+from tests.service.test_images import colour
 
 JSON = {"Content-Type": "application/json", "X-API-Key": "key"}
 
@@ -43,13 +46,61 @@ def few(calibrated_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield found
 
 
-def crowded(found: Served, way: str, *, count: int, seconds: float, processes: int = 1) -> tuple[Watch, dict[str, Any]]:
-    """Watch the service while connections are kept in some way; what came of it, and of them."""
-    command = [sys.executable, "-m", "tests.service.crowding", str(found.port), way, str(count), str(seconds)]
-    with Watch(found) as watch:
-        crowds = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
-        outcomes = [json.loads(crowd.communicate(timeout=seconds + 60)[0]) for crowd in crowds]
-    return watch, dict(sum(map(Counter, outcomes), Counter()))
+def crowd(found: Served, way: str, *, count: int, seconds: float, addresses: int = 1) -> Counter[str]:
+    """Keep connections in some way, from processes of their own; what came of them."""
+    command = [sys.executable, "-m", "tests.service.crowding", *map(str, (found.port, way, count, seconds, addresses))]
+    processes = 4 if way == "closed" and count > 1000 else 1
+    crowds = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
+    outcomes = [json.loads(crowd.communicate(timeout=seconds + 60)[0]) for crowd in crowds]
+    return sum(map(Counter, outcomes), Counter())
+
+
+class Good:
+    """A client that does no harm: searches, and items that are added, and deleted again, while the block lasts.
+
+    Attributes:
+        stored: the ids that must be there in the end.
+    """
+
+    def __init__(self, found: Served) -> None:
+        self.stored: set[str] = set()
+        self._found, self._end, self._thread = found, threading.Event(), threading.Thread(target=self._ask)
+        self._answers: Counter[str] = Counter()
+        self._seconds: list[float] = []
+        dimension = found.ask("GET", "/v1/model", headers=JSON)[1]["dimension"]
+        self._embedding = json.dumps({"embedding": [1.0] + [0.0] * (dimension - 1), "kappa": 50.0}).encode()
+
+    def __enter__(self) -> "Good":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def told(self) -> dict[str, Any]:
+        """In milliseconds, for a record."""
+        seconds = sorted(self._seconds)
+        return {"good": dict(self._answers), "good_p99_ms": round(1000 * seconds[int(0.99 * len(seconds))], 1)}
+
+    def _ask(self) -> None:
+        png, number = colour(200, "PNG"), 0
+        while not self._end.wait(0.05):
+            number += 1
+            name = f"good-{number}"
+            self._one("POST", "/v1/search", png, {"X-API-Key": "key", "Content-Type": "image/png"})
+            self._one("POST", "/v1/search", self._embedding, JSON)
+            if self._one("PUT", f"/v1/items/{name}", self._embedding, JSON):
+                self.stored.add(name)
+            if number % 2 and name in self.stored and self._one("DELETE", f"/v1/items/{name}", None, JSON):
+                self.stored.remove(name)
+
+    def _one(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> bool:
+        begun = time.monotonic()
+        status = self._found.ask(method, path, body, headers)[0]
+        self._seconds.append(time.monotonic() - begun)
+        self._answers[str(status)] += 1
+        return status < 300
 
 
 def lets_go(found: Served, before: int) -> float:
@@ -61,10 +112,18 @@ def lets_go(found: Served, before: int) -> float:
     return time.monotonic() - begun
 
 
+def left_alone(found: Served) -> float:
+    """Seconds within which 99 of 100 are answered when nobody else asks."""
+    with Watch(found) as watch:
+        time.sleep(3)
+    return watch.p99()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_crowd_shuts_nobody_out(fewer: Served, way: str) -> None:
     before = fewer.files()
-    watch, outcomes = crowded(fewer, way, count=420, seconds=1.5)
+    with Watch(fewer) as watch:
+        outcomes = crowd(fewer, way, count=420, seconds=1.5, addresses=8)
     assert set(watch.answers) == {"200"}, outcomes
     assert watch.p99() < 2.0
     assert watch.logged < 10_000
@@ -72,18 +131,67 @@ def test_a_crowd_shuts_nobody_out(fewer: Served, way: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("addresses", [1, 8])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_crowd_of_1100_shuts_nobody_out(
-    few: Served, way: str, record_property: Callable[[str, object], None]
+    few: Served, way: str, addresses: int, record_property: Callable[[str, object], None]
 ) -> None:
-    before = few.files()
-    with Watch(few) as alone:
-        time.sleep(5)
-    watch, outcomes = crowded(few, way, count=1100, seconds=30.0, processes=4 if way == "closed" else 1)
+    before, alone = few.files(), left_alone(few)
+    with Watch(few) as watch:
+        outcomes = crowd(few, way, count=1100, seconds=12.0, addresses=addresses)
     told = {**watch.told(), "crowd": outcomes, "let_go_seconds": round(lets_go(few, before), 2)}
-    record_property(way, json.dumps({**told, "health_p99_ms_alone": alone.told()["health_p99_ms"]}))
+    told["health_p99_ms_alone"] = round(1000 * alone, 1)
+    record_property(f"{way}, of {addresses} addresses", json.dumps(told))
     assert set(watch.answers) == {"200"}, outcomes
-    assert watch.p99() < 0.05
+    assert watch.p99() < alone + 0.05
     assert watch.logged < 10**6
     assert watch.grown < 64 * 2**20
+    assert told["let_go_seconds"] < 1.0
+
+
+def amid(found: Served, folder: Path, *, seconds: float, round_seconds: float, count: int) -> dict[str, Any]:
+    """Ask for what is good while crowds and costly bodies come by turns; what came of all of it."""
+    bad, rounds, until = Counter[str](), 0, time.monotonic() + seconds
+    costs, before = list(COSTS.values()), found.files()
+    with Watch(found) as watch, Good(found) as good:
+        while time.monotonic() < until:
+            way, cost = WAYS[rounds % len(WAYS)], costs[rounds % len(costs)]
+            (file := folder / "body").write_bytes(cost.body())
+            sending = sent_at_once(found, cost, file, count=4)
+            bad += crowd(found, way, count=count, seconds=round_seconds, addresses=8)
+            bad += Counter(json.loads(sending.communicate(timeout=60)[0]))
+            rounds += 1
+    assert good.stored == {name for name in found.ids(JSON) if name.startswith("good-")}
+    return {
+        "seconds": seconds,
+        "rounds": rounds,
+        **watch.told(),
+        **good.told(),
+        "bad": dict(sorted(bad.items())),
+        "let_go_seconds": round(lets_go(found, before), 2),
+    }
+
+
+def test_good_requests_among_bad_ones_are_answered(fewer: Served, tmp_path: Path) -> None:
+    told = amid(fewer, tmp_path, seconds=2.0, round_seconds=1.0, count=420)
+    assert set(told["health"]) == {"200"}
+    assert set(told["good"]) <= {"200", "201", "503"}
+    assert told["good"]["200"] > told["good"].get("503", 0)
+
+
+@pytest.mark.slow
+def test_good_requests_among_bad_ones_are_answered_for_minutes(
+    few: Served, tmp_path: Path, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> None:
+    seconds = request.config.getoption("--minutes-of-traffic") * 60
+    alone = left_alone(few)
+    told = amid(few, tmp_path, seconds=seconds, round_seconds=10.0, count=1100)
+    told["health_p99_ms_alone"] = round(1000 * alone, 1)
+    record_property("traffic", json.dumps(told))
+    assert set(told["health"]) == {"200"}
+    assert set(told["good"]) <= {"200", "201", "503"}
+    assert told["good"].get("503", 0) < 0.05 * sum(told["good"].values())
+    assert told["health_p99_ms"] < 1000 * alone + 50
+    assert told["memory_mib"] < 256
+    assert told["logged_bytes"] < 10**6
     assert told["let_go_seconds"] < 1.0

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from lam.files import CorruptFileError
 from lam.service.engine import Engine
 from lam.service.gallery import FOLDER
 from lam.service.items import Item
+from lam.service.settings import ServiceSettings
 from lam.service.store import FILE, ItemStore
 from tests.service.serve_quickly import BODY, HEADERS, LIMIT
 from tests.service.serving import Served, served
@@ -251,6 +253,14 @@ def test_without_a_key_only_this_machine_is_served(
         assert main(["serve", str(calibrated_run)]) == 1
         assert said in capsys.readouterr().err
     monkeypatch.delenv("LAM_API_KEY")
+
+
+def test_behind_a_proxy_one_address_may_have_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("lam.service.server.serve", lambda *_, settings, **__: given.append(settings))
+    assert main(["serve", "run"]) == main(["serve", "run", "--behind-proxy"]) == 0
+    assert given == [None, ServiceSettings(client_connections=None)]
+    assert ServiceSettings().client_connections == 256
 
 
 def test_a_key_may_end_with_a_line_break(calibrated_run: Path, tmp_path: Path) -> None:

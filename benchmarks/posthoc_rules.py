@@ -1,11 +1,12 @@
 """How wide is the posterior by the authors' post-hoc rule? It, the likelihood scale N² and a tuned one, on one network.
 
-    python benchmarks/posthoc_rules.py RUN RUN ... --mnist FOLDER [--root FOLDER]
+    python benchmarks/posthoc_rules.py NAME RUN RUN ... [--subset 12000]
 
-Each RUN is a finished `lam run configs/fashionmnist/laplace_posthoc.yaml`, one a seed. `tuned` is its posterior;
-`squared` the same with the number of training images squared as scale; `authors` is fitted upon its network with the
-options of laplace_posthoc_paper.yaml. Results: results/posthoc_rules.json, with what the number of images squared must
-be divided by for the mean precision of `authors`.
+Each RUN is a finished run of `laplace_posthoc`, one a seed. `tuned` is its posterior; `squared` the same with the
+number of training images squared as scale; `authors` is fitted upon its network with the options of
+configs/fashionmnist/laplace_posthoc_paper.yaml, whose curvature is a plain sum over triplets. Results:
+results/posthoc_rules_NAME.json, with what the number of images squared must be divided by for the mean precision of
+`authors`, on all training images and on the first so many.
 """
 
 import argparse
@@ -14,19 +15,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from timing import write
 from torch.utils.data import DataLoader
 
-from lam import datasets
 from lam.encoder import BayesianEncoder
 from lam.evaluation import evaluate
+from lam.files import read_json
 from lam.gallery import open_run
 from lam.methods.laplace_posthoc import fit_with
 from lam.posterior import LastLayerPosterior
+from lam.run_data import load_data
+from lam.run_folder import METRICS
 from lam.settings import load_config
 from lam.sweep import summary
 
-FIGURES = ("map@1", "auroc", "auprc", "ausc", "ece", "ece_below_one")
+FIGURES = ("map@1", "auroc", "auprc", "ausc", "ece", "ece_below_one", "share_clipped", "variance_clipped")
 
 
 def precision_of_data(posterior: LastLayerPosterior) -> float:
@@ -34,42 +38,57 @@ def precision_of_data(posterior: LastLayerPosterior) -> float:
     return float((1 / posterior.variance[0].double()).mean()) - posterior.prior_precision
 
 
+def squared(posterior: LastLayerPosterior, n_images: int) -> LastLayerPosterior:
+    return replace(posterior, likelihood_scale=float(n_images) ** 2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--mnist", required=True, help="the folder of MNIST's IDX files")
-    parser.add_argument("--root", help="the folder of FashionMNIST's IDX files")
+    parser.add_argument("--subset", type=int)
     parsed = parser.parse_args()
     authors = load_config("configs/fashionmnist/laplace_posthoc_paper.yaml").laplace
     found: dict[str, dict[int, dict[str, Any]]] = {"tuned": {}, "squared": {}, "authors": {}}
-    parts = {}
+    parts: dict[int, dict[int, float]] = {}
     for run in parsed.runs:
         config = load_config(run)
-        splits = datasets.load("fashionmnist", root=parsed.root, seed=config.data.seed)
-        outside = datasets.load_ood("mnist", like=splits.test, root=parsed.mnist)
+        splits, ood = load_data(config.data)
         encoder: Any = open_run(run)
-        squared = replace(encoder.posterior, likelihood_scale=float(len(splits.train)) ** 2)
-        fitted = fit_with(
-            authors,
-            encoder.network,
-            splits.train,
-            margin=config.margin,
-            relation=encoder.relation,
-            seed=config.seed,
-            num_workers=0,
-            progress=False,
-        )
-        posteriors = {"tuned": encoder.posterior, "squared": squared, "authors": fitted.posterior}
-        parts[config.seed] = precision_of_data(squared) / precision_of_data(fitted.posterior)
+        parts[config.seed] = {}
+        fitted = encoder.posterior
+        for n_images in sorted({min(parsed.subset or len(splits.train), len(splits.train)), len(splits.train)}):
+            images = splits.train.subset(torch.arange(n_images))
+            fitted = fit_with(
+                authors,
+                encoder.network,
+                images,
+                margin=config.margin,
+                relation=encoder.relation,
+                seed=config.seed,
+                num_workers=0,
+                progress=False,
+            ).posterior
+            wide = precision_of_data(squared(encoder.posterior, n_images))
+            parts[config.seed][n_images] = wide / precision_of_data(fitted)
+            print(config.seed, n_images, parts[config.seed][n_images], file=sys.stderr, flush=True)
+        posteriors = {
+            "tuned": encoder.posterior,
+            "squared": squared(encoder.posterior, len(splits.train)),
+            "authors": fitted,
+        }
         for name, posterior in posteriors.items():
             variant = BayesianEncoder(encoder.network, encoder.head, posterior, relation=encoder.relation)
-            test, ood = DataLoader(splits.test, batch_size=500), DataLoader(outside, batch_size=500)
-            metrics = evaluate(variant, test, ood, n_samples=config.evaluation.n_samples).metrics
+            metrics = read_json(run / METRICS)
+            if name != "tuned":
+                test = DataLoader(splits.test, batch_size=500)
+                outside = {title: DataLoader(images, batch_size=500) for title, images in ood.items()}
+                metrics = evaluate(variant, test, outside, n_samples=config.evaluation.n_samples).metrics
             figures = {figure: metrics[figure] for figure in FIGURES}
             found[name][config.seed] = figures | {"precision_of_data": precision_of_data(posterior)}
             print(config.seed, name, found[name][config.seed], file=sys.stderr, flush=True)
     results = {name: {"seeds": rows, **summary(rows)} for name, rows in found.items()}
-    write("posthoc_rules", {"authors_scale_is_squared_over": parts, **results})
+    write(f"posthoc_rules_{parsed.name}", {"authors_scale_is_squared_over": parts, **results})
 
 
 if __name__ == "__main__":

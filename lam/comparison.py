@@ -4,7 +4,7 @@
     figures.png                       retrieval, OOD detection and calibration as bars
     roc_SET.png, precision_recall_SET.png, calibration.png, sparsification.png
 
-Source: Warburg et al. (2023), figures 5 (bars), 6 (ROC), 7 (calibration) and 10 (sparsification).
+Source: Warburg et al. (2023), figures 5 (OOD detection and retrieval), 6 (ROC), 7 (calibration), 10 (sparsification).
 """
 
 import csv
@@ -26,6 +26,7 @@ FIGURES = ("map@1", "map@5", "map@10", "auroc", "auprc", "ausc", "ece", "ece_bel
 """What the table shows; the files hold every metric."""
 _BARS = ("map@1", "auroc", "ausc", "ece")
 _OF_KAPPA = ("auroc", "auprc", "auroc_variance", "auprc_variance", "ausc", "no_match_auprc_kappa")
+_PICTURES = ("figures", "roc_*", "precision_recall_*", "calibration", "sparsification")
 _CSV, _JSON = "comparison.csv", "comparison.json"
 Metrics = dict[str, float | int | None]
 
@@ -102,12 +103,15 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
     for run in runs:
         require_finished(run)
         if CURVES not in read_json(run / MANIFEST)["sha256"]:
-            raise ValueError(f"the run in {run} keeps no curves, as an older lam made it: delete it and run it again")
+            raise ValueError(
+                f"the run in {run} keeps no curves, as an older lam made it: delete {run / MANIFEST}, and "
+                f"`lam run {run}` evaluates it again"
+            )
         verify(run, [METRICS, CURVES], others=False)
     _refuse_other_data(runs)
     compared = _read(runs)
     output.mkdir(parents=True, exist_ok=True)
-    for old in output.glob("*.png"):
+    for old in (found for kind in _PICTURES for found in output.glob(f"{kind}.png")):
         old.unlink()
     return Comparison(output, compared, [*_write_table(output, compared), *_draw(output, compared)])
 

@@ -86,7 +86,7 @@ def evaluate(
     gallery and some have one, `no_match_auprc` says how well the cosine of the first hit tells them, and
     `no_match_auprc_kappa` how well κ does.
 
-    Source: definitions as in Warburg et al. (2023), section 4, with queries without a match left out of retrieval.
+    Source: Warburg et al. (2023), section 4; where their code differs is listed in docs/results.md, "Definitions".
 
     Args:
         encoder: what to evaluate.

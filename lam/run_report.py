@@ -49,7 +49,7 @@ def write_plots_and_report(
     shown = [
         *_sparsification_plot(place, evaluation),
         *_calibration_plot(place, evaluation),
-        *_extremes_plots(place, evaluation, test, ood),
+        *_extremes_plots(place, evaluation, test, ood, encoder.has_kappa),
         *_no_match_plot(place, evaluation),
         *_ood_plots(place, evaluation),
         *_corruption_plot(place, curves, encoder.has_kappa),
@@ -94,8 +94,10 @@ def _calibration_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
 
 
 def _extremes_plots(
-    folder: Path, evaluation: Evaluation, test: ImageDataset, ood: Mapping[str, ImageDataset]
+    folder: Path, evaluation: Evaluation, test: ImageDataset, ood: Mapping[str, ImageDataset], has_kappa: bool
 ) -> list[Plot]:
+    if not has_kappa:
+        return []
     known, together = folder / "extremes.png", folder / "extremes_ood.png"
     _draw_extremes(known, evaluation, test, {})
     shown = [Plot("Most and least certain", "Queries by κ, each above its first hit.", known)]

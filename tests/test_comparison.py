@@ -67,6 +67,7 @@ def test_every_run_is_in_the_table_and_in_the_pictures(
 
         monkeypatch.setattr(plots, plot, remembered)
     runs = [finished_run.folder, others["deterministic"], others["knn_distance"]]
+    assert not list((others["deterministic"] / "plots").glob("extremes*.png"))  # whose κ is one number
     made = compare(runs, tmp_path / "new" / "comparison")
     names = ["laplace_posthoc", "deterministic", "knn_distance"]
     assert [found.name for found in made.runs] == names
@@ -98,7 +99,9 @@ def test_the_command_prints_the_table_and_what_it_wrote(
     for _ in range(2):  # an earlier comparison is replaced
         assert main(["compare", str(finished_run.folder), str(others["again"]), "-o", str(output)]) == 0
         head, *rows = capsys.readouterr().out.splitlines()
-        (output / "roc_of_another_set.png").touch()
+        for name in ("roc_of_another_set.png", "photograph.png"):
+            (output / name).touch()
+    assert (output / "photograph.png").is_file()  # a reader's own
     assert head.split() == [*("mAP@1", "mAP@5", "mAP@10", "AUROC", "AUPRC", "AUSC", "ECE"), *("ECE", "below", "1")]
     for row, folder in zip(rows, (finished_run.folder, others["again"]), strict=False):
         name, *cells = row.split()
@@ -139,7 +142,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
         compare([folder, run_copy], output)
     (run_copy / CURVES).unlink()
     sealed(run_copy)
-    with pytest.raises(ValueError, match="keeps no curves, as an older lam made it: delete it and run it again"):
+    with pytest.raises(ValueError, match=r"keeps no curves, .*: delete .*MANIFEST.json, and `lam run .*` evaluates it"):
         compare([folder, run_copy], output)
     (run_copy / MANIFEST).unlink()
     with pytest.raises(ValueError, match="has not finished: `lam run .*` continues it"):

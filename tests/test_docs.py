@@ -47,7 +47,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 
 def test_there_are_commands_to_check() -> None:
     named = {command for page in PAGES for command, *_ in commands(page)}
-    assert {"run", "sweep", "embed", "index", "search", "calibrate", "serve"} <= named
+    assert {"run", "sweep", "compare", "embed", "index", "search", "calibrate", "serve"} <= named
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -293,7 +293,7 @@ def plot_extremes(
         path: the PNG file to write.
         kappa: (Q,) the concentration of each query.
         verdict: says of a query, by its index, whether its first hit is right; or, of one that nothing answers, the
-            name of the set that it is of.
+            name of the set that it is of, which then stands above the query.
         query_image: gives its image, (C, H, W) or (H, W) with C 1 or 3 and values in [0, 1].
         hit_image: gives that of its first hit.
         count: how many of each, at least 1; as many as there are where that is fewer.
@@ -313,8 +313,9 @@ def plot_extremes(
         grid = half.subplots(2, count, squeeze=False)
         for column, query in enumerate(chosen):
             found = verdict(query)
-            words, color = (found, _OUTSIDE) if isinstance(found, str) else _VERDICTS[found]
-            _show(grid[0, column], query_image(query), f"κ {_short(float(kappa[query]))}", _INK)
+            outside, words, color = (f"{found}\n", "", _INK) if isinstance(found, str) else ("", *_VERDICTS[found])
+            certainty = f"{outside}κ {_short(float(kappa[query]))}"
+            _show(grid[0, column], query_image(query), certainty, _OUTSIDE if outside else _INK)
             _show(grid[1, column], hit_image(query), words, color)
         for row, name in enumerate(("query", "first hit")):
             grid[row, 0].set_ylabel(name, fontsize=9, color=_MUTED)

@@ -130,6 +130,19 @@ def test_extremes_show_the_ends_of_kappa(n_queries: int, shape: tuple[int, ...],
     drawn(tmp_path / "plot.png")
 
 
+def test_extremes_name_what_a_query_from_outside_is_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+
+    def remembered(axes: Any, image: torch.Tensor, title: str, color: str) -> None:
+        titles.append(title)
+
+    monkeypatch.setattr("lam.retrieval.plots._show", remembered)
+    images = {"query_image": lambda _: torch.ones(4, 4), "hit_image": lambda _: torch.ones(4, 4)}
+    verdicts: tuple[bool | str, ...] = ("birds", False, True)
+    plot_extremes(tmp_path / "plot.png", torch.tensor([0.5, 2.0, 30.0]), lambda query: verdicts[query], **images)
+    assert titles[:6] == ["birds\nκ 0.5", "", "κ 2", "✗ wrong", "κ 30", "✓ right"]
+
+
 def test_the_same_data_give_the_same_file(tmp_path: Path) -> None:
     for name in ("one", "two"):
         plot_roc(tmp_path / name, {"−κ": (INSIDE, OUTSIDE)})

@@ -137,3 +137,10 @@ def test_the_readme_has_the_table_of_the_results(monkeypatch: pytest.MonkeyPatch
     import table  # pyright: ignore[reportMissingImports]
 
     assert table.table() in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_other_data_are_those_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import table  # pyright: ignore[reportMissingImports]
+
+    assert table.other_data() in text(DOCS / "results.md")

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,6 +131,32 @@ def test_strangers_are_those_that_were_measured() -> None:
             for name in (f"accepted_learnt_from_{source}", f"answered_match_learnt_from_{source}")
         ]
         assert f"| {row['target']:g} | {' | '.join(shares)} |" in page
+
+
+def over_seeds(results: dict[str, Any], figure: str) -> str:
+    return f"{results['mean'][figure]:.3f} ± {results['std'][figure]:.3f}"
+
+
+def test_the_authors_rule_makes_what_was_measured() -> None:
+    page = text(DOCS / "results.md")
+    images, digits = (json.loads(text(RESULTS / f"posthoc_rules_{name}.json")) for name in ("fashionmnist", "digits"))
+    parts = [("digits", 865, digits), ("FashionMNIST", 12000, images), ("FashionMNIST", 55000, images)]
+    for name, n_images, found in parts:
+        over = [f"{row[str(n_images)]:,.0f}" for row in found["authors_scale_is_squared_over"].values()]
+        assert f"| {name} | {n_images:,} | {', '.join(over)} |" in page
+    figures = ("map@1", "auroc", "ausc", "ece", "ece_below_one", "share_clipped", "variance_clipped")
+    for name in ("tuned", "squared", "authors"):
+        cells = [f"{images[name]['mean']['precision_of_data']:.1e}"]
+        cells += [over_seeds(images[name], figure) for figure in figures[:-2]]
+        cells += [f"{images[name]['mean'][figure]:.3f}" for figure in figures[-2:]]
+        assert f" | {' | '.join(cells)} |" in page, name
+
+
+def test_definitions_make_what_was_measured() -> None:
+    page, found = text(DOCS / "results.md"), json.loads(text(RESULTS / "definitions_fashionmnist.json"))
+    for name, ece in (("ours", "ece"), ("theirs", "ece_below_one")):
+        cells = [over_seeds(found[name], figure) for figure in ("map@1", "auroc", "auprc", "ausc")]
+        assert f"| {' | '.join([*cells, over_seeds(found['ours'], ece)])} |" in page, name
 
 
 def test_the_readme_has_the_table_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:

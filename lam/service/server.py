@@ -31,6 +31,7 @@ _OTHER_FILES = 128  # that the process may have open beside its connections
 _LEAST_FILES = 512  # with which there may be more connections than requests that wait, so that some give way
 _ACCEPTED = 24  # connections at once: those that are too many are closed before files are
 _BACKLOG = 2048  # connections that wait to be accepted; the system drops others, which then try again after a second
+_KEPT_BY_SYSTEM = 2**17  # bytes of an answer that is not read, or of a request, each way and connection
 _NOISY = ("asyncio", "uvicorn.error")
 _QUIET_SECONDS = 10.0
 
@@ -187,6 +188,8 @@ def _bound(host: str, port: int) -> socket.socket:
     """Take the address before anything is read, so that one that is taken is told at once."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # which connections inherit; else megabytes each
+        listener.setsockopt(socket.SOL_SOCKET, buffer, _KEPT_BY_SYSTEM)
     try:
         listener.bind((host, port))
     except OSError as error:

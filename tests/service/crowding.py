@@ -22,7 +22,7 @@ _UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settin
 _FIRST = {
     "closed": _GET % b"/v1/health",
     "idle": b"",
-    "unread": _GET % b"/v1/items?limit=1000" * 3,
+    "unread": _GET % b"/v1/items?limit=1000",
     "dripped": _POST + b"Content-Length: 1000\r\n\r\n",
     "chunks": _POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000,
     "upgraded": (_GET % b"/v1/health")[:-2] + _UPGRADE,
@@ -62,9 +62,9 @@ def closing(port: int, addresses: Iterator[str], seconds: float) -> Counter[str]
 
 
 def keeping(port: int, way: str, addresses: Iterator[str], count: int, seconds: float) -> Counter[str]:
-    """So many connections that stay, all opened within a quarter of the time; what is closed is opened anew."""
+    """So many connections that stay, all opened within half of the time; what is closed is opened anew."""
     outcomes: Counter[str] = Counter()
-    until, kept, pause = time.monotonic() + seconds, list[socket.socket](), seconds / (4 * count)
+    until, kept, pause = time.monotonic() + seconds, list[socket.socket](), seconds / (2 * count)
     while time.monotonic() < until:
         begun = time.monotonic()
         while len(kept) < count and time.monotonic() < min(until, begun + _PAUSE):

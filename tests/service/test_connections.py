@@ -15,7 +15,7 @@ import pytest
 
 from lam.service.connections import Crowd
 from lam.service.limits import Limits
-from lam.service.server import _open_files, _sparing_log, server_of
+from lam.service.server import _bound, _open_files, _sparing_log, server_of
 from lam.service.settings import ServiceSettings
 
 SETTINGS = ServiceSettings(header_seconds=0.4, write_seconds=0.6, body_seconds=5.0, linger_seconds=0.1)
@@ -138,6 +138,28 @@ def test_an_answer_must_be_read_in_time(requests: int) -> None:
         writer.close()
 
     serve(unread, header_seconds=0.3)
+
+
+def test_the_system_keeps_little_of_what_is_not_read() -> None:
+    """Megabytes a connection, of a thousand connections, would be gigabytes that count nowhere."""
+    with _bound("127.0.0.1", 0) as listener, socket.socket() as client:
+        listener.listen()
+        client.connect(listener.getsockname())
+        server, _ = listener.accept()
+        with server:
+            for sender in (server, client):
+                sender.setblocking(False)
+            assert _taken(server) < 2**20 + client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+            assert server.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) <= 2**18
+
+
+def _taken(sender: socket.socket) -> int:
+    """Bytes that can be sent while nobody reads."""
+    taken = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            taken += sender.send(bytes(2**16))
+    return taken
 
 
 def test_an_answer_that_is_read_slowly_is_read_whole_or_cut_in_time() -> None:

@@ -45,6 +45,7 @@ CLIENTS = (1, 8, 32)
 THREADS = 1
 REPEATS = 51
 CHURN = 100.0  # connections a second beside a load
+RETRY = 1.0  # seconds that a client in a loop waits where it was refused, as Retry-After says
 
 
 def make_run(folder: Path, network: str, items: int, factory: str) -> Path:
@@ -135,6 +136,8 @@ def client(port: int, kind: str, clients: int, rate: float, limit: float) -> dic
             found.append(ask(connection, method, path, body, content))
             if kind == "churn":
                 connection.close()
+            elif found[-1][0] == 503 and not rate:
+                time.sleep(RETRY)
         connection.close()
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(clients)]

@@ -186,7 +186,7 @@ def _key(host: str) -> str | None:
 
 def _bound(host: str, port: int) -> socket.socket:
     """Take the address before anything is read, so that one that is taken is told at once."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # which connections inherit; else megabytes each
         listener.setsockopt(socket.SOL_SOCKET, buffer, _KEPT_BY_SYSTEM)

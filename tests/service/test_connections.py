@@ -72,7 +72,8 @@ def serve(test: Callable[[Served], Coroutine[Any, Any, None]], *, most: int = 10
 @contextlib.asynccontextmanager
 async def _running(settings: ServiceSettings, most: int) -> AsyncIterator[Served]:
     served = Served(settings, most)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with _bound("127.0.0.1", 0) as listener:
+        listener.listen()
         served.port = listener.getsockname()[1]
         ended = asyncio.create_task(served.server.serve([listener]))
         while not served.server.started:
@@ -186,6 +187,22 @@ def test_requests_one_after_another_and_at_once_are_answered() -> None:
                 assert await status(client) == 200
                 assert await client[0].readexactly(2) == b"xx"
             await asyncio.sleep(0.2)  # together longer than the deadline of one request
+        client[1].close()
+
+    serve(several)
+
+
+def test_an_answer_in_two_pieces_does_not_wait_for_the_client() -> None:
+    """With Nagle's algorithm the second waits until the client acknowledges the first, which systems do late."""
+
+    async def several(served: Served) -> None:
+        client = await served.client()
+        begun = time.monotonic()
+        for _ in range(50):
+            client[1].write(GET % b"/v1/x")
+            assert await status(client) == 200
+            assert await client[0].readexactly(2) == b"xx"
+        assert time.monotonic() - begun < 1
         client[1].close()
 
     serve(several)

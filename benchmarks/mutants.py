@@ -125,8 +125,8 @@ MUTANTS = (
     Mutant(
         "size of all bodies together",
         "lam/service/limits.py",
-        "                if self._held > self._settings.max_held:\n",
-        "                if False:\n",
+        "        if self._held > self._settings.max_held:\n",
+        "        if False:\n",
         (SERVICE + "test_limits.py::test_all_bodies_together_are_bounded_and_let_go",),
     ),
     Mutant(
@@ -153,8 +153,8 @@ MUTANTS = (
     Mutant(
         "pixels of an image",
         "lam/service/images.py",
-        "            if image.width * image.height > max_pixels:\n",
-        "            if False:\n",
+        "    if image.width * image.height > settings.max_pixels:\n",
+        "    if False:\n",
         (SERVICE + "test_images.py::test_too_many_pixels_are_refused_from_the_header",),
     ),
     Mutant(

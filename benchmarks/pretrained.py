@@ -67,6 +67,7 @@ def measure(data: tuple[Tensor, Tensor, Tensor], seed: int, **options: Any) -> d
     batch = [(features[fitted], labels[fitted])]
     encoder = lam.fit(nn.Identity(), batch, margin=0.7, seed=seed, progress=False, **options)
     seconds = time.perf_counter() - start
+    encoder.n_samples = 100
     encoder.tune([(features[tuned], labels[tuned])])
     metrics = lam.evaluate(
         encoder, [(features[test], labels[test])], outside, reference=encoder.features(features[fitted])
@@ -83,7 +84,7 @@ def measure(data: tuple[Tensor, Tensor, Tensor], seed: int, **options: Any) -> d
         "auroc_kappa": metrics[f"auroc{by['kappa']}"],
         "auroc_variance": metrics["auroc_variance"],
         "auroc_knn": metrics[f"auroc{by['knn']}"],
-        "cosine_to_plain": float((encoder.embed(features[test], n_samples=100).mean * plain).sum(1).mean()),
+        "cosine_of_samples": float((encoder.embed(features[test], mean="sampled").mean * plain).sum(1).mean()),
         "variance_clipped": metrics["variance_clipped"],
         "scale": layer.scale,
         "fit_seconds": seconds,

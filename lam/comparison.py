@@ -134,7 +134,8 @@ def _refuse_other_data(runs: Sequence[Path]) -> None:
 
 def _evaluated_on(run: Path) -> dict[str, Any]:
     parts = {name: found for name, found in read_json(run / DATA).items() if name not in ("train", "validation")}
-    return {"data.name": (config := _config(run))["data"]["name"], **parts, "places": config["places"]}
+    config = _config(run)
+    return {"data.name": config["data"]["name"], **parts, "places": config["places"]}
 
 
 def _read(folders: Sequence[Path]) -> list[ComparedRun]:

@@ -226,7 +226,8 @@ def fit_features(
 
 def _hint_at_logits(path: str, dimension: int, labels: Any) -> None:
     """Warn where the outputs of a head are as many as there are classes: they may be logits, no embedding."""
-    n_classes = 0 if labels is None or as_targets(labels).ndim > 1 else len(as_targets(labels).unique())
+    targets = as_targets([] if labels is None else labels)
+    n_classes = len(targets.unique()) if targets.ndim == 1 else 0
     whose = "ImageNet" if dimension in _IMAGENET else "the data" if dimension == n_classes >= _MANY else None
     if whose is not None:
         warnings.warn(

@@ -25,7 +25,7 @@ def write_plots_and_report(
     metrics: Mapping[str, Any],
     encoder: Encoder,
     evaluation: Evaluation,
-    curves: Mapping[Kind, CorruptionCurve],
+    corrupted: Mapping[Kind, CorruptionCurve],
     test: ImageDataset,
     ood: Mapping[str, ImageDataset],
 ) -> list[Path]:
@@ -37,7 +37,7 @@ def write_plots_and_report(
         metrics: flat names and values.
         encoder: of the run.
         evaluation: what was measured on the test split.
-        curves: what corrupting its images did, by kind.
+        corrupted: what corrupting its images did, by kind.
         test: the test split, whose images are shown.
         ood: the OOD sets that were evaluated, by name, likewise.
 
@@ -52,7 +52,7 @@ def write_plots_and_report(
         *_extremes_plots(place, evaluation, test, ood, encoder.has_kappa),
         *_no_match_plot(place, evaluation),
         *_ood_plots(place, evaluation),
-        *_corruption_plot(place, curves, encoder.has_kappa),
+        *_corruption_plot(place, corrupted, encoder.has_kappa),
         *_tuning_plot(place, encoder),
     ]
     data, method = configuration["data"]["name"], configuration["method"]
@@ -165,12 +165,12 @@ def _ood_plots(folder: Path, evaluation: Evaluation) -> list[Plot]:
     return shown
 
 
-def _corruption_plot(folder: Path, curves: Mapping[Kind, CorruptionCurve], has_kappa: bool) -> list[Plot]:
-    if not curves:
+def _corruption_plot(folder: Path, corrupted: Mapping[Kind, CorruptionCurve], has_kappa: bool) -> list[Plot]:
+    if not corrupted:
         return []
     path = folder / "corruption.png"
-    kappa = {kind: curve.kappa.median(1).values for kind, curve in curves.items()} if has_kappa else {}
-    plots.plot_corruption(path, kappa, {kind: curve.recall for kind, curve in curves.items()})
+    kappa = {kind: curve.kappa.median(1).values for kind, curve in corrupted.items()} if has_kappa else {}
+    plots.plot_corruption(path, kappa, {kind: curve.recall for kind, curve in corrupted.items()})
     words = (
         "κ should fall as recall does; where it rises instead, it must not be read as quality. " if has_kappa else ""
     )

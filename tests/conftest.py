@@ -86,6 +86,19 @@ def run_copy(finished_run: FinishedRun, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished_run.folder, tmp_path / "run"))
 
 
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """An image folder as a user has it: a sub-folder a class, of images of several sizes."""
+    generator = np.random.default_rng(0)
+    for name, colour in (("birch", 60), ("maple", 130), ("oak", 200)):
+        folder = tmp_path / "photographs" / name
+        folder.mkdir(parents=True)
+        for i in range(8):
+            pixels = generator.normal(colour, 20, (40 + i, 48, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{i}.jpg")
+    return tmp_path / "photographs"
+
+
 @pytest.fixture(scope="session")
 def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
     """A real Milvus server, which a test that ends it starts again."""

@@ -10,9 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -28,24 +26,12 @@ def script(page: Path) -> str:
     return "\n".join(block for block in blocks(page) if not block.startswith(NEEDS))
 
 
-@pytest.fixture
-def photographs(tmp_path: Path) -> Path:
-    """A folder with `photographs`, a sub-folder a class."""
-    generator = np.random.default_rng(0)
-    for name, colour in (("birch", 60), ("maple", 130), ("oak", 200)):
-        folder = tmp_path / "photographs" / name
-        folder.mkdir(parents=True)
-        for i in range(6):
-            pixels = generator.normal(colour, 20, (32, 32, 3)).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"{i}.png")
-    return tmp_path
-
-
 @pytest.mark.parametrize("page", [page for page in PAGES if script(page)], ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run_as_one_script(page: Path, photographs: Path) -> None:
-    (photographs / "example.py").write_text(script(page))
+    folder = photographs.parent
+    (folder / "example.py").write_text(script(page))
     done = subprocess.run(
-        [sys.executable, "example.py"], cwd=photographs, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "example.py"], cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
 

@@ -1,12 +1,10 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -16,19 +14,6 @@ from lam.fitting import fit
 from lam.hessians import contrastive_ggn
 from lam.mining import Mining
 from lam.pairs import Pairs
-
-
-@pytest.fixture
-def photographs(tmp_path: Path) -> Path:
-    """An image folder as a user has it: a sub-folder a class, of images of several sizes."""
-    generator = np.random.default_rng(0)
-    for name, colour in (("birch", 60), ("maple", 130), ("oak", 200)):
-        folder = tmp_path / "photos" / name
-        folder.mkdir(parents=True)
-        for i in range(8):
-            pixels = generator.normal(colour, 20, (40 + i, 48, 3)).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"{i}.jpg")
-    return tmp_path / "photos"
 
 
 def test_torchvisions_resnet18_becomes_bayesian_on_an_image_folder(photographs: Path, tmp_path: Path):

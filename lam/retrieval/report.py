@@ -188,7 +188,8 @@ def _corruption_table(values: Mapping[str, float | int | None]) -> str:
         row = f'<tr><th scope="row">{escape(kind)}</th>'
         for measure in measures:
             for name in ("clean", *(f"{kind}_{severity}" for severity in severities)):
-                row += f'<td class="number">{_number(cells[f"{name}_{measure}"], 3)}</td>'
+                value = cells[f"{name}_{measure}"]
+                row += f'<td class="number">{_number(value, 3 if value is None or value < 10 else 1)}</td>'
         row += f'<td class="number">{_number(cells[f"{kind}_trend"], 2)}</td>' if trends else ""
         rows.append(row + "</tr>")
     words = "Some queries, corrupted at severities 1 to 3, in the gallery as it is. " + (

@@ -19,22 +19,22 @@ from timing import write
 from torch import Tensor
 
 from lam import datasets
-from lam.calibrate import REFERENCE
 from lam.datasets.base import carve
-from lam.encoder_base import N_SAMPLES, Observations
-from lam.gallery import open_run
-from lam.retrieval.conformal import Tail
-from lam.retrieval.flags import FLAGS, Flags
-from lam.retrieval.hits import Hits
-from lam.retrieval.neighbours import rank
-from lam.retrieval.ood import auroc, knn_distance
-from lam.retrieval.open_set import open_set_metrics
-from lam.retrieval.probability import Correctness, evidence_of, probability_bins
-from lam.retrieval.searches import Searches, search_open_set
-from lam.retrieval.threshold import Calibration, Targets, calibrate
-from lam.retrieval.verification import Verifier, draw_pairs
-from lam.run_data import EMBEDDING_BATCH, load_data, loader_of, reference_features
-from lam.settings import load_config
+from lam.encoders.base import N_SAMPLES, Observations
+from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
+from lam.retrieval.decisions.conformal import Tail
+from lam.retrieval.decisions.flags import FLAGS, Flags
+from lam.retrieval.decisions.probability import Correctness, evidence_of, probability_bins
+from lam.retrieval.decisions.verification import Verifier, draw_pairs
+from lam.retrieval.index.exact import rank
+from lam.retrieval.index.hits import Hits
+from lam.retrieval.metrics.ood import auroc, knn_distance
+from lam.retrieval.metrics.open_set import open_set_metrics
+from lam.retrieval.metrics.searches import Searches, search_open_set
+from lam.runs.calibrate import REFERENCE
+from lam.runs.config_files import load_config
+from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
+from lam.runs.index import open_run
 
 RESAMPLES = 200
 OOD_TARGETS, FAR_TARGETS = (0.01, 0.05), (0.001, 0.01, 0.05)

@@ -18,14 +18,14 @@ from timing import write
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lam.files import read_json
-from lam.gallery import open_run
 from lam.retrieval import auroc, precision_recall_curve
-from lam.retrieval.neighbours import rank
-from lam.run_data import load_data
-from lam.run_folder import METRICS
-from lam.settings import load_config
-from lam.sweep import summary
+from lam.retrieval.index.exact import rank
+from lam.runs.config_files import load_config
+from lam.runs.data import load_data
+from lam.runs.folder import METRICS
+from lam.runs.index import open_run
+from lam.runs.sweep import summary
+from lam.utils.files import read_json
 
 OURS = ("map@1", "auroc", "auprc", "ausc", "ece", "ece_below_one")
 

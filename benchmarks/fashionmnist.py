@@ -20,16 +20,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lam import datasets
-from lam.config import RunConfig
-from lam.curvature import Relation, curvature_in_batches
-from lam.encoder import BayesianEncoder
-from lam.evaluation import evaluate
+from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders.evaluation import evaluate
+from lam.encoders.load import load
 from lam.hessians import FIXES, SPLITS
-from lam.loading import load
-from lam.posterior import LastLayerPosterior
-from lam.run import run
-from lam.settings import load_config
-from lam.sweep import summary
+from lam.hessians.accumulate import curvature_in_batches
+from lam.pairs.relation import Relation
+from lam.posteriors.diagonal import LastLayerPosterior
+from lam.runs.config import RunConfig
+from lam.runs.config_files import load_config
+from lam.runs.run import run
+from lam.runs.sweep import summary
 
 LOSSES = ("contrastive", "log_posterior", "squared", "pml")
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lam.hessians import FIXES, SPLITS, contrastive_ggn, contrastive_ggn_dataset
 from lam.hessians.contrastive import cross_curvature, own_curvature
-from lam.pairs import Pairs
+from lam.pairs.pairs import Pairs
 
 SHAPES = [(64, 3, 9216), (64, 512, 2048), (256, 128, 2048)]
 MEMORY_SHAPE = (512, 512, 2048)

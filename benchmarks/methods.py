@@ -17,11 +17,11 @@ from typing import Any, get_args
 
 from timing import write
 
-from lam.config import RunConfig
 from lam.methods import MethodName
-from lam.run import run
-from lam.settings import load_config
-from lam.sweep import summary
+from lam.runs.config import RunConfig
+from lam.runs.config_files import load_config
+from lam.runs.run import run
+from lam.runs.sweep import summary
 
 FIGURES = ("map@1", "map@5", "map@10", "auroc", "auprc", "ausc", "ece")
 PAPER: dict[str, tuple[float | None, ...]] = {  # Warburg et al. (2023), table 2

@@ -50,32 +50,32 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
-FILES, SERVICE = "tests/test_files.py::", "tests/service/"
+FILES, SERVICE = "tests/utils/test_files.py::", "tests/service/"
 MUTANTS = (
     Mutant(
         "fsync of a file",
-        "lam/files.py",
+        "lam/utils/files.py",
         '        with temporary.open("rb") as file:\n            os.fsync(file.fileno())\n',
         "",
         (FILES + "test_the_file_is_synced_before_it_gets_its_name",),
     ),
     Mutant(
         "fsync of its folder",
-        "lam/files.py",
+        "lam/utils/files.py",
         "    sync_folder(path.parent)\n",
         "",
         (FILES + "test_the_file_is_synced_before_it_gets_its_name",),
     ),
     Mutant(
         "rename: a file is written in place",
-        "lam/files.py",
+        "lam/utils/files.py",
         "    temporary = Path(name)\n",
         "    temporary = path\n",
         (FILES + "test_a_failing_writer_leaves_the_old_file",),
     ),
     Mutant(
         "SHA-256 of a file",
-        "lam/files.py",
+        "lam/utils/files.py",
         "        if sha256_of(path) != expected:\n",
         "        if False:\n",
         (FILES + "test_every_cut_and_every_flipped_bit_is_caught_and_named",),
@@ -166,24 +166,24 @@ MUTANTS = (
     ),
     Mutant(
         "finite vectors in an index",
-        "lam/retrieval/entries.py",
+        "lam/retrieval/index/entries.py",
         '    refuse_non_finite("embeddings", embeddings.mean)\n',
         "",
-        ("tests/retrieval/test_index.py::test_bad_embeddings_are_refused_everywhere_and_change_nothing",),
+        ("tests/retrieval/index/test_faiss_index.py::test_bad_embeddings_are_refused_everywhere_and_change_nothing",),
     ),
     Mutant(
         "size of what a file unpacks to",
-        "lam/embedding_shards.py",
+        "lam/gallery/shards.py",
         "        _refuse_bomb(path)\n",
         "",
-        ("tests/test_bombs.py::test_a_bomb_is_refused_before_it_is_unpacked",),
+        ("tests/inputs/test_bombs.py::test_a_bomb_is_refused_before_it_is_unpacked",),
     ),
     Mutant(
         "no pickle is read",
-        "lam/embedding_shards.py",
+        "lam/gallery/shards.py",
         "np.load(file, allow_pickle=False)",
         "np.load(file, allow_pickle=True)",
-        ("tests/test_bombs.py::test_no_pickle_is_read",),
+        ("tests/inputs/test_bombs.py::test_no_pickle_is_read",),
     ),
     Mutant(
         "another worker for one that died",
@@ -194,7 +194,7 @@ MUTANTS = (
     ),
     Mutant(
         "one process a folder",
-        "lam/run_folder.py",
+        "lam/utils/files.py",
         "            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "            pass\n",
         (SERVICE + "test_server.py::test_a_second_process_is_refused",),

@@ -16,7 +16,7 @@ from timing import write
 
 from lam import losses, models
 from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions
-from lam.pairs import Pairs
+from lam.pairs.pairs import Pairs
 from lam.training.steps import Batch, Step
 
 CASES = (  # network, options, D, shape, batch, steps

@@ -20,10 +20,10 @@ from torch import Tensor
 from validation import figures_of, means, on_validation
 
 from lam import datasets
-from lam.encoder import BayesianEncoder
+from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders.load import load
 from lam.hessians import Diagonal
-from lam.loading import load
-from lam.settings import load_config
+from lam.runs.config_files import load_config
 from lam.training import checkpoints
 
 

@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader
 from validation import means, on_validation
 
 from lam import datasets
-from lam.evaluation import Evaluation, evaluate
-from lam.loading import load
-from lam.retrieval.flags import Flags
-from lam.retrieval.ood import auroc
-from lam.run_data import reference_features
-from lam.settings import load_config
+from lam.encoders.evaluation import Evaluation, evaluate
+from lam.encoders.load import load
+from lam.retrieval.decisions.flags import Flags
+from lam.retrieval.metrics.ood import auroc
+from lam.runs.config_files import load_config
+from lam.runs.data import reference_features
 
 REFERENCE = 5000
 

@@ -14,9 +14,9 @@ from timing import write
 from validation import figures_of, means, on_validation
 
 from lam import datasets
-from lam.loading import load
-from lam.run import run
-from lam.settings import load_config
+from lam.encoders.load import load
+from lam.runs.config_files import load_config
+from lam.runs.run import run
 
 ONE = "--online.n_samples=1"
 TRIES = {

@@ -16,10 +16,10 @@ from typing import Any
 
 from timing import RESULTS, write
 
-from lam.config import OodConfig
-from lam.run import run
-from lam.settings import load_config
-from lam.sweep import summary
+from lam.runs.config import OodConfig
+from lam.runs.config_files import load_config
+from lam.runs.run import run
+from lam.runs.sweep import summary
 
 DATA = {
     "photographs": ("mode: RGB, size: 32", "convnet32", 16, 12, 128, "null"),

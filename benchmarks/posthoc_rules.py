@@ -19,16 +19,16 @@ import torch
 from timing import write
 from torch.utils.data import DataLoader
 
-from lam.encoder import BayesianEncoder
-from lam.evaluation import evaluate
-from lam.files import read_json
-from lam.gallery import open_run
+from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders.evaluation import evaluate
 from lam.methods.laplace_posthoc import fit_with
-from lam.posterior import LastLayerPosterior
-from lam.run_data import load_data
-from lam.run_folder import METRICS
-from lam.settings import load_config
-from lam.sweep import summary
+from lam.posteriors.diagonal import LastLayerPosterior
+from lam.runs.config_files import load_config
+from lam.runs.data import load_data
+from lam.runs.folder import METRICS
+from lam.runs.index import open_run
+from lam.runs.sweep import summary
+from lam.utils.files import read_json
 
 FIGURES = ("map@1", "auroc", "auprc", "ausc", "ece", "ece_below_one", "share_clipped", "variance_clipped")
 

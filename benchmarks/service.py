@@ -31,14 +31,14 @@ from timing import in_process, write
 from torch import Tensor
 
 import lam
-from lam.embeddings import Embeddings
-from lam.files import seal, write_generation, write_json, write_text
+from lam.inputs.preprocessing import Preprocessing
 from lam.models import build
-from lam.preprocessing import Preprocessing
 from lam.retrieval import Index
 from lam.service.gallery import FOLDER
 from lam.service.items import Item
 from lam.service.store import FILE, ItemStore
+from lam.utils.files import seal, write_generation, write_json, write_text
+from lam.vmf.embeddings import Embeddings
 
 D, K = 512, 10
 CLIENTS = (1, 8, 32)

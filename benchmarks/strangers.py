@@ -16,17 +16,17 @@ import torch
 from timing import write
 from torch import Tensor
 
-from lam.calibrate import REFERENCE
 from lam.cli import DEMO
-from lam.encoder_base import N_SAMPLES, Observations
-from lam.gallery import open_run
-from lam.retrieval.conformal import Tail
-from lam.retrieval.flags import Flags
-from lam.retrieval.ood import knn_distance
-from lam.retrieval.searches import search_open_set
-from lam.run import run
-from lam.run_data import EMBEDDING_BATCH, load_data, loader_of, reference_features
-from lam.settings import load_config
+from lam.encoders.base import N_SAMPLES, Observations
+from lam.retrieval.decisions.conformal import Tail
+from lam.retrieval.decisions.flags import Flags
+from lam.retrieval.metrics.ood import knn_distance
+from lam.retrieval.metrics.searches import search_open_set
+from lam.runs.calibrate import REFERENCE
+from lam.runs.config_files import load_config
+from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
+from lam.runs.index import open_run
+from lam.runs.run import run
 
 PARTINGS = 200
 FAR_TARGETS, OOD_TARGET = (0.01, 0.05, 0.1), 0.05

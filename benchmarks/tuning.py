@@ -25,14 +25,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lam
-from lam import gallery
-from lam.calibration import SampledAnswers, answers_of
 from lam.datasets.base import stratified_split
-from lam.posterior import LastLayerPosterior
-from lam.relevance import LabelRelevance
-from lam.retrieval.neighbours import rank
-from lam.run_data import load_data, loader_of
-from lam.settings import load_config
+from lam.pairs.relevance import LabelRelevance
+from lam.posteriors.diagonal import LastLayerPosterior
+from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics.reliability import SampledAnswers, answers_of
+from lam.runs import index as gallery
+from lam.runs.config_files import load_config
+from lam.runs.data import load_data, loader_of
 
 N_SAMPLES, MOST = 100, 3000
 EXPONENTS = [number / 4 for number in range(41)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lam.datasets import Splits
-from lam.evaluation import Evaluation, evaluate
+from lam.encoders.evaluation import Evaluation, evaluate
 
 FIGURES = ("map@1", "ausc", "ece", "auroc@inverted", "auroc@permuted", "auroc@digits")
 

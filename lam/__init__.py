@@ -4,15 +4,15 @@
 distribution with a concentration κ; `evaluate` says whether it can be trusted.
 """
 
-from lam import torchvision_import
-from lam.embeddings import Embeddings
-from lam.encoder import BayesianEncoder
-from lam.encoder_base import Encoder
-from lam.evaluation import Evaluation, evaluate
-from lam.files import CorruptFileError
-from lam.fitting import fit, fit_features
-from lam.loading import load
-from lam.pairs import Pairs
+from lam.encoders.base import Encoder
+from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders.evaluation import Evaluation, evaluate
+from lam.encoders.load import load
+from lam.methods.fit import fit, fit_features
+from lam.pairs.pairs import Pairs
+from lam.utils import torchvision as torchvision_import
+from lam.utils.files import CorruptFileError
+from lam.vmf.embeddings import Embeddings
 
 __version__ = "0.1.0"
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lam import __version__, distributed
+from lam import __version__
+from lam.utils import distributed
 
 DEMO = "configs/digits/laplace_posthoc.yaml"
 RUNS = ("run", "demo", "sweep")
@@ -56,7 +57,7 @@ def _execute(arguments: list[str]) -> int:
         warnings.showwarning = _show_warning
         try:
             if "run" in parsed:
-                from lam.run_folder import run_at
+                from lam.runs.folder import run_at
 
                 parsed.run = str(run_at(Path(parsed.run)))
             parsed.do(parsed, rest)
@@ -94,7 +95,7 @@ def _complain(message: str) -> None:
 
 
 def _config(parsed: argparse.Namespace, overrides: list[str]) -> Any:
-    from lam.settings import load_config
+    from lam.runs.config_files import load_config
 
     limit = [] if parsed.limit is None else [f"--data.limit={parsed.limit}"]
     return load_config(parsed.config, [*overrides, *limit], allow_missing=parsed.allow_missing)
@@ -102,7 +103,7 @@ def _config(parsed: argparse.Namespace, overrides: list[str]) -> Any:
 
 def _run(parsed: argparse.Namespace, overrides: list[str]) -> Path:
     config = _config(parsed, overrides)
-    from lam.run import run  # heavy: a mistake in the settings is told sooner
+    from lam.runs.run import run  # heavy: a mistake in the settings is told sooner
 
     result = run(config, progress=not parsed.quiet)
     if distributed.is_first():
@@ -117,9 +118,9 @@ def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
     folder = _run(parsed, overrides)
     if not distributed.is_first():
         return
-    from lam.calibrate import calibrate_run
-    from lam.retrieval.calibration_files import load_calibration
-    from lam.retrieval.threshold import Targets
+    from lam.retrieval.decisions.calibration import Targets
+    from lam.retrieval.decisions.files import load_calibration
+    from lam.runs.calibrate import calibrate_run
 
     if not (folder / "calibration").is_dir():
         if not parsed.quiet:
@@ -137,7 +138,7 @@ def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
 
 def _sweep(parsed: argparse.Namespace, overrides: list[str]) -> None:
     config = _config(parsed, overrides)
-    from lam.sweep import SWEEP, seeds_of, sweep
+    from lam.runs.sweep import SWEEP, seeds_of, sweep
 
     result = sweep(config, seeds_of(config, parsed.seeds), progress=not parsed.quiet)
     if not distributed.is_first():
@@ -152,8 +153,8 @@ def _sweep(parsed: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _compare(parsed: argparse.Namespace, _: list[str]) -> None:
-    from lam.comparison import compare
-    from lam.run_folder import run_at
+    from lam.runs.comparison import compare
+    from lam.runs.folder import run_at
 
     made = compare([run_at(Path(run)) for run in parsed.runs], parsed.output)
     print(made)
@@ -166,9 +167,9 @@ def _is_shown(name: str) -> bool:
 
 
 def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
-    from lam import gallery
-    from lam.embedding_shards import Shard, save_embeddings
-    from lam.retrieval.calibration_files import fingerprint
+    from lam.gallery.shards import Shard, save_embeddings
+    from lam.retrieval.decisions.files import fingerprint
+    from lam.runs import index as gallery
 
     output = Path(parsed.output)
     gallery.check_output(output)
@@ -190,7 +191,7 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _index(parsed: argparse.Namespace, _: list[str]) -> None:
-    from lam import gallery
+    from lam.runs import index as gallery
 
     made = gallery.index_images(
         parsed.run,
@@ -210,8 +211,8 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _search(parsed: argparse.Namespace, _: list[str]) -> None:
-    from lam import gallery
-    from lam.found_files import check_suffix, write_found
+    from lam.runs import index as gallery
+    from lam.runs.found_files import check_suffix, write_found
 
     if parsed.output is not None:
         check_suffix(parsed.output)
@@ -238,8 +239,8 @@ def _show_answer(found: Any, row: int) -> None:
 
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
-    from lam.calibrate import calibrate_run, standing
-    from lam.retrieval.threshold import Targets
+    from lam.retrieval.decisions.calibration import Targets
+    from lam.runs.calibrate import calibrate_run, standing
 
     before = standing(parsed.run)
     flag = before.flag if parsed.flag is None and before is not None else parsed.flag
@@ -312,7 +313,7 @@ class _CommandParser(argparse.ArgumentParser):
 
 
 def _settings_help() -> str:
-    from lam.settings import describe_settings
+    from lam.runs.config_files import describe_settings
 
     return (
         "Any setting can be given as an option, such as --training.epochs=5 or --output=DIR, and stands above the\n"

@@ -17,8 +17,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from lam.cli import main
-from lam.config import RunConfig
-from lam.settings import load_config
+from lam.runs.config import RunConfig
+from lam.runs.config_files import load_config
 from tests.milvus_servers import MilvusServer, milvus_command
 
 TINY = ("--data.limit=60", "--training.epochs=2", "--evaluation.n_samples=8")

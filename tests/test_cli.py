@@ -12,7 +12,7 @@ import torch
 
 from lam import __version__
 from lam.cli import main
-from lam.retrieval.calibration_files import load_calibration
+from lam.retrieval.decisions.files import load_calibration
 from tests.conftest import TINY, FinishedRun
 
 SETTINGS = ("training.epochs", "laplace.split", "data.root", "margin", "output", "checkpoint")

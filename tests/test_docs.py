@@ -53,7 +53,7 @@ def test_there_are_commands_to_check() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_settings_exist(page: Path) -> None:
-    from lam.settings import describe_settings
+    from lam.runs.config_files import describe_settings
 
     described = describe_settings()
     for name in re.findall(r"`((?:online|training|laplace|data)\.[a-z_]+)`", text(page)):

@@ -65,7 +65,7 @@ def test_the_wheel_holds_the_package_and_no_more(wheel: Path) -> None:
 def test_the_wheel_works_away_from_the_repository(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     found = python(
-        "import json, lam; from lam.cli import DEMO; from lam.settings import load_config, find_config; "
+        "import json, lam; from lam.cli import DEMO; from lam.runs.config_files import load_config, find_config; "
         "load_config(DEMO).check(); print(json.dumps([lam.__file__, str(find_config(DEMO)), lam.__version__]))",
         cwd=tmp_path,
         path=tmp_path / "site",

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 
 import lam
 from lam import models
-from lam.added_head import train_layer, whitening_layer
-from lam.curvature import Relation
-from lam.head import ADDED
+from lam.methods.added_head import train_layer, whitening_layer
+from lam.models.head import ADDED
+from lam.pairs.relation import Relation
 from tests.helpers import unchecked
 
 Batches = list[tuple[Any, Tensor]]
@@ -379,7 +379,7 @@ def test_data_that_a_layer_cannot_be_trained_on_are_refused(features: Tensor, la
 
 
 def test_the_epoch_is_chosen_on_held_out_items_where_they_form_pairs(monkeypatch: pytest.MonkeyPatch):
-    from lam import added_head
+    from lam.methods import added_head
 
     seen: list[tuple[int, bool]] = []
 

@@ -1,7 +1,7 @@
 """What every data set of images is: labelled tensors of one shape, subsets of them, and three disjoint splits.
 
 Images in memory live here (`TensorImages`); what is read from files or ships with a library has its own file. How an
-image becomes a tensor is `lam.preprocessing`.
+image becomes a tensor is `lam.inputs.preprocessing`.
 """
 
 import math
@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64, Integer, Shaped, UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
 
 Images = TypeVar("Images", bound="ImageDataset")
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from lam.datasets.base import Splits
 from lam.datasets.published import Source, annotated_images, open_set, read_mat, resolve_preprocessing
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
 
 _ONE_FILE = "cars_annos.mat"
 _META = "devkit/cars_meta.mat"

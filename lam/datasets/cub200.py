@@ -15,7 +15,7 @@ from typing import Any
 
 from lam.datasets.base import Splits
 from lam.datasets.published import Source, annotated_images, open_set, resolve_preprocessing
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
 
 _IMAGES, _LABELS, _CLASSES = "images.txt", "image_class_labels.txt", "classes.txt"
 _SOURCE = Source(

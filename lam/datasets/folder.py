@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lam.datasets.base import ImageDataset, MissingDataError, Splits, carve, fraction_of
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
 
 _SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")

@@ -15,7 +15,7 @@ import torch
 
 from lam.datasets.base import MissingDataError, Splits, fraction_of, stratified_split
 from lam.datasets.published import Source, annotated_images, resolve_preprocessing, split_by_class
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
 
 _FOLDERS = ("lfw-deepfunneled", "lfw_funneled", "lfw")
 _TRAIN, _TEST = "peopleDevTrain.txt", "peopleDevTest.txt"

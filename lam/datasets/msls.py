@@ -24,8 +24,8 @@ from torch import Tensor
 from lam.datasets.base import Splits
 from lam.datasets.place_images import PlaceImages
 from lam.datasets.published import Source, existing, resolve_preprocessing
-from lam.preprocessing import Preprocessing
-from lam.tables import Table
+from lam.inputs.preprocessing import Preprocessing
+from lam.utils.tables import Table
 
 Subtask = Literal["all", "s2w", "w2s", "o2n", "n2o", "d2n", "n2d"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lam.datasets.base import first_drawn
 from lam.datasets.folder import FolderImages
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
 
 AREA_DISTANCE = 1e7
 """Metres that areas are apart, at least: none of their places are near."""
@@ -68,7 +68,7 @@ class PlaceImages(FolderImages):
 
     @property
     def targets(self) -> Float64[Tensor, "N Y"]:
-        """The positions, and where there are angles those as a last column: what `lam.curvature.Relation` takes."""
+        """The positions, and where there are angles those as a last column: what `lam.pairs.Relation` takes."""
         return self.positions if self.angles is None else torch.cat([self.positions, self.angles[:, None]], 1)
 
     @property

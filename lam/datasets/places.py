@@ -26,8 +26,8 @@ from torch import Tensor
 from lam.datasets.base import MissingDataError, Splits, fraction_of
 from lam.datasets.place_images import PlaceImages
 from lam.datasets.published import existing, resolve_preprocessing
-from lam.preprocessing import Preprocessing
-from lam.tables import Table
+from lam.inputs.preprocessing import Preprocessing
+from lam.utils.tables import Table
 
 _METRES = (("x", "y"), ("easting", "northing"))
 _DEGREES = ("lat", "lon")

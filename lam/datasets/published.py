@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lam.datasets.base import ImageDataset, MissingDataError, Splits, fraction_of, stratified_split
 from lam.datasets.folder import FolderImages
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
 
 DEFAULT_SIZE = 227
 _NAMED = 5

@@ -3,7 +3,7 @@
 The loss of a pair is ½ d² = 1 − c, with c the cosine of its two outputs f = r n. Its Gauss-Newton curvature in the
 outputs depends on where loss∘network is split: `euclidean` counts the normalisation n = f/r to the network, where it is
 linearised; `arccos` counts it to the loss. What a diagonal over a linear layer needs are the diagonals of the blocks
-H11, H22 (one output with itself) and H12 (one with the other). Sums over pairs live in `lam.hessians.last_layer`.
+H11, H22 (one output with itself) and H12 (one with the other). Sums over pairs live in `lam.hessians.batch`.
 
 Source: Warburg et al. (2023), appendix F; the sign of the arccos cross term follows from the derivation there.
 """

@@ -11,11 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from lam.autocast import without_autocast
-from lam.hessians.contrastive import Fix, Split, own_curvature
-from lam.hessians.diagonal import Diagonal
-from lam.hessians.estimate import estimate_all_pairs, near
-from lam.hessians.last_layer import (
+from lam.hessians.batch import (
     ALL_ZERO,
     check_finite,
     check_layer,
@@ -24,7 +20,12 @@ from lam.hessians.last_layer import (
     outputs,
     working_dtype,
 )
-from lam.hessians.relations import LabelRelation, NeighbourRelation, Neighbours
+from lam.hessians.contrastive import Fix, Split, own_curvature
+from lam.hessians.diagonal import Diagonal
+from lam.hessians.estimate import estimate_all_pairs, near
+from lam.hessians.relations import LabelRelation, NeighbourRelation
+from lam.pairs.neighbours import Neighbours
+from lam.utils.autocast import without_autocast
 
 ROWS = 4096
 """How many items of a feature matrix are streamed at once."""

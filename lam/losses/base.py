@@ -1,6 +1,6 @@
 """What the training losses share: the call, the checks, distances and weighted means.
 
-Each loss has a file of its own beside this one; which pairs count is decided in `lam.pairs`.
+Each loss has a file of its own beside this one; which pairs count is decided in `lam.pairs.pairs`.
 """
 
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from lam.pairs import Pairs
+from lam.pairs.pairs import Pairs
 
 
 @dataclass(frozen=True)

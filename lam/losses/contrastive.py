@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lam.losses.base import Loss, weighted_mean
-from lam.pairs import Pairs
+from lam.pairs.pairs import Pairs
 
 
 class Contrastive(Loss):
@@ -13,7 +13,7 @@ class Contrastive(Loss):
     Source: Hadsell, Chopra and LeCun (2006), equation 4, with a mean for each kind of pair.
 
     Example:
-        >>> from lam.pairs import Pairs
+        >>> from lam.pairs.pairs import Pairs
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
         >>> Contrastive(margin=2.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
         tensor(2.3431)

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from lam.losses.base import Loss, squared_distances, weighted_sum
-from lam.pairs import Pairs
+from lam.pairs.pairs import Pairs
 
 
 class LogPosterior(Loss):
@@ -16,7 +16,7 @@ class LogPosterior(Loss):
 
     Example:
         >>> import torch
-        >>> from lam.pairs import Pairs
+        >>> from lam.pairs.pairs import Pairs
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
         >>> LogPosterior(margin=2.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
         tensor(1.5000)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lam.losses.base import Loss
-from lam.pairs import Pairs
+from lam.pairs.pairs import Pairs
 
 
 class PytorchMetricLearning(Loss):
@@ -15,7 +15,7 @@ class PytorchMetricLearning(Loss):
     Source: pytorch-metric-learning's `ContrastiveLoss`, with `neg_margin=margin`.
 
     Example:
-        >>> from lam.pairs import Pairs
+        >>> from lam.pairs.pairs import Pairs
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
         >>> PytorchMetricLearning(margin=1.5)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
         tensor(1.5000)

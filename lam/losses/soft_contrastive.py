@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.losses.base import positive_or_one
-from lam.pairs import Pairs
+from lam.pairs.pairs import Pairs
 
 
 def soft_contrastive(

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from lam.losses.base import Loss, squared_distances, weighted_mean
-from lam.pairs import Pairs
+from lam.pairs.pairs import Pairs
 
 
 class Squared(Loss):
@@ -11,7 +11,7 @@ class Squared(Loss):
 
     Example:
         >>> import torch
-        >>> from lam.pairs import Pairs
+        >>> from lam.pairs.pairs import Pairs
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
         >>> Squared(margin=2.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
         tensor(4.)

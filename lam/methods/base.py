@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lam.augmentation import without_augmentation
-from lam.curvature import Relation
-from lam.encoder_base import Encoder
-from lam.head import find_head
-from lam.pairs import Pairs
+from lam.datasets.augmented import without_augmentation
+from lam.encoders.base import Encoder
+from lam.models.head import find_head
+from lam.pairs.pairs import Pairs
+from lam.pairs.relation import Relation
 from lam.training import History, device_of
 from lam.training import train as train_by_loop
 
@@ -73,6 +73,6 @@ def pairs_of(relation: Relation | None) -> Callable[[Tensor], Pairs]:
 
 
 def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:
-    """Find the head of a network on the first items of a data set, not augmented; see `lam.head.find_head`."""
+    """Find the head of a network on the first items of a data set, not augmented; see `lam.models.head.find_head`."""
     plain = without_augmentation(dataset)
     return find_head(network, torch.stack([plain[index][0] for index in range(min(2, len(plain)))]), head)

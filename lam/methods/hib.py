@@ -13,16 +13,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.curvature import Relation
-from lam.head import caught_input
+from lam.encoders.gaussian import GaussianEncoder
 from lam.losses import Loss
 from lam.losses.soft_contrastive import soft_contrastive
 from lam.methods.base import Stage, Trained, head_of, pairs_of, silent
-from lam.methods.gaussian import GaussianEncoder
+from lam.models.head import caught_input
 from lam.models.uncertainty_head import UncertaintyHead
+from lam.pairs.relation import Relation
 from lam.training import train as train_by_loop
-from lam.training.settings import refuse_below, refuse_non_positive
-from lam.training.steps import Batch, Step
+from lam.training.steps import Step, TrainingBatch
+from lam.utils.checks import refuse_below, refuse_non_positive
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ class HibStep(Step):
         """Options as JSON; a run is resumed only with the same."""
         return asdict(self.options)
 
-    def backward(self, network: nn.Module, loss: Loss, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+    def backward(
+        self, network: nn.Module, loss: Loss, batch: TrainingBatch, backward: Callable[[Tensor], None]
+    ) -> Tensor:
         """Add the gradient of one batch; of `loss`, which is not used, miners take the margin."""
         model: Any = network
         mean, log_variance = model(batch.inputs)

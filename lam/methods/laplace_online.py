@@ -14,23 +14,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lam.augmentation import without_augmentation
-from lam.curvature import Relation
-from lam.encoder import BayesianEncoder
-from lam.head import caught_input
+from lam.datasets.augmented import without_augmentation
+from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import Diagonal, contrastive_ggn
+from lam.hessians.batch import check_settings
 from lam.hessians.contrastive import Fix, Split
-from lam.hessians.last_layer import check_settings
 from lam.losses import Loss
 from lam.methods.base import Stage, Trained, head_of, pairs_of, silent
 from lam.methods.laplace_posthoc import LaplaceOptions, fit_with
-from lam.mining import Miner, MinerName, Mining
-from lam.pairs import Pairs
-from lam.posterior import LastLayerPosterior
+from lam.models.head import caught_input
+from lam.pairs.mining import Miner, MinerName, Mining
+from lam.pairs.pairs import Pairs
+from lam.pairs.relation import Relation
+from lam.posteriors.diagonal import LastLayerPosterior
 from lam.training import BATCH_SIZE
 from lam.training import train as train_by_loop
-from lam.training.settings import refuse_below, refuse_non_positive, refuse_other_than
-from lam.training.steps import Batch, DivergenceError, Step
+from lam.training.steps import DivergenceError, Step, TrainingBatch
+from lam.utils.checks import refuse_below, refuse_non_positive, refuse_other_than
 
 Update = Literal["average", "accumulate"]
 _SHARED = ("margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
@@ -59,7 +59,7 @@ class OnlineOptions:
         fix: `fixed`, `positive` or `full`.
         negative_weight: w in [0, 1].
         hessian_miner: which pairs h_batch is over: `all`, or those of `violating`, `easy`, `semihard` or `hard`
-            triplets; see `lam.mining.Mining`.
+            triplets; see `lam.pairs.Mining`.
         hessian_max_pairs: at most so many of these triplets, or of all pairs so many of each type, drawn at random.
 
     Raises:
@@ -122,7 +122,9 @@ class OnlineLaplaceStep(Step):
         del options["refit"]  # it comes after training, and may be asked for later
         return {"head": self.head, **options, "margin": self.margin}
 
-    def backward(self, network: nn.Module, loss: Loss, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+    def backward(
+        self, network: nn.Module, loss: Loss, batch: TrainingBatch, backward: Callable[[Tensor], None]
+    ) -> Tensor:
         """Add the gradient at the samples, averaged, and update h; see `Step.backward`.
 
         Miners see the embeddings of each sample, for its loss and for its curvature: what is averaged over the samples

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lam.augmentation import without_augmentation
-from lam.curvature import Relation, Scope
-from lam.embeddings import Mean
-from lam.encoder import BayesianEncoder
-from lam.fitting import fit, refuse_dimension_of_other_head, refuse_full_over_dataset
+from lam.datasets.augmented import without_augmentation
+from lam.encoders.bayesian import BayesianEncoder
+from lam.hessians.batch import check_settings
 from lam.hessians.contrastive import Fix, Split
-from lam.hessians.last_layer import check_settings
 from lam.losses import Loss
 from lam.methods.base import Stage, Trained, silent, train_network
-from lam.mining import MinerName
-from lam.training.settings import refuse_below, refuse_non_positive, refuse_other_than
+from lam.methods.fit import fit, refuse_dimension_of_other_head, refuse_full_over_dataset
+from lam.pairs.mining import MinerName
+from lam.pairs.relation import Relation, Scope
+from lam.utils.checks import refuse_below, refuse_non_positive, refuse_other_than
+from lam.vmf.embeddings import Mean
 
 Tune = Literal["calibration", "marginal_likelihood", "none"]
 

@@ -3,38 +3,18 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from lam.curvature import Relation
+from lam.encoders.concentration import NormEncoder
 from lam.losses import Loss
 from lam.methods import deterministic
 from lam.methods.base import Stage, Trained, silent
-from lam.methods.seeded import ConcentrationEncoder
+from lam.pairs.relation import Relation
 
 
 @dataclass(frozen=True)
 class NormOptions:
     """There are none."""
-
-
-class NormEncoder(ConcentrationEncoder):
-    """Embed with κ = ‖f‖, f = Wφ + b being the head's output before normalisation.
-
-    A von Mises-Fisher density C_D(κ) exp(κ μ·x) has κμ as its natural parameter, and f is read as that. No loss of
-    normalised embeddings asks ‖f‖ to mean anything; its scale is arbitrary, so only the order of κ says something.
-
-    Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss", who train with that reading; here nothing does.
-
-    Args:
-        network, head, seed, common: of `SeededEncoder`.
-    """
-
-    kind = "norm"
-
-    def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
-        """Give ‖f‖, float64."""
-        return self.unnormalised(features).double().norm(dim=1)
 
 
 def train(

@@ -13,16 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lam.curvature import Relation
-from lam.head import features_and_output
+from lam.encoders.gaussian import GaussianEncoder
 from lam.losses import Loss
 from lam.losses.mutual_likelihood import mutual_likelihood
 from lam.methods.base import Stage, Trained, head_of, pairs_of, silent, train_network
-from lam.methods.gaussian import GaussianEncoder
+from lam.models.head import features_and_output
 from lam.models.uncertainty_head import UncertaintyHead
+from lam.pairs.relation import Relation
 from lam.training import train as train_by_loop
-from lam.training.settings import refuse_below, refuse_non_positive
-from lam.training.steps import Batch, Step
+from lam.training.steps import Step, TrainingBatch
+from lam.utils.checks import refuse_below, refuse_non_positive
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ class MutualLikelihoodStep(Step):
         """A fingerprint of the network: a head goes on only beside the one that it began with."""
         return {"head": self.head, "frozen": _fingerprint(self.network)}
 
-    def backward(self, network: nn.Module, loss: Loss, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+    def backward(
+        self, network: nn.Module, loss: Loss, batch: TrainingBatch, backward: Callable[[Tensor], None]
+    ) -> Tensor:
         """Add the gradient over all positive pairs; `loss`, which trained the network, is not used."""
         features, output = features_and_output(self.network, self.head, batch.inputs)
         means = F.normalize(batch.gathered(output).float())

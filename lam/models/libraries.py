@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from lam.models.network import EmbeddingNetwork, Option
-from lam.weights import load_state, read_weights
+from lam.models.weights import load_state, read_weights
 
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 _INCEPTIONS = ("googlenet", "inception_v3")

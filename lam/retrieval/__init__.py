@@ -1,21 +1,28 @@
 """Retrieval: index and exact ranking, decisions at stated error rates, and what shows whether certainty can be trusted.
 
 Tensors in, tensors out: nothing here knows of networks, data sets or configuration. Plots and the report are imported
-from their own modules, `lam.retrieval.plots` and `lam.retrieval.report`.
+from their own modules, `lam.retrieval.metrics.plots` and `lam.runs.html`.
 """
 
-from lam.retrieval.calibration_files import load_calibration, save_calibration
-from lam.retrieval.decisions import Decision, Decisions
-from lam.retrieval.fusion import Fused, error_correlation, fuse_identities
-from lam.retrieval.hits import Hits
-from lam.retrieval.index import Index
-from lam.retrieval.neighbours import rank, sampled_nearest
-from lam.retrieval.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
-from lam.retrieval.open_set import OpenSet, open_set_metrics
-from lam.retrieval.ranking import count_without_relevant, map_at_k, recall_at_k
-from lam.retrieval.searches import Searches, search_open_set
-from lam.retrieval.threshold import Calibration, Targets, calibrate
-from lam.retrieval.uncertainty import CalibrationBins, Votes, ausc, majority_votes, retrieval_ece, sparsification
+from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
+from lam.retrieval.decisions.decisions import Decision, Decisions
+from lam.retrieval.decisions.files import load_calibration, save_calibration
+from lam.retrieval.index.exact import rank, sampled_nearest
+from lam.retrieval.index.faiss_index import Index
+from lam.retrieval.index.fusion import Fused, error_correlation, fuse_identities
+from lam.retrieval.index.hits import Hits
+from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
+from lam.retrieval.metrics.open_set import OpenSet, open_set_metrics
+from lam.retrieval.metrics.ranking import count_without_relevant, map_at_k, recall_at_k
+from lam.retrieval.metrics.searches import Searches, search_open_set
+from lam.retrieval.metrics.uncertainty import (
+    CalibrationBins,
+    Votes,
+    ausc,
+    majority_votes,
+    retrieval_ece,
+    sparsification,
+)
 
 __all__ = [
     "Calibration",

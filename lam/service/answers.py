@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lam.embeddings import KAPPA_RANGE, Embeddings
-from lam.retrieval.conformal import needed
-from lam.retrieval.decisions import Decision
-from lam.retrieval.hits import Hits
-from lam.retrieval.threshold import Calibration, credible_cosine
+from lam.retrieval.decisions.calibration import Calibration, credible_cosine
+from lam.retrieval.decisions.conformal import needed
+from lam.retrieval.decisions.decisions import Decision
+from lam.retrieval.index.hits import Hits
 from lam.service.gallery import Described
 from lam.service.items import Images, Item, content_id, packed, thumbnail_path
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _POINTS = 200
 _CAPS = 2000

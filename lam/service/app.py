@@ -13,14 +13,14 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.staticfiles import StaticFiles
 
 from lam import __version__
-from lam.enrolment import MAX_LABEL
+from lam.gallery.enrolment import ID_RULE, MAX_LABEL
 from lam.service import schemas
 from lam.service.answers import Judge, as_json
 from lam.service.bodies import JSON, Given, content_type, item_of, pair_of, query_of
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError, busy
 from lam.service.images import CONTENT_TYPES, media_type
-from lam.service.items import ID_RULE, Item, checked_id, checked_label, thumbnail_path
+from lam.service.items import Item, checked_id, checked_label, thumbnail_path
 from lam.service.limits import Limits
 from lam.service.metrics import Metrics
 from lam.service.refusals import answer_errors, refuse_unknown_parameters

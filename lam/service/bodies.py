@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lam.enrolment import ID_RULE, MAX_LABEL, MAX_METADATA
+from lam.gallery.enrolment import ID_RULE, MAX_LABEL, MAX_METADATA
 from lam.service.answers import Query
 from lam.service.engine import embedding_of
 from lam.service.errors import ServiceError

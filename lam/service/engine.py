@@ -17,13 +17,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lam.embeddings import KAPPA_RANGE, Embeddings
-from lam.encoder_base import Encoder
-from lam.gallery import open_run, require_faiss
-from lam.retrieval.calibration_files import fingerprint, load_calibration
-from lam.retrieval.entries import unit_vectors
-from lam.retrieval.hits import Hits
-from lam.retrieval.threshold import Calibration
+from lam.encoders.base import Encoder
+from lam.retrieval.decisions.calibration import Calibration
+from lam.retrieval.decisions.files import fingerprint, load_calibration
+from lam.retrieval.index.entries import unit_vectors
+from lam.retrieval.index.hits import Hits
+from lam.runs.index import open_run, require_faiss
 from lam.service.answers import Answer, Judge, Query
 from lam.service.errors import ServiceError, busy
 from lam.service.gallery import Gallery
@@ -31,6 +30,7 @@ from lam.service.images import read_image, thumbnail
 from lam.service.settings import ServiceSettings
 from lam.service.store import Change, Operation
 from lam.service.workers import Worker, require_room
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 Value = TypeVar("Value")
 _WARM_UPS = 3

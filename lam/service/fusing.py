@@ -1,8 +1,8 @@
 """Images of one identity as one item, fused one after the other while serving.
 
 The density of an item is a product, so that its images need not be kept: the sums Σ κμ, Σ κ and Σ √κ in float64 are all
-that fusing goes on from, whatever the order. The formula is that of `lam.retrieval.fusion`, with errors that are wholly
-shared, as `lam index` has it.
+that fusing goes on from, whatever the order. The formula is that of `lam.retrieval.index.fusion`, with errors that
+are wholly shared, as `lam index` has it.
 """
 
 from dataclasses import replace
@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from lam.retrieval.fusion import Sums
+from lam.retrieval.index.fusion import Sums
 from lam.service.errors import ServiceError
 from lam.service.items import Images, Item
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lam.embeddings import Embeddings
-from lam.retrieval.hits import Hits
-from lam.retrieval.index import Index
-from lam.run_folder import locked
+from lam.retrieval.index.faiss_index import Index
+from lam.retrieval.index.hits import Hits
 from lam.service.errors import ServiceError, busy
 from lam.service.items import Item
 from lam.service.own_index import OwnIndex
 from lam.service.store import FILE, Change, ItemStore, Operation
 from lam.service.takeover import erase, take_over, to_erase
+from lam.utils.files import locked
+from lam.vmf.embeddings import Embeddings
 
 if TYPE_CHECKING:
     from lam.service.remote_index import RemoteIndex

@@ -1,6 +1,6 @@
 """From the body of a request to an image: only JPEG, PNG and WebP, its cost told by the header, first frame, upright.
 
-Errors say nothing of what a decoder said. How an image becomes an input is `lam.preprocessing`.
+Errors say nothing of what a decoder said. How an image becomes an input is `lam.inputs.preprocessing`.
 """
 
 import io
@@ -8,7 +8,7 @@ import io
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from lam.preprocessing import decode, reduction
+from lam.inputs.preprocessing import decode, reduction
 from lam.service.errors import ServiceError
 from lam.service.settings import MEBIBYTE, ServiceSettings
 
@@ -29,7 +29,7 @@ def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = No
     Args:
         body: the file.
         settings: how many pixels it may have, and how many bytes they may take; more are refused before any is decoded.
-        least: see `lam.preprocessing.decode`.
+        least: see `lam.inputs.preprocessing.decode`.
 
     Returns:
         Its first frame, turned as its EXIF data say.

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from lam.enrolment import ID_RULE, MAX_DEPTH, MAX_LABEL, MAX_METADATA, id_of_digest, is_id
+from lam.gallery.enrolment import ID_RULE, MAX_DEPTH, MAX_LABEL, MAX_METADATA, id_of_digest, is_id
 from lam.service.errors import ServiceError
 
 

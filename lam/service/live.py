@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lam.calibrate import StoredItems
+from lam.runs.calibrate import StoredItems
 from lam.service.gallery import FOLDER
 from lam.service.store import FILE, MARK, ItemStore
 
@@ -19,7 +19,7 @@ def stored_items(run: str | Path) -> StoredItems:
         run: the run's folder.
 
     Returns:
-        A gallery to calibrate for, see `lam.calibrate.calibrate_run`.
+        A gallery to calibrate for, see `lam.runs.calibrate.calibrate_run`.
 
     Raises:
         CorruptFileError: naming the file that was lost, or the rows that were altered.

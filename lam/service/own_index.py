@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lam.embeddings import Embeddings
-from lam.files import CorruptFileError
-from lam.retrieval.hits import Hits
-from lam.retrieval.index import Index
+from lam.retrieval.index.faiss_index import Index
+from lam.retrieval.index.hits import Hits
 from lam.service.items import Item
 from lam.service.store import ItemStore
+from lam.utils.files import CorruptFileError
+from lam.vmf.embeddings import Embeddings
 
 _BLOCK = 10_000
 _LOG = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
+from lam.gallery.enrolment import ID_RULE
 from lam.service.errors import FAILED, ServiceError
-from lam.service.items import ID_RULE
 
 _SHOWN = 80
 

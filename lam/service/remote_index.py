@@ -12,13 +12,13 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 
-from lam.embeddings import Embeddings
-from lam.retrieval.hits import Hits
-from lam.retrieval.milvus_index import Address, MilvusIndex
+from lam.retrieval.index.hits import Hits
+from lam.retrieval.index.milvus_index import Address, MilvusIndex
 from lam.service.errors import ServiceError, busy
 from lam.service.items import Item
 from lam.service.own_index import embeddings_of, require_dimension
 from lam.service.store import ItemStore
+from lam.vmf.embeddings import Embeddings
 
 TIMEOUT = 5.0
 """Seconds that an answer of the server may take."""
@@ -37,7 +37,7 @@ class RemoteIndex:
     store first uses it.
 
     Args:
-        address: as `lam.retrieval.milvus_index.MilvusIndex` has it; the collection is made where it does not exist.
+        address: as `MilvusIndex` has it; the collection is made where it does not exist.
         store: what the collection shall hold.
         dimension: of the embeddings.
 

@@ -15,10 +15,10 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from lam.files import CorruptFileError, write_text
 from lam.service.errors import ServiceError, busy, full
 from lam.service.fusing import fuse
 from lam.service.items import Images, Item
+from lam.utils.files import CorruptFileError, write_text
 
 FORMAT = 2
 FILE, MARK = "items.sqlite", "items.made"

@@ -14,17 +14,17 @@ import torch
 from PIL import Image
 
 from lam.datasets import FolderImages, ImageDataset
-from lam.enrolment import name_of
-from lam.files import MANIFEST, sha256_of
-from lam.gallery import held_items, read_items, remove_items
-from lam.preprocessing import open_image
-from lam.retrieval import index_files
-from lam.run_data import load_data
+from lam.gallery.enrolment import name_of
+from lam.inputs.preprocessing import open_image
+from lam.retrieval.index import files as index_files
+from lam.runs.config_files import load_config
+from lam.runs.data import load_data
+from lam.runs.index import held_items, read_items, remove_items
 from lam.service.errors import ServiceError
 from lam.service.images import THUMBNAIL, thumbnail
 from lam.service.items import Images, Item, checked_id, checked_label, checked_metadata, packed
 from lam.service.store import ItemStore, Operation
-from lam.settings import load_config
+from lam.utils.files import MANIFEST, sha256_of
 
 ORIGIN, FACT = "index", "index_taken_over"
 BY_NUMBER = "index_manifest"

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lam import distributed
-from lam.curvature import check_labels
 from lam.losses import Loss
-from lam.mining import Miner, MinerName
-from lam.pairs import Pairs, check_label_vector
-from lam.training.batches import classes_of, labels_of, own_randomness
+from lam.pairs.mining import Miner, MinerName
+from lam.pairs.pairs import Pairs, check_label_vector, check_labels
+from lam.training.batches import classes_of, labels_of
 from lam.training.loop import History, Loop, Task
 from lam.training.settings import Accelerator, Optimizer, Precision, Settings, resolve_accelerator
-from lam.training.steps import Batch, DivergenceError, Step
+from lam.training.steps import DivergenceError, Step, TrainingBatch
+from lam.utils import distributed
+from lam.utils.random import own_randomness
 
 BATCH_SIZE = 256
 
@@ -77,7 +77,7 @@ def train(
         validate: called after each epoch with the network in evaluation mode; higher is better, and the first epoch
             with the highest value is kept. Without it the last epoch is.
         miner: which pairs of a batch the loss takes, "all", "violating", "easy", "semihard" or "hard", or a miner of
-            pytorch-metric-learning; see `lam.mining.Mining`. A batch in which it finds none has a loss of zero.
+            pytorch-metric-learning; see `lam.pairs.Mining`. A batch in which it finds none has a loss of zero.
         max_pairs: at most so many of these triplets, or, of all pairs, so many of each type, drawn at random; None for
             no limit.
         batch_size: items a batch, at least 2, for each process; the last batch of an epoch may be smaller.
@@ -224,4 +224,4 @@ def _check_classes(there: int, wanted: int) -> None:
         )
 
 
-__all__ = ["Batch", "DivergenceError", "History", "Step", "device_of", "train"]
+__all__ = ["DivergenceError", "History", "Step", "TrainingBatch", "device_of", "train"]

@@ -4,15 +4,14 @@ Every batch has a random state of its own, derived from the run's seed and its p
 any number of processes, and gives what it would have given in an uninterrupted pass.
 """
 
-import hashlib
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
+
+from lam.utils.random import derive_seed, derive_seed_of_part, own_randomness, reseed
 
 
 class Batches(Dataset):
@@ -110,28 +109,3 @@ def classes_of(dataset: Any) -> list[Tensor]:
     groups = labels_of(dataset) if groups is None else torch.as_tensor(groups)
     sizes = groups.unique(return_counts=True)[1].tolist()
     return [items for items in groups.argsort(stable=True).split(sizes) if len(items) > 1]
-
-
-def derive_seed(*place: int | str) -> int:
-    """Mix numbers and words into one seed below 2⁵⁶."""
-    return int.from_bytes(hashlib.sha256(repr(place).encode()).digest()[:7])
-
-
-def derive_seed_of_part(part: int, *place: int | str) -> int:
-    """Mix as `derive_seed` for the first part of a batch, which one process takes whole, and otherwise for the rest."""
-    return derive_seed(*place, *((part,) if part else ()))
-
-
-def reseed(seed: int, device: torch.device) -> None:
-    """Seed torch's global generators of the CPU and of one device, and no other's."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-
-
-@contextmanager
-def own_randomness(device: torch.device) -> Iterator[None]:
-    """Restore torch's global random state, of the CPU and of the device, on leaving."""
-    with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
-        yield

@@ -13,7 +13,16 @@ from typing import Any
 
 from torch import Tensor
 
-from lam.files import CorruptFileError, read_json, read_tensors, seal, sync_folder, verify, write_json, write_tensors
+from lam.utils.files import (
+    CorruptFileError,
+    read_json,
+    read_tensors,
+    seal,
+    sync_folder,
+    verify,
+    write_json,
+    write_tensors,
+)
 
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")

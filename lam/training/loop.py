@@ -25,14 +25,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from lam import distributed
-from lam.curvature import Relation
 from lam.losses import Loss
-from lam.pairs import Pairs
+from lam.pairs.pairs import Pairs
+from lam.pairs.relation import Relation
 from lam.training import checkpoints
-from lam.training.batches import Batches, derive_seed, derive_seed_of_part, reseed
+from lam.training.batches import Batches
 from lam.training.settings import Settings
-from lam.training.steps import Batch, DivergenceError, Step
+from lam.training.steps import DivergenceError, Step, TrainingBatch
+from lam.utils import distributed
+from lam.utils.random import derive_seed, derive_seed_of_part, reseed
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -167,7 +168,7 @@ class Loop:
         reseed(derive_seed_of_part(distributed.rank() if self.sizes else 0, *place), self.fabric.device)
         self.optimizer.zero_grad()
         generator = torch.Generator().manual_seed(derive_seed(*place))
-        batch = Batch(inputs, pairs, at.epoch, generator, labels, self.settings.mining, self.sizes)
+        batch = TrainingBatch(inputs, pairs, at.epoch, generator, labels, self.settings.mining, self.sizes)
         try:
             loss = self.task.step.backward(self.module, self.task.loss, batch, self.fabric.backward).item()
         except DivergenceError as error:

@@ -3,14 +3,13 @@
 What the options do is told by `lam.training.train`.
 """
 
-import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 
-from lam.mining import Miner, MinerName, Mining
+from lam.pairs.mining import Miner, MinerName, Mining
+from lam.utils.checks import refuse_below, refuse_non_positive, refuse_other_than
 
 Optimizer = Literal["adam", "adamw", "rmsprop", "sgd"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
@@ -77,24 +76,6 @@ def resolve_accelerator(accelerator: str) -> str:
     if accelerator == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return accelerator
-
-
-def refuse_below(name: str, value: int | float | None, least: int | float) -> None:
-    """Refuse a number below the least or not finite; None is no number and stands."""
-    if value is not None and not least <= value < math.inf:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-
-
-def refuse_non_positive(name: str, value: int | float | None) -> None:
-    """Refuse a number that is not positive and finite; None is no number and stands."""
-    if value is not None and not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite, got {value}")
-
-
-def refuse_other_than(name: str, value: str, allowed: Collection[str]) -> None:
-    """Refuse a choice that is not allowed."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def _refuse_uneven(per_class: int | None, batch_size: int) -> None:

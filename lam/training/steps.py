@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lam import distributed
 from lam.losses import Loss
-from lam.mining import ALL_PAIRS, Mining
-from lam.pairs import Pairs
+from lam.pairs.mining import ALL_PAIRS, Mining
+from lam.pairs.pairs import Pairs
+from lam.utils import distributed
 
 
 class DivergenceError(ValueError):
@@ -21,7 +21,7 @@ class DivergenceError(ValueError):
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """What a step is given.
 
     Attributes:
@@ -69,7 +69,9 @@ class Step:
         """Options as JSON; a run is resumed only with the same."""
         return {}
 
-    def backward(self, network: nn.Module, loss: Loss, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+    def backward(
+        self, network: nn.Module, loss: Loss, batch: TrainingBatch, backward: Callable[[Tensor], None]
+    ) -> Tensor:
         """Add the gradient of one batch to the parameters' `grad`.
 
         Args:

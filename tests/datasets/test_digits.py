@@ -6,7 +6,7 @@ from sklearn.datasets import load_digits as sklearn_digits
 
 from lam.datasets import digits, load, load_ood
 from lam.datasets.base import TensorImages
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
 
 
 def rows(images: TensorImages) -> torch.Tensor:

@@ -8,7 +8,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from lam.datasets import FolderImages, MissingDataError, load, load_ood
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
 
 SMALL = Preprocessing(size=10, crop=8)
 

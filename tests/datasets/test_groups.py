@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from lam.augmentation import AugmentationOptions, Augmented
 from lam.datasets import TensorImages, load
+from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.datasets.place_images import PlaceImages
-from lam.pairs import Pairs
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
+from lam.pairs.pairs import Pairs
 from lam.training.batches import Batches
 from tests.datasets import layouts
 

@@ -8,7 +8,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from lam.datasets.base import MissingDataError, Splits, TensorImages, carve, fraction_of, stratified_split
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
 
 
 def pixels(n: int, channels: int = 1, side: int = 4) -> torch.Tensor:

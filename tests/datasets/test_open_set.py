@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from lam.datasets import MissingDataError, load, load_ood
 from lam.datasets.lfw import splits as lfw_splits
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
 from tests.datasets import layouts
 
 SMALL = {"image_size": 8}

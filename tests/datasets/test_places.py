@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lam.curvature import Relation
 from lam.datasets import MissingDataError, PlaceImages, load, load_ood
 from lam.datasets.places import earth_centred
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
+from lam.pairs.relation import Relation
 from tests.datasets import layouts
 
 SMALL = {"image_size": 8}

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from lam.hessians import SPLITS, Diagonal, Neighbours, contrastive_ggn, contrastive_ggn_dataset
 from lam.hessians.estimate import estimate_all_pairs, estimate_positive_pairs
-from lam.pairs import Pairs
+from lam.pairs.pairs import Pairs
 from tests.helpers import unchecked
 from tests.hessians.test_last_layer import make
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from lam.hessians import FIXES, SPLITS, contrastive_ggn, contrastive_ggn_dataset
-from lam.hessians.last_layer import _cross_sum_by_output, cross_sum_over_pairs
-from lam.pairs import Pairs
+from lam.hessians.batch import _cross_sum_by_output, cross_sum_over_pairs
+from lam.pairs.pairs import Pairs
 from tests.helpers import unchecked
 from tests.hessians import twin
 

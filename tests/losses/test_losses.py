@@ -7,7 +7,7 @@ import torch
 from pytorch_metric_learning.losses import ContrastiveLoss
 
 from lam import losses
-from lam.pairs import Pairs
+from lam.pairs.pairs import Pairs
 
 NAMES = get_args(losses.LossName)
 

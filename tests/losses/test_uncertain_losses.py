@@ -5,7 +5,7 @@ import torch
 
 from lam.losses.mutual_likelihood import mutual_likelihood
 from lam.losses.soft_contrastive import soft_contrastive
-from lam.pairs import Pairs
+from lam.pairs.pairs import Pairs
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

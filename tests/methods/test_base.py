@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from lam.augmentation import AugmentationOptions, Augmented
-from lam.encoder_base import widened
+from lam.datasets.augmented import AugmentationOptions, Augmented
+from lam.encoders.base import widened
+from lam.encoders.concentration import NormEncoder
+from lam.encoders.deterministic import DeterministicEncoder
 from lam.methods import MethodName, find
 from lam.methods.base import Trained, head_of
-from lam.methods.deterministic import DeterministicEncoder
-from lam.methods.norm import NormEncoder
 from tests.methods import small_data as small
 
 AS_THEY_ARE = ("deterministic", "norm", "knn_distance", "mc_dropout", "pfe", "laplace_posthoc")

@@ -10,9 +10,10 @@ from torch import nn
 
 import lam
 from lam import models
+from lam.encoders.ensemble import EnsembleEncoder, align, concatenated
 from lam.methods import deep_ensemble, deterministic
-from lam.methods.deep_ensemble import EnsembleEncoder, EnsembleOptions, align, concatenated
-from lam.vmf import mean_resultant_length
+from lam.methods.deep_ensemble import EnsembleOptions
+from lam.vmf.distribution import mean_resultant_length
 from tests.helpers import unchecked
 from tests.methods import small_data as small
 

@@ -5,8 +5,8 @@ import torch
 
 import lam
 from lam import methods
-from lam.embeddings import KAPPA_RANGE
 from lam.methods import deterministic
+from lam.vmf.embeddings import KAPPA_RANGE
 from tests.methods import small_data as small
 
 DATA = small.images()

@@ -9,13 +9,13 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 import lam
 from lam import models
+from lam.encoders.gaussian import GaussianEncoder
 from lam.losses.soft_contrastive import soft_contrastive
-from lam.methods.gaussian import GaussianEncoder
 from lam.methods.hib import HibNetwork, HibOptions, HibStep, divergence_from_unit_gaussian, train
-from lam.mining import Mining
 from lam.models.uncertainty_head import UncertaintyHead
+from lam.pairs.mining import Mining
 from lam.training import DivergenceError
-from lam.training.steps import Batch
+from lam.training.steps import TrainingBatch
 from tests.methods.test_pfe import LOSS, QUIET, make_data, make_network
 
 OPTIONS = HibOptions(n_samples=3, kl_weight=0.1)
@@ -36,7 +36,7 @@ def test_the_divergence_is_that_of_torch():
 def test_a_step_is_the_one_written_out_by_hand():
     data, model = make_data(16), HibNetwork(make_network(), "head", UncertaintyHead(512, 3), OPTIONS)
     inputs, pairs = data.batch(torch.arange(16)), lam.Pairs.by_label(data.labels)
-    batch = Batch(inputs, pairs, 0, torch.Generator().manual_seed(1))
+    batch = TrainingBatch(inputs, pairs, 0, torch.Generator().manual_seed(1))
     value = HibStep(OPTIONS).backward(model, LOSS, batch, lambda found: found.backward())
     features = model.network.features(inputs)
     mean, log_variance = model.network.head(features), model.uncertainty(features)
@@ -64,7 +64,7 @@ def test_miners_choose_by_the_directions_of_the_means():
         return none, none, none, none
 
     inputs = data.batch(torch.arange(16))
-    batch = Batch(inputs, pairs, 0, torch.Generator().manual_seed(1), data.labels, Mining(miner))
+    batch = TrainingBatch(inputs, pairs, 0, torch.Generator().manual_seed(1), data.labels, Mining(miner))
     value = HibStep(replace(OPTIONS, kl_weight=0.0)).backward(model, LOSS, batch, lambda found: found.backward())
     assert value == 0
     torch.testing.assert_close(seen[0].detach(), model.network(inputs).detach())
@@ -119,7 +119,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Pa
 def test_the_checkpoint_holds_what_turns_distance_into_a_match(tmp_path: Path):
     train(make_network(), make_data(), loss=LOSS, epochs=1, folder=tmp_path, **QUIET)
     (path,) = tmp_path.glob("checkpoint-*")
-    tensors = lam.files.read_tensors(path / "tensors.safetensors")
+    tensors = lam.utils.files.read_tensors(path / "tensors.safetensors")
     assert abs(float(tensors["last/network/log_scale"].exp()) - 5) > 1e-4
     assert abs(float(tensors["last/network/offset"]) - 5) > 1e-4
 

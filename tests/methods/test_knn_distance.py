@@ -6,12 +6,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import lam
-from lam.augmentation import AugmentationOptions, Augmented
-from lam.bessel import bessel_ratio, bessel_ratio_complement
-from lam.embeddings import KAPPA_RANGE
+from lam.datasets.augmented import AugmentationOptions, Augmented
+from lam.encoders.concentration import NeighbourEncoder
 from lam.methods import knn_distance
-from lam.methods.knn_distance import NeighbourEncoder, NeighbourOptions
-from lam.methods.seeded import reference_inputs
+from lam.methods.knn_distance import NeighbourOptions
+from lam.methods.reference import reference_inputs
+from lam.vmf.bessel import bessel_ratio, bessel_ratio_complement
+from lam.vmf.embeddings import KAPPA_RANGE
 from tests.methods import small_data as small
 
 DATA = small.images()

@@ -7,13 +7,13 @@ from pytorch_metric_learning.miners import TripletMarginMiner
 from torch.utils.data import DataLoader
 
 from lam import losses, models
-from lam.augmentation import AugmentationOptions, Augmented
-from lam.curvature import Relation
 from lam.datasets import TensorImages
-from lam.fitting import fit
+from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.hessians import contrastive_ggn
+from lam.methods.fit import fit
 from lam.methods.laplace_posthoc import LaplaceOptions, train
-from lam.pairs import Pairs
+from lam.pairs.pairs import Pairs
+from lam.pairs.relation import Relation
 from lam.training import train as train_network
 
 OPTIONS = LaplaceOptions(fix="positive", batch_size=12, prior_precision=2.0, likelihood_scale=1e4, negative_weight=0.5)

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lam
+from lam.encoders.dropout import DropoutEncoder, mask_of, thinned
 from lam.methods import mc_dropout
-from lam.methods.mc_dropout import DropoutEncoder, mask_of, thinned
 from lam.models import EmbeddingNetwork
-from lam.training.batches import derive_seed
-from lam.vmf import VonMisesFisher, mean_resultant_length
+from lam.utils.random import derive_seed
+from lam.vmf.distribution import VonMisesFisher, mean_resultant_length
 from tests.methods import small_data as small
 
 DATA = small.images()

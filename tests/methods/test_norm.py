@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import lam
-from lam.bessel import bessel_ratio
-from lam.embeddings import KAPPA_RANGE
+from lam.encoders.concentration import NormEncoder
 from lam.methods import norm
-from lam.methods.norm import NormEncoder
+from lam.vmf.bessel import bessel_ratio
+from lam.vmf.embeddings import KAPPA_RANGE
 from tests.methods import small_data as small
 
 DATA = small.images()

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from lam import losses
 from lam.hessians import contrastive_ggn
 from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions
-from lam.mining import Mining
-from lam.pairs import Pairs
+from lam.pairs.mining import Mining
+from lam.pairs.pairs import Pairs
 from lam.training import Batch, DivergenceError, checkpoints, train
 from tests.methods.test_laplace_online import OPTIONS, QUIET, make_data, make_network
 

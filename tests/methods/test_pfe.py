@@ -10,12 +10,12 @@ from torch import nn
 import lam
 from lam import losses, models
 from lam.datasets import TensorImages
+from lam.encoders.gaussian import GaussianEncoder
 from lam.losses.mutual_likelihood import mutual_likelihood
-from lam.methods.gaussian import GaussianEncoder
 from lam.methods.pfe import MutualLikelihoodStep, PfeOptions, train
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import DivergenceError
-from lam.training.steps import Batch
+from lam.training.steps import TrainingBatch
 
 LOSS = losses.build(margin=0.7)
 QUIET = {"progress": False, "accelerator": "cpu", "batch_size": 16}
@@ -74,7 +74,7 @@ def test_a_step_is_the_one_written_out_by_hand():
     network, data = NetworkWithBatchNorm(), make_data(16)
     head, twin = UncertaintyHead(8, 3), UncertaintyHead(8, 3)
     inputs, pairs = data.batch(torch.arange(16)), lam.Pairs.by_label(data.labels)
-    batch = Batch(inputs, pairs, 0, torch.Generator())
+    batch = TrainingBatch(inputs, pairs, 0, torch.Generator())
     value = MutualLikelihoodStep(network, "head").backward(head, LOSS, batch, lambda found: found.backward())
     assert network.training
     network.eval()
@@ -138,7 +138,7 @@ def test_embeddings_are_those_of_samples_written_out_by_hand(unit_mean):
     for item in range(6):
         samples = F.normalize(mean[item].double() + variance[item].double().sqrt() * noise)
         resultant = ((50 * samples.mean(0).norm() ** 2 - 1) / 49).sqrt()
-        kappa = lam.vmf.kappa_from_resultant(resultant, 3)
+        kappa = lam.vmf.distribution.kappa_from_resultant(resultant, 3)
         torch.testing.assert_close(found.resultant[item].double(), resultant, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(found.kappa[item].double(), kappa, rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(found.mean, encoder.network(images).detach())
@@ -160,7 +160,7 @@ def test_kappa_and_joint_samples_do_not_depend_on_the_batches():
 def test_many_items_are_taken_in_chunks_without_a_change(monkeypatch):
     encoder, images = make_encoder(), make_data().batch(torch.arange(12))
     whole = encoder.observe(images, n_samples=20, joint=True)
-    monkeypatch.setattr("lam.methods.gaussian.CHUNK_ELEMENTS", 5 * 20 * 3)
+    monkeypatch.setattr("lam.encoders.gaussian.CHUNK_ELEMENTS", 5 * 20 * 3)
     chunked = encoder.observe(images, n_samples=20, joint=True)
     torch.testing.assert_close(chunked.embeddings.kappa, whole.embeddings.kappa, rtol=1e-4, atol=0)
     torch.testing.assert_close(chunked.samples, whole.samples)

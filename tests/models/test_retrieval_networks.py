@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import lam
 from lam import models
-from lam.head import features_and_output, find_head
 from lam.models.gem import GeM
+from lam.models.head import features_and_output, find_head
 from lam.models.resnet import resnet18, resnet50
 from tests.helpers import unchecked
 

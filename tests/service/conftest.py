@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from lam.calibrate import calibrate_run
-from lam.retrieval.threshold import Targets
+from lam.retrieval.decisions.calibration import Targets
+from lam.runs.calibrate import calibrate_run
 from lam.service.app import create_app
 from lam.service.engine import Engine
 from lam.service.settings import ServiceSettings

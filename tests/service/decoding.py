@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
 from lam.service.errors import ServiceError
 from lam.service.images import read_image, thumbnail
 from lam.service.settings import ServiceSettings

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from lam.embeddings import KAPPA_RANGE, Embeddings
-from lam.retrieval.threshold import Calibration, Targets, credible_cosine
+from lam.retrieval.decisions.calibration import Calibration, Targets, credible_cosine
 from lam.service.answers import Judge, Query
 from lam.service.engine import Engine, embedding_of
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 
 @pytest.mark.parametrize("dimension", [2, 3, 64, 512])

@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lam.embeddings import Embeddings
-from lam.retrieval.fusion import fuse_identities
+from lam.retrieval.index.fusion import fuse_identities
 from lam.service.answers import Judge
 from lam.service.engine import Engine
+from lam.vmf.embeddings import Embeddings
 from tests.service.asking import PNG, client_of, embedding, refused
 from tests.service.conftest import encoded
 

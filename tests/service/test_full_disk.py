@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lam.retrieval.index import Index
+from lam.retrieval.index.faiss_index import Index
 from lam.service.gallery import FOLDER
 from lam.service.store import FILE, ItemStore
 from tests.service.conftest import encoded

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from lam.embeddings import Embeddings
-from lam.retrieval.fusion import Fused, fuse_identities
+from lam.retrieval.index.fusion import Fused, fuse_identities
 from lam.service import fusing
 from lam.service.errors import ServiceError
 from lam.service.fusing import fuse
 from lam.service.items import Images, Item, packed
 from lam.service.store import Fuse, ItemStore
+from lam.vmf.embeddings import Embeddings
 
 
 def images(count: int, dimension: int, seed: int = 0, spread: float = 1.0) -> list[Item]:

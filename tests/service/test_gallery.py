@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from lam.embeddings import Embeddings
-from lam.files import sha256_of
-from lam.gallery import index_folder
-from lam.retrieval.index import Index
+from lam.retrieval.index.faiss_index import Index
+from lam.runs.index import index_folder
 from lam.service.errors import ServiceError
 from lam.service.gallery import CACHE, FOLDER, Gallery
 from lam.service.items import Images, Item, packed
 from lam.service.store import FILE, Change, Fuse, Operation
+from lam.utils.files import sha256_of
+from lam.vmf.embeddings import Embeddings
 
 D = 3
 

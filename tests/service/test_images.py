@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from PIL import Image, PngImagePlugin
 
-from lam.preprocessing import Preprocessing
+from lam.inputs.preprocessing import Preprocessing
 from lam.service.errors import ServiceError
 from lam.service.images import media_type, read_image, thumbnail
 from lam.service.settings import ServiceSettings

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from lam.enrolment import ID_RULE
+from lam.gallery.enrolment import ID_RULE
 from lam.service.engine import Engine
 from lam.service.store import FILE
 from tests.service.asking import JSON, PNG, client_of, embedding, refused

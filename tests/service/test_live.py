@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from lam.calibrate import StoredItems, calibrate_run
 from lam.cli import main
-from lam.retrieval.calibration_files import load_calibration
+from lam.retrieval.decisions.files import load_calibration
+from lam.runs.calibrate import StoredItems, calibrate_run
 from lam.service.answers import Query
 from lam.service.engine import Engine, embedding_of
 from lam.service.gallery import FOLDER

@@ -16,9 +16,9 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from lam import datasets
-from lam.calibrate import calibrate_run
 from lam.cli import main
-from lam.retrieval.threshold import Targets
+from lam.retrieval.decisions.calibration import Targets
+from lam.runs.calibrate import calibrate_run
 from lam.service.app import PAGE
 from tests.conftest import FinishedRun
 from tests.service.browser import CHROMIUM, Browser, browsing

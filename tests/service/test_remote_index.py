@@ -11,14 +11,14 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from lam.embeddings import Embeddings
-from lam.retrieval.milvus_index import MilvusIndex
+from lam.retrieval.index.milvus_index import MilvusIndex
 from lam.service import remote_index
 from lam.service.app import create_app
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.gallery import Gallery
 from lam.service.items import Item
+from lam.vmf.embeddings import Embeddings
 from tests.milvus_servers import MILVUS, address_of
 from tests.service.conftest import HOST, SMALL
 from tests.service.test_gallery import D, adding_and_searching, embeddings, found, items

@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 from lam.cli import main
-from lam.files import CorruptFileError
 from lam.service.engine import Engine
 from lam.service.gallery import FOLDER
 from lam.service.items import Item
 from lam.service.settings import ServiceSettings
 from lam.service.store import FILE, ItemStore
+from lam.utils.files import CorruptFileError
 from tests.service.serve_quickly import BODY, HEADERS, LIMIT
 from tests.service.serving import Served, served
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lam.files import CorruptFileError
 from lam.service.errors import ServiceError
 from lam.service.items import Images, Item, checked_id, checked_label, checked_metadata
 from lam.service.store import FILE, MARK, ItemStore
+from lam.utils.files import CorruptFileError
 from tests.service.test_full_disk import small_file_system
 
 DIMENSION = 16

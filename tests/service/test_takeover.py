@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-import lam.gallery
-from lam.enrolment import content_id, named_id
-from lam.files import sha256_of, write_generation, write_json
-from lam.gallery import index_folder, index_images, open_run, preprocessing_of, read_items, remove_items
-from lam.retrieval.fusion import fuse_identities
-from lam.retrieval.index import Index
-from lam.run_folder import locked
+import lam.runs.index
+from lam.gallery.enrolment import content_id, named_id
+from lam.retrieval.index.faiss_index import Index
+from lam.retrieval.index.fusion import fuse_identities
+from lam.runs.index import index_folder, index_images, open_run, preprocessing_of, read_items, remove_items
 from lam.service.errors import ServiceError, full
 from lam.service.gallery import FOLDER, Gallery
 from lam.service.items import Images, Item, packed
 from lam.service.store import FILE, Change, Fuse, ItemStore
 from lam.service.takeover import BY_NUMBER, FACT
+from lam.utils.files import locked, sha256_of, write_generation, write_json
 
 D = 3
 
@@ -259,10 +258,10 @@ def test_what_was_left_in_the_index_does_not_come_back_with_a_new_one(run_copy: 
 
 STEPS = {
     "before it is stored": (ItemStore, "write", 0),
-    "before the index is read": (lam.gallery, "_read_all", 1),
+    "before the index is read": (lam.runs.index, "_read_all", 1),
     "before the index is written": (Index, "save", 0),
     "before its old files are deleted": (shutil, "rmtree", 1),
-    "before what its items are is written": (lam.gallery, "_write_items", 0),
+    "before what its items are is written": (lam.runs.index, "_write_items", 0),
     "before their old file is deleted": (shutil, "rmtree", 2),
     "before the store knows": (ItemStore, "write", 1),
     "before the log is erased": (ItemStore, "erase_log", 0),

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from lam import losses, models
-from lam.files import write_tensors
 from lam.models.network import EmbeddingNetwork
 from lam.training import train
+from lam.utils.files import write_tensors
 
 
 def network() -> EmbeddingNetwork:

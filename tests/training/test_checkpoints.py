@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lam.files import CorruptFileError
 from lam.training import checkpoints
+from lam.utils.files import CorruptFileError
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import lam
-from lam.encoder import BayesianEncoder
+from lam.encoders.bayesian import BayesianEncoder
 from lam.methods import laplace_online, laplace_posthoc
 from lam.training.settings import Precision
 from tests.methods.small_data import TRAINING, batches, images, network, outside

@@ -13,8 +13,8 @@ from pytorch_metric_learning.samplers import MPerClassSampler
 from torch import Tensor, nn
 
 from lam import losses
-from lam.mining import Mining
-from lam.pairs import Pairs
+from lam.pairs.mining import Mining
+from lam.pairs.pairs import Pairs
 from lam.training import Batch, Step, train
 from lam.training.batches import Batches
 from tests.training.test_training import LOSS, Images, Interrupted, _one_thread, fit, network, same

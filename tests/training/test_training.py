@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lam import losses, models
-from lam.curvature import Relation
 from lam.models import EmbeddingNetwork
-from lam.pairs import Pairs
+from lam.pairs.pairs import Pairs
+from lam.pairs.relation import Relation
 from lam.training import Batch, DivergenceError, History, Step, checkpoints, device_of, train
 
 LOSS = losses.build("contrastive", margin=0.7)

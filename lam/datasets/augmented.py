@@ -1,0 +1,159 @@
+"""Random views of images, for training alone: resized crops and horizontal flips, drawn anew each time one is read.
+
+How an image becomes a tensor without chance is `lam.inputs.preprocessing`.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from PIL import Image
+from torch import Tensor
+
+from lam.datasets.base import ImageDataset
+from lam.datasets.folder import FolderImages
+from lam.inputs.preprocessing import Preprocessing
+
+
+@dataclass(frozen=True)
+class AugmentationOptions:
+    """What is drawn for every image; by default nothing. The size of the images stays what it is.
+
+    A crop has an area drawn evenly from [crop_scale, 1] of the image's and a ratio of width to height drawn evenly, in
+    its logarithm, from [1/crop_ratio, crop_ratio]; where ten draws in a row do not fit into the image, it is the
+    largest one in the middle. It is resized to the size that the data set has.
+
+    Source: Szegedy et al. (2015), "Going deeper with convolutions", section 6. Warburg et al. (2023), appendix G.1,
+    crop and flip CUB-200 and LFW, and no other data; the text gives no ranges. Their code has `crop_scale=0.08` and
+    `flip=0.5`, with the ratio that is the default here.
+
+    Args:
+        crop_scale: least share of the image's area that a crop has, in (0, 1]; None for no crop.
+        crop_ratio: greatest ratio of width to height, at least 1.
+        flip: probability that an image is mirrored, left to right.
+
+    Raises:
+        ValueError: for an option outside its range.
+    """
+
+    crop_scale: float | None = None
+    crop_ratio: float = 4 / 3
+    flip: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.crop_scale is not None and not 0 < self.crop_scale <= 1:
+            raise ValueError(f"crop_scale must be in (0, 1], or None for no crop, got {self.crop_scale}")
+        if not 1 <= self.crop_ratio < math.inf:
+            raise ValueError(f"crop_ratio must be at least 1 and finite, got {self.crop_ratio}")
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"flip must be a probability in [0, 1], got {self.flip}")
+
+
+class Augmented(ImageDataset):
+    """A data set whose images are a random view of themselves each time that they are read.
+
+    Where images are files (`FolderImages`), crops are taken from the whole image in its own resolution, before anything
+    is resized; images in memory are cropped as they are, and what is cut out of them is enlarged.
+
+    It draws from torch's global generator: `lam.training` reseeds that one for every batch, in whichever process the
+    batch is read, so that a resumed run draws what an uninterrupted one would have drawn, bit for bit.
+
+    Args:
+        dataset: what to augment; labels, targets, classes and size are kept.
+        options: what is drawn.
+
+    Example:
+        >>> from lam.datasets import TensorImages
+        >>> images = TensorImages(torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1]))
+        >>> view, label = Augmented(images, AugmentationOptions(crop_scale=0.5, flip=0.5))[2]
+        >>> view.shape, label
+        (torch.Size([1, 8, 8]), 1)
+    """
+
+    def __init__(self, dataset: ImageDataset, options: AugmentationOptions) -> None:
+        super().__init__(
+            dataset.labels, name=dataset.name, classes=dataset.classes, preprocessing=dataset.preprocessing
+        )
+        _torchvision_transforms()  # once, here: processes that read are forked from this one
+        self.dataset, self.options = dataset, options
+        self._reads_files = isinstance(dataset, FolderImages)
+        self._source = _with_random_views(dataset, options) if self._reads_files else dataset
+
+    @property
+    def targets(self) -> Tensor:
+        """What says which items match, as in the data set."""
+        return self.dataset.targets
+
+    @property
+    def groups(self) -> Int64[Tensor, " N"]:
+        """Items of one number match, as in the data set."""
+        return self.dataset.groups
+
+    def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int | Tensor]:
+        return self._view(self._source[index])
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int | Tensor]]:
+        read: Any = getattr(self._source, "__getitems__", None)
+        items = [self._source[index] for index in indices] if read is None else read(indices)
+        return [self._view(item) for item in items]
+
+    def _view(self, item: tuple[Tensor, int | Tensor]) -> tuple[Tensor, int | Tensor]:
+        image, target = item
+        return (image if self._reads_files else _random_view(image, self.options)), target
+
+    def _part(self, indices: Int64[Tensor, " M"]) -> "Augmented":
+        return Augmented(self.dataset._part(indices), self.options)
+
+
+def without_augmentation(dataset: Any) -> Any:
+    """Give the data set that is augmented, any other as it is: what is fitted after training sees plain images."""
+    return dataset.dataset if isinstance(dataset, Augmented) else dataset
+
+
+@dataclass(frozen=True)
+class _RandomViews(Preprocessing):
+    """Preprocessing that takes a random view where its parent takes the centre."""
+
+    options: AugmentationOptions = AugmentationOptions()
+
+    def _resize_and_crop(self, image: Image.Image) -> Image.Image:
+        shape = self.shape
+        if self.options.crop_scale is None or shape is None:
+            image = super()._resize_and_crop(image)
+        else:
+            top, left, height, width = _draw_box(image, self.options)
+            part = image.crop((left, top, left + width, top + height))
+            image = Preprocessing(self.mode, size=shape[1:], resampling=self.resampling)._resize_and_crop(part)
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if _draw_flip(self.options) else image
+
+
+def _with_random_views(dataset: ImageDataset, options: AugmentationOptions) -> ImageDataset:
+    views = copy.copy(dataset)
+    views.preprocessing = _RandomViews(**vars(dataset.preprocessing), options=options)
+    return views
+
+
+def _random_view(image: Float[Tensor, "C H W"], options: AugmentationOptions) -> Float[Tensor, "C H W"]:
+    if options.crop_scale is not None:
+        box, size = _draw_box(image, options), list(image.shape[1:])
+        image = _torchvision_transforms().functional.resized_crop(image, *box, size=size, antialias=True)
+    return image.flip(-1) if _draw_flip(options) else image
+
+
+def _draw_box(image: Image.Image | Tensor, options: AugmentationOptions) -> tuple[int, int, int, int]:
+    """Draw (top, left, height, width) of a crop."""
+    ratio = [1 / options.crop_ratio, options.crop_ratio]
+    return _torchvision_transforms().RandomResizedCrop.get_params(image, [options.crop_scale, 1.0], ratio)
+
+
+def _draw_flip(options: AugmentationOptions) -> bool:
+    return options.flip > 0 and torch.rand(()).item() < options.flip
+
+
+def _torchvision_transforms() -> Any:
+    from torchvision import transforms
+
+    return transforms

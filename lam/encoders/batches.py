@@ -1,0 +1,32 @@
+"""What a loader yields: inputs alone, or followed by targets."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+Batch = Any
+"""A batch of a loader: the inputs, a tensor or a dictionary of named ones; or (inputs, targets, ...)."""
+
+
+def split_batch(batch: Batch) -> tuple[Any, Any]:
+    """Give inputs and targets of a batch; targets are None where it has none."""
+    if isinstance(batch, tuple | list):
+        if not batch:
+            raise ValueError("a batch must hold inputs, got an empty one")
+        return batch[0], batch[1] if len(batch) > 1 else None
+    return batch, None
+
+
+def as_batches(inputs: Batch | Iterable[Batch]) -> Iterable[Batch]:
+    """Give an iterable of batches: a batch as a loader yields it, inputs alone or (inputs, labels), is one of them."""
+    if isinstance(inputs, Tensor | Mapping):
+        return [inputs]
+    if isinstance(inputs, tuple | list) and len(inputs) > 1:
+        first, second = inputs[:2]
+        if isinstance(first, Mapping):
+            return [inputs] if isinstance(second, Tensor) else inputs
+        both = isinstance(first, Tensor) and isinstance(second, Tensor)
+        if both and second.ndim == 1 < first.ndim and len(first) == len(second):
+            return [inputs]
+    return inputs

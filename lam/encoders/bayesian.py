@@ -1,0 +1,342 @@
+"""`BayesianEncoder`: a network whose last layer has a posterior.
+
+How one is fitted is in `lam.methods`; what it shares with the encoders of other methods in `lam.encoders.base`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from lam.encoders.base import NO_INPUTS, Encoder, Observations, Observer, common_of
+from lam.encoders.batches import Batch, as_batches, split_batch
+from lam.encoders.export import export_encoder
+from lam.encoders.files import SavedEncoder
+from lam.encoders.tuning import Trial, Tuning, calibrate_scale
+from lam.hessians import Diagonal
+from lam.hessians.accumulate import curvature_in_batches
+from lam.hessians.batch import check_finite
+from lam.models.head import ADDED, features_and_output
+from lam.models.weights import plain_names
+from lam.pairs.pairs import as_targets, check_labels
+from lam.pairs.relation import Relation
+from lam.pairs.relevance import relevance_of
+from lam.posteriors.diagonal import LastLayerPosterior, Mode
+from lam.vmf.embeddings import Embeddings, Mean
+
+_POSTERIOR = ("n_items", "prior_precision", "likelihood_scale", "seed")
+_CURVATURE = ("n_positives", "n_negatives", "has_bias", "margin", "split", "fix", "negative_weight", "average")
+_TUNED = {"calibration": "likelihood_scale", "marginal_likelihood": "prior_precision"}
+
+
+class BayesianEncoder(Encoder):
+    """Map inputs to embeddings that know how sure they are: a network, and a posterior over its head.
+
+    Attributes:
+        network: any module that ends in the head; None where features are given directly.
+        head: the head's path in the network.
+        posterior: the Gaussian over the head's weights.
+        relation: what makes two items a positive or a negative pair.
+        mean: which direction is retrieved: `network` for its own, which no posterior changes; or, as in the paper,
+            `sampled` for the mean direction of the samples.
+        common: `preprocessing`, `ood_score` and `n_samples` of `Encoder`.
+        tuning: what the last `tune` tried, if any.
+    """
+
+    kind = "laplace"
+
+    def __init__(
+        self,
+        network: nn.Module | None,
+        head: str,
+        posterior: LastLayerPosterior,
+        *,
+        relation: Relation,
+        mean: Mean = "network",
+        **common: Any,
+    ) -> None:
+        super().__init__(network, head, relation=relation, **common)
+        self.posterior = posterior
+        self.mean: Mean = mean
+        self.tuning: Tuning | None = None
+
+    @property
+    def dimension(self) -> int:
+        """The number of embedding dimensions D."""
+        return len(self.posterior.weight)
+
+    def to(self, device: torch.device | str) -> "BayesianEncoder":
+        """Move network and posterior to a device, in place."""
+        super().to(device)
+        self.posterior = self.posterior.to(device)
+        return self
+
+    def features(self, inputs: Batch | Iterable[Batch], *, progress: bool = False) -> Float[Tensor, "N P"]:
+        """Give what enters the head.
+
+        Args:
+            inputs: a batch for the network, or a loader of batches (alone, or followed by targets); without a network,
+                the features themselves.
+            progress: show a progress bar on standard error.
+
+        Returns:
+            (N, P), on the network's device, float32 or wider.
+
+        Raises:
+            ValueError: where features are not finite, with the index of the first.
+        """
+        parts = [features for features, _ in self._forward(inputs, progress)]
+        return torch.cat(parts) if parts else self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])
+
+    def embed(
+        self,
+        inputs: Batch | Iterable[Batch],
+        *,
+        n_samples: int | None = None,
+        mode: Mode = "marginal",
+        mean: Mean | None = None,
+        return_samples: bool = False,
+        progress: bool = False,
+    ) -> Embeddings:
+        """Embed inputs with a concentration κ each.
+
+        Args:
+            inputs: as `features` takes them.
+            n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
+            mode: `marginal`, where an item's κ is the same alone and in any batch; or `network`, where samples are
+                consistent across items.
+            mean: `network` for the network's own direction, `sampled` for the mean direction of the samples; by
+                default the encoder's own.
+            return_samples: keep the (S, N, D) samples.
+            progress: show a progress bar on standard error.
+
+        Returns:
+            One record of all N items.
+
+        Raises:
+            ValueError: for no item at all, features that are not finite, or options outside their range.
+        """
+        options: dict[str, Any] = {"mode": mode, "mean": mean or self.mean, "return_samples": return_samples}
+        predict = self.posterior.predictor(n_samples=self.samples_of(n_samples), **options)
+        parts = [predict(*batch) for batch in self._forward(inputs, progress)]
+        if sum(map(len, parts)) == 0:
+            raise ValueError(NO_INPUTS)
+        return Embeddings.concatenate(parts)
+
+    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+        """Give what a batch goes through: κ by marginal samples, joint samples by whole last layers."""
+        predict = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
+        draw = self.posterior.joint_predictor(n_samples=n_samples) if joint else None
+
+        def observe(inputs: Any) -> Observations:
+            features, output = self._features_and_output(inputs)
+            return Observations(features, predict(features, output), None if draw is None else draw(features))
+
+        return observe
+
+    def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
+        """Give how much of the curvature was negative and clipped, what that makes of the variance, and the tuning."""
+        return {
+            **({} if self.tuning is None else self.tuning.metrics()),
+            "share_clipped": self.posterior.curvature.clipped,
+            "variance_clipped": self.posterior.clipped_variance_share(features),
+        }
+
+    def tune(
+        self,
+        loader: Iterable[Batch],
+        by: Literal["calibration", "marginal_likelihood"] = "calibration",
+        *,
+        over: Literal["likelihood_scale", "prior_precision"] | None = None,
+        is_query: Bool[Tensor, " N"] | None = None,
+        relevant_within: float | None = None,
+        **options: Any,
+    ) -> None:
+        """Choose the likelihood scale or the prior precision; h stays as it is.
+
+        `calibration` takes the likelihood scale s whose votes score best on held-out in-distribution data; see
+        `lam.encoders.tuning.calibrate_scale`.
+        `marginal_likelihood` maximises the Laplace evidence over the prior precision α, at the s in force; it needs no
+        data. It cannot choose s, which would take the normalisers of the loss's densities.
+
+        Args:
+            loader: held-out batches with labels, never the data that are reported.
+            by: what to optimise.
+            over: what is chosen; the criterion knows, and another is refused.
+            is_query, relevant_within: of `calibration`, as in `lam.evaluate`.
+            options: of `calibration`: `n_samples`, by default the encoder's own number, `least`, `greatest` and
+                `refinements` of `lam.encoders.tuning.calibrate_scale`; of `marginal_likelihood`: `step`, by which log α
+                is moved once in the direction in which the evidence rises, in place of the maximum.
+
+        Raises:
+            ValueError: for another `by` or `over`, options that the criterion does not have, or data without labels.
+        """
+        if by not in _TUNED:
+            raise ValueError(f"by must be one of {', '.join(_TUNED)}, got {by!r}")
+        if over not in (None, _TUNED[by]):
+            raise ValueError(f"{by} can choose {_TUNED[by]}, not {over!r}: choose another criterion for that")
+        if by == "marginal_likelihood":
+            step = options.pop("step", None)
+            if options:
+                raise ValueError(f"marginal_likelihood takes no option but step, got {', '.join(options)}")
+            best = step is None
+            self.posterior = self.posterior.with_best_prior() if best else self.posterior.with_prior_step(step)
+            return
+        batches = [
+            (self._features_and_output(inputs)[0], targets) for inputs, targets in map(split_batch, as_batches(loader))
+        ]
+        if not batches or any(targets is None for _, targets in batches):
+            raise ValueError("tuning by calibration needs batches of inputs with labels")
+        targets = torch.cat([as_targets(targets) for _, targets in batches])
+        features = torch.cat([features for features, _ in batches])
+        if len(targets) != len(features):
+            raise ValueError(f"there are {len(features)} items and {len(targets)} labels")
+        if self.relation.positive_within is None:
+            check_labels(targets)
+        relevance = relevance_of(self.relation, targets, is_query=is_query, relevant_within=relevant_within)
+        options = {"n_samples": self.n_samples, **options}
+        self.posterior, self.tuning = calibrate_scale(self.posterior, features, relevance, **options)
+
+    def forget(self, loader: Iterable[Batch], *, progress: bool = False) -> None:
+        """Take batches back out of the posterior, the same ones that it was fitted on.
+
+        Args:
+            loader: the batches to forget, cut as they were when they were fitted. Only sums are kept, so that batches
+                which were never fitted cannot be told from those that were.
+            progress: show a progress bar on standard error.
+
+        Raises:
+            ValueError: where the posterior was fitted over a whole data set, which does not fall into batches, or more
+                would be forgotten than was learned.
+        """
+        if not self.relation.in_batches:
+            raise ValueError(
+                f"only a posterior fitted in batches can forget; pairs of this one are of scope {self.relation.scope}"
+            )
+        old = self.posterior
+        batches = map(split_batch, tqdm(as_batches(loader), desc="forgetting", unit="batch", disable=not progress))
+        curvature, n_items = curvature_in_batches(
+            ((self._features_and_output(inputs)[0], targets) for inputs, targets in batches),
+            old.weight,
+            old.bias,
+            self.relation,
+            seed=old.seed,
+            margin=old.curvature.margin,
+            split=old.curvature.split,
+            fix=old.curvature.fix,
+            negative_weight=old.curvature.negative_weight,
+        )
+        curvature = replace(curvature, average=old.curvature.average)
+        if n_items >= old.n_items:
+            raise ValueError(f"cannot forget {n_items} of {old.n_items} items: nothing would be left")
+        self.posterior = replace(old, curvature=old.curvature - curvature, n_items=old.n_items - n_items)
+
+    def __add__(self, other: "BayesianEncoder") -> "BayesianEncoder":
+        """Join two encoders of one network, fitted on different batches, into the one fitted on all of them.
+
+        Raises:
+            ValueError: where networks or settings differ, or one was fitted over a whole data set at once.
+        """
+        if not _same_network(self.network, other.network):
+            raise ValueError("only encoders of one network add up: their weights differ")
+        if self.relation != other.relation or not self.relation.in_batches:
+            raise ValueError(
+                f"only encoders fitted in batches, with one relation, add up; got {self.relation} and {other.relation}"
+            )
+        posterior = self.posterior + other.posterior
+        return BayesianEncoder(
+            self.network,
+            self.head,
+            posterior,
+            relation=self.relation,
+            mean=self.mean,
+            preprocessing=self.preprocessing,
+            ood_score=self.ood_score,
+            n_samples=self.n_samples,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Settings of the posterior and its curvature, and what the last tuning tried."""
+        posterior, curvature = self.posterior, self.posterior.curvature
+        return {
+            "mean": self.mean,
+            "tuning": None if self.tuning is None else asdict(self.tuning),
+            "posterior": {name: getattr(posterior, name) for name in _POSTERIOR},
+            "curvature": {name: getattr(curvature, name) for name in _CURVATURE},
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weight and bias, and the sums of the curvature."""
+        posterior, curvature = self.posterior, self.posterior.curvature
+        tensors = {"weight": posterior.weight, "positive": curvature.positive, "negative": curvature.negative}
+        return tensors if posterior.bias is None else {**tensors, "bias": posterior.bias}
+
+    @classmethod
+    def restored(cls, saved: SavedEncoder) -> "BayesianEncoder":
+        """Make the encoder again from what `save` wrote."""
+        tensors, settings = saved.tensors, saved.settings
+        curvature = Diagonal(tensors["positive"], tensors["negative"], **settings["curvature"])
+        posterior = LastLayerPosterior(tensors["weight"], tensors.get("bias"), curvature, **settings["posterior"])
+        encoder = cls(saved.network, saved.head, posterior, mean=settings["mean"], **common_of(saved))
+        if settings["tuning"] is not None:
+            trials = tuple(Trial(**trial) for trial in settings["tuning"]["trials"])
+            encoder.tuning = Tuning(**{**settings["tuning"], "trials": trials})
+        return encoder
+
+    def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int | None = None) -> None:
+        """Write one `torch.export` program that maps inputs to (features, mean, κ, variance), for any batch size.
+
+        Args:
+            path: the file, which should end in .pt2.
+            example: (N, ...) a batch of inputs of the right shape, N ≥ 2; by default blank images of the shape that
+                `preprocessing` gives.
+            n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
+
+        Raises:
+            ValueError: where there is no network, or no example and no preprocessing of one shape.
+        """
+        if self.network is None:
+            raise ValueError("an encoder without a network cannot be exported: it has no inputs but features")
+        if example is None:
+            shape = None if self.preprocessing is None else self.preprocessing.shape
+            if shape is None:
+                raise ValueError("the shape of an input is not known: give an example, a batch of at least 2 inputs")
+            example = torch.zeros(2, *shape, device=self.posterior.weight.device)
+        predict = self.posterior.unchecked_predictor(n_samples=self.samples_of(n_samples), mean=self.mean)
+        export_encoder(path, example, self.network, self.head, predict)
+
+    def _forward(self, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
+        seen = 0
+        for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
+            features, output = self._features_and_output(split_batch(batch)[0], seen)
+            seen += len(features)
+            yield features, output
+
+    def _features_and_output(self, inputs: Any, offset: int = 0) -> tuple[Tensor, Tensor | None]:
+        """What enters the head, and the network's output where that is the head's."""
+        output = None
+        if self.network is None:
+            features = inputs
+        else:
+            features, output = features_and_output(self.network, self.head, inputs)
+        if features.ndim != 2 or features.is_complex():
+            given = f"{features.dtype} of shape {tuple(features.shape)}"
+            raise ValueError(f"features must be real numbers (N, P), a row for each item, got {given}")
+        features = features.to(self.posterior.weight.dtype)
+        check_finite(features, offset)
+        return features, None if self.head == ADDED else output
+
+
+def _same_network(one: nn.Module | None, other: nn.Module | None) -> bool:
+    if one is other or one is None or other is None:
+        return one is other
+    mine, yours = (
+        {plain: state[name] for name, plain in plain_names(state).items()}
+        for state in (one.state_dict(), other.state_dict())
+    )
+    return mine.keys() == yours.keys() and all(torch.equal(tensor, yours[name]) for name, tensor in mine.items())

@@ -1,0 +1,139 @@
+"""Encoders whose κ is a function of the features: the embedding's length, or the distance to training items."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.encoders.base import Observations, Observer, own_direction, widened
+from lam.encoders.seeded import SeededEncoder
+from lam.models.head import features_and_output
+from lam.retrieval.metrics.ood import NEIGHBOUR, check_neighbours, unit_knn_distance
+from lam.vmf.bessel import bessel_ratio_complement, check_all, kappa_from_resultant
+from lam.vmf.distribution import VonMisesFisher
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
+
+
+class ConcentrationEncoder(SeededEncoder):
+    """Embed by the network's own direction, with a κ that is a function of the features.
+
+    The resultant is A_D(κ), and `variance` is 1 − A_D(κ)², as there is no distribution before normalisation. Samples
+    are drawn from the von Mises-Fisher distribution, every item for itself; they follow from the seed and the item's
+    place in the pass, however that is cut into batches.
+    """
+
+    @abstractmethod
+    def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
+        """Give κ ≥ 0, float64, of what enters the head; beyond `KAPPA_RANGE` it is cut to the nearest end."""
+
+    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+        """Give what a batch goes through; `n_samples` are drawn only with `joint`."""
+        seen = 0
+
+        def observe(inputs: Any) -> Observations:
+            nonlocal seen
+            features, output = features_and_output(self._module, self.head, inputs)
+            mean = own_direction(output)
+            kappa = self.concentration(features).clamp(*KAPPA_RANGE)
+            rest = bessel_ratio_complement(self.dimension, kappa)
+            known = (kappa.to(mean), (1 - rest).to(mean), (rest * (2 - rest)).to(mean))
+            samples = None
+            if joint:
+                items = list(zip(mean.cpu(), kappa.cpu(), strict=True))
+                samples = self.drawn(
+                    range(seen, seen + len(items)),
+                    lambda number, generator: VonMisesFisher(*items[number]).sample((n_samples,), generator=generator),
+                ).to(mean)
+            seen += len(mean)
+            return Observations(features, Embeddings(mean, *known), samples)
+
+        return observe
+
+
+class NormEncoder(ConcentrationEncoder):
+    """Embed with κ = ‖f‖, f = Wφ + b being the head's output before normalisation.
+
+    A von Mises-Fisher density C_D(κ) exp(κ μ·x) has κμ as its natural parameter, and f is read as that. No loss of
+    normalised embeddings asks ‖f‖ to mean anything; its scale is arbitrary, so only the order of κ says something.
+
+    Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss", who train with that reading; here nothing does.
+
+    Args:
+        network, head, seed, common: of `SeededEncoder`.
+    """
+
+    kind = "norm"
+
+    def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
+        """Give ‖f‖, float64."""
+        return self.unnormalised(features).double().norm(dim=1)
+
+
+class NeighbourEncoder(ConcentrationEncoder):
+    """Embed with the κ that solves A_D(κ) = max(0, c), c being the cosine to the k-th nearest reference feature.
+
+    That is the von Mises-Fisher distribution on the sphere of the embeddings whose draws lie, on average, at that
+    cosine from its mean. The order of κ is that of c; how the scale is chosen no source says. An item of the reference
+    is its own first neighbour.
+
+    Source: Sun, Ming, Zhu and Li (2022), for the distance.
+
+    Args:
+        network, head, common: of `SeededEncoder`.
+        reference: (M, P) features of training items as unit vectors, M ≥ k; zeros stay zeros.
+        k: which neighbour, counted from 1.
+        seed: of the samples drawn from the distributions.
+
+    Raises:
+        ValueError: where k is below 1, or the reference holds fewer than k items or others than unit vectors.
+    """
+
+    kind = "knn_distance"
+
+    def __init__(
+        self,
+        network: nn.Module,
+        head: str,
+        *,
+        reference: Float[Tensor, "M P"],
+        k: int = NEIGHBOUR,
+        seed: int = 0,
+        **common: Any,
+    ) -> None:
+        check_neighbours(k, reference)
+        length = reference.norm(dim=1)
+        check_all(
+            ((length - 1).abs() < 1e-4) | (length == 0), "reference must be of unit vectors, their length", length
+        )
+        super().__init__(network, head, seed=seed, **common)
+        self.k = k
+        self.reference = reference
+
+    def to(self, device: torch.device | str) -> "NeighbourEncoder":
+        """Move network and reference to a device, in place."""
+        super().to(device)
+        self.reference = self.reference.to(device)
+        return self
+
+    def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
+        """Solve for κ in float64, from 1 − c, which keeps its digits near 1."""
+        distance = unit_knn_distance(_unit(features).to(self.reference), self.reference, k=self.k)
+        cosine = (1 - distance).clamp(min=0)
+        return kappa_from_resultant(
+            cosine, self.dimension, one_minus_resultant=distance.clamp(max=1), max_kappa=KAPPA_RANGE[1]
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """The seed and k."""
+        return {**super().settings(), "k": self.k}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The reference."""
+        return {"reference": self.reference}
+
+
+def _unit(features: Tensor) -> Tensor:
+    return F.normalize(widened(features))

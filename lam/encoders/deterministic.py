@@ -1,0 +1,59 @@
+"""The network as it is, without any uncertainty."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from lam.encoders.base import Encoder, Observations, Observer, common_of, own_direction
+from lam.encoders.files import SavedEncoder
+from lam.models.head import features_and_output
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
+
+
+class DeterministicEncoder(Encoder):
+    """Embed without uncertainty: κ is the upper end of its range for every input, a bound, and the variance 0.
+
+    Args:
+        network: maps (N, ...) inputs to (N, D) by a linear layer at its end, normalised or not.
+        head: path of that layer.
+        common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
+    """
+
+    kind = "deterministic"
+    has_kappa = False
+
+    def __init__(self, network: nn.Module, head: str, **common: Any) -> None:
+        super().__init__(network, head, **common)
+
+    @property
+    def dimension(self) -> int:
+        """The number of embedding dimensions D."""
+        layer: Any = self._module.get_submodule(self.head)
+        return layer.out_features
+
+    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+        """Give what a batch goes through; nothing is drawn."""
+
+        def observe(inputs: Any) -> Observations:
+            features, output = features_and_output(self._module, self.head, inputs)
+            return Observations(features, certain(own_direction(output)))
+
+        return observe
+
+    @classmethod
+    def restored(cls, saved: SavedEncoder) -> "DeterministicEncoder":
+        """Make the encoder again from what `save` wrote."""
+        if saved.network is None:
+            raise ValueError(f"an encoder of kind {saved.kind} needs its network")
+        return cls(saved.network, saved.head, **common_of(saved))
+
+    @property
+    def _module(self) -> nn.Module:
+        network: Any = self.network
+        return network
+
+
+def certain(mean: Tensor) -> Embeddings:
+    """Give unit vectors (N, D) as embeddings of which no uncertainty is known."""
+    one = mean.new_ones(len(mean))
+    return Embeddings(mean, one * KAPPA_RANGE[1], one, 0 * one)

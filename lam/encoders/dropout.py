@@ -1,0 +1,158 @@
+"""Monte-Carlo dropout when a network embeds: S thinned networks, the same for all items.
+
+Source: Gal and Ghahramani (2016); Warburg et al. (2023), appendix G.4.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.encoders.base import Observations, Observer
+from lam.encoders.seeded import SeededEncoder
+from lam.models.head import features_and_output
+from lam.models.weights import plain_names
+from lam.utils.random import derive_seed
+from lam.vmf.embeddings import Embeddings
+
+Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
+
+
+class DropoutEncoder(SeededEncoder):
+    """Embed by S thinned networks: the mean direction of their embeddings, and the κ of their spread.
+
+    Sample s is one thinned network: its masks follow from the seed and s alone and are shared by all items, so samples
+    may be compared across items, and an item's κ is the same alone and in any batch. The paper does not say how masks
+    are drawn; in torch's own way each item would have its own. `variance` is that of the outputs before normalisation,
+    summed over D; `features` are those of the network with dropout off.
+
+    Embedding takes S + 1 passes through the network; one, where the only dropout is that before the head.
+
+    Args:
+        network, head, seed, common: of `SeededEncoder`; the network has dropout somewhere.
+
+    Raises:
+        ValueError: for a network without dropout.
+    """
+
+    kind = "mc_dropout"
+
+    def __init__(self, network: nn.Module, head: str, *, seed: int = 0, **common: Any) -> None:
+        check_network(network)
+        super().__init__(network, head, seed=seed, **common)
+
+    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+        """Give what a batch goes through: κ and joint samples are of the same thinned networks."""
+
+        def observe(inputs: Any) -> Observations:
+            features, outputs = self._outputs(inputs, n_samples)
+            samples = F.normalize(outputs, dim=-1)
+            embeddings = Embeddings.from_samples(samples, outputs.var(0).sum(1))
+            return Observations(features, embeddings, samples if joint else None)
+
+        return observe
+
+    def _outputs(self, inputs: Any, n_samples: int) -> tuple[Tensor, Tensor]:
+        """Features (N, P) without dropout and sampled outputs (S, N, D) before normalisation."""
+        network, head = self._module, self.head
+        with _caught(network) as caught:
+            features, _ = features_and_output(network, head, inputs)
+        if len(caught) == 1 and caught[0][1] is features:
+            path = caught[0][0]
+            seeds, layer = (derive_seed(self.seed, s, path) for s in range(n_samples)), dropouts_of(network)[path]
+            sampled = (features * mask_of(layer, features, seed) for seed in seeds)
+        else:
+            sampled = (self._thinned_features(inputs, s) for s in range(n_samples))
+        return features, torch.stack([self.unnormalised(kept) for kept in sampled])
+
+    def _thinned_features(self, inputs: Any, sample: int) -> Tensor:
+        with thinned(self._module, seed=self.seed, sample=sample):
+            return features_and_output(self._module, self.head, inputs)[0]
+
+
+@contextmanager
+def thinned(network: nn.Module, *, seed: int, sample: int) -> Iterator[None]:
+    """Thin a network in evaluation mode: each of its dropout layers multiplies by one mask, the same for all items.
+
+    A layer that runs twice in one pass drops the same both times. torch's global generator is not used, and afterwards
+    the network is as it was.
+
+    Args:
+        network: with dropout layers, which do nothing by themselves in evaluation mode.
+        seed: of all samples.
+        sample: which thinned network.
+
+    Example:
+        >>> layer = nn.Dropout(0.5).eval()
+        >>> with thinned(layer, seed=0, sample=0):
+        ...     rows = layer(torch.ones(2, 100))
+        >>> torch.equal(rows[0], rows[1]), rows.unique().tolist()
+        (True, [0.0, 2.0])
+    """
+    handles = [
+        module.register_forward_hook(partial(_masked, seed=derive_seed(seed, sample, path)))
+        for path, module in dropouts_of(network).items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def mask_of(module: Dropout, values: Float[Tensor, "N ..."], seed: int) -> Float[Tensor, "1 ..."]:
+    """Draw the mask of one dropout layer, 0 or 1/(1 − rate): of single values, or of whole channels where it is such.
+
+    Args:
+        module: the layer.
+        values: what it is applied to, items first; the mask is of the shape of one item, or broadcasts to it.
+        seed: of the draw, made on the CPU, so that every device sees the same.
+    """
+    shape = values.shape[1:] if isinstance(module, nn.Dropout) else (values.shape[1], *[1] * (values.ndim - 2))
+    kept = torch.rand(1, *shape, generator=torch.Generator().manual_seed(seed)) >= module.p
+    return kept.to(values) / (1 - module.p)
+
+
+def dropouts_of(network: nn.Module) -> dict[str, Dropout]:
+    """Give the dropout layers of a network that drop something, by the path that they have outside of wrappers."""
+    found = {
+        path: module for path, module in network.named_modules() if isinstance(module, Dropout) and 0 < module.p < 1
+    }
+    return {plain: found[path] for path, plain in plain_names(found).items()}
+
+
+def check_network(network: nn.Module) -> None:
+    """Refuse a network that nothing can be dropped out of.
+
+    Raises:
+        ValueError: saying how it gets dropout.
+    """
+    if not dropouts_of(network):
+        raise ValueError(
+            "mc_dropout needs a network with dropout layers of a rate in (0, 1), and this one has none: build it with "
+            "the option dropout, such as network.options.dropout=0.05, or put nn.Dropout between its layers"
+        )
+
+
+def _masked(module: Dropout, _inputs: Any, output: Tensor, *, seed: int) -> Tensor:
+    return output * mask_of(module, output, seed)
+
+
+@contextmanager
+def _caught(network: nn.Module) -> Iterator[list[tuple[str, Any]]]:
+    """Collect what each dropout layer gives while the network runs, with the layer's path."""
+    caught: list[tuple[str, Any]] = []
+    handles = [
+        module.register_forward_hook(lambda _module, _inputs, output, path=path: caught.append((path, output)))
+        for path, module in dropouts_of(network).items()
+    ]
+    try:
+        yield caught
+    finally:
+        for handle in handles:
+            handle.remove()

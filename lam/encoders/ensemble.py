@@ -1,0 +1,175 @@
+"""Several networks as one encoder; where they disagree, the input is uncertain.
+
+Source: Lakshminarayanan, Pritzel and Blundell (2017); Warburg et al. (2023), appendix G.4.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.encoders.base import Encoder, Observations, Observer, common_of, widened
+from lam.encoders.files import SavedEncoder
+from lam.models.head import features_and_output
+from lam.utils.autocast import without_autocast
+from lam.utils.checks import refuse_other_than
+from lam.vmf.distribution import mean_resultant_length
+from lam.vmf.embeddings import Embeddings
+
+Combine = Literal["concatenate", "mean"]
+
+
+ROUNDS = 10
+"""The most rounds of an alignment; two or three come within `SETTLED` as a rule."""
+
+
+SETTLED = 1e-6
+"""An alignment ends when a round brings the members closer by no more than this, in mean squared resultant length."""
+
+
+class EnsembleEncoder(Encoder):
+    """Embed by M networks.
+
+    Each member has learned a sphere of its own: the loss does not change when one of them is turned, so directions of
+    different members cannot be compared. With `concatenate` an embedding is therefore the M unit vectors one after the
+    other, divided by √M, whose cosines are the means of the members' cosines; and κ is that of the members' vectors
+    aligned by one rotation each, on the sphere in R^D. With `mean`, as in the paper, directions are taken as if they
+    could be compared: the embedding is the mean direction of the members as they are, which loses recall, and κ is of
+    their spread as it is.
+
+    κ comes from the mean resultant length R̄ of the M vectors, corrected for chance, and `variance` is 1 − R̄², as there
+    is no distribution before normalisation. Joint samples are the members, aligned. `features` are those of the first
+    member, so that the scores made of them are what one network has.
+
+    Args:
+        members: M ≥ 2 networks that map (N, ...) inputs to (N, D) by a linear layer at their end, normalised or not.
+        head: path of that layer, the same in each.
+        rotations: (M, D, D) orthogonal matrices that align the members; see `align`. None, where directions are taken
+            as they are.
+        combine: `concatenate` or `mean`.
+        common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
+
+    Raises:
+        ValueError: for fewer than two members, another `combine`, or rotations of another shape.
+    """
+
+    kind = "deep_ensemble"
+
+    def __init__(
+        self,
+        members: Iterable[nn.Module],
+        head: str,
+        *,
+        rotations: Float[Tensor, "M D D"] | None,
+        combine: Combine = "concatenate",
+        **common: Any,
+    ) -> None:
+        self.members = nn.ModuleList(members)
+        if len(self.members) < 2:
+            raise ValueError(f"an ensemble needs at least 2 members, got {len(self.members)}")
+        refuse_other_than("combine", combine, get_args(Combine))
+        super().__init__(self.members, head, **common)
+        first: Any = self.members[0].get_submodule(head)
+        shape = (len(self.members), first.out_features, first.out_features)
+        if rotations is not None and rotations.shape != shape:
+            raise ValueError(f"rotations must have shape {shape}, got {tuple(rotations.shape)}")
+        self.rotations, self.combine = rotations, combine
+        self._member_dimension: int = first.out_features
+
+    @property
+    def dimension(self) -> int:
+        """M·D of concatenated members, D of their mean."""
+        return self._member_dimension * (len(self.members) if self.combine == "concatenate" else 1)
+
+    @property
+    def kappa_dimension(self) -> int:
+        """D: κ is of the members' own sphere, on which they are aligned."""
+        return self._member_dimension
+
+    def to(self, device: torch.device | str) -> "EnsembleEncoder":
+        """Move members and rotations to a device, in place."""
+        super().to(device)
+        self.rotations = None if self.rotations is None else self.rotations.to(device)
+        return self
+
+    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+        """Give what a batch goes through; the samples are the M members, whatever `n_samples` says."""
+
+        def observe(inputs: Any) -> Observations:
+            features, units = features_and_units(self.members, self.head, inputs)
+            with without_autocast():
+                aligned = units if self.rotations is None else F.normalize(units @ self.rotations.to(units), dim=-1)
+            length = mean_resultant_length(aligned, unbiased=False)
+            variance = length.one_minus_resultant * (1 + length.resultant)
+            mean = concatenated(units) if self.combine == "concatenate" else F.normalize(units.mean(0))
+            embeddings = Embeddings.from_samples(aligned, variance.to(units), mean=mean)
+            return Observations(features, embeddings, aligned if joint else None)
+
+        return observe
+
+    def settings(self) -> dict[str, Any]:
+        """How members are combined."""
+        return {"combine": self.combine}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The rotations, where there are some."""
+        return {} if self.rotations is None else {"rotations": self.rotations}
+
+    @classmethod
+    def restored(cls, saved: SavedEncoder) -> "EnsembleEncoder":
+        """Make the encoder again from what `save` wrote."""
+        members: Any = saved.network
+        rotations = saved.tensors.get("rotations")
+        return cls(members, saved.head, rotations=rotations, **saved.settings, **common_of(saved))
+
+
+def concatenated(units: Float[Tensor, "M N D"]) -> Float[Tensor, "N MD"]:
+    """Put M unit vectors an item one after the other, divided by √M: their cosine is the mean of the M cosines."""
+    return units.transpose(0, 1).flatten(1) / len(units) ** 0.5
+
+
+def align(units: Float[Tensor, "M N D"]) -> Float[Tensor, "M D D"]:
+    """Find the rotations, reflections included, that bring M embeddings of the same items closest together.
+
+    argmin Σ_m ‖X_m Q_m − X̄‖², X̄ the mean of all X_m Q_m, Q_m orthogonal: generalised Procrustes analysis, which favours
+    no member. Each round takes Q_m = U Vᵀ from X_mᵀ X̄ = U S Vᵀ, which is the closest for a given X̄, the first of which
+    is X_1. In float64. Where N < D, or the embeddings lie in fewer dimensions, the rest of the rotation is arbitrary.
+
+    Source: Schönemann (1966) for one pair, Gower (1975) for the rounds.
+
+    Args:
+        units: (M, N, D) of the same N items.
+
+    Returns:
+        (M, D, D), to be multiplied from the right, in the type of `units`.
+
+    Example:
+        >>> units = F.normalize(torch.randn(2, 50, 3, dtype=torch.float64), dim=-1)
+        >>> units[1] = units[0].flip(-1)
+        >>> aligned = units @ align(units)
+        >>> torch.allclose(aligned[0], aligned[1])
+        True
+    """
+    members = units.double()
+    mean, length = members[0], 0.0
+    rotations = members.new_zeros(0)
+    for _ in range(ROUNDS):
+        left, _, right = torch.linalg.svd(members.mT @ mean)
+        rotations = left @ right
+        mean = (members @ rotations).mean(0)
+        before, length = length, float(mean.square().sum(1).mean())
+        if length - before <= SETTLED:
+            break
+    return rotations.to(units)
+
+
+def features_and_units(
+    members: Iterable[nn.Module], head: str, inputs: Any
+) -> tuple[Float[Tensor, "N P"], Float[Tensor, "M N D"]]:
+    """Run a batch through all members: what enters the first one's head, and the M unit vectors of each item."""
+    seen = [features_and_output(member, head, inputs) for member in members]
+    outputs = torch.stack([output for _, output in seen])
+    return seen[0][0], F.normalize(widened(outputs), dim=-1)

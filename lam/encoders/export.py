@@ -1,0 +1,57 @@
+"""An encoder as one `torch.export` program, for serving without lam."""
+
+import io
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.models.head import ADDED, caught_input, evaluating
+from lam.posteriors.diagonal import Predictor
+from lam.utils.autocast import without_autocast
+from lam.utils.files import write_atomically
+
+
+class _Program(nn.Module):
+    """Inputs -> (features, mean, κ, variance), with marginal samples of the posterior's own noise."""
+
+    def __init__(self, network: nn.Module, head: str, predict: Predictor) -> None:
+        super().__init__()
+        self.network = network
+        self._head, self._predict = head, predict
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        with caught_input(self.network, self._head) as caught:
+            output = self.network(inputs)
+        embeddings = self._predict(caught[-1], None if self._head == ADDED else output)
+        return caught[-1], embeddings.mean, embeddings.kappa, embeddings.variance
+
+
+@without_autocast()  # or the program would work under autocast alone
+def export_encoder(
+    path: str | Path,
+    example: Float[Tensor, "N ..."],
+    network: nn.Module,
+    head: str,
+    predict: Predictor,
+) -> None:
+    """Write the program; see `BayesianEncoder.export`.
+
+    Args:
+        path: the file.
+        example: a batch of inputs of the right shape, N ≥ 2.
+        network: whose program it is.
+        head: path of its last linear layer, or `ADDED`.
+        predict: maps features and the network's output, None where that is not the head's, to embeddings.
+    """
+    if len(example) < 2:
+        raise ValueError(
+            f"the example must hold at least 2 inputs, so that the batch size stays free, got {len(example)}"
+        )
+    program = _Program(network, head, predict)
+    with evaluating(program):
+        exported = torch.export.export(program, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    content = io.BytesIO()
+    torch.export.save(exported, content)
+    write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()))

@@ -1,0 +1,117 @@
+"""An encoder as a folder: a sealed generation of safetensors and JSON, nothing pickled.
+
+encoder.json             format, kind, head, settings of the kind, recipe of the network, preprocessing
+posterior.safetensors    tensors beside the network, such as weight, bias and the sums of the curvature
+network.safetensors      the state of the network, where there is one, by the names that it has outside of wrappers
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from lam.models.weights import load_state, own_path, plain_names, plain_path
+from lam.utils.files import (
+    CorruptFileError,
+    read_generation,
+    read_json,
+    read_tensors,
+    write_generation,
+    write_json,
+    write_tensors,
+)
+
+FORMAT = 3
+METADATA, TENSORS, NETWORK = "encoder.json", "posterior.safetensors", "network.safetensors"
+
+
+@dataclass(frozen=True)
+class SavedEncoder:
+    """What a folder holds.
+
+    Attributes:
+        kind: what `lam.load` finds the class by.
+        network: rebuilt, with its weights, or None.
+        head: path of its last linear layer.
+        relation: fields of `lam.pairs.Relation`.
+        preprocessing: as `Preprocessing.to_json` gives it, or None.
+        ood_score, n_samples: see `lam.encoders.base.Encoder`.
+        settings: what else the kind keeps, as JSON.
+        tensors: what else it keeps, by name.
+    """
+
+    kind: str
+    network: nn.Module | None
+    head: str
+    relation: dict[str, Any]
+    preprocessing: dict[str, Any] | None
+    ood_score: Any
+    n_samples: int
+    settings: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def save(folder: str | Path, encoder: SavedEncoder) -> None:
+    """Write an encoder; a crash leaves what was there before, or all of this."""
+    network = encoder.network
+    plain = {name: value for name, value in vars(encoder).items() if name not in ("network", "tensors")}
+    metadata = {"format": FORMAT, **plain, "has_network": network is not None, "recipe": _recipe(network)}
+    if network is not None:
+        metadata["head"] = plain_path(_member(network), encoder.head)
+
+    def write(generation: Path) -> None:
+        write_json(generation / METADATA, metadata)
+        write_tensors(generation / TENSORS, encoder.tensors)
+        if network is not None:
+            own = network.state_dict()
+            write_tensors(generation / NETWORK, {plain: own[name].clone() for name, plain in plain_names(own).items()})
+
+    write_generation(folder, write)
+
+
+def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
+    """Read an encoder, checked before anything is parsed; see `lam.load`."""
+    generation = read_generation(folder, [METADATA, TENSORS])
+    metadata = read_json(generation / METADATA)
+    if (found := metadata.pop("format")) != FORMAT:
+        raise ValueError(f"{generation / METADATA} has format {found}, this version of lam reads {FORMAT}")
+    has_network, recipe = metadata.pop("has_network"), metadata.pop("recipe")
+    if has_network:
+        network = _network(generation, recipe, network)
+        metadata["head"] = own_path(_member(network), metadata["head"])
+    elif network is not None:
+        raise ValueError(f"{folder} was saved without a network: load it without one")
+    return SavedEncoder(network=network, tensors=read_tensors(generation / TENSORS), **metadata)
+
+
+def _member(network: nn.Module) -> nn.Module:
+    """The network that the path of a head is of: the first of an ensemble, whose members are alike."""
+    return network[0] if isinstance(network, nn.ModuleList) else network
+
+
+def _recipe(network: nn.Module | None) -> Any:
+    """How lam builds the network by name; of several networks, how each is built; None where it cannot."""
+    if isinstance(network, nn.ModuleList):
+        recipes = [_recipe(member) for member in network]
+        return recipes if all(recipes) else None
+    return getattr(network, "recipe", None) or None
+
+
+def _network(generation: Path, recipe: Any, network: nn.Module | None) -> nn.Module:
+    if not (generation / NETWORK).is_file():
+        raise CorruptFileError(f"{generation / NETWORK} is missing")
+    if network is None:
+        if recipe is None:
+            raise ValueError(
+                f"{generation.parent} holds a network that lam cannot rebuild by name: pass one of the same "
+                "architecture, lam.load(folder, network), or of an ensemble all of its members, "
+                "lam.load(folder, torch.nn.ModuleList(members))"
+            )
+        from lam.models import build
+
+        several = isinstance(recipe, list)
+        network = nn.ModuleList([build(**member) for member in recipe]) if several else build(**recipe)
+    state = read_tensors(generation / NETWORK)
+    load_state(network, state)
+    return network.eval()

@@ -1,0 +1,117 @@
+"""`GaussianEncoder`: what PFE and HIB hand back, a Gaussian embedding for every input. Each trains in its own file."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.encoders.base import Observations, Observer, common_of, own_direction
+from lam.encoders.files import SavedEncoder
+from lam.encoders.seeded import SeededEncoder
+from lam.hessians.batch import check_finite
+from lam.models.head import features_and_output
+from lam.models.uncertainty_head import UncertaintyHead
+from lam.posteriors.diagonal import CHUNK_ELEMENTS
+from lam.vmf.embeddings import Embeddings
+
+
+class GaussianEncoder(SeededEncoder):
+    """Embed by N(μ, diag(σ²)): μ from the network's head, σ² from an uncertainty head on the same features.
+
+    Retrieval compares the directions of μ. κ is that of samples μ + σ ε projected to the sphere (Sra 2012, of their
+    unbiased mean resultant length), with the same ε for every input: κ of an item is the same alone and in any batch.
+    The variance is Σ_d σ_d². Joint samples are independent between items, as the method has distributions of embeddings
+    and none of networks; they follow from the seed and the item's place in the pass, however that is cut into batches.
+
+    Args:
+        network: maps (N, ...) inputs to (N, D) by a linear layer at its end, normalised or not.
+        head: path of that layer.
+        uncertainty: maps what enters that layer to log variances (N, D).
+        unit_mean: μ is the layer's output projected to the sphere; else that output itself.
+        seed: of the noise that every embedding shares, and of joint samples.
+        common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
+    """
+
+    kind = "gaussian"
+
+    def __init__(
+        self,
+        network: nn.Module,
+        head: str,
+        uncertainty: UncertaintyHead,
+        *,
+        unit_mean: bool,
+        seed: int = 0,
+        **common: Any,
+    ) -> None:
+        super().__init__(network, head, seed=seed, **common)
+        self.uncertainty = uncertainty.eval()
+        self.unit_mean = unit_mean
+
+    def to(self, device: torch.device | str) -> "GaussianEncoder":
+        """Move network and uncertainty head to a device, in place."""
+        super().to(device)
+        self.uncertainty.to(device)
+        return self
+
+    @torch.no_grad()
+    def distribution(self, features: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
+        """Give μ and log σ² of items, from what enters the head."""
+        mean = self.unnormalised(features)
+        return F.normalize(mean) if self.unit_mean else mean, self.uncertainty(features.float())
+
+    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+        """Give what a batch goes through: κ by noise shared by all items, joint samples by noise of their own."""
+        shape = (n_samples, self.dimension)
+        shared = _noise(shape, torch.Generator().manual_seed(self.seed))[:, None]
+        rows = max(1, CHUNK_ELEMENTS // shared.numel())
+        seen = 0
+
+        def observe(inputs: Any) -> Observations:
+            nonlocal seen
+            features, output = features_and_output(self._module, self.head, inputs)
+            check_finite(features, seen)
+            parts: list[Embeddings] = []
+            samples: list[Tensor] = []
+            for chunk, direction in zip(features.split(rows), own_direction(output).split(rows), strict=True):
+                mean, log_variance = self.distribution(chunk)
+                sampled = _projected(mean, log_variance)
+                variance = log_variance.double().exp().sum(1).to(direction)
+                parts.append(Embeddings.from_samples(sampled(shared), variance, mean=direction))
+                if joint:
+                    places = range(seen, seen + len(chunk))
+                    noise = self.drawn(places, lambda _, generator: _noise(shape, generator))
+                    samples.append(sampled(noise).to(mean.dtype))
+                seen += len(chunk)
+            return Observations(features, Embeddings.concatenate(parts), torch.cat(samples, 1) if joint else None)
+
+        return observe
+
+    def settings(self) -> dict[str, Any]:
+        """What μ is, the seed, and what rebuilds the uncertainty head."""
+        return {**super().settings(), "unit_mean": self.unit_mean, "uncertainty": self.uncertainty.recipe}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state of the uncertainty head."""
+        return self.uncertainty.state_dict()
+
+    @classmethod
+    def restored(cls, saved: SavedEncoder) -> "GaussianEncoder":
+        """Make the encoder again from what `save` wrote."""
+        network: Any = saved.network
+        settings = dict(saved.settings)
+        uncertainty = UncertaintyHead(**settings.pop("uncertainty"))
+        uncertainty.load_state_dict(saved.tensors)
+        return cls(network, saved.head, uncertainty, **settings, **common_of(saved))
+
+
+def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _projected(mean: Tensor, log_variance: Tensor) -> Callable[[Tensor], Tensor]:
+    deviation = (log_variance.double() / 2).exp()
+    return lambda noise: F.normalize(mean.double() + deviation * noise.to(mean.device), dim=-1)

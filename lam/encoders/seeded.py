@@ -1,0 +1,70 @@
+"""What encoders share that are one trained network and a seed of all that is drawn when they embed."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.encoders.base import Encoder, common_of, widened
+from lam.encoders.deterministic import DeterministicEncoder
+from lam.encoders.files import SavedEncoder
+from lam.utils.random import derive_seed
+
+
+class SeededEncoder(DeterministicEncoder):
+    """A trained network, and a seed for all that is drawn when it embeds.
+
+    Args:
+        network: maps (N, ...) inputs to (N, D) by a linear layer at its end, normalised or not.
+        head: path of that layer.
+        seed: of everything drawn; torch's global generator is not used.
+        common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
+    """
+
+    has_kappa = True
+
+    def __init__(self, network: nn.Module, head: str, *, seed: int = 0, **common: Any) -> None:
+        super().__init__(network, head, **common)
+        self.seed = seed
+
+    @classmethod
+    def upon(cls, encoder: Encoder, **own: Any) -> "SeededEncoder":
+        """Take over the network of another encoder, with what is known of its inputs.
+
+        Args:
+            encoder: whose network, head, relation and preprocessing are kept.
+            own: the further arguments of this class.
+        """
+        common = {"relation": encoder.relation, "preprocessing": encoder.preprocessing}
+        network: Any = encoder.network
+        return cls(network, encoder.head, **common, **own)
+
+    def settings(self) -> dict[str, Any]:
+        """The seed."""
+        return {"seed": self.seed}
+
+    @classmethod
+    def restored(cls, saved: SavedEncoder) -> "SeededEncoder":
+        """Make the encoder again from what `save` wrote."""
+        network: Any = saved.network
+        return cls(network, saved.head, **saved.settings, **saved.tensors, **common_of(saved))
+
+    def unnormalised(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N D"]:
+        """Give what the head makes of features, before normalisation, float32 or wider."""
+        with torch.no_grad():
+            return widened(self._module.get_submodule(self.head)(features))
+
+    def drawn(
+        self, places: Iterable[int], draw: Callable[[int, torch.Generator], Float[Tensor, "S D"]]
+    ) -> Float[Tensor, "S N D"]:
+        """Draw for N items one by one, each from a generator of its own: the same however a pass is cut into batches.
+
+        Args:
+            places: of the items in the whole pass, counted from 0.
+            draw: gives what is drawn for one of the N, by its number among them and its generator; this is on the CPU,
+                so that every device sees the same.
+        """
+        generators = (torch.Generator().manual_seed(derive_seed(self.seed, place)) for place in places)
+        return torch.stack([draw(number, generator) for number, generator in enumerate(generators)], 1)

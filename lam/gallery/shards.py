@@ -1,0 +1,223 @@
+"""Embeddings of a folder as .npz files, each of all of its images or of one shard; several are merged into one whole.
+
+paths, labels (N,) text      ids, positions (N,) int64: by content, and in the order of the folder
+mean (N, D)                  kappa, variance, resultant (N,)
+shard (2,) i and n           total (): of the folder    listing (): hash of its paths    encoder (): of the run
+mean_samples ():             S where means are of S samples, else 0
+flagged (N,)                 where the run is calibrated: which images it could not judge
+"""
+
+import hashlib
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool
+
+from lam.datasets import FolderImages
+from lam.gallery.enrolment import Entry, content_id
+from lam.utils import distributed
+from lam.utils.files import CorruptFileError, write_atomically
+from lam.vmf.embeddings import Embeddings
+
+_ROWS = ("paths", "labels", "ids", "positions", "mean", "kappa", "variance", "resultant")
+_FACTS = ("shard", "total", "listing", "encoder", "mean_samples")
+_AXES = {"mean": 2, "shard": 1, "total": 0, "listing": 0, "encoder": 0, "mean_samples": 0}
+_KINDS = {"paths": "U", "labels": "U", "ids": "i", "positions": "i", "shard": "i", "total": "i", "mean_samples": "i"}
+_KINDS |= {"listing": "U", "encoder": "U"}
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, MemoryError)
+_UNREADABLE += (zipfile.BadZipFile, zlib.error)  # what NumPy raises, where it meets flipped bits
+_UNPACKED, _COMPRESSION = 32 * 2**20, 200  # bytes that any file may unpack to, and times its size that it may beyond
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Shard i of n, from 1: of images in the order of their paths the i-th, the (i + n)-th, and so on.
+
+    Raises:
+        ValueError: where i is not from 1 to n.
+    """
+
+    number: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise ValueError(f"shard i/n must have i from 1 to n, got {self.number}/{self.count}")
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """Read i/n.
+
+        Raises:
+            ValueError: for another form, or an i that is not from 1 to n.
+
+        Example:
+            >>> Shard.parse("2/3").positions(8).tolist()
+            [1, 4, 7]
+        """
+        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+        if found is None:
+            raise ValueError(f"shard must be i/n, such as 1/4, got {text!r}")
+        return cls(int(found[1]), int(found[2]))
+
+    @classmethod
+    def of_process(cls) -> "Shard":
+        """The shard of this process, of several that torchrun started; the whole where there is but one."""
+        return cls(distributed.rank() + 1, distributed.count())
+
+    def positions(self, total: int) -> torch.Tensor:
+        """Which of so many images are in this shard.
+
+        Raises:
+            ValueError: where none is.
+        """
+        if total < self.number:
+            raise ValueError(f"there are {total} images, so that shard {self.number}/{self.count} has none: make fewer")
+        return torch.arange(self.number - 1, total, self.count)
+
+
+def save_embeddings(
+    path: str | Path,
+    images: FolderImages,
+    embeddings: Embeddings,
+    *,
+    encoder: str,
+    shard: Shard | None = None,
+    flagged: Bool[torch.Tensor, " N"] | None = None,
+) -> None:
+    """Write the embeddings of a shard, all of the file or nothing.
+
+    Args:
+        path: the file.
+        images: all of the folder.
+        embeddings: of those in the shard.
+        encoder: what tells the encoder from others; see `lam.retrieval.decisions.files.fingerprint`.
+        shard: which part of the images; by default all.
+        flagged: (N,) which of the embeddings a calibration flags; None without one.
+    """
+    shard = Shard() if shard is None else shard
+    positions = shard.positions(len(images))
+    part = images.subset(positions)
+    arrays: dict[str, Any] = {
+        "paths": np.array([str(found) for found in part.paths]),
+        "labels": np.array([part.classes[label] for label in part.labels.tolist()]),
+        "ids": np.array([content_id(found) for found in part.paths]),
+        "positions": positions.numpy(),
+        "mean": embeddings.mean.cpu().numpy(),
+        "kappa": embeddings.kappa.cpu().numpy(),
+        "variance": embeddings.variance.cpu().numpy(),
+        "resultant": embeddings.resultant.cpu().numpy(),
+        "shard": np.array([shard.number, shard.count]),
+        "total": np.array(len(images)),
+        "listing": np.array(_listing(images)),
+        "encoder": np.array(encoder),
+        "mean_samples": np.array(embeddings.mean_samples or 0),
+        **({} if flagged is None else {"flagged": flagged.numpy()}),
+    }
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+
+    write_atomically(path, write)
+
+
+def merge_embeddings(paths: Sequence[str | Path], *, encoder: str) -> tuple[list[Entry], Embeddings]:
+    """Read the shards of a folder, in any order, as one whole in the order of the folder.
+
+    Args:
+        paths: a file for each shard.
+        encoder: what it must have been embedded by.
+
+    Raises:
+        CorruptFileError: naming a file that is truncated, altered or none of this kind.
+        ValueError: for a file that does not exist, one of another encoder, of another folder or cut otherwise than the
+            first, a shard that is there twice, or those that are missing.
+    """
+    if not paths:
+        raise ValueError("there are no embeddings to merge: give the files that `lam embed` wrote")
+    parts = {Path(path): _read(Path(path)) for path in paths}
+    _refuse_others(parts, encoder)
+    joined = {name: np.concatenate([part[name] for part in parts.values()]) for name in _ROWS}
+    order = np.argsort(joined["positions"], kind="stable")
+    rows = {name: array[order] for name, array in joined.items()}
+    entries = [
+        Entry(path, label, content)
+        for path, label, content in zip(
+            rows["paths"].tolist(), rows["labels"].tolist(), rows["ids"].tolist(), strict=True
+        )
+    ]
+    tensors = (torch.from_numpy(rows[name]) for name in ("mean", "kappa", "resultant", "variance"))
+    mean_samples = int(next(iter(parts.values()))["mean_samples"]) or None  # one encoder, one number
+    return entries, Embeddings(*tensors, mean_samples=mean_samples)
+
+
+def _listing(images: FolderImages) -> str:
+    """What tells one folder's images from another's, wherever it is mounted."""
+    root = os.path.commonpath(images.paths)
+    names = [os.path.relpath(path, root) for path in images.paths]
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}: give the files that `lam embed` wrote")
+    try:
+        _refuse_bomb(path)
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+            part = {name: found[name] for name in (*_ROWS, *_FACTS)}
+    except _UNREADABLE as error:
+        raise CorruptFileError(
+            f"{path} is truncated, altered or no file of embeddings ({error}): write it again by `lam embed`"
+        ) from None
+    for name, array in part.items():
+        fits = array.ndim == _AXES.get(name, 1) and array.dtype.kind == _KINDS.get(name, "f")
+        if not fits or (name in _ROWS and len(array) != len(part["paths"])):
+            raise CorruptFileError(f"{path} has {name} of shape {array.shape} and type {array.dtype}: write it again")
+    number, count = part["shard"].tolist()
+    expected = Shard(number, count).positions(int(part["total"])).numpy()
+    if not np.array_equal(part["positions"], expected):
+        raise CorruptFileError(f"{path} does not hold the images of shard {number}/{count}: write it again")
+    return part
+
+
+def _refuse_bomb(path: Path) -> None:
+    """Embeddings hardly compress; texts do, which are padded to the longest, but a bomb does a thousandfold."""
+    if not zipfile.is_zipfile(path):  # which NumPy refuses in words of its own
+        return
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > max(_UNPACKED, _COMPRESSION * path.stat().st_size):
+        raise ValueError(f"it would unpack to {unpacked / 2**20:,.0f} MiB, more than {_COMPRESSION} times its size")
+
+
+def _refuse_others(parts: dict[Path, dict[str, np.ndarray]], encoder: str) -> None:
+    first = next(iter(parts))
+    held: dict[int, Path] = {}
+    count = int(parts[first]["shard"][1])
+    for path, part in parts.items():
+        if str(part["encoder"]) != encoder:
+            raise ValueError(
+                f"{path} was embedded by another network, posterior or preprocessing than this run's: embed it again"
+            )
+        number, of = part["shard"].tolist()
+        if of != count:
+            raise ValueError(f"{path} is shard {number}/{of}, {first} is one of {count}: give shards of one cut")
+        if str(part["listing"]) != str(parts[first]["listing"]) or int(part["total"]) != int(parts[first]["total"]):
+            raise ValueError(f"{path} and {first} are of other folders, or the images changed in between: embed again")
+        if part["mean"].shape[1] != parts[first]["mean"].shape[1]:
+            widths = part["mean"].shape[1], parts[first]["mean"].shape[1]
+            raise ValueError(f"{path} has dimension {widths[0]}, {first} {widths[1]}: embed again")
+        if number in held:
+            raise ValueError(f"shard {number}/{of} is there twice: {held[number]} and {path}")
+        held[number] = path
+    if missing := sorted(set(range(1, count + 1)) - held.keys()):
+        raise ValueError(f"{len(missing)} of {count} shards are missing, such as {missing[0]}/{count}")

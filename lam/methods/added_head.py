@@ -1,0 +1,132 @@
+"""The layer that is added after a network without a head of its own, trained on what the network gives.
+
+The network stays as it is; a posterior is put on the layer afterwards, by `lam.fit`.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from lam import losses
+from lam.models import EmbeddingNetwork
+from lam.pairs.relation import Relation
+from lam.training import train
+from lam.utils.autocast import without_autocast
+
+DIMENSION = 64
+BATCH_SIZE, LEARNING_RATE = 256, 1e-2
+MOST_EPOCHS, MOST_STEPS = 50, 1000
+HELD_OUT, MOST_HELD_OUT = 0.1, 1000
+"""The share of the items that choose the epoch, and at most how many."""
+
+
+@without_autocast()
+def train_layer(
+    features: Float[Tensor, "N P"],
+    targets: Tensor,
+    relation: Relation,
+    *,
+    margin: float,
+    dimension: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> nn.Linear:
+    """Train a linear layer on features by the contrastive loss, from the whitening of their principal components.
+
+    The paper has no such step. Chosen here, on sentences: Adam at 1e-2, batches of 256, 1,000 steps but at most 50
+    epochs. A tenth of the items, at most 1,000, is held out, and the epoch kept where the loss on these is lowest;
+    where they would hold no positive or no negative pair, all are trained on and the last epoch is kept.
+
+    Args:
+        features: (N, P) what a network gives.
+        targets: (N,) labels or (N, X) positions.
+        relation: what makes a pair.
+        margin: of the loss.
+        dimension: D, from 2 to P; by default 64, or P where that is less.
+        seed: of the order of the items, and of which are held out.
+        progress: show a progress bar on standard error.
+
+    Returns:
+        A layer from P to D with a bias, in the type and on the device of the features.
+
+    Raises:
+        ValueError: for a dimension outside its range, and as `lam.training.train`.
+
+    Example:
+        >>> features, labels = torch.randn(64, 8), torch.arange(64) % 4
+        >>> train_layer(features, labels, Relation(), margin=0.7, dimension=3)
+        Linear(in_features=8, out_features=3, bias=True)
+    """
+    layer = whitening_layer(features, dimension)
+    items, held_out = _split(targets, relation, seed)
+    device = features.device
+
+    def validate(network: nn.Module) -> float:
+        embeddings = network(features[held_out].float())
+        return -float(loss(embeddings, relation.pairs(targets[held_out])))
+
+    loss = losses.build(margin=margin)
+    n_batches = math.ceil(len(items) / BATCH_SIZE)
+    train(
+        EmbeddingNetwork(nn.Identity(), layer),
+        TensorDataset(features[items].float().cpu(), targets[items].cpu()),
+        loss=loss,
+        epochs=min(MOST_EPOCHS, math.ceil(MOST_STEPS / n_batches)),
+        pairs=relation.pairs,
+        validate=validate if len(held_out) else None,
+        batch_size=BATCH_SIZE,
+        learning_rate=LEARNING_RATE,
+        seed=seed,
+        accelerator="cuda" if device.type == "cuda" else "cpu",
+        devices=[device.index] if device.type == "cuda" else 1,
+        progress=progress,
+    )
+    return layer.to(features)
+
+
+def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None) -> nn.Linear:
+    """Give the layer that decorrelates features and evens out their variance, of their D first principal components.
+
+    W = diag(λ + λ̄)^(−1/2) Uᵀ, b = −W m, with m the mean, U and λ the eigenvectors and eigenvalues of the covariance, λ̄
+    the mean of all these. λ̄ keeps directions of little variance, mostly noise where items are few, from being blown up.
+
+    Args:
+        features: (N, P), N ≥ 2.
+        dimension: D, from 2 to P; by default 64, or P where that is less.
+
+    Returns:
+        The layer, float32, on the device of the features.
+
+    Raises:
+        ValueError: for a dimension outside its range, or features that are all equal.
+    """
+    width = features.shape[1]
+    D = min(DIMENSION, width) if dimension is None else dimension
+    if not 2 <= D <= width:
+        raise ValueError(f"dimension must be from 2 to {width}, the width of the network's output, got {dimension}")
+    centred = features.double() - features.double().mean(0)
+    values, vectors = torch.linalg.eigh(centred.T @ centred / len(features))
+    values = values.clamp(min=0)
+    if values.sum() == 0:
+        raise ValueError(f"all {len(features)} features are equal: the network says nothing about its inputs")
+    weight = (vectors / (values + values.mean()).sqrt()).T.flip(0)[:D]
+    layer = nn.Linear(width, D, device=features.device)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(-weight @ features.double().mean(0))
+    return layer
+
+
+def _split(targets: Tensor, relation: Relation, seed: int) -> tuple[Tensor, Tensor]:
+    """Give the indices of the items to train on and of those held out, none where these would say nothing."""
+    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed)).to(targets.device)
+    count = min(math.ceil(HELD_OUT * len(order)), MOST_HELD_OUT)
+    held_out, items = order[:count], order[count:]
+    for part in (held_out, items[:MOST_HELD_OUT]):
+        pairs = relation.pairs(targets[part])
+        if pairs.n_positives == 0 or pairs.n_negatives == 0:
+            return order, order[:0]
+    return items, held_out

@@ -1,0 +1,292 @@
+"""`fit`: a trained network becomes Bayesian, its weights stay as they are; `fit_features` does without the network.
+
+Training before it, and the options of a run, are in `lam.methods.laplace_posthoc`.
+
+Source: Warburg et al. (2023), section 3.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import replace
+from math import ceil
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from lam.encoders.batches import Batch, as_batches, split_batch
+from lam.encoders.bayesian import BayesianEncoder
+from lam.hessians.accumulate import (
+    all_pairs,
+    check_pairs,
+    checked_targets,
+    curvature_of_dataset,
+    curvature_of_processes,
+)
+from lam.hessians.batch import check_finite, check_settings
+from lam.hessians.contrastive import Fix, Split
+from lam.inputs.preprocessing import Preprocessing
+from lam.methods.added_head import train_layer
+from lam.models.head import ADDED, evaluating, features_and_output, find_head, probe_output
+from lam.pairs.mining import MinerName
+from lam.pairs.pairs import as_targets, check_labels
+from lam.pairs.relation import SCOPES, Relation, Scope
+from lam.posteriors.diagonal import LastLayerPosterior
+from lam.utils import distributed
+
+_IMAGENET = (1000, 21841, 21843)
+"""How many classes the networks tell that are trained on its parts."""
+
+_MANY = 100
+"""Fewer classes may well be as many as an embedding has dimensions."""
+
+
+def fit(
+    network: nn.Module,
+    loader: Iterable[Batch],
+    *,
+    margin: float,
+    head: str | Literal["identity", "train"] | None = None,
+    dimension: int | None = None,
+    split: Split = "arccos",
+    fix: Fix = "fixed",
+    negative_weight: float = 1.0,
+    pairs: Scope = "batch",
+    positive_within: float | None = None,
+    negative_beyond: float | None = None,
+    angle_within: float | None = None,
+    miner: MinerName = "all",
+    max_pairs: int | None = None,
+    triplet_margin: float | None = None,
+    average: bool = True,
+    prior_precision: float = 1.0,
+    likelihood_scale: float | None = None,
+    preprocessing: Preprocessing | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> BayesianEncoder:
+    """Put a Laplace posterior over the last layer of a trained retrieval network.
+
+    In several processes, started by torchrun, each calls it with the same network and loader, takes its share of the
+    batches (`lam.utils.distributed.shared_out`), and gets the same posterior: that of one process, up to the order of
+    sums. With `pairs="dataset"` features alone are shared out, and the first process forms the curvature from them.
+
+    Args:
+        network: any module that maps a batch to embeddings (N, D), normalised or not, by a linear layer at its end;
+            with `head` "train" or "identity" without one.
+        loader: batches (inputs, labels), or (inputs, positions) for places; inputs are a tensor, or a dictionary, which
+            the network is given by name.
+        margin: of the contrastive loss, in (0, 2].
+        head: path of the linear layer, found by a probe batch by default. Or a layer is added after the network, which
+            stays as it is: "train", one trained on the network's output (`lam.methods.added_head.train_layer`), which is
+            kept in memory meanwhile; or "identity", which keeps the network's embeddings. κ of the latter says little about
+            the distance from the data, so its OOD score is k-NN.
+        dimension: D of the layer that `head="train"` adds; by default 64, or the output's width if less.
+        split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
+        fix: `fixed`, `positive` or `full`: which terms of the curvature are kept.
+        negative_weight: w in [0, 1], the weight of negative pairs.
+        pairs: `batch`: all pairs within each batch, so that fits can be added and batches forgotten; or `dataset`:
+            every pair of the data set, however it is cut.
+        positive_within: for places, in metres.
+        negative_beyond: for places, in metres.
+        angle_within: for places, in degrees: the last column of the positions is then the compass angle.
+        miner: which pairs of a batch count: `all`, `violating`, `easy`, `semihard` or `hard`; see `lam.pairs.Mining`.
+        max_pairs: at most so many triplets of the kind are drawn, or, of all pairs, so many of each type; by default
+            there is no limit.
+        triplet_margin: of the miner's triplets; by default `margin`.
+        average: whether the curvature is averaged over the pairs of each type, or their plain sum.
+        prior_precision: α.
+        likelihood_scale: s; by default the number of items squared, or 1 of a plain sum. `BayesianEncoder.tune` chooses
+            it.
+        preprocessing: how an image file becomes an input; that of the loader's data set by default.
+        seed: of the posterior's noise.
+        progress: show progress bars on standard error.
+
+    Returns:
+        The encoder. The network itself is not changed.
+
+    Raises:
+        ValueError: for settings outside their range, a network whose output is no (N, D) or given by no linear layer,
+            features that are not finite or all zero, and data without positive or negative pairs.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> batches = [(torch.randn(16, 4), torch.arange(16) % 4) for _ in range(3)]
+        >>> encoder = fit(network, batches, margin=0.7, progress=False)
+        >>> encoder.head, encoder.embed(batches).kappa.shape
+        ('2', torch.Size([48]))
+    """
+    if pairs not in SCOPES:
+        raise ValueError(f"pairs must be one of {', '.join(SCOPES)}, got {pairs!r}")
+    relation = Relation(pairs, positive_within, negative_beyond, angle_within, miner, max_pairs, triplet_margin)
+    check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
+    refuse_full_over_dataset(fix, pairs)
+    refuse_dimension_of_other_head(dimension, head)
+    dataset = getattr(loader, "dataset", None)
+    labels = getattr(dataset, "labels", getattr(dataset, "targets", None))
+    if labels is not None and positive_within is None:
+        check_labels(as_targets(labels))
+    distributed.join()
+    progress = progress and distributed.is_first()
+    loader = as_batches(loader)
+    first, batches = distributed.shared_out(loader)
+    if first is None:
+        raise ValueError("the loader gave no batch")
+    total = ceil(len(loader) / distributed.count()) if isinstance(loader, Sized) else None
+    shown = tqdm(batches, total=total, desc="fitting", unit="batch", disable=not progress)
+    path = ADDED if head in ("identity", "train") else find_head(network, split_batch(first)[0], head)
+    if head == "identity":
+        weight, bias, features = _with_identity(network, first, shown)
+    elif head == "train":
+        training = {"margin": margin, "dimension": dimension, "seed": seed, "progress": progress}
+        weight, bias, features = _with_trained_layer(network, first, shown, relation, **training)
+    else:
+        layer: Any = network.get_submodule(path)
+        _hint_at_logits(path, layer.out_features, labels)
+        with evaluating(layer):  # where looking at a spectral norm's weight changes nothing
+            weight, bias = _copied(layer.weight, layer.bias)
+        features = _features(network, path, weight.dtype, shown)
+    options: dict[str, Any] = {"margin": margin, "split": split, "fix": fix, "negative_weight": negative_weight}
+    if relation.in_batches:
+        curvature, n_items = curvature_of_processes(features, weight, bias, relation, seed=seed, **options)
+        check_pairs(curvature, n_items)
+    else:
+        curvature, n_items = curvature_of_dataset(features, weight, bias, relation, progress=progress, **options)
+    curvature = replace(curvature, average=average)
+    if likelihood_scale is None and not average:
+        likelihood_scale = 1.0
+    posterior = LastLayerPosterior(weight, bias, curvature, n_items, prior_precision, likelihood_scale, seed)
+    if preprocessing is None:
+        preprocessing = getattr(dataset, "preprocessing", None)
+    ood_score = "knn" if head == "identity" else "kappa"
+    common: dict[str, Any] = {"relation": relation, "preprocessing": preprocessing, "ood_score": ood_score}
+    return BayesianEncoder(network, path, posterior, **common)
+
+
+def fit_features(
+    features: Float[Tensor, "N P"],
+    labels: Tensor | Sequence[int],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None = None,
+    *,
+    margin: float,
+    split: Split = "arccos",
+    fix: Fix = "fixed",
+    negative_weight: float = 1.0,
+    positive_within: float | None = None,
+    negative_beyond: float | None = None,
+    prior_precision: float = 1.0,
+    likelihood_scale: float | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> BayesianEncoder:
+    """Fit the posterior with no network at hand: from stored features and the layer above them, over every pair.
+
+    Args:
+        features: (N, P) what enters the layer.
+        labels: (N,) integer labels, or (N, X) positions with `positive_within`.
+        weight: (D, P) of the layer.
+        bias: (D,) of the layer, or None.
+        margin, split, fix, negative_weight, positive_within, negative_beyond, prior_precision, likelihood_scale, seed:
+            as in `fit`. `full` holds an (N, N) matrix of pairs.
+        progress: show a progress bar on standard error.
+
+    Returns:
+        An encoder whose inputs are features.
+
+    Raises:
+        ValueError: as `fit`.
+
+    Example:
+        >>> features, labels = torch.randn(32, 8), torch.arange(32) % 4
+        >>> encoder = fit_features(features, labels, torch.randn(3, 8), margin=0.7)
+        >>> encoder.embed(features[:1]).mean.shape
+        torch.Size([1, 3])
+    """
+    relation = Relation("dataset", positive_within, negative_beyond)
+    check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
+    labels = as_targets(labels)
+    if len(labels) != len(features):
+        raise ValueError(f"there are {len(features)} items and {len(labels)} labels")
+    if positive_within is None:
+        check_labels(labels)
+    weight, bias = _copied(weight, bias)
+    options: dict[str, Any] = {"margin": margin, "split": split, "fix": fix, "negative_weight": negative_weight}
+    curvature = all_pairs(features, labels, weight, bias, relation, progress=progress, **options)
+    posterior = LastLayerPosterior(weight, bias, curvature, len(features), prior_precision, likelihood_scale, seed)
+    return BayesianEncoder(None, "", posterior, relation=relation)
+
+
+def _hint_at_logits(path: str, dimension: int, labels: Any) -> None:
+    """Warn where the outputs of a head are as many as there are classes: they may be logits, no embedding."""
+    targets = as_targets([] if labels is None else labels)
+    n_classes = len(targets.unique()) if targets.ndim == 1 else 0
+    whose = "ImageNet" if dimension in _IMAGENET else "the data" if dimension == n_classes >= _MANY else None
+    if whose is not None:
+        warnings.warn(
+            f"the last layer, {path or 'the network itself'}, has {dimension} outputs, as many as {whose} has classes: "
+            "if they are class logits, which make poor embeddings, put torch.nn.Identity() in its place and fit with "
+            'head="train" or head="identity"',
+            stacklevel=3,
+        )
+
+
+def refuse_dimension_of_other_head(dimension: int | None, head: str | None) -> None:
+    """Refuse a dimension where no layer is added that could have it."""
+    if dimension is not None and head != "train":
+        raise ValueError(f'dimension is that of the layer that head="train" adds, got {dimension} with head={head!r}')
+
+
+def refuse_full_over_dataset(fix: Fix, pairs: Scope) -> None:
+    """Refuse to form cross terms of every pair of a data set."""
+    if fix == "full" and pairs == "dataset":
+        raise ValueError('fix must be fixed or positive with pairs="dataset", got full: use pairs="batch"')
+
+
+def _features(
+    network: nn.Module, head: str, dtype: torch.dtype, batches: Iterable[Batch]
+) -> Iterator[tuple[Tensor, Any]]:
+    seen = 0
+    for batch in batches:
+        inputs, targets = split_batch(batch)
+        features = features_and_output(network, head, inputs)[0].to(dtype)
+        check_finite(features, seen)
+        seen += len(features)
+        yield features, targets
+
+
+def _with_identity(
+    network: nn.Module, first: Batch, batches: Iterable[Batch]
+) -> tuple[Tensor, None, Iterable[tuple[Tensor, Any]]]:
+    """Give the weight of an identity after the network, and what enters it.
+
+    It has no bias: that would add the same variance to all items.
+    """
+    output = probe_output(network, split_batch(first)[0])
+    dtype = torch.promote_types(output.dtype, torch.float32)
+    weight = torch.eye(output.shape[1], dtype=dtype, device=output.device)
+    return weight, None, _features(network, ADDED, dtype, batches)
+
+
+def _with_trained_layer(
+    network: nn.Module, first: Batch, batches: Iterable[Batch], relation: Relation, **training: Any
+) -> tuple[Tensor, Tensor | None, Iterable[tuple[Tensor, Any]]]:
+    """Give weight and bias of a layer trained on what the network gives, and that once more."""
+    output = probe_output(network, split_batch(first)[0])
+    dtype = torch.promote_types(output.dtype, torch.float32)
+    everything = distributed.batches_of_all(_features(network, ADDED, dtype, batches))
+    kept = [(features.to(output.device), targets) for features, targets in everything]
+    targets = torch.cat([checked_targets(features, targets) for features, targets in kept])
+    if relation.positive_within is None:
+        check_labels(targets)
+    layer = train_layer(torch.cat([features for features, _ in kept]), targets, relation, **training)
+    return *_copied(layer.weight, layer.bias), distributed.shared_out(kept)[1]
+
+
+def _copied(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Copies that later training does not change, float32 or wider."""
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    copied = weight.detach().to(dtype, copy=True)
+    return copied, None if bias is None else bias.detach().to(dtype, copy=True)

@@ -1,0 +1,107 @@
+"""Weights from files, a user's own .safetensors or .pth among them, without running anything that a file says."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lam.utils.files import read_tensors
+
+_ADVICE = "save them with torch.save(network.state_dict(), path) or as safetensors"
+
+
+def load_weights(network: nn.Module, path: str | Path) -> None:
+    """Fill a network with the weights of a file.
+
+    Args:
+        network: whose weights are replaced.
+        path: a .safetensors file, or what torch saved of a state_dict, alone or under the key `state_dict`.
+
+    Raises:
+        ValueError: for a file that is missing, damaged or holds more than plain tensors, or tensors that are not those
+            of the network, naming them.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(
+            f"checkpoint {path} is a folder: give a file of weights, such as "
+            "RUN/encoder/generation-.../network.safetensors of a run"
+        )
+    if not path.is_file():
+        raise ValueError(f"checkpoint {path} does not exist")
+    state = read_weights(path)
+    if any(name.startswith("last/network/") for name in state):
+        raise ValueError(
+            f"checkpoint {path} is of an unfinished training, which `lam run` on its own folder continues: give the "
+            "weights of a network"
+        )
+    try:
+        load_state(network, state)
+    except ValueError as error:
+        raise ValueError(f"checkpoint {path}: {error}") from None
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the plain tensors of a file; errors as of `load_weights`."""
+    try:
+        if path.suffix == ".safetensors":
+            return read_tensors(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # what a damaged or hostile file raises has no common class
+        raise ValueError(f"checkpoint {path} holds no plain weights ({type(error).__name__}): {_ADVICE}") from None
+    state = state.get("state_dict", state) if isinstance(state, dict) else state
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"checkpoint {path} holds no state_dict of tensors: {_ADVICE}")
+    return state
+
+
+def load_state(network: nn.Module, state: dict[str, Tensor]) -> None:
+    """Fill a network with saved tensors, whichever of the two is in a wrapper; see `plain_names`.
+
+    Raises:
+        ValueError: naming the first tensors that are missing, left over, or of another shape or type.
+    """
+    own = network.state_dict()
+    mine, theirs = ({plain: name for name, plain in plain_names(names).items()} for names in (own, state))
+    problems = [f"{name} is missing in the network" for plain, name in theirs.items() if plain not in mine]
+    problems += [f"{name} is missing in the file" for plain, name in mine.items() if plain not in theirs]
+    for name, found in ((mine[plain], state[theirs[plain]]) for plain in mine.keys() & theirs.keys()):
+        if own[name].shape != found.shape:
+            problems.append(f"{name} is {tuple(own[name].shape)} in the network, {tuple(found.shape)} in the file")
+        elif torch.is_floating_point(own[name]) != torch.is_floating_point(found):
+            problems.append(f"{name} is {own[name].dtype} in the network, {found.dtype} in the file")
+    if problems:
+        shown = "; ".join(sorted(problems)[:5])
+        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ValueError(f"the network is not the one that was saved: {shown}{more}")
+    network.load_state_dict({name: state[theirs[plain]] for plain, name in mine.items()})
+
+
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Give the names that the tensors of a network have outside of wrappers, by the names that they have.
+
+    `torch.compile` puts `_orig_mod` before the names of what it wraps, parallel training `module` before all names.
+
+    Example:
+        >>> plain_names(["module.body.weight", "module.head._orig_mod.weight"])
+        {'module.body.weight': 'body.weight', 'module.head._orig_mod.weight': 'head.weight'}
+    """
+    parts = {name: [part for part in name.split(".") if part != "_orig_mod"] for name in names}
+    while parts and all(part[0] == "module" and len(part) > 1 for part in parts.values()):
+        parts = {name: part[1:] for name, part in parts.items()}
+    return {name: ".".join(part) for name, part in parts.items()}
+
+
+def plain_path(network: nn.Module, path: str) -> str:
+    """Give the path that a layer has outside of wrappers; a path that leads to no tensor is given back."""
+    prefix = f"{path}." if path else ""
+    names = plain_names(network.state_dict())
+    inside = next((name for name in names if name.startswith(prefix)), None)
+    return path if inside is None else names[inside].removesuffix(inside.removeprefix(prefix)).rstrip(".")
+
+
+def own_path(network: nn.Module, plain: str) -> str:
+    """Give the path that a linear layer has in a network, in a wrapper or not, by its plain one, which it is else."""
+    linear = (path for path, module in network.named_modules() if isinstance(module, nn.Linear))
+    return next((path for path in linear if plain_path(network, path) == plain), plain)

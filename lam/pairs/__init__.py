@@ -1,0 +1,20 @@
+"""Which items match: the pairs of a batch, the neighbours of a data set, mining, and what a right answer is."""
+
+from lam.pairs.mining import Miner, MinerName, Mining
+from lam.pairs.neighbours import Neighbours
+from lam.pairs.pairs import Pairs
+from lam.pairs.relation import Relation
+from lam.pairs.relevance import LabelRelevance, PlaceRelevance, Relevance, relevance_of
+
+__all__ = [
+    "LabelRelevance",
+    "Miner",
+    "MinerName",
+    "Mining",
+    "Neighbours",
+    "Pairs",
+    "PlaceRelevance",
+    "Relation",
+    "Relevance",
+    "relevance_of",
+]

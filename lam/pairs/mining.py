@@ -1,0 +1,233 @@
+"""Which of a batch's pairs are looked at: all, those of triplets of one kind, or those that a miner chooses.
+
+Here live the choice by distance and the cap on the number of pairs. Which pairs there are to choose from is decided in
+`lam.pairs.pairs`; what is done with those chosen, in `lam.losses` and `lam.hessians`.
+
+A pair that k triplets name weighs k, as in the losses of pytorch-metric-learning. The counts n⁺ and n⁻ are in the same
+unit then: what there was to choose from, times the mean weight of those chosen, rounded. So S⁺/n⁺ of the curvature is
+the weighted mean over the chosen positive pairs times their share among the positive pairs of the batch, and S⁻/n⁻
+likewise: a per-type average that a miner biases by its choice, never by how often it repeats itself. The losses follow:
+`log_posterior` divides by n⁺ and n⁻, the others by the weights of the chosen pairs (of the negatives, by those inside
+the margin; `pml` by those whose term is not zero).
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.pairs.pairs import Pairs, check_label_vector
+
+MinerName = Literal["all", "violating", "easy", "semihard", "hard"]
+Miner = Callable[[Tensor, Tensor], Any]
+"""A miner of pytorch-metric-learning: (embeddings, labels) to a tuple of 3 or 4 tensors of indices."""
+
+
+@dataclass(frozen=True)
+class Mining:
+    """How the pairs of a batch are chosen.
+
+    A triplet (anchor a, positive p, negative n) with distances d on the sphere is
+
+        easy       if          d_an > d_ap + margin
+        violating  if          d_an ≤ d_ap + margin
+        semihard   if   d_ap < d_an ≤ d_ap + margin
+        hard       if          d_an ≤ d_ap
+
+    and those of one kind give the pairs (a, p) and (a, n). `all` takes every pair, outside triplets too.
+
+    Source: Schroff et al. (2015); the kinds and the counting are those of pytorch-metric-learning's
+    `TripletMarginMiner`, whose "all" is `violating` here, with the margin of the loss where its default is 0.2. Warburg
+    et al. (2023) mine so, and draw at most `max_pairs` of the triplets for the curvature.
+
+    Attributes:
+        miner: `all`, `violating`, `easy`, `semihard` or `hard`, for labels and for places; or a miner of
+            pytorch-metric-learning, which needs labels.
+        max_pairs: at most so many triplets of the kind are drawn at random, each of which gives a positive and a
+            negative pair; of `all`, or of what another miner chose, so many positive and so many negative pairs
+            (unordered). None for no limit.
+
+    Raises:
+        ValueError: for an unknown name, or a limit below 1.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
+        >>> pairs, labels = Pairs.by_label(torch.tensor([0, 0, 1, 1])), torch.tensor([0, 0, 1, 1])
+        >>> hard = Mining("hard").choose(embeddings, pairs, labels, margin=0.5, generator=torch.Generator())
+        >>> hard.negative.nonzero().tolist()
+        [[1, 2], [2, 1]]
+    """
+
+    miner: MinerName | Miner = "all"
+    max_pairs: int | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.miner) and self.miner not in get_args(MinerName):
+            names = ", ".join(get_args(MinerName))
+            raise ValueError(f"miner must be one of {names}, or a miner of pytorch-metric-learning, got {self.miner!r}")
+        if self.max_pairs is not None and self.max_pairs < 1:
+            raise ValueError(f"max_pairs must be at least 1, got {self.max_pairs}: None is no limit")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides the choice, as JSON."""
+        return {"miner": _described(self.miner), "max_pairs": self.max_pairs}
+
+    def choose(
+        self,
+        embeddings: Float[Tensor, "N D"],
+        pairs: Pairs,
+        targets: Tensor | None,
+        *,
+        margin: float,
+        generator: torch.Generator,
+    ) -> Pairs:
+        """Choose among the pairs of a batch; the same object comes back where there is nothing to choose.
+
+        Args:
+            embeddings: (N, D) unit rows; no gradient goes through the choice.
+            pairs: what there is to choose from.
+            targets: (N,) the labels that the pairs are of, read by a miner of pytorch-metric-learning alone.
+            margin: of the triplets, positive.
+            generator: on the CPU; `max_pairs` draws from it.
+
+        Returns:
+            The chosen pairs, none of them where no triplet is of the kind.
+
+        Raises:
+            ValueError: for pairs of another number of items, a margin that is not positive, or a miner of
+                pytorch-metric-learning with targets that are no labels.
+        """
+        if pairs.size != len(embeddings):
+            raise ValueError(f"pairs must speak of the {len(embeddings)} embeddings given, got pairs of {pairs.size}")
+        if not margin > 0:
+            raise ValueError(f"margin must be positive, got {margin}")
+        embeddings = embeddings.detach()
+        if embeddings.dtype in (torch.bfloat16, torch.float16):
+            embeddings = embeddings.float()
+        if callable(self.miner):
+            pairs = _named_by(self.miner, embeddings, pairs, targets)
+        elif self.miner != "all":
+            return _of_triplets(self.miner, embeddings, pairs, margin, self.max_pairs, generator)
+        return pairs if self.max_pairs is None else _drawn(pairs, self.max_pairs, generator)
+
+
+ALL_PAIRS = Mining()
+
+
+def _named_by(miner: Miner, embeddings: Tensor, pairs: Pairs, targets: Tensor | None) -> Pairs:
+    if targets is None or targets.ndim != 1:
+        raise ValueError(
+            "a miner of pytorch-metric-learning needs labels, and these targets are none: "
+            f"choose by name, {', '.join(get_args(MinerName))}"
+        )
+    check_label_vector(targets)
+    counts = {"n_positives": pairs.n_positives, "n_negatives": pairs.n_negatives}
+    return _in_units(Pairs.from_tuples(miner(embeddings, targets), pairs.size, **counts))
+
+
+def _of_triplets(
+    kind: str, embeddings: Tensor, pairs: Pairs, margin: float, max_triplets: int | None, generator: torch.Generator
+) -> Pairs:
+    """Count the triplets of a kind in which each pair stands, with no triplet formed: O(N² log N); or draw some.
+
+    With the negatives of each anchor ranked by distance, those that make a triplet of one kind with a positive are
+    neighbours in the ranking, from `first` up to `last`.
+    """
+    positive, negative = pairs.positive > 0, pairs.negative > 0
+    distance = torch.cdist(embeddings, embeddings, compute_mode="donot_use_mm_for_euclid_dist")
+    ranked, order = distance.masked_fill(~negative, torch.inf).sort(1)
+    nearer = torch.searchsorted(ranked, distance, right=True)
+    inside = torch.searchsorted(ranked, distance + margin, right=True)
+    n_negatives = negative.sum(1, keepdim=True).expand_as(nearer)
+    first, last = {
+        "hard": (torch.zeros_like(nearer), nearer),
+        "semihard": (nearer, inside),
+        "violating": (torch.zeros_like(nearer), inside),
+        "easy": (inside, n_negatives),
+    }[kind]
+    each = positive.to(distance)
+    steps = distance.new_zeros(pairs.size, pairs.size + 1)
+    steps.scatter_add_(1, first, each).scatter_add_(1, last, -each)
+    with_negative = torch.zeros_like(distance).scatter_(1, order, steps.cumsum(1)[:, :-1])
+    counts = (last - first) * positive
+    chosen = replace(pairs, positive=_symmetric(counts * each), negative=_symmetric(with_negative))
+    chosen, total = _in_units(chosen), int(counts.sum())
+    if max_triplets is None or total <= max_triplets:
+        return chosen
+    ends = counts.flatten().cumsum(0)
+    places = _distinct(total, max_triplets, generator).to(ends.device)
+    of_pair = torch.searchsorted(ends, places, right=True)
+    anchor, other = of_pair // pairs.size, of_pair % pairs.size
+    rank = first[anchor, other] + places - (ends[of_pair] - counts[anchor, other])
+    left = {
+        "n_positives": max(1, round(chosen.n_positives * max_triplets / total)),
+        "n_negatives": max(1, round(chosen.n_negatives * max_triplets / total)),
+    }
+    drawn = Pairs.from_tuples(
+        (anchor, other, order[anchor, rank]), pairs.size, n_positives=2 * total, n_negatives=2 * total
+    )
+    return replace(drawn, **left)
+
+
+def _distinct(total: int, count: int, generator: torch.Generator) -> Tensor:
+    """Draw `count` different numbers below `total`, which may be too many to be put into an order."""
+    drawn = torch.randint(total, (count,), generator=generator).unique()
+    while len(drawn) < count:
+        drawn = torch.cat([drawn, torch.randint(total, (count,), generator=generator)]).unique()
+    return drawn[torch.randperm(len(drawn), generator=generator)[:count]]
+
+
+def _symmetric(directed: Tensor) -> Tensor:
+    return (directed + directed.T) / 2
+
+
+def _in_units(pairs: Pairs) -> Pairs:
+    """Count n⁺ and n⁻ in the unit of the weights."""
+    return replace(
+        pairs,
+        n_positives=_times_mean_weight(pairs.n_positives, pairs.positive),
+        n_negatives=_times_mean_weight(pairs.n_negatives, pairs.negative),
+    )
+
+
+def _times_mean_weight(n: int, weights: Tensor) -> int:
+    named = int(weights.count_nonzero())
+    return max(1, round(n * float(weights.double().sum()) / named)) if named else n
+
+
+def _drawn(pairs: Pairs, max_pairs: int, generator: torch.Generator) -> Pairs:
+    positive, n_positives = _drawn_of(pairs.positive, pairs.n_positives, max_pairs, generator)
+    negative, n_negatives = _drawn_of(pairs.negative, pairs.n_negatives, max_pairs, generator)
+    return Pairs(positive, negative, n_positives, n_negatives)
+
+
+def _drawn_of(weights: Tensor, n: int, max_pairs: int, generator: torch.Generator) -> tuple[Tensor, int]:
+    """Draw from the unordered pairs, without replacement; n falls to the share that is kept."""
+    there = weights.triu(1).nonzero()
+    if len(there) <= max_pairs:
+        return weights, n
+    kept = there[torch.randperm(len(there), generator=generator)[:max_pairs].to(there.device)]
+    mask = torch.zeros_like(weights, dtype=torch.bool)
+    mask[kept[:, 0], kept[:, 1]] = True
+    return weights * (mask | mask.T), max(1, round(n * max_pairs / len(there)))
+
+
+def _described(miner: object) -> Any:
+    """Say what a miner is: its name, or its class with what it was made with and keeps under the same name."""
+    if isinstance(miner, str):
+        return miner
+    if inspect.isroutine(miner):
+        return miner.__qualname__
+    made_with = {name for kind in type(miner).__mro__[:-1] for name in inspect.signature(kind.__init__).parameters}
+    kept = {name: getattr(miner, name) for name in sorted(made_with) if hasattr(miner, name)}
+    options = {
+        name: _described(value) if isinstance(value, nn.Module) else repr(value)
+        for name, value in kept.items()
+        if isinstance(value, nn.Module | int | float | str | tuple | list | None)
+    }
+    return {"class": type(miner).__qualname__, **options}

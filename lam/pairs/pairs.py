@@ -1,0 +1,260 @@
+"""Which pairs of a batch count, and with what weight.
+
+Here live the pairs alone: no embeddings, no loss, no curvature. Losses and `lam.hessians` read them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Float64, Shaped
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The positive and the negative pairs among the N items of a batch.
+
+    Every ordered pair (a, b) has a weight, the number of times that it counts; an item is never its own pair.
+
+    Attributes:
+        positive: (N, N) symmetric, non-negative, zero diagonal: weights of the positive pairs.
+        negative: (N, N) likewise for the negative pairs, those beyond the margin included.
+        n_positives: how many ordered positive pairs were considered (n⁺ of the loss).
+        n_negatives: how many ordered negative pairs were considered (n⁻ of the loss).
+    """
+
+    positive: Shaped[Tensor, "N N"]
+    negative: Shaped[Tensor, "N N"]
+    n_positives: int
+    n_negatives: int
+
+    @property
+    def size(self) -> int:
+        """How many items N the pairs speak of."""
+        return self.positive.shape[0]
+
+    @classmethod
+    def by_label(cls, labels: Shaped[Tensor, " N"]) -> "Pairs":
+        """Make every two items of one label a positive pair, every other two a negative pair.
+
+        Args:
+            labels: (N,) one integer label an item.
+
+        Returns:
+            All N(N − 1) ordered pairs.
+
+        Raises:
+            ValueError: where labels are not one-dimensional integers.
+
+        Example:
+            >>> pairs = Pairs.by_label(torch.tensor([0, 0, 1]))
+            >>> pairs.n_positives, pairs.n_negatives
+            (2, 4)
+        """
+        if labels.ndim != 1 or labels.is_floating_point():
+            raise ValueError(
+                f"labels must be integers of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}"
+            )
+        same = labels[:, None] == labels[None, :]
+        different = ~same
+        return cls._counted(same.fill_diagonal_(False), different)
+
+    @classmethod
+    def by_distance(
+        cls,
+        positions: Float[Tensor, "N X"],
+        positive_within: float,
+        negative_beyond: float | None = None,
+        *,
+        angles: Float[Tensor, " N"] | None = None,
+        angle_within: float | None = None,
+    ) -> "Pairs":
+        """Make near places positive pairs and far ones negative; in between they count as neither.
+
+        Near places photographed in directions that differ too much count as neither, too: they show different things.
+
+        Args:
+            positions: (N, X) coordinates of each item, in metres.
+            positive_within: the largest distance of a positive pair, in metres.
+            negative_beyond: negative pairs are farther apart than this, in metres; `positive_within` by default.
+            angles: (N,) compass angles in degrees; one that is NaN, unknown, fits any other.
+            angle_within: the largest difference of the angles of a positive pair, in (0, 180] degrees.
+
+        Returns:
+            The ordered pairs of both kinds.
+
+        Raises:
+            ValueError: where a position is not finite, the distances do not satisfy 0 < within ≤ beyond, an angle is
+                infinite, or `angle_within` is not in (0, 180] or comes without angles, or these without it.
+
+        Example:
+            >>> pairs = Pairs.by_distance(torch.tensor([[0.0], [8.0], [20.0], [90.0]]), 10.0, 25.0)
+            >>> pairs.n_positives, pairs.n_negatives
+            (2, 6)
+        """
+        negative_beyond = checked_distances(positions, positive_within, negative_beyond)
+        square = squared_distance(positions[:, None], positions[None])
+        positive = (square <= positive_within**2).fill_diagonal_(False)
+        check_angles(angles, angle_within, len(positions))
+        if angles is not None and angle_within is not None:
+            positive &= directions_fit(angles[:, None], angles[None, :], angle_within)
+        return cls._counted(positive, square > negative_beyond**2)
+
+    @classmethod
+    def from_tuples(
+        cls,
+        tuples: Sequence[Tensor],
+        size: int,
+        *,
+        n_positives: int,
+        n_negatives: int,
+    ) -> "Pairs":
+        """Take the pairs that a miner of pytorch-metric-learning chose.
+
+        The tuples are directed and may repeat. With M the matrix that counts them, the weights are (M + Mᵀ)/2: the
+        same loss, over a symmetric matrix.
+
+        Args:
+            tuples: (anchors, positives, negatives), or (anchors, positives, anchors, negatives), of item indices.
+            size: how many items N the indices point into.
+            n_positives: how many ordered positive pairs the miner chose from.
+            n_negatives: how many ordered negative pairs the miner chose from.
+
+        Returns:
+            The chosen pairs.
+
+        Raises:
+            ValueError: for another number of tensors or of indices in them, an index outside [0, N), an item paired
+                with itself, or more different pairs chosen than there were to choose from.
+
+        Example:
+            >>> triplet = (torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
+            >>> Pairs.from_tuples(triplet, 3, n_positives=2, n_negatives=4).positive
+            tensor([[0.0000, 0.5000, 0.0000],
+                    [0.5000, 0.0000, 0.0000],
+                    [0.0000, 0.0000, 0.0000]])
+        """
+        if len(tuples) not in (3, 4):
+            raise ValueError(f"tuples must hold 3 or 4 index tensors, as a miner returns them, got {len(tuples)}")
+        anchor, positive, negative = tuples[0], tuples[1], tuples[-1]
+        positives = _count_directed(anchor, positive, size)
+        negatives = _count_directed(tuples[2] if len(tuples) == 4 else anchor, negative, size)
+        _check_considered("n_positives", n_positives, positives)
+        _check_considered("n_negatives", n_negatives, negatives)
+        return cls(positives, negatives, n_positives, n_negatives)
+
+    @classmethod
+    def _counted(cls, positive: Tensor, negative: Tensor) -> "Pairs":
+        return cls(positive, negative, int(positive.sum()), int(negative.sum()))
+
+
+def as_targets(targets: Any) -> Tensor:
+    """Labels or positions, however a loader gives them, as a tensor.
+
+    Raises:
+        ValueError: for what are no numbers, such as names of classes.
+    """
+    try:
+        return torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"labels must be integers, and positions numbers, got {next(iter(targets), targets)!r}: number the "
+            "classes, such as by names = sorted(set(labels)) and names.index(label)"
+        ) from error
+
+
+def check_label_vector(labels: Tensor) -> None:
+    """Refuse what is no vector of integer labels."""
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise ValueError(f"labels must be integers of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}")
+
+
+def checked_distances(positions: Tensor, positive_within: float, negative_beyond: float | None) -> float:
+    """Refuse positions that are not finite and distances that make no sense; give `negative_beyond`."""
+    beyond = positive_within if negative_beyond is None else negative_beyond
+    if not 0 < positive_within <= beyond:
+        raise ValueError(
+            "positive_within and negative_beyond must satisfy 0 < positive_within <= negative_beyond, "
+            f"got {positive_within} and {beyond}"
+        )
+    if positions.ndim != 2 or positions.shape[1] == 0 or not positions.is_floating_point():
+        raise ValueError(f"positions must be numbers of shape (N, X), got {positions.dtype} {tuple(positions.shape)}")
+    finite = positions.isfinite().all(1)
+    if not finite.all():
+        bad = int((~finite).nonzero()[0, 0])
+        raise ValueError(f"positions must be finite, got {positions[bad].tolist()} at index {bad}")
+    return beyond
+
+
+def squared_distance(one: Float[Tensor, "*#B X"], other: Float[Tensor, "*#B X"]) -> Float64[Tensor, "*B"]:
+    """Squared distance of places, coordinate by coordinate in float64: the same bits for two places wherever they meet.
+
+    Places match that are at most a distance d apart: where the square is at most d². A root would round some of those
+    that are a bit beyond back to d.
+    """
+    squares = [(x.double() - y.double()).square() for x, y in zip(one.unbind(-1), other.unbind(-1), strict=True)]
+    return sum(squares[1:], start=squares[0])
+
+
+def check_angles(angles: Tensor | None, angle_within: float | None, size: int) -> None:
+    """Refuse angles without a largest difference, the reverse, and either outside its range."""
+    if (angles is None) != (angle_within is None):
+        raise ValueError("angles and angle_within belong together: give both or neither")
+    if angles is None or angle_within is None:
+        return
+    if not 0 < angle_within <= 180:
+        raise ValueError(f"angle_within must be more than 0 and at most 180 degrees, got {angle_within}")
+    if angles.shape != (size,) or not angles.is_floating_point():
+        raise ValueError(f"angles must be numbers of shape ({size},), got {angles.dtype} {tuple(angles.shape)}")
+    if (infinite := angles.isinf().nonzero()).numel():
+        raise ValueError(f"angles must be degrees, or NaN where unknown, got infinity at index {int(infinite[0])}")
+
+
+def directions_fit(one: Float[Tensor, "*#A"], other: Float[Tensor, "*#A"], within: float) -> Bool[Tensor, "*B"]:
+    """Say where two compass angles differ by at most so many degrees, the shorter way round, or one is NaN."""
+    difference = (one.double() - other.double()).remainder(360)
+    return ~(torch.minimum(difference, 360 - difference) > within)
+
+
+def _count_directed(first: Tensor, second: Tensor, size: int) -> Tensor:
+    if first.shape != second.shape or first.ndim != 1 or first.is_floating_point() or second.is_floating_point():
+        raise ValueError(
+            "a pair needs two integer indices, got tensors of "
+            f"{first.dtype} {tuple(first.shape)} and {second.dtype} {tuple(second.shape)}"
+        )
+    indices = torch.stack([first, second])
+    outside = (indices < 0) | (indices >= size)
+    if outside.any():
+        raise ValueError(f"indices must lie in [0, {size}), got {int(indices[outside][0])}")
+    if (first == second).any():
+        raise ValueError(f"an item cannot be its own pair, got ({int(first[first == second][0])}, itself)")
+    counts = torch.zeros(size, size, device=first.device)
+    counts.index_put_((first, second), torch.ones(len(first), device=first.device), accumulate=True)
+    return (counts + counts.T) / 2
+
+
+def _check_considered(name: str, given: int, weights: Tensor) -> None:
+    different = int((weights > 0).sum())
+    if given < different:
+        raise ValueError(
+            f"{name} must be the number of ordered pairs that the miner chose from, "
+            f"got {given} for {different} different ones chosen"
+        )
+
+
+def check_labels(labels: Tensor) -> None:
+    """Refuse labels that cannot give both kinds of pairs.
+
+    Raises:
+        ValueError: for fewer than two items, a single label, or no two items of one label.
+    """
+    check_label_vector(labels)
+    if len(labels) < 2:
+        raise ValueError(f"at least 2 items are needed to form a pair, got {len(labels)}")
+    classes = len(labels.unique())
+    if classes == 1:
+        raise ValueError(f"all {len(labels)} items have one label: there is no negative pair")
+    if classes == len(labels):
+        raise ValueError(f"no two of {classes} items share a label: there is no positive pair")

@@ -1,0 +1,151 @@
+"""Which items of a gallery answer which query: those of its label, or the places near it.
+
+Tensors in, tensors out: rankings come from `lam.retrieval.rank`, what they are worth is told by `lam.retrieval`.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from lam.pairs.pairs import check_label_vector, checked_distances, squared_distance
+from lam.pairs.relation import Relation
+
+_BLOCK_ELEMENTS = 1 << 22
+
+
+class Relevance(ABC):
+    """Relevance among N items, some of them queries.
+
+    Attributes:
+        queries: (Q,) positions of the queries.
+        gallery: (G,) positions of the gallery; None where it is all items, each without itself.
+
+    Args:
+        n_items: N.
+        is_query: (N,) which items are queries, the others being the gallery; by default every item is both.
+
+    Raises:
+        ValueError: for a mask of another length, or without a query or without a gallery.
+    """
+
+    def __init__(self, n_items: int, is_query: Bool[Tensor, " N"] | None) -> None:
+        self.queries = torch.arange(n_items)
+        self.gallery: Tensor | None = None
+        if is_query is None:
+            return
+        if len(is_query) != n_items:
+            raise ValueError(f"is_query must say it of each of {n_items} items, got {len(is_query)}")
+        self.queries, self.gallery = is_query.cpu().nonzero()[:, 0], (~is_query.cpu()).nonzero()[:, 0]
+        if len(self.queries) == 0 or len(self.gallery) == 0:
+            raise ValueError(
+                f"there must be queries and a gallery, got {len(self.queries)} queries among {n_items} items"
+            )
+
+    @property
+    def candidates(self) -> Int[Tensor, " G"]:
+        """The positions that an index into the gallery means."""
+        return self.queries if self.gallery is None else self.gallery
+
+    def of_hits(self, hits: Int[Tensor, "Q K"]) -> Bool[Tensor, "Q K"]:
+        """Say which hits, indices into the gallery, answer their query."""
+        hits = hits.cpu()
+        return self._match(self.queries[:, None].expand_as(hits), self.candidates[hits])
+
+    def alike(self, one: Int[Tensor, "*B Q"], other: Int[Tensor, " Q"]) -> Bool[Tensor, "*B Q"]:
+        """Say where two hits give the same answer: one label, or places near each other."""
+        return self._match(self.candidates[one.cpu()], self.candidates[other.cpu()].expand_as(one))
+
+    def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:
+        """Say which items of the gallery answer the queries at these rows; each answers itself."""
+        shape = len(rows), len(self.candidates)
+        return self._match(self.queries[rows.cpu()][:, None].expand(shape), self.candidates[None].expand(shape))
+
+    def count(self) -> Int[Tensor, " Q"]:
+        """How many items of the gallery answer each query, itself not counted."""
+        rows = max(1, _BLOCK_ELEMENTS // max(1, len(self.candidates)))
+        parts = [self.of_rows(part).sum(1) for part in torch.arange(len(self.queries)).split(rows)]
+        return torch.cat(parts) - int(self.gallery is None)
+
+    @abstractmethod
+    def _match(self, one: Tensor, other: Tensor) -> Tensor:
+        """Say which pairs of positions, of one shape, match."""
+
+
+class LabelRelevance(Relevance):
+    """Items of one label match.
+
+    Args:
+        labels: (N,) integers.
+        is_query: see `Relevance`.
+
+    Example:
+        >>> relevance = LabelRelevance(torch.tensor([0, 0, 1]))
+        >>> relevance.count().tolist(), relevance.of_hits(torch.tensor([[1], [0], [0]])).flatten().tolist()
+        ([1, 1, 0], [True, True, False])
+    """
+
+    def __init__(self, labels: Int[Tensor, " N"], is_query: Bool[Tensor, " N"] | None = None) -> None:
+        check_label_vector(labels)
+        super().__init__(len(labels), is_query)
+        self.labels = labels.cpu()
+
+    def count(self) -> Int[Tensor, " Q"]:
+        """How many items of the gallery answer each query, itself not counted."""
+        _, classes = self.labels.unique(return_inverse=True)
+        sizes = torch.bincount(classes[self.candidates], minlength=int(classes.max()) + 1)
+        return sizes[classes[self.queries]] - int(self.gallery is None)
+
+    def _match(self, one: Tensor, other: Tensor) -> Tensor:
+        return self.labels[one] == self.labels[other]
+
+
+class PlaceRelevance(Relevance):
+    """Places within a distance of each other match, whichever way they look.
+
+    Args:
+        positions: (N, X) in metres.
+        within: the largest distance of a match, in metres.
+        is_query: see `Relevance`.
+
+    Raises:
+        ValueError: for a position that is not finite, or a distance that is not positive.
+
+    Example:
+        >>> PlaceRelevance(torch.tensor([[0.0, 0.0], [3.0, 4.0], [90.0, 0.0]]), 25.0).count().tolist()
+        [1, 1, 0]
+    """
+
+    def __init__(self, positions: Tensor, within: float, is_query: Bool[Tensor, " N"] | None = None) -> None:
+        checked_distances(positions, within, None)
+        super().__init__(len(positions), is_query)
+        self.positions, self.within = positions.double().cpu(), within
+
+    def _match(self, one: Tensor, other: Tensor) -> Tensor:
+        return squared_distance(self.positions[one], self.positions[other]) <= self.within**2
+
+
+def relevance_of(
+    relation: Relation,
+    targets: Tensor,
+    *,
+    is_query: Bool[Tensor, " N"] | None = None,
+    relevant_within: float | None = None,
+) -> Relevance:
+    """Give what makes items match: their labels, or, for an encoder of places, their positions.
+
+    Args:
+        relation: of the encoder.
+        targets: (N,) labels or (N, X) positions in metres.
+        is_query: (N,) which items are queries, the others being the gallery.
+        relevant_within: of places, in metres; by default the distance of a positive pair in training.
+
+    Raises:
+        ValueError: for targets of the other kind.
+    """
+    if relation.positive_within is None:
+        if targets.ndim != 1:
+            raise ValueError(f"targets must be labels of shape (N,), got shape {tuple(targets.shape)}")
+        return LabelRelevance(targets, is_query)
+    return PlaceRelevance(relation.positions(targets), relevant_within or relation.positive_within, is_query)

@@ -1,0 +1,1 @@
+"""Gaussians over weights: features in, embeddings out. One file a structure."""

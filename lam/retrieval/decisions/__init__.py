@@ -1,0 +1,1 @@
+"""Answers at stated error rates: thresholds, flags, probabilities and sets, calibrated on held-out data."""

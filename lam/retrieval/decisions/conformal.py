@@ -1,0 +1,231 @@
+"""Split conformal prediction: thresholds whose error rate on new data is promised by counting calibration scores.
+
+`Tail` is what calibration scores say about how often new ones exceed a threshold; flags and accept thresholds are both
+made of it. Which scores those are is not known here.
+
+The one assumption is exchangeability: calibration scores and new ones come in an order that tells nothing, as draws of
+one source do. Data on which the network was trained, tuned or its epoch chosen are exchangeable with new data only
+nearly; data that drift are not.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lam.utils.checks import refuse_nan
+
+LEVEL = 0.95
+"""The confidence of an interval, unless another is asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """How often scores exceed a threshold, learnt from N of them.
+
+    Attributes:
+        scores: (N,) calibration scores, rising, float64, higher meaning more to be flagged or accepted.
+
+    Raises:
+        ValueError: for no score, NaN, or scores that do not rise; `Tail.of` sorts them.
+
+    Example:
+        >>> tail = Tail.of(torch.arange(99.0))
+        >>> tail.threshold(0.05), tail.rate(94.0), tail.law(0.05)
+        (94.0, 0.05, (5, 95))
+    """
+
+    scores: Float[Tensor, " N"]
+
+    def __post_init__(self) -> None:
+        if len(self.scores) == 0:
+            raise ValueError("there must be at least one calibration score, got none")
+        refuse_nan("calibration scores", self.scores)
+        if (self.scores[1:] < self.scores[:-1]).any():
+            raise ValueError("calibration scores must rise: make the tail by Tail.of, which sorts them")
+
+    @classmethod
+    def of(cls, scores: Float[Tensor, " N"]) -> "Tail":
+        """Sort scores; infinities have an order and may be among them."""
+        return cls(scores.detach().cpu().double().sort().values)
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def threshold(self, target: float) -> float:
+        """Give the least threshold that a new score exceeds with a probability of at most `target`.
+
+        t = s_(r), the r-th smallest of N calibration scores, r = ⌈(N + 1)(1 − target)⌉; exceeded means score > t. A new
+        score that is exchangeable with them has every rank among the N + 1 equally often, so that
+        P(score > t) ≤ (N + 1 − r)/(N + 1) ≤ target, for any N and any distribution; ties only lower it. The promise is
+        of the mean over calibration sets: what one set brings is spread as `law` says.
+
+        Source: Vovk, Gammerman and Shafer (2005); Lei, G'Sell, Rinaldo, Tibshirani and Wasserman (2018), eq. 2.
+
+        Args:
+            target: the rate that is allowed, in (0, 1).
+
+        Raises:
+            ValueError: for a target outside (0, 1), or one that N scores cannot promise, with the N that could.
+        """
+        return float(self.scores[self._rank(target) - 1])
+
+    def law(self, target: float) -> tuple[int, int]:
+        """Give (a, b) of the Beta law of the rate at which new scores exceed `threshold(target)`.
+
+        Over calibration sets the rate is Beta(N + 1 − r, r) where scores have no ties, and lower where they have. Among
+        M new scores the number is Beta-binomial of the same a and b.
+
+        Source: Vovk (2012), proposition 2.
+
+        Raises:
+            ValueError: as `threshold`.
+        """
+        rank = self._rank(target)
+        return len(self) + 1 - rank, rank
+
+    def rate(self, threshold: float) -> float:
+        """Give the rate that a threshold promises: (1 + #{calibration scores > threshold})/(N + 1); see `threshold`.
+
+        Never below 1/(N + 1): fewer cannot be promised. For a threshold above all scores and −∞ alike it is a bound.
+        """
+        return (1 + self.exceeding(threshold)) / (len(self) + 1)
+
+    def exceeding(self, threshold: float) -> int:
+        """How many calibration scores are above a threshold.
+
+        Raises:
+            ValueError: for NaN.
+        """
+        if math.isnan(threshold):
+            raise ValueError("threshold must be a number, got nan")
+        point = torch.tensor([threshold], dtype=torch.float64)
+        return len(self) - int(torch.searchsorted(self.scores, point, right=True))
+
+    def interval(self, threshold: float, *, level: float = LEVEL) -> tuple[float, float]:
+        """Give the Clopper-Pearson interval of the rate at which new scores exceed a threshold.
+
+        It holds the rate of a threshold that was fixed beforehand, and that of one learnt by `threshold`.
+
+        Args:
+            threshold: any.
+            level: how often such intervals hold the rate, at least, in (0, 1).
+
+        Raises:
+            ValueError: for a level outside (0, 1), or a threshold that is NaN.
+        """
+        return clopper_pearson(self.exceeding(threshold), len(self), level=level)
+
+    def p_values(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
+        """Give the share of calibration scores, the new one among them, that are as high: small means unusual.
+
+        p = (1 + #{calibration scores ≥ score})/(N + 1). For exchangeable scores P(p ≤ α) ≤ α, and score > threshold(α)
+        where p ≤ α.
+
+        Args:
+            scores: (Q,) new scores.
+
+        Returns:
+            (Q,) values in (0, 1], float64, on the device of the scores.
+
+        Raises:
+            ValueError: for NaN, with its index.
+        """
+        refuse_nan("scores", scores)
+        below = torch.searchsorted(self.scores, scores.detach().cpu().double())
+        return ((1 + len(self) - below).double() / (len(self) + 1)).to(scores.device)
+
+    def _rank(self, target: float) -> int:
+        least = needed(target)
+        if len(self) < least:
+            raise ValueError(
+                f"a rate of {target:g} needs at least {least} calibration scores to be promised, got {len(self)}: give "
+                f"more data, or a target of at least {_rounded_up(1 / (len(self) + 1)):g}"
+            )
+        return min(rank_of(len(self), target), len(self))
+
+
+def needed(target: float) -> int:
+    """Give the least number of calibration scores that can promise a rate: ⌈1/target⌉ − 1.
+
+    Raises:
+        ValueError: for a target outside (0, 1).
+
+    Example:
+        >>> needed(0.05), needed(0.001)
+        (19, 999)
+    """
+    _check_rate("target", target)
+    return math.ceil(round(1 / target, 6)) - 1
+
+
+def _rounded_up(rate: float) -> float:
+    """A rate in three digits that is no less, so that it can be promised where the rate can."""
+    scale = 10.0 ** (2 - math.floor(math.log10(rate)))
+    return math.ceil(round(rate * scale, 6)) / scale
+
+
+def rank_of(n: int, target: float) -> int:
+    """Give r = ⌈(N + 1)(1 − target)⌉, not disturbed by the rounding of the target."""
+    return math.ceil(round((n + 1) * (1 - target), 6))
+
+
+def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float, float]:
+    """Give the exact interval of a rate of which `count` among `n` were seen: it holds any rate at least so often.
+
+    From the (1 − level)/2 quantile of Beta(count, n − count + 1) to the (1 + level)/2 quantile of Beta(count + 1,
+    n − count). Shorter intervals, Wilson's among them, hold some rates less often than they say (0.84 for 0.95).
+
+    Source: Clopper and Pearson (1934).
+
+    Args:
+        count: from 0 to n.
+        n: at least 1.
+        level: how often such intervals hold the rate, at least, in (0, 1).
+
+    Raises:
+        ValueError: for a count or level outside these.
+
+    Example:
+        >>> [round(end, 4) for end in clopper_pearson(0, 100)]
+        [0.0, 0.0362]
+    """
+    from scipy.special import betaincinv
+
+    if n < 1 or not 0 <= count <= n:
+        raise ValueError(f"count must be from 0 to n with n at least 1, got {count} of {n}")
+    _check_rate("level", level)
+    low = 0.0 if count == 0 else betaincinv(count, n - count + 1, (1 - level) / 2)
+    high = 1.0 if count == n else betaincinv(count + 1, n - count, (1 + level) / 2)
+    return float(low), float(high)
+
+
+def conformal_depth(ranks: Int[Tensor, " N"], *, target: float) -> int:
+    """Give the smallest k such that the first k hits hold a match of a new query with probability 1 − target.
+
+    k is the ⌈(N + 1)(1 − target)⌉-th smallest rank of the first match; see `Tail.threshold` for the promise and what it
+    assumes. It speaks of queries that have a match in the gallery.
+
+    Source: Angelopoulos and Bates (2023), section 1, with the rank of the first match as the score.
+
+    Args:
+        ranks: (N,) rank of the first match of each calibration query, counted from 1.
+        target: the share of queries that may miss, in (0, 1).
+
+    Raises:
+        ValueError: for a rank below 1, or a target that N queries cannot promise.
+
+    Example:
+        >>> conformal_depth(torch.tensor([1, 1, 1, 1, 1, 2, 1, 1, 5]), target=0.2)
+        2
+    """
+    if (ranks < 1).any():
+        raise ValueError(f"ranks are counted from 1, got {int(ranks.min())}")
+    return int(Tail.of(ranks.double()).threshold(target))
+
+
+def _check_rate(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must lie in (0, 1), got {value}")

@@ -1,0 +1,80 @@
+"""The answer to a query in one word: match, unknown or abstain. Where thresholds come from: `calibration`."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from lam.utils.checks import refuse_nan, refuse_other_length
+
+Decision = Literal["match", "unknown", "abstain"]
+DECISIONS: tuple[Decision, ...] = get_args(Decision)
+MATCH, UNKNOWN, ABSTAIN = range(3)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What is answered to each of Q queries.
+
+    Attributes:
+        codes: (Q,) positions in `DECISIONS`.
+        probability: (Q,) that the first hit is right, of a query that has a match; 0 where there is no hit.
+        score: (Q,) cosine of the first hit; −∞ where there is none.
+        surprise: (Q,) the OOD score that the flag looked at, higher meaning more OOD.
+        p_value: (Q,) the share of calibration data that is as surprising.
+        stale: whether the gallery's size has left the range that the thresholds were made for.
+    """
+
+    codes: Int64[Tensor, " Q"]
+    probability: Float[Tensor, " Q"]
+    score: Float[Tensor, " Q"]
+    surprise: Float[Tensor, " Q"]
+    p_value: Float[Tensor, " Q"]
+    stale: bool
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def decision(self) -> tuple[Decision, ...]:
+        """The answers in words."""
+        return tuple(DECISIONS[code] for code in self.codes.tolist())
+
+    def share(self, decision: Decision) -> float:
+        """Give the share of queries that were answered so; NaN for no query.
+
+        Raises:
+            ValueError: for another word.
+        """
+        if decision not in DECISIONS:
+            raise ValueError(f"decision must be one of {', '.join(DECISIONS)}, got {decision!r}")
+        return float((self.codes == DECISIONS.index(decision)).double().mean())
+
+
+def decision_codes(
+    flagged: Bool[Tensor, " Q"], score: Float[Tensor, " Q"], *, accept_above: float
+) -> Int64[Tensor, " Q"]:
+    """Abstain where the query is flagged; else a match where the first hit's score is above the threshold, or unknown.
+
+    Args:
+        flagged: (Q,) which queries cannot be judged.
+        score: (Q,) of the first hits; −∞ where there is none.
+        accept_above: a score equal to this is not accepted.
+
+    Returns:
+        (Q,) positions in `DECISIONS`.
+
+    Raises:
+        ValueError: for NaN, or another length.
+
+    Example:
+        >>> flagged, score = torch.tensor([False, False, True]), torch.tensor([0.9, 0.2, 0.9])
+        >>> [DECISIONS[code] for code in decision_codes(flagged, score, accept_above=0.5).tolist()]
+        ['match', 'unknown', 'abstain']
+    """
+    refuse_other_length("flagged", flagged, "the scores", len(score))
+    refuse_nan("score", score)
+    codes = torch.where(score > accept_above, MATCH, UNKNOWN)
+    return codes.masked_fill(flagged, ABSTAIN)

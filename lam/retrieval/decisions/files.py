@@ -1,0 +1,139 @@
+"""A calibration as a folder of a run: `calibration/`, a sealed generation of JSON and safetensors.
+
+calibration.json       key, targets, probabilities, histogram
+tables.safetensors     the calibration scores behind every threshold, and the reference features
+"""
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets
+from lam.retrieval.decisions.conformal import Tail
+from lam.retrieval.decisions.flags import Flags
+from lam.retrieval.decisions.probability import Correctness
+from lam.retrieval.decisions.verification import Verifier
+from lam.retrieval.metrics.uncertainty import CalibrationBins
+from lam.utils.files import (
+    MANIFEST,
+    CorruptFileError,
+    read_generation,
+    read_json,
+    read_tensors,
+    write_generation,
+    write_json,
+    write_tensors,
+)
+
+FORMAT = 1
+FOLDER, METADATA, TABLES = "calibration", "calibration.json", "tables.safetensors"
+_PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "facts")
+
+
+def fingerprint(run: str | Path) -> str:
+    """Tell a run's network, posterior and preprocessing from others: the SHA-256 over the hashes of their files.
+
+    The names of the generation, which change whenever the encoder is written, do not enter.
+
+    Raises:
+        CorruptFileError: naming the file that is missing, truncated or altered.
+    """
+    folder = Path(run) / "encoder"
+    read_generation(folder)
+    hashes = read_json(folder / MANIFEST)["sha256"]
+    lines = sorted(f"{Path(name).name} {found}" for name, found in hashes.items())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def save_calibration(run: str | Path, calibration: Calibration) -> None:
+    """Write a calibration; a crash leaves what was there before, or all of this."""
+    reliability = {name: value.nan_to_num().tolist() for name, value in vars(calibration.reliability).items()}
+    metadata: dict[str, Any] = {
+        "format": FORMAT,
+        **{name: getattr(calibration, name) for name in _PLAIN},
+        "targets": asdict(calibration.targets),
+        "correctness": calibration.correctness.to_json(),
+        "sameness": None if calibration.verifier is None else calibration.verifier.sameness.to_json(),
+        "reliability": reliability,
+        "kappa": {name: value.tolist() for name, value in vars(calibration.kappa).items()},
+    }
+
+    def write(generation: Path) -> None:
+        write_json(generation / METADATA, metadata)
+        write_tensors(generation / TABLES, _tables(calibration))
+
+    write_generation(Path(run) / FOLDER, write)
+
+
+def load_calibration(run: str | Path) -> Calibration:
+    """Read the calibration of a run, checked before anything is parsed.
+
+    Raises:
+        ValueError: where the run has none, or it was made for another network, posterior or preprocessing.
+        CorruptFileError: naming the file that is missing, truncated or altered.
+    """
+    folder = Path(run) / FOLDER
+    if not (folder / MANIFEST).is_file():
+        raise ValueError(f"the run in {run} has no calibration: `lam calibrate {run}` makes one")
+    generation = read_generation(folder, [METADATA, TABLES])
+    found, tables = read_json(generation / METADATA), read_tensors(generation / TABLES)
+    if found["format"] != FORMAT:
+        raise ValueError(f"{generation / METADATA} has format {found['format']}, this version of lam reads {FORMAT}")
+    if found["key"] != fingerprint(run):
+        raise ValueError(
+            f"the calibration in {folder} is of another network, posterior or preprocessing than "
+            f"{Path(run) / 'encoder'}: its thresholds mean nothing there; run `lam calibrate {run}` again"
+        )
+    bins = {name: torch.tensor(value, dtype=torch.float64) for name, value in found["reliability"].items()}
+    return Calibration(
+        **{name: found[name] for name in _PLAIN},
+        targets=Targets(**found["targets"]),
+        flags=_flags(tables),
+        false_accepts=Tail(_table(tables, "false_accepts")),
+        correctness=Correctness.from_json(found["correctness"]),
+        reliability=CalibrationBins(_defined(bins, "confidence"), _defined(bins, "accuracy"), bins["count"].long()),
+        kappa=Histogram(
+            torch.tensor(found["kappa"]["counts"]), torch.tensor(found["kappa"]["edges"], dtype=torch.float64)
+        ),
+        reference=tables.get("reference"),
+        verifier=_verifier(found["sameness"], tables) if found.get("sameness") else None,
+    )
+
+
+def _defined(bins: dict[str, Tensor], name: str) -> Tensor:
+    return bins[name].masked_fill(bins["count"] == 0, torch.nan)
+
+
+def _tables(calibration: Calibration) -> dict[str, Tensor]:
+    flags = calibration.flags
+    tables = {"false_accepts": calibration.false_accepts.scores, "flag_kappa": flags.kappa.scores}
+    if flags.knn is not None and flags.combined is not None and flags.ranks is not None:
+        tables |= {"flag_knn": flags.knn.scores, "flag_combined": flags.combined.scores}
+        tables |= {"rank_kappa": flags.ranks[0], "rank_knn": flags.ranks[1]}
+    if calibration.verifier is not None:
+        tables["impostors"] = calibration.verifier.impostors.scores
+    if calibration.reference is not None:
+        tables["reference"] = calibration.reference
+    return tables
+
+
+def _flags(tables: dict[str, Tensor]) -> Flags:
+    kappa = Tail(_table(tables, "flag_kappa"))
+    if "flag_knn" not in tables:
+        return Flags(kappa)
+    ranks = _table(tables, "rank_kappa"), _table(tables, "rank_knn")
+    return Flags(kappa, Tail(tables["flag_knn"]), Tail(_table(tables, "flag_combined")), ranks)
+
+
+def _verifier(sameness: dict[str, Any], tables: dict[str, Tensor]) -> Verifier:
+    return Verifier(Tail(_table(tables, "impostors")), Correctness.from_json(sameness))
+
+
+def _table(tables: dict[str, Tensor], name: str) -> Tensor:
+    if name not in tables:
+        raise CorruptFileError(f"{TABLES} of the calibration does not hold {name}")
+    return tables[name]

@@ -1,0 +1,120 @@
+"""Which queries cannot be judged: thresholds on κ, on a k-NN distance, or on both, at a promised false-flag rate."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.retrieval.decisions.conformal import Tail
+from lam.utils.checks import refuse_nan, refuse_other_length
+
+Flag = Literal["kappa", "knn", "combined"]
+FLAGS: tuple[Flag, ...] = get_args(Flag)
+
+
+@dataclass(frozen=True, eq=False)
+class Flags:
+    """Surprise of in-distribution data, by each way to measure it; higher means more out of distribution.
+
+    `kappa` is −κ and `knn` the distance to known features. `combined` asks for the more surprising of the two: the
+    calibration items are parted by turns, the distribution functions F of −κ and G of the distance are learnt from one
+    half, and max(F(−κ), G(distance)) is calibrated on the other. It is one score like the two others, so that its
+    false-flag rate is promised alike, whatever the dependence of the two; Bonferroni's 2·min(p, q) would need no other
+    half, but where both scores flag the same items it would flag at half the rate that was asked for.
+
+    Attributes:
+        kappa: −κ of the calibration items.
+        knn: their distances; None without features.
+        combined: of one half of them, relative to the other.
+        ranks: of the other half, −κ and distances, each rising: F and G.
+    """
+
+    kappa: Tail
+    knn: Tail | None = None
+    combined: Tail | None = None
+    ranks: tuple[Float[Tensor, " M"], Float[Tensor, " M"]] | None = None
+
+    @classmethod
+    def of(cls, kappa: Float[Tensor, " N"], distance: Float[Tensor, " N"] | None = None) -> "Flags":
+        """Learn from N in-distribution items that nothing was fitted to, in an order that tells nothing.
+
+        Args:
+            kappa: (N,) concentrations.
+            distance: (N,) k-NN distances of the same items, where there are any.
+
+        Raises:
+            ValueError: for no item, or only one where there are distances; NaN; or another length.
+        """
+        surprise = -kappa.detach().cpu().double()
+        if distance is None:
+            return cls(Tail.of(surprise))
+        refuse_other_length("distance", distance, "the values of kappa", len(kappa))
+        if len(kappa) < 2:
+            raise ValueError(f"kappa and distance are combined from at least 2 items, got {len(kappa)}")
+        distance = distance.detach().cpu().double()
+        learn, hold = slice(0, None, 2), slice(1, None, 2)
+        ranks = surprise[learn].sort().values, distance[learn].sort().values
+        combined = Tail.of(_greater_rank(ranks, surprise[hold], distance[hold]))
+        return cls(Tail.of(surprise), Tail.of(distance), combined, ranks)
+
+    def tail(self, flag: Flag) -> Tail:
+        """Give what is known of one score.
+
+        Raises:
+            ValueError: for an unknown flag, or one that needs distances where there were none.
+        """
+        if flag not in FLAGS:
+            raise ValueError(f"flag must be one of {', '.join(FLAGS)}, got {flag!r}")
+        found = {"kappa": self.kappa, "knn": self.knn, "combined": self.combined}[flag]
+        if found is None:
+            raise ValueError(f"flag {flag!r} needs k-NN distances, and this calibration has none: use 'kappa'")
+        return found
+
+    def surprise(
+        self, flag: Flag, kappa: Float[Tensor, " Q"], distance: Float[Tensor, " Q"] | None = None
+    ) -> Float[Tensor, " Q"]:
+        """Give the score of new items; they are flagged where it is above a threshold of `tail(flag)`.
+
+        Args:
+            flag: which score.
+            kappa: (Q,) concentrations.
+            distance: (Q,) k-NN distances, which `knn` and `combined` need.
+
+        Returns:
+            (Q,) scores, float64, on the device of kappa.
+
+        Raises:
+            ValueError: as `tail`; for a distance that is missing or of another length; or NaN.
+        """
+        self.tail(flag)
+        refuse_nan("kappa", kappa)
+        surprise = -kappa.detach().double()
+        if flag == "kappa":
+            return surprise
+        if distance is None:
+            raise ValueError(f"flag {flag!r} needs the distance of every query to the reference features")
+        refuse_other_length("distance", distance, "the values of kappa", len(kappa))
+        refuse_nan("distance", distance)
+        distance = distance.detach().double().to(kappa.device)
+        if flag == "knn" or self.ranks is None:
+            return distance
+        return _greater_rank(self.ranks, surprise.cpu(), distance.cpu()).to(kappa.device)
+
+
+def _greater_rank(ranks: tuple[Tensor, Tensor], surprise: Tensor, distance: Tensor) -> Tensor:
+    """max(F, G), and above 1 by how far the item is beyond all that F or G have seen, so that order is kept there."""
+    return torch.maximum(_rank(ranks[0], surprise), _rank(ranks[1], distance))
+
+
+def _rank(known: Tensor, values: Tensor) -> Tensor:
+    """The share of known values below; between two known ones linearly, beyond them by the spread of all."""
+    place = torch.searchsorted(known, values.contiguous(), right=True)
+    low, high = known[(place - 1).clamp(min=0)], known[place.clamp(max=len(known) - 1)]
+    between = ((values - low) / (high - low).clamp(min=torch.finfo(values.dtype).tiny)).clamp(0, 1)
+    spread = (known[-1] - known[0]).clamp(min=torch.finfo(values.dtype).tiny)
+    beyond = ((values - known[-1]) / spread).clamp(min=0)
+    beyond = beyond / (1 + beyond)
+    between = torch.where(place == 0, 0.0, torch.where(place == len(known), beyond, between))
+    return (place + between) / len(known)

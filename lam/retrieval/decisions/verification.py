@@ -1,0 +1,109 @@
+"""Whether two images show the same: a threshold at a promised false-match rate, and a probability.
+
+A pair is no search: its score is not the best of many, so that the accept threshold of a gallery would be far too
+strict, and it has no second hit to be compared with.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from lam.retrieval.decisions.conformal import Tail
+from lam.retrieval.decisions.probability import Correctness, evidence_of
+from lam.retrieval.metrics.searches import Matches
+from lam.utils.checks import refuse_other_length
+
+_BLOCK_ELEMENTS = 2**22
+
+
+@dataclass(frozen=True)
+class DrawnPairs:
+    """M pairs of a query and an item of the gallery.
+
+    Attributes:
+        queries: (M,) rows of queries.
+        items: (M,) rows of the gallery.
+        same: (M,) whether they match.
+    """
+
+    queries: Int64[Tensor, " M"]
+    items: Int64[Tensor, " M"]
+    same: Bool[Tensor, " M"]
+
+
+def draw_pairs(matches: Matches, n_queries: int, n_items: int, *, generator: torch.Generator) -> DrawnPairs:
+    """Draw for each query an item that matches and one that does not, where there are such.
+
+    One pair of each kind a query, because pairs that share an image tell less than they are.
+
+    Args:
+        matches: which items of the gallery match the queries at given rows.
+        n_queries: how many queries.
+        n_items: how many items.
+        generator: of the draw, on the CPU.
+    """
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    for rows in torch.arange(n_queries).split(max(1, _BLOCK_ELEMENTS // max(1, n_items))):
+        matching = matches(rows).cpu()
+        for same in (True, False):
+            choices = matching == same
+            has = choices.any(1)
+            order = torch.rand(choices.shape, generator=generator).masked_fill(~choices, -1.0)
+            found.append((rows[has], order.argmax(1)[has], torch.full((int(has.sum()),), same)))
+    return DrawnPairs(*(torch.cat(column) for column in zip(*found, strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class Verifier:
+    """What pairs of held-out images say of new ones.
+
+    Attributes:
+        impostors: cosines of pairs that do not match.
+        sameness: P(the two match) where half of all pairs do, from their cosine and their κ.
+    """
+
+    impostors: Tail
+    sameness: Correctness
+
+    @classmethod
+    def of(
+        cls,
+        cosine: Float[Tensor, " M"],
+        kappa: Float[Tensor, " M"],
+        other: Float[Tensor, " M"],
+        same: Bool[Tensor, " M"],
+    ) -> "Verifier":
+        """Learn from M pairs; of the kind that there is more of, as many as of the other make the probability.
+
+        Args:
+            cosine: (M,) of each pair.
+            kappa: (M,) concentration of the one.
+            other: (M,) concentration of the other.
+            same: (M,) whether they match.
+
+        Raises:
+            ValueError: where there is no pair of either kind, or as `Correctness.fit`.
+        """
+        refuse_other_length("same", same, "the pairs", len(cosine))
+        count = min(int(same.sum()), int((~same).sum()))
+        if count == 0:
+            raise ValueError(
+                f"verification needs pairs that match and pairs that do not, got {int(same.sum())} and "
+                f"{int((~same).sum())}"
+            )
+        kept = torch.cat([kind.nonzero()[:count, 0] for kind in (same, ~same)]).sort().values
+        sameness = Correctness.fit(_evidence(cosine, kappa, other)[kept], same[kept])
+        return cls(Tail.of(cosine[~same]), sameness)
+
+    def probability(
+        self, cosine: Float[Tensor, " M"], kappa: Float[Tensor, " M"], other: Float[Tensor, " M"]
+    ) -> Float[Tensor, " M"]:
+        """Give P(the two match), a match being as likely as none before they are seen; arguments as those of `of`."""
+        return self.sameness(_evidence(cosine, kappa, other))
+
+
+def _evidence(cosine: Tensor, kappa: Tensor, other: Tensor) -> Tensor:
+    """The evidence of a search, the less certain image in the place of the query, and no margin."""
+    return evidence_of(cosine, torch.minimum(kappa, other), torch.maximum(kappa, other), cosine)

@@ -1,0 +1,1 @@
+"""Collections of embeddings, searched: exactly, by FAISS or by Milvus."""

@@ -1,0 +1,91 @@
+"""What every index refuses before it calls whatever searches for it: vectors, κ and ids that cannot be entries.
+
+FAISS accepts NaN and checks dimensions with `assert`; a server says what is wrong too late, or in words of its own.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor
+
+from lam.utils.checks import integers, refuse_non_finite, refuse_other_length
+from lam.vmf.embeddings import Embeddings
+
+_NORM_TOLERANCE = 1e-3  # half precision keeps a unit vector to about this
+
+Ids = Shaped[Tensor, " N"] | Shaped[np.ndarray, " N"] | Sequence[SupportsIndex]
+"""Integers ≥ 0, one an item."""
+
+
+def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]:
+    """Give float32 rows of length one on the CPU.
+
+    Args:
+        embeddings: N unit vectors, of half precision or better, with κ ≥ 0.
+        dimension: D that they must have.
+
+    Raises:
+        ValueError: for another dimension, a mean that is no unit vector, or a κ that is negative or not finite.
+    """
+    if embeddings.dimension != dimension:
+        raise ValueError(f"embeddings must have dimension {dimension}, got {embeddings.dimension}")
+    mean = embeddings.mean.detach().cpu().double()
+    norm = mean.norm(dim=1, keepdim=True)
+    near_one = _within(norm, 1 - _NORM_TOLERANCE, 1 + _NORM_TOLERANCE)
+    if not (near_one and _within(embeddings.kappa, 0.0, sys.float_info.max)):
+        _refuse_bad_rows(embeddings, norm[:, 0])
+    return (mean / norm).float()
+
+
+def _within(values: Tensor, least: float, greatest: float) -> bool:
+    """Whether all are, which NaN is not."""
+    if values.numel() == 0:
+        return True
+    low, high = values.aminmax()
+    return least <= float(low) and float(high) <= greatest
+
+
+def _refuse_bad_rows(embeddings: Embeddings, norm: Tensor) -> None:
+    refuse_non_finite("embeddings", embeddings.mean)
+    refuse_non_finite("kappa", embeddings.kappa)
+    negative = (embeddings.kappa < 0).nonzero()
+    if len(negative):
+        row = int(negative[0])
+        raise ValueError(f"kappa must not be negative, got {float(embeddings.kappa[row])} at index {row}")
+    row = int(((norm - 1).abs() > _NORM_TOLERANCE).nonzero()[0])
+    raise ValueError(f"embeddings must be unit vectors, got length {float(norm[row]):.6g} at index {row}")
+
+
+def checked_ids(given: Any) -> Int64[Tensor, " N"]:
+    """Give ids as a tensor.
+
+    Raises:
+        ValueError: for what are no integers, or ids that are negative or repeated.
+    """
+    ids = integers("ids", given)
+    refuse_other_length("ids", ids, "the items", ids.numel())
+    if (ids < 0).any():
+        raise ValueError(f"ids must not be negative, got {int(ids[ids < 0][0])}")
+    seen: set[int] = set()
+    for item in ids.tolist():
+        if item in seen:
+            raise ValueError(f"ids must differ, got {item} twice")
+        seen.add(item)
+    return ids
+
+
+def checked_least_kappa(value: float | None) -> float:
+    """Give the least κ that a hit may have; where none is asked for, one that all have.
+
+    Raises:
+        ValueError: for a negative number, infinity or NaN.
+    """
+    if value is None:
+        return 0.0
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"least_kappa must be finite and not negative, got {value}")
+    return float(value)

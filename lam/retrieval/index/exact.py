@@ -1,0 +1,147 @@
+"""Exact nearest neighbours by cosine, on tensors, in blocks.
+
+Here live the ranking that every metric starts from and its counterpart under sampled networks. What a ranking is worth
+is told by `lam.retrieval.metrics`; large and changing collections belong to `lam.retrieval.Index`.
+"""
+
+from typing import SupportsIndex
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from lam.utils.autocast import without_autocast
+from lam.utils.checks import positive_integer, unit_rows
+
+_BLOCK_ELEMENTS = 2**21  # similarities held at once: few enough to stay in cache
+_TREE_DIMENSION = 8  # up to here a k-d tree beats products: measured, 0.02 s against 0.1 s for 10,000 points at D = 3
+
+
+def rank(
+    queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None = None, *, k: SupportsIndex
+) -> tuple[Int64[Tensor, "Q K"], Float[Tensor, "Q K"]]:
+    """Rank the gallery by cosine for every query, exactly.
+
+    score_qn = q·g / (‖q‖‖g‖), in float64. Equal scores rank by the lower index. Without a gallery every query is ranked
+    against all the other queries: it is left out by its index, so that another item with the same vector stays.
+
+    Args:
+        queries: (Q, D) finite, non-zero.
+        gallery: (N, D) likewise; by default the queries themselves, each without itself.
+        k: how many neighbours, at least 1; above the number of candidates it gives as many as there are.
+
+    Returns:
+        (Q, K) indices into the gallery, best first, and their (Q, K) cosines (higher is better).
+
+    Raises:
+        ValueError: for k below 1, another dimension, or a row that is not finite or all zero.
+
+    Example:
+        >>> queries = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+        >>> rank(queries, k=1)[0].flatten()
+        tensor([1, 0, 1])
+    """
+    k = positive_integer("k", k)
+    _refuse_other_dimension(queries, gallery)
+    unit_queries = unit_rows("queries", queries)
+    unit_gallery = unit_queries if gallery is None else unit_rows("gallery", gallery)
+    k = min(k, len(unit_gallery) - (gallery is None))
+    if k < 1 or len(queries) == 0:
+        empty = queries.new_empty(len(queries), max(k, 0))
+        return empty.long(), empty
+    parts = []
+    for rows in torch.arange(len(queries), device=queries.device).split(_block_rows(len(unit_gallery))):
+        similarity = unit_queries[rows] @ unit_gallery.T
+        if gallery is None:
+            similarity[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
+        parts.append(_top(similarity, k))
+    ids, scores = (torch.cat(part) for part in zip(*parts, strict=True))
+    return ids, scores.clamp(-1, 1).to(queries.dtype)
+
+
+@without_autocast()
+def sampled_nearest(
+    samples: Float[Tensor, "S Q D"], gallery_samples: Float[Tensor, "S N D"] | None = None
+) -> Int64[Tensor, "S Q"]:
+    """Find every query's nearest neighbour by cosine under each of S sampled networks.
+
+    Query and gallery are embedded by the same sampled network. Exact; where cosines are equal any of them may be taken,
+    the same one every time.
+
+    Args:
+        samples: (S, Q, D) the queries under each network; finite, non-zero.
+        gallery_samples: (S, N, D) the gallery under the same networks; by default the queries, each without itself.
+
+    Returns:
+        (S, Q) indices into the gallery.
+
+    Raises:
+        ValueError: where no candidate is left, dimensions or numbers of samples differ, or a row is not finite or zero.
+
+    Example:
+        >>> samples = torch.tensor([[[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]])
+        >>> sampled_nearest(samples)
+        tensor([[1, 0, 1]])
+    """
+    _refuse_other_dimension(samples, gallery_samples)
+    alone = gallery_samples is None
+    gallery = samples if gallery_samples is None else gallery_samples
+    if len(gallery) != len(samples):
+        raise ValueError(
+            f"gallery_samples must come from the same networks as samples, got {len(gallery)} and {len(samples)}"
+        )
+    if samples.shape[1] and gallery.shape[1] - alone < 1:
+        raise ValueError(f"the gallery must hold a candidate for every query, got {gallery.shape[1] - alone}")
+    tree = samples.shape[2] <= _TREE_DIMENSION and samples.device.type == "cpu"
+    search = _nearest_by_tree if tree else _nearest_by_product
+    nearest = torch.empty(samples.shape[:2], dtype=torch.int64, device=samples.device)
+    for s in range(len(samples) if samples.shape[1] else 0):
+        queries = unit_rows("samples", samples[s])
+        candidates = queries if alone else unit_rows("gallery_samples", gallery[s])
+        nearest[s] = search(queries, candidates, alone, samples.dtype)
+    return nearest
+
+
+def _top(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k best of each row; ties by lowest index, which `topk` leaves open."""
+    scores, ids = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
+    torn = (scores[:, k - 1] == scores[:, k]).nonzero()[:, 0] if scores.shape[1] > k else ids.new_empty(0)
+    ids, by_index = ids[:, :k].sort(dim=1)
+    scores, by_score = scores[:, :k].gather(1, by_index).sort(dim=1, descending=True, stable=True)
+    ids = ids.gather(1, by_score)
+    if len(torn):
+        ids[torn] = similarity[torn].sort(dim=1, descending=True, stable=True).indices[:, :k]
+    return ids, scores
+
+
+def _nearest_by_tree(queries: Tensor, gallery: Tensor, alone: bool, _: torch.dtype) -> Tensor:
+    from scipy.spatial import KDTree
+
+    _, found = KDTree(gallery.numpy()).query(queries.numpy(), k=1 + alone, workers=torch.get_num_threads())
+    found = torch.as_tensor(found)
+    if not alone:
+        return found
+    first, second = found.unbind(1)
+    return torch.where(first == torch.arange(len(queries)), second, first)
+
+
+def _nearest_by_product(queries: Tensor, gallery: Tensor, alone: bool, dtype: torch.dtype) -> Tensor:
+    queries, gallery = queries.to(dtype), gallery.to(dtype)
+    nearest = []
+    for rows in torch.arange(len(queries), device=queries.device).split(_block_rows(len(gallery))):
+        similarity = queries[rows] @ gallery.T
+        if alone:
+            similarity[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
+        nearest.append(similarity.max(1).indices)
+    return torch.cat(nearest)
+
+
+def _block_rows(columns: int) -> int:
+    return max(1, _BLOCK_ELEMENTS // max(1, columns))
+
+
+def _refuse_other_dimension(queries: Tensor, gallery: Tensor | None) -> None:
+    if gallery is not None and gallery.shape[-1] != queries.shape[-1]:
+        raise ValueError(
+            f"queries and gallery must have one dimension, got {queries.shape[-1]} and {gallery.shape[-1]}"
+        )

@@ -1,0 +1,317 @@
+"""A searchable collection of embeddings that carries their certainty, over any FAISS index type.
+
+FAISS proposes candidates; what leaves the index is decided here: scores are cosines of the stored vectors whatever the
+type computes inside, ids and κ come from the store, and a query for which FAISS found too few is searched exactly.
+Files belong to `lam.retrieval.index.files`.
+"""
+
+import math
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from lam.retrieval.index import faiss_calls as faiss_index
+from lam.retrieval.index import files as index_files
+from lam.retrieval.index.entries import Ids as Ids
+from lam.retrieval.index.entries import checked_ids, checked_least_kappa, unit_vectors
+from lam.retrieval.index.exact import rank
+from lam.retrieval.index.hits import Hits
+from lam.retrieval.index.rows import Store
+from lam.utils.checks import positive_integer, refuse_other_length
+from lam.vmf.embeddings import Embeddings, refuse_other_means
+
+if TYPE_CHECKING:
+    from lam.retrieval.index.milvus_index import MilvusIndex
+
+_TOMBSTONES = 0.2  # the share of removed rows in the search structure at which it is built anew
+_GATHERED_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
+
+
+class Index:
+    """Items with unit vectors, κ and ids, searched by cosine.
+
+    Vectors are kept in float32, κ in float64. One index is for one thread at a time.
+
+    Args:
+        dimension: the number of embedding dimensions D, at least 1.
+        factory: a FAISS factory string, such as "Flat" (exact), "HNSW32" or "IVF256,Flat". It must not contain "IDMap":
+            the index keeps ids itself.
+        parameters: FAISS search parameters of that type, such as "nprobe=16" or "efSearch=64"; by default those of
+            FAISS, but for HNSW, which searches wider.
+        device: "cpu", or "cuda" or "cuda:1" where faiss-gpu is installed. Where FAISS works; tensors may come from
+            anywhere.
+
+    Attributes:
+        mean_samples: as `Embeddings` have it: S where the vectors are mean directions of S samples, with which queries
+            must be embedded too; None where they are directions of the network's own, or for an empty index.
+
+    Raises:
+        ValueError: for a dimension below 1, a factory, parameters or device that FAISS does not know, or a type that it
+            cannot keep on that device.
+
+    Example:
+        >>> n = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> embeddings = Embeddings(n, torch.tensor([90.0, 4.0]), torch.ones(2), torch.ones(2))
+        >>> index = Index(2)
+        >>> index.add(embeddings, torch.tensor([7, 9]))
+        >>> hits = index.search(embeddings[:1], k=5)
+        >>> hits.ids.tolist(), hits.scores.tolist(), hits.kappa.tolist()
+        ([[7, 9]], [[1.0, 0.0]], [[90.0, 4.0]])
+    """
+
+    def __init__(
+        self, dimension: SupportsIndex, factory: str = "Flat", *, parameters: str | None = None, device: str = "cpu"
+    ) -> None:
+        self.dimension = positive_integer("dimension", dimension)
+        self.factory = factory
+        self.parameters = parameters
+        self.device = device
+        self.mean_samples: int | None = None
+        self._store = Store(self.dimension)
+        self._faiss: Any = faiss_index.create(self.dimension, factory, parameters, device)
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @property
+    def ids(self) -> Int64[Tensor, " N"]:
+        """(N,) the ids, in the order in which they were added."""
+        return torch.from_numpy(self._store.column("ids").copy())
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether items can be added: types that quantise or cluster must be trained first."""
+        return bool(self._faiss.is_trained)
+
+    def train(self, embeddings: Embeddings) -> None:
+        """Let a type that clusters or quantises learn from typical embeddings; other types need none and ignore it.
+
+        Args:
+            embeddings: more than FAISS wants for the type, e.g. 39 for each cluster; they are not added.
+
+        Raises:
+            ValueError: for bad embeddings, too few of them, or an index that already holds items.
+        """
+        vectors = unit_vectors(embeddings, self.dimension).numpy()
+        if len(self):
+            raise ValueError(f"train the index before items are added: it holds {len(self)}; make a new one instead")
+        faiss_index.train(self._faiss, vectors)
+
+    def add(self, embeddings: Embeddings, ids: Ids) -> None:
+        """Add items; all of them, or none where an error is raised.
+
+        Args:
+            embeddings: N embeddings of dimension D with unit means and finite κ ≥ 0.
+            ids: (N,) a tensor, array or sequence of integers ≥ 0, one an item, none of them in the index already.
+
+        Raises:
+            ValueError: for a type that is not trained yet, another dimension, a mean that is no unit vector, means that
+                may not be compared with those in the index, a κ that is negative or not finite, ids that are negative,
+                repeated or taken, or what FAISS itself refuses.
+        """
+        if len(self):
+            refuse_other_means(embeddings, self.mean_samples)
+        vectors = unit_vectors(embeddings, self.dimension).numpy()
+        ids = checked_ids(ids)
+        refuse_other_length("ids", ids, "the embeddings", len(embeddings))
+        taken = [item for item in ids.tolist() if item in self._store]
+        if taken:
+            raise ValueError(f"ids must be new, got {taken[0]}, which is in the index; remove it first")
+        if not self.is_trained:
+            raise ValueError(f"an index of type {self.factory!r} must be trained first: call train with embeddings")
+        if len(ids) == 0:
+            return
+        slots = self._store.take_slots(len(ids))
+        try:
+            faiss_index.add(self._faiss, vectors, slots)
+        except Exception:
+            self._rebuild()
+            raise
+        self._store.append(vectors, embeddings.kappa.detach().cpu().double().numpy(), ids.numpy(), slots)
+        self.mean_samples = embeddings.mean_samples
+
+    def remove(self, ids: Ids) -> None:
+        """Remove items; all of them, or none where an error is raised.
+
+        Types without removal keep tombstones, which never leave a search; at 20 % the structure is built anew.
+
+        Args:
+            ids: (N,) ids that are in the index, none twice.
+
+        Raises:
+            ValueError: for ids that are repeated or not in the index.
+        """
+        slots = self._store.slots_of(self._known_ids(ids))
+        if len(slots) == 0:
+            return
+        self._store.remove(slots)
+        faiss_index.remove(self._faiss, slots)
+        if self._faiss.ntotal - len(self) >= _TOMBSTONES * self._faiss.ntotal > 0:
+            self._rebuild()
+
+    def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
+        """Find the k items of highest cosine for each query; hits of equal cosine stand in the order of adding.
+
+        Types other than Flat may miss a neighbour, but every score is the exact cosine of the stored vectors.
+
+        Args:
+            embeddings: Q queries of dimension D with unit means and finite κ ≥ 0.
+            k: how many hits, at least 1; above the size of the index it gives as many as there are.
+            least_kappa: leave out items whose κ is below this.
+
+        Returns:
+            min(k, N) hits a query, N the items that are not left out, on the device and in the precision of the
+            queries.
+
+        Raises:
+            ValueError: for k below 1, a negative `least_kappa`, another dimension, a query that is no unit vector,
+                means that may not be compared with those in the index, or a k beyond what FAISS can search for on a
+                GPU.
+        """
+        if len(self):
+            refuse_other_means(embeddings, self.mean_samples)
+        least = checked_least_kappa(least_kappa)
+        allowed = None if least == 0 else self._store.column("kappa") >= least
+        k = min(positive_integer("k", k), len(self) if allowed is None else int(allowed.sum()))
+        vectors = unit_vectors(embeddings, self.dimension).numpy()
+        if k == 0 or len(vectors) == 0:
+            rows, scores = np.empty((len(vectors), k), np.int64), np.empty((len(vectors), k), np.float32)
+        else:
+            rows, scores = self._nearest(vectors, k, allowed)
+        mean, kappa = embeddings.mean, embeddings.kappa
+        return Hits(
+            torch.from_numpy(self._store.column("ids")[rows]).to(mean.device),
+            torch.from_numpy(scores).to(mean.device, mean.dtype),
+            torch.from_numpy(self._store.column("kappa")[rows]).to(kappa.device, kappa.dtype),
+            kappa,
+        )
+
+    def kappa_of(self, ids: Ids) -> Float[Tensor, " N"]:
+        """Look up the concentration stored with each id.
+
+        Args:
+            ids: (N,) ids that are in the index, none twice.
+
+        Returns:
+            (N,) concentrations, float64.
+
+        Raises:
+            ValueError: for ids that are repeated or not in the index.
+        """
+        return self._store.kappa_of(self._known_ids(ids))
+
+    def save(self, folder: str | Path) -> None:
+        """Write the index into a folder; whenever the process dies, the folder loads as the old index or the new one.
+
+        Args:
+            folder: made where it does not exist. One process at a time may write to it.
+        """
+        index_files.save(folder, self._store, self._faiss, self.factory, self.parameters, self.mean_samples)
+
+    @classmethod
+    def open(cls, address: str | Path, *, device: str = "cpu") -> "Index | MilvusIndex":
+        """Open what an address names: a folder that `save` wrote, or a collection of a Milvus server that exists.
+
+        Args:
+            address: a folder; or `milvus://HOST[:PORT]/COLLECTION`, or `milvus:///FILE.db/COLLECTION`, as
+                `lam.retrieval.index.milvus_index.MilvusIndex` has them, which also makes new ones.
+            device: of an index in a folder.
+
+        Raises:
+            ValueError, CorruptFileError, ConnectionError: as `load`, or as a new `MilvusIndex`.
+        """
+        if not str(address).startswith(("milvus://", "milvus+tls://")):
+            return cls.load(address, device=device)
+        from lam.retrieval.index.milvus_index import MilvusIndex
+
+        return MilvusIndex(str(address))
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "cpu") -> "Index":
+        """Read an index that `save` wrote.
+
+        Where another process replaces the index meanwhile, the new one is read. The FAISS structure is a cache: where
+        its file is missing or altered it is built anew from the stored embeddings, with a warning. A type that must be
+        trained is then trained on those; where they are too few for it, the index becomes a Flat one.
+
+        Args:
+            folder: the folder of the index.
+            device: as for a new index.
+
+        Returns:
+            The index as it was saved.
+
+        Raises:
+            CorruptFileError: naming a file of embeddings or metadata that is missing, truncated or altered.
+            ValueError: for a folder that a later version wrote.
+        """
+        saved = index_files.load(folder)
+        index = cls(saved.dimension, saved.factory, parameters=saved.parameters, device=device)
+        index._store, index.mean_samples = saved.store, saved.mean_samples
+        if saved.complaint is None:
+            index._faiss = faiss_index.prepare(saved.faiss, saved.parameters, device)
+            return index
+        warnings.warn(f"{saved.complaint}: it is built anew from the stored embeddings", RuntimeWarning, stacklevel=2)
+        if not index.is_trained and len(index):
+            index._train_anew()
+        index._rebuild()
+        return index
+
+    def _train_anew(self) -> None:
+        try:
+            faiss_index.train(self._faiss, self._store.column("vectors"))
+        except ValueError as error:
+            warnings.warn(f"{error}; the index is Flat from now on", RuntimeWarning, stacklevel=3)
+            self.factory, self.parameters = "Flat", None
+            self._faiss = faiss_index.create(self.dimension, self.factory, self.parameters, self.device)
+
+    def _rebuild(self) -> None:
+        fresh = faiss_index.emptied(self._faiss, self.device)
+        if len(self):
+            faiss_index.add(fresh, self._store.column("vectors"), self._store.column("slots"))
+        self._faiss = fresh
+
+    def _nearest(
+        self, vectors: np.ndarray, k: int, allowed: Bool[np.ndarray, " N"] | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(Q, k) rows and scores; rows removed or not allowed are dropped, queries left short are searched exactly."""
+        hidden = self._faiss.ntotal - (len(self) if allowed is None else int(allowed.sum()))
+        fetched = min(k + min(k, hidden), self._faiss.ntotal)
+        found = self._store.rows_of(faiss_index.search(self._faiss, vectors, fetched))
+        if allowed is not None:
+            found = np.where(allowed[found], found, -1)
+        rows, scores = self._scored(vectors, np.sort(found, axis=1))
+        rows, scores = rows[:, :k], scores[:, :k]
+        short = rows[:, -1] < 0  # as those without a row are last
+        if short.any():
+            among = np.arange(len(self)) if allowed is None else np.flatnonzero(allowed)
+            gallery = torch.from_numpy(self._store.column("vectors")[among])
+            nearest, exact = rank(torch.from_numpy(vectors[short]), gallery, k=k)
+            rows[short], scores[short] = among[nearest.numpy()], exact.numpy()
+        return rows, scores.clip(-1, 1)
+
+    def _scored(self, vectors: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Order candidate rows by cosine; those without a row go last with −∞.
+
+        One product a row, as a matrix product would round equal vectors to unequal scores.
+        """
+        stored = self._store.column("vectors")
+        block = max(1, _GATHERED_ELEMENTS // max(1, rows.shape[1] * self.dimension))
+        scores = np.empty(rows.shape, dtype=np.float32)
+        for part in (slice(start, start + block) for start in range(0, len(rows), block)):
+            scores[part] = np.vecdot(stored[rows[part].clip(min=0)], vectors[part, None])
+        scores[rows < 0] = -math.inf
+        each, order = np.arange(len(rows))[:, None], (-scores).argsort(axis=1, kind="stable")
+        return rows[each, order], scores[each, order]
+
+    def _known_ids(self, ids: Any) -> Tensor:
+        ids = checked_ids(ids)
+        unknown = [item for item in ids.tolist() if item not in self._store]
+        if unknown:
+            raise ValueError(f"ids must be in the index, got {unknown[0]}, which is not")
+        return ids

@@ -1,0 +1,151 @@
+"""An index as a folder, in generations (`lam.utils.files`): a reader sees the old index or the new one.
+
+index.json                format, type, what the vectors are means of, and the SHA-256 of the cache
+embeddings.safetensors    vectors (N, D), κ (N,), ids (N,), slots (N,)
+search.faiss              the FAISS structure: a cache outside the manifest, which can be built from the embeddings
+"""
+
+import errno
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lam.retrieval.index import faiss_calls as faiss_index
+from lam.retrieval.index.rows import Store
+from lam.utils.files import (
+    MANIFEST,
+    CorruptFileError,
+    read_generation,
+    read_json,
+    read_tensors,
+    sha256_of,
+    write_atomically,
+    write_generation,
+    write_json,
+    write_tensors,
+)
+
+FORMAT = 2
+_METADATA, _EMBEDDINGS, _CACHE = "index.json", "embeddings.safetensors", "search.faiss"
+_TRIES = 5
+
+
+@dataclass(frozen=True)
+class SavedIndex:
+    """What a folder holds; where the cache must be built anew, `faiss` is None and `complaint` says why."""
+
+    dimension: int
+    factory: str
+    parameters: str | None
+    mean_samples: int | None
+    store: Store
+    faiss: Any
+    complaint: str | None
+
+
+def save(
+    folder: str | Path, store: Store, index: Any, factory: str, parameters: str | None, mean_samples: int | None
+) -> None:
+    """Replace what the folder holds by this index.
+
+    Args:
+        folder: made where it does not exist.
+        store: the rows.
+        index: the FAISS structure over them.
+        factory: its type.
+        parameters: its search parameters.
+        mean_samples: see `lam.retrieval.Index`.
+
+    Raises:
+        OSError: where it cannot be written; what the folder held stays.
+    """
+
+    def write(generation: Path) -> None:
+        write_tensors(generation / _EMBEDDINGS, store.tensors())
+        write_atomically(generation / _CACHE, lambda temporary: _write_cache(index, temporary))
+        metadata = {
+            "format": FORMAT,
+            "dimension": store.column("vectors").shape[1],
+            "size": len(store),
+            "factory": factory,
+            "parameters": parameters,
+            "mean_samples": mean_samples,
+            "cache_sha256": sha256_of(generation / _CACHE),
+        }
+        write_json(generation / _METADATA, metadata)
+
+    write_generation(folder, write, unsealed=[_CACHE])
+
+
+def load(folder: str | Path) -> SavedIndex:
+    """Read the current generation, checked before anything is parsed.
+
+    Another process may delete that generation while it is read, having put a new one in its place: what fails is tried
+    again as long as the manifest is another one than before.
+
+    Args:
+        folder: the folder of the index.
+
+    Returns:
+        What it holds.
+
+    Raises:
+        CorruptFileError: naming the file of embeddings or metadata that is missing, truncated or altered.
+        ValueError: for a format that this version does not know.
+    """
+    folder = Path(folder)
+    for _ in range(_TRIES - 1):
+        manifest = _manifest(folder)
+        with suppress(CorruptFileError, FileNotFoundError):
+            saved = _read(folder)
+            if saved.complaint is None:
+                return saved
+        if _manifest(folder) == manifest:  # nobody replaced anything: the next try is told what is wrong
+            break
+    return _read(folder)
+
+
+def _write_cache(index: Any, path: Path) -> None:
+    import faiss
+
+    try:
+        faiss.write_index(faiss_index.to_cpu(index), str(path))
+    except RuntimeError as error:
+        raise OSError(errno.EIO, "FAISS cannot write its index", str(path)) from error
+
+
+def _manifest(folder: Path) -> bytes | None:
+    path = folder / MANIFEST
+    return path.read_bytes() if path.is_file() else None
+
+
+def _read(folder: Path) -> SavedIndex:
+    generation = read_generation(folder, [_METADATA, _EMBEDDINGS])
+    metadata = read_json(generation / _METADATA)
+    if metadata["format"] != FORMAT:
+        raise ValueError(
+            f"{generation / _METADATA} has format {metadata['format']}, this version of lam reads {FORMAT}"
+        )
+    return SavedIndex(
+        metadata["dimension"],
+        metadata["factory"],
+        metadata["parameters"],
+        metadata["mean_samples"],
+        Store.from_tensors(read_tensors(generation / _EMBEDDINGS)),
+        *_read_cache(generation / _CACHE, metadata["cache_sha256"]),
+    )
+
+
+def _read_cache(path: Path, expected: str) -> tuple[Any, str | None]:
+    """The FAISS structure, or None and what is wrong with its file."""
+    import faiss
+
+    if not path.is_file():
+        return None, f"{path} is missing"
+    if sha256_of(path) != expected:
+        return None, f"{path} is truncated or altered"
+    try:
+        return faiss.read_index(str(path)), None
+    except RuntimeError:
+        return None, f"{path} is in a format that this FAISS cannot read"

@@ -1,0 +1,404 @@
+"""An index whose items live in a Milvus server, where one machine is not enough; Milvus Lite does the same in a file.
+
+A collection has the fields `id` (the primary key), `vector` and `kappa`; the server filters by κ. Items are checked
+here before anything is sent, as by `lam.retrieval.Index`, whose interface this is. What an addition returned from is
+with the server, which keeps it durably: there is nothing to save. Names and labels of items are not kept here.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, SupportsIndex, get_args
+from urllib.parse import SplitResult, urlsplit
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from lam.retrieval.index.entries import Ids, checked_ids, checked_least_kappa, unit_vectors
+from lam.retrieval.index.hits import Hits
+from lam.utils.checks import positive_integer, refuse_other_length
+from lam.vmf.embeddings import Embeddings
+
+Structure = Literal["FLAT", "HNSW"]
+"""How the server searches: by looking at every vector, or by a graph. Both give exact cosines."""
+
+TOKEN = "LAM_MILVUS_TOKEN"
+"""The environment variable with the `user:password` or API key of the server, if it wants one."""
+
+TIMEOUT = 10.0
+MOST_HITS = 16384
+"""As many as a Milvus server gives."""
+
+GREATEST_ID = 2**63 - 2
+"""A Milvus server stores an item of one id more, finds it in searches, and knows nothing of it when asked by id."""
+
+_PORT = 19530
+_COLLECTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+_FIELDS = {"id", "vector", "kappa"}
+_SENT_ELEMENTS = 2**22  # of vectors in one message: 16 of the 64 MiB that a server takes
+_ASKED_IDS = 1000
+_FORMS = "milvus://HOST[:PORT]/COLLECTION, milvus+tls://HOST[:PORT]/COLLECTION or milvus:///FILE.db/COLLECTION"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a collection is.
+
+    Attributes:
+        uri: of the server, as pymilvus wants it; or the path of a file for Milvus Lite.
+        collection: its name.
+        shown: the server or the file, as errors name it.
+    """
+
+    uri: str
+    collection: str
+    shown: str
+
+    @classmethod
+    def parse(cls, address: str) -> "Address":
+        """Read an address; passwords have no place in it.
+
+        Raises:
+            ValueError: for another form, or a name that Milvus does not allow.
+
+        Example:
+            >>> Address.parse("milvus://db.example/items")
+            Address(uri='http://db.example:19530', collection='items', shown='db.example:19530')
+            >>> Address.parse("milvus:///tmp/items.db/faces").uri
+            '/tmp/items.db'
+        """
+        parts = urlsplit(address)
+        place, _, collection = parts.path.rpartition("/")
+        if parts.scheme not in ("milvus", "milvus+tls") or parts.query or parts.fragment:
+            raise ValueError(f"address must be {_FORMS}, got {address!r}")
+        if "@" in parts.netloc:
+            raise ValueError(f"address must hold no password: put USER:PASSWORD into the environment variable {TOKEN}")
+        if not _COLLECTION.fullmatch(collection):
+            raise ValueError(
+                f"the collection must be named by letters, digits and _, and by no digit first, got {collection!r}; "
+                f"the address must be {_FORMS}"
+            )
+        if parts.netloc and not place:
+            return cls._of_server(parts, collection, address)
+        if not parts.netloc and parts.scheme == "milvus" and place.endswith(".db"):
+            return cls(place, collection, place)
+        raise ValueError(f"address must be {_FORMS}, got {address!r}")
+
+    @classmethod
+    def _of_server(cls, parts: SplitResult, collection: str, address: str) -> "Address":
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if not host:
+            raise ValueError(f"address must be {_FORMS}, with a port from 1 to 65535, got {address!r}")
+        shown = f"[{host}]" if ":" in host else host
+        shown = f"{shown}:{port or _PORT}"
+        return cls(f"{'https' if parts.scheme == 'milvus+tls' else 'http'}://{shown}", collection, shown)
+
+
+class MilvusIndex:
+    """Items with unit vectors, κ and ids in a Milvus collection, searched by cosine.
+
+    Vectors are kept in float32, κ in float64. Several processes may use one collection: each sees what the others have
+    added. Hits of equal cosine stand in rising order of their ids.
+
+    Args:
+        address: `milvus://HOST[:PORT]/COLLECTION`, with `milvus+tls` for an encrypted connection; or
+            `milvus:///FILE.db/COLLECTION`, which is Milvus Lite on an absolute path, for one process at a time.
+        dimension: of a collection that shall be made where it does not exist; None where it must exist.
+        structure: how a collection that is made is searched.
+        timeout: the seconds that any answer of the server may take.
+
+    Raises:
+        ValueError: for an address of another form, a collection that does not exist and has no dimension, one that
+            holds other fields or another dimension, or where pymilvus is not installed.
+        ConnectionError: where the server does not answer, refuses, or the file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        dimension: SupportsIndex | None = None,
+        *,
+        structure: Structure = "FLAT",
+        timeout: float = TIMEOUT,
+    ) -> None:
+        wanted = None if dimension is None else positive_integer("dimension", dimension)
+        if structure not in get_args(Structure):
+            raise ValueError(f"structure must be one of {', '.join(get_args(Structure))}, got {structure!r}")
+        if not 0 < timeout < float("inf"):
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
+        self.address = Address.parse(address)
+        self.timeout = timeout
+        self._client = self._connected()
+        try:
+            self.dimension = self._opened(wanted, structure)
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return int(self._call("query", output_fields=["count(*)"])[0]["count(*)"])
+
+    @property
+    def ids(self) -> Int64[Tensor, " N"]:
+        """(N,) the ids, in rising order; all of them come over the network."""
+        with self._told():
+            found = self._client.query_iterator(
+                self.address.collection, batch_size=MOST_HITS, output_fields=["id"], timeout=self.timeout
+            )
+            ids: list[int] = []
+            while rows := found.next():
+                ids += [row["id"] for row in rows]
+            found.close()
+        return torch.tensor(sorted(ids), dtype=torch.int64)
+
+    @property
+    def is_trained(self) -> bool:
+        """Always: neither structure needs training."""
+        return True
+
+    def train(self, embeddings: Embeddings) -> None:
+        """Do nothing but check the embeddings, as an index does whose type needs no training."""
+        unit_vectors(embeddings, self.dimension)
+
+    def add(self, embeddings: Embeddings, ids: Ids) -> None:
+        """Add items; where the server refuses some, those already sent are taken back, as far as it answers.
+
+        Args:
+            embeddings: N embeddings of dimension D with unit means and finite κ ≥ 0.
+            ids: (N,) a tensor, array or sequence of integers from 0 to `GREATEST_ID`, one an item, none of them in the
+                index already. Where another process adds the same id at the same moment, the later of the two stays.
+
+        Raises:
+            ValueError: for another dimension, a mean that is no unit vector, a κ that is negative or not finite, or ids
+                that are negative, too large, repeated or taken.
+            ConnectionError: where the server does not answer or refuses.
+        """
+        rows = self._rows(embeddings, ids)
+        wanted = [row["id"] for row in rows]
+        if taken := self._kappa_by_id(wanted):
+            raise ValueError(f"ids must be new, got {min(taken)}, which is in the index; remove it first")
+        try:
+            self._send(rows)
+        except ConnectionError:
+            self._take_back(wanted)
+            raise
+
+    def put(self, embeddings: Embeddings, ids: Ids) -> None:
+        """Add items, or replace those whose id is there; done again after an error, it comes to the same.
+
+        Args:
+            embeddings: as for `add`.
+            ids: as for `add`, but that they may be in the index.
+
+        Raises:
+            ValueError: as `add`, but for ids that are taken.
+            ConnectionError: where the server does not answer or refuses; some items may then be there.
+        """
+        self._send(self._rows(embeddings, ids))
+
+    def remove(self, ids: Ids) -> None:
+        """Remove items; where one is unknown, none is.
+
+        Args:
+            ids: (N,) ids that are in the index, none twice.
+
+        Raises:
+            ValueError: for ids that are repeated or not in the index.
+            ConnectionError: where the server does not answer or refuses.
+        """
+        wanted = checked_ids(ids)
+        self._known(wanted)
+        self._delete(wanted.tolist())
+
+    def discard(self, ids: Ids) -> None:
+        """Remove those items that are there; done again after an error, it comes to the same.
+
+        Args:
+            ids: (N,) ids, none twice.
+
+        Raises:
+            ValueError: for ids that are repeated.
+            ConnectionError: where the server does not answer or refuses; some items may then be gone.
+        """
+        self._delete(checked_ids(ids).tolist())
+
+    def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
+        """Find the k items of highest cosine for each query; `HNSW` may miss a neighbour.
+
+        Args:
+            embeddings: Q queries of dimension D with unit means and finite κ ≥ 0.
+            k: how many hits, from 1 to `MOST_HITS`.
+            least_kappa: leave out items whose κ is below this; the server does.
+
+        Returns:
+            min(k, N) hits a query, N the items that are not left out, on the device and in the precision of the
+            queries. Where `HNSW` finds fewer for a query, all have as many as that one.
+
+        Raises:
+            ValueError: for k out of range, a negative `least_kappa`, another dimension, or a query that is no unit
+                vector.
+            ConnectionError: where the server does not answer or refuses.
+        """
+        k = positive_integer("k", k)
+        if k > MOST_HITS:
+            raise ValueError(f"k must be at most {MOST_HITS}, which is as many as Milvus gives, got {k}")
+        least = checked_least_kappa(least_kappa)
+        vectors = unit_vectors(embeddings, self.dimension).numpy()
+        options: dict[str, Any] = {"limit": k, "anns_field": "vector", "output_fields": ["kappa"]}
+        options["search_params"] = {"params": {"ef": max(64, 2 * k)}}
+        if least > 0:
+            options["filter"] = f"kappa >= {least!r}"
+        found: list[list[tuple[int, float, float]]] = []
+        for block in _blocks(list(vectors), max(1, min(MOST_HITS, _SENT_ELEMENTS // max(self.dimension, 2 * k)))):
+            found += [_in_order(hits) for hits in self._call("search", data=block, **options)]
+        k = min(map(len, found), default=0)
+        table = torch.tensor([[hit[1:] for hit in hits[:k]] for hits in found], dtype=torch.float64)
+        table = table.reshape(len(found), k, 2)
+        ids = torch.tensor([[hit[0] for hit in hits[:k]] for hits in found], dtype=torch.int64).reshape(len(found), k)
+        mean, kappa = embeddings.mean, embeddings.kappa
+        scores = table[..., 0].clamp(-1, 1).to(mean.device, mean.dtype)
+        return Hits(ids.to(mean.device), scores, table[..., 1].to(kappa.device, kappa.dtype), kappa)
+
+    def kappa_of(self, ids: Ids) -> Float64[Tensor, " N"]:
+        """Look up the concentration stored with each id.
+
+        Args:
+            ids: (N,) ids that are in the index, none twice.
+
+        Raises:
+            ValueError: for ids that are repeated or not in the index.
+            ConnectionError: where the server does not answer or refuses.
+        """
+        wanted = checked_ids(ids)
+        found = self._known(wanted)
+        return torch.tensor([found[item] for item in wanted.tolist()], dtype=torch.float64)
+
+    def close(self) -> None:
+        """Let go of the connection; the items stay."""
+        self._client.close()
+
+    def _connected(self) -> Any:
+        try:
+            import pymilvus
+        except ImportError as error:
+            raise ValueError(f"pymilvus cannot be imported ({error}): pip install 'lam[milvus]'") from None
+        path = Path(self.address.uri)
+        if path.is_absolute() and not path.parent.is_dir():
+            raise ValueError(f"there is no folder {path.parent} for {path.name}: make it first")
+        with self._told():
+            return pymilvus.MilvusClient(self.address.uri, token=os.environ.get(TOKEN, ""), timeout=self.timeout)
+
+    def _opened(self, dimension: int | None, structure: str) -> int:
+        if not self._call("has_collection"):
+            if dimension is None:
+                raise ValueError(
+                    f"there is no collection {self.address.collection!r} in {self.address.shown}: give MilvusIndex a "
+                    "dimension to make it"
+                )
+            self._make(dimension, structure)
+        described = self._call("describe_collection")
+        fields = {field["name"]: field for field in described["fields"]}
+        if fields.keys() != _FIELDS:
+            raise ValueError(
+                f"the collection {self.address.collection!r} in {self.address.shown} is not one of lam: it must have "
+                f"the fields {', '.join(sorted(_FIELDS))}, got {', '.join(sorted(fields))}"
+            )
+        found = int(fields["vector"]["params"]["dim"])
+        if dimension not in (None, found):
+            raise ValueError(
+                f"the collection {self.address.collection!r} in {self.address.shown} holds vectors of dimension "
+                f"{found}, got {dimension}: name another collection"
+            )
+        self._call("load_collection")
+        return found
+
+    def _make(self, dimension: int, structure: str) -> None:
+        import pymilvus
+
+        kind = pymilvus.DataType
+        with self._told():
+            schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+            schema.add_field("id", kind.INT64, is_primary=True)
+            schema.add_field("vector", kind.FLOAT_VECTOR, dim=dimension)
+            schema.add_field("kappa", kind.DOUBLE)
+            index = self._client.prepare_index_params()
+            params = {"M": 32, "efConstruction": 200} if structure == "HNSW" else {}
+            index.add_index("vector", index_type=structure, metric_type="COSINE", params=params)
+        self._call("create_collection", schema=schema, index_params=index, consistency_level="Strong")
+
+    def _rows(self, embeddings: Embeddings, ids: Any) -> list[dict[str, Any]]:
+        vectors = unit_vectors(embeddings, self.dimension).numpy()
+        wanted = checked_ids(ids)
+        refuse_other_length("ids", wanted, "the embeddings", len(embeddings))
+        if (wanted > GREATEST_ID).any():
+            raise ValueError(
+                f"ids must be at most {GREATEST_ID}, the greatest that Milvus finds again, got {wanted.max()}"
+            )
+        kappa = embeddings.kappa.detach().cpu().double().tolist()
+        return [
+            {"id": item, "vector": vector, "kappa": value}
+            for item, vector, value in zip(wanted.tolist(), vectors, kappa, strict=True)
+        ]
+
+    def _send(self, rows: list[dict[str, Any]]) -> None:
+        for block in _blocks(rows, max(1, _SENT_ELEMENTS // self.dimension)):
+            self._call("upsert", data=block)
+
+    def _delete(self, ids: list[int]) -> None:
+        for block in _blocks(ids, _ASKED_IDS):
+            self._call("delete", ids=block)
+
+    def _kappa_by_id(self, ids: list[int]) -> dict[int, float]:
+        """κ of those ids that are there."""
+        found: dict[int, float] = {}
+        for block in _blocks(ids, _ASKED_IDS):
+            rows = self._call("query", filter=f"id in {block}", output_fields=["id", "kappa"])
+            found |= {row["id"]: row["kappa"] for row in rows}
+        return found
+
+    def _known(self, ids: Tensor) -> dict[int, float]:
+        found = self._kappa_by_id(ids.tolist())
+        unknown = [item for item in ids.tolist() if item not in found]
+        if unknown:
+            raise ValueError(f"ids must be in the index, got {unknown[0]}, which is not")
+        return found
+
+    def _take_back(self, ids: list[int]) -> None:
+        with suppress(ConnectionError):  # the first error is the one to be told
+            self._delete(ids)
+
+    def _call(self, name: str, **options: Any) -> Any:
+        with self._told():
+            return getattr(self._client, name)(self.address.collection, timeout=self.timeout, **options)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn what goes wrong at the server into a `ConnectionError` that names it."""
+        import grpc
+        import pymilvus
+
+        try:
+            yield
+        except (pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
+            reason = error.message if isinstance(error, pymilvus.MilvusException) else str(error)
+            raise ConnectionError(
+                f"Milvus at {self.address.shown} failed: {reason}; see that it runs and takes connections, and that "
+                f"{TOKEN} is right if it wants one"
+            ) from None
+
+
+def _in_order(hits: Any) -> list[tuple[int, float, float]]:
+    """Id, cosine and κ of one query's hits, best first."""
+    found = [(hit["id"], hit["distance"], hit["entity"]["kappa"]) for hit in hits]
+    return sorted(found, key=lambda hit: (-hit[1], hit[0]))
+
+
+def _blocks(rows: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (rows[start : start + size] for start in range(0, len(rows), size))

@@ -1,0 +1,216 @@
+"""How well a score tells out-of-distribution (OOD) items from the data that the network knows; and one such score.
+
+OOD is the positive class throughout, and a higher score means more OOD: give −κ, not κ. The counting is scikit-learn's.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.utils.autocast import without_autocast
+from lam.utils.checks import refuse_non_finite
+
+NEIGHBOUR = 5
+"""The k of the k-NN score, unless another is asked for."""
+
+
+def knn_distance(
+    features: Float[Tensor, "N P"], reference: Float[Tensor, "M P"], *, k: int = NEIGHBOUR, block: int = 512
+) -> Float[Tensor, " N"]:
+    """Give 1 − cosine to the k-th nearest reference feature; higher means more OOD.
+
+    ½ ‖u − v‖² in float64 for unit vectors u and v, the neighbour v being found in the type of the features: 1 − cosine
+    has few digits where the cosine is near 1.
+
+    Source: Sun, Ming, Zhu and Li (2022).
+
+    Args:
+        features: (N, P) of the items.
+        reference: (M, P) of known items, M ≥ k.
+        k: which neighbour, counted from 1.
+        block: how many items are compared at once.
+
+    Returns:
+        (N,) distances in [0, 2], in the type of the features.
+
+    Raises:
+        ValueError: where k is below 1, or the reference holds fewer than k items.
+
+    Example:
+        >>> reference = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]])
+        >>> knn_distance(torch.tensor([[3.0, 0.0]]), reference, k=2)
+        tensor([1.])
+    """
+    check_neighbours(k, reference)
+    return unit_knn_distance(F.normalize(features), F.normalize(reference.to(features)), k=k, block=block).to(features)
+
+
+@without_autocast()
+def unit_knn_distance(
+    features: Float[Tensor, "N P"], reference: Float[Tensor, "M P"], *, k: int, block: int = 512
+) -> Float[Tensor, " N"]:
+    """Give `knn_distance` of unit vectors of one type, in float64, without another look at the reference."""
+    parts = []
+    for part in features.split(block):
+        neighbour = reference[(part @ reference.T).topk(k, dim=1).indices[:, -1]]
+        distance = (part.double() - neighbour.double()).square().sum(1) / 2
+        directed = part.any(1) & neighbour.any(1)  # the cosine of zero to anything counts as 0
+        parts.append(torch.where(directed, distance, 1.0))
+    return torch.cat(parts)
+
+
+def check_neighbours(k: int, reference: Float[Tensor, "M P"]) -> None:
+    """Refuse a k that is below 1, or a reference of fewer than k items.
+
+    Raises:
+        ValueError: saying which.
+    """
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    if len(reference) < k:
+        raise ValueError(f"the reference must hold at least k = {k} items, got {len(reference)}")
+
+
+def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:
+    """Give the area under the ROC curve, the chance that an OOD item scores above an ID one; higher is better.
+
+    Ties count half.
+
+    Args:
+        in_distribution: (N,) scores of ID items, higher meaning more OOD.
+        out_of_distribution: (M,) scores of OOD items, the positive class.
+
+    Returns:
+        An area in [0, 1], 0.5 for a useless score; NaN where either set is empty.
+
+    Raises:
+        ValueError: for a score that is not finite, with its index.
+
+    Example:
+        >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.9]))
+        0.75
+    """
+    from sklearn.metrics import roc_auc_score
+
+    return _area(roc_auc_score, in_distribution, out_of_distribution)
+
+
+def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:
+    """Give the average precision of finding OOD items; higher is better, and `prevalence` is what a useless score gets.
+
+    AP = Σ_t (recall_t − recall_(t−1)) precision_t over falling thresholds, without interpolation.
+
+    Args:
+        in_distribution: (N,) scores of ID items, higher meaning more OOD.
+        out_of_distribution: (M,) scores of OOD items, the positive class.
+
+    Returns:
+        A mean in [0, 1]; NaN where either set is empty.
+
+    Raises:
+        ValueError: for a score that is not finite, with its index.
+
+    Example:
+        >>> auprc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.9]))
+        0.8333333333333333
+    """
+    from sklearn.metrics import average_precision_score
+
+    return _area(average_precision_score, in_distribution, out_of_distribution)
+
+
+def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:
+    """Give the share of OOD items among all, which is the AUPRC of a useless score.
+
+    Args:
+        in_distribution: (N,) scores of ID items.
+        out_of_distribution: (M,) scores of OOD items.
+
+    Returns:
+        A share in [0, 1]; NaN where both sets are empty.
+
+    Example:
+        >>> prevalence(torch.zeros(3), torch.ones(1))
+        0.25
+    """
+    total = len(in_distribution) + len(out_of_distribution)
+    return len(out_of_distribution) / total if total else float("nan")
+
+
+def roc_curve(
+    in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]
+) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
+    """Give the ROC curve over all thresholds that matter.
+
+    Args:
+        in_distribution: (N,) scores of ID items, higher meaning more OOD; not empty.
+        out_of_distribution: (M,) scores of OOD items, the positive class; not empty.
+
+    Returns:
+        (T,) false positive rates, rising, and (T,) true positive rates, float64.
+
+    Raises:
+        ValueError: for an empty set or a score that is not finite.
+
+    Example:
+        >>> [rates.tolist() for rates in roc_curve(torch.tensor([0.1]), torch.tensor([0.9]))]
+        [[0.0, 0.0, 1.0], [0.0, 1.0, 1.0]]
+    """
+    from sklearn.metrics import roc_curve as curve
+
+    return _curve(curve, in_distribution, out_of_distribution)
+
+
+def precision_recall_curve(
+    in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]
+) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
+    """Give precision and recall of finding OOD items over all thresholds.
+
+    Args:
+        in_distribution: (N,) scores of ID items, higher meaning more OOD; not empty.
+        out_of_distribution: (M,) scores of OOD items, the positive class; not empty.
+
+    Returns:
+        (T,) recalls, rising from 0 to 1, and (T,) precisions, float64.
+
+    Raises:
+        ValueError: for an empty set or a score that is not finite.
+
+    Example:
+        >>> [values.tolist() for values in precision_recall_curve(torch.tensor([0.1]), torch.tensor([0.9]))]
+        [[0.0, 1.0, 1.0], [1.0, 1.0, 0.5]]
+    """
+    from sklearn.metrics import precision_recall_curve as curve
+
+    precision, recall = _curve(curve, in_distribution, out_of_distribution)
+    return recall.flip(0), precision.flip(0)
+
+
+def _area(metric: Callable[..., Any], in_distribution: Tensor, out_of_distribution: Tensor) -> float:
+    target, scores = _target_and_scores(in_distribution, out_of_distribution)
+    return float(metric(target, scores)) if _both(in_distribution, out_of_distribution) else float("nan")
+
+
+def _curve(metric: Callable[..., Any], in_distribution: Tensor, out_of_distribution: Tensor) -> tuple[Tensor, Tensor]:
+    if not _both(in_distribution, out_of_distribution):
+        raise ValueError(
+            "a curve needs items of both classes, got "
+            f"{len(in_distribution)} in distribution and {len(out_of_distribution)} out of distribution"
+        )
+    first, second, _ = metric(*_target_and_scores(in_distribution, out_of_distribution))
+    return torch.from_numpy(first), torch.from_numpy(second)
+
+
+def _target_and_scores(in_distribution: Tensor, out_of_distribution: Tensor) -> tuple[Any, Any]:
+    refuse_non_finite("in_distribution", in_distribution)
+    refuse_non_finite("out_of_distribution", out_of_distribution)
+    target = torch.cat([torch.zeros(len(in_distribution)), torch.ones(len(out_of_distribution))])
+    return target.numpy(), torch.cat([in_distribution, out_of_distribution]).detach().double().cpu().numpy()
+
+
+def _both(in_distribution: Tensor, out_of_distribution: Tensor) -> bool:
+    return len(in_distribution) > 0 and len(out_of_distribution) > 0

@@ -1,0 +1,317 @@
+"""How well a search tells what is in the gallery from what is not: open-set identification and selective answers.
+
+A search gives a score to its first hit and answers where that is above a threshold. A mated search has a match in the
+gallery, a non-mated one has none; every figure depends on how many items were searched, so that `OpenSet` says that
+with each. Telling in-distribution queries from others by their κ is `lam.retrieval.metrics.ood`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lam.retrieval.metrics.searches import Searches
+from lam.utils.checks import refuse_nan, refuse_other_length
+
+
+@dataclass(frozen=True)
+class OpenSet:
+    """Open-set metrics at one false-positive rate, with the gallery's size that they hold for.
+
+    Attributes:
+        gallery_size: how many items were searched.
+        n_mated: how many searches had a match.
+        n_non_mated: how many had none.
+        fpir: the false-positive identification rate that was asked for.
+        threshold: the least score above which at most that share of non-mated searches lies.
+        tpir: see `tpir_at_fpir`.
+        dir: see `dir_at_far`.
+        oscr: see `oscr`.
+        aurc: see `aurc`, of the mated searches.
+        recall_at_full_precision: R@100P, see `recall_at_full_precision`, of mated and non-mated searches together.
+    """
+
+    gallery_size: int
+    n_mated: int
+    n_non_mated: int
+    fpir: float
+    threshold: float
+    tpir: float
+    dir: float
+    oscr: float
+    aurc: float
+    recall_at_full_precision: float
+
+
+def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
+    """Measure every query twice, where it can be: with its matches in the gallery, and with all of them taken out.
+
+    Args:
+        searches: of Q queries; those without a match have non-mated searches alone.
+        fpir: the false-positive identification rate, in (0, 1).
+
+    Returns:
+        Metrics, NaN where there is no search that they are of.
+
+    Raises:
+        ValueError: for a rate outside (0, 1).
+    """
+    found = searches[searches.has_mate]
+    mated, score, correct = found.mated, found.score, found.correct
+    non_mated = searches.non_mated[searches.non_mated.isfinite()]
+    return OpenSet(
+        gallery_size=searches.gallery_size,
+        n_mated=len(mated),
+        n_non_mated=len(non_mated),
+        fpir=fpir,
+        threshold=threshold_at(non_mated, fpir),
+        tpir=tpir_at_fpir(mated, non_mated, fpir=fpir),
+        dir=dir_at_far(score, correct, non_mated, far=fpir),
+        oscr=oscr(score, correct, non_mated),
+        aurc=aurc(correct, -score),
+        recall_at_full_precision=recall_at_full_precision(
+            torch.cat([score, non_mated]),
+            torch.cat([correct, torch.zeros(len(non_mated), dtype=torch.bool)]),
+            n_answerable=len(mated),
+        ),
+    )
+
+
+def threshold_at(non_mated: Float[Tensor, " M"], rate: float) -> float:
+    """Give the least score of a non-mated search above which at most a share `rate` of them lies.
+
+    It describes these searches; `lam.retrieval.decisions.conformal.Tail.threshold` promises a rate for new ones.
+
+    Args:
+        non_mated: (M,) scores of the first hits.
+        rate: in (0, 1).
+
+    Returns:
+        A score; NaN where there is no search.
+
+    Raises:
+        ValueError: for a rate outside (0, 1), or NaN.
+
+    Example:
+        >>> threshold_at(torch.tensor([0.1, 0.2, 0.3, 0.4]), 0.25)
+        0.30...
+    """
+    if not 0 < rate < 1:
+        raise ValueError(f"rate must lie in (0, 1), got {rate}")
+    refuse_nan("non_mated", non_mated)
+    if len(non_mated) == 0:
+        return float("nan")
+    allowed = int(rate * len(non_mated) + 1e-9)
+    return float(non_mated.sort(descending=True).values[allowed])
+
+
+def tpir_at_fpir(mated: Float[Tensor, " Q"], non_mated: Float[Tensor, " M"], *, fpir: float) -> float:
+    """Give the share of mated searches whose match is above the threshold at a false-positive rate; higher is better.
+
+    TPIR = share of mated searches with a match of score > T, whatever its rank; FPIR = share of non-mated searches with
+    any hit of score > T; T is the least with FPIR ≤ `fpir`.
+
+    Source: ISO/IEC 19795-1; Grother, Ngan and Hanaoka, Face Recognition Vendor Test, part 2, section 3.
+
+    Args:
+        mated: (Q,) the highest score of a match.
+        non_mated: (M,) the score of the first hit.
+        fpir: in (0, 1).
+
+    Returns:
+        A share in [0, 1]; NaN where either is empty.
+
+    Raises:
+        ValueError: for a rate outside (0, 1), or NaN.
+
+    Example:
+        >>> tpir_at_fpir(torch.tensor([0.35, 0.9]), torch.tensor([0.1, 0.2, 0.3, 0.8]), fpir=0.25)
+        1.0
+    """
+    everyone = torch.ones(len(mated), dtype=torch.bool, device=mated.device)
+    return dir_at_far(mated, everyone, non_mated, far=fpir)
+
+
+def dir_at_far(
+    score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Float[Tensor, " M"], *, far: float
+) -> float:
+    """Give the detection and identification rate at rank one at a false-accept rate; higher is better.
+
+    DIR = share of mated searches whose first hit is a match and has a score > T, T as in `tpir_at_fpir`.
+
+    Source: Phillips, Grother and Micheals (2011), Handbook of Face Recognition, chapter 21.
+
+    Args:
+        score: (Q,) of the first hits of mated searches.
+        correct: (Q,) whether they are matches.
+        non_mated: (M,) scores of the first hits of non-mated searches.
+        far: in (0, 1).
+
+    Returns:
+        A share in [0, 1]; NaN where there are no mated or no non-mated searches.
+
+    Raises:
+        ValueError: for a rate outside (0, 1), NaN, or another length.
+
+    Example:
+        >>> score, correct = torch.tensor([0.9, 0.9]), torch.tensor([True, False])
+        >>> dir_at_far(score, correct, torch.tensor([0.1, 0.2]), far=0.1)
+        0.5
+    """
+    refuse_other_length("correct", correct, "the scores", len(score))
+    refuse_nan("score", score)
+    threshold = threshold_at(non_mated, far)
+    if len(score) == 0 or threshold != threshold:
+        return float("nan")
+    return float((correct & (score > threshold)).double().mean())
+
+
+def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Float[Tensor, " M"]) -> float:
+    """Give the area under the open-set classification rate curve; higher is better.
+
+    The curve is the share of mated searches with a right first hit of score > T over the share of non-mated searches
+    with one of score > T. Its area is the chance that a mated search is right and scores above a non-mated one, equal
+    scores counting half; at most the accuracy.
+
+    Source: Dhamija, Günther and Boult (2018), eq. 5 and 6; the area as in Vaze, Han, Vedaldi and Zisserman (2022).
+
+    Args:
+        score: (Q,) of the first hits of mated searches.
+        correct: (Q,) whether they are matches.
+        non_mated: (M,) scores of the first hits of non-mated searches.
+
+    Returns:
+        An area in [0, 1]; NaN where either is empty.
+
+    Raises:
+        ValueError: for NaN or another length.
+
+    Example:
+        >>> oscr(torch.tensor([0.9, 0.5]), torch.tensor([True, True]), torch.tensor([0.7, 0.1]))
+        0.75
+    """
+    refuse_other_length("correct", correct, "the scores", len(score))
+    refuse_nan("score", score)
+    refuse_nan("non_mated", non_mated)
+    if len(score) == 0 or len(non_mated) == 0:
+        return float("nan")
+    others = non_mated.sort().values
+    right = score[correct].to(others.dtype)
+    below = torch.searchsorted(others, right).double()
+    not_above = torch.searchsorted(others, right, right=True).double()
+    return float((below + not_above).sum() / (2 * len(score) * len(others)))
+
+
+def risk_coverage(
+    correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
+) -> tuple[Float[Tensor, " Q"], Float[Tensor, " Q"]]:
+    """Give the share of wrong answers among the n most certain, for every n.
+
+    Within a group of equal uncertainty each answer counts with the group's mean: ties by expectation.
+
+    Source: El-Yaniv and Wiener (2010).
+
+    Args:
+        correct: (Q,) whether each answer is right.
+        uncertainty: (Q,) higher is more uncertain; infinities are allowed.
+
+    Returns:
+        (Q,) coverages n/Q, rising to 1, and (Q,) risks, float64, on the CPU.
+
+    Raises:
+        ValueError: for NaN or another length.
+
+    Example:
+        >>> risk_coverage(torch.tensor([True, False]), torch.tensor([0.1, 0.9]))[1].tolist()
+        [0.0, 0.5]
+    """
+    refuse_other_length("uncertainty", uncertainty, "the answers", len(correct))
+    refuse_nan("uncertainty", uncertainty)
+    order = uncertainty.argsort()
+    _, group, sizes = uncertainty[order].unique_consecutive(return_inverse=True, return_counts=True)
+    wrong = torch.zeros(len(sizes), dtype=torch.float64, device=sizes.device)
+    wrong = wrong.index_add(0, group, (~correct[order]).double())
+    answered = torch.arange(1, len(correct) + 1, dtype=torch.float64)
+    return answered / max(1, len(correct)), (wrong / sizes)[group].cumsum(0).cpu() / answered
+
+
+def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
+    """Give the area under the risk-coverage curve, the mean of its risks; lower is better.
+
+    Source: Geifman, Uziel and El-Yaniv (2019).
+
+    Args:
+        correct: (Q,) whether each answer is right.
+        uncertainty: (Q,) higher is more uncertain.
+
+    Returns:
+        A mean in [0, 1], the error rate itself for a constant uncertainty; NaN for no answer.
+
+    Raises:
+        ValueError: as `risk_coverage`.
+
+    Example:
+        >>> aurc(torch.tensor([True, False]), torch.zeros(2))
+        0.5
+    """
+    return float(risk_coverage(correct, uncertainty)[1].mean())
+
+
+def answer_precision_recall(
+    score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_answerable: int
+) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
+    """Give recall and precision of first hits as the threshold falls, as place recognition and loop closure have it.
+
+    At a threshold that is one of the scores, all hits that reach it are answers: precision = right answers / answers,
+    recall = right answers / queries that have a match. Queries of equal score are answered together.
+
+    Args:
+        score: (Q,) of the first hits of all searches, mated or not.
+        correct: (Q,) whether they are matches.
+        n_answerable: how many of the searches have a match.
+
+    Returns:
+        (T,) recalls, rising, and (T,) precisions, float64, one for each different score from the highest on; recalls
+        are NaN where no search has a match.
+
+    Raises:
+        ValueError: for NaN, another length, or fewer searches with a match than right hits.
+
+    Example:
+        >>> recall, precision = answer_precision_recall(
+        ...     torch.tensor([0.9, 0.8]), torch.tensor([True, False]), n_answerable=1
+        ... )
+        >>> recall.tolist(), precision.tolist()
+        ([1.0, 1.0], [1.0, 0.5])
+    """
+    refuse_other_length("correct", correct, "the scores", len(score))
+    refuse_nan("score", score)
+    if not int(correct.sum()) <= n_answerable <= len(score):
+        raise ValueError(
+            f"n_answerable must be from the {int(correct.sum())} right hits to the {len(score)} searches, "
+            f"got {n_answerable}"
+        )
+    order = score.argsort(descending=True)
+    _, sizes = score[order].unique_consecutive(return_counts=True)
+    answers = sizes.cumsum(0)
+    right = correct[order].long().cumsum(0)[answers - 1]
+    return right.double().cpu() / n_answerable if n_answerable else right.cpu() * torch.nan, (right / answers).cpu()
+
+
+def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_answerable: int) -> float:
+    """Give R@100P, the greatest recall before the first wrong answer; higher is better.
+
+    Source: Lowry et al. (2016), Visual Place Recognition: A Survey; arguments and errors as `answer_precision_recall`.
+
+    Returns:
+        A share in [0, 1], 0 where the highest score is of a wrong hit; NaN where no search has a match.
+
+    Example:
+        >>> recall_at_full_precision(torch.tensor([0.9, 0.8, 0.7]), torch.tensor([True, False, True]), n_answerable=2)
+        0.5
+    """
+    recall, precision = answer_precision_recall(score, correct, n_answerable=n_answerable)
+    if n_answerable == 0:
+        return float("nan")
+    return float(recall[precision == 1].amax()) if (precision == 1).any() else 0.0

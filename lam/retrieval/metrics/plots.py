@@ -1,0 +1,418 @@
+"""Pictures of the metrics, as PNG files.
+
+Every function computes what it draws from the same arrays as the metric of that name, so that figure and number cannot
+differ. Matplotlib's object interface alone is used: no global figure, backend or style is touched.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, SupportsIndex, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
+from lam.retrieval.metrics.uncertainty import CalibrationBins, ausc, sparsification
+from lam.utils.checks import positive_integer, refuse_non_finite
+from lam.utils.files import write_atomically
+
+_PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
+_INK, _MUTED, _GRID = "#1f2430", "#6b7280", "#e5e7eb"
+_VERDICTS = {True: ("✓ right", "#009e73"), False: ("✗ wrong", "#d55e00")}
+_OUTSIDE = "#0072b2"
+_DPI = 160
+
+MOST = 2 * len(_PALETTE)
+"""How many curves one picture tells apart: each colour is drawn as a line and dashed."""
+Value = TypeVar("Value")
+
+
+def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Draw the accuracy of the queries that stay when the most uncertain are dropped, for each uncertainty.
+
+    Beside them are the best possible curve and that of dropping at random, where all are of the same answers.
+
+    Args:
+        path: the PNG file to write.
+        ranked: by name, (Q,) whether the first hit is relevant, of at least one query, and (Q,) how uncertain it is,
+            higher meaning more; at most twelve.
+
+    Raises:
+        ValueError: for nothing to draw, or as `lam.retrieval.sparsification`.
+    """
+    _refuse_count("ranked", ranked)
+    if empty := [name for name, (correct, _) in ranked.items() if len(correct) == 0]:
+        raise ValueError(f"correct must hold at least one query, got none of {empty[0]}")
+    figure, axes = _figure()
+    first, *others = (correct for correct, _ in ranked.values())
+    alike = all(torch.equal(first, other) for other in others)
+    shares, best = sparsification(first, (~first).double())
+    if alike:
+        axes.plot(shares, best, color=_MUTED, linestyle=":", label="best possible")
+    for style, name, (correct, values) in _styled(ranked):
+        label = f"{name}   AUSC {ausc(correct, values):.3f}"
+        axes.plot(shares, sparsification(correct, values)[1], **style, label=label)
+    if alike:
+        axes.axhline(float(best[0]), color=_MUTED, linestyle="--", linewidth=1, label="dropped at random")
+    axes.set(xlabel="share of most uncertain queries dropped", ylabel="accuracy of the first hit", xlim=(0, 0.98))
+    _finish(figure, axes, path, legend="best")
+
+
+def plot_calibration(
+    path: str | Path, bins: CalibrationBins, *, confidence: str = "share of sampled networks that agree"
+) -> None:
+    """Draw accuracy against confidence, with the number of queries in each bin below.
+
+    Args:
+        path: the PNG file to write.
+        bins: what `lam.retrieval.Votes.binned` returns.
+        confidence: what the confidence is.
+    """
+    figure = _blank(5.6, 5.4)
+    axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    count = bins.count.cpu().numpy()
+    centers, width = (np.arange(len(count)) + 0.5) / len(count), 0.92 / len(count)
+    filled = count > 0
+    accuracy, means = bins.accuracy.cpu().numpy()[filled], bins.confidence.cpu().numpy()[filled]
+    axes.plot([0, 1], [0, 1], color=_MUTED, linestyle="--", linewidth=1, label="perfectly calibrated")
+    axes.bar(centers[filled], accuracy, width, color=_PALETTE[0], alpha=0.85, label="accuracy")
+    axes.vlines(means, accuracy, means, color=_PALETTE[1], linewidth=1.6)
+    axes.plot(means, means, "o", color=_PALETTE[1], markersize=5, label="mean confidence")
+    axes.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
+    axes.set_title(f"ECE {bins.expected_error:.3f}", loc="right", color=_INK, fontsize=10)
+    below.bar(centers, count, width, color=_MUTED, alpha=0.6)
+    for center, height in zip(centers, count, strict=True):
+        below.annotate(f"{height:,}", (center, height), (0, 2), textcoords="offset points", ha="center", fontsize=7)
+    below.set(xlabel=f"confidence: {confidence}", ylabel="queries")
+    below.margins(y=0.25)
+    _style(below)
+    _finish(figure, axes, path, legend="upper left")
+
+
+def plot_calibration_curves(path: str | Path, bins: Mapping[str, CalibrationBins]) -> None:
+    """Draw accuracy against confidence of several systems, a point for every bin that holds a query.
+
+    Args:
+        path: the PNG file to write.
+        bins: by name, what `lam.retrieval.Votes.binned` returns; at most twelve.
+
+    Raises:
+        ValueError: for nothing to draw.
+    """
+    _refuse_count("bins", bins)
+    figure, axes = _figure()
+    axes.plot([0, 1], [0, 1], color=_MUTED, linestyle=":", linewidth=1, label="perfectly calibrated")
+    for style, name, found in _styled(bins):
+        filled = (found.count > 0).cpu()
+        confidence, accuracy = found.confidence.cpu()[filled], found.accuracy.cpu()[filled]
+        axes.plot(
+            confidence, accuracy, **style, marker="o", markersize=4, label=f"{name}   ECE {found.expected_error:.3f}"
+        )
+    axes.set(xlabel="confidence: share of sampled networks that agree", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
+    _finish(figure, axes, path, legend="best")
+
+
+def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]]) -> None:
+    """Draw several figures of several systems as bars, side by side.
+
+    Args:
+        path: the PNG file to write.
+        figures: by what a figure is called, its values in [0, 1] by system, None where it is undefined; the same
+            systems in each, at most twelve.
+
+    Raises:
+        ValueError: for nothing to draw, or figures of different systems.
+    """
+    _refuse_count("figures", figures)
+    names = list(next(iter(figures.values())))
+    for figure_name, values in figures.items():
+        _refuse_count(f"values of {figure_name}", values)
+        if list(values) != names:
+            raise ValueError(f"figures must be of the same systems, got {names} and {list(values)}")
+    figure = _blank(1.2 + 2.1 * len(figures), 1.0 + 0.3 * len(names))
+    panels = figure.subplots(1, len(figures), sharey=True, squeeze=False)[0]
+    for axes, (figure_name, values) in zip(panels, figures.items(), strict=True):
+        for place, (style, _, value) in enumerate(_styled(values)):
+            axes.barh(place, value or 0, color=style["color"], alpha=1 if style["linestyle"] == "-" else 0.5)
+            label = "undefined" if value is None else f"{value:.3f}"
+            axes.annotate(label, (value or 0, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.set(title=figure_name, xlim=(0, 1.25), xticks=(0, 0.5, 1), yticks=range(len(names)), yticklabels=names)
+        axes.title.set(color=_INK, fontsize=10)
+        _style(axes)
+    panels[0].invert_yaxis()
+    _save(figure, path)
+
+
+def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Draw the ROC curve of each OOD score; OOD is the positive class.
+
+    Args:
+        path: the PNG file to write.
+        scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most twelve.
+
+    Raises:
+        ValueError: for nothing to draw, or as `lam.retrieval.roc_curve`.
+    """
+    _refuse_count("scores", scores)
+    figure, axes = _figure()
+    for style, name, (inside, outside) in _styled(scores):
+        axes.plot(*roc_curve(inside, outside), **style, label=f"{name}   AUROC {auroc(inside, outside):.3f}")
+    axes.plot([0, 1], [0, 1], color=_MUTED, linestyle="--", linewidth=1, label="useless score")
+    axes.set(xlabel="false positive rate: known items flagged", ylabel="true positive rate: OOD items flagged")
+    axes.set(xlim=(-0.01, 1), ylim=(0, 1.01))
+    _finish(figure, axes, path, legend="best")
+
+
+def plot_precision_recall(
+    path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]], *, positives: str = "OOD items"
+) -> None:
+    """Draw precision against recall of each OOD score, with the prevalence that a useless score gets.
+
+    Args:
+        path: the PNG file to write.
+        scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most twelve.
+        positives: what the second ones are called.
+
+    Raises:
+        ValueError: for nothing to draw, or as `lam.retrieval.precision_recall_curve`.
+    """
+    _refuse_count("scores", scores)
+    figure, axes = _figure()
+    for style, name, (inside, outside) in _styled(scores):
+        label = f"{name}   AUPRC {auprc(inside, outside):.3f}"
+        axes.step(*precision_recall_curve(inside, outside), **style, where="pre", label=label)
+    for share in sorted({prevalence(*pair) for pair in scores.values()}):
+        axes.axhline(share, color=_MUTED, linestyle="--", linewidth=1, label=f"useless score: prevalence {share:.3f}")
+    axes.set(xlabel=f"recall: share of {positives} found", ylabel=f"precision: share of {positives} among the flagged")
+    axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
+    _finish(figure, axes, path, legend="best")
+
+
+def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor], *, bins: SupportsIndex = 50) -> None:
+    """Draw how the concentration κ of each set is distributed, on a logarithmic axis.
+
+    Args:
+        path: the PNG file to write.
+        kappa: (N,) values ≥ 0 by name, in distribution first; at most twelve sets. Zero counts in the lowest bin.
+        bins: how many bins, at least 1.
+
+    Raises:
+        ValueError: for nothing to draw, an empty set, or a value that is not finite.
+    """
+    _refuse_count("kappa", kappa)
+    bins = positive_integer("bins", bins)
+    for name, values in kappa.items():
+        refuse_non_finite(f"kappa of {name}", values)
+        if len(values) == 0:
+            raise ValueError(f"kappa of {name} must hold at least one value, got none")
+    figure, axes = _figure()
+    arrays = {name: values.detach().double().cpu().numpy() for name, values in kappa.items()}
+    edges = _log_edges(np.concatenate(list(arrays.values())), bins)
+    for style, name, values in _styled(arrays):
+        inside, share = values.clip(edges[0], edges[-1]), np.full(len(values), 100 / len(values))
+        axes.hist(inside, edges, weights=share, color=style["color"], alpha=0.35, histtype="stepfilled")
+        axes.hist(inside, edges, weights=share, **style, histtype="step", linewidth=1.4)
+        label = f"{name}   median {_short(float(np.median(values)))}, n = {len(values):,}"
+        axes.plot([], [], color=style["color"], linewidth=6, alpha=0.6, label=label)
+    _log_ticks(axes, edges[0], edges[-1])
+    axes.set_ylim(top=axes.get_ylim()[1] * (1.05 + 0.08 * len(kappa)))
+    axes.set(xlabel="concentration κ (small means uncertain)", ylabel="share of the set (%)")
+    _finish(figure, axes, path, legend="upper left")
+
+
+def plot_corruption(path: str | Path, kappa: Mapping[str, Tensor], recall: Mapping[str, Tensor]) -> None:
+    """Draw the median κ and recall@1 of queries against the severity of their corruption, by kind.
+
+    Args:
+        path: the PNG file to write.
+        kappa: (V,) medians of κ at severities 0 (clean) to V − 1, by kind; nothing where κ says nothing.
+        recall: (V,) recall@1 by kind.
+
+    Raises:
+        ValueError: for nothing to draw.
+    """
+    _refuse_count("recall", recall)
+    figure = _blank(8.4 if kappa else 4.6, 3.8)
+    panels = figure.subplots(1, 2 if kappa else 1, squeeze=False)[0]
+    drawn = ((kappa, "median κ, as a multiple of the clean"), (recall, "recall@1"))[not kappa :]
+    for axes, (curves, label) in zip(panels, drawn, strict=True):
+        for color, (kind, values) in zip(_PALETTE, curves.items(), strict=False):
+            heights = values / values[0] if curves is kappa else values
+            axes.plot(range(len(values)), heights.cpu(), "o-", color=color, markersize=4, label=kind)
+        axes.set(xlabel="severity", ylabel=label, xticks=range(len(next(iter(curves.values())))))
+        _style(axes)
+        if curves is kappa:
+            axes.axhline(1, color=_MUTED, linestyle="--", linewidth=1)
+            low, high = axes.get_ylim()
+            axes.set_ylim(min(low, 0.9), max(high, 1.1))
+        else:
+            axes.set_ylim(0, 1.02)
+    _finish(figure, panels[-1], path, legend="best")
+
+
+def plot_tuning(
+    path: str | Path,
+    *,
+    scales: Sequence[float],
+    scores: Sequence[float],
+    errors: Sequence[float],
+    eces: Sequence[float],
+    interval: tuple[float, float],
+    chosen: float,
+) -> None:
+    """Draw the score and the calibration error of every likelihood scale that was tried, and which was chosen.
+
+    Args:
+        path: the PNG file to write.
+        scales: every likelihood scale s that was tried, in rising order.
+        scores: the log score at each of them.
+        errors: the standard error of each score's difference from the best.
+        eces: the retrieval ECE at each.
+        interval: the least and the greatest scale within one standard error of the best.
+        chosen: the scale that was taken.
+    """
+    figure, axes = _figure()
+    low, high = interval
+    axes.axvspan(low, high, color=_PALETTE[0], alpha=0.12, linewidth=0, label="within one standard error of the best")
+    axes.errorbar(scales, scores, errors, fmt="o-", color=_PALETTE[0], markersize=4, linewidth=1.4, label="log score")
+    axes.plot(scales, eces, "s:", color=_PALETTE[1], markersize=3, linewidth=1.2, label="ECE")
+    axes.axvline(chosen, color=_INK, linewidth=1, linestyle="--", label=f"chosen: s = {_short(chosen)}")
+    _log_ticks(axes, scales[0], scales[-1])
+    axes.set(xlabel="likelihood scale s (small means a wide posterior)", ylabel="lower is better")
+    axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
+    _finish(figure, axes, path, legend="upper right")
+
+
+def plot_extremes(
+    path: str | Path,
+    kappa: Float[Tensor, " Q"],
+    verdict: Callable[[int], bool | str],
+    *,
+    query_image: Callable[[int], Tensor],
+    hit_image: Callable[[int], Tensor],
+    count: SupportsIndex = 8,
+) -> None:
+    """Show the least and the most certain queries, each with its κ, its first hit and what that is worth.
+
+    Args:
+        path: the PNG file to write.
+        kappa: (Q,) the concentration of each query.
+        verdict: says of a query, by its index, whether its first hit is right; or, of one that nothing answers, the
+            name of the set that it is of, which then stands above the query.
+        query_image: gives its image, (C, H, W) or (H, W) with C 1 or 3 and values in [0, 1].
+        hit_image: gives that of its first hit.
+        count: how many of each, at least 1; as many as there are where that is fewer.
+
+    Raises:
+        ValueError: for no query, κ that is not finite, or something that is no image.
+    """
+    refuse_non_finite("kappa", kappa)
+    if len(kappa) == 0:
+        raise ValueError("kappa must hold at least one query, got none")
+    count = min(positive_integer("count", count), len(kappa))
+    order = kappa.argsort(stable=True).tolist()
+    figure = _blank(max(1.12 * count + 0.3, 3.2), 5.9)
+    halves = figure.subfigures(2, 1, hspace=0.02)
+    for half, title, chosen in zip(halves, ("Least", "Most"), (order[:count], order[::-1][:count]), strict=True):
+        half.suptitle(f"{title} certain", x=0.02, ha="left", fontsize=11, color=_INK, fontweight="bold")
+        grid = half.subplots(2, count, squeeze=False)
+        for column, query in enumerate(chosen):
+            found = verdict(query)
+            outside, words, color = (f"{found}\n", "", _INK) if isinstance(found, str) else ("", *_VERDICTS[found])
+            certainty = f"{outside}κ {_short(float(kappa[query]))}"
+            _show(grid[0, column], query_image(query), certainty, _OUTSIDE if outside else _INK)
+            _show(grid[1, column], hit_image(query), words, color)
+        for row, name in enumerate(("query", "first hit")):
+            grid[row, 0].set_ylabel(name, fontsize=9, color=_MUTED)
+    _save(figure, path)
+
+
+def _log_edges(values: Any, bins: int) -> Any:
+    """Edges over the positive values, at least half a decade wide."""
+    positive = values[values > 0] if (values > 0).any() else np.ones(1)
+    low, high = np.log10(positive.min()), np.log10(positive.max())
+    middle, half = (low + high) / 2, max((high - low) / 2, 0.25)
+    return np.logspace(middle - half, middle + half, bins + 1)
+
+
+def _log_ticks(axes: Any, low: float, high: float) -> None:
+    """A logarithmic x axis with some eight labels at most, in plain digits: far enough apart wherever it begins."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    decades = np.log10(high / low)
+    subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 1 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=9))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(which="minor", length=0)
+
+
+def _show(axes: Any, image: Tensor, title: str, color: str) -> None:
+    pixels = image.detach().cpu().float()
+    pixels = pixels[None] if pixels.ndim == 2 else pixels
+    if pixels.ndim != 3 or pixels.shape[0] not in (1, 3):
+        raise ValueError(f"images must have shape (C, H, W) with C 1 or 3, or (H, W), got {tuple(image.shape)}")
+    axes.imshow(pixels.expand(3, -1, -1).permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
+    axes.set_title(title, fontsize=8.5, color=color, pad=3)
+    for spine in axes.spines.values():
+        spine.set(color=_GRID if color == _INK else color, linewidth=1 if color == _INK else 2)
+
+
+def _blank(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def _figure() -> tuple[Any, Any]:
+    figure = _blank(5.6, 4.2)
+    return figure, figure.subplots()
+
+
+def _style(axes: Any) -> None:
+    axes.grid(color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_MUTED, labelsize=8.5, length=0)
+    axes.xaxis.label.set(color=_INK, fontsize=9.5)
+    axes.yaxis.label.set(color=_INK, fontsize=9.5)
+    for side, spine in axes.spines.items():
+        spine.set(visible=side in ("left", "bottom"), color=_GRID)
+
+
+def _finish(figure: Any, axes: Any, path: str | Path, *, legend: str) -> None:
+    _style(axes)
+    axes.legend(loc=legend, fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none", labelcolor=_INK)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: str | Path) -> None:
+    def write(temporary: Path) -> None:
+        figure.savefig(temporary, format="png", dpi=_DPI, metadata={"Software": None})
+
+    write_atomically(path, write)
+
+
+def _short(value: float) -> str:
+    """Three digits or so, without long rows of zeros."""
+    if 100 <= value < 1e4:
+        return f"{value:,.0f}"
+    if 1e-3 <= value < 100 or value == 0:
+        return f"{value:.3g}"
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def _styled(named: Mapping[str, Value]) -> Iterator[tuple[dict[str, str], str, Value]]:
+    """Each with what tells it apart: solid lines in every colour, then dashed ones."""
+    for number, (name, value) in enumerate(named.items()):
+        again, color = divmod(number, len(_PALETTE))
+        yield {"color": _PALETTE[color], "linestyle": "--" if again else "-"}, name, value
+
+
+def _refuse_count(name: str, named: Mapping[str, Any]) -> None:
+    if not 1 <= len(named) <= MOST:
+        raise ValueError(f"{name} must hold between 1 and {MOST} entries to be told apart, got {len(named)}")

@@ -1,0 +1,113 @@
+"""What queries find among the items that match them and among those that do not: what open-set calibration looks at.
+
+A mated search is one in a gallery that holds a match, a non-mated search one from which every match was taken out. One
+pass gives both for each query. Which items match is the caller's to say.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from lam.utils.checks import unit_rows
+
+Matches = Callable[[Int64[Tensor, " R"]], Bool[Tensor, "R N"]]
+"""Maps positions of queries to which items of the gallery match them."""
+
+_BLOCK_ELEMENTS = 2**22  # similarities held at once
+
+
+@dataclass(frozen=True)
+class Searches:
+    """What each of Q queries found in a gallery of N items.
+
+    Attributes:
+        nearest: (Q,) the item of highest cosine.
+        score: (Q,) its cosine.
+        second: (Q,) the cosine of the next one; −1, the least there is, where there is none.
+        correct: (Q,) whether the nearest item matches.
+        mated: (Q,) the highest cosine of an item that matches; −∞ where none does.
+        non_mated: (Q,) the highest cosine of one that does not, which is the score of the first hit once all matches
+            are taken out; −∞ where all match.
+        rank: (Q,) the rank of the first match, counted from 1, after all others of its score; 0 where none matches.
+        gallery_size: how many items were searched, the query itself not among them.
+    """
+
+    nearest: Int64[Tensor, " Q"]
+    score: Float[Tensor, " Q"]
+    second: Float[Tensor, " Q"]
+    correct: Bool[Tensor, " Q"]
+    mated: Float[Tensor, " Q"]
+    non_mated: Float[Tensor, " Q"]
+    rank: Int64[Tensor, " Q"]
+    gallery_size: int
+
+    def __len__(self) -> int:
+        return len(self.nearest)
+
+    def __getitem__(self, index: slice | Tensor) -> "Searches":
+        columns = {name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return Searches(**columns, gallery_size=self.gallery_size)
+
+    @property
+    def has_mate(self) -> Bool[Tensor, " Q"]:
+        """(Q,) whether any item of the gallery matches."""
+        return self.rank > 0
+
+
+def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None, matches: Matches) -> Searches:
+    """Search exactly for the best match and the best of the rest.
+
+    Vectors are rounded to float32 as `lam.retrieval.Index` stores them, and so are the cosines, so that thresholds on
+    them mean the same there.
+
+    Args:
+        queries: (Q, D) finite, non-zero.
+        gallery: (N, D) likewise; None for the queries themselves, each without itself.
+        matches: which items of the gallery match the queries at given positions; what it says of a query and itself is
+            of no effect.
+
+    Returns:
+        What was found, scores in float32, on the CPU.
+
+    Raises:
+        ValueError: for a gallery without a candidate, another dimension, or a row that is not finite or all zero.
+
+    Example:
+        >>> labels = torch.tensor([0, 0, 1])
+        >>> n = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])
+        >>> found = search_open_set(n, None, lambda rows: labels[rows][:, None] == labels)
+        >>> found.correct.tolist(), found.rank.tolist(), found.non_mated.tolist()
+        ([True, False, False], [1, 2, 0], [0.6..., 0.96..., 0.96...])
+    """
+    items = queries if gallery is None else gallery
+    if items.shape[1] != queries.shape[1]:
+        raise ValueError(f"queries and gallery must have one dimension, got {queries.shape[1]} and {items.shape[1]}")
+    size = len(items) - (gallery is None)
+    if size < 1:
+        raise ValueError(f"the gallery must hold a candidate for every query, got {size}")
+    stored = [unit_rows(name, rows).float().double() for name, rows in (("queries", queries), ("gallery", items))]
+    blocks = torch.arange(len(queries)).split(max(1, _BLOCK_ELEMENTS // len(items)))
+    parts = [_searched(stored[0][rows], stored[1], rows, matches(rows).to(queries.device), gallery) for rows in blocks]
+    columns = [torch.cat(column).cpu() for column in zip(*parts, strict=True)]
+    return Searches(*columns, gallery_size=size)
+
+
+def _searched(
+    queries: Tensor, items: Tensor, rows: Tensor, matching: Tensor, gallery: Tensor | None
+) -> tuple[Tensor, ...]:
+    similarity = (queries @ items.T).clamp(-1, 1).float()
+    if gallery is None:
+        own = torch.arange(len(rows), device=similarity.device), rows.to(similarity.device)
+        similarity[own] = -torch.inf
+        matching = matching.index_put(own, torch.tensor(False, device=matching.device))
+    score, nearest = similarity.max(1)
+    correct = matching.gather(1, nearest[:, None])[:, 0]
+    mated = similarity.masked_fill(~matching, -torch.inf).amax(1)
+    others = similarity.masked_fill(matching, -torch.inf)
+    rank = (1 + (others >= mated[:, None]).sum(1)) * matching.any(1)
+    similarity.scatter_(1, nearest[:, None], -torch.inf)
+    second = similarity.amax(1).clamp(min=-1)
+    return nearest, score, second, correct, mated, others.amax(1), rank

@@ -1,0 +1,238 @@
+"""Whether an uncertainty can be trusted: sparsification and calibration of retrieval.
+
+Here live metrics of one data set with its uncertainties. Telling two data sets apart is `lam.retrieval.metrics.ood`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, SupportsIndex, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Int64
+from torch import Tensor
+
+from lam.utils.checks import positive_integer, refuse_nan, refuse_other_length
+
+Closed = Literal["right", "left"]
+_STEPS = 99  # f = 0, 0.01 … 0.98
+
+
+def sparsification(
+    correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
+) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
+    """Give the accuracy of the queries that stay when the share f of most uncertain ones is dropped.
+
+    With C(m) the number of correct among the m most certain queries, accuracy(f) = C((1 − f)Q) / ((1 − f)Q). C is
+    linear between queries, so that a fraction of a query counts as that fraction, and within a group of equal
+    uncertainty, so that each member counts with the group's mean: ties by expectation. The gallery stays as it is. A
+    good uncertainty gives a rising curve, a useless one a level curve.
+
+    Args:
+        correct: (Q,) whether the first hit is relevant; queries without a relevant item left out by the caller.
+        uncertainty: (Q,) higher is more uncertain, e.g. −κ; infinities are allowed.
+
+    Returns:
+        (F,) the shares f = 0, 0.01 … 0.98 and (F,) the accuracies, both float64; accuracies are NaN for no query.
+
+    Raises:
+        ValueError: for NaN (with its index) or another length.
+
+    Example:
+        >>> shares, accuracy = sparsification(torch.tensor([True, False]), torch.tensor([0.1, 0.9]))
+        >>> accuracy[[0, 25, 50]].tolist()
+        [0.5, 0.6666666666666666, 1.0]
+    """
+    refuse_other_length("uncertainty", uncertainty, "the queries", len(correct))
+    refuse_nan("uncertainty", uncertainty)
+    steps = np.arange(_STEPS)
+    shares = torch.from_numpy(steps / 100)
+    if len(correct) == 0:
+        return shares, torch.full_like(shares, torch.nan)
+    order = uncertainty.argsort()
+    _, sizes = uncertainty[order].unique_consecutive(return_counts=True)
+    ends = sizes.cumsum(0).cpu()
+    n_correct = correct[order].long().cumsum(0).cpu()[ends - 1]
+    kept = (100 - steps) * len(correct) / 100
+    accuracy = np.interp(kept, np.append(0, ends.numpy()), np.append(0, n_correct.numpy())) / kept
+    return shares, torch.from_numpy(accuracy)
+
+
+def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
+    """Give the area under the sparsification curve: the mean of its accuracies; higher is better.
+
+    Args:
+        correct: (Q,) whether the first hit is relevant.
+        uncertainty: (Q,) higher is more uncertain.
+
+    Returns:
+        A mean in [0, 1], the accuracy itself for a constant uncertainty; NaN for no query.
+
+    Raises:
+        ValueError: as `sparsification`.
+
+    Example:
+        >>> ausc(torch.tensor([True, True, False, False]), torch.zeros(4))
+        0.5
+    """
+    return float(sparsification(correct, uncertainty)[1].mean())
+
+
+@dataclass(frozen=True)
+class CalibrationBins:
+    """What a reliability diagram shows: B equal bins of confidence.
+
+    Attributes:
+        confidence: (B,) mean confidence of the queries in each bin; NaN where there is none.
+        accuracy: (B,) share of them whose prediction is right; NaN where there is none.
+        count: (B,) how many there are.
+    """
+
+    confidence: Float[Tensor, " B"]
+    accuracy: Float[Tensor, " B"]
+    count: Int64[Tensor, " B"]
+
+    @property
+    def expected_error(self) -> float:
+        """Σ_b (n_b / N) |accuracy_b − confidence_b|; lower is better, NaN where all bins are empty."""
+        gap = (self.accuracy - self.confidence).abs()
+        return float((self.count * gap).nansum() / self.count.sum())
+
+
+@dataclass(frozen=True)
+class Votes:
+    """How far S sampled networks agree with the prediction of each of Q queries, and whether it is right.
+
+    The confidence of a query is the share v/S of networks that agree.
+
+    Attributes:
+        agree: (Q,) how many networks agree, v, from 0 to S.
+        correct: (Q,) whether the prediction is right.
+        n_samples: S, at least 1.
+
+    Raises:
+        ValueError: for shapes that disagree, or no sampled network.
+    """
+
+    agree: Int[Tensor, " Q"]
+    correct: Bool[Tensor, " Q"]
+    n_samples: int
+
+    def __post_init__(self) -> None:
+        refuse_other_length("correct", self.correct, "votes", len(self.agree))
+        if self.n_samples < 1:
+            raise ValueError(f"votes must be of at least one sampled network, got {self.n_samples}")
+
+    @property
+    def log_score(self) -> Float[Tensor, " Q"]:
+        """(Q,) minus the logarithm of the probability that the votes give to what is the case; lower is better.
+
+        The probability that the prediction is right is (v + ½)/(S + 1), so that a finite number of votes never claims
+        certainty: Krichevsky and Trofimov (1981). A proper score, as Good (1952) has it: in expectation no other
+        probability does better than the true one. float64.
+        """
+        right = (self.agree.double() + 0.5) / (self.n_samples + 1)
+        return -torch.where(self.correct, right, 1 - right).log()
+
+    def binned(self, bins: SupportsIndex = 10, *, closed: Closed = "right") -> CalibrationBins:
+        """Sort the queries into B equal bins of confidence, in integers, so that no rounding moves one.
+
+        Args:
+            bins: how many bins B, at least 1.
+            closed: the end that belongs to a bin. "right", v/S in bin ⌈B·v/S⌉: 0.1 is in the first of ten bins and 1 in
+                the last, no vote at all in the first. "left", v/S in bin ⌊B·v/S⌋ + 1: queries of confidence 1 are in
+                none and count nowhere, as in the authors' code.
+
+        Returns:
+            Confidence, accuracy and count of each bin.
+
+        Raises:
+            ValueError: for no bin, or another end.
+        """
+        bins = positive_integer("bins", bins)
+        if closed not in get_args(Closed):
+            raise ValueError(f"closed must be 'right' or 'left', the end that belongs to a bin, got {closed!r}")
+        scaled = self.agree * bins
+        in_bin = (scaled - 1).clamp(min=0) // self.n_samples if closed == "right" else scaled // self.n_samples
+        inside = in_bin < bins
+        in_bin, agree, correct = in_bin[inside], self.agree[inside], self.correct[inside]
+        count = torch.bincount(in_bin, minlength=bins)
+        total = torch.zeros_like(count).index_add_(0, in_bin, agree).double()
+        n_correct = torch.zeros_like(count).index_add_(0, in_bin, correct.long()).double()
+        return CalibrationBins(total / (self.n_samples * count), n_correct / count, count)
+
+
+def majority_votes(
+    predictions: Int[Tensor, "S Q"], labels: Int[Tensor, " Q"], ranked_labels: Int[Tensor, "Q K"]
+) -> Votes:
+    """Votes of S sampled networks on the label of each query's nearest neighbour; most votes are the prediction.
+
+    Args:
+        predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
+        labels: (Q,) the true labels.
+        ranked_labels: (Q, K) the labels of the hits ranked by the direction that is retrieved: among labels with equal
+            votes the one that comes first here wins, and the lowest where none of them is here.
+
+    Returns:
+        The votes for each prediction, and whether it is the true label.
+
+    Raises:
+        ValueError: for no sample or shapes that disagree.
+    """
+    if len(predictions) == 0:
+        raise ValueError("predictions must hold at least one sampled network, got none")
+    refuse_other_length("labels", labels, "the queries in predictions", predictions.shape[1])
+    if len(ranked_labels) != len(labels):
+        raise ValueError(f"ranked_labels must have a row for each of {len(labels)} queries, got {len(ranked_labels)}")
+    mode, agree = _mode(predictions, ranked_labels)
+    return Votes(agree, mode == labels, len(predictions))
+
+
+def retrieval_ece(
+    predictions: Int[Tensor, "S Q"],
+    labels: Int[Tensor, " Q"],
+    ranked_labels: Int[Tensor, "Q K"],
+    *,
+    bins: SupportsIndex = 10,
+    closed: Closed = "right",
+) -> float:
+    """Expected calibration error of nearest-neighbour retrieval under sampled networks; lower is better.
+
+    ECE = Σ_b (n_b / N) |accuracy_b − confidence_b| over the bins of `Votes.binned`, N the queries that are in one.
+
+    Source: Guo, Pleiss, Sun and Weinberger (2017), eq. 3, with bins closed on the right. Warburg et al. (2023), eq.
+    121, do not name the ends of their bins; their code has `closed="left"`.
+
+    Args:
+        predictions: (S, Q) as in `majority_votes`.
+        labels: (Q,) the true labels.
+        ranked_labels: (Q, K) the labels of the hits ranked by the direction that is retrieved, for ties.
+        bins: how many bins B, at least 1.
+        closed: the end that belongs to a bin; with "left" queries of confidence 1 are left out.
+
+    Returns:
+        An error in [0, 1]; NaN where no query is in a bin.
+
+    Raises:
+        ValueError: as `majority_votes` and `Votes.binned`.
+
+    Example:
+        >>> predictions = torch.tensor([[0, 1], [0, 1], [0, 1], [0, 0]])
+        >>> labels, ranked = torch.tensor([0, 1]), torch.tensor([[0], [1]])
+        >>> retrieval_ece(predictions, labels, ranked), retrieval_ece(predictions, labels, ranked, closed="left")
+        (0.125, 0.25)
+    """
+    return majority_votes(predictions, labels, ranked_labels).binned(bins, closed=closed).expected_error
+
+
+def _mode(predictions: Tensor, ranked_labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The label with most votes and its votes. Counts row against rows: C classes cost nothing."""
+    votes = torch.stack([(predictions == row).sum(0) for row in predictions])
+    most = votes.amax(0)
+    leads = votes == most
+    never = ranked_labels.shape[1]
+    places = torch.full_like(votes, never)
+    for k in reversed(range(never)):
+        places = places.masked_fill(predictions == ranked_labels[:, k], k)
+    places[~leads] = never + 1
+    wins = places == places.amin(0)
+    return predictions.masked_fill(~wins, torch.iinfo(predictions.dtype).max).amin(0), most

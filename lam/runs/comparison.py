@@ -1,0 +1,196 @@
+"""Finished runs side by side: one table, and one picture of each kind with a curve for every run.
+
+    comparison.csv, comparison.json   every metric of every run
+    figures.png                       retrieval, OOD detection and calibration as bars
+    roc_SET.png, precision_recall_SET.png, calibration.png, sparsification.png
+
+Source: Warburg et al. (2023), figures 5 (OOD detection and retrieval), 6 (ROC), 7 (calibration), 10 (sparsification).
+"""
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lam.retrieval.metrics import plots
+from lam.runs.curves import CURVES, Curves
+from lam.runs.folder import CONFIG, DATA, METRICS, require_finished
+from lam.runs.metric_names import describe
+from lam.utils.files import MANIFEST, read_json, verify, write_json, write_text
+
+FIGURES = ("map@1", "map@5", "map@10", "auroc", "auprc", "ausc", "ece", "ece_below_one")
+"""What the table shows; the files hold every metric."""
+_BARS = ("map@1", "auroc", "ausc", "ece")
+_OF_KAPPA = ("auroc", "auprc", "auroc_variance", "auprc_variance", "ausc", "no_match_auprc_kappa")
+_PICTURES = ("figures", "roc_*", "precision_recall_*", "calibration", "sparsification")
+_CSV, _JSON = "comparison.csv", "comparison.json"
+Metrics = dict[str, float | int | None]
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A finished run among others.
+
+    Attributes:
+        name: its method, or, where two runs have the same, its folder.
+        folder: where it is.
+        method: which system.
+        metrics: flat names and values; None where a metric is undefined, those of κ too where all κ are the same.
+        curves: the arrays behind its curves.
+    """
+
+    name: str
+    folder: Path
+    method: str
+    metrics: Metrics
+    curves: Curves
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs that were compared.
+
+    Attributes:
+        folder: where table and pictures are.
+        runs: in the order given.
+        written: the files in it.
+    """
+
+    folder: Path
+    runs: list[ComparedRun]
+    written: list[Path]
+
+    def __str__(self) -> str:
+        heads = [describe(figure).name for figure in FIGURES]
+        width = max(len(run.name) for run in self.runs)
+        lines = ["  ".join([" " * width, *heads])]
+        for run in self.runs:
+            values = (run.metrics.get(figure) for figure in FIGURES)
+            cells = ("–" if value is None else f"{value:.3f}" for value in values)
+            padded = (cell.rjust(len(head)) for cell, head in zip(cells, heads, strict=True))
+            lines.append("  ".join([run.name.ljust(width), *padded]))
+        return "\n".join(lines)
+
+
+def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
+    """Draw the curves of finished runs together and write their metrics into one table.
+
+    Args:
+        folders: of at least two runs, which were evaluated on the same images.
+        output: a folder for what is written: a new one, or that of an earlier comparison, which is replaced.
+
+    Returns:
+        The runs, and what was drawn.
+
+    Raises:
+        ValueError: for fewer than two runs or more than a picture tells apart, a run given twice, one that is not
+            finished or keeps no curves, runs that were evaluated on different data, or an output with other files.
+        CorruptFileError: naming the file of a run that is missing, truncated or altered.
+    """
+    runs, output = [Path(folder) for folder in folders], Path(output)
+    if not 2 <= len(runs) <= plots.MOST:
+        raise ValueError(f"comparing needs 2 to {plots.MOST} runs, got {len(runs)}")
+    if again := [run for place, run in enumerate(runs) if run.resolve() in {other.resolve() for other in runs[:place]}]:
+        raise ValueError(f"{again[0]} is given twice: give each run once")
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output} is a file: give another --output")
+    if output.is_dir() and any(output.iterdir()) and not (output / _JSON).is_file():
+        raise ValueError(f"{output} holds files that are no comparison: give another --output")
+    for run in runs:
+        require_finished(run)
+        if CURVES not in read_json(run / MANIFEST)["sha256"]:
+            raise ValueError(
+                f"the run in {run} keeps no curves, as an older lam made it: delete {run / MANIFEST}, and "
+                f"`lam run {run}` evaluates it again"
+            )
+        verify(run, [METRICS, CURVES], others=False)
+    _refuse_other_data(runs)
+    compared = _read(runs)
+    output.mkdir(parents=True, exist_ok=True)
+    for old in (found for kind in _PICTURES for found in output.glob(f"{kind}.png")):
+        old.unlink()
+    return Comparison(output, compared, [*_write_table(output, compared), *_draw(output, compared)])
+
+
+def _refuse_other_data(runs: Sequence[Path]) -> None:
+    """Refuse runs whose figures are of different images, or of different right answers.
+
+    Raises:
+        ValueError: naming the first run that differs, and in what.
+    """
+    first, *others = map(_evaluated_on, runs)
+    for run, other in zip(runs[1:], others, strict=True):
+        different = sorted(name for name in first.keys() | other.keys() if first.get(name) != other.get(name))
+        if different:
+            raise ValueError(
+                f"{runs[0]} and {run} were not evaluated on the same data ({', '.join(different)}): compare runs of "
+                "one data set with one data.seed, data.limit and data.ood"
+            )
+
+
+def _evaluated_on(run: Path) -> dict[str, Any]:
+    parts = {name: found for name, found in read_json(run / DATA).items() if name not in ("train", "validation")}
+    config = _config(run)
+    return {"data.name": config["data"]["name"], **parts, "places": config["places"]}
+
+
+def _read(folders: Sequence[Path]) -> list[ComparedRun]:
+    methods = [_config(folder)["method"] for folder in folders]
+    choices = (methods, [folder.resolve().name for folder in folders], [str(folder) for folder in folders])
+    names = next(names for names in choices if len(set(names)) == len(folders))
+    runs = []
+    for name, folder, method in zip(names, folders, methods, strict=True):
+        curves, metrics = Curves.load(folder), read_json(folder / METRICS)
+        if not curves.tells_apart:
+            metrics |= {key: None for key in metrics if key.partition("@")[0] in _OF_KAPPA}
+        runs.append(ComparedRun(name, folder, method, metrics, curves))
+    return runs
+
+
+def _config(run: Path) -> dict[str, Any]:
+    return yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+
+
+def _write_table(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
+    rows = [{"name": run.name, "method": run.method, "folder": str(run.folder)} for run in runs]
+    names = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    table = io.StringIO()
+    writer = csv.DictWriter(table, [*rows[0], *names], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row | run.metrics for row, run in zip(rows, runs, strict=True))
+    write_text(folder / _CSV, table.getvalue())
+    write_json(folder / _JSON, {"runs": [row | {"metrics": run.metrics} for row, run in zip(rows, runs, strict=True)]})
+    return [folder / _CSV, folder / _JSON]
+
+
+def _draw(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
+    """Draw what any run has; a run without uncertainty, samples or answers is left out where these are needed."""
+    drawn = [folder / "figures.png"]
+    bars = {figure: {run.name: run.metrics.get(figure) for run in runs} for figure in _BARS}
+    known = {figure: values for figure, values in bars.items() if set(values.values()) != {None}}
+    plots.plot_bars(drawn[0], {_with_direction(figure): values for figure, values in known.items()})
+
+    def draw(plot: Callable[[Path, Any], None], name: str, of_runs: Mapping[str, Any]) -> None:
+        if of_runs:
+            plot(folder / f"{name}.png", of_runs)
+            drawn.append(folder / f"{name}.png")
+
+    able = {run.name: run.curves for run in runs if run.curves.tells_apart}
+    for ood in runs[0].curves.outside:
+        scores = {name: (curves.inside, curves.outside[ood]) for name, curves in able.items()}
+        draw(plots.plot_roc, f"roc_{ood}", scores)
+        draw(plots.plot_precision_recall, f"precision_recall_{ood}", scores)
+    bins = {run.name: run.curves.calibration for run in runs if run.curves.calibration is not None}
+    draw(plots.plot_calibration_curves, "calibration", bins)
+    ranked = {name: (curves.correct, curves.uncertainty) for name, curves in able.items() if len(curves.correct)}
+    draw(plots.plot_sparsification, "sparsification", ranked)
+    return drawn
+
+
+def _with_direction(figure: str) -> str:
+    words = describe(figure)
+    return f"{words.name}, lower is better" if words.direction == "lower" else words.name

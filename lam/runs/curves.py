@@ -1,0 +1,67 @@
+"""What a run keeps of its evaluation beside the metrics: the arrays behind its curves, in `curves.safetensors`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lam.encoders.evaluation import Evaluation
+from lam.retrieval.metrics.uncertainty import CalibrationBins
+from lam.utils.files import read_tensors, write_tensors
+
+CURVES = "curves.safetensors"
+_OUTSIDE, _BINS = "outside/", "calibration/"
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The arrays behind sparsification, calibration and OOD detection of one evaluation.
+
+    Attributes:
+        correct: (Q,) whether the first hit is right, of the queries that anything answers.
+        uncertainty: (Q,) −κ of the same.
+        inside: (N,) the encoder's own OOD score of all queries, higher meaning more OOD.
+        outside: by OOD set, (M,) the same of its items.
+        calibration: confidence against accuracy; None for a method without samples.
+    """
+
+    correct: Bool[Tensor, " Q"]
+    uncertainty: Float[Tensor, " Q"]
+    inside: Float[Tensor, " N"]
+    outside: dict[str, Tensor]
+    calibration: CalibrationBins | None
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> "Curves":
+        """Take them from an evaluation."""
+        kept, primary = evaluation.answerable, evaluation.primary
+        return cls(
+            evaluation.correct[kept],
+            -evaluation.embeddings.kappa[kept],
+            evaluation.scores[primary],
+            {name: scores[primary] for name, scores in evaluation.ood_scores.items()},
+            evaluation.calibration,
+        )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Curves":
+        """Read what `save` wrote; `lam.utils.files.verify` the folder first."""
+        tensors = read_tensors(Path(folder) / CURVES)
+        outside = {name.removeprefix(_OUTSIDE): found for name, found in tensors.items() if name.startswith(_OUTSIDE)}
+        bins = {name.removeprefix(_BINS): found for name, found in tensors.items() if name.startswith(_BINS)}
+        calibration = CalibrationBins(**bins) if bins else None
+        return cls(tensors["correct"], tensors["uncertainty"], tensors["inside"], outside, calibration)
+
+    def save(self, folder: str | Path) -> None:
+        """Write them into the folder of a run."""
+        bins = {} if self.calibration is None else vars(self.calibration)
+        tensors = {"correct": self.correct, "uncertainty": self.uncertainty, "inside": self.inside}
+        tensors |= {f"{_OUTSIDE}{name}": scores for name, scores in self.outside.items()}
+        write_tensors(Path(folder) / CURVES, tensors | {f"{_BINS}{name}": found for name, found in bins.items()})
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether any two items differ in the OOD score: not of a method without uncertainty."""
+        return len(torch.cat([self.inside, *self.outside.values()]).unique()) > 1

@@ -1,0 +1,118 @@
+"""The data of a run: loaded, limited, and refused before any work where they cannot serve."""
+
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from lam import datasets
+from lam.datasets import FolderImages, ImageDataset, MissingDataError, Splits
+from lam.encoders.base import Encoder
+from lam.inputs.preprocessing import Preprocessing
+from lam.pairs.pairs import check_labels
+from lam.retrieval.metrics.ood import NEIGHBOUR
+from lam.runs.config import DataConfig
+from lam.utils import distributed
+
+MANY_FILES = 1000
+EMBEDDING_BATCH = 500
+_DOWNLOAD = "--data.options='{download: true}'"
+
+
+def load_data(data: DataConfig) -> tuple[Splits, dict[str, ImageDataset]]:
+    """Load the splits and the OOD sets by title, cut to the limit.
+
+    Raises:
+        MissingDataError: naming the setting that says where the files are.
+        ValueError: as the data sets.
+    """
+    with _told_how("--data.root=DIR"):
+        splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
+    ood: dict[str, ImageDataset] = {}
+    for found in data.ood:
+        with _told_how(f"--data.ood='[{{name: {found.name}, root: DIR}}]'"):
+            images = datasets.load_ood(found.name, like=splits.test, root=found.root, seed=data.seed, **found.options)
+        ood[found.title or found.name] = images
+    if data.limit is not None:
+        limit, seed = data.limit, data.seed
+        parts = (part.limit(limit, seed=seed) for part in (splits.train, splits.validation, splits.test))
+        splits = Splits(*parts)
+        ood = {name: images.limit(limit, seed=seed) for name, images in ood.items()}
+    return splits, ood
+
+
+def check_splits(splits: Splits) -> None:
+    """Refuse splits that are too small, or in which nothing could be found or learned.
+
+    Raises:
+        ValueError: naming the split.
+    """
+    for name, part, least in (
+        ("train", splits.train, NEIGHBOUR),
+        ("validation", splits.validation, 2),
+        ("test", splits.test, 2),
+    ):
+        if len(part) < least:
+            raise ValueError(f"the {name} split must have at least {least} images, got {len(part)}: give more data")
+        if part.targets.ndim == 1 and len(part.labels.unique()) == len(part):
+            raise ValueError(f"no two images of the {name} split share a label, so none can be found: give more data")
+    if splits.train.targets.ndim > 1:
+        return
+    try:
+        check_labels(splits.train.labels)
+    except ValueError as error:
+        raise ValueError(f"the train split cannot be learned from: {error}; give more data") from None
+
+
+def check_files(parts: Iterable[ImageDataset], progress: bool) -> None:
+    """Read every image file as it will be read: one that cannot be would otherwise end the run when its turn comes.
+
+    Raises:
+        ValueError: naming the file.
+    """
+    files = [(path, part.preprocessing) for part in parts if isinstance(part, FolderImages) for path in part.paths]
+    hidden = not progress or len(files) <= MANY_FILES
+
+    def read(file: tuple[Path, Preprocessing]) -> None:
+        path, preprocessing = file
+        preprocessing(path)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside of Python's lock
+        try:
+            for _ in tqdm(pool.map(read, files), total=len(files), desc="checking", unit="image", disable=hidden):
+                pass
+        except ValueError as error:
+            pool.shutdown(cancel_futures=True)
+            raise ValueError(f"{error}: replace or remove it") from None
+
+
+def loader_of(images: ImageDataset, batch_size: int, num_workers: int = 0) -> DataLoader[Any]:
+    """Give a loader in the order of the images; torch's global random state stays as it is."""
+    context = distributed.worker_context(num_workers)
+    generator = torch.Generator()
+    return DataLoader(images, batch_size, num_workers=num_workers, multiprocessing_context=context, generator=generator)
+
+
+def reference_features(
+    encoder: Encoder, images: ImageDataset, count: int, *, seed: int, num_workers: int = 0
+) -> Float[Tensor, "M P"]:
+    """Give features of at most so many images, drawn at random: what the k-NN distance compares with."""
+    loader = loader_of(images.limit(count, seed=seed), EMBEDDING_BATCH, num_workers)
+    return encoder.observe(loader, n_samples=2).features
+
+
+@contextmanager
+def _told_how(option: str) -> Iterator[None]:
+    try:
+        yield
+    except MissingDataError as error:
+        message = str(error).replace("allow_missing=True", "--allow-missing").replace("download=True", _DOWNLOAD)
+        raise MissingDataError(f"{message} (in a run: {option})") from None

@@ -1,0 +1,73 @@
+"""What `lam search` found, as a CSV file with a line a hit, or as JSON with an entry an image."""
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lam.gallery.enrolment import name_of
+from lam.runs.index import Found
+from lam.utils.files import write_json, write_text
+
+SUFFIXES = (".csv", ".json")
+_OF_IMAGE: tuple[str, ...] = ("image", "kappa", "variance", "decision", "probability", "p_value")
+_OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path")
+
+
+def check_suffix(path: str | Path) -> None:
+    """Refuse a file of another kind, before any work.
+
+    Raises:
+        ValueError: naming what it may be.
+    """
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise ValueError(f"what is found can be written as {' or '.join(SUFFIXES)}, got {path}")
+
+
+def write_found(path: str | Path, found: Found) -> None:
+    """Write what was found, all of the file or nothing: images in the order given, hits best first.
+
+    Without a calibration there is no decision, no probability and no p-value: JSON has null there, CSV nothing. An
+    image without a hit has one line, with nothing where the hit would be.
+
+    Raises:
+        ValueError: for a path with another suffix.
+    """
+    check_suffix(path)
+    if Path(path).suffix.lower() == ".json":
+        state = None if found.decisions is None else "stale" if found.decisions.stale else "current"
+        write_json(path, {"calibration": state, "images": list(_entries(found))})
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, (*_OF_IMAGE, *_OF_HIT), lineterminator="\n")
+    writer.writeheader()
+    for entry in _entries(found):
+        hits = entry.pop("hits") or [{}]
+        writer.writerows({**entry, **{name: hit.get(name) for name in _OF_HIT}} for hit in hits)
+    write_text(path, text.getvalue())
+
+
+def _entries(found: Found) -> Iterator[dict[str, Any]]:
+    for row, image in enumerate(found.images):
+        decisions = found.decisions
+        answer = (
+            (None, None, None)
+            if decisions is None
+            else (decisions.decision[row], float(decisions.probability[row]), float(decisions.p_value[row]))
+        )
+        numbers = float(found.queries.kappa[row]), float(found.queries.variance[row])
+        columns = (found.hits.ids[row], found.hits.scores[row], found.hits.kappa[row])
+        hits = zip(*(column.tolist() for column in columns), found.items[row], strict=True)
+        yield dict(zip(_OF_IMAGE, (str(image), *numbers, *answer), strict=True)) | {
+            "hits": [
+                {
+                    "rank": rank,
+                    "score": score,
+                    "hit_kappa": kappa,
+                    "id": name_of(number, item),
+                    **{name: value for name, value in item.items() if name not in ("id", "contents")},
+                }
+                for rank, (number, score, kappa, item) in enumerate(hits, start=1)
+            ]
+        }

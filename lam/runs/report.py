@@ -1,0 +1,222 @@
+"""The plots and the page of a run, made from its evaluation."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lam.datasets import ImageDataset
+from lam.encoders.base import Encoder
+from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders.evaluation import Evaluation
+from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics import plots
+from lam.runs.corruption import CorruptionCurve, Kind
+from lam.runs.html import Plot, write_report
+
+SCORE_NAMES = {"kappa": "κ", "variance": "variance", "norm": "feature norm", "knn": "k-NN cosine"}
+
+
+def write_plots_and_report(
+    folder: Path,
+    configuration: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    encoder: Encoder,
+    evaluation: Evaluation,
+    corrupted: Mapping[Kind, CorruptionCurve],
+    test: ImageDataset,
+    ood: Mapping[str, ImageDataset],
+) -> list[Path]:
+    """Write plots/*.png and report.html.
+
+    Args:
+        folder: of the run.
+        configuration: resolved.
+        metrics: flat names and values.
+        encoder: of the run.
+        evaluation: what was measured on the test split.
+        corrupted: what corrupting its images did, by kind.
+        test: the test split, whose images are shown.
+        ood: the OOD sets that were evaluated, by name, likewise.
+
+    Returns:
+        The paths of the plots.
+    """
+    place = folder / "plots"
+    place.mkdir(exist_ok=True)
+    shown = [
+        *_sparsification_plot(place, evaluation),
+        *_calibration_plot(place, evaluation),
+        *_extremes_plots(place, evaluation, test, ood, encoder.has_kappa),
+        *_no_match_plot(place, evaluation),
+        *_ood_plots(place, evaluation),
+        *_corruption_plot(place, corrupted, encoder.has_kappa),
+        *_tuning_plot(place, encoder),
+    ]
+    data, method = configuration["data"]["name"], configuration["method"]
+    write_report(
+        folder / "report.html",
+        title=f"{data}: {method}",
+        metrics=metrics,
+        plots=shown,
+        configuration=configuration,
+        notes=_notes(evaluation, metrics),
+        ood_score=evaluation.primary,
+        ood_set=next(iter(evaluation.ood_scores), ""),
+    )
+    return [Path(plot.path) for plot in shown]
+
+
+def _sparsification_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
+    kept = evaluation.answerable
+    if not kept.any():
+        return []
+    path = folder / "sparsification.png"
+    correct = evaluation.correct[kept]
+    ranked = {SCORE_NAMES[name]: (correct, values[kept]) for name, values in evaluation.scores.items()}
+    plots.plot_sparsification(path, ranked)
+    caption = (
+        "Accuracy of the queries that stay when the most uncertain are dropped. A curve that rises says that the "
+        "uncertainty knows which answers are wrong."
+    )
+    return [Plot("Sparsification", caption, path)]
+
+
+def _calibration_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
+    if evaluation.calibration is None:
+        return []
+    path = folder / "calibration.png"
+    plots.plot_calibration(path, evaluation.calibration)
+    caption = "Share of right answers against confidence, the share of sampled networks that agree."
+    return [Plot("Calibration", caption, path)]
+
+
+def _extremes_plots(
+    folder: Path, evaluation: Evaluation, test: ImageDataset, ood: Mapping[str, ImageDataset], has_kappa: bool
+) -> list[Plot]:
+    if not has_kappa:
+        return []
+    known, together = folder / "extremes.png", folder / "extremes_ood.png"
+    _draw_extremes(known, evaluation, test, {})
+    shown = [Plot("Most and least certain", "Queries by κ, each above its first hit.", known)]
+    if ood:
+        _draw_extremes(together, evaluation, test, ood)
+        caption = "The same together with what is out of distribution, which should be the least certain."
+        shown.append(Plot("Most and least certain, OOD among them", caption, together))
+    return shown
+
+
+def _draw_extremes(path: Path, evaluation: Evaluation, test: ImageDataset, ood: Mapping[str, ImageDataset]) -> None:
+    """Show the ends of κ among the queries, 0 to Q − 1, and the items of the OOD sets, which follow them."""
+    n_queries = len(evaluation.queries)
+    outside = [(name, row) for name, images in ood.items() for row in range(len(images))]
+    embeddings = [evaluation.embeddings, *(evaluation.ood_embeddings[name] for name in ood)]
+    mean, kappa = (torch.cat([getattr(part, name) for part in embeddings]) for name in ("mean", "kappa"))
+
+    def image(images: ImageDataset, index: int) -> Tensor:
+        return images.preprocessing.denormalize(images[index][0])
+
+    def verdict(query: int) -> bool | str:
+        return bool(evaluation.correct[query]) if query < n_queries else outside[query - n_queries][0]
+
+    def query_image(query: int) -> Tensor:
+        if query < n_queries:
+            return image(test, int(evaluation.queries[query]))
+        name, row = outside[query - n_queries]
+        return image(ood[name], row)
+
+    def hit_image(query: int) -> Tensor:
+        if query < n_queries:
+            return image(test, int(evaluation.hits[query, 0]))
+        nearest, _ = rank(mean[query, None], evaluation.gallery.mean, k=1)
+        return image(test, int(evaluation.candidates[nearest[0, 0]]))
+
+    plots.plot_extremes(path, kappa, verdict, query_image=query_image, hit_image=hit_image)
+
+
+def _no_match_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
+    kept = evaluation.answerable
+    if kept.all() or not kept.any():
+        return []
+    path = folder / "no_match.png"
+    scores = {"cosine of the first hit": -evaluation.cosines, SCORE_NAMES["kappa"]: -evaluation.embeddings.kappa}
+    parted = {name: (found[kept], found[~kept]) for name, found in scores.items()}
+    plots.plot_precision_recall(path, parted, positives="queries without a match")
+    caption = "Finding the queries that nothing in the gallery answers. The line is their share."
+    return [Plot("Precision-recall of no match", caption, path)]
+
+
+def _ood_plots(folder: Path, evaluation: Evaluation) -> list[Plot]:
+    kappa = {"in distribution": evaluation.embeddings.kappa}
+    kappa |= {name: embeddings.kappa for name, embeddings in evaluation.ood_embeddings.items()}
+    plots.plot_kappa(folder / "kappa.png", kappa)
+    shown = [
+        Plot("Concentration κ", "How sure each embedding is; small κ means uncertain.", folder / "kappa.png"),
+    ]
+    for name, outside in evaluation.ood_scores.items():
+        scores = {SCORE_NAMES[score]: (values, outside[score]) for score, values in evaluation.scores.items()}
+        roc, curve = folder / f"roc_{name}.png", folder / f"precision_recall_{name}.png"
+        plots.plot_roc(roc, scores)
+        plots.plot_precision_recall(curve, scores)
+        shown.append(Plot(f"ROC against {name}", "OOD is the positive class; by score.", roc))
+        shown.append(Plot(f"Precision-recall against {name}", "The line is the prevalence of OOD.", curve))
+    return shown
+
+
+def _corruption_plot(folder: Path, corrupted: Mapping[Kind, CorruptionCurve], has_kappa: bool) -> list[Plot]:
+    if not corrupted:
+        return []
+    path = folder / "corruption.png"
+    kappa = {kind: curve.kappa.median(1).values for kind, curve in corrupted.items()} if has_kappa else {}
+    plots.plot_corruption(path, kappa, {kind: curve.recall for kind, curve in corrupted.items()})
+    words = (
+        "κ should fall as recall does; where it rises instead, it must not be read as quality. " if has_kappa else ""
+    )
+    caption = f"{words}The queries are corrupted, the gallery is not."
+    return [Plot("Under corruption", caption, path)]
+
+
+def _tuning_plot(folder: Path, encoder: Encoder) -> list[Plot]:
+    tuning = encoder.tuning if isinstance(encoder, BayesianEncoder) else None
+    if tuning is None:
+        return []
+    path = folder / "tuning.png"
+    trials = tuning.trials
+    plots.plot_tuning(
+        path,
+        scales=[trial.scale for trial in trials],
+        scores=[trial.score for trial in trials],
+        errors=[trial.error for trial in trials],
+        eces=[trial.ece for trial in trials],
+        interval=tuning.interval,
+        chosen=tuning.likelihood_scale,
+    )
+    caption = (
+        "The likelihood scales that were tried on the validation split. Chosen was the largest whose score is within "
+        "one standard error (of the difference) of the best."
+    )
+    return [Plot("Tuning of the posterior", caption, path)]
+
+
+def _notes(evaluation: Evaluation, metrics: Mapping[str, Any]) -> list[str]:
+    apart = not torch.equal(evaluation.candidates, evaluation.queries)
+    gallery = "part of the test split that holds no query" if apart else "test split without the query itself"
+    notes = [f"The gallery is the {gallery}; nothing was tuned on it."]
+    if evaluation.ood_scores:
+        notes.append(f"The main OOD set is {next(iter(evaluation.ood_scores))}.")
+    if evaluation.primary == "knn":
+        notes.append(
+            "The OOD score of this encoder is the k-NN distance: its head is the identity added to a network that was "
+            "trained without it, and κ there says little about the distance from the data."
+        )
+    if skipped := metrics.get("batches_without_positives", 0):
+        notes.append(f"{skipped} batches of training held no positive pair and were skipped.")
+    left_out = evaluation.metrics["n_without_relevant"]
+    if left_out:
+        notes.append(f"{left_out} queries have no relevant item and are left out of retrieval metrics.")
+    capped = int(evaluation.embeddings.capped.sum())
+    if capped:
+        notes.append(f"{capped} of {len(evaluation.queries)} embeddings have a κ at an end of its range: a bound.")
+    return notes

@@ -1,0 +1,323 @@
+"""A run: configuration -> data -> method -> evaluation -> report, in a folder that says all there is to say.
+
+    config.yaml      fully resolved
+    data.json        fingerprints of the splits, so that a run is not continued on other data
+    checkpoints/     of the training, which continues from the last one; training.json is its history
+    encoder/         network, posterior, preprocessing
+    index/, items/   the test split, to be searched
+    metrics.json     flat names and values, and the seconds of each stage
+    curves.safetensors   the arrays behind the curves of its plots, for `lam compare`
+    plots/*.png, report.html
+    MANIFEST.json    SHA-256 of what does not change afterwards, written last
+
+Started again with the same configuration a run continues where it was; what is finished is kept.
+
+Several processes, started by torchrun, train and fit together; what needs the folder, the evaluation and the report are
+the first one's alone, while the others wait.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lam import losses, methods, models
+from lam.datasets import ImageDataset, Splits
+from lam.datasets.augmented import AugmentationOptions, Augmented
+from lam.encoders.base import Encoder
+from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders.evaluation import evaluate
+from lam.encoders.load import load
+from lam.methods.base import Trained
+from lam.models import EmbeddingNetwork
+from lam.models.head import evaluating
+from lam.models.weights import load_weights
+from lam.pairs.relation import Relation
+from lam.pairs.relevance import relevance_of
+from lam.retrieval.index.exact import rank
+from lam.runs import index as gallery
+from lam.runs.config import RunConfig
+from lam.runs.corruption import corruption_metrics, measure_corruption
+from lam.runs.curves import CURVES, Curves
+from lam.runs.data import EMBEDDING_BATCH, check_files, check_splits, load_data, loader_of, reference_features
+from lam.runs.folder import CONFIG, DATA, METRICS, claimed, is_finished, refuse_other_run
+from lam.runs.report import write_plots_and_report
+from lam.training import device_of
+from lam.utils import distributed
+from lam.utils.files import MANIFEST, read_json, seal, write_json
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+        folder: where it is.
+        metrics: flat names and values; None where a metric is undefined.
+    """
+
+    folder: Path
+    metrics: dict[str, Any]
+
+    @property
+    def report(self) -> Path:
+        """The page to open."""
+        return self.folder / "report.html"
+
+
+def run(config: RunConfig, *, progress: bool = True) -> RunResult:
+    """Train, fit, tune, evaluate and report; or continue where an earlier call was stopped.
+
+    Nothing is tuned on what is reported: the network and its posterior are fitted on the training split, the epoch and
+    the likelihood scale are chosen on the validation split, metrics are of the test split.
+
+    Args:
+        config: what to do.
+        progress: show what happens on standard error.
+
+    Returns:
+        The folder and the metrics.
+
+    Raises:
+        ValueError: for settings outside their range, data that cannot be read or are too few, a network that does not
+            take them, or a folder that holds a run with other settings; all before any work, and with nothing written.
+        CorruptFileError: naming the file of a finished run that is missing, truncated or altered.
+    """
+    config.check()
+    gallery.require_faiss()
+    folder, settings = config.folder, config.resolved()
+    distributed.join()
+    progress = progress and distributed.is_first()
+    if finished := distributed.from_first(lambda: _finished(folder, settings)):
+        return finished
+    splits, ood = distributed.first_before_others(lambda: load_data(config.data))
+    check_splits(splits)
+    parts: dict[str, ImageDataset] = {**vars(splits), **{f"OOD set {name}": images for name, images in ood.items()}}
+    if not (folder / DATA).is_file():  # an earlier start has checked them
+        distributed.from_first(lambda: check_files(parts.values(), progress))
+    network = distributed.first_before_others(lambda: _build_network(config, splits.train))
+    with claimed(folder, settings, parts):
+        return _run(config, folder, network, splits, ood, progress)
+
+
+def _finished(folder: Path, settings: dict[str, Any]) -> RunResult | None:
+    refuse_other_run(folder, settings)
+    return RunResult(folder, read_json(folder / METRICS)) if is_finished(folder) else None
+
+
+def _run(
+    config: RunConfig,
+    folder: Path,
+    network: EmbeddingNetwork,
+    splits: Splits,
+    ood: dict[str, ImageDataset],
+    progress: bool,
+) -> RunResult:
+    stages = _Stages(progress, _seconds_so_far(folder))
+    is_trained = distributed.from_first((folder / "encoder" / MANIFEST).is_file)
+    trained = None if is_trained else _train(config, network, splits, folder, stages, progress)
+    return distributed.from_first(lambda: _evaluate(config, folder, trained, splits, ood, stages))
+
+
+def _evaluate(
+    config: RunConfig,
+    folder: Path,
+    trained: Trained | None,
+    splits: Splits,
+    ood: dict[str, ImageDataset],
+    stages: "_Stages",
+) -> RunResult:
+    encoder = _encoder(config, trained, splits.validation, folder, stages)
+    workers = config.data.num_workers
+    with stages("evaluate"):
+        evaluation = evaluate(
+            encoder,
+            loader_of(splits.test, EMBEDDING_BATCH, workers),
+            {name: loader_of(images, EMBEDDING_BATCH, workers) for name, images in ood.items()},
+            reference=reference_features(
+                encoder, splits.train, config.evaluation.reference, seed=config.seed, num_workers=workers
+            ),
+            is_query=getattr(splits.test, "is_query", None),
+            relevant_within=config.places.relevant_within,
+            progress=stages.progress,
+        )
+    with stages("corrupt"):
+        size = config.evaluation.corrupted
+        corrupted = measure_corruption(encoder, splits.test, evaluation, size=size, seed=config.seed) if size else {}
+    with stages("index"):
+        gallery.index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
+    seconds = {f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}
+    corruption = corruption_metrics(corrupted, has_kappa=encoder.has_kappa)
+    metrics = {**evaluation.metrics, **corruption, **_skipped(folder), **seconds}
+    write_json(folder / METRICS, metrics)
+    Curves.of(evaluation).save(folder)
+    plots = write_plots_and_report(folder, asdict(config), metrics, encoder, evaluation, corrupted, splits.test, ood)
+    return _finish(folder, metrics, plots)
+
+
+def _skipped(folder: Path) -> dict[str, int]:
+    """How many batches held no positive pair, in all trainings of the run together; nothing where none was trained."""
+    if not (folder / "training.json").is_file():
+        return {}
+    histories = read_json(folder / "training.json").values()
+    return {"batches_without_positives": sum(history["batches_without_positives"] for history in histories)}
+
+
+def _finish(folder: Path, metrics: dict[str, Any], plots: list[Path]) -> RunResult:
+    names = [CONFIG, DATA, METRICS, CURVES, "report.html"]
+    names += [f"plots/{path.name}" for path in plots]
+    names += ["training.json"] if (folder / "training.json").is_file() else []
+    seal(folder, names)
+    (folder / "seconds.json").unlink(missing_ok=True)
+    return RunResult(folder, metrics)
+
+
+def _build_network(config: RunConfig, images: ImageDataset) -> EmbeddingNetwork:
+    wanted = config.network
+    network = models.build(
+        wanted.name, dimension=wanted.dimension, weights=wanted.weights, seed=config.seed, **wanted.options
+    )
+    if config.checkpoint is not None:
+        load_weights(network, config.checkpoint)
+    try:
+        with evaluating(network):
+            network(torch.zeros(2, *images.shape))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"network {wanted.name} does not take images of shape {images.shape} ({reason}): choose another "
+            "network.name or network.options, or another size of the images"
+        ) from None
+    getattr(methods.find(config.method), "check_network", _take_any)(network)
+    return network
+
+
+def _take_any(_: nn.Module) -> None:
+    """What a method does that says nothing of the networks it takes: it takes them all."""
+
+
+def _train(
+    config: RunConfig, network: EmbeddingNetwork, splits: Splits, folder: Path, stages: "_Stages", progress: bool
+) -> Trained:
+    relation = config.relation_of(splits.train)
+    training = {name: value for name, value in vars(config.training).items() if name != "loss"}
+    return methods.find(config.method).train(
+        network,
+        splits.train if config.augmentation == AugmentationOptions() else Augmented(splits.train, config.augmentation),
+        **training,
+        num_workers=config.data.num_workers,
+        loss=losses.build(config.training.loss, margin=config.margin),
+        options=config.options,
+        pretrained=config.checkpoint is not None,
+        relation=relation,
+        validate=lambda candidate: nearest_is_relevant(
+            candidate,
+            splits.validation,
+            relation,
+            relevant_within=config.places.relevant_within,
+            num_workers=config.data.num_workers,
+        ),
+        seed=config.seed,
+        folder=folder / "checkpoints",
+        accelerator=config.accelerator,
+        stage=stages,
+        progress=progress,
+        **_other_members(config),
+    )
+
+
+def _encoder(
+    config: RunConfig, trained: Trained | None, validation: ImageDataset, folder: Path, stages: "_Stages"
+) -> Encoder:
+    """Tune and save what was trained; or read what an earlier start saved."""
+    if trained is None:
+        return load(folder / "encoder").to(device_of(config.accelerator))
+    encoder, histories = trained
+    if histories:
+        write_json(folder / "training.json", {name: asdict(history) for name, history in histories.items()})
+        total = sum(sum(history.seconds) for history in histories.values())
+        stages.seconds["train"] = round(total, 3)  # of every start, not of this one alone
+    encoder.n_samples = config.evaluation.n_samples
+    if isinstance(encoder, BayesianEncoder):
+        encoder.mean = config.laplace.mean
+        if config.laplace.tune != "none":
+            with stages("tune"):
+                _tune(config, encoder, validation)
+    write_json(folder / "seconds.json", stages.seconds)
+    encoder.save(folder / "encoder")
+    return encoder
+
+
+def _other_members(config: RunConfig) -> dict[str, Any]:
+    """Members of an ensemble that start from pretrained weights, which a network's recipe does not hold."""
+    wanted = config.network
+    if config.method != "deep_ensemble" or wanted.weights is None:
+        return {}
+    options: dict[str, Any] = {"dimension": wanted.dimension, "weights": wanted.weights, **wanted.options}
+    seeds = range(config.seed + 1, config.seed + config.options.n_members)
+    return {"others": [models.build(wanted.name, seed=seed, **options) for seed in seeds]}
+
+
+def _tune(config: RunConfig, encoder: BayesianEncoder, validation: ImageDataset) -> None:
+    if config.laplace.tune == "calibration":
+        batches = loader_of(validation, EMBEDDING_BATCH, config.data.num_workers)
+        encoder.tune(
+            batches,
+            by="calibration",
+            is_query=getattr(validation, "is_query", None),
+            relevant_within=config.places.relevant_within,
+        )
+    else:
+        encoder.tune([], by="marginal_likelihood", step=config.laplace.tune_step)
+
+
+def nearest_is_relevant(
+    network: nn.Module,
+    images: ImageDataset,
+    relation: Relation | None = None,
+    *,
+    relevant_within: float | None = None,
+    num_workers: int = 0,
+) -> float:
+    """Give the share of queries whose nearest other item answers them: what validation picks the epoch by.
+
+    Queries that nothing answers are left out; 0 where that are all.
+    """
+    is_query = getattr(images, "is_query", None)
+    relation = relation or Relation()
+    relevance = relevance_of(relation, images.targets, is_query=is_query, relevant_within=relevant_within)
+    with evaluating(network):
+        device = next(network.parameters()).device
+        batches = loader_of(images, EMBEDDING_BATCH, num_workers)
+        embeddings = torch.cat([network(batch.to(device)) for batch, _ in batches]).float()
+    gallery = None if relevance.gallery is None else embeddings[relevance.gallery.to(device)]
+    hits, _ = rank(embeddings[relevance.queries.to(device)], gallery, k=1)
+    answerable = relevance.count() > 0
+    return float(relevance.of_hits(hits)[answerable, 0].double().mean()) if answerable.any() else 0.0
+
+
+def _seconds_so_far(folder: Path) -> dict[str, float]:
+    path = folder / "seconds.json"
+    return read_json(path) if path.is_file() else {}
+
+
+@dataclass
+class _Stages:
+    """Says which stage runs and how long each took."""
+
+    progress: bool
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        if self.progress:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - start, 3)

@@ -1,0 +1,127 @@
+"""The same run from several seeds, and what its metrics come to: mean and standard deviation.
+
+    seed-0/, seed-1/, ...   the folders of the runs
+    sweep.json              the metrics of each seed, their mean, standard deviation and number
+
+Started again with the same settings a sweep continues where it was: finished runs are kept. What a run does is
+`lam.runs.run`.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lam.runs.config import RunConfig
+from lam.runs.folder import CONFIG
+from lam.runs.run import run
+from lam.utils import distributed
+from lam.utils.files import write_json
+
+SWEEP = "sweep.json"
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A finished sweep.
+
+    Attributes:
+        folder: where it is.
+        metrics: those of each seed; None where a metric is undefined.
+        mean: of each metric that every seed has.
+        std: its standard deviation over seeds, by n − 1; empty for a single seed.
+        undefined: the seeds in which a metric is undefined, by its name.
+    """
+
+    folder: Path
+    metrics: dict[int, dict[str, Any]]
+    mean: dict[str, float]
+    std: dict[str, float]
+    undefined: dict[str, list[int]]
+
+
+def seeds_of(config: RunConfig, count: int) -> range:
+    """Give so many seeds, from that of the configuration on.
+
+    A deep ensemble of M members takes M seeds in a row, so that its sweep goes on in steps of M: ensembles that share
+    members would differ less than others do.
+
+    Raises:
+        ValueError: for fewer than one.
+
+    Example:
+        >>> from lam.runs.config_files import load_config
+        >>> seeds_of(load_config("configs/digits/laplace_posthoc.yaml"), 5)
+        range(0, 5)
+    """
+    if count < 1:
+        raise ValueError(f"seeds must be at least 1, got {count}")
+    step = config.deep_ensemble.n_members if config.method == "deep_ensemble" else 1
+    return range(config.seed, config.seed + count * step, step)
+
+
+def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> SweepResult:
+    """Run a configuration from each of these seeds; the split of the data keeps its own.
+
+    Args:
+        config: what to do; its output is the folder of the sweep, by default that of the run with `-sweep` at its end.
+        seeds: of the runs, each once.
+        progress: show what happens on standard error.
+
+    Returns:
+        The metrics of all seeds; `sweep.json` says the same, of those that are done, after every run.
+
+    Raises:
+        ValueError: for no seeds, the same one twice, a folder that holds a run itself, or as `lam.runs.run.run`; what
+            was finished before stays.
+
+    Example:
+        >>> import tempfile
+        >>> from lam.runs.config_files import load_config
+        >>> folder = tempfile.mkdtemp()
+        >>> tiny = [f"--output={folder}/sweep", "--data.limit=60", "--training.epochs=1", "--evaluation.n_samples=4"]
+        >>> result = sweep(load_config("configs/digits/norm.yaml", tiny), seeds=[7], progress=False)
+        >>> 0 <= result.mean["map@1"] <= 1, sorted(path.name for path in result.folder.iterdir())
+        (True, ['seed-7', 'sweep.json'])
+    """
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must be at least one, and each given once, got {list(seeds)}")
+    folder = config.folder.with_name(f"{config.folder.name}-sweep") if config.output is None else config.folder
+    if (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} holds a run, not a sweep: give another --output")
+    metrics: dict[int, dict[str, Any]] = {}
+    for seed in seeds:
+        metrics[seed] = run(replace(config, seed=seed, output=str(folder / f"seed-{seed}")), progress=progress).metrics
+        if distributed.is_first():
+            write_json(folder / SWEEP, {"seeds": metrics, **summary(metrics)})
+    found = summary(metrics)
+    return SweepResult(folder, metrics, found["mean"], found["std"], found["undefined"])
+
+
+def summary(metrics: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Give mean, standard deviation (by n − 1) and number of every metric over seeds.
+
+    A metric that is undefined in some seed has neither: the mean of the others would be of easier cases.
+
+    Args:
+        metrics: by seed; what is no number or None is left out.
+
+    Returns:
+        `n`, `mean` and `std` by metric, the latter empty for a single seed, and `undefined`, the seeds by metric.
+
+    Example:
+        >>> summary({0: {"ece": 0.1, "auroc": None}, 1: {"ece": 0.3, "auroc": 0.9}})
+        {'n': 2, 'mean': {'ece': 0.2}, 'std': {'ece': 0.141...}, 'undefined': {'auroc': [0]}}
+    """
+    names = dict.fromkeys(
+        name for row in metrics.values() for name, value in row.items() if isinstance(value, int | float | None)
+    )
+    undefined = {name: [seed for seed, row in metrics.items() if row.get(name) is None] for name in names}
+    known = {name: [row[name] for row in metrics.values()] for name in names if not undefined[name]}
+    return {
+        "n": len(metrics),
+        "mean": {name: statistics.fmean(found) for name, found in known.items()},
+        "std": {name: statistics.stdev(found) for name, found in known.items()} if len(metrics) > 1 else {},
+        "undefined": {name: seeds for name, seeds in undefined.items() if seeds},
+    }

@@ -1,0 +1,124 @@
+"""What the functions of this folder refuse, in one wording. Nothing is computed here."""
+
+import math
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def refuse_non_finite(name: str, values: Tensor) -> None:
+    """Refuse NaN and infinities, naming the first row that holds one.
+
+    Args:
+        name: what the values are called in the error.
+        values: (N, ...) rows of numbers.
+
+    Raises:
+        ValueError: naming the first row with a value that is not finite.
+    """
+    bad = (~values.isfinite()).nonzero()
+    if len(bad):
+        raise ValueError(f"{name} must be finite, got {float(values[tuple(bad[0])])} at index {int(bad[0, 0])}")
+
+
+def refuse_nan(name: str, values: Tensor) -> None:
+    """Refuse NaN, naming where the first one stands; infinities have an order and may pass.
+
+    Raises:
+        ValueError: naming the first index with NaN.
+    """
+    if values.isnan().any():
+        raise ValueError(f"{name} must not hold NaN, got one at index {_first(values.isnan())}")
+
+
+def positive_integer(name: str, value: Any) -> int:
+    """Give a count as an `int`, also that of NumPy, refusing what is no integer of at least 1.
+
+    Raises:
+        ValueError: with the value.
+    """
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    return number
+
+
+def integers(name: str, values: Any) -> Tensor:
+    """Give a tensor, an array or a sequence of integers as an int64 tensor on the CPU.
+
+    Raises:
+        ValueError: for floats, booleans and whatever else is no integer.
+    """
+    if isinstance(values, Tensor):
+        if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+            raise ValueError(f"{name} must be integers, got {values.dtype}")
+        return values.detach().cpu().long()
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":  # an empty list has no type of its own
+        raise ValueError(f"{name} must be integers, got {array.dtype.name} in {type(values).__name__}")
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def refuse_other_length(name: str, values: Tensor, reference: str, length: int) -> None:
+    """Refuse anything but one value for each of `length` items.
+
+    Raises:
+        ValueError: with both shapes.
+    """
+    if values.shape != (length,):
+        given = tuple(values.shape)
+        raise ValueError(f"{name} must have shape ({length},), one value for each of {reference}, got {given}")
+
+
+def unit_rows(name: str, vectors: Tensor) -> Tensor:
+    """Scale rows to length one in float64, refusing what has no direction.
+
+    Float32 rows are of length one only to 6e-8, more than separates near neighbours of a tight cluster.
+
+    Args:
+        name: what the vectors are called in errors.
+        vectors: (..., N, D) finite, non-zero rows.
+
+    Returns:
+        (..., N, D) float64 unit rows.
+
+    Raises:
+        ValueError: naming the first row that is not finite or all zero.
+    """
+    rows = vectors.double()
+    norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    if not (norm.isfinite().all() and norm.all()):
+        flat = rows.flatten(0, -2)
+        index = _first(~(flat.isfinite().all(1) & flat.any(1)))
+        row = index % vectors.shape[-2]
+        raise ValueError(f"{name} must be finite and not all zero, got {flat[index].tolist()} at index {row}")
+    return rows / norm
+
+
+def _first(mask: Tensor) -> int:
+    return int(mask.nonzero()[0, 0])
+
+
+def refuse_below(name: str, value: int | float | None, least: int | float) -> None:
+    """Refuse a number below the least or not finite; None is no number and stands."""
+    if value is not None and not least <= value < math.inf:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def refuse_non_positive(name: str, value: int | float | None) -> None:
+    """Refuse a number that is not positive and finite; None is no number and stands."""
+    if value is not None and not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+def refuse_other_than(name: str, value: str, allowed: Collection[str]) -> None:
+    """Refuse a choice that is not allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -1,0 +1,237 @@
+"""Files that are either wholly there or not there at all, and that are checked before they are believed.
+
+Every file is written under a temporary name in its own folder, flushed, synced and renamed. A folder's `MANIFEST.json`
+holds the SHA-256 of each of its files, is written last, and is checked before anything is parsed: a flipped bit in a
+safetensors file otherwise loads as another weight without a word. Nothing here knows what the files mean.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+MANIFEST = "MANIFEST.json"
+_GENERATION = "generation-"
+
+
+class CorruptFileError(ValueError):
+    """A file that is missing, truncated or altered since it was written."""
+
+
+def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
+    """Write a file so that a reader sees the old one or the new one, whenever the process dies.
+
+    Args:
+        path: where the file shall be; its folder must exist.
+        write: called with the path of the temporary file in the same folder.
+    """
+    path = Path(path)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in the folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file atomically."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a JSON file atomically; NaN and infinities are refused by the format and stored as null by the caller."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors, atomically; a disk that is full or fails is an `OSError`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+    def write(temporary: Path) -> None:
+        try:
+            save_file(plain, temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(errno.EIO, str(error), str(path)) from error
+
+    write_atomically(path, write)
+
+
+_ALIGNMENT = 64  # bytes, as torch allocates
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """Read a safetensors file; `verify` its folder first.
+
+    Tensors are aligned in memory as torch aligns its own: a product with one that is not may differ in the last bit,
+    and what was saved shall compute as it did before.
+    """
+    from safetensors.torch import load_file
+
+    found = load_file(path)
+    return {name: tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor for name, tensor in found.items()}
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file, naming it where it is none."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CorruptFileError(f"{path} is missing") from None
+    except ValueError as error:
+        raise CorruptFileError(f"{path} is not valid JSON: {error}") from None
+
+
+def seal(folder: str | Path, names: Iterable[str]) -> None:
+    """Write the folder's manifest over the named files; the last step of saving a folder.
+
+    Args:
+        folder: the folder that holds the files.
+        names: their paths relative to it.
+    """
+    folder = Path(folder)
+    write_json(folder / MANIFEST, {"sha256": {name: sha256_of(folder / name) for name in sorted(names)}})
+
+
+def verify(folder: str | Path, names: Iterable[str] = (), *, others: bool = True) -> None:
+    """Check every file of a sealed folder against its manifest, before anything is parsed.
+
+    Args:
+        folder: a folder that `seal` closed.
+        names: files that the manifest must hold.
+        others: check those that are not named, too.
+
+    Raises:
+        CorruptFileError: naming the folder without a manifest, or the file that is missing, altered or not listed.
+    """
+    folder = Path(folder)
+    if not (folder / MANIFEST).is_file():
+        raise CorruptFileError(
+            f"{folder / MANIFEST} is missing: the folder was not written to its end, or is no lam folder"
+        )
+    manifest = read_json(folder / MANIFEST)
+    hashes = manifest.get("sha256") if isinstance(manifest, dict) else None
+    if not isinstance(hashes, dict):
+        raise CorruptFileError(f"{folder / MANIFEST} holds no sha256 table")
+    named = set(names)
+    for name in sorted(named - hashes.keys()):
+        raise CorruptFileError(f"{folder / MANIFEST} does not list {name}")
+    for name, expected in hashes.items():
+        if not others and name not in named:
+            continue
+        path = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CorruptFileError(f"{folder / MANIFEST} lists {name}, which lies outside the folder")
+        if not path.is_file():
+            raise CorruptFileError(f"{path} is missing")
+        if sha256_of(path) != expected:
+            raise CorruptFileError(f"{path} is truncated or altered: its SHA-256 is not the one in {MANIFEST}")
+
+
+def write_generation(folder: str | Path, write: Callable[[Path], object], *, unsealed: Iterable[str] = ()) -> None:
+    """Replace what a folder holds, so that a reader sees all of the old files or all of the new ones.
+
+    The new files go to a sub-folder of their own beside the old one; replacing the manifest, in one rename, makes it
+    the current one; only then is the old one deleted.
+
+    Args:
+        folder: made where it does not exist.
+        write: called with the new sub-folder, in which it writes its files.
+        unsealed: names of files there that the manifest leaves out, such as caches that can be made again.
+    """
+    folder = Path(folder)
+    generation = folder / f"{_GENERATION}{uuid.uuid4().hex}"
+    generation.mkdir(parents=True)
+    try:
+        write(generation)
+        sync_folder(folder)
+        names = {path.name for path in generation.iterdir()} - set(unsealed)
+        seal(folder, [f"{generation.name}/{name}" for name in names])
+    except BaseException:
+        if not ((folder / MANIFEST).is_file() and _current_generation(folder) == generation):
+            shutil.rmtree(generation, ignore_errors=True)
+        raise
+    for other in folder.glob(f"{_GENERATION}*"):
+        if other != generation:
+            shutil.rmtree(other, ignore_errors=True)
+    for left in folder.glob(f".{MANIFEST}.*.tmp"):  # of a process that was killed
+        left.unlink(missing_ok=True)
+
+
+def read_generation(folder: str | Path, names: Iterable[str] = ()) -> Path:
+    """Give the current sub-folder of a folder that `write_generation` wrote, checked.
+
+    Args:
+        folder: the folder.
+        names: files that it must hold.
+
+    Raises:
+        CorruptFileError: naming the file that is missing, truncated, altered or not listed.
+    """
+    folder = Path(folder)
+    verify(folder)
+    generation = _current_generation(folder)
+    if generation is None:
+        raise CorruptFileError(f"{folder / MANIFEST} names no generation: the folder holds something else")
+    verify(folder, [f"{generation.name}/{name}" for name in names])
+    return generation
+
+
+def _current_generation(folder: Path) -> Path | None:
+    for name in read_json(folder / MANIFEST)["sha256"]:
+        if name.startswith(_GENERATION):
+            return folder / Path(name).parent
+    return None
+
+
+def sha256_of(path: Path) -> str:
+    """Give the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to a folder; the lock ends with the process, however it ends.
+
+    Raises:
+        ValueError: where another process holds it.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is writing to {folder}: wait until it has finished") from None
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,32 @@
+"""Seeds derived from a run's, and torch's global random state kept as it was."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def derive_seed(*place: int | str) -> int:
+    """Mix numbers and words into one seed below 2⁵⁶."""
+    return int.from_bytes(hashlib.sha256(repr(place).encode()).digest()[:7])
+
+
+def derive_seed_of_part(part: int, *place: int | str) -> int:
+    """Mix as `derive_seed` for the first part of a batch, which one process takes whole, and otherwise for the rest."""
+    return derive_seed(*place, *((part,) if part else ()))
+
+
+def reseed(seed: int, device: torch.device) -> None:
+    """Seed torch's global generators of the CPU and of one device, and no other's."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
+@contextmanager
+def own_randomness(device: torch.device) -> Iterator[None]:
+    """Restore torch's global random state, of the CPU and of the device, on leaving."""
+    with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
+        yield

@@ -1,0 +1,18 @@
+"""The von Mises-Fisher distribution, ratios of Bessel functions, and batches of distributions as embeddings."""
+
+from lam.vmf.bessel import bessel_ratio, bessel_ratio_complement, kappa_from_resultant, log_normalizer
+from lam.vmf.distribution import MeanResultant, VonMisesFisher, fuse, mean_resultant_length
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
+
+__all__ = [
+    "KAPPA_RANGE",
+    "Embeddings",
+    "MeanResultant",
+    "VonMisesFisher",
+    "bessel_ratio",
+    "bessel_ratio_complement",
+    "fuse",
+    "kappa_from_resultant",
+    "log_normalizer",
+    "mean_resultant_length",
+]

@@ -1,0 +1,350 @@
+"""Ratio of modified Bessel functions and normaliser of the von Mises-Fisher density.
+
+Here live A_D(kappa) = I_{D/2}(kappa) / I_{D/2-1}(kappa), its complement 1 - A_D, its derivative, its inverse and the
+log normaliser log C_D, each to nearly full float64 precision for any D >= 2 and any finite kappa >= 0. The
+distribution itself lives in `lam.vmf.distribution`.
+
+One formula serves all of them: the uniform expansion of log I at an order of at least 20, then backward recursion
+down to the order asked for. It is written so that no two large numbers are subtracted, at kappa = 0 and at 1e8 alike.
+"""
+
+import math
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+_TERMS = 12
+_MINIMAL_ORDER = 20  # from here up, twelve terms leave errors below rounding
+_NEWTON_STEPS = 4
+_SLACK = 1e-4
+
+
+def bessel_ratio(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
+    """Mean resultant length of the von Mises-Fisher distribution, differentiable in kappa.
+
+    A_D(kappa) = I_{D/2}(kappa) / I_{D/2-1}(kappa), which rises from 0 at kappa = 0 towards 1.
+
+    Source: Sra (2012), "A short note on parameter approximation for von Mises-Fisher distributions", equation 3.
+
+    Args:
+        dimension: D >= 2, the dimension of the space that holds the sphere.
+        kappa: concentrations, finite and at least 0. Computed in float64 whatever their type.
+
+    Returns:
+        A_D in [0, 1), shape and type of `kappa`.
+
+    Raises:
+        ValueError: if `dimension` is below 2, or a `kappa` is negative or not finite.
+
+    Example:
+        >>> bessel_ratio(3, torch.tensor([0.0, 1.0], dtype=torch.float64))  # 1 / tanh(kappa) - 1 / kappa
+        tensor([0.0000, 0.3130], dtype=torch.float64)
+    """
+    check_parameters(dimension, kappa)
+    return _Ratio.apply(kappa.double(), dimension, False).to(kappa.dtype)
+
+
+def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
+    """One minus the ratio, to full relative precision where the ratio is near 1, differentiable in kappa.
+
+    1 - A_D(kappa), about (D - 1) / (2 kappa) for large kappa.
+
+    Args:
+        dimension: D >= 2.
+        kappa: concentrations, finite and at least 0.
+
+    Returns:
+        1 - A_D in (0, 1], shape and type of `kappa`.
+
+    Raises:
+        ValueError: as `bessel_ratio`.
+
+    Example:
+        >>> bessel_ratio_complement(3, torch.tensor(1e8))
+        tensor(1.0000e-08)
+    """
+    check_parameters(dimension, kappa)
+    return _Ratio.apply(kappa.double(), dimension, True).to(kappa.dtype)
+
+
+def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
+    """Derivative of the ratio, which is the variance of the cosine mu.x; differentiating it is an error.
+
+    A_D'(kappa) = 1 - A_D^2 - (D - 1) A_D / kappa, a form that cancels for large kappa and is not the one used.
+
+    Source: Sra (2012), equation 4.
+
+    Args:
+        dimension: D >= 2.
+        kappa: concentrations, finite and at least 0.
+
+    Returns:
+        A_D' in (0, 1/D], shape and type of `kappa`.
+
+    Raises:
+        ValueError: as `bessel_ratio`.
+
+    Example:
+        >>> bessel_ratio_derivative(4, torch.tensor([0.0, 1e8], dtype=torch.float64))
+        tensor([2.5000e-01, 1.5000e-16], dtype=torch.float64)
+    """
+    check_parameters(dimension, kappa)
+    return _Derivative.apply(kappa.double(), dimension).to(kappa.dtype)
+
+
+def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool = False) -> Float[Tensor, "*B"]:
+    """Log normaliser of the von Mises-Fisher density C_D(kappa) exp(kappa mu.x), differentiable twice in kappa.
+
+    log C_D = (D/2 - 1) log kappa - (D/2) log(2 pi) - log I_{D/2-1}(kappa), at kappa = 0 minus the log of the area of
+    the sphere. Its derivative is -A_D.
+
+    Source: Mardia and Jupp (2000), "Directional Statistics", equation 9.3.4.
+
+    Args:
+        dimension: D >= 2.
+        kappa: concentrations, finite and at least 0.
+        scaled: return log C_D + kappa, the log density at the mean direction, free of the cancellation of the two.
+
+    Returns:
+        log C_D, shape and type of `kappa`.
+
+    Raises:
+        ValueError: as `bessel_ratio`.
+
+    Example:
+        >>> log_normalizer(3, torch.tensor(0.0)).exp()  # 1 / (4 pi)
+        tensor(0.0796)
+    """
+    check_parameters(dimension, kappa)
+    return _LogNormalizer.apply(kappa.double(), dimension, scaled).to(kappa.dtype)
+
+
+def kappa_from_resultant(
+    resultant: Float[Tensor, "*B"],
+    dimension: int,
+    *,
+    one_minus_resultant: Float[Tensor, "*B"] | None = None,
+    max_kappa: float = 1e8,
+) -> Float[Tensor, "*B"]:
+    """Concentration whose mean resultant length is the one given: the inverse of `bessel_ratio`.
+
+    A_D(kappa) = R by Newton's method from kappa = R (D - R^2) / (1 - R^2), four steps, which reach full precision.
+
+    Source: Sra (2012), equations 4 and 5; the start is equation 4.4 of Banerjee et al. (2005).
+
+    Args:
+        resultant: mean resultant lengths R in [-1, 1]; at or below 0 (which an estimate free of bias may say) the
+            answer is declared to be 0.
+        dimension: D >= 2.
+        one_minus_resultant: 1 - R where it is known better than by subtraction: near R = 1 kappa is about
+            (D - 1) / (2 (1 - R)), so that R alone determines it badly, in float32 hardly at all.
+        max_kappa: the answer where R asks for more, R = 1 included; compare with it to find what was capped.
+
+    Returns:
+        kappa in [0, max_kappa], shape and type of `resultant`, detached.
+
+    Raises:
+        ValueError: if a resultant is outside [-1, 1] or not a number, if the two lengths do not add up to 1, if
+            `dimension` is below 2, or `max_kappa` not positive and finite.
+
+    Example:
+        >>> kappa_from_resultant(torch.tensor([0.0, 0.5, 1.0]), 3)
+        tensor([0.0000e+00, 1.7968e+00, 1.0000e+08])
+    """
+    check_dimension(dimension)
+    if not 0 < max_kappa < math.inf:
+        raise ValueError(f"max_kappa must be positive and finite, got {max_kappa}")
+    check_all(resultant.abs() <= 1 + _SLACK, "resultant must lie in [-1, 1]", resultant)
+    length = resultant.detach().double()
+    complement = 1 - length
+    if one_minus_resultant is not None:
+        agree = (one_minus_resultant - complement).abs() <= _SLACK
+        check_all(agree, "one_minus_resultant must be 1 - resultant", one_minus_resultant)
+        complement = one_minus_resultant.detach().double()
+    return _solve(dimension, length.clamp(0, 1), complement.clamp(0, 1), max_kappa).to(resultant.dtype)
+
+
+def check_dimension(dimension: int) -> None:
+    """Raise unless the sphere lies in a space of at least two dimensions."""
+    if dimension < 2:
+        raise ValueError(f"dimension must be at least 2, got {dimension}")
+
+
+def check_parameters(dimension: int, kappa: Float[Tensor, "*B"]) -> None:
+    """Raise unless D is at least 2 and every concentration, the first offender being named, finite and at least 0."""
+    check_dimension(dimension)
+    check_all((kappa >= 0) & torch.isfinite(kappa), "kappa must be finite and at least 0", kappa)
+
+
+def check_all(fine: Bool[Tensor, "*B"], rule: str, values: Float[Tensor, "*B"]) -> None:
+    """Raise `ValueError` with the rule, the first value that breaks it, and its index."""
+    if torch.compiler.is_exporting() or fine.all():  # a program that is traced cannot look at its values
+        return
+    index = tuple((~fine).nonzero()[0].tolist())
+    place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
+    raise ValueError(f"{rule}, got {values[index].item()}{place}")
+
+
+class _Bessel(NamedTuple):
+    ratio: Tensor
+    complement: Tensor
+    derivative: Tensor
+    log_normalizer_scaled: Tensor
+
+
+def _evaluate(dimension: int, kappa: Tensor) -> _Bessel:
+    """All four quantities at once, in float64.
+
+    With m the order at the start, s = sqrt(m^2 + kappa^2), p = m / s, L(p) the expansion below and g = 1/2 + p L'(p),
+
+        log I_m = s - m log((m + s) / kappa) - log(2 pi s) / 2 + L
+        I_{m+1} / I_m = kappa / (m + s) - g kappa / s^2
+
+    and down from there A_mu = kappa / d with d = 2 (mu + 1) + kappa A_{mu+1}, so that log kappa drops out of log C_D.
+    """
+    steps = max(0, _MINIMAL_ORDER + 1 - dimension // 2)
+    order = dimension / 2 - 1 + steps
+    hypotenuse = torch.hypot(kappa, kappa.new_tensor(order))
+    total = order + hypotenuse
+    p, sine = order / hypotenuse, kappa / hypotenuse
+    expansion, g, slope = _expansion(order, p)
+    ratio = kappa / total - g * sine / hypotenuse
+    complement = (order + order * (order / (hypotenuse + kappa))) / total + g * sine / hypotenuse
+    derivative = p / total - ((2 * p * p - 1) * g - sine * sine * slope) / hypotenuse / hypotenuse
+    product = torch.ones_like(kappa)
+    for step in reversed(range(steps)):
+        twice = dimension + 2 * step
+        inverse = 1 / (twice + kappa * ratio)
+        ratio = kappa * inverse
+        complement = (twice - kappa * complement) * inverse
+        derivative = (twice * inverse - ratio * (kappa * derivative)) * inverse
+        product = product * (total * inverse)
+    log_normalizer_scaled = (
+        (dimension / 2 - 1) * total.log()
+        - order * (order / (hypotenuse + kappa))
+        + 0.5 * hypotenuse.log()
+        - expansion
+        + product.log()
+        - (dimension - 1) / 2 * math.log(2 * math.pi)
+    )
+    return _Bessel(ratio, complement, derivative, log_normalizer_scaled)
+
+
+def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float) -> Tensor:
+    """Newton's method on whichever of A - R and (1 - R) - (1 - A) has more digits."""
+    traced = torch.compiler.is_exporting()  # a program that is traced cannot keep a number for later
+    least = _complement_at.__wrapped__(dimension, max_kappa) if traced else _complement_at(dimension, max_kappa)
+    least = least.to(complement.device)
+    bounded = torch.maximum(complement, least)
+    kappa = length * (dimension - length.square()) / (bounded * (1 + length))
+    for _ in range(_NEWTON_STEPS):
+        bessel = _evaluate(dimension, kappa)
+        excess = torch.where(length < 0.5, bessel.ratio - length, bounded - bessel.complement)
+        kappa = kappa - excess / bessel.derivative
+    return torch.where(complement <= least, max_kappa, kappa).clamp(0, max_kappa)
+
+
+@lru_cache(maxsize=64)
+def _complement_at(dimension: int, kappa: float) -> Tensor:
+    """1 - A at one kappa."""
+    return _evaluate(dimension, torch.tensor(kappa, dtype=torch.float64)).complement
+
+
+def _expansion(order: float, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """L(p), 1/2 + p L'(p) and p (p L'(p))' by Horner's rule."""
+    table = torch.tensor(_expansion_coefficients(order), dtype=p.dtype, device=p.device)
+    sums = torch.zeros(3, *p.shape, dtype=p.dtype, device=p.device)
+    for row in table.reshape(len(table), 3, *[1] * p.ndim).flip(0):
+        sums.mul_(p).add_(row)
+    value, first, second = sums.mul_(p)
+    return value, first + 0.5, second
+
+
+@lru_cache(maxsize=64)
+def _expansion_coefficients(order: float) -> list[tuple[float, float, float]]:
+    """c, n c and n^2 c for each power n of p from 1 up in L(p) = sum_k D_k(p) / order^k, c rounded once."""
+    m = Fraction(order)
+    coefficients = [Fraction(0)] * (3 * _TERMS)
+    for k, polynomial in enumerate(_expansion_derivatives(), start=1):
+        for power, coefficient in enumerate(polynomial):
+            coefficients[power] += coefficient / (power + 1) / m**k
+    rounded = [float(coefficient) for coefficient in coefficients]
+    return [(c, power * c, power**2 * c) for power, c in enumerate(rounded, start=1)]
+
+
+@lru_cache(maxsize=1)
+def _expansion_derivatives() -> list[list[Fraction]]:
+    """The polynomials E_k = D_k' (lowest power first) of the uniform expansion of log I, exactly.
+
+    Olver's u_k obey u_{k+1}' = (q u_k')' / 2 + (1 - 5 p^2) u_k / 8 with q = p^2 (1 - p^2). The logarithm of their sum
+    therefore has E_1 = (1 - 5 p^2) / 8 and E_{k+1} = ((q E_k)' + q sum_{i+j=k} E_i E_j) / 2.
+
+    Source: Olver (1954), "The asymptotic expansion of Bessel functions of large order", section 4; DLMF 10.41.9.
+    """
+    q = [Fraction(c) for c in (0, 0, 1, 0, -1)]
+    terms = [[Fraction(1, 8), Fraction(0), Fraction(-5, 8)]]
+    while len(terms) < _TERMS:
+        sums = [power * c for power, c in enumerate(_multiply(q, terms[-1]))][1:]
+        for left, right in zip(terms[:-1], terms[-2::-1], strict=True):
+            for power, c in enumerate(_multiply(q, _multiply(left, right))):
+                sums[power] += c
+        terms.append([c / 2 for c in sums])
+    return terms
+
+
+def _multiply(left: list[Fraction], right: list[Fraction]) -> list[Fraction]:
+    product = [Fraction(0)] * (len(left) + len(right) - 1)
+    for i, a in enumerate(left):
+        for j, b in enumerate(right):
+            product[i + j] += a * b
+    return product
+
+
+class _Derivative(torch.autograd.Function):
+    """A_D', the end of the line: further derivatives are refused, not silently 0."""
+
+    @staticmethod
+    def forward(ctx: Any, kappa: Tensor, dimension: int) -> Tensor:
+        return _evaluate(dimension, kappa).derivative
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> None:
+        raise NotImplementedError("the second derivative of the Bessel ratio is not available; detach the first one")
+
+
+class _Ratio(torch.autograd.Function):
+    """A_D or 1 - A_D, with the slope A_D' or -A_D'."""
+
+    @staticmethod
+    def forward(ctx: Any, kappa: Tensor, dimension: int, complement: bool) -> Tensor:
+        ctx.save_for_backward(kappa)
+        ctx.dimension, ctx.complement = dimension, complement
+        bessel = _evaluate(dimension, kappa)
+        return bessel.complement if complement else bessel.ratio
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        (grad,), (kappa,) = grad_outputs, ctx.saved_tensors
+        slope = _Derivative.apply(kappa, ctx.dimension)
+        return grad * (-slope if ctx.complement else slope), None, None
+
+
+class _LogNormalizer(torch.autograd.Function):
+    """log C_D or log C_D + kappa, with the slope -A_D or 1 - A_D."""
+
+    @staticmethod
+    def forward(ctx: Any, kappa: Tensor, dimension: int, scaled: bool) -> Tensor:
+        ctx.save_for_backward(kappa)
+        ctx.dimension, ctx.scaled = dimension, scaled
+        value = _evaluate(dimension, kappa).log_normalizer_scaled
+        return value if scaled else value - kappa
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        (grad,), (kappa,) = grad_outputs, ctx.saved_tensors
+        ratio = _Ratio.apply(kappa, ctx.dimension, ctx.scaled)
+        return grad * (ratio if ctx.scaled else -ratio), None, None

@@ -1,0 +1,160 @@
+"""Embeddings: what every encoder returns and everything downstream takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lam.vmf.distribution import mean_resultant_length
+
+Mean = Literal["network", "sampled"]
+"""Which direction is retrieved: the network's own, or that of the mean of S samples, which depends on S."""
+
+KAPPA_RANGE = (1e-6, 1e8)
+"""Concentrations outside this range are reported as its nearest end."""
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """N points on the unit sphere in R^D, each with what is known of its uncertainty.
+
+    Attributes:
+        mean: (N, D) unit vectors: the direction that is retrieved, which is the network's own, f/‖f‖, unless
+            `mean_samples` says otherwise. A row is zero where the network gives no direction.
+        kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain.
+        resultant: (N,) mean resultant length in [0, 1] of the samples behind `kappa`.
+        variance: (N,) predictive variance before normalisation, summed over the D outputs; large means uncertain.
+        samples: (S, N, D) unit vectors, where samples were asked for.
+        mean_samples: S where `mean` is the mean direction of S samples, which only means of as many samples may be
+            compared with; None where it does not depend on samples.
+
+    Raises:
+        ValueError: where the shapes disagree, or numbers are not of a floating-point type.
+    """
+
+    mean: Float[Tensor, "N D"]
+    kappa: Float[Tensor, " N"]
+    resultant: Float[Tensor, " N"]
+    variance: Float[Tensor, " N"]
+    samples: Float[Tensor, "S N D"] | None = None
+    mean_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mean.ndim != 2:
+            raise ValueError(f"mean must have shape (N, D), a row for each item, got {tuple(self.mean.shape)}")
+        n = self.mean.shape[0]
+        for name in ("mean", "kappa", "resultant", "variance"):
+            values = getattr(self, name)
+            if name != "mean" and values.shape != (n,):
+                raise ValueError(f"{name} must have shape ({n},), got {tuple(values.shape)}")
+            if not values.is_floating_point():
+                raise ValueError(f"{name} must be of a floating-point type, got {values.dtype}")
+        if self.samples is not None and self.samples.shape[1:] != self.mean.shape:
+            raise ValueError(f"samples must have shape (S, {n}, {self.dimension}), got {tuple(self.samples.shape)}")
+
+    def __len__(self) -> int:
+        return self.mean.shape[0]
+
+    def __getitem__(self, index: slice | Tensor) -> "Embeddings":
+        samples = None if self.samples is None else self.samples[:, index]
+        rows = {name: getattr(self, name)[index] for name in _BY_ITEM}
+        return replace(self, samples=samples, **rows)
+
+    @property
+    def capped(self) -> Bool[Tensor, " N"]:
+        """Which items have a `kappa` at an end of `KAPPA_RANGE`: it is a bound, not an estimate."""
+        return (self.kappa <= KAPPA_RANGE[0]) | (self.kappa >= KAPPA_RANGE[1])
+
+    @property
+    def dimension(self) -> int:
+        """The number of embedding dimensions D."""
+        return self.mean.shape[1]
+
+    def to(self, device: torch.device | str) -> "Embeddings":
+        """Move every tensor to a device."""
+        samples = None if self.samples is None else self.samples.to(device)
+        moved = {name: getattr(self, name).to(device) for name in _BY_ITEM}
+        return replace(self, samples=samples, **moved)
+
+    @staticmethod
+    def from_samples(
+        samples: Float[Tensor, "S N D"],
+        variance: Float[Tensor, " N"],
+        *,
+        mean: Float[Tensor, "N E"] | None = None,
+        keep: bool = False,
+    ) -> "Embeddings":
+        """Summarise samples: κ from their mean resultant length, corrected for chance.
+
+        Source: Sra (2012).
+
+        Args:
+            samples: (S, N, D) unit vectors, S ≥ 2.
+            variance: (N,) before normalisation; its type is that of the embeddings.
+            mean: (N, E) the directions that are retrieved, on the samples' sphere or on one of their own; by default
+                the mean directions of the samples.
+            keep: keep the samples.
+
+        Returns:
+            One record of N items.
+
+        Raises:
+            ValueError: as `lam.vmf.distribution.mean_resultant_length`.
+
+        Example:
+            >>> samples = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 0.0]]])
+            >>> Embeddings.from_samples(samples, torch.zeros(1)).resultant
+            tensor([0.5774])
+        """
+        length = mean_resultant_length(samples, unbiased=True)
+        least, most = KAPPA_RANGE
+        dtype = variance.dtype
+        return Embeddings(
+            (length.mean if mean is None else mean).to(dtype),
+            length.kappa(max_kappa=most).clamp(min=least).to(dtype),
+            length.resultant.to(dtype),
+            variance,
+            samples.to(dtype) if keep else None,
+            len(samples) if mean is None else None,
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence["Embeddings"]) -> "Embeddings":
+        """Join batches of embeddings, in order.
+
+        Args:
+            parts: at least one; either all with samples, of the same number, or none.
+
+        Returns:
+            One record of all items.
+
+        Raises:
+            ValueError: for no part at all, or means that may not be compared with each other.
+        """
+        if not parts:
+            raise ValueError("nothing to concatenate: give at least one batch of embeddings")
+        for part in parts:
+            refuse_other_means(part, parts[0].mean_samples)
+        samples = [part.samples for part in parts if part.samples is not None]
+        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in _BY_ITEM}
+        return replace(parts[0], samples=torch.cat(samples, 1) if len(samples) == len(parts) else None, **joined)
+
+
+_BY_ITEM = ("mean", "kappa", "resultant", "variance")
+
+
+def refuse_other_means(embeddings: Embeddings, mean_samples: int | None) -> None:
+    """Refuse embeddings whose means may not be compared with means of `mean_samples` samples.
+
+    Raises:
+        ValueError: saying what either mean is.
+    """
+    if embeddings.mean_samples != mean_samples:
+        kinds = [
+            "the network's own directions" if number is None else f"means of {number} samples"
+            for number in (embeddings.mean_samples, mean_samples)
+        ]
+        raise ValueError(f"embeddings that are {kinds[0]} cannot be compared with {kinds[1]}: embed both alike")

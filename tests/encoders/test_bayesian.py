@@ -1,0 +1,284 @@
+"""The Bayesian encoder: what is fitted, what it gives, how it adds up and is tuned."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lam
+from lam.hessians import contrastive_ggn
+from lam.retrieval.index.exact import rank
+from tests.encoders.small import fit, make_batches, make_network, same_posterior
+
+
+def test_features_are_what_enters_the_head():
+    network, batches = make_network(), make_batches()
+    encoder = fit(batches)
+    inputs = batches[0][0]
+    torch.testing.assert_close(encoder.features(inputs), network[1](network[0](inputs)))
+    assert encoder.features(batches).shape == (64, 12)
+    assert encoder.dimension == 3
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e12])
+@pytest.mark.parametrize("head", [None, "identity", "train"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_direction_is_the_networks_own_to_the_bit_however_wide_the_posterior(scale, head, dtype, monkeypatch):
+    batches = [(inputs.to(dtype), labels) for inputs, labels in make_batches()]
+    encoder = lam.fit(make_network().to(dtype), batches, margin=0.7, likelihood_scale=scale, head=head, progress=False)
+    inputs = batches[0][0]
+    with torch.no_grad():
+        output = encoder.network(inputs).float()
+    expected = F.normalize(output)
+    if head is not None:
+        expected = F.normalize(F.linear(output, encoder.posterior.weight, encoder.posterior.bias))
+    for n_samples in (2, 32, 101):
+        assert torch.equal(encoder.embed(inputs, n_samples=n_samples).mean, expected)
+        assert torch.equal(encoder.observe(inputs, n_samples=n_samples, joint=True).embeddings.mean, expected)
+    assert torch.equal(encoder.embed(inputs, mode="network").mean, expected)
+    # samples are drawn in parts, directions are not
+    monkeypatch.setattr("lam.posteriors.diagonal.CHUNK_ELEMENTS", 32 * 3 * 5)
+    assert torch.equal(encoder.embed(inputs).mean, expected)
+    alone = torch.cat([encoder.embed(inputs[row : row + 1]).mean for row in range(len(inputs))])
+    torch.testing.assert_close(alone, expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-2)
+
+
+def test_a_badly_tuned_posterior_ranks_as_the_plain_network_does():
+    batches = make_batches(N=64)
+    encoder = fit(batches, likelihood_scale=1e-3, prior_precision=1e-2)
+    gallery, queries = batches[0][0], batches[1][0]
+    with torch.no_grad():
+        plain = [F.normalize(encoder.network(inputs)) for inputs in (gallery, queries)]
+    items, asked = encoder.embed(gallery, n_samples=100), encoder.embed(queries)
+    sampled = encoder.embed(gallery, n_samples=100, mean="sampled"), encoder.embed(queries, mean="sampled")
+    expected = rank(plain[1], plain[0], k=10)[0]
+    assert torch.equal(rank(asked.mean, items.mean, k=10)[0], expected)
+    assert not torch.equal(rank(sampled[1].mean, sampled[0].mean, k=10)[0], expected)  # the posterior is bad indeed
+    again = encoder.embed(gallery, n_samples=100, mean="sampled", return_samples=True)
+    torch.testing.assert_close(again.mean, F.normalize(again.samples.double().mean(0)).float())
+    assert (items.mean_samples, sampled[0].mean_samples, sampled[1].mean_samples) == (None, 100, 32)
+
+
+def test_the_mean_and_the_samples_of_an_encoder_are_saved_with_it(tmp_path):
+    batches = make_batches()
+    encoder = fit(batches)
+    encoder.mean, encoder.n_samples = "sampled", 7
+    expected = encoder.embed(batches)
+    assert expected.mean_samples == 7
+    encoder.save(tmp_path / "encoder")
+    again = lam.load(tmp_path / "encoder", make_network()).embed(batches)
+    assert torch.equal(again.mean, expected.mean)
+    assert torch.equal(again.kappa, expected.kappa)
+    encoder.n_samples = 1
+    with pytest.raises(ValueError, match="n_samples must be at least 2, got 1"):
+        encoder.embed(batches)
+
+
+def test_the_curvature_is_the_sum_over_batches():
+    batches = make_batches()
+    encoder = fit(batches)
+    total = None
+    for inputs, labels in batches:
+        features = encoder.features(inputs)
+        head = encoder.network[2]
+        part = contrastive_ggn(features, head.weight, head.bias, lam.Pairs.by_label(labels), margin=0.7)
+        total = part if total is None else total + part
+    torch.testing.assert_close(encoder.posterior.curvature.weight, total.weight)
+    assert encoder.posterior.scale == 64.0**2
+
+
+def test_two_fits_added_equal_one_and_forgetting_undoes_it():
+    batches = make_batches(6)
+    whole, first, second = fit(batches), fit(batches[:2]), fit(batches[2:])
+    joined = first + second
+    for name in ("positive", "negative"):
+        expected = getattr(whole.posterior.curvature, name)
+        torch.testing.assert_close(getattr(joined.posterior.curvature, name), expected, rtol=1e-12, atol=0)
+    assert joined.posterior.scale == whole.posterior.scale
+    joined.forget(batches[2:])
+    torch.testing.assert_close(
+        joined.posterior.curvature.weight, first.posterior.curvature.weight, rtol=1e-9, atol=1e-12
+    )
+    assert joined.posterior.n_items == first.posterior.n_items
+    with pytest.raises(ValueError, match="cannot forget 96 of 32 items"):
+        joined.forget(batches)
+
+
+@pytest.mark.parametrize("fix", ["fixed", "positive"])
+def test_the_whole_data_set_does_not_depend_on_how_it_is_cut(fix):
+    inputs, labels = (torch.cat(parts) for parts in zip(*make_batches(), strict=True))
+    options = {"pairs": "dataset", "fix": fix}
+    one = fit([(inputs, labels)], fix=fix).posterior.curvature
+    for size in (5, 16, 64):
+        cut = list(zip(inputs.split(size), labels.split(size), strict=True))
+        encoder = fit(cut, **options)
+        torch.testing.assert_close(encoder.posterior.curvature.weight.float(), one.weight.float(), rtol=1e-4, atol=1e-6)
+        assert encoder.posterior.curvature.n_positives == one.n_positives
+    with pytest.raises(ValueError, match="only a posterior fitted in batches can forget; .* of scope dataset"):
+        encoder.forget(cut)
+    with pytest.raises(ValueError, match="only encoders fitted in batches"):
+        encoder + encoder
+
+
+@pytest.mark.parametrize("fix", ["fixed", "positive", "full"])
+def test_features_alone_are_enough(fix):
+    batches = make_batches(1, N=40)
+    encoder = fit(batches, fix=fix)
+    features, labels = encoder.features(batches), batches[0][1]
+    head = encoder.network[2]
+    alone = lam.fit_features(features, labels, head.weight.detach(), head.bias.detach(), margin=0.7, fix=fix)
+    mine, theirs = alone.posterior.curvature.weight, encoder.posterior.curvature.weight
+    torch.testing.assert_close(mine.float(), theirs.float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(alone.embed(features).kappa, encoder.embed(batches).kappa, rtol=1e-3, atol=0)
+
+
+def test_places_are_paired_by_distance():
+    inputs, _ = make_batches(1, N=30)[0]
+    positions = torch.rand(30, 2, generator=torch.Generator().manual_seed(3)) * 60
+    distances = {"positive_within": 10.0, "negative_beyond": 25.0}
+    in_batch = fit([(inputs, positions)], **distances)
+    at_once = fit([(inputs[:17], positions[:17]), (inputs[17:], positions[17:])], pairs="dataset", **distances)
+    expected = lam.Pairs.by_distance(positions, 10.0, 25.0)
+    for encoder in (in_batch, at_once):
+        curvature = encoder.posterior.curvature
+        assert (curvature.n_positives, curvature.n_negatives) == (expected.n_positives, expected.n_negatives)
+    one, other = in_batch.posterior.curvature.weight, at_once.posterior.curvature.weight
+    torch.testing.assert_close(one.float(), other.float(), rtol=1e-4, atol=1e-6)
+
+
+def test_one_item_has_the_same_kappa_alone_and_in_any_batch():
+    batches = make_batches()
+    encoder = fit(batches)
+    together = encoder.embed(batches)
+    assert len(together) == 64
+    alone = torch.cat([encoder.embed(batches[1][0][i : i + 1]).kappa for i in range(16)])
+    torch.testing.assert_close(alone, together.kappa[16:32], rtol=1e-4, atol=0)
+
+
+def test_a_batch_is_taken_as_a_loader_yields_it():
+    batches = make_batches()
+    encoder = fit(batches)
+    expected = encoder.embed(batches[0][0]).kappa
+    assert torch.equal(encoder.embed(batches[0]).kappa, expected)
+    assert torch.equal(encoder.embed(list(batches[0])).kappa, expected)
+    assert torch.equal(encoder.embed([batches[0][0]]).kappa, expected)
+
+
+def test_tuning_by_evidence_chooses_the_prior():
+    encoder = fit()
+    before = encoder.posterior
+    encoder.tune([], by="marginal_likelihood", step=0.1)
+    assert encoder.posterior.prior_precision == pytest.approx(math.exp(0.1)) or (
+        encoder.posterior.prior_precision == pytest.approx(math.exp(-0.1))
+    )
+    encoder.tune([], by="marginal_likelihood")
+    after = encoder.posterior
+    assert after.prior_precision != before.prior_precision
+    assert before.log_marginal_likelihood(after.prior_precision) > before.log_marginal_likelihood(1.0)
+
+
+def test_half_precision_networks_keep_a_float32_posterior():
+    network = make_network().bfloat16()
+    batches = [(inputs.bfloat16(), labels) for inputs, labels in make_batches()]
+    encoder = lam.fit(network, batches, margin=0.7, progress=False)
+    assert encoder.posterior.weight.dtype == torch.float32
+    assert encoder.embed(batches).kappa.dtype == torch.float32
+    assert network[2].weight.dtype == torch.bfloat16
+
+
+def test_moved_to_a_device_it_stays_the_same():
+    batches = make_batches()
+    encoder = fit(batches)
+    expected = encoder.embed(batches).kappa
+    assert encoder.to("cpu") is encoder
+    assert torch.equal(encoder.embed(batches).kappa, expected)
+    assert encoder.posterior.to("cpu").seed == encoder.posterior.seed
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_curvature_of_the_cpu():
+    batches = make_batches()
+    network = make_network().double()
+    doubled = [(inputs.double(), labels) for inputs, labels in batches]
+    on_cpu = lam.fit(network, doubled, margin=0.7, progress=False)
+    on_gpu = lam.fit(make_network().double().cuda(), doubled, margin=0.7, progress=False)
+    torch.testing.assert_close(
+        on_gpu.posterior.curvature.weight.cpu(), on_cpu.posterior.curvature.weight, rtol=1e-10, atol=1e-12
+    )
+    assert on_gpu.embed(doubled).kappa.device.type == "cuda"
+    on_gpu.tune(doubled, n_samples=4, greatest=1e3)
+    assert lam.evaluate(on_gpu, doubled, [doubled[0][0]], n_samples=4).metrics["recall@1"] > 0
+
+
+def test_an_item_with_no_features_at_all_is_uncertain_not_an_error():
+    features, labels = torch.randn(12, 5), torch.arange(12) % 3
+    for bias in (None, torch.tensor([0.1, -0.2, 0.3])):
+        encoder = lam.fit_features(features, labels, torch.eye(3, 5), bias, margin=0.7, likelihood_scale=1e6)
+        empty = torch.zeros(1, 5)
+        alone = encoder.embed(empty)
+        together = encoder.embed(torch.cat([features[:3], empty]))
+        torch.testing.assert_close(alone.kappa[0], together.kappa[3])
+        assert alone.mean.norm() == pytest.approx(0 if bias is None else 1, abs=1e-6)  # without bias: no direction
+    without = lam.fit_features(features, labels, torch.eye(3, 5), margin=0.7, likelihood_scale=1e6)
+    assert without.embed(torch.zeros(1, 5)).kappa < 1 < without.embed(features).kappa.median()
+    with pytest.raises(ValueError, match="features are all zero"):
+        lam.fit_features(torch.zeros(12, 5), labels, torch.eye(3, 5), torch.ones(3), margin=0.7)
+
+
+def test_heads_are_read_as_they_are_used():
+    class ByName(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(input=x)
+
+    network, batches = ByName(), make_batches()
+    encoder = lam.fit(network, batches, margin=0.7, progress=False)
+    torch.testing.assert_close(encoder.posterior.weight, network.head.weight.detach())
+    torch.testing.assert_close(encoder.features(batches[0]), batches[0][0])
+
+
+@pytest.mark.filterwarnings(
+    "ignore:the held-out data", "ignore:.*the mean of the samples"
+)  # the network is not trained
+def test_the_posterior_keeps_its_own_copy_in_float32():
+    layer = nn.Linear(5, 3)
+    features, labels = torch.randn(12, 5), torch.arange(12) % 3
+    encoder = lam.fit_features(features, labels, layer.weight, layer.bias, margin=0.7)
+    before = encoder.embed(features).kappa
+    with torch.no_grad():
+        layer.weight.zero_()
+    assert torch.equal(encoder.embed(features).kappa, before)
+    encoder.tune([(features, labels)], n_samples=4)
+    assert not encoder.posterior.weight.requires_grad
+    half = lam.fit_features(features.half(), labels.tolist(), torch.eye(3, 5).half(), margin=0.7)
+    assert half.embed(features.half()).kappa.dtype == torch.float32
+
+
+def test_a_batch_without_positive_pairs_can_be_forgotten():
+    batches = make_batches(3)
+    lonely = (torch.randn(3, 6), torch.arange(3))
+    encoder = fit([*batches, lonely])
+    encoder.forget([lonely])
+    assert same_posterior(encoder, fit(batches)) or encoder.posterior.n_items == 48
+    torch.testing.assert_close(encoder.posterior.curvature.weight, fit(batches).posterior.curvature.weight)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:the held-out data", "ignore:.*the mean of the samples"
+)  # the network is not trained
+def test_one_batch_is_enough_for_every_call():
+    batch = make_batches(1, N=40)[0]
+    encoder = lam.fit(make_network(), batch, margin=0.7, progress=False)
+    assert encoder.posterior.n_items == 40
+    encoder.tune(batch, n_samples=4)
+    assert lam.evaluate(encoder, batch, n_samples=4).metrics["n_queries"] == 40
+    for nothing in ([], batch[0][:0]):
+        with pytest.raises(ValueError, match="there are no inputs to embed"):
+            encoder.embed(nothing)
+        with pytest.raises(ValueError, match="there are no inputs to embed"):
+            encoder.observe(nothing)

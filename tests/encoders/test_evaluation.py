@@ -1,0 +1,160 @@
+import pytest
+import torch
+from torch import Tensor
+
+import lam
+from lam.encoders.evaluation import ood_scores
+from lam.pairs.relevance import LabelRelevance
+from lam.retrieval import auroc, ausc, map_at_k, rank
+from lam.retrieval.metrics.ood import knn_distance
+from lam.retrieval.metrics.reliability import answers_of
+from tests.encoders.small import fit, make_batches
+
+KEYS = {"recall@1", "map@1", "map@5", "map@10", "ece", "ece_below_one", "ausc"}
+
+
+def far_away(count: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [8 * torch.randn(20, 6, generator=generator) for _ in range(count)]
+
+
+def test_metrics_are_those_of_the_arrays():
+    batches = make_batches(8)
+    encoder = fit(batches[:4], likelihood_scale=1e3)
+    evaluation = lam.evaluate(encoder, batches[4:], far_away(), reference=encoder.features(batches[:4]), n_samples=20)
+    metrics = evaluation.metrics
+    assert metrics.keys() >= KEYS | {
+        f"{name}{by}" for name in ("auroc", "auprc") for by in ("", "_variance", "_norm", "_knn")
+    }
+    labels = torch.cat([targets for _, targets in batches[4:]])
+    embeddings = encoder.embed(batches[4:], n_samples=20)
+    hits, _ = rank(embeddings.mean, k=1)
+    assert metrics["recall@1"] == pytest.approx((labels[hits[:, 0]] == labels).double().mean().item())
+    outside = encoder.embed(far_away(), n_samples=20)
+    assert metrics["auroc"] == pytest.approx(auroc(-embeddings.kappa, -outside.kappa))
+    assert metrics["auroc_variance"] == pytest.approx(auroc(embeddings.variance, outside.variance))
+    assert metrics["prevalence"] == pytest.approx(60 / 124)
+    assert metrics["map@1"] == metrics["recall@1"]
+    assert metrics["ausc"] == pytest.approx(ausc(labels[hits[:, 0]] == labels, -embeddings.kappa))
+    ranked, _ = rank(embeddings.mean, k=5)
+    relevance = labels[ranked] == labels[:, None]
+    assert metrics["map@5"] == pytest.approx(map_at_k(relevance, labels.bincount()[labels] - 1, k=5))
+    samples = encoder.posterior.sampled_embeddings(encoder.features(batches[4:]), n_samples=20)
+    answers = answers_of(samples, LabelRelevance(labels), rank(embeddings.mean, k=10)[0])
+    assert metrics["ece"] == pytest.approx(answers.votes().binned().expected_error)
+    assert metrics["auroc_norm"] > 0.9
+    assert len(evaluation.ood_embeddings["ood"]) == 60
+
+
+def test_several_sets_have_names_and_the_first_is_the_main_one():
+    batches = make_batches(8)
+    encoder = fit(batches[:4])
+    sets = {"far": far_away(1), "near": [batches[0][0]]}
+    metrics = lam.evaluate(encoder, batches[4:], sets, n_samples=8).metrics
+    alone = lam.evaluate(encoder, batches[4:], far_away(1), n_samples=8).metrics
+    assert metrics["auroc"] == alone["auroc"]
+    assert {"auroc@near", "auprc_variance@near", "prevalence@near"} <= metrics.keys()
+    assert not any("knn" in key for key in metrics)
+
+
+def test_queries_without_a_match_are_left_out_and_counted():
+    batches = make_batches(2, N=20)
+    inputs, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    labels = labels.clone()
+    labels[5] = 99
+    encoder = fit(batches)
+    evaluation = lam.evaluate(encoder, [(inputs, labels)], n_samples=8)
+    assert evaluation.metrics["n_without_relevant"] == 1
+    assert not evaluation.answerable[5]
+    assert evaluation.metrics["recall@1"] == pytest.approx(
+        evaluation.correct[evaluation.answerable].double().mean().item()
+    )
+
+
+def test_without_any_match_metrics_are_undefined_not_zero():
+    encoder = fit()
+    metrics = lam.evaluate(encoder, [(torch.randn(5, 6), torch.arange(5))], n_samples=4).metrics
+    assert metrics["recall@1"] is None
+    assert metrics["map@5"] is None
+    assert metrics["ausc"] is None
+
+
+def test_the_score_by_neighbours_is_that_of_a_double_loop():
+    generator = torch.Generator().manual_seed(0)
+    features, reference = torch.randn(7, 5, generator=generator), torch.randn(11, 5, generator=generator)
+    got = knn_distance(features, reference, k=3, block=2)
+    for row, value in zip(features, got, strict=True):
+        cosines = sorted((torch.cosine_similarity(row, other, dim=0).item() for other in reference), reverse=True)
+        assert value.item() == pytest.approx(1 - cosines[2], abs=1e-6)
+    with pytest.raises(ValueError, match="at least k = 12 items, got 11"):
+        knn_distance(features, reference, k=12)
+
+
+def test_every_score_is_higher_for_what_is_uncertain():
+    encoder = fit()
+    features = encoder.features(far_away(1))
+    embeddings = encoder.embed(far_away(1))
+    scores = ood_scores(embeddings, features, features[:6])
+    assert torch.equal(scores["kappa"], -embeddings.kappa)
+    assert torch.equal(scores["norm"], features.norm(dim=1))
+    assert set(scores) == {"kappa", "variance", "norm", "knn"}
+
+
+def test_bad_input_is_refused():
+    encoder = fit()
+    batches = make_batches()
+    with pytest.raises(ValueError, match="needs in-distribution batches of inputs with labels"):
+        lam.evaluate(encoder, [batches[0][0]])
+    with pytest.raises(ValueError, match="at least 2 in-distribution items"):
+        lam.evaluate(encoder, [(torch.randn(1, 6), torch.tensor([0]))])
+    with pytest.raises(ValueError, match="the OOD set 'ood' is empty"):
+        lam.evaluate(encoder, batches, [])
+    with pytest.raises(ValueError, match="there are 5 items and 4 labels"):
+        lam.evaluate(encoder, [(torch.randn(5, 6), torch.arange(4))])
+
+
+def test_places_are_found_by_their_distance_in_a_gallery_of_their_own():
+    generator = torch.Generator().manual_seed(1)
+    places = 1000.0 * torch.arange(12)[:, None] * torch.ones(2)
+    positions = torch.cat([places + 5 * torch.rand(12, 2, generator=generator) for _ in range(3)])
+    inputs = torch.cat([torch.eye(12)] * 3) + 0.05 * torch.randn(36, 12, generator=generator)
+    encoder = lam.fit(torch.nn.Linear(12, 6), [(inputs, positions)], margin=0.7, positive_within=10.0, progress=False)
+    is_query = torch.arange(36) < 12
+    in_gallery = torch.ones(36, dtype=torch.bool)
+    in_gallery[[12 + 3, 24 + 3]] = False  # nothing is left near the fourth query
+    evaluation = lam.evaluate(
+        encoder, [(inputs[in_gallery], positions[in_gallery])], is_query=is_query[in_gallery], n_samples=16
+    )
+    embeddings = encoder.embed(inputs[in_gallery], n_samples=16)
+    kept = positions[in_gallery]
+    correct, found = [], []
+    for query in range(12):
+        cosines = embeddings.mean[12:] @ embeddings.mean[query]
+        nearest = 12 + int(cosines.argmax())
+        found.append(nearest)
+        correct.append(bool((kept[nearest] - kept[query]).norm() <= 10))
+    assert evaluation.hits[:, 0].tolist() == found
+    assert evaluation.correct.tolist() == correct
+    assert evaluation.metrics["n_without_relevant"] == 1
+    assert evaluation.metrics["recall@1"] == pytest.approx(sum(correct) / 11)
+    assert evaluation.metrics["no_match_prevalence"] == pytest.approx(1 / 12)
+    rank_of_fourth = 1 + int((evaluation.cosines < evaluation.cosines[3]).sum())
+    assert evaluation.metrics["no_match_auprc"] == pytest.approx(1 / rank_of_fourth)
+    assert {"no_match_auprc_kappa", "recall@5", "map@5", "ece", "ausc"} <= evaluation.metrics.keys()
+    assert len(evaluation.gallery) == 22
+    wider = lam.evaluate(encoder, [(inputs, positions)], is_query=is_query, relevant_within=5000.0, n_samples=4)
+    assert wider.metrics["recall@10"] >= evaluation.metrics["recall@10"]
+
+
+def test_an_encoder_whose_ood_score_is_the_neighbours_needs_a_reference_and_names_the_others():
+    batches = make_batches(4)
+    encoder = lam.fit(torch.nn.Identity(), batches, margin=0.7, head="identity", progress=False)
+    with pytest.raises(ValueError, match="k-NN distance: give reference"):
+        lam.evaluate(encoder, batches, far_away(), n_samples=4)
+    reference = encoder.features(batches)
+    metrics = lam.evaluate(encoder, batches, far_away(), reference=reference, n_samples=4).metrics
+    outside = torch.cat(far_away())
+    inside = torch.cat([inputs for inputs, _ in batches])
+    assert metrics["auroc"] == pytest.approx(auroc(knn_distance(inside, reference), knn_distance(outside, reference)))
+    assert {"auroc_kappa", "auroc_variance", "auroc_norm"} <= metrics.keys()
+    assert "auroc_knn" not in metrics

@@ -1,0 +1,113 @@
+"""An encoder on disk: saved, loaded, exported."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import lam
+from lam import models
+from lam.inputs.preprocessing import Preprocessing
+from lam.utils.files import CorruptFileError
+from tests.encoders.small import fit, make_batches, make_network, same_posterior
+
+
+def test_saved_and_loaded_it_is_the_same_to_the_bit(tmp_path: Path):
+    batches = make_batches(8, N=32)
+    encoder = fit(batches[:4], preprocessing=Preprocessing(mode="L", size=(8, 8)))
+    encoder.tune(batches[4:], n_samples=16, greatest=1e8)
+    encoder.save(tmp_path / "encoder")
+    loaded = lam.load(tmp_path / "encoder", make_network(seed=9))
+    assert same_posterior(loaded, encoder)
+    assert (loaded.preprocessing, loaded.relation, loaded.tuning, loaded.head) == (
+        encoder.preprocessing,
+        encoder.relation,
+        encoder.tuning,
+        encoder.head,
+    )
+    assert torch.equal(loaded.embed(batches).kappa, encoder.embed(batches).kappa)
+    encoder.tune([], by="marginal_likelihood")
+    encoder.save(tmp_path / "encoder")
+    assert lam.load(tmp_path / "encoder", make_network()).posterior.prior_precision != 1.0
+
+
+def test_named_networks_are_rebuilt_by_name_and_others_must_be_given(tmp_path: Path):
+    network = models.build("convnet8", dimension=3, seed=4)
+    images = torch.rand(32, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    encoder = lam.fit(network, [(images, torch.arange(32) % 4)], margin=0.7, progress=False)
+    encoder.save(tmp_path / "named")
+    loaded = lam.load(tmp_path / "named")
+    assert torch.equal(loaded.embed(images).kappa, encoder.embed(images).kappa)
+    fit().save(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"cannot rebuild by name: pass one of the same architecture"):
+        lam.load(tmp_path / "other")
+    with pytest.raises(
+        ValueError, match=r"2\.bias is \(4,\) in the network, \(3,\) in the file; 2\.weight is \(4, 12\)"
+    ):
+        lam.load(tmp_path / "other", make_network(D=4))
+    with pytest.raises(
+        ValueError, match=r"0\.bias is missing in the network; .*features\.0\.bias is missing in the file"
+    ):
+        lam.load(tmp_path / "other", models.build("convnet8", dimension=3))
+
+
+def test_an_encoder_of_features_is_saved_without_a_network(tmp_path: Path):
+    features, labels = torch.randn(20, 5, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
+    encoder = lam.fit_features(features, labels, torch.eye(3, 5), margin=0.7)
+    encoder.save(tmp_path)
+    assert torch.equal(lam.load(tmp_path).embed(features).kappa, encoder.embed(features).kappa)
+    with pytest.raises(ValueError, match="saved without a network"):
+        lam.load(tmp_path, make_network())
+    with pytest.raises(ValueError, match="without a network cannot be exported"):
+        encoder.export(tmp_path / "program.pt2", features)
+
+
+def test_altered_files_and_other_versions_are_refused(tmp_path: Path):
+    folder = tmp_path / "encoder"
+    fit().save(folder)
+    (posterior,) = folder.glob("generation-*/posterior.safetensors")
+    content = bytearray(posterior.read_bytes())
+    content[-3] ^= 1
+    posterior.write_bytes(bytes(content))
+    with pytest.raises(CorruptFileError, match=r"posterior.safetensors is truncated or altered"):
+        lam.load(folder, make_network())
+    with pytest.raises(CorruptFileError, match="MANIFEST.json is missing"):
+        lam.load(tmp_path)
+    fit().save(folder)
+    (metadata,) = folder.glob("generation-*/encoder.json")
+    from lam.utils.files import seal, write_json
+
+    write_json(metadata, {**json.loads(metadata.read_text()), "format": 99})
+    seal(folder, [str(path.relative_to(folder)) for path in folder.glob("generation-*/*")])
+    with pytest.raises(ValueError, match="has format 99, this version of lam reads 3"):
+        lam.load(folder, make_network())
+
+
+def test_exported_it_gives_the_same_for_any_batch_size(tmp_path: Path):
+    batches = make_batches()
+    encoder = fit(batches)
+    with pytest.raises(ValueError, match="the shape of an input is not known: give an example"):
+        encoder.export(tmp_path / "encoder.pt2")
+    encoder.export(tmp_path / "encoder.pt2", batches[0][0])
+    program = torch.export.load(tmp_path / "encoder.pt2").module()
+    for size in (2, 5, 16):
+        inputs = batches[1][0][:size]
+        features, mean, kappa, variance = program(inputs)
+        expected = encoder.embed(inputs)
+        torch.testing.assert_close(features, encoder.features(inputs))
+        torch.testing.assert_close(mean, expected.mean)
+        torch.testing.assert_close(kappa, expected.kappa, rtol=1e-4, atol=0)
+        torch.testing.assert_close(variance, expected.variance)
+    with pytest.raises(ValueError, match="at least 2 inputs"):
+        encoder.export(tmp_path / "one.pt2", batches[0][0][:1])
+
+
+def test_images_are_exported_without_an_example(tmp_path: Path):
+    network = models.build("convnet8", dimension=3)
+    images = torch.rand(16, 1, 8, 8)
+    sort = Preprocessing(mode="L", size=(8, 8))
+    encoder = lam.fit(network, [(images, torch.arange(16) % 4)], margin=0.7, preprocessing=sort, progress=False)
+    encoder.export(tmp_path / "encoder.pt2", n_samples=8)
+    kappa = torch.export.load(tmp_path / "encoder.pt2").module()(images)[2]
+    torch.testing.assert_close(kappa, encoder.embed(images, n_samples=8).kappa, rtol=1e-4, atol=0)

@@ -1,0 +1,151 @@
+"""What people bring: networks that scale, normalise or parametrise their head, and inputs and labels of other types."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lam
+from tests.encoders.small import fit, make_batches, make_network
+from tests.helpers import unchecked
+
+Change = Callable[[Tensor], Tensor]
+
+
+class Ending(nn.Module):
+    """A head, and what is done with its output."""
+
+    def __init__(self, change: Change) -> None:
+        super().__init__()
+        self.body, self.head, self.change = nn.Sequential(nn.Linear(6, 12), nn.ReLU()), nn.Linear(12, 4), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.change(self.head(self.body(x)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda f: 16 * F.normalize(f),  # ArcFace
+        lambda f: 16 * f,
+        lambda f: f / f.abs().amax(1, keepdim=True),
+    ],
+)
+def test_an_output_that_is_a_positive_multiple_of_the_heads_direction_is_taken(change: Change) -> None:
+    network, batches = Ending(change), make_batches()
+    encoder = lam.fit(network, batches, margin=0.7, progress=False)
+    assert encoder.head == "head"
+    with torch.no_grad():
+        expected = F.normalize(network(batches[0][0]))
+    assert torch.equal(encoder.embed(batches[0]).mean, expected)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda f: -16 * f, F.relu, lambda f: f + 1, lambda f: f * f.new_tensor([1, 1, 1, 2])]
+)
+def test_an_output_in_another_direction_is_refused(change: Change) -> None:
+    with pytest.raises(ValueError, match=r"no linear layer gives the direction of the network's output \(16, 4\)"):
+        lam.fit(Ending(change), make_batches(), margin=0.7, progress=False)
+
+
+@pytest.mark.parametrize(
+    "parametrised",
+    [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm],
+)
+def test_a_parametrised_network_in_training_is_left_as_it_was(parametrised: Callable[[nn.Linear], nn.Linear]) -> None:
+    network = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), parametrised(nn.Linear(12, 4))).train()
+    before, batches = copy.deepcopy(network.state_dict()), make_batches()
+    encoder = lam.fit(network, batches, margin=0.7, progress=False)
+    encoder.embed(batches)
+    encoder.tune(batches, n_samples=4)
+    after = network.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(module.training for module in network.modules())
+
+
+def test_a_network_without_weights_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the network is on the meta device, where it has shapes and no weights"):
+        lam.fit(make_network().to("meta"), make_batches(), margin=0.7, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [
+        (torch.float16, r"inputs.to\(torch.float32\)$"),
+        (torch.float64, r"inputs.to\(torch.float32\)$"),
+        (torch.uint8, r"inputs.to\(torch.float32\), scaled and normalised as in training$"),
+    ],
+)
+def test_inputs_of_another_type_are_refused_in_words(dtype: torch.dtype, advice: str) -> None:
+    batches = make_batches()
+    others = [((10 * inputs).to(dtype), labels) for inputs, labels in batches]
+    encoder = fit(batches)
+    said = (
+        rf"the network does not take inputs of {dtype} \(.*\): its weights are torch.float32, so convert them, {advice}"
+    )
+    for call in (lambda: fit(others), lambda: encoder.embed(others), lambda: encoder.observe(others[0])):
+        with pytest.raises(ValueError, match=said):
+            call()
+
+
+def test_errors_of_the_network_itself_are_its_own() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        fit([(torch.randn(16, 5), torch.arange(16) % 4)])
+
+
+@pytest.mark.parametrize(
+    "named", [lambda labels: [f"class {n}" for n in labels], lambda labels: np.array(["a", "b"])[labels % 2]]
+)
+def test_labels_that_are_text_are_refused(named: Callable[[Tensor], Any]) -> None:
+    batches = make_batches()
+    others = [(inputs, named(labels)) for inputs, labels in batches]
+    encoder = fit(batches)
+    for call in (lambda: fit(others), lambda: lam.evaluate(encoder, others), lambda: encoder.tune(others)):
+        with pytest.raises(
+            ValueError, match="labels must be integers, and positions numbers, got .*: number the classes"
+        ):
+            call()
+    features = torch.randn(6, 5)
+    with pytest.raises(ValueError, match="labels must be integers"):
+        unchecked(lam.fit_features)(features, ["a", "b"] * 3, torch.eye(3, 5), margin=0.7)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "classes", "whose"), [(1000, 4, "ImageNet"), (120, 120, "the data"), (21843, 4, "ImageNet")]
+)
+def test_a_head_that_looks_like_class_logits_gets_a_hint(outputs: int, classes: int, whose: str) -> None:
+    network, labels = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, outputs)), torch.arange(240) % classes
+    loader = torch.utils.data.DataLoader(Labelled(torch.randn(240, 6), labels), batch_size=240)
+    with pytest.warns(UserWarning, match=rf"the last layer, 2, has {outputs} outputs, as many as {whose} has classes"):
+        lam.fit(network, loader, margin=0.7, progress=False)
+
+
+def test_an_embedding_gets_no_such_hint() -> None:
+    loader = torch.utils.data.DataLoader(Labelled(torch.randn(240, 6), torch.arange(240) % 4), batch_size=240)
+    lam.fit(make_network(D=4), loader, margin=0.7, progress=False)
+    lam.fit(make_network(D=128), loader, margin=0.7, progress=False)
+
+
+class Labelled(torch.utils.data.TensorDataset):
+    """A data set that says its labels."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
+        super().__init__(inputs, labels)
+        self.labels = labels
+
+
+def test_a_kappa_that_is_one_constant_is_told() -> None:
+    batches = make_batches()
+    sure = fit(batches, prior_precision=1e12, likelihood_scale=1e30)
+    with pytest.warns(
+        UserWarning, match=r"κ is 1e\+08 for all 64 queries: it orders no answers and tells no outsiders"
+    ):
+        lam.evaluate(sure, batches)
+    lam.evaluate(fit(batches), batches)
+    lam.evaluate(lam.methods.find("deterministic").DeterministicEncoder(make_network(), "2"), batches)

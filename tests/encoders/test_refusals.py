@@ -1,0 +1,161 @@
+"""What an encoder refuses, before any work and by name."""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor
+
+import lam
+from tests.encoders.small import fit, make_batches, make_network
+from tests.helpers import unchecked
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "message"),
+    [
+        (None, {"margin": 2.5}, r"margin must be in \(0, 2\]"),
+        (None, {"split": "angle"}, "split must be one of euclidean, arccos, got 'angle'"),
+        (None, {"fix": "half"}, "fix must be one of positive, fixed, full, got 'half'"),
+        (None, {"fix": "full", "pairs": "dataset"}, "fix must be fixed or positive with pairs"),
+        (None, {"negative_beyond": 3.0}, "negative_beyond needs positive_within"),
+        (None, {"prior_precision": 0.0}, "prior_precision must be positive"),
+        ([], {}, "the loader gave no batch"),
+        ([(torch.randn(1, 6), torch.tensor([0]))], {}, "at least 2 items are needed to form a pair, got 1"),
+        ([(torch.randn(5, 6), torch.zeros(5, dtype=torch.long))], {}, "no batch of the 5 items holds a negative pair"),
+        ([(torch.randn(5, 6), torch.arange(5))], {}, "no batch of the 5 items holds a positive pair"),
+        ([(torch.randn(5, 6), torch.arange(4))], {}, "there are 5 items and 4 labels"),
+        ([torch.randn(5, 6)], {}, "needs batches of inputs with targets"),
+        ([(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long))], {}, "the first batch is empty"),
+    ],
+)
+def test_bad_input_to_fit_is_refused(batches, options, message):
+    batches = make_batches() if batches is None else batches
+    with pytest.raises(ValueError, match=message):
+        unchecked(lam.fit)(make_network(), batches, **{"margin": 0.7, "progress": False, **options})
+
+
+def test_an_unknown_scope_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match="pairs must be one of batch, dataset, got 'epoch'"):
+        fit(pairs="epoch")
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.zeros(8, dtype=torch.long), "all 8 items have one label: there is no negative pair"),
+        (torch.arange(8), "no two of 8 items share a label: there is no positive pair"),
+        (torch.arange(7), "there are 8 items and 7 labels"),
+    ],
+)
+def test_bad_labels_are_refused_before_any_work(labels, message):
+    with pytest.raises(ValueError, match=message):
+        lam.fit_features(torch.full((8, 4), float("nan")), labels, torch.eye(3, 4), margin=0.7)
+
+
+def test_labels_of_a_data_set_are_checked_before_the_network_runs():
+    class OneClass(torch.utils.data.Dataset):
+        labels = torch.zeros(6, dtype=torch.long)
+
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            raise AssertionError("an image was read")
+
+    with pytest.raises(ValueError, match="all 6 items have one label"):
+        lam.fit(make_network(), torch.utils.data.DataLoader(OneClass(), batch_size=2), margin=0.7, progress=False)
+
+
+def test_features_that_are_not_finite_are_named_by_their_place_in_the_data():
+    batches = make_batches()
+    batches[2][0][5, 0] = float("nan")
+    for options in ({}, {"pairs": "dataset"}):
+        with pytest.raises(ValueError, match="features must be finite, got nan at item 37"):
+            fit(batches, **options)
+    encoder = fit()
+    with pytest.raises(ValueError, match="got nan at item 37"):
+        encoder.embed(batches)
+
+
+def test_bad_input_to_tune_is_refused():
+    encoder = fit()
+    with pytest.raises(ValueError, match="by must be one of calibration, marginal_likelihood, got 'luck'"):
+        unchecked(lam.BayesianEncoder.tune)(encoder, make_batches(), by="luck")
+    with pytest.raises(ValueError, match="marginal_likelihood can choose prior_precision, not 'likelihood_scale'"):
+        encoder.tune(make_batches(), by="marginal_likelihood", over="likelihood_scale")
+    with pytest.raises(ValueError, match="marginal_likelihood takes no option but step, got n_samples"):
+        encoder.tune(make_batches(), by="marginal_likelihood", n_samples=3)
+    with pytest.raises(ValueError, match="batches of inputs with labels"):
+        encoder.tune([make_batches()[0][0]])
+    with pytest.raises(ValueError, match="at least 2 items are needed to form a pair, got 1"):
+        encoder.tune([(torch.randn(1, 6), torch.tensor([0]))])
+
+
+@pytest.mark.parametrize("value", [1e20, 1e38])
+def test_features_too_large_to_square_are_named_and_never_fitted(value: float):
+    features, labels = torch.randn(12, 5), torch.arange(12) % 3
+    features[7, 2] = value
+    layer = torch.eye(3, 5)
+    with pytest.raises(ValueError, match=r"at most 4.3e\+09 in size, .* at item 7, feature 2"):
+        lam.fit_features(features, labels, layer, margin=0.7)
+    encoder = lam.fit_features(torch.randn(12, 5), labels, layer, margin=0.7)
+    with pytest.raises(ValueError, match="at item 7, feature 2"):
+        encoder.embed(features)
+    with pytest.raises(ValueError, match="the curvature of the weight is not finite"):
+        replace(
+            encoder.posterior, curvature=replace(encoder.posterior.curvature, positive=torch.full((3, 5), torch.inf))
+        )
+
+
+@pytest.mark.parametrize("labels", [torch.rand(12), torch.zeros(12, 2, dtype=torch.long)])
+def test_labels_that_are_no_vector_of_integers_are_refused(labels):
+    with pytest.raises(ValueError, match="labels must be integers of shape"):
+        lam.fit_features(torch.randn(12, 5), labels, torch.eye(3, 5), margin=0.7)
+
+
+def test_encoders_with_other_settings_or_networks_do_not_add_up():
+    batches = make_batches()
+    with pytest.raises(ValueError, match=r"same prior precision, likelihood scale and seed add up, got .*: add first"):
+        fit(batches) + fit(batches, prior_precision=2.0)
+    other = make_network()
+    with torch.no_grad():
+        other[0].weight.add_(1)
+    with pytest.raises(ValueError, match="only encoders of one network add up"):
+        fit(batches) + lam.fit(other, batches, margin=0.7, progress=False)
+
+
+def test_places_that_are_all_near_each_other_have_no_negative_pair():
+    inputs, positions = torch.randn(20, 6), torch.rand(20, 2)
+    with pytest.raises(ValueError, match="all 20 places are near each other"):
+        lam.fit_features(inputs, positions, torch.eye(3, 6), margin=0.7, positive_within=10.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"least": 0.0}, "0 < least < greatest, got 0.0 and"),
+        ({"least": 1e5, "greatest": 1e3}, "0 < least < greatest, got 100000.0 and 1000.0"),
+        ({"refinements": -1}, "refinements must be at least 0"),
+    ],
+)
+def test_ranges_of_scales_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        fit().tune(make_batches(), **options)
+
+
+def test_data_sets_of_others_are_checked_by_their_targets():
+    class Others(torch.utils.data.Dataset):
+        targets: ClassVar[list[int]] = [3, 3, 3]
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            raise AssertionError("an image was read")
+
+    with pytest.raises(ValueError, match="all 3 items have one label"):
+        lam.fit(make_network(), torch.utils.data.DataLoader(Others()), margin=0.7, progress=False)

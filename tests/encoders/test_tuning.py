@@ -1,0 +1,184 @@
+"""Choosing the likelihood scale: what is tried, what is chosen, and what is said of it."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import lam
+from lam.encoders.tuning import COSINE_LIMIT, calibrate_scale
+from lam.pairs.relevance import LabelRelevance, PlaceRelevance
+from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics.reliability import answers_of
+from tests.encoders.small import fit, make_batches
+
+
+@pytest.fixture
+def tuned() -> tuple[lam.BayesianEncoder, torch.Tensor, torch.Tensor]:
+    """An encoder tuned on held-out data, and these."""
+    batches = make_batches(8, N=32)
+    encoder = fit(batches[:4])
+    encoder.tune(batches[4:], n_samples=16, greatest=1e8)
+    return encoder, encoder.features(batches[4:]), torch.cat([targets for _, targets in batches[4:]])
+
+
+def twin(encoder: lam.BayesianEncoder, scale: float, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The log score of each query, by loops."""
+    posterior = replace(encoder.posterior, likelihood_scale=scale)
+    samples = posterior.sampled_embeddings(features, n_samples=16).double()
+    own = F.normalize(F.linear(features, posterior.weight, posterior.bias)).double()
+    found = []
+    for q in range(len(labels)):
+        hit, *others = (labels[nearest(vectors, q)] for vectors in (own, *samples))
+        right = (sum(int(other == hit) for other in others) + 0.5) / (16 + 1)
+        found.append(-math.log(right if hit == labels[q] else 1 - right))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def nearest(vectors: torch.Tensor, q: int) -> int:
+    """The nearest of all but row q to it."""
+    cosines = (vectors @ vectors[q]).tolist()
+    return max((item for item in range(len(vectors)) if item != q), key=cosines.__getitem__)
+
+
+def test_every_trial_has_the_score_of_its_votes(tuned):
+    encoder, features, labels = tuned
+    trials = encoder.tuning.trials
+    scales = [trial.scale for trial in trials]
+    assert scales == sorted(scales)
+    assert (scales[0], scales[-1]) == (1.0, 1e8)
+    best = min(trials, key=lambda trial: trial.score)
+    assert best.behind == best.error == 0
+    of_best = twin(encoder, best.scale, features, labels)
+    for trial in trials[:: len(trials) // 2]:
+        scores = twin(encoder, trial.scale, features, labels)
+        assert trial.score == pytest.approx(float(scores.mean()))
+        assert trial.behind == pytest.approx(float((scores - of_best).mean()), abs=1e-12)
+        assert trial.error == pytest.approx(float((scores - of_best).std()) / len(labels) ** 0.5, abs=1e-12)
+
+
+def test_the_largest_scale_within_one_standard_error_of_the_best_is_chosen(tuned):
+    encoder = tuned[0]
+    tuning = encoder.tuning
+    assert encoder.posterior.scale == tuning.likelihood_scale == tuning.chosen.scale == tuning.interval[1]
+    assert [
+        trial.scale for trial in tuning.trials if trial.scale > tuning.likelihood_scale and trial.within_error
+    ] == []
+    above = min(trial.scale for trial in tuning.trials if trial.scale > tuning.likelihood_scale)
+    assert above / tuning.likelihood_scale <= 10**0.25 * 1.001  # the end is found to a quarter of a power of ten
+    assert tuning.interval[0] <= min(tuning.trials, key=lambda trial: trial.score).scale
+
+
+def test_prior_and_curvature_stay_as_they_are():
+    batches = make_batches(8, N=32)
+    encoder = fit(batches[:4])
+    before = encoder.posterior
+    encoder.tune(batches[4:], n_samples=16, greatest=1e8)
+    assert encoder.posterior.prior_precision == before.prior_precision
+    assert encoder.posterior.curvature is before.curvature
+
+
+def test_what_was_tried_is_in_the_metrics_and_in_the_file(tuned, tmp_path):
+    encoder, features, labels = tuned
+    metrics = lam.evaluate(encoder, [(torch.randn(16, 6), torch.arange(16) % 4)]).metrics
+    tuning = encoder.tuning
+    assert metrics["tuned_scale"] == encoder.posterior.scale
+    assert (metrics["tuned_scale_low"], metrics["tuned_scale_high"]) == tuning.interval
+    assert metrics["tuned_score"] == tuning.chosen.score
+    assert metrics["tuned_score_error"] == tuning.chosen.error
+    assert metrics["tuned_ece"] == tuning.chosen.ece
+    assert metrics["tuned_cosine"] == tuning.direction_cosine
+    encoder.save(tmp_path / "encoder")
+    assert lam.load(tmp_path / "encoder", encoder.network).tuning == tuning
+    own = F.normalize(F.linear(features, encoder.posterior.weight, encoder.posterior.bias))
+    hits = rank(own, k=10)[0]
+    answers = answers_of(encoder.posterior.sampled_embeddings(features, n_samples=16), LabelRelevance(labels), hits)
+    assert tuning.chosen.ece == answers.votes().binned().expected_error
+
+
+def few_items(seed: int) -> tuple[lam.BayesianEncoder, torch.Tensor, torch.Tensor]:
+    """Sixty items to fit on and sixty to tune on, of twenty classes that differ in few of many directions."""
+    generator = torch.Generator().manual_seed(seed)
+    basis = torch.linalg.qr(torch.randn(256, 256, generator=generator)).Q
+    centres = F.pad(torch.randn(20, 8, generator=generator), (0, 248))
+    labels = torch.arange(120) % 20
+    features = (centres[labels] + 0.5 * torch.randn(120, 256, generator=generator)) @ basis.T
+    encoder = lam.fit_features(features[:60], labels[:60], basis[:, :8].T.contiguous(), margin=0.7, seed=seed)
+    return encoder, features[60:], labels[60:]
+
+
+def test_few_items_do_not_make_the_posterior_one_that_knows_nothing():
+    by_error, by_score = [], []
+    for seed in range(3):
+        encoder, features, labels = few_items(seed)
+        encoder.tune([(features, labels)], n_samples=16, greatest=1e8)
+        least = min(encoder.tuning.trials, key=lambda trial: trial.ece).scale
+        vague = replace(encoder.posterior, likelihood_scale=least)
+        own, sampled = (vague.predict(features, mean=mean).mean for mean in ("network", "sampled"))
+        by_error.append(float((own * sampled).sum(1).mean()))
+        by_score.append(encoder.tuning.direction_cosine)
+    assert sum(cosine < COSINE_LIMIT for cosine in by_error) >= 2  # what the calibration error alone would choose
+    assert min(by_score) > 0.99
+
+
+def test_scales_at_which_every_kappa_is_one_bound_are_not_chosen():
+    labels = torch.arange(40) % 4
+    features = torch.eye(4)[labels] + 0.01 * torch.randn(40, 4)
+    encoder = lam.fit_features(features, labels, torch.eye(4)[:3] + 0.1, margin=0.7)
+    with pytest.warns(UserWarning, match="cannot tell likelihood scales from .* apart: the largest of them was taken"):
+        encoder.tune([(features, labels)])
+    assert not encoder.embed(features).capped.any()
+    with pytest.raises(ValueError, match="κ is at the upper end of its range, 1e.08, at every likelihood scale from"):
+        encoder.tune([(features, labels)], least=1e20, greatest=1e24)
+
+
+def test_a_posterior_so_wide_that_samples_point_elsewhere_is_told():
+    batches = make_batches(2, N=32)
+    encoder = fit(batches[:1], prior_precision=1e-3)
+    with pytest.warns(
+        UserWarning, match=r"the mean of the samples points elsewhere than the network does .*cosine 0\."
+    ):
+        encoder.tune(batches[1:], n_samples=8, least=1e-6, greatest=1e-3)
+
+
+def test_tuning_stays_in_its_range_and_says_when_it_ends_there():
+    encoder = fit()
+    with pytest.warns(UserWarning, match=r"chosen, 1, is at an end of the range tried, 0\.001 to 1"):
+        encoder.tune(make_batches(), n_samples=4, least=1e-3, greatest=1.0)
+    assert all(1e-3 <= trial.scale <= 1.0 for trial in encoder.tuning.trials)
+    with pytest.raises(ValueError, match="all 8 items have one label"):
+        encoder.tune([(torch.randn(8, 6), torch.zeros(8, dtype=torch.long))])
+
+
+def test_tuning_says_when_clipped_weights_make_it_pointless():
+    batches = make_batches(8, N=32)
+    encoder = fit(batches[:4])
+    curvature = encoder.posterior.curvature
+    positive = curvature.positive.abs() + curvature.positive.abs().mean()
+    positive[:, 3] = -1
+    none = torch.zeros_like(positive)
+    encoder.posterior = replace(encoder.posterior, curvature=replace(curvature, positive=positive, negative=none))
+    with pytest.warns(UserWarning, match=r"of the predictive variance is due to the .* whose curvature is negative"):
+        encoder.tune(batches[4:], n_samples=8, greatest=1e8)
+
+
+def test_places_are_scored_by_their_first_hit():
+    torch.manual_seed(3)
+    positions = torch.rand(30, 2) * 40
+    features = torch.cat([positions / 40, torch.rand(30, 2)], 1)
+    encoder = lam.fit_features(
+        features, positions, torch.eye(3, 4), margin=0.7, positive_within=5.0, negative_beyond=9.0
+    )
+    relevance = PlaceRelevance(positions, 5.0)
+    _, tuning = calibrate_scale(encoder.posterior, features, relevance, n_samples=8, least=1e2, greatest=1e6)
+    posterior = replace(encoder.posterior, likelihood_scale=1e4)
+    own, samples = F.normalize(features @ torch.eye(4, 3)), posterior.sampled_embeddings(features, n_samples=8).double()
+    scores = []
+    for q in range(30):
+        hit = positions[nearest(own, q)]
+        agree = sum(bool((positions[nearest(sample, q)] - hit).norm() <= 5.0) for sample in samples)
+        right = (agree + 0.5) / 9
+        scores.append(-math.log(right if (hit - positions[q]).norm() <= 5.0 else 1 - right))
+    assert next(trial.score for trial in tuning.trials if trial.scale == 1e4) == pytest.approx(sum(scores) / 30)

@@ -1,0 +1,69 @@
+"""Lists of images: what they give, and their mistakes, each with its line."""
+
+from pathlib import Path
+
+import pytest
+
+from lam.gallery.image_list import read_list
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("a.png", "b c.png", "é.png"):
+        (tmp_path / name).write_bytes(b"")
+    return tmp_path
+
+
+def listed(folder: Path, text: str, encoding: str = "utf-8") -> Path:
+    path = folder / "list.csv"
+    path.write_text(text, encoding=encoding)
+    return path
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_columns_come_in_any_order(folder: Path, encoding: str) -> None:
+    text = 'label, path ,note,id\r\nx,a.png,"two\r\nlines",1\r\n\r\n,b c.png,,\r\ny,é.png,"a, b",\r\n'
+    found = read_list(listed(folder, text, encoding))
+    assert [image.path for image in found] == [folder / "a.png", folder / "b c.png", folder / "é.png"]
+    assert [(image.name, image.label) for image in found] == [("1", "x"), (None, ""), (None, "y")]
+    assert [image.metadata for image in found] == [{"note": "two\r\nlines"}, {}, {"note": "a, b"}]
+    assert [image.line for image in found] == [3, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "list.csv has no column path; it has none"),
+        ("file,id\na.png,1\n", "list.csv has no column path; it has file, id"),
+        ("path,id,id\n", "columns must have names that differ, got path, id, id"),
+        ("path,\n", "every column must have a name, got 'path', ''"),
+        ("path\n", "list.csv lists no image"),
+        ("path,id\na.png,1\na.png\n", "list.csv has 2 columns, but 1 values in line 3"),
+        ("path,id\na.png,1,2\n", "list.csv has 2 columns, but 3 values in line 2"),
+        ("path,id\n,1\n", "line 2: the path must be the name of a file, got ''"),
+        ("path\na\0.png\n", "line 2: "),
+        ('path\n"a.png"x\n', "line 2: ',' expected after '\"'"),
+        ('path\n"a.png\n', "line 2: unexpected end of data"),
+        ("path,id\na.png,1\nb c.png,2\na.png,1\n", r"line 4: id '1' stands in line 2 already; .* fused \(--fuse\)"),
+        (
+            "path\n" + "".join(f"{i}.png\n" for i in range(7)) + "a.png\n",
+            r"list.csv: 7 of 8 images do not exist: .*/0.png \(line 2\), .*/4.png \(line 6\), \.\.\.$",
+        ),
+    ],
+)
+def test_mistakes_are_named_with_their_line(folder: Path, text: str, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        read_list(listed(folder, text))
+
+
+def test_ids_may_repeat_where_that_is_wanted(folder: Path) -> None:
+    path = listed(folder, "path,id\na.png,1\nb c.png,1\n")
+    assert [image.name for image in read_list(path, repeated_ids=True)] == ["1", "1"]
+
+
+def test_what_is_no_text_is_refused(folder: Path) -> None:
+    path = listed(folder, "path\né.png\n", encoding="latin-1")
+    with pytest.raises(ValueError, match="list.csv is not in UTF-8: "):
+        read_list(path)
+    with pytest.raises(ValueError, match="there is no file .*none.csv: give a CSV file with a column path"):
+        read_list(folder / "none.csv")

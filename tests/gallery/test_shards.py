@@ -1,0 +1,179 @@
+"""Embedding a folder in shards, and merging them: the same index as from the folder at once."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lam.cli import main
+from lam.gallery.shards import Shard, merge_embeddings
+from lam.retrieval import Index
+from lam.retrieval.decisions.files import fingerprint
+from lam.runs import index as gallery
+from lam.utils.files import CorruptFileError
+from tests.conftest import FinishedRun
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def key(finished_run: FinishedRun) -> str:
+    return fingerprint(finished_run.folder)
+
+
+@pytest.fixture(scope="module")
+def parts(finished_run: FinishedRun, digit_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three shards of a folder, of which an image is there twice."""
+    folder = tmp_path_factory.mktemp("parts")
+    paths = [folder / f"part-{number}.npz" for number in (1, 2, 3)]
+    for number, path in enumerate(paths, 1):
+        given = [str(finished_run.folder), str(digit_folder), "--shard", f"{number}/3", "-o", str(path), "--quiet"]
+        assert main(["embed", *given]) == 0
+    return paths
+
+
+def rewritten(path: Path, target: Path, **changes: object) -> Path:
+    with np.load(path) as found:
+        np.savez(target, **{**dict(found), **changes})
+    return target
+
+
+@pytest.mark.parametrize(("total", "count"), [(1, 1), (7, 1), (7, 2), (7, 7), (24, 5), (1000, 13)])
+def test_every_image_is_in_exactly_one_shard(total: int, count: int) -> None:
+    found = torch.cat([Shard(number, count).positions(total) for number in range(1, count + 1)])
+    assert found.sort().values.tolist() == list(range(total))
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("0/3", "shard i/n must have i from 1 to n, got 0/3"),
+        ("4/3", "shard i/n must have i from 1 to n, got 4/3"),
+        ("1/0", "i from 1 to n"),
+        ("3", "shard must be i/n, such as 1/4, got '3'"),
+        ("1/-3", "shard must be i/n"),
+        ("1 / 3", "shard must be i/n"),
+        ("١/٣", "shard must be i/n"),
+    ],
+)
+def test_bad_shards_are_refused(text: str, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Shard.parse(text)
+
+
+def test_a_shard_without_an_image_is_refused(run_copy: Path, digit_folder: Path) -> None:
+    with pytest.raises(ValueError, match="there are 24 images, so that shard 25/30 has none: make fewer"):
+        gallery.embed_folder(gallery.open_run(run_copy), digit_folder, shard=Shard(25, 30))
+
+
+def test_merged_shards_give_the_index_of_the_folder(run_copy: Path, digit_folder: Path, parts: list[Path]) -> None:
+    whole = gallery.index_images(run_copy, folder=digit_folder, progress=False)
+    shuffled = [parts[1], parts[2], parts[0]]
+    assert main(["index", str(run_copy), "--quiet", "--embeddings", *map(str, shuffled)]) == 0
+    merged = Index.load(run_copy / "index")
+    assert torch.equal(merged.ids, whole.ids)
+    assert gallery.read_items(run_copy, merged.ids.tolist()) == list(whole.items)
+    torch.testing.assert_close(merged.kappa_of(merged.ids).float(), whole.embeddings.kappa, rtol=1e-4, atol=0)
+    hits = merged.search(whole.embeddings, k=1)
+    torch.testing.assert_close(hits.scores, torch.ones(24, 1))
+
+
+def test_a_file_of_the_whole_folder_is_indexed_too(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "all.npz"
+    assert main(["embed", str(run_copy), str(digit_folder), "-o", str(output), "--quiet"]) == 0
+    made = gallery.index_images(run_copy, embedded=[output], fuse=True, progress=False)
+    assert [(item["label"], item["fused"]["images"]) for item in made.items] == [("0", 8), ("1", 8), ("2", 8)]
+
+
+def test_parts_that_make_no_whole_are_refused(parts: list[Path], key: str, tmp_path: Path) -> None:
+    def changed(**changes: object) -> Path:
+        return rewritten(parts[1], tmp_path / "other.npz", **changes)
+
+    first = parts[:1]
+    with pytest.raises(ValueError, match="2 of 3 shards are missing, such as 2/3"):
+        merge_embeddings(first, encoder=key)
+    with pytest.raises(ValueError, match="shard 2/3 is there twice: .*part-2.npz and .*other.npz"):
+        merge_embeddings([*parts, changed()], encoder=key)
+    with pytest.raises(ValueError, match="part-1.npz was embedded by another network, posterior or preprocessing"):
+        merge_embeddings(parts, encoder="other")
+    with pytest.raises(ValueError, match="other.npz and .*part-1.npz are of other folders, or the images changed"):
+        merge_embeddings([*first, changed(listing=np.array("other"))], encoder=key)
+    with pytest.raises(ValueError, match="other.npz is shard 1/1, .*part-1.npz is one of 3: give shards of one cut"):
+        merge_embeddings(
+            [*first, changed(shard=np.array([1, 1]), total=np.array(8), positions=np.arange(8))], encoder=key
+        )
+    with pytest.raises(ValueError, match="other.npz has dimension 2, .*part-1.npz 3: embed again"):
+        merge_embeddings([*first, changed(mean=np.ones((8, 2), np.float32)), parts[2]], encoder=key)
+    with pytest.raises(ValueError, match="there is no file .*none.npz"):
+        merge_embeddings([tmp_path / "none.npz"], encoder=key)
+    with pytest.raises(ValueError, match="there are no embeddings to merge"):
+        merge_embeddings([], encoder=key)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"kappa": np.ones(7, np.float32)}, r"has kappa of shape \(7,\) and type float32: write it again"),
+        ({"ids": np.ones(8)}, r"has ids of shape \(8,\) and type float64"),
+        ({"mean": np.ones(8, np.float32)}, r"has mean of shape \(8,\)"),
+        ({"positions": np.arange(8)}, "does not hold the images of shard 2/3: write it again"),
+        ({"labels": np.array([None] * 8)}, "is truncated, altered or no file of embeddings .*pickle"),
+    ],
+)
+def test_files_that_cannot_be_are_named(parts: list[Path], key: str, tmp_path: Path, changes: dict, match: str) -> None:
+    path = rewritten(parts[1], tmp_path / "other.npz", **changes)
+    with pytest.raises(CorruptFileError, match=f"other.npz {match}"):
+        merge_embeddings([path], encoder=key)
+
+
+def test_flipped_and_cut_files_are_caught(parts: list[Path], key: str, tmp_path: Path) -> None:
+    """Whatever is altered is refused, or, in what the archive does not look at, changes nothing."""
+    draw, content, path = random.Random(0), parts[0].read_bytes(), tmp_path / "other.npz"
+    whole = merge_embeddings(parts, encoder=key)[1].mean
+    for number in range(200):
+        altered = bytearray(content)
+        if number % 2:
+            del altered[draw.randrange(len(altered)) :]
+        else:
+            altered[draw.randrange(len(altered))] ^= 1 << draw.randrange(8)
+        path.write_bytes(altered)
+        try:
+            assert torch.equal(merge_embeddings([path, *parts[1:]], encoder=key)[1].mean, whole)
+        except CorruptFileError as error:
+            assert "other.npz" in str(error)  # noqa: PT017 - either outcome is right
+
+
+def test_values_that_are_not_finite_are_refused(run_copy: Path, parts: list[Path], tmp_path: Path) -> None:
+    before = len(Index.load(run_copy / "index"))
+    path = rewritten(parts[1], tmp_path / "other.npz", kappa=np.full(8, np.nan, np.float32))
+    with pytest.raises(ValueError, match="kappa must be finite, got nan at index 1"):
+        gallery.index_images(run_copy, embedded=[parts[0], path, parts[2]], progress=False)
+    assert len(Index.load(run_copy / "index")) == before
+
+
+def test_processes_of_torchrun_share_a_folder_out(run_copy: Path, digit_folder: Path, tmp_path: Path, key: str) -> None:
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "lam")
+    given = ("embed", str(run_copy), str(digit_folder), "-o", str(tmp_path / "part.npz"), "--quiet")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*launcher, *given], capture_output=True, text=True, check=False, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    files = sorted(tmp_path.glob("part*.npz"))
+    assert [file.name for file in files] == ["part-1-of-2.npz", "part-2-of-2.npz"]
+    entries, embeddings = merge_embeddings(files, encoder=key)
+    assert len(entries) == len(embeddings) == 24
+
+
+def test_a_shard_of_a_process_is_not_cut_again(
+    run_copy: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lam.utils.distributed.count", lambda: 2)
+    output = str(run_copy.parent / "part.npz")
+    assert main(["embed", str(run_copy), str(digit_folder), "-o", output, "--shard", "1/2"]) == 1
+    assert "torchrun gives each process its shard: leave --shard out" in capsys.readouterr().err

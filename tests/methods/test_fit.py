@@ -1,0 +1,91 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+from torch.utils.data import DataLoader
+
+import lam
+from lam import datasets, models
+from lam.hessians import contrastive_ggn
+from lam.methods.fit import fit
+from lam.pairs.mining import Mining
+from lam.pairs.pairs import Pairs
+
+
+def test_torchvisions_resnet18_becomes_bayesian_on_an_image_folder(photographs: Path, tmp_path: Path):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = torchvision.models.resnet18(num_classes=64)
+    images = datasets.load("folder", root=photographs, preprocessing={"mode": "RGB", "size": [64, 64]})
+    loader = DataLoader(images.train, batch_size=8, shuffle=True)
+    encoder = lam.fit(network, loader, margin=0.7, prior_precision=1e6, progress=False)
+    assert encoder.head == "fc"
+    assert encoder.posterior.weight.shape == (64, 512)
+    test = DataLoader(images.test, batch_size=4)
+    embeddings = encoder.embed(test)
+    assert embeddings.mean.shape == (len(images.test), 64)
+    torch.testing.assert_close(embeddings.mean.norm(dim=1), torch.ones(len(images.test)))
+    expected = F.normalize(network.eval()(next(iter(test))[0]).detach())
+    assert ((embeddings.mean[:4] * expected).sum(1) > 0.5).all()
+    assert encoder.preprocessing == images.train.preprocessing
+    metrics = lam.evaluate(encoder, test, n_samples=8).metrics
+    assert 0 <= metrics["recall@1"] <= 1
+    encoder.save(tmp_path / "encoder")
+    other = torchvision.models.resnet18(num_classes=64)
+    assert torch.equal(lam.load(tmp_path / "encoder", other).embed(test).kappa, embeddings.kappa)
+
+
+def test_a_residual_network_of_lam_is_rebuilt_by_name(photographs: Path, tmp_path: Path):
+    images = datasets.load("folder", root=photographs, preprocessing={"mode": "RGB", "size": [64, 64]}).train
+    network = models.build("resnet18", dimension=64)
+    encoder = lam.fit(network, DataLoader(images, batch_size=8, shuffle=True), margin=0.7, progress=False)
+    encoder.save(tmp_path / "encoder")
+    image = encoder.preprocessing(photographs / "oak" / "3.jpg")[None]
+    loaded = lam.load(tmp_path / "encoder")
+    torch.testing.assert_close(loaded.embed(image).kappa, encoder.embed(image).kappa)
+
+
+def test_a_loader_sorted_by_class_needs_pairs_over_the_data_set(photographs: Path):
+    images = datasets.load("folder", root=photographs, preprocessing={"mode": "RGB", "size": [64, 64]})
+    train = images.train.subset(images.train.labels.argsort())
+    loader = DataLoader(train, batch_size=int(train.labels.bincount()[0]))
+    network = models.build("resnet18", dimension=8)
+    with pytest.raises(ValueError, match='no batch of the .* items holds a negative pair.*pairs="dataset"'):
+        lam.fit(network, loader, margin=0.7, progress=False)
+    encoder = lam.fit(network, loader, margin=2.0, pairs="dataset", progress=False)
+    assert encoder.posterior.curvature.n_negatives > 0
+
+
+def test_the_pairs_of_the_curvature_can_be_mined_and_are_forgotten_as_they_were_fitted():
+    generator = torch.Generator().manual_seed(3)
+    batches = [(torch.randn(16, 6, generator=generator), torch.arange(16) % 4) for _ in range(3)]
+    network = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    options: dict[str, Any] = {"margin": 0.7, "progress": False}
+    everything = fit(network, batches, **options)
+    mined = fit(network, batches, miner="semihard", max_pairs=7, negative_weight=0.5, **options)
+    first = fit(network, batches[:1], miner="semihard", max_pairs=7, negative_weight=0.5, **options)
+    assert mined.posterior.curvature.n_negatives < everything.posterior.curvature.n_negatives
+    layer: Any = network[2]
+    expected = Mining("semihard", 7).choose(
+        F.normalize(network(batches[0][0])),
+        Pairs.by_label(batches[0][1]),
+        batches[0][1],
+        margin=0.7,
+        generator=torch.Generator().manual_seed(0),
+    )
+    features = network[1](network[0](batches[0][0])).detach()
+    twin = contrastive_ggn(
+        features, layer.weight.detach(), layer.bias.detach(), expected, margin=0.7, negative_weight=0.5
+    )
+    torch.testing.assert_close(first.posterior.curvature.h.float(), twin.h.float())
+    mined.forget(batches[1:])
+    torch.testing.assert_close(mined.posterior.curvature.h.float(), first.posterior.curvature.h.float())
+
+
+def test_pairs_are_not_mined_over_a_whole_data_set():
+    with pytest.raises(ValueError, match="pairs are mined within batches"):
+        fit(nn.Linear(4, 3), [(torch.randn(8, 4), torch.arange(8) % 2)], margin=0.7, pairs="dataset", miner="hard")

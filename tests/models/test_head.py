@@ -1,0 +1,152 @@
+from collections import UserDict
+from itertools import count
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lam.models.head import ADDED, caught_input, features_and_output, find_head
+
+
+class Classifier(nn.Module):
+    """A classifier's logits hang off the embedding: its last linear layer does not give the output."""
+
+    def __init__(self, normalise: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 8), nn.ReLU())
+        self.embedding = nn.Linear(8, 3)
+        self.logits = nn.Linear(3, 10)
+        self.normalise = normalise
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedding = self.embedding(self.body(x))
+        self.logits(embedding)
+        return F.normalize(embedding) if self.normalise else embedding
+
+
+class Pooled(nn.Module):
+    """Averages a linear layer's outputs over tokens: no linear layer gives the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.project(x[:, None].expand(-1, 4, -1)).mean(1) ** 3
+
+
+class Several(nn.Module):
+    """Gives two things by name."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"a": x[0], "b": x}
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_layer_that_gives_the_output_is_found_not_the_last_one(normalise, dtype):
+    torch.manual_seed(0)
+    network = Classifier(normalise).to(dtype)
+    probe = torch.randn(4, 5).to(dtype)
+    assert find_head(network, probe) == "embedding"
+    features, output = features_and_output(network, "embedding", probe)
+    torch.testing.assert_close(features, network.body(probe))
+    torch.testing.assert_close(output, network(probe))
+
+
+def test_a_named_head_is_held_to_the_same_test():
+    network = Classifier(normalise=True)
+    assert find_head(network, torch.randn(4, 5), "embedding") == "embedding"
+    with pytest.raises(
+        ValueError,
+        match=r"head 'logits' does not give the direction of the network's output \(4, 3\).*logits \(3 -> 10\)",
+    ):
+        find_head(network, torch.randn(4, 5), "logits")
+    with pytest.raises(
+        ValueError, match=r"head 'body' is no linear layer of the network, which has .*body.0 \(5 -> 8\)"
+    ):
+        find_head(network, torch.randn(4, 5), "body")
+
+
+def test_a_network_whose_output_no_linear_layer_gives_is_refused_with_its_layers():
+    with pytest.raises(
+        ValueError, match=r"no linear layer gives the direction of the network's output .*project \(5 -> 3\)"
+    ):
+        find_head(Pooled(), torch.randn(4, 5))
+    with pytest.raises(ValueError, match="no linear layer gives .* the network has no linear layer"):
+        find_head(nn.Flatten(), torch.randn(4, 5))
+
+
+def test_outputs_that_are_no_embeddings_are_refused():
+    with pytest.raises(ValueError, match=r"it gave shape \(4, 2, 3\)"):
+        find_head(nn.Linear(5, 3), torch.randn(4, 2, 5))
+    with pytest.raises(ValueError, match="it gave tuple"):
+        find_head(nn.LSTM(5, 3), torch.randn(4, 5))
+    with pytest.raises(ValueError, match="output on the first batch is not finite"):
+        find_head(nn.Linear(5, 3), torch.full((4, 5), float("nan")))
+    with pytest.raises(ValueError, match="must be a tensor or a dictionary of named inputs, got list"):
+        find_head(nn.Linear(5, 3), [1, 2])
+
+
+def test_the_network_is_left_as_it_was():
+    network = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3)).train()
+    network[2].eval()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    find_head(network, torch.randn(4, 5))
+    features_and_output(network, "3", torch.randn(4, 5))
+    assert [module.training for module in network] == [True, True, False, True]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+
+
+def test_named_inputs_are_given_by_name():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(5, 3)
+            self.calls = count()
+
+        def forward(self, *, ids: Tensor, mask: Tensor, flag: bool) -> Tensor:
+            assert flag
+            return self.head(ids * mask)
+
+    batch = {"ids": torch.randn(4, 5), "mask": torch.ones(4, 5), "flag": True}
+    assert find_head(Named(), batch) == "head"
+
+
+def test_what_the_network_gives_enters_a_layer_added_after_it():
+    network, inputs = nn.Sequential(nn.Linear(5, 3), nn.Tanh()), torch.randn(4, 5)
+    features, output = features_and_output(network, ADDED, inputs)
+    assert torch.equal(features, output)
+    assert torch.equal(features, network(inputs))
+    with pytest.raises(ValueError, match=r"must enter head '\(added\)' as \(N, P\), got shape \(4, 3, 1\)"):
+        features_and_output(nn.Sequential(network, nn.Unflatten(1, (3, 1))), ADDED, inputs)
+
+
+def test_what_the_network_gives_is_caught_in_an_exported_program_too():
+    class Caught(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = nn.Sequential(nn.Linear(5, 3), nn.Tanh())
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            with caught_input(self.network, ADDED) as caught:
+                self.network(inputs)
+            return 2 * caught[-1]
+
+    network, inputs = Caught(), torch.randn(4, 5)
+    exported = torch.export.export(network, (inputs,)).module()
+    torch.testing.assert_close(exported(inputs), network(inputs))
+
+
+def test_named_inputs_of_any_mapping_are_taken_and_unknown_names_refused():
+    network = nn.Linear(5, 3)
+    assert find_head(network, UserDict(input=torch.randn(4, 5))) == ""
+    with pytest.raises(
+        ValueError,
+        match=r"must take a batch of ids by name, it does not \(missing a required argument: 'input'\): wrap",
+    ):
+        find_head(network, {"ids": torch.randn(4, 5)})
+    with pytest.raises(ValueError, match=r'gave dict of a, b: wrap .* such as self.network\(\*\*inputs\)\["b"\]'):
+        find_head(Several(), {"x": torch.randn(4, 5)})

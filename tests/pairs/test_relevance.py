@@ -1,0 +1,73 @@
+import jaxtyping
+import pytest
+import torch
+
+from lam.pairs.relation import Relation
+from lam.pairs.relevance import LabelRelevance, PlaceRelevance, relevance_of
+from lam.retrieval.metrics.reliability import answers_of
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("kind", ["labels", "places"])
+def test_relevance_is_that_of_a_double_loop(kind: str, apart: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (30,), generator=generator)
+    positions = 40 * torch.rand(30, 3, generator=generator)
+    is_query = torch.rand(30, generator=generator) < 0.4 if apart else None
+    if kind == "labels":
+        relevance = LabelRelevance(labels, is_query)
+    else:
+        relevance = PlaceRelevance(positions, 18.0, is_query)
+
+    def match(one: int, other: int) -> bool:
+        if kind == "labels":
+            return bool(labels[one] == labels[other])
+        return bool((positions[one] - positions[other]).norm() <= 18.0)
+
+    queries = relevance.queries.tolist()
+    candidates = list(range(30)) if is_query is None else (~is_query).nonzero()[:, 0].tolist()
+    assert relevance.candidates.tolist() == candidates
+    expected = [sum(match(q, c) for c in candidates if c != q) for q in queries]
+    assert relevance.count().tolist() == expected
+    hits = torch.randint(len(candidates), (len(queries), 5), generator=generator)
+    twin = [[match(q, candidates[hit]) for hit in row] for q, row in zip(queries, hits.tolist(), strict=True)]
+    assert relevance.of_hits(hits).tolist() == twin
+    alike = relevance.alike(hits.T, hits[:, 0])
+    assert alike.shape == (5, len(queries))
+    assert alike[2].tolist() == [match(candidates[row[2]], candidates[row[0]]) for row in hits.tolist()]
+
+
+def test_networks_that_find_the_same_place_agree() -> None:
+    positions = torch.tensor([[0.0, 0.0], [3.0, 0.0], [500.0, 0.0], [503.0, 0.0]])
+    relevance = PlaceRelevance(positions, 10.0)
+    samples = torch.nn.functional.normalize(
+        torch.tensor(
+            [
+                [[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]],
+                [[1.0, 0.0], [1.0, 0.2], [0.0, 1.0], [0.2, 1.0]],
+                [
+                    [1.0, 0.0],
+                    [0.1, 1.0],
+                    [0.9, 0.1],
+                    [0.0, 1.0],
+                ],  # takes the first for the third, the second for the fourth
+            ]
+        ),
+        dim=-1,
+    )
+    votes = answers_of(samples, relevance, torch.tensor([[1], [0], [3], [2]])).votes()
+    assert votes.agree.sum() == 8
+    assert votes.correct.all()
+
+
+def test_what_cannot_be_relevant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    labels = torch.tensor([0, 0, 1])
+    with pytest.raises(ValueError, match="is_query must say it of each of 3 items, got 2"):
+        LabelRelevance(labels, torch.tensor([True, False]))
+    with pytest.raises(ValueError, match="there must be queries and a gallery, got 3 queries among 3"):
+        LabelRelevance(labels, torch.ones(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"targets must be labels of shape \(N,\), got shape \(3, 2\)"):
+        relevance_of(Relation(), torch.zeros(3, 2))
+    with pytest.raises(ValueError, match="positions must be finite"):
+        relevance_of(Relation(positive_within=5.0), torch.tensor([[0.0, float("nan")]]))

@@ -1,0 +1,261 @@
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lam.hessians import contrastive_ggn
+from lam.pairs.pairs import Pairs
+from lam.posteriors.diagonal import LastLayerPosterior
+from lam.vmf.distribution import VonMisesFisher
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
+from tests.helpers import unchecked
+
+
+def make(
+    N: int = 30, D: int = 3, P: int = 5, *, scale: float | None = 1e3, bias: bool = True, dtype=torch.float64, seed=0
+) -> tuple[LastLayerPosterior, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(N, P, generator=generator, dtype=torch.float64).to(dtype)
+    weight = torch.randn(D, P, generator=generator, dtype=torch.float64).to(dtype)
+    b = torch.randn(D, generator=generator, dtype=torch.float64).to(dtype) if bias else None
+    pairs = Pairs.by_label(torch.arange(N) % 3)
+    curvature = contrastive_ggn(features, weight, b, pairs, margin=1.0)
+    return LastLayerPosterior(weight, b, curvature, N, likelihood_scale=scale), features
+
+
+def test_variance_is_the_inverse_precision():
+    posterior, _ = make()
+    posterior = replace(posterior, prior_precision=0.5)
+    weight, bias = posterior.variance
+    torch.testing.assert_close(weight, 1 / (1e3 * posterior.curvature.weight.clamp(min=0) + 0.5))
+    torch.testing.assert_close(bias, 1 / (1e3 * posterior.curvature.bias.clamp(min=0) + 0.5))
+    assert weight.max() == 2.0
+    assert replace(posterior, likelihood_scale=None).scale == 900.0
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_marginal_and_network_samples_have_the_same_moments(bias):
+    posterior, features = make(bias=bias)
+    weights, biases = posterior.sample(40_000)
+    f = torch.einsum("np,sdp->snd", features[:4], weights) + (0 if biases is None else biases[:, None])
+    mean = F.linear(features[:4], posterior.weight, posterior.bias)
+    torch.testing.assert_close(f.mean(0), mean, atol=0.05, rtol=0)
+    embeddings = posterior.predict(features[:4], n_samples=4)
+    torch.testing.assert_close(f.var(0).sum(1), embeddings.variance, rtol=0.03, atol=0)
+
+
+@pytest.mark.parametrize("mode", ["marginal", "network"])
+def test_kappa_is_the_maximum_likelihood_fit_of_its_samples_corrected_for_chance(mode):
+    posterior, features = make()
+    S = 20_000
+    embeddings = posterior.predict(features[:3], n_samples=S, mode=mode, return_samples=True)
+    fitted = VonMisesFisher.fit(embeddings.samples)
+    torch.testing.assert_close(embeddings.kappa, fitted.kappa, rtol=5e-3, atol=0)
+    sampled = posterior.predict(features[:3], n_samples=S, mode=mode, mean="sampled")
+    torch.testing.assert_close(sampled.mean, fitted.mean, rtol=1e-6, atol=1e-6)
+    assert embeddings.samples.shape == (S, 3, 3)
+
+
+def test_few_samples_of_a_vague_item_do_not_look_sure():
+    posterior, features = make(scale=1e-9, D=64, P=400)
+    raw = posterior.predict(features, n_samples=32, return_samples=True).samples.mean(0).norm(dim=1)
+    corrected = posterior.predict(features, n_samples=32).resultant
+    truth = posterior.predict(features, n_samples=4000).resultant
+    assert (corrected.mean() - truth.mean()).abs() < 0.35 * (raw.mean() - truth.mean()).abs()
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-3, 1e6])
+def test_kappa_does_not_depend_on_the_unit_of_the_output(unit):
+    posterior, features = make(scale=1e6)
+    curvature = contrastive_ggn(
+        features, unit * posterior.weight, unit * posterior.bias, Pairs.by_label(torch.arange(30) % 3), margin=1.0
+    )
+    scaled = replace(
+        posterior,
+        weight=unit * posterior.weight,
+        bias=unit * posterior.bias,
+        curvature=curvature,
+        prior_precision=1 / unit**2,
+    )
+    torch.testing.assert_close(scaled.predict(features).kappa, posterior.predict(features).kappa, rtol=1e-6, atol=0)
+
+
+def test_an_output_of_length_zero_has_a_random_direction_and_the_least_kappa():
+    posterior, features = make(bias=False)
+    nowhere = posterior.predict(torch.cat([torch.zeros_like(features[:1]), features[:1]]))
+    assert nowhere.mean.isfinite().all()
+    assert nowhere.kappa[0] < 1 < nowhere.kappa[1]
+
+
+def test_an_item_has_the_same_kappa_alone_and_in_any_batch():
+    posterior, features = make(N=50, dtype=torch.float32)
+    together = posterior.predict(features)
+    for index in (0, 17, 49):
+        alone = posterior.predict(features[index : index + 1])
+        torch.testing.assert_close(alone.kappa[0], together.kappa[index], rtol=1e-4, atol=0)
+        torch.testing.assert_close(alone.mean[0], together.mean[index], rtol=1e-5, atol=1e-6)
+    again = posterior.predict(features.flip(0))
+    torch.testing.assert_close(again.kappa.flip(0), together.kappa, rtol=1e-4, atol=0)
+
+
+def test_chunks_change_nothing(monkeypatch):
+    posterior, features = make(N=50)
+    whole = posterior.predict(features)
+    monkeypatch.setattr("lam.posteriors.diagonal.CHUNK_ELEMENTS", 32 * 3 * 7)
+    torch.testing.assert_close(posterior.predict(features).kappa, whole.kappa)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_types_are_kept_and_sure_items_are_resolved_in_float32(dtype):
+    posterior, features = make(dtype=dtype, scale=1e9)
+    posterior = replace(posterior, prior_precision=1e7)
+    embeddings = posterior.predict(features, n_samples=64)
+    assert {t.dtype for t in (embeddings.mean, embeddings.kappa, embeddings.variance, embeddings.resultant)} == {dtype}
+    wide, wide_features = make(dtype=torch.float64, scale=1e9)
+    wide = replace(wide, prior_precision=1e7)
+    expected = wide.predict(wide_features, n_samples=64).kappa
+    assert expected.median() > 1e5
+    torch.testing.assert_close(embeddings.kappa.double(), expected, rtol=1e-3, atol=0)
+
+
+def test_kappa_stays_in_its_range_and_says_where_it_is_capped():
+    posterior, features = make(scale=1e30)
+    sure = replace(posterior, prior_precision=1e30).predict(features)
+    assert (sure.kappa == KAPPA_RANGE[1]).all()
+    assert sure.capped.all()
+    vague = [
+        replace(posterior, prior_precision=1e-30, likelihood_scale=1e-30, seed=seed).predict(features, n_samples=2)
+        for seed in range(8)
+    ]
+    opposed = [embeddings for embeddings in vague if embeddings.capped.all()]
+    assert opposed
+    assert (opposed[0].kappa == KAPPA_RANGE[0]).all()
+    assert not posterior.predict(features).capped.any()
+
+
+def test_noise_is_the_posteriors_own_and_leaves_the_global_state_alone():
+    posterior, features = make()
+    state = torch.get_rng_state()
+    one, two = posterior.predict(features), posterior.predict(features)
+    assert torch.equal(one.kappa, two.kappa)
+    assert torch.equal(state, torch.get_rng_state())
+    other = replace(posterior, seed=1).predict(features)
+    assert not torch.equal(one.kappa, other.kappa)
+    weights = posterior.sample(3)[0]
+    assert torch.equal(weights, posterior.sample(3)[0])
+    assert not torch.equal(weights, posterior.sample(3, generator=torch.Generator().manual_seed(5))[0])
+
+
+def test_network_samples_are_consistent_across_inputs():
+    posterior, features = make()
+    together = posterior.predict(features, mode="network", return_samples=True, n_samples=4).samples
+    alone = posterior.predict(features[3:4], mode="network", return_samples=True, n_samples=4).samples
+    torch.testing.assert_close(together[:, 3:4], alone)
+    torch.testing.assert_close(posterior.sampled_embeddings(features, n_samples=4), together)
+
+
+def test_evidence_is_that_of_a_gaussian_and_tuning_finds_its_maximum():
+    posterior, _ = make()
+    h = torch.cat([part.flatten() for part in posterior.curvature.relu()])
+    theta = torch.cat([posterior.weight.flatten(), posterior.bias])
+    alpha = 0.7
+    prior = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), alpha**-0.5)
+    precision = posterior.scale * h + alpha
+    expected = prior.log_prob(theta).sum() + 0.5 * (2 * torch.pi / precision).log().sum()
+    assert posterior.log_marginal_likelihood(alpha) == pytest.approx(expected.item(), rel=1e-10)
+    best = posterior.with_best_prior()
+    evidence = [posterior.log_marginal_likelihood(best.prior_precision * factor) for factor in (0.9, 1.0, 1.1)]
+    assert max(evidence) == evidence[1]
+
+
+@pytest.mark.parametrize("prior", [1e-3, 1.0, 1e3])
+def test_a_step_of_the_prior_is_the_first_one_of_adam_on_its_logarithm(prior):
+    posterior = replace(make()[0], prior_precision=prior)
+    h = torch.cat([part.flatten() for part in posterior.curvature.relu()])
+    theta = torch.cat([posterior.weight.flatten(), posterior.bias])
+    log_alpha = torch.tensor(prior, dtype=torch.float64).log().requires_grad_()
+    optimizer = torch.optim.Adam([log_alpha], lr=0.1)
+    fit = (posterior.scale * h + log_alpha.exp()).log().sum() - len(h) * log_alpha
+    (fit + log_alpha.exp() * theta.square().sum()).mul(0.5).backward()
+    optimizer.step()
+    stepped = posterior.with_prior_step(0.1)
+    assert stepped.prior_precision == pytest.approx(log_alpha.exp().item(), rel=1e-6)
+    assert stepped.log_marginal_likelihood(stepped.prior_precision) > posterior.log_marginal_likelihood(prior)
+
+
+def test_posteriors_add_up_and_forget():
+    one, _ = make(scale=None)
+    other = replace(one, curvature=one.curvature + one.curvature, n_items=60)
+    both = one + other
+    assert (both.n_items, both.scale) == (90, 8100.0)
+    torch.testing.assert_close((both - other).curvature.weight, one.curvature.weight, rtol=1e-12, atol=0)
+    with pytest.raises(ValueError, match="same trained layer"):
+        one + replace(one, weight=one.weight + 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prior_precision": 0.0}, "prior_precision must be positive and finite, got 0.0"),
+        ({"likelihood_scale": -1.0}, "likelihood_scale must be positive and finite, got -1.0"),
+        ({"likelihood_scale": float("nan")}, "got nan"),
+        ({"n_items": 0}, "n_items must be at least 1"),
+    ],
+)
+def test_bad_settings_are_refused(change, message):
+    posterior, _ = make()
+    with pytest.raises(ValueError, match=message):
+        replace(posterior, **change)
+
+
+def test_bad_options_are_refused():
+    posterior, features = make()
+    with pytest.raises(ValueError, match="n_samples must be at least 2, got 1"):
+        posterior.predict(features, n_samples=1)
+    with pytest.raises(ValueError, match="mode must be one of marginal, network, got 'both'"):
+        unchecked(LastLayerPosterior.unchecked_predictor)(posterior, n_samples=4, mode="both")
+    with pytest.raises(ValueError, match="mean must be one of network, sampled, got 'median'"):
+        unchecked(LastLayerPosterior.unchecked_predictor)(posterior, n_samples=4, mean="median")
+    with pytest.raises(ValueError, match="n_samples must be at least 1"):
+        posterior.sample(0)
+    with pytest.raises(ValueError, match=r"features must be \(N, P\) and weight \(D, P\)"):
+        posterior.predict(features[:, :4])
+    features[2, 1] = float("nan")
+    with pytest.raises(ValueError, match="got nan at item 2, feature 1"):
+        posterior.predict(features)
+
+
+def test_embeddings_join_slice_and_refuse_other_shapes():
+    posterior, features = make()
+    whole = posterior.predict(features, return_samples=True)
+    joined = Embeddings.concatenate([whole[:10], whole[10:]])
+    torch.testing.assert_close(joined.samples, whole.samples)
+    assert len(whole[torch.tensor([1, 5])]) == 2
+    assert whole.to("cpu").dimension == 3
+    with pytest.raises(ValueError, match="nothing to concatenate"):
+        Embeddings.concatenate([])
+    sampled = [posterior.predict(features, n_samples=n_samples, mean="sampled") for n_samples in (8, 9)]
+    assert sampled[0][:3].to("cpu").mean_samples == Embeddings.concatenate(sampled[:1]).mean_samples == 8
+    with pytest.raises(ValueError, match="means of 9 samples cannot be compared with means of 8 samples: embed both"):
+        Embeddings.concatenate(sampled)
+    with pytest.raises(ValueError, match="directions cannot be compared with means of 8 samples: embed both alike"):
+        Embeddings.concatenate([sampled[0], whole])
+
+
+def test_the_variance_of_clipped_weights_is_told():
+    posterior, features = make()
+    h = posterior.curvature.h.clone()
+    h[0, 1] = -abs(h[0, 1])
+    h[1:] = h[1:].abs() + 1e-3
+    h[0, [0, 2, 3, 4, 5]] = h[0, [0, 2, 3, 4, 5]].abs() + 1e-3
+    curvature = replace(posterior.curvature, positive=h, negative=torch.zeros_like(h), n_positives=1)
+    posterior = replace(posterior, curvature=curvature)
+    variance = features.square() @ posterior.variance[0].T
+    clipped = features[:, 1].square() * posterior.variance[0][0, 1]
+    assert posterior.clipped_variance_share(features) == pytest.approx((clipped.sum() / variance.sum()).item())
+    assert posterior.clipped_variance_share(features) > 0.5
+    none, _ = make()
+    positive = replace(none.curvature, positive=h.abs(), negative=torch.zeros_like(h), n_positives=1)
+    assert replace(none, curvature=positive).clipped_variance_share(features) == 0

@@ -1,0 +1,330 @@
+"""Calibration and decisions: rates that are promised are kept, also through a file, and mistakes are said."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lam.retrieval.decisions.calibration import (
+    Calibration,
+    Histogram,
+    Targets,
+    calibrate,
+    credible_cosine,
+    cross_validated,
+)
+from lam.retrieval.decisions.conformal import Tail
+from lam.retrieval.decisions.decisions import DECISIONS, Decisions, decision_codes
+from lam.retrieval.decisions.files import load_calibration, save_calibration
+from lam.retrieval.decisions.probability import Correctness, evidence_of, probability_bins
+from lam.retrieval.decisions.verification import Verifier
+from lam.retrieval.index.faiss_index import Index
+from lam.retrieval.index.hits import Hits
+from lam.retrieval.metrics.searches import Searches, search_open_set
+from lam.vmf.distribution import VonMisesFisher
+from lam.vmf.embeddings import Embeddings
+
+TARGETS = Targets(far=0.05, ood=0.1, miss=0.1)
+
+
+def _items(n: int, seed: int, *, classes: int = 6) -> tuple[Embeddings, torch.Tensor]:
+    """Points around six centres in R^8, those of small κ farther away."""
+    generator = torch.Generator().manual_seed(seed)
+    centers = torch.randn(classes, 8, generator=torch.Generator().manual_seed(99))
+    labels = torch.randint(0, classes, (n,), generator=generator)
+    kappa = 10 ** (1 + 2 * torch.rand(n, generator=generator))
+    points = torch.nn.functional.normalize(centers[labels], dim=1)
+    points = points + torch.randn(n, 8, generator=generator) * (8 / kappa.sqrt()[:, None]) * 0.3
+    mean = torch.nn.functional.normalize(points, dim=1)
+    return Embeddings(mean, kappa, torch.ones(n), torch.ones(n)), labels
+
+
+def _searches(queries: int = 400, seed: int = 0) -> tuple[Searches, Embeddings, Embeddings]:
+    asked, labels = _items(queries, seed)
+    gallery, others = _items(300, 1000)
+    found = search_open_set(asked.mean, gallery.mean, lambda rows: labels[rows][:, None] == others)
+    return found, asked, gallery
+
+
+def _calibration(**options: Any) -> Calibration:
+    found, asked, gallery = _searches()
+    return calibrate(found, asked.kappa, gallery.kappa, key="k", dimension=8, **{"targets": TARGETS, **options})
+
+
+def _hits(queries: Embeddings, gallery: Embeddings, k: int = 5) -> Hits:
+    index = Index(8)
+    index.add(gallery, torch.arange(len(gallery)))
+    return index.search(queries, k)
+
+
+def test_decisions_are_what_the_thresholds_say_query_by_query() -> None:
+    calibration, (_, asked, gallery) = _calibration(), _searches(seed=5)
+    hits = _hits(asked, gallery)
+    decisions = calibration.decide(hits, asked, gallery_size=300)
+    for kappa, score, decision in zip(
+        asked.kappa.tolist(), hits.scores[:, 0].tolist(), decisions.decision, strict=True
+    ):
+        flagged = kappa < calibration.kappa_below
+        assert decision == ("abstain" if flagged else "match" if score > calibration.accept_above else "unknown")
+    assert decisions.share("abstain") == pytest.approx(0.1, abs=0.06)
+    assert sum(decisions.share(decision) for decision in DECISIONS) == pytest.approx(1)
+    assert torch.equal(decisions.p_value <= 0.1, decisions.codes == DECISIONS.index("abstain"))
+    assert not decisions.stale
+    judged = calibration.judge(hits, asked)
+    assert judged.decision == decisions.decision
+    assert judged.probability is not None
+    assert torch.equal(judged.probability, decisions.probability)
+
+
+def test_thresholds_of_a_slider_stand_above_those_in_force() -> None:
+    calibration, (_, asked, gallery) = _calibration(), _searches(seed=5)
+    hits = _hits(asked, gallery)
+    assert calibration.decide(hits, asked, accept_above=-2.0, flag_above=math.inf).share("match") == 1
+    assert calibration.decide(hits, asked, flag_above=-math.inf).share("abstain") == 1
+    assert calibration.false_accept_rate(calibration.accept_above)[0] <= 0.05
+    assert calibration.false_flag_rate(calibration.kappa_below)[0] <= 0.1
+    rate, (low, high) = calibration.false_accept_rate(1.0)
+    assert low == 0 < rate == 1 / 401 < high
+
+
+def test_false_accepts_of_new_queries_are_at_the_target() -> None:
+    calibration = _calibration()
+    rates = [
+        float((_searches(seed=seed)[0].non_mated > calibration.accept_above).double().mean()) for seed in range(9, 19)
+    ]
+    low, high = calibration.false_accepts.interval(calibration.accept_above, level=0.999)
+    assert low <= sum(rates) / len(rates) <= high
+
+
+def test_the_conformal_set_holds_a_match_as_often_as_promised() -> None:
+    calibration = _calibration()
+    found = _searches(seed=7)[0]
+    missed = float((found.rank > int(calibration.depth or 0)).double().mean())
+    assert missed < 0.1 + 4 * math.sqrt(0.09 / 400)
+    hits = _hits(*_searches(seed=7)[1:], k=3)
+    assert calibration.conformal_set(hits).sum(1).unique().tolist() == [min(3, calibration.depth or 0)]
+    with pytest.raises(ValueError, match="too few calibration queries had a match"):
+        replace(calibration, depth=None).conformal_set(hits)
+
+
+def test_the_credible_set_is_the_cap_of_each_query() -> None:
+    calibration, (_, asked, gallery) = _calibration(), _searches(20, seed=3)
+    hits = _hits(asked, gallery, k=30)
+    inside = calibration.credible_set(hits, asked, level=0.8)
+    for query in range(20):
+        cap = VonMisesFisher(asked.mean[query].double(), asked.kappa[query].double()).credible_cap(0.8)
+        assert inside[query].tolist() == [score >= float(cap.float()) for score in hits.scores[query].tolist()]
+    assert (calibration.credible_set(hits, asked, level=0.99) >= inside).all()
+
+
+def test_probabilities_are_calibrated_on_new_queries() -> None:
+    calibration = _calibration()
+    asked = [_searches(seed=seed) for seed in range(20, 30)]
+    probability = torch.cat([calibration.probability(_hits(queries, items), queries) for _, queries, items in asked])
+    correct = torch.cat([found.correct for found, _, _ in asked])
+    assert 0.5 < float(correct.double().mean()) < 0.99
+    assert probability_bins(probability, correct).expected_error < 0.06
+    assert float(probability[correct].mean()) > float(probability[~correct].mean()) + 0.1
+
+
+def test_bins_equal_counting_and_are_closed_on_the_right() -> None:
+    probability, correct = (
+        torch.tensor([0.0, 0.1, 0.11, 1, 1], dtype=torch.float64),
+        torch.tensor([0, 1, 1, 1, 0]).bool(),
+    )
+    bins = probability_bins(probability, correct)
+    assert bins.count.tolist() == [2, 1, 0, 0, 0, 0, 0, 0, 0, 2]
+    assert bins.expected_error == pytest.approx((2 * 0.45 + 0.89 + 2 * 0.5) / 5)
+    assert math.isnan(probability_bins(probability[:0], correct[:0]).expected_error)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_where_all_answers_are_alike_the_probability_is_that_of_laplace(right: bool) -> None:
+    evidence = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).double()
+    model = Correctness.fit(evidence, torch.full((8,), right))
+    assert model(evidence * 5).tolist() == pytest.approx([0.9 if right else 0.1] * 8)
+    assert cross_validated(evidence[:1], torch.tensor([right])).tolist() == pytest.approx([2 / 3 if right else 1 / 3])
+
+
+def test_a_gallery_without_hits_or_with_one_is_answered() -> None:
+    calibration, (_, asked, gallery) = _calibration(), _searches(5, seed=3)
+    empty = Index(8).search(asked, 3)
+    decisions = calibration.decide(empty, asked, flag_above=math.inf, gallery_size=0)
+    assert decisions.decision == ("unknown",) * 5
+    assert decisions.probability.tolist() == [0] * 5
+    assert decisions.stale
+    assert calibration.probability(_hits(asked, gallery[:1]), asked).isfinite().all()
+    alone = _hits(asked, gallery[:1])
+    assert calibration.decide(alone, asked, gallery_size=1).stale
+    with pytest.raises(ValueError, match="search a gallery of 300 with k=2, got k=1"):
+        calibration.decide(alone, asked)
+    none = calibration.decide(Index(8).search(asked[:0], 3), asked[:0])
+    assert len(none) == 0
+    assert math.isnan(none.share("match"))
+
+
+def test_a_gallery_is_stale_beyond_a_fifth() -> None:
+    calibration = _calibration()
+    assert calibration.gallery_size == 300
+    assert [calibration.is_stale(size) for size in (239, 240, 300, 360, 361)] == [True, False, False, False, True]
+
+
+@pytest.mark.parametrize("flag", ["knn", "combined"])
+def test_other_flags_look_at_features(flag: Any) -> None:
+    _found, asked, gallery = _searches()
+    reference = gallery.mean[:50]
+    plain = _calibration()
+    distance = replace(plain, reference=reference).distance(asked.mean)
+    calibration = _calibration(flag=flag, distance=distance, reference=reference)
+    hits = _hits(asked, gallery)
+    far = -asked.mean
+    assert calibration.decide(hits, asked, features=asked.mean).share("abstain") < 0.2
+    assert calibration.decide(hits, asked, features=far).share("abstain") > 0.35
+    with pytest.raises(ValueError, match="needs the features of the queries"):
+        calibration.decide(hits, asked)
+    with pytest.raises(ValueError, match="must have width 8, got 3"):
+        calibration.decide(hits, asked, features=far[:, :3])
+    with pytest.raises(ValueError, match="holds no reference features"):
+        plain.distance(far)
+
+
+def test_targets_that_the_sample_cannot_promise_are_refused_with_how_many_it_takes() -> None:
+    with pytest.raises(
+        ValueError, match="target far: a rate of 0.001 needs at least 999 calibration scores .* got 400"
+    ):
+        _calibration(targets=Targets())
+    with pytest.raises(ValueError, match="target ood: a rate of 0.002 needs at least 499"):
+        _calibration(targets=Targets(far=0.05, ood=0.002))
+    assert _calibration(targets=Targets(far=0.05, miss=0.001)).depth is None
+
+
+def test_what_is_refused() -> None:
+    found, asked, gallery = _searches()
+    with pytest.raises(ValueError, match=r"target far must lie in \(0, 1\), got 0"):
+        Targets(far=0.0)
+    with pytest.raises(ValueError, match="give both, or neither"):
+        _calibration(distance=asked.kappa)
+    with pytest.raises(ValueError, match="kappa must have shape"):
+        calibrate(found, asked.kappa[:3], gallery.kappa, key="", dimension=8)
+    alike = replace(found, non_mated=torch.full((400,), -torch.inf))
+    with pytest.raises(ValueError, match="there is no false accept to learn"):
+        calibrate(alike, asked.kappa, gallery.kappa, key="", dimension=8)
+    strangers = replace(found, rank=torch.zeros(400, dtype=torch.int64))
+    with pytest.raises(ValueError, match="needs searches that have a match, got none"):
+        calibrate(strangers, asked.kappa, gallery.kappa, key="", dimension=8, targets=TARGETS)
+    calibration = _calibration()
+    with pytest.raises(ValueError, match="hits and queries must be as many, got 400 and 3"):
+        calibration.decide(_hits(asked, gallery), asked[:3])
+    with pytest.raises(ValueError, match="score must not hold NaN"):
+        decision_codes(torch.tensor([False]), torch.tensor([math.nan]), accept_above=0.0)
+    with pytest.raises(ValueError, match="probability must lie in .* at index 1"):
+        probability_bins(torch.tensor([0.5, 1.5]), torch.tensor([True, True]))
+    with pytest.raises(ValueError, match="evidence must have 4 columns"):
+        calibration.correctness(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="cosine must not hold NaN"):
+        evidence_of(torch.tensor([math.nan]), torch.ones(1), torch.ones(1), torch.zeros(1))
+    with pytest.raises(ValueError, match="weights must be finite numbers, 4 of them"):
+        replace(calibration.correctness, weights=(1.0,))
+    with pytest.raises(ValueError, match="knots and levels must be as many"):
+        replace(calibration.correctness, knots=(1.0,), levels=(0.5, 0.6))
+
+
+def test_pairs_are_verified_by_thresholds_of_their_own() -> None:
+    found, asked, gallery = _searches()
+    cosine = (asked.mean * gallery.mean[found.nearest]).sum(1)
+    verifier = Verifier.of(cosine, asked.kappa, gallery.kappa[found.nearest], found.correct)
+    calibration = _calibration(verifier=verifier)
+    first, second = asked[:50], gallery[found.nearest[:50]]
+    decisions = calibration.verify(first, second)
+    accept = verifier.impostors.threshold(0.05)
+    for row, decision in enumerate(decisions.decision):
+        unsure = min(float(first.kappa[row]), float(second.kappa[row])) < calibration.kappa_below
+        score = float(first.mean[row].double() @ second.mean[row].double())
+        assert decision == ("abstain" if unsure else "match" if score > accept else "unknown")
+    with pytest.raises(ValueError, match="saw no pairs"):
+        _calibration().verify(first, second)
+    with pytest.raises(ValueError, match="must be embedded alike and be as many, got"):
+        calibration.verify(first, second[:3])
+
+
+def test_the_histogram_counts_every_value() -> None:
+    kappa = torch.tensor([1e-6, 1.0, 3.0, 1e8])
+    histogram = Histogram.of(kappa, bins=7)
+    assert histogram.counts.sum() == 4
+    assert len(histogram.edges) == 8
+    assert histogram.edges[0] <= 1e-6
+    assert histogram.edges[-1] >= 1e8
+    assert Histogram.of(torch.ones(5)).counts.sum() == 5
+
+
+def _run(folder: Path) -> Path:
+    from lam.utils.files import write_generation, write_text
+
+    write_generation(folder / "encoder", lambda path: write_text(path / "encoder.json", "{}"))
+    return folder
+
+
+@pytest.mark.parametrize("with_reference", [True, False])
+def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference: bool) -> None:
+    from lam.retrieval.decisions.files import fingerprint
+
+    _found, asked, gallery = _searches()
+    known: dict[str, Any] = {"distance": asked.kappa.reciprocal(), "reference": gallery.mean} if with_reference else {}
+    made = replace(_calibration(**known), key=fingerprint(_run(tmp_path)), facts={"gallery": "held-out"})
+    save_calibration(tmp_path, made)
+    read = load_calibration(tmp_path)
+    assert (read.targets, read.correctness, read.depth, read.facts) == (
+        made.targets,
+        made.correctness,
+        made.depth,
+        made.facts,
+    )
+    assert read.reliability.expected_error == made.reliability.expected_error
+    assert torch.equal(read.kappa.counts, made.kappa.counts)
+    hits = _hits(asked, gallery)
+    one, other = made.decide(hits, asked), read.decide(hits, asked)
+    assert isinstance(one, Decisions)
+    assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("codes", "probability", "p_value"))
+    for flag in ("kappa", "knn", "combined") if with_reference else ("kappa",):
+        assert read.flags.tail(flag).threshold(0.1) == made.flags.tail(flag).threshold(0.1)
+
+
+def test_a_calibration_of_another_encoder_is_refused_and_a_missing_one_named(tmp_path: Path) -> None:
+    from lam.utils.files import CorruptFileError, write_generation, write_text
+
+    with pytest.raises(ValueError, match="has no calibration: `lam calibrate"):
+        load_calibration(_run(tmp_path))
+    save_calibration(tmp_path, _calibration())
+    with pytest.raises(ValueError, match="another network, posterior or preprocessing"):
+        load_calibration(tmp_path)
+    write_generation(tmp_path / "encoder", lambda path: write_text(path / "encoder.json", "{}"))
+    (table,) = (tmp_path / "calibration").glob("*/tables.safetensors")
+    table.write_bytes(table.read_bytes()[:-1])
+    with pytest.raises(CorruptFileError, match="truncated or altered"):
+        load_calibration(tmp_path)
+
+
+def test_the_fingerprint_is_of_the_content_and_not_of_when_it_was_written(tmp_path: Path) -> None:
+    from lam.retrieval.decisions.files import fingerprint
+    from lam.utils.files import write_generation, write_text
+
+    first = fingerprint(_run(tmp_path))
+    assert fingerprint(_run(tmp_path)) == first
+    write_generation(tmp_path / "encoder", lambda path: write_text(path / "encoder.json", "[]"))
+    assert fingerprint(tmp_path) != first
+
+
+def test_a_tail_is_shown_by_its_sorted_scores() -> None:
+    assert Tail.of(torch.tensor([3.0, 1.0])).scores.tolist() == [1.0, 3.0]
+
+
+def test_the_cap_of_concatenated_members_is_that_of_their_own_sphere() -> None:
+    kappa = torch.tensor([5.0, 50.0], dtype=torch.float64)
+    mean = torch.eye(1, 15, dtype=torch.float64).expand(2, -1)
+    queries = Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))
+    expected = VonMisesFisher(mean[:, :3], kappa).credible_cap(0.95)
+    torch.testing.assert_close(credible_cosine(queries, dimension=3), expected)
+    assert (credible_cosine(queries) < expected).all()

@@ -1,0 +1,58 @@
+"""Pairs are drawn as asked; their false matches are at the target and their probabilities those of balanced pairs."""
+
+import math
+
+import pytest
+import torch
+
+from lam.retrieval.decisions.probability import probability_bins
+from lam.retrieval.decisions.verification import Verifier, draw_pairs
+from tests.helpers import unchecked
+
+
+def _pairs(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Cosines of pairs, those of one identity nearer, and the more so the larger κ."""
+    generator = torch.Generator().manual_seed(seed)
+    same = torch.rand(n, generator=generator) < 0.5
+    kappa, other = (10 ** (1 + 2 * torch.rand(n, generator=generator)) for _ in range(2))
+    distance = torch.rand(n, generator=generator) * torch.where(same, 4 / torch.minimum(kappa, other).sqrt(), 1.0)
+    return (1 - distance).clamp(-1, 1), kappa, other, same
+
+
+def test_each_query_is_paired_with_a_match_and_with_another() -> None:
+    labels, others = torch.tensor([0, 0, 1, 1, 2, 0]), torch.tensor([0, 1, 1])
+    pairs = draw_pairs(
+        lambda rows: labels[rows][:, None] == others,
+        6,
+        len(others),
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert torch.equal(labels[pairs.queries] == others[pairs.items], pairs.same)
+    assert pairs.queries[pairs.same].tolist() == [0, 1, 2, 3, 5]  # nothing matches the item of class 2
+    assert pairs.queries[~pairs.same].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_false_matches_are_at_the_target_and_probabilities_are_right() -> None:
+    verifier = Verifier.of(*_pairs(2000, 0))
+    cosine, kappa, other, same = _pairs(4000, 1)
+    rate = float((cosine[~same] > verifier.impostors.threshold(0.05)).double().mean())
+    assert rate < 0.05 + 4 * math.sqrt(0.05 * 0.95 * (1 / 1000 + 1 / 2000))
+    probability = verifier.probability(cosine, kappa, other)
+    assert probability_bins(probability, same).expected_error < 0.04
+    torch.testing.assert_close(probability, verifier.probability(cosine, other, kappa))
+
+
+def test_the_probability_does_not_depend_on_which_kind_there_is_more_of() -> None:
+    pairs = _pairs(4000, 2)
+    kept = pairs[3] | (torch.arange(4000) % 8 == 0)
+    verifier = Verifier.of(*(column[kept] for column in pairs))
+    cosine, kappa, other, same = _pairs(4000, 3)
+    assert probability_bins(verifier.probability(cosine, kappa, other), same).expected_error < 0.06
+
+
+def test_pairs_of_one_kind_are_refused() -> None:
+    cosine, kappa, other, same = _pairs(40, 0)
+    with pytest.raises(ValueError, match="got 0 and 40"):
+        Verifier.of(cosine, kappa, other, torch.zeros_like(same))
+    with pytest.raises(ValueError, match="same must have shape"):
+        unchecked(Verifier.of.__func__)(Verifier, cosine, kappa, other, same[:3])  # type: ignore[attr-defined]

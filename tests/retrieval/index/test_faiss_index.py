@@ -1,0 +1,483 @@
+"""The index over many FAISS types, held to exact ranking of what it should contain."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from inspect import unwrap  # past the shape checks of test runs, to what a user meets
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+import torch
+
+from lam.retrieval import Index, rank
+from lam.retrieval.index import faiss_calls as faiss_index
+from lam.retrieval.index.rows import Store
+from lam.vmf.embeddings import Embeddings
+
+DIMENSION = 8
+EXACT = ["Flat", "HNSW32", "IVF4,Flat", "IVF4,Flat,RFlat"]
+ROUGH = ["SQ8", "PQ4x4", "PCA6,Flat", "PQ4x4fs", "PCA6,IVF2,Flat", "HNSW16_SQ8", "PQ4x4,RFlat"]
+
+
+def embeddings(
+    count: int, *, seed: int = 0, dimension: int = DIMENSION, dtype: torch.dtype = torch.float32
+) -> Embeddings:
+    generator = torch.Generator().manual_seed(seed)
+    mean = torch.nn.functional.normalize(torch.randn(count, dimension, generator=generator, dtype=dtype), dim=1)
+    return Embeddings(
+        mean, torch.rand(count, generator=generator, dtype=dtype) * 100, *torch.ones(2, count, dtype=dtype)
+    )
+
+
+def filled(factory: str, count: int = 200, **options) -> tuple[Index, Embeddings, torch.Tensor]:
+    items, ids = embeddings(count), torch.arange(count) * 7 + 3
+    index = Index(DIMENSION, factory, **options)
+    if not index.is_trained:
+        index.train(items)
+    index.add(items, ids)
+    return index, items, ids
+
+
+@pytest.mark.parametrize("factory", EXACT + ROUGH)
+def test_search_after_removal_and_addition(factory: str) -> None:
+    """Ids, scores and κ belong together, whatever FAISS computes inside; what is removed never comes back."""
+    index, items, ids = filled(factory)
+    gone = torch.arange(0, 200, 3)
+    index.remove(ids[gone])
+    more = embeddings(40, seed=1)
+    index.add(more, ids[gone[:40]])  # the ids of removed items, with other vectors
+    expected = dict(zip(ids.tolist(), zip(items.mean, items.kappa, strict=True), strict=True))
+    for item in ids[gone].tolist():
+        del expected[item]
+    expected.update(zip(ids[gone[:40]].tolist(), zip(more.mean, more.kappa, strict=True), strict=True))
+    queries = embeddings(30, seed=2)
+    hits = index.search(queries, k=12)
+
+    assert len(index) == len(expected)
+    assert sorted(index.ids.tolist()) == sorted(expected)
+    assert hits.ids.shape == (30, 12)
+    assert all(len(set(row)) == 12 for row in hits.ids.tolist())
+    for q, row in enumerate(hits.ids.tolist()):
+        vectors = torch.stack([expected[item][0] for item in row])
+        torch.testing.assert_close(hits.scores[q], vectors @ queries.mean[q])
+        torch.testing.assert_close(hits.kappa[q], torch.stack([expected[item][1] for item in row]))
+    assert (hits.scores.diff(dim=1) <= 0).all()
+    torch.testing.assert_close(hits.query_kappa, queries.kappa)
+
+
+@pytest.mark.parametrize(
+    ("factory", "parameters"), [("Flat", None), ("HNSW32", "efSearch=200"), ("IVF4,Flat", "nprobe=4")]
+)
+def test_types_that_visit_everything_equal_exact_ranking(factory: str, parameters: str | None) -> None:
+    index, items, ids = filled(factory, parameters=parameters)
+    index.remove(ids[:20])
+    queries = embeddings(25, seed=3)
+    rows, scores = rank(queries.mean, items.mean[20:], k=9)
+    hits = index.search(queries, k=9)
+    assert hits.ids.tolist() == ids[20:][rows].tolist()
+    torch.testing.assert_close(hits.scores, scores)
+
+
+def test_hnsw_finds_nearly_all_by_default() -> None:
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(50, 64, generator=generator)
+
+    def items(count: int) -> Embeddings:
+        rows = centres[torch.arange(count) % 50] + 3.0 * torch.randn(count, 64, generator=generator)
+        return Embeddings(
+            torch.nn.functional.normalize(rows, dim=1), torch.ones(count), torch.ones(count), torch.zeros(count)
+        )
+
+    stored, queries = items(5000), items(200)
+    truth, found = rank(queries.mean, stored.mean, k=10)[0], []
+    for parameters in ("efSearch=16", None):
+        index = Index(64, "HNSW32", parameters=parameters)
+        index.add(stored, torch.arange(5000))
+        hits = index.search(queries, 10).ids
+        found.append((hits[:, :, None] == truth[:, None, :]).any(1).double().mean().item())
+    assert found[0] < 0.95 < found[1]
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW32", "IVF4,Flat"])
+@pytest.mark.parametrize("left", [0, 1, 2, 5])
+def test_k_above_the_size_gives_every_item_and_never_minus_one(factory: str, left: int) -> None:
+    index, _, ids = filled(factory)
+    index.remove(ids[left:])
+    hits = index.search(embeddings(3, seed=4), k=50)
+    assert [sorted(row) for row in hits.ids.tolist()] == [ids[:left].tolist()] * 3
+    assert hits.scores.shape == hits.kappa.shape == (3, left)
+
+
+def stored(count: int) -> tuple[Store, dict[str, np.ndarray]]:
+    """Give a store and what is in it, by column."""
+    store, items, rows = Store(DIMENSION), embeddings(count), np.arange(count)
+    columns = {"vectors": items.mean.numpy(), "kappa": items.kappa.double().numpy(), "ids": rows * 7 + 3}
+    store.append(*columns.values(), store.take_slots(count))
+    return store, {**columns, "slots": rows}
+
+
+@pytest.mark.parametrize(
+    "gone", [[0], [1999], [5, 511, 512, 513, 1024], range(0, 2000, 3), range(1, 2000), range(2000)]
+)
+def test_whatever_is_removed_the_others_keep_their_order_and_what_is_theirs(gone: list[int]) -> None:
+    store, expected = stored(2000)
+    left = np.delete(np.arange(2000), list(gone))
+    store.remove(np.array(gone))
+    for name, column in expected.items():
+        np.testing.assert_array_equal(store.column(name), column[left])
+        assert len(store._buffers[name]) == (len(left) if 4 * len(left) <= 2000 else 2000)
+    store.append(*(column[:1] for column in expected.values()))
+    assert store.column("slots").tolist() == [*left.tolist(), 0]
+
+
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Let SIGINT raise, which a shell has a command ignore that it starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_an_interrupt_waits_until_every_row_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lam.retrieval.index.rows._BLOCK", 1)  # so that moving them takes a while
+    for delay in (0.002, 0.01, 0.03):
+        store, expected = stored(20_000)
+        timer = threading.Timer(delay, signal.raise_signal, [signal.SIGINT])
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come during any of these
+            timer.start()
+            store.remove(np.arange(0, 20_000, 2))
+            timer.join()
+        timer.join()
+        left = slice(1, None, 2) if len(store) == 10_000 else slice(None)
+        for name, column in expected.items():
+            np.testing.assert_array_equal(store.column(name), column[left])
+        assert sorted(store._slot_of) == store.column("ids").tolist()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_tombstones_are_kept_below_a_fifth_and_swept_at_it() -> None:
+    index, items, ids = filled("HNSW32", 100)
+    index.remove(ids[:19])
+    assert index._faiss.ntotal == 100
+    assert not set(index.search(items[:19], k=81).ids.flatten().tolist()) & set(ids[:19].tolist())
+    index.remove(ids[19:20])
+    assert index._faiss.ntotal == len(index) == 80
+    assert index.search(items[20:], k=1).ids.flatten().tolist() == ids[20:].tolist()
+
+
+def test_a_query_amid_tombstones_still_gets_k_hits() -> None:
+    items, ids = embeddings(300), torch.arange(300)
+    index = Index(DIMENSION, "HNSW32")
+    index.add(items, ids)
+    near, _ = rank(items.mean[:1], items.mean, k=50)
+    index.remove(near[0])
+    hits = index.search(items[:1], k=10)
+    keep = torch.tensor([i for i in range(300) if i not in near[0].tolist()])
+    assert hits.ids[0].tolist() == keep[rank(items.mean[:1], items.mean[keep], k=10)[0][0]].tolist()
+
+
+def test_precision_and_order_of_ties() -> None:
+    index = Index(2)
+    east = Embeddings(
+        torch.tensor([[1.0, 0.0]] * 3).double(),
+        torch.tensor([1e-6, 1e8, 3.0], dtype=torch.float64),
+        *torch.ones(2, 3).double(),
+    )
+    index.add(east, torch.tensor([9, 4, 7]))
+    hits = index.search(east[:1], k=3)
+    assert hits.ids.tolist() == [[9, 4, 7]]
+    assert hits.scores.dtype == hits.kappa.dtype == torch.float64
+    assert hits.kappa[0].tolist() == east.kappa.tolist()
+    assert index.kappa_of(torch.tensor([7, 9])).tolist() == [3.0, 1e-6]
+
+
+@pytest.mark.parametrize("dimension", [3, 64, 130, 512])
+@pytest.mark.parametrize("copies", [2, 3, 7])
+def test_equal_vectors_score_alike_and_stand_in_the_order_of_adding(dimension: int, copies: int) -> None:
+    index, items = Index(dimension), embeddings(20, dimension=dimension)
+    index.add(Embeddings.concatenate([items] * copies), torch.arange(20 * copies))
+    queries = embeddings(20, seed=1, dimension=dimension)
+    for several in (queries, *(queries[row : row + 1] for row in range(20))):
+        hits = index.search(several, k=20 * copies)
+        groups = hits.ids.view(len(several), 20, copies)
+        assert torch.equal(groups, groups[..., :1] % 20 + 20 * torch.arange(copies))
+        assert (hits.scores.view_as(groups) == hits.scores.view_as(groups)[..., :1]).all()
+
+
+def test_what_was_added_without_autograd_can_be_removed_with_it() -> None:
+    with torch.inference_mode():
+        index, items, ids = filled("Flat", 50)
+    index.remove(ids[:30])
+    assert index.search(items[30:], k=1).ids.flatten().tolist() == ids[30:].tolist()
+
+
+def test_empty_index_empty_queries_and_empty_additions() -> None:
+    index, nothing = Index(DIMENSION), embeddings(0)
+    index.add(nothing, torch.empty(0, dtype=torch.long))
+    index.remove(torch.empty(0, dtype=torch.long))
+    assert index.search(embeddings(4), k=3).ids.shape == (4, 0)
+    index.add(embeddings(2), torch.arange(2))
+    assert index.search(nothing, k=3).ids.shape == (0, 2)
+    assert len(index.search(nothing, k=3)) == 0
+
+
+def test_adding_one_by_one_equals_adding_at_once() -> None:
+    index, items, ids = filled("Flat", 70)
+    single = Index(DIMENSION)
+    for i in range(70):
+        single.add(items[i : i + 1], ids[i : i + 1])
+    one, other = index.search(items, k=70), single.search(items, k=70)
+    assert one.ids.tolist() == other.ids.tolist()
+    torch.testing.assert_close(one.scores, other.scores)
+
+
+def _with_mean(row: int, value: float) -> Embeddings:
+    bad = embeddings(4)
+    bad.mean[row, 2] = value
+    return bad
+
+
+@pytest.mark.parametrize(
+    ("bad", "match"),
+    [
+        (lambda: embeddings(4, dimension=9), "embeddings must have dimension 8, got 9"),
+        (lambda: _with_mean(2, torch.nan), "embeddings must be finite, got nan at index 2"),
+        (lambda: _with_mean(1, torch.inf), "embeddings must be finite, got inf at index 1"),
+        (lambda: _with_mean(3, 1e38), "embeddings must be unit vectors, got length 1e.38 at index 3"),
+        (
+            lambda: Embeddings(embeddings(4).mean, torch.tensor([1.0, torch.nan, 1, 1]), *torch.ones(2, 4)),
+            "kappa must be finite, got nan at index 1",
+        ),
+        (
+            lambda: Embeddings(embeddings(4).mean, torch.tensor([1.0, 1, -2, 1]), *torch.ones(2, 4)),
+            "kappa must not be negative, got -2.0 at index 2",
+        ),
+    ],
+)
+def test_bad_embeddings_are_refused_everywhere_and_change_nothing(bad, match: str) -> None:
+    index, items, ids = filled("Flat", 10)
+    with pytest.raises(ValueError, match=match):
+        index.add(bad(), torch.arange(4) + 1000)
+    with pytest.raises(ValueError, match=match):
+        index.search(bad(), k=1)
+    with pytest.raises(ValueError, match=match):
+        Index(DIMENSION, "IVF2,Flat").train(bad())
+    assert index.ids.tolist() == ids.tolist()
+    assert index.search(items, k=1).ids.flatten().tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("ids", "match"),
+    [
+        (torch.tensor([50, 51, 50]), "ids must differ, got 50 twice"),
+        (torch.tensor([50, 3, 51]), "ids must be new, got 3, which is in the index"),
+        (torch.tensor([50, -1, 51]), "ids must not be negative, got -1"),
+        (torch.tensor([50, 51]), r"ids must have shape \(3,\), one value for each of the embeddings, got \(2,\)"),
+        (torch.tensor([50.0, 51.0, 52.0]), "ids must be integers, got torch.float32"),
+        (torch.tensor([True, False, True]), "ids must be integers, got torch.bool"),
+        ([50, 51.5, 52], "ids must be integers, got float64 in list"),
+        ([True, False, True], "ids must be integers, got bool in list"),
+        (["a", "b", "c"], "ids must be integers, got str.* in list"),
+        (np.array([50.0, 51.0, 52.0]), "ids must be integers, got float64 in ndarray"),
+        (np.array([50, 51]), r"ids must have shape \(3,\), one value for each of the embeddings, got \(2,\)"),
+        ([[50, 51, 52]], r"ids must have shape \(3,\), one value for each of the items, got \(1, 3\)"),
+        (50, r"ids must have shape \(1,\), one value for each of the items, got \(\)"),
+        ([50, 2**70, 51], "ids must be integers, got object in list"),
+    ],
+)
+def test_bad_ids_are_refused_and_change_nothing(ids, match: str) -> None:
+    index, _, before = filled("Flat", 10)
+    with pytest.raises(ValueError, match=match):
+        unwrap(Index.add)(index, embeddings(3), ids)
+    assert index.ids.tolist() == before.tolist()
+    assert index._faiss.ntotal == 10
+
+
+@pytest.mark.parametrize("as_ids", [list, tuple, np.array, lambda ids: np.array(ids, ">i4")[::-1][::-1], torch.tensor])
+def test_ids_come_as_any_sequence_of_integers(as_ids) -> None:
+    index, items = Index(DIMENSION), embeddings(4)
+    index.add(items, as_ids([8, 3, 5, 9]))
+    assert index.kappa_of(as_ids([5, 8])).tolist() == items.kappa[[2, 0]].tolist()
+    index.remove(as_ids([3, 9]))
+    assert index.ids.tolist() == [8, 5]
+    index.remove([])
+    assert index.search(items[:1], k=1).ids.tolist() == [[8]]
+
+
+def test_read_only_ids_are_taken_as_they_are() -> None:
+    index, ids = Index(DIMENSION), np.arange(3)
+    ids.flags.writeable = False
+    index.add(embeddings(3), ids)
+    assert index.ids.tolist() == [0, 1, 2]
+
+
+def test_removing_what_is_not_there_is_refused_and_changes_nothing() -> None:
+    index, _, ids = filled("Flat", 10)
+    with pytest.raises(ValueError, match="ids must be in the index, got 5, which is not"):
+        index.remove(torch.tensor([3, 5]))
+    with pytest.raises(ValueError, match="ids must differ, got 3 twice"):
+        index.remove(torch.tensor([3, 3]))
+    with pytest.raises(ValueError, match="ids must be in the index, got 4, which is not"):
+        index.kappa_of(torch.tensor([4]))
+    assert index.ids.tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("k", [0, -1, True, np.int64(0), 2.0, "3", None])
+def test_k_below_one_is_refused(k) -> None:
+    index, _, _ = filled("Flat", 5)
+    with pytest.raises(ValueError, match="k must be an integer of at least 1, got"):
+        unwrap(Index.search)(index, embeddings(1), k=k)
+
+
+@pytest.mark.parametrize("k", [np.int64(3), np.uint8(3), torch.tensor(3)])
+def test_k_is_any_integer(k) -> None:
+    index, items, _ = filled("Flat", 5)
+    assert index.search(items, k=k).ids.tolist() == index.search(items, k=3).ids.tolist()
+    assert Index(k).dimension == 3
+
+
+def test_training_is_explicit() -> None:
+    index = Index(DIMENSION, "IVF4,Flat")
+    with pytest.raises(ValueError, match="'IVF4,Flat' must be trained first: call train"):
+        index.add(embeddings(9), torch.arange(9))
+    with pytest.raises(
+        ValueError, match="FAISS cannot train on 3 embeddings: .*at least as large as number of clusters"
+    ):
+        index.train(embeddings(3))
+    index.train(embeddings(200))
+    index.add(embeddings(9), torch.arange(9))
+    with pytest.raises(ValueError, match="train the index before items are added: it holds 9"):
+        index.train(embeddings(200))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"dimension": 0}, "dimension must be an integer of at least 1, got 0"),
+        (
+            {"dimension": 8, "factory": "Flatt"},
+            "factory must be a FAISS factory string .*got 'Flatt' for dimension 8: could",
+        ),
+        ({"dimension": 8, "factory": "IDMap2,Flat"}, "factory must not contain IDMap, got 'IDMap2,Flat'"),
+        ({"dimension": 8, "parameters": "colour=3"}, "parameters must be FAISS search parameters .*got 'colour=3'"),
+        ({"dimension": 8, "device": "tpu"}, "device must be 'cpu', 'cuda' or 'cuda:N', got 'tpu'"),
+    ],
+)
+def test_bad_options_are_refused(options: dict, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Index(**options)
+
+
+def test_a_device_that_this_faiss_lacks_is_refused() -> None:
+    if hasattr(faiss, "StandardGpuResources"):
+        pytest.skip("this FAISS is built for GPUs")
+    with pytest.raises(ValueError, match=r"device 'cuda:1' needs a FAISS built for GPUs: install lam\[gpu\]"):
+        Index(DIMENSION, device="cuda:1")
+
+
+def test_a_type_without_a_form_for_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(resources: object, device: int, index: object) -> None:
+        raise RuntimeError("Error in clone_Index at /x/GpuCloner.cpp:270: This index type is not implemented on GPU.")
+
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", refuse, raising=False)
+    with pytest.raises(
+        ValueError, match="cannot move this index to 'cuda:1'; use a type .* or device 'cpu': This index type is not"
+    ):
+        Index(DIMENSION, "HNSW32", device="cuda:1")
+
+
+class _Failing:
+    """A FAISS structure whose searches fail as they do on a GPU."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason, self.ntotal = f"Error in search(long) at /x/GpuIndex.cu:26: Error: {reason}", 9000
+
+    def search(self, vectors: np.ndarray, k: int) -> None:
+        raise RuntimeError(self.reason)
+
+
+def test_more_candidates_than_a_gpu_can_select_are_refused() -> None:
+    index, items, _ = filled("Flat", 10)
+    index._faiss = _Failing("'k <= getMaxKSelection()' failed: GPU index only supports selection up to 2048")
+    with pytest.raises(ValueError, match="for 20 candidates; take a smaller k or device 'cpu': .* up to 2048"):
+        index.search(items, k=10)
+
+
+def test_a_gpu_that_is_out_of_memory_is_no_mistake_of_the_caller() -> None:
+    index, items, _ = filled("Flat", 10)
+    index._faiss = _Failing("Failed to cudaMalloc 1572864 bytes on device 0 (error 2 out of memory)")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        index.search(items, k=10)
+
+
+def test_a_failure_inside_faiss_leaves_the_index_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, items, ids = filled("Flat", 20)
+    whole = faiss_index.add
+
+    def half(structure, vectors, slots) -> None:
+        monkeypatch.undo()
+        whole(structure, vectors[:2], slots[:2])
+        raise MemoryError("out of memory half-way")
+
+    monkeypatch.setattr(faiss_index, "add", half)
+    with pytest.raises(MemoryError, match="half-way"):
+        index.add(embeddings(5, seed=9), torch.arange(5) + 1000)
+    assert index.ids.tolist() == ids.tolist()
+    assert index._faiss.ntotal == 20
+    index.add(embeddings(5, seed=9), torch.arange(5) * 7)
+    assert index.search(embeddings(5, seed=9), k=1).ids.flatten().tolist() == list(range(0, 35, 7))
+    assert index.search(items, k=1).ids.flatten().tolist() == ids.tolist()
+
+
+def test_what_faiss_refuses_is_a_value_error() -> None:
+    index = Index(DIMENSION, "NSG16,Flat")
+    index.add(embeddings(150), torch.arange(150))
+    with pytest.raises(ValueError, match="FAISS cannot add 5 embeddings"):
+        index.add(embeddings(5), torch.arange(5) + 200)
+    assert len(index) == 150
+    assert index.search(embeddings(150), k=1).ids.flatten().tolist() == list(range(150))
+
+
+@pytest.mark.slow
+def test_a_hundred_random_steps_equal_a_dictionary() -> None:
+    generator = np.random.default_rng(0)
+    for factory in EXACT:
+        index, expected = Index(DIMENSION, factory), {}
+        if not index.is_trained:
+            index.train(embeddings(300))
+        for step in range(100):
+            fresh = [i for i in generator.choice(500, 20, replace=False).tolist() if i not in expected]
+            items = embeddings(len(fresh), seed=step)
+            index.add(items, torch.tensor(fresh, dtype=torch.long))
+            expected.update(zip(fresh, items.mean, strict=True))
+            gone = generator.choice(list(expected), len(expected) // 8, replace=False).tolist()
+            index.remove(torch.tensor(gone, dtype=torch.long))
+            for item in gone:
+                del expected[item]
+            assert set(index.ids.tolist()) == set(expected)
+            query = embeddings(1, seed=1000 + step)
+            hits = index.search(query, k=5)
+            vectors = torch.stack([expected[item] for item in hits.ids[0].tolist()])
+            torch.testing.assert_close(hits.scores[0], vectors @ query.mean[0])
+
+
+def test_means_of_samples_are_searched_by_means_of_as_many(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.nn.functional.normalize(torch.randn(9, 5, 3, generator=generator), dim=-1)
+    nine, eight = (Embeddings.from_samples(samples[:number], torch.ones(5)) for number in (9, 8))
+    own = Embeddings.from_samples(samples, torch.ones(5), mean=samples[0])
+    index = Index(3)
+    index.add(nine, range(5))
+    index.save(tmp_path / "index")
+    for stored in (index, Index.load(tmp_path / "index")):
+        assert stored.mean_samples == 9
+        assert stored.search(nine, k=1).ids[:, 0].tolist() == [0, 1, 2, 3, 4]
+        for other, words in ((eight, "means of 8 samples"), (own, "the network's own directions")):
+            with pytest.raises(ValueError, match=f"{words} cannot be compared with means of 9 samples: embed both"):
+                stored.search(other, k=1)
+            with pytest.raises(ValueError, match=f"{words} cannot be compared with means of 9 samples: embed both"):
+                stored.add(other, range(10, 15))

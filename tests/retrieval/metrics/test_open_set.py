@@ -1,0 +1,137 @@
+"""Open-set metrics against counting in double loops, and at their edges."""
+
+import math
+
+import pytest
+import torch
+
+from lam.retrieval.metrics.open_set import (
+    answer_precision_recall,
+    aurc,
+    dir_at_far,
+    open_set_metrics,
+    oscr,
+    recall_at_full_precision,
+    risk_coverage,
+    threshold_at,
+    tpir_at_fpir,
+)
+from lam.retrieval.metrics.searches import search_open_set
+
+NONE = torch.empty(0)
+NOBODY = torch.empty(0, dtype=torch.bool)
+
+
+def _scores(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scores with many ties: of mated searches, whether right, and of non-mated ones."""
+    generator = torch.Generator().manual_seed(seed)
+    score = torch.randint(2, 12, (40,), generator=generator).double()
+    return score, torch.rand(40, generator=generator) < 0.7, torch.randint(0, 10, (30,), generator=generator).double()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.2, 0.5])
+def test_rates_equal_counting(seed: int, rate: float) -> None:
+    score, correct, non_mated = _scores(seed)
+    allowed = [t for t in sorted(set(non_mated.tolist())) if sum(s > t for s in non_mated.tolist()) <= rate * 30 + 1e-9]
+    assert threshold_at(non_mated, rate) == allowed[0]
+    pairs = list(zip(score.tolist(), correct.tolist(), strict=True))
+    assert tpir_at_fpir(score, non_mated, fpir=rate) == pytest.approx(sum(s > allowed[0] for s, _ in pairs) / 40)
+    assert dir_at_far(score, correct, non_mated, far=rate) == pytest.approx(
+        sum(s > allowed[0] and c for s, c in pairs) / 40
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_oscr_equals_a_double_loop(seed: int) -> None:
+    score, correct, non_mated = _scores(seed)
+    wins = sum(
+        c * ((s > other) + 0.5 * (s == other))
+        for s, c in zip(score.tolist(), correct.tolist(), strict=True)
+        for other in non_mated.tolist()
+    )
+    assert oscr(score, correct, non_mated) == pytest.approx(wins / (40 * 30), abs=1e-12)
+    everyone = torch.ones_like(correct)
+    assert oscr(score, everyone, score - 100) == 1.0
+    assert oscr(score, ~everyone, non_mated) == 0.0
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_aurc_is_the_mean_over_random_orders_of_ties(seed: int) -> None:
+    score, correct, _ = _scores(seed)
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(1500):
+        order = torch.randperm(40, generator=generator)
+        order = order[(-score)[order].argsort(stable=True)]
+        risks, wrong = [], 0
+        for n, answer in enumerate(order.tolist(), 1):
+            wrong += not correct[answer]
+            risks.append(wrong / n)
+        found.append(sum(risks) / 40)
+    assert aurc(correct, -score) == pytest.approx(sum(found) / len(found), abs=0.004)
+
+
+def test_a_better_uncertainty_has_less_risk() -> None:
+    correct = torch.tensor([True, True, False, True])
+    assert aurc(correct, (~correct).double()) < aurc(correct, torch.zeros(4)) < aurc(correct, correct.double())
+    assert aurc(correct, torch.zeros(4)) == 0.25
+    coverage, risk = risk_coverage(correct, torch.tensor([0.0, 1.0, 2.0, math.inf]))
+    assert coverage.tolist() == [0.25, 0.5, 0.75, 1.0]
+    assert risk.tolist() == pytest.approx([0, 0, 1 / 3, 0.25])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_precision_and_recall_equal_counting(seed: int) -> None:
+    score, correct, _ = _scores(seed)
+    recall, precision = answer_precision_recall(score, correct, n_answerable=35)
+    thresholds = sorted(set(score.tolist()), reverse=True)
+    assert len(recall) == len(thresholds)
+    for threshold, r, p in zip(thresholds, recall.tolist(), precision.tolist(), strict=True):
+        answers = score >= threshold
+        assert r == pytest.approx(int((answers & correct).sum()) / 35)
+        assert p == pytest.approx(int((answers & correct).sum()) / int(answers.sum()))
+    full = [r for r, p in zip(recall.tolist(), precision.tolist(), strict=True) if p == 1]
+    assert recall_at_full_precision(score, correct, n_answerable=35) == max(full, default=0.0)
+
+
+def test_a_wrong_answer_at_the_top_leaves_no_recall_at_full_precision() -> None:
+    score = torch.tensor([0.9, 0.9, 0.8])
+    assert recall_at_full_precision(score, torch.tensor([False, True, True]), n_answerable=2) == 0.0
+
+
+def test_what_is_undefined_is_nan() -> None:
+    score, correct, non_mated = _scores(0)
+    assert math.isnan(threshold_at(NONE, 0.1))
+    assert math.isnan(tpir_at_fpir(NONE, non_mated, fpir=0.1))
+    assert math.isnan(tpir_at_fpir(score, NONE, fpir=0.1))
+    assert math.isnan(dir_at_far(score, correct, NONE, far=0.1))
+    assert math.isnan(oscr(NONE, NOBODY, non_mated))
+    assert math.isnan(oscr(score, correct, NONE))
+    assert math.isnan(aurc(NOBODY, NONE))
+    assert math.isnan(recall_at_full_precision(score, torch.zeros(40, dtype=torch.bool), n_answerable=0))
+
+
+def test_what_is_refused() -> None:
+    score, correct, non_mated = _scores(0)
+    bad = score.clone()
+    bad[3] = math.nan
+    with pytest.raises(ValueError, match="score must not hold NaN, got one at index 3"):
+        oscr(bad, correct, non_mated)
+    with pytest.raises(ValueError, match="non_mated must not hold NaN"):
+        tpir_at_fpir(score, bad, fpir=0.1)
+    with pytest.raises(ValueError, match="uncertainty must not hold NaN"):
+        risk_coverage(correct, bad)
+    with pytest.raises(ValueError, match=r"rate must lie in \(0, 1\), got 0"):
+        dir_at_far(score, correct, non_mated, far=0.0)
+    with pytest.raises(ValueError, match="n_answerable must be from the"):
+        answer_precision_recall(score, correct, n_answerable=3)
+
+
+def test_all_metrics_say_how_large_the_gallery_was() -> None:
+    labels = torch.tensor([0, 0, 1, 1, 2])
+    n = torch.nn.functional.normalize(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), dim=1)
+    found = open_set_metrics(search_open_set(n, None, lambda rows: labels[rows][:, None] == labels), fpir=0.25)
+    assert (found.gallery_size, found.n_mated, found.n_non_mated, found.fpir) == (4, 4, 5, 0.25)
+    assert 0 <= found.dir <= found.tpir <= 1
+    assert 0 <= found.oscr <= 1

@@ -1,0 +1,235 @@
+"""Plots: a readable PNG from ordinary, extreme and tiny data, nothing global touched, and nothing wrong drawn."""
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from lam.retrieval import ausc, majority_votes
+from lam.retrieval.metrics.plots import (
+    plot_bars,
+    plot_calibration,
+    plot_calibration_curves,
+    plot_corruption,
+    plot_extremes,
+    plot_kappa,
+    plot_precision_recall,
+    plot_roc,
+    plot_sparsification,
+    plot_tuning,
+)
+
+INSIDE, OUTSIDE = torch.linspace(0, 1, 40), torch.linspace(0.5, 2, 30)
+
+
+def drawn(path: Path) -> Image.Image:
+    """The picture, checked to be more than an empty sheet, and alone in its folder."""
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+    picture = Image.open(path).convert("RGB")
+    assert picture.format is None or picture.format == "PNG"
+    assert len(picture.getcolors(2**24) or []) > 20
+    return picture
+
+
+def test_sparsification(tmp_path: Path) -> None:
+    correct = INSIDE > 0.3
+    plot_sparsification(tmp_path / "plot.png", {"−κ": (correct, -INSIDE), "constant": (correct, torch.zeros(40))})
+    drawn(tmp_path / "plot.png")
+
+
+def test_what_is_best_possible_is_drawn_where_all_are_of_the_same_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels: list[list[str]] = []
+    monkeypatch.setattr(
+        "lam.retrieval.metrics.plots._finish",
+        lambda _, axes, *__, **___: labels.append([line.get_label() for line in axes.get_lines()]),
+    )
+    correct = INSIDE > 0.3
+    for other in (correct, ~correct):
+        plot_sparsification(tmp_path / "plot.png", {"one": (correct, -INSIDE), "other": (other, -INSIDE)})
+    ranked = [f"one   AUSC {ausc(correct, -INSIDE):.3f}", f"other   AUSC {ausc(~correct, -INSIDE):.3f}"]
+    assert labels[0] == ["best possible", ranked[0], ranked[0].replace("one", "other"), "dropped at random"]
+    assert labels[1] == ranked
+
+
+@pytest.mark.parametrize("n_queries", [0, 1, 60])
+def test_calibration(n_queries: int, tmp_path: Path) -> None:
+    labels = torch.arange(n_queries) % 4
+    predictions = torch.stack([labels.roll(shift) for shift in (0, 0, 1)])
+    plot_calibration(tmp_path / "plot.png", majority_votes(predictions, labels, labels[:, None]).binned())
+    drawn(tmp_path / "plot.png")
+
+
+def test_calibration_of_several(tmp_path: Path) -> None:
+    labels = torch.arange(60) % 4
+    sure, unsure = (torch.stack([labels.roll(shift) for shift in shifts]) for shifts in ((0, 0, 1), (0, 1, 2)))
+    bins = {
+        name: majority_votes(found, labels, labels[:, None]).binned() for name, found in (("a", sure), ("b", unsure))
+    }
+    plot_calibration_curves(tmp_path / "plot.png", bins)
+    drawn(tmp_path / "plot.png")
+
+
+def test_bars(tmp_path: Path) -> None:
+    figures = {"mAP@1": {"one": 0.9, "other": 0.25}, "AUROC": {"one": 1.0, "other": None}}
+    plot_bars(tmp_path / "plot.png", figures)
+    drawn(tmp_path / "plot.png")
+    with pytest.raises(ValueError, match=r"figures must be of the same systems, got \['one'\] and \['other'\]"):
+        plot_bars(tmp_path / "plot.png", {"a": {"one": 1.0}, "b": {"other": 1.0}})
+
+
+def test_twelve_curves_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        "lam.retrieval.metrics.plots._finish",
+        lambda _, axes, *__, **___: seen.extend((line.get_color(), line.get_linestyle()) for line in axes.get_lines()),
+    )
+    plot_roc(tmp_path / "plot.png", {str(number): (INSIDE, OUTSIDE) for number in range(12)})
+    assert len(set(seen)) == 13  # and the useless score
+
+
+@pytest.mark.parametrize("plot", [plot_roc, plot_precision_recall])
+def test_curves(plot, tmp_path: Path) -> None:
+    plot(tmp_path / "plot.png", {"−κ": (INSIDE, OUTSIDE), "other": (INSIDE, INSIDE[:3])})
+    drawn(tmp_path / "plot.png")
+
+
+@pytest.mark.parametrize(
+    "kappa",
+    [torch.logspace(-6, 8, 50), torch.full((5,), 3.0), torch.zeros(4), torch.tensor([7.0]), torch.tensor([0.0, 1e8])],
+)
+def test_kappa_over_any_range(kappa: torch.Tensor, tmp_path: Path) -> None:
+    plot_kappa(tmp_path / "plot.png", {"known": kappa, "unknown": torch.ones(9)})
+    drawn(tmp_path / "plot.png")
+
+
+@pytest.mark.parametrize(("n_queries", "shape"), [(20, (1, 6, 5)), (1, (3, 4, 4)), (3, (7, 7))])
+def test_extremes_show_the_ends_of_kappa(n_queries: int, shape: tuple[int, ...], tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def image(index: int) -> torch.Tensor:
+        asked.append(index)
+        return torch.linspace(-0.1, 1.1, int(torch.tensor(shape).prod())).reshape(shape)
+
+    plot_extremes(
+        tmp_path / "plot.png",
+        torch.logspace(-3, 6, n_queries).flip(0),
+        lambda index: "outside" if index == 0 else index % 2 == 0,
+        query_image=image,
+        hit_image=lambda index: torch.rand(shape, generator=torch.Generator().manual_seed(index)),
+        count=4,
+    )
+    shown = min(4, n_queries)
+    assert asked == list(range(n_queries))[::-1][:shown] + list(range(shown))
+    drawn(tmp_path / "plot.png")
+
+
+def test_extremes_name_what_a_query_from_outside_is_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+
+    def remembered(axes: Any, image: torch.Tensor, title: str, color: str) -> None:
+        titles.append(title)
+
+    monkeypatch.setattr("lam.retrieval.metrics.plots._show", remembered)
+    images = {"query_image": lambda _: torch.ones(4, 4), "hit_image": lambda _: torch.ones(4, 4)}
+    verdicts: tuple[bool | str, ...] = ("birds", False, True)
+    plot_extremes(tmp_path / "plot.png", torch.tensor([0.5, 2.0, 30.0]), lambda query: verdicts[query], **images)
+    assert titles[:6] == ["birds\nκ 0.5", "", "κ 2", "✗ wrong", "κ 30", "✓ right"]
+
+
+def test_the_same_data_give_the_same_file(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        plot_roc(tmp_path / name, {"−κ": (INSIDE, OUTSIDE)})
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_matplotlib_stays_as_it_was(tmp_path: Path) -> None:
+    import matplotlib as mpl
+
+    before = dict(mpl.rcParams)
+    plot_roc(tmp_path / "plot.png", {"−κ": (INSIDE, OUTSIDE)})
+    assert dict(mpl.rcParams) == before
+
+
+def test_a_refused_plot_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "plot.png"
+    with pytest.raises(ValueError, match="scores must hold between 1 and 12 entries to be told apart, got 0"):
+        plot_roc(path, {})
+    with pytest.raises(ValueError, match="got 13"):
+        plot_precision_recall(path, {str(i): (INSIDE, OUTSIDE) for i in range(13)})
+    with pytest.raises(ValueError, match="correct must hold at least one query, got none of −κ"):
+        plot_sparsification(path, {"−κ": (torch.empty(0, dtype=torch.bool), torch.empty(0))})
+    with pytest.raises(ValueError, match="kappa of known must hold at least one value"):
+        plot_kappa(path, {"known": torch.empty(0)})
+    with pytest.raises(ValueError, match="kappa of known must be finite, got nan at index 0"):
+        plot_kappa(path, {"known": torch.tensor([torch.nan])})
+    assert not list(tmp_path.iterdir())
+
+
+def test_extremes_refuse(tmp_path: Path) -> None:
+    def draw(kappa: torch.Tensor, *, shape: tuple[int, ...] = (4, 4), count: int = 8) -> None:
+        images = {"query_image": lambda _: torch.ones(shape), "hit_image": lambda _: torch.ones(4, 4)}
+        plot_extremes(tmp_path / "plot.png", kappa, lambda _: True, count=count, **images)
+
+    with pytest.raises(ValueError, match=r"images must have shape \(C, H, W\) with C 1 or 3, .* got \(2, 4, 4\)"):
+        draw(torch.ones(2), shape=(2, 4, 4))
+    with pytest.raises(ValueError, match="kappa must hold at least one query"):
+        draw(torch.ones(0))
+    with pytest.raises(ValueError, match="kappa must be finite, got nan at index 1"):
+        draw(torch.tensor([1.0, torch.nan]))
+    with pytest.raises(ValueError, match="count must be an integer of at least 1, got 0"):
+        draw(torch.ones(2), count=0)
+    assert not list(tmp_path.iterdir())
+
+
+def ticks(path: Path, monkeypatch: pytest.MonkeyPatch, low: float, high: float) -> list[tuple[float, float]]:
+    """Left and right end, in pixels, of each label on the axis of κ."""
+    figures: list[Any] = []
+    monkeypatch.setattr("lam.retrieval.metrics.plots._save", lambda figure, _: figures.append(figure))
+    plot_kappa(path, {"known": torch.logspace(math.log10(low), math.log10(high), 50)})
+    figures[0].draw_without_rendering()
+    (axes,) = figures[0].axes
+    labels = [label for which in ("major", "minor") for label in axes.get_xticklabels(which=which) if label.get_text()]
+    boxes = [label.get_window_extent() for label in labels]
+    inside = [box for box in boxes if axes.bbox.x0 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1]
+    return sorted((box.x0, box.x1) for box in inside)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(80, 800), (1, 1), (2e6, 5e6), (1, 1e8), (1e-6, 1e8), (3, 300), (90, 110), (150, 6e3)]
+)
+def test_labels_of_kappa_do_not_collide(
+    low: float, high: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = ticks(tmp_path / "plot.png", monkeypatch, low, high)
+    assert 2 <= len(ends) <= 12
+    assert all(right + 3 <= left for (_, right), (left, _) in itertools.pairwise(ends))
+
+
+def test_corruption_is_drawn_with_kappa_or_without(tmp_path: Path) -> None:
+    curves = {"noise": torch.tensor([1.0, 0.8, 0.4, 0.1]), "blur": torch.tensor([1.0, 0.9, 0.7, 0.2])}
+    plot_corruption(tmp_path / "both.png", {kind: 300 * values for kind, values in curves.items()}, curves)
+    drawn(tmp_path / "both.png")
+    plot_corruption(tmp_path / "both.png", {}, curves)
+    drawn(tmp_path / "both.png")
+    with pytest.raises(ValueError, match="recall must hold between 1 and 12 entries"):
+        plot_corruption(tmp_path / "none.png", {}, {})
+
+
+def test_a_tuning_is_drawn(tmp_path: Path) -> None:
+    scores = [0.2 + 0.01 * abs(exponent - 5) for exponent in range(15)]
+    plot_tuning(
+        tmp_path / "plot.png",
+        scales=[10.0**exponent for exponent in range(15)],
+        scores=scores,
+        errors=[0.015] * 15,
+        eces=[0.05] * 15,
+        interval=(1e4, 1e6),
+        chosen=1e6,
+    )
+    drawn(tmp_path / "plot.png")

@@ -1,0 +1,75 @@
+"""Mated and non-mated searches against a double loop, and against the index that is searched afterwards."""
+
+import math
+
+import pytest
+import torch
+
+from lam.retrieval.index.faiss_index import Index
+from lam.retrieval.metrics.searches import search_open_set
+from lam.vmf.embeddings import Embeddings
+from tests.helpers import unchecked
+
+
+def _points(n: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(n, 3, generator=generator), dim=1)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_searches_equal_a_double_loop(alone: bool) -> None:
+    queries, gallery = _points(25, 0), _points(30, 1)
+    gallery = queries if alone else gallery
+    labels, others = torch.arange(25) % 7, torch.arange(len(gallery)) % 7
+    labels[3] = 99  # matches nothing
+    others = labels if alone else others
+    found = search_open_set(queries, None if alone else gallery, lambda rows: labels[rows][:, None] == others)
+    assert found.gallery_size == len(gallery) - alone
+    for q in range(25):
+        scores = {
+            i: float(queries[q].double() @ gallery[i].double()) for i in range(len(gallery)) if not alone or i != q
+        }
+        mates = {i: score for i, score in scores.items() if labels[q] == others[i]}
+        rest = {i: score for i, score in scores.items() if i not in mates}
+        ranked = sorted(scores, key=lambda i: -scores[i])
+        assert int(found.nearest[q]) == ranked[0]
+        assert float(found.second[q]) == pytest.approx(scores[ranked[1]], abs=1e-6)
+        assert bool(found.correct[q]) == (ranked[0] in mates)
+        assert float(found.mated[q]) == pytest.approx(max(mates.values(), default=-math.inf), abs=1e-6)
+        assert float(found.non_mated[q]) == pytest.approx(max(rest.values()), abs=1e-6)
+        assert int(found.rank[q]) == min((1 + ranked.index(i) for i in mates), default=0)
+    assert found.has_mate.tolist() == [q != 3 for q in range(25)]
+
+
+def test_scores_are_those_of_the_index() -> None:
+    queries, gallery = _points(40, 2), _points(50, 3)
+    found = search_open_set(queries, gallery, lambda rows: torch.zeros(len(rows), 50, dtype=torch.bool))
+    index = Index(3)
+    index.add(Embeddings(gallery, torch.ones(50), torch.ones(50), torch.ones(50)), torch.arange(50))
+    hits = index.search(Embeddings(queries, torch.ones(40), torch.ones(40), torch.ones(40)), 2)
+    torch.testing.assert_close(found.score, hits.scores[:, 0], rtol=0, atol=2e-7)
+    torch.testing.assert_close(found.second, hits.scores[:, 1], rtol=0, atol=2e-7)
+    assert torch.equal(found.nearest, hits.ids[:, 0])
+
+
+def test_equal_scores_rank_the_match_last() -> None:
+    n = torch.tensor([[1.0, 0.0]]).expand(4, 2)
+    found = search_open_set(n[:1], n, lambda rows: torch.tensor([[True, False, False, False]]))
+    assert found.rank.tolist() == [4]
+
+
+def test_a_gallery_of_one_has_no_second() -> None:
+    n = torch.eye(2)
+    found = search_open_set(n, n[:1], lambda rows: torch.ones(len(rows), 1, dtype=torch.bool))
+    assert found.second.tolist() == [-1, -1]
+    assert found.non_mated.tolist() == [-math.inf, -math.inf]
+
+
+def test_what_is_refused() -> None:
+    n = torch.eye(2)
+    with pytest.raises(ValueError, match="a candidate for every query, got 0"):
+        search_open_set(n[:1], None, lambda rows: torch.ones(1, 1, dtype=torch.bool))
+    with pytest.raises(ValueError, match="must have one dimension, got 2 and 3"):
+        unchecked(search_open_set)(n, torch.eye(3), lambda rows: torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="queries must be finite"):
+        search_open_set(n * torch.nan, n, lambda rows: torch.ones(2, 2, dtype=torch.bool))

@@ -1,0 +1,260 @@
+"""`lam calibrate`: from the folder of a run to a calibration, and its promises on the embedded digits."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from scipy.stats import betabinom
+from torch import Tensor
+
+from lam import datasets
+from lam.cli import main
+from lam.retrieval.decisions.calibration import Targets
+from lam.retrieval.decisions.conformal import Tail
+from lam.retrieval.decisions.files import fingerprint, load_calibration
+from lam.retrieval.index.faiss_index import Index
+from lam.retrieval.metrics.searches import Searches, search_open_set
+from lam.runs.calibrate import StoredItems, calibrate_run
+from lam.runs.index import embed_folder, open_run
+from lam.vmf.embeddings import Embeddings
+from tests.conftest import FinishedRun
+from tests.helpers import unchecked
+
+TARGETS = ("--target-far=0.05", "--target-ood=0.05", "--target-miss=0.1")
+
+
+@pytest.fixture(scope="module")
+def digits(finished_run: FinishedRun) -> tuple[Embeddings, Searches]:
+    """All digits that the run has not seen: κ of each, and what each finds among those of the validation split."""
+    splits = datasets.load("digits")
+    encoder = open_run(finished_run.folder)
+    embeddings, gallery = (
+        encoder.embed(part.images)
+        for part in (splits.test, splits.validation)  # type: ignore[attr-defined]
+    )
+    labels, others = splits.test.labels, splits.validation.labels
+    found = search_open_set(embeddings.mean, gallery.mean, lambda rows: labels[rows][:, None] == others)
+    return embeddings, found
+
+
+def _rates(scores: Tensor, target: float, *, known: int, times: int) -> tuple[Tensor, list[bool]]:
+    """Over partings of the scores: the rate on the rest, and whether its interval holds it."""
+    generator = torch.Generator().manual_seed(0)
+    rates, held = [], []
+    for _ in range(times):
+        order = torch.randperm(len(scores), generator=generator)
+        tail = Tail.of(scores[order[:known]])
+        threshold = tail.threshold(target)
+        low, high = tail.interval(threshold)
+        rates.append(float((scores[order[known:]] > threshold).double().mean()))
+        held.append(low <= rates[-1] <= high)
+    return torch.tensor(rates, dtype=torch.float64), held
+
+
+@pytest.mark.parametrize("target", [0.05, 0.1])
+def test_false_flags_of_digits_keep_the_target_and_follow_the_law(
+    digits: tuple[Embeddings, Searches], target: float
+) -> None:
+    scores = -digits[0].kappa
+    rates, _ = _rates(scores, target, known=99, times=200)
+    new = len(scores) - 99
+    law = betabinom(new, *Tail(torch.arange(99.0).double()).law(target))
+    assert float(rates.mean()) <= target + 2 * float(rates.std()) / math.sqrt(200)
+    assert float(rates.std()) * new == pytest.approx(law.std(), rel=0.2)
+
+
+def test_false_accepts_of_digits_are_in_their_interval(digits: tuple[Embeddings, Searches]) -> None:
+    scores = digits[1].non_mated
+    rates, held = _rates(scores, 0.1, known=99, times=200)
+    assert float(rates.mean()) <= 0.1 + 2 * float(rates.std()) / math.sqrt(200)
+    tail = Tail(torch.arange(99.0).double())
+    law, (low, high) = betabinom(len(scores) - 99, *tail.law(0.1)), tail.interval(tail.threshold(0.1))
+    rest = len(scores) - 99
+    expected = law.cdf(math.floor(high * rest)) - law.cdf(math.ceil(low * rest) - 1)
+    assert sum(held) / 200 > expected - 3 * math.sqrt(expected * (1 - expected) / 200)
+
+
+def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 0
+    printed = capsys.readouterr().out
+    assert "match: cosine above" in printed
+    made = load_calibration(run_copy)
+    assert made.facts["false_accepts"] == "of classes like those it was trained on; strangers are not promised"
+    assert f"\n       {made.facts['false_accepts']}\n" in printed
+    assert made.key == fingerprint(run_copy)
+    assert (made.gallery_size, made.facts["data"], made.facts["queries"]) == (60, "validation split", 60)
+    assert made.targets == Targets(far=0.05, ood=0.05, miss=0.1)
+    assert (run_copy / "plots" / "probability.png").is_file()
+    encoder, index = open_run(run_copy), Index.load(run_copy / "index")
+    queries = encoder.embed(datasets.load("digits").test.images[:20])  # type: ignore[attr-defined]
+    decisions = made.decide(index.search(queries, 3), queries, gallery_size=len(index))
+    assert set(decisions.decision) <= {"match", "unknown", "abstain"}
+    assert not decisions.stale
+    verified = made.verify(queries[:10], queries[:10])
+    assert set(verified.decision) <= {"match", "abstain"}
+    assert ((verified.probability > 0) & (verified.probability < 1)).all()
+    for flag in ("kappa", "knn", "combined"):
+        assert len(made.flags.tail(flag)) in (30, 60)
+
+
+def test_a_search_of_a_calibrated_run_says_its_decision(
+    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = str(next(iter(sorted(digit_folder.glob("*/*.png")))))
+    assert main(["search", str(run_copy), image, "-k1"]) == 0
+    assert "decision" not in capsys.readouterr().out
+    assert main(["calibrate", str(run_copy), "--quiet", "--flag=combined", *TARGETS]) == 0
+    capsys.readouterr()
+    assert main(["search", str(run_copy), image, "-k1"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^decision: (match|unknown|abstain), probability 0\.\d{3}$", printed, re.MULTILINE)
+    assert len(printed.splitlines()) == 4
+    assert main(["index", str(run_copy), str(digit_folder), "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["search", str(run_copy), image]) == 0
+    assert "calibration: stale" in capsys.readouterr().out
+
+
+def test_the_index_can_be_what_is_searched(run_copy: Path) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
+    made = load_calibration(run_copy)
+    assert (made.gallery_size, made.facts["gallery"], made.reference) == (60, "index", None)
+    again = calibrate_run(
+        run_copy,
+        targets=made.targets,
+        gallery=StoredItems.of_index(run_copy),
+        reference=0,
+        progress=False,
+    )
+    assert again.accept_above == made.accept_above
+    assert again.facts["gallery"] == "stored items"
+
+
+def test_fresh_images_are_parted_into_queries_and_a_gallery(run_copy: Path, digit_folder: Path) -> None:
+    options = [
+        "--target-far=0.1",
+        "--target-ood=0.1",
+        "--gallery=held-out",
+        f"--folder={digit_folder}",
+        "--reference=0",
+    ]
+    assert main(["calibrate", str(run_copy), "--quiet", f"--folder={digit_folder}", *options]) == 0
+    made = load_calibration(run_copy)
+    assert (made.facts["data"], made.facts["queries"], made.gallery_size) == (str(digit_folder), 12, 12)
+    assert made.facts["false_accepts"] == f"of classes like those in {digit_folder}; other strangers are not promised"
+
+
+def test_a_flag_does_not_stick_where_its_evidence_is_gone(
+    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--flag=combined"]) == 0
+    assert main(["calibrate", str(run_copy), "--quiet"]) == 0
+    assert load_calibration(run_copy).flag == "combined"
+    fresh = ["--target-far=0.1", "--target-ood=0.1", "--gallery=held-out", f"--folder={digit_folder}", "--reference=0"]
+    capsys.readouterr()
+    assert main(["calibrate", str(run_copy), "--quiet", *fresh]) == 0
+    assert "flag combined compares with training features, and --reference 0 asks for none" in capsys.readouterr().err
+    assert load_calibration(run_copy).flag == "kappa"
+    assert main(["calibrate", str(run_copy), "--quiet", *fresh, "--flag=knn"]) == 1
+    assert "flag 'knn' compares with training features" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "target far: a rate of 0.001 needs at least 999 calibration scores to be promised, got 60"),
+        (("--target-far=0",), "target far must lie in (0, 1), got 0"),
+        (("--reference=3", *TARGETS), "reference must be at least 5 items, or 0 for none, got 3"),
+        (
+            ("--reference=0", "--flag=knn", *TARGETS),
+            "flag 'knn' compares with training features: leave out reference=0",
+        ),
+        (("--folder=nowhere", *TARGETS), "nowhere"),
+    ],
+)
+def test_mistakes_are_said_in_a_line_and_leave_nothing(
+    run_copy: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *options]) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (run_copy / "calibration").exists()
+
+
+def test_false_accepts_can_be_promised_of_strangers(
+    run_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, generator = tmp_path / "strangers", torch.Generator().manual_seed(0)
+    folder.mkdir()
+    for number in range(40):
+        pixels = torch.randint(0, 256, (8, 8), generator=generator, dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(folder / f"{number}.png")
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, f"--strangers={folder}"]) == 0
+    made, index = load_calibration(run_copy), Index.load(run_copy / "index")
+    assert made.facts["strangers"] == str(folder)
+    assert made.facts["false_accepts"] == f"of strangers like those in {folder}"
+    assert made.facts["false_accepts"] in capsys.readouterr().out
+    embedded = embed_folder(open_run(run_copy), folder, progress=False)
+    first = index.search(embedded.embeddings, 1).scores[:, 0]
+    assert len(embedded.images) == len(made.false_accepts) == 40
+    assert made.accept_above == pytest.approx(float(first.sort().values[-2]), abs=1e-6)
+    assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.001", f"--strangers={folder}"]) == 1
+    assert "target far: a rate of 0.001 needs at least 999 calibration scores" in capsys.readouterr().err
+
+
+def test_a_calibration_again_asks_for_what_the_last_one_did(run_copy: Path) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--flag=combined"]) == 0
+    assert main(["calibrate", str(run_copy), "--quiet", "--target-ood=0.2"]) == 0
+    made = load_calibration(run_copy)
+    assert (made.targets, made.flag) == (Targets(far=0.05, ood=0.2, miss=0.1), "combined")
+
+
+def test_what_is_printed_can_be_acted_on(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--target-miss=0.0001", "--flag=kappa"]) == 0
+    printed, made = capsys.readouterr().out, load_calibration(run_copy)
+    assert f"abstain: kappa below {made.kappa_below:.6g}; false flags at most 0.05" in printed
+    assert "too few queries had a match to say how many hits hold one with probability 0.9999" in printed
+    assert main(["calibrate", str(run_copy), "--quiet", "--target-miss=0.1", "--flag=knn"]) == 0
+    printed, made = capsys.readouterr().out, load_calibration(run_copy)
+    assert f"abstain: knn above {made.flag_above:.6g}" in printed
+    assert f"a match is among the first {made.depth} hits with probability 0.9" in printed
+
+
+def test_data_that_changed_since_the_run_are_refused(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_copy / "data.json"
+    data.write_text(data.read_text().replace('"items": 60', '"items": 61', 1))
+    (run_copy / "MANIFEST.json").unlink()
+    from lam.utils.files import seal
+
+    seal(run_copy, ["config.yaml", "data.json", "metrics.json", "report.html"])
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 1
+    assert "the data are not those of the run" in capsys.readouterr().err
+
+
+def test_stored_items_that_cannot_serve_are_refused(finished_run: FinishedRun) -> None:
+    mean = torch.eye(3)[:2]
+    with pytest.raises(ValueError, match="a label for each of 2 vectors, got 1"):
+        StoredItems(mean, torch.ones(2), ("a",))
+    with pytest.raises(ValueError, match="none of the 2 stored items has a label of the data"):
+        calibrate_run(
+            finished_run.folder, gallery=StoredItems(mean, torch.ones(2), ("a", "b")), reference=0, progress=False
+        )
+    with pytest.raises(ValueError, match="gallery must be 'held-out', 'index' or stored items, got 'test'"):
+        unchecked(calibrate_run)(finished_run.folder, gallery="test", progress=False)
+
+
+def test_another_encoder_makes_a_calibration_invalid(run_copy: Path) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
+    encoder = open_run(run_copy)
+    encoder.save(run_copy / "encoder")
+    load_calibration(run_copy)  # the same one, written again
+    encoder.posterior = type(encoder.posterior)(  # type: ignore[attr-defined]
+        **{**vars(encoder.posterior), "prior_precision": 2.0}  # type: ignore[attr-defined]
+    )
+    encoder.save(run_copy / "encoder")
+    with pytest.raises(ValueError, match="another network, posterior or preprocessing"):
+        load_calibration(run_copy)

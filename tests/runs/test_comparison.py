@@ -1,0 +1,174 @@
+"""Comparisons: every run in one table and in one picture of each kind, and nothing compared that cannot be."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lam.cli import main
+from lam.retrieval.metrics import plots
+from lam.retrieval.metrics.ood import auprc, auroc
+from lam.retrieval.metrics.uncertainty import ausc
+from lam.runs.comparison import FIGURES, compare
+from lam.runs.curves import CURVES, Curves
+from lam.runs.run import run
+from lam.utils.files import MANIFEST, CorruptFileError, seal, write_json
+from tests.conftest import FinishedRun, tiny
+
+PICTURES = {"figures", "calibration", "sparsification"} | {
+    f"{kind}_{ood}" for kind in ("roc", "precision_recall") for ood in ("digits_patches", "digits_held_out")
+}
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs on the data of `finished_run`: another seed, a method without uncertainty, one without samples."""
+    root = tmp_path_factory.mktemp("others")
+    settings: dict[str, tuple[str, ...]] = {
+        "again": ("--seed=2",),
+        "deterministic": ("--method=deterministic",),
+        "knn_distance": ("--method=knn_distance",),
+    }
+    return {name: run(tiny(root / name, *options), progress=False).folder for name, options in settings.items()}
+
+
+def sealed(folder: Path) -> None:
+    """Seal a run again, as one that was so from the beginning."""
+    names = json.loads((folder / MANIFEST).read_text())["sha256"]
+    seal(folder, [name for name in names if (folder / name).is_file()])
+
+
+def test_curves_are_those_of_the_metrics(finished_run: FinishedRun) -> None:
+    curves, metrics = Curves.load(finished_run.folder), json.loads((finished_run.folder / "metrics.json").read_text())
+    assert curves.tells_apart
+    assert set(curves.outside) == {"digits_patches", "digits_held_out"}
+    for name, suffix in (("digits_patches", ""), ("digits_held_out", "@digits_held_out")):
+        assert auroc(curves.inside, curves.outside[name]) == pytest.approx(metrics[f"auroc{suffix}"], abs=1e-12)
+        assert auprc(curves.inside, curves.outside[name]) == pytest.approx(metrics[f"auprc{suffix}"], abs=1e-12)
+    assert ausc(curves.correct, curves.uncertainty) == pytest.approx(metrics["ausc"], abs=1e-12)
+    assert curves.calibration is not None
+    assert curves.calibration.expected_error == pytest.approx(metrics["ece"], abs=1e-12)
+
+
+def test_every_run_is_in_the_table_and_in_the_pictures(
+    finished_run: FinishedRun, others: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, Any] = {}
+    for plot in ("plot_bars", "plot_roc", "plot_precision_recall", "plot_calibration_curves", "plot_sparsification"):
+        original = getattr(plots, plot)
+
+        def remembered(path: Path, of_runs: Any, original: Any = original) -> None:
+            drawn[path.stem] = of_runs
+            original(path, of_runs)
+
+        monkeypatch.setattr(plots, plot, remembered)
+    runs = [finished_run.folder, others["deterministic"], others["knn_distance"]]
+    assert not list((others["deterministic"] / "plots").glob("extremes*.png"))  # whose κ is one number
+    made = compare(runs, tmp_path / "new" / "comparison")
+    names = ["laplace_posthoc", "deterministic", "knn_distance"]
+    assert [found.name for found in made.runs] == names
+    assert drawn.keys() == PICTURES == {path.stem for path in made.folder.glob("*.png")}
+    assert sorted(made.written) == sorted(made.folder.iterdir())
+    assert list(drawn["figures"]) == ["mAP@1", "AUROC", "AUSC", "ECE, lower is better"]
+    assert all(list(values) == names for values in drawn["figures"].values())
+    for kind in ("roc_digits_patches", "precision_recall_digits_held_out", "sparsification"):
+        assert list(drawn[kind]) == ["laplace_posthoc", "knn_distance"], kind  # one κ for all is no curve
+    assert list(drawn["calibration"]) == [found.name for found in made.runs if found.metrics["ece"] is not None]
+
+    stored = {found["name"]: found for found in json.loads((made.folder / "comparison.json").read_text())["runs"]}
+    with (made.folder / "comparison.csv").open(newline="") as stream:
+        rows = {row["name"]: row for row in csv.DictReader(stream)}
+    for name, folder in zip(names, runs, strict=True):
+        measured = json.loads((folder / "metrics.json").read_text())
+        assert (stored[name]["method"], stored[name]["folder"]) == (name, str(folder))
+        for key, value in measured.items():
+            unknown = name == "deterministic" and key.partition("@")[0] in ("auroc", "auprc", "ausc")
+            unknown |= name == "deterministic" and "_variance" in key
+            assert stored[name]["metrics"][key] == (None if unknown else value), key
+            assert rows[name][key] == ("" if unknown or value is None else str(value)), key
+
+
+def test_the_command_prints_the_table_and_what_it_wrote(
+    finished_run: FinishedRun, others: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "comparison"
+    for _ in range(2):  # an earlier comparison is replaced
+        assert main(["compare", str(finished_run.folder), str(others["again"]), "-o", str(output)]) == 0
+        head, *rows = capsys.readouterr().out.splitlines()
+        for name in ("roc_of_another_set.png", "photograph.png"):
+            (output / name).touch()
+    assert (output / "photograph.png").is_file()  # a reader's own
+    assert head.split() == [*("mAP@1", "mAP@5", "mAP@10", "AUROC", "AUPRC", "AUSC", "ECE"), *("ECE", "below", "1")]
+    for row, folder in zip(rows, (finished_run.folder, others["again"]), strict=False):
+        name, *cells = row.split()
+        metrics = json.loads((folder / "metrics.json").read_text())
+        assert name == folder.name  # since both are of one method
+        assert cells == [f"{metrics[figure]:.3f}" for figure in FIGURES]
+    assert {Path(path).stem for path in rows[2:]} == PICTURES | {"comparison"}
+
+
+def test_runs_of_one_name_are_called_by_the_paths_given(finished_run: FinishedRun, tmp_path: Path) -> None:
+    for number in "01":
+        shutil.copytree(finished_run.folder, tmp_path / number / "run")
+    made = compare([tmp_path / "0" / "run", tmp_path / "1" / "run"], tmp_path / "comparison")
+    assert [found.name for found in made.runs] == [str(tmp_path / number / "run") for number in "01"]
+
+
+def test_what_cannot_be_compared_is_refused_before_anything_is_written(
+    finished_run: FinishedRun, others: dict[str, Path], run_copy: Path, tmp_path: Path
+) -> None:
+    output, folder, other = tmp_path / "comparison", finished_run.folder, others["again"]
+    with pytest.raises(ValueError, match="comparing needs 2 to 12 runs, got 1"):
+        compare([folder], output)
+    with pytest.raises(ValueError, match="comparing needs 2 to 12 runs, got 13"):
+        compare([folder] * 13, output)
+    with pytest.raises(ValueError, match="run is given twice: give each run once"):
+        compare([folder, other, folder.parent / "." / "run"], output)
+    with pytest.raises(ValueError, match="is no run of lam"):
+        compare([folder, tmp_path], output)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="thesis holds files that are no comparison: give another --output"):
+        compare([folder, other], tmp_path / "thesis")
+    with pytest.raises(ValueError, match=r"thesis\.tex is a file: give another --output"):
+        compare([folder, other], tmp_path / "thesis" / "thesis.tex")
+    with (run_copy / CURVES).open("r+b") as stream:
+        stream.write(b"x")
+    with pytest.raises(CorruptFileError, match="curves.safetensors is truncated or altered"):
+        compare([folder, run_copy], output)
+    (run_copy / CURVES).unlink()
+    sealed(run_copy)
+    with pytest.raises(ValueError, match=r"keeps no curves, .*: delete .*MANIFEST.json, and `lam run .*` evaluates it"):
+        compare([folder, run_copy], output)
+    (run_copy / MANIFEST).unlink()
+    with pytest.raises(ValueError, match="has not finished: `lam run .*` continues it"):
+        compare([folder, run_copy], output)
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("part", "named"), [("test", "test"), ("OOD set digits_patches", "OOD set digits_patches"), ("train", None)]
+)
+def test_runs_on_different_data_are_refused(
+    part: str, named: str | None, finished_run: FinishedRun, run_copy: Path, tmp_path: Path
+) -> None:
+    data = json.loads((run_copy / "data.json").read_text())
+    data[part]["sha256"] = "another"
+    write_json(run_copy / "data.json", data)
+    sealed(run_copy)
+    if named is None:
+        assert len(compare([finished_run.folder, run_copy], tmp_path / "comparison").runs) == 2
+        return
+    with pytest.raises(ValueError, match=rf"were not evaluated on the same data \({named}\): compare runs of one data"):
+        compare([finished_run.folder, run_copy], tmp_path / "comparison")
+
+
+def test_an_evaluation_without_answers_or_outsiders_is_kept(tmp_path: Path) -> None:
+    none = torch.empty(0)
+    Curves(none.bool(), none, torch.tensor([-1.0, -2.0]), {}, None).save(tmp_path)
+    found = Curves.load(tmp_path)
+    assert (len(found.correct), found.outside, found.calibration, found.tells_apart) == (0, {}, None, True)

@@ -1,0 +1,110 @@
+"""Corrupting images, and what becomes of κ and of the answers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.ndimage import gaussian_filter
+from scipy.stats import spearmanr
+
+import lam
+from lam.encoders.deterministic import DeterministicEncoder
+from lam.runs.corruption import KINDS, STRENGTHS, CorruptionCurve, corrupted, corruption_metrics, measure_corruption
+from tests.helpers import unchecked
+from tests.methods import small_data as small
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 8, 8), (3, 3, 40, 28), (1, 3, 64, 64), (2, 1, 3, 5)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_of_any_size_get_worse_step_by_step(kind, shape):
+    images = torch.rand(shape, generator=generator())
+    change = []
+    for severity in range(4):
+        worse = corrupted(images, kind, severity, generator=generator())
+        assert worse.shape == images.shape
+        assert ((worse >= 0) & (worse <= 1)).all()
+        change.append(float((worse - images).square().mean()))
+    assert change[0] == 0
+    assert change == sorted(change)
+    assert change[-1] > change[1] or min(shape[2:]) < 8
+
+
+def test_noise_and_contrast_are_what_they_say():
+    images = torch.full((1, 1, 200, 200), 0.5)
+    noise = corrupted(images, "noise", 1, generator=generator()) - images
+    assert float(noise.std()) == pytest.approx(0.1, rel=0.02)
+    images = torch.rand(2, 3, 9, 9)
+    for severity, left in enumerate(STRENGTHS["contrast"], start=1):
+        flat = corrupted(images, "contrast", severity, generator=generator())
+        torch.testing.assert_close(flat.std((1, 2, 3)), left * images.std((1, 2, 3)))
+        torch.testing.assert_close(flat.mean((1, 2, 3)), images.mean((1, 2, 3)))
+
+
+def test_blur_is_that_of_scipy_away_from_the_border():
+    image = torch.rand(1, 1, 60, 60, generator=generator())
+    blurred = corrupted(image, "blur", 1, generator=generator())[0, 0]
+    twin = gaussian_filter(image[0, 0].numpy(), 0.02 * 60, mode="reflect", truncate=2 * 1.0)
+    np.testing.assert_allclose(blurred[8:-8, 8:-8], twin[8:-8, 8:-8], atol=0.01)
+
+
+def test_bad_kinds_and_severities_are_refused():
+    with pytest.raises(ValueError, match="kind must be one of noise, blur, contrast, got 'rain'"):
+        unchecked(corrupted)(torch.rand(1, 1, 8, 8), "rain", 1, generator=generator())
+    with pytest.raises(ValueError, match="severity must be from 0 to 3, got 4"):
+        corrupted(torch.rand(1, 1, 8, 8), "noise", 4, generator=generator())
+
+
+def test_the_trend_is_the_mean_rank_correlation_of_images():
+    kappa = torch.rand(4, 30, generator=generator()).mul(6).round()  # with ties
+    curve = CorruptionCurve(kappa, torch.ones(4, 30, dtype=torch.bool))
+    each = [spearmanr(range(4), row).statistic for row in kappa.T.numpy() if len(set(row)) > 1]
+    assert curve.trend == pytest.approx(np.mean(each))
+    falling = CorruptionCurve(torch.tensor([[4.0], [3.0], [2.0], [1.0]]), torch.ones(4, 1, dtype=torch.bool))
+    assert falling.trend == pytest.approx(-1)
+    level = CorruptionCurve(torch.ones(4, 3), torch.ones(4, 3, dtype=torch.bool))
+    assert level.trend != level.trend
+
+
+def test_corrupted_queries_search_the_clean_gallery_without_themselves():
+    images = small.images(60, noise=0.05)
+    images = type(images)((images.images.clamp(0, 1) * 255).byte(), images.labels)
+    encoder = lam.fit(small.network(), small.batches(images), margin=0.7, progress=False)
+    evaluation = lam.evaluate(encoder, small.batches(images))
+    curves = measure_corruption(encoder, images, evaluation, size=25, seed=3)
+    assert tuple(curves) == KINDS
+    assert all(curve.kappa.shape == curve.correct.shape == (4, 25) for curve in curves.values())
+    rows = torch.randperm(60, generator=torch.Generator().manual_seed(3))[:25]
+    for curve in curves.values():
+        assert torch.equal(curve.correct[0], evaluation.correct[rows])
+        torch.testing.assert_close(curve.kappa[0], evaluation.embeddings.kappa[rows], rtol=1e-3, atol=0)
+    worse = corrupted(images.images[rows], "contrast", 3, generator=generator())
+    mean = encoder.embed(worse).mean
+    cosines = mean @ evaluation.gallery.mean.T
+    cosines[torch.arange(25), rows] = -2
+    expected = images.labels[cosines.argmax(1)] == images.labels[rows]
+    assert torch.equal(curves["contrast"].correct[3], expected)
+    again = measure_corruption(encoder, images, evaluation, size=25, seed=3)
+    assert all(torch.equal(again[kind].kappa, curve.kappa) for kind, curve in curves.items())
+    none = replace(evaluation, answerable=torch.zeros(60, dtype=torch.bool))
+    assert measure_corruption(encoder, images, none, size=25) == {}
+
+
+def test_metrics_name_every_kind_and_severity():
+    images = small.images(40)
+    images = type(images)((images.images.clamp(0, 1) * 255).byte(), images.labels)
+    encoder = DeterministicEncoder(small.network(), "head")
+    curves = measure_corruption(encoder, images, lam.evaluate(encoder, small.batches(images)), size=10)
+    metrics = corruption_metrics(curves)
+    assert metrics["corruption_noise_2_recall@1"] == float(curves["noise"].recall[2])
+    assert metrics["corruption_clean_kappa"] == float(curves["blur"].kappa[0].median())
+    assert metrics["corruption_blur_trend"] is None  # κ is one bound
+    without = corruption_metrics(curves, has_kappa=False)
+    assert {name for name in metrics if name.endswith("recall@1")} == without.keys()
+    assert len(without) == 1 + 3 * 3
+    assert F.relu(torch.tensor(list(without.values()))).le(1).all()

@@ -1,0 +1,67 @@
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+
+from lam.datasets import MissingDataError, Splits, TensorImages
+from lam.pairs.relation import Relation
+from lam.runs.config import DataConfig
+from lam.runs.data import check_splits, load_data
+from lam.runs.run import nearest_is_relevant
+
+
+def images(labels: list[int]) -> TensorImages:
+    return TensorImages(torch.rand(len(labels), 1, 4, 4), torch.tensor(labels), classes=tuple("abcdefgh"))
+
+
+ENOUGH = [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "message"),
+    [
+        ([0, 0, 1, 1], ENOUGH, "the train split must have at least 5 images, got 4: give more data"),
+        ([0, 1, 2, 3, 4], ENOUGH, "no two images of the train split share a label, so none can be found"),
+        (ENOUGH, [0], "the validation split must have at least 2 images, got 1"),
+        (ENOUGH, [0, 1], "no two images of the validation split share a label"),
+        (
+            [0, 0, 0, 0, 0],
+            ENOUGH,
+            "the train split cannot be learned from: all 5 items have one label.* give more data",
+        ),
+    ],
+)
+def test_splits_in_which_nothing_can_be_learned_or_found_are_refused(
+    train: list[int], validation: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_splits(Splits(images(train), images(validation), images(ENOUGH)))
+
+
+def test_splits_that_serve_pass() -> None:
+    check_splits(Splits(images(ENOUGH), images(ENOUGH), images(ENOUGH)))
+
+
+def test_a_hint_is_a_setting_of_the_run(tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError, match=r"needs a root: .* \(in a run: --data.root=DIR\)"):
+        load_data(DataConfig("folder"))
+    with pytest.raises(MissingDataError, match=r"--data.options='\{download: true\}'"):
+        load_data(DataConfig("fashionmnist", root=str(tmp_path)))
+    (tmp_path / "places.csv").write_text("path,x,y\n" + "".join(f"{i}.png,{i},0\n" for i in range(8)))
+    with pytest.raises(MissingDataError, match="leave them out with --allow-missing"):
+        load_data(DataConfig("places", root=str(tmp_path)))
+
+
+def test_validation_answers_within_the_distance_of_an_answer() -> None:
+    class Places(TensorImages):
+        @property
+        def targets(self) -> torch.Tensor:
+            return torch.tensor([[0.0, 0.0], [20.0, 0.0], [900.0, 0.0], [920.0, 0.0]])
+
+    pixels = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]).view(4, 1, 1, 2)
+    places, relation = Places(pixels, torch.zeros(4, dtype=torch.int64)), Relation(positive_within=10.0)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 2, bias=False))
+    torch.nn.init.eye_(cast(torch.nn.Linear, network[1]).weight)
+    assert nearest_is_relevant(network, places, relation) == 0.0
+    assert nearest_is_relevant(network, places, relation, relevant_within=25.0) == 1.0

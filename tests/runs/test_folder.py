@@ -1,0 +1,50 @@
+"""The folder of a run: one that an older version began is continued, where nothing that it knew has changed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lam.runs.config_files import load_config
+from lam.runs.folder import refuse_other_run
+from lam.runs.run import run
+
+DEMO = "configs/digits/laplace_posthoc.yaml"
+
+
+def begun(folder: Path, settings: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    return folder
+
+
+def test_settings_that_did_not_exist_yet_count_as_defaults(tmp_path: Path) -> None:
+    settings = load_config(DEMO).resolved()
+    older = {name: value for name, value in settings.items() if name not in ("pfe", "deep_ensemble")}
+    older["data"] = {**settings["data"], "ood": [{"name": found["name"]} for found in settings["data"]["ood"]]}
+    refuse_other_run(begun(tmp_path / "run", older), settings)
+
+
+def test_other_than_the_defaults_is_another_run(tmp_path: Path) -> None:
+    settings = load_config(DEMO, ["--pfe.epochs=3"]).resolved()
+    older = {name: value for name, value in settings.items() if name != "pfe"}
+    with pytest.raises(ValueError, match=r"other settings \(pfe.epochs was 10, is 3\)"):
+        refuse_other_run(begun(tmp_path / "run", older), settings)
+
+
+def test_a_setting_that_is_gone_is_another_run(tmp_path: Path) -> None:
+    settings = load_config(DEMO).resolved()
+    with pytest.raises(ValueError, match=r"other settings \(gone was 1, is None\)"):
+        refuse_other_run(begun(tmp_path / "run", {**settings, "gone": 1}), settings)
+    (tmp_path / "run" / "config.yaml").write_text("[1]")
+    with pytest.raises(ValueError, match=r"other settings \(everything was \[1\], is"):
+        refuse_other_run(tmp_path / "run", settings)
+
+
+def test_a_network_that_the_method_cannot_use_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match="mc_dropout needs a network with dropout layers .*network.options.dropout=0.05"
+    ):
+        run(load_config(DEMO, ["--method=mc_dropout", f"--output={tmp_path / 'run'}"]), progress=False)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,72 @@
+"""Runs that start from weights: what stands in for training, what is refused, and that nothing of it is executed."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lam import models
+from lam.models.weights import load_weights
+from lam.runs import index as gallery
+from lam.runs.config_files import load_config
+from lam.runs.run import run
+from lam.utils.files import write_tensors
+from tests.conftest import tiny
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth", "wrapped.pth"])
+def test_a_checkpoint_takes_the_place_of_training(suffix: str, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    state = models.build("convnet8", dimension=3, seed=5).state_dict()
+    path = tmp_path / f"weights.{suffix}"
+    if suffix == "safetensors":
+        save_file(state, path)
+    else:
+        torch.save({"state_dict": state, "epoch": 3} if "wrapped" in suffix else state, path)
+    result = run(tiny(tmp_path / "run", f"--checkpoint={path}"), progress=False)
+    network = gallery.open_run(result.folder).network
+    assert network is not None
+    assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
+    assert "seconds_train" not in result.metrics
+    path.unlink()
+    assert run(load_config(result.folder), progress=False).metrics == result.metrics
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path(os.environ["LAM_TEST_TOUCHED"]),)
+
+
+def test_a_checkpoint_is_never_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touched = tmp_path / "touched"
+    monkeypatch.setenv("LAM_TEST_TOUCHED", str(touched))
+    torch.save({"state_dict": Hostile()}, tmp_path / "hostile.pth")
+    with pytest.raises(ValueError, match="hostile.pth holds no plain weights .*: save them with torch.save"):
+        run(tiny(tmp_path / "run", f"--checkpoint={tmp_path / 'hostile.pth'}"), progress=False)
+    assert not touched.exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_before_any_work(tmp_path: Path) -> None:
+    network = models.build("convnet8", dimension=3)
+    torch.save(models.build("convnet8", dimension=4).state_dict(), tmp_path / "wide.pth")
+    torch.save([1, 2], tmp_path / "list.pth")
+    (tmp_path / "noise.safetensors").write_bytes(bytes(range(100)))
+    message = r"wide.pth: .*head.weight is \(3, 512\) in the network, \(4, 512\) in the file"
+    with pytest.raises(ValueError, match=message):
+        run(tiny(tmp_path / "run", f"--checkpoint={tmp_path / 'wide.pth'}"), progress=False)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="list.pth holds no state_dict of tensors"):
+        load_weights(network, tmp_path / "list.pth")
+    with pytest.raises(ValueError, match="noise.safetensors holds no plain weights"):
+        load_weights(network, tmp_path / "noise.safetensors")
+    with pytest.raises(ValueError, match="missing.pth does not exist"):
+        load_weights(network, tmp_path / "missing.pth")
+    with pytest.raises(ValueError, match="is a folder: give a file of weights, such as RUN/encoder"):
+        load_weights(network, tmp_path)
+    write_tensors(tmp_path / "tensors.safetensors", {"last/network/head.weight": torch.zeros(2)})
+    with pytest.raises(ValueError, match="of an unfinished training, which `lam run` on its own folder continues"):
+        load_weights(network, tmp_path / "tensors.safetensors")

@@ -1,0 +1,94 @@
+"""Runs on a folder of images: end to end, and what is refused before any work."""
+
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lam.runs import index as gallery
+from lam.runs.config import DataConfig, NetworkConfig, OodConfig, RunConfig
+from lam.runs.config_files import load_config
+from lam.runs.run import run
+
+
+def folder_config(root: Path, output: Path, ood: list[OodConfig]) -> RunConfig:
+    """`configs/folder/laplace_posthoc.yaml`, on small images and by a small network."""
+    options = {"preprocessing": {"mode": "RGB", "size": [8, 8]}}
+    config = load_config("configs/folder/laplace_posthoc.yaml", [f"--output={output}", "--training.epochs=1"])
+    config.data = DataConfig("folder", str(root), options, ood)
+    config.network = NetworkConfig("convnet8", 3, options={"channels": 3})
+    config.evaluation.n_samples = 4
+    return config
+
+
+def test_a_folder_of_images_end_to_end(digit_folder: Path, tmp_path: Path) -> None:
+    noise = tmp_path / "noise"
+    for name in ("first", "second"):
+        (noise / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = np.random.default_rng(number).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(noise / name / f"{number}.png")
+    ood = [OodConfig("folder", str(noise / name), title=name) for name in ("first", "second")]
+    result = run(folder_config(digit_folder, tmp_path / "run", ood), progress=False)
+    assert {"recall@1", "auroc", "auroc@second"} <= result.metrics.keys()
+    (items,) = gallery.search(result.folder, digit_folder / "1" / "0.png", k=3).items
+    assert all(Path(item["path"]).is_file() and item["label"] in "012" for item in items)
+
+
+def test_a_run_without_ood_set_and_on_changed_data(digit_folder: Path, tmp_path: Path) -> None:
+    images = Path(shutil.copytree(digit_folder, tmp_path / "images"))
+    config = folder_config(images, tmp_path / "run", [])
+    result = run(config, progress=False)
+    assert "auroc" not in result.metrics
+    page = result.report.read_text(encoding="utf-8")
+    assert "Sparsification" in page
+    assert "Out-of-distribution detection" not in page
+    (images / "0" / "0.png").rename(images / "0" / "new.png")
+    (result.folder / "MANIFEST.json").unlink()
+    with pytest.raises(ValueError, match=r"the data changed since the run .* began \(.*\): give another --output"):
+        run(config, progress=False)
+
+
+def test_a_file_that_cannot_be_read_is_named_before_any_work(digit_folder: Path, tmp_path: Path) -> None:
+    images = Path(shutil.copytree(digit_folder, tmp_path / "images"))
+    bad = images / "2" / "bad.png"
+    whole = (images / "2" / "0.png").read_bytes()
+    icon, floating = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (16, 16)).save(icon, "ICO")
+    Image.new("F", (8, 8)).save(floating, "TIFF")
+    for content, reason in (
+        (b"milk, bread", "is no image; allowed formats: .*"),
+        (icon.getvalue(), "is no image; allowed formats: .*"),
+        (whole[: len(whole) // 2], "cannot be read as an image: .*"),
+        (floating.getvalue(), ": cannot convert pixels of mode F .*"),
+    ):
+        bad.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"2/bad.png ?{reason}: replace or remove it"):
+            run(folder_config(images, tmp_path / "run", []), progress=False)
+        assert not (tmp_path / "run").exists()
+
+
+def test_the_check_of_many_files_shows_how_far_it_is(
+    digit_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lam.runs.data.MANY_FILES", 10)
+    monkeypatch.setattr("lam.runs.run._build_network", lambda *_: pytest.fail("the files are read"))
+    for progress in (True, False):
+        with pytest.raises(pytest.fail.Exception, match="the files are read"):
+            run(folder_config(digit_folder, tmp_path / "run", []), progress=progress)
+        assert ("checking: 100%" in capsys.readouterr().err) == progress
+
+
+@pytest.mark.parametrize("part", ["train", "validation", "test"])
+def test_a_split_in_which_nothing_can_be_found_is_refused(part: str, digit_folder: Path, tmp_path: Path) -> None:
+    for name in ("train", "validation", "test"):
+        for label in range(5):
+            (tmp_path / name / str(label)).mkdir(parents=True)
+            for number in range(1 if name == part else 2):
+                shutil.copy(digit_folder / "0" / "0.png", tmp_path / name / str(label) / f"{number}.png")
+    with pytest.raises(ValueError, match=f"no two images of the {part} split share a label, .*: give more data"):
+        run(folder_config(tmp_path, tmp_path / "run", []), progress=False)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,150 @@
+"""Sweeps over seeds: what is kept, what the numbers are, and what the command prints."""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from lam.cli import main
+from lam.runs.config import RunConfig
+from lam.runs.config_files import load_config
+from lam.runs.sweep import seeds_of, summary, sweep
+
+TINY = ("--limit=60", "--training.epochs=1", "--evaluation.n_samples=4")
+NORM = "configs/digits/norm.yaml"
+
+
+def tiny(output: Path, *overrides: str) -> RunConfig:
+    short = ("--data.limit=60", *TINY[1:], f"--output={output}")
+    return load_config(NORM, [*short, *overrides])
+
+
+class TestSummary:
+    def test_is_mean_and_deviation_by_n_minus_one(self) -> None:
+        rows = {0: {"map@1": 0.1, "n_queries": 7}, 1: {"map@1": 0.4, "n_queries": 7}, 2: {"map@1": 0.7, "n_queries": 7}}
+        found = summary(rows)
+        assert found["n"] == 3
+        assert found["mean"] == pytest.approx({"map@1": 0.4, "n_queries": 7})
+        assert found["std"] == pytest.approx({"map@1": 0.3, "n_queries": 0})
+        assert found["undefined"] == {}
+
+    def test_lists_what_is_undefined_or_absent_in_some_seed(self) -> None:
+        found = summary(
+            {3: {"ece": 0.1, "ausc": None}, 4: {"ece": None, "ausc": None, "no_match_auprc": 0.5, "by": "x"}}
+        )
+        assert found["mean"] == found["std"] == {}
+        assert found["undefined"] == {"ece": [4], "ausc": [3, 4], "no_match_auprc": [3]}
+
+    def test_of_one_seed_has_no_deviation(self) -> None:
+        assert summary({5: {"ece": 0.1}}) == {"n": 1, "mean": {"ece": 0.1}, "std": {}, "undefined": {}}
+
+
+class TestSeeds:
+    def test_go_on_from_the_configuration(self) -> None:
+        assert list(seeds_of(load_config(NORM, ["--seed=3"]), 2)) == [3, 4]
+
+    def test_of_ensembles_share_no_member(self) -> None:
+        config = load_config("configs/digits/deep_ensemble.yaml", ["--deep_ensemble.n_members=4"])
+        assert list(seeds_of(config, 3)) == [0, 4, 8]
+
+    def test_must_be_some(self) -> None:
+        with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
+            seeds_of(load_config(NORM), 0)
+
+    @pytest.mark.parametrize("seeds", [[], [1, 1]])
+    def test_must_differ(self, seeds: list[int], tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"seeds must be at least one, and each given once, got \["):
+            sweep(tiny(tmp_path), seeds)
+
+
+def test_the_command_runs_every_seed_and_keeps_what_is_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sweep"
+    command = ["sweep", NORM, "--seeds", "2", "--quiet", "--output", str(folder), *TINY]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert sorted(path.name for path in folder.iterdir()) == ["seed-0", "seed-1", "sweep.json"]
+    found = json.loads((folder / "sweep.json").read_text())
+    rows = [json.loads((folder / f"seed-{seed}" / "metrics.json").read_text()) for seed in (0, 1)]
+    assert found["seeds"] == {"0": rows[0], "1": rows[1]}
+    values = [row["map@5"] for row in rows]
+    assert (found["n"], found["mean"]["map@5"]) == (2, statistics.fmean(values))
+    assert found["std"]["map@5"] == statistics.stdev(values)
+    *table, last = printed.splitlines()
+    assert last == f"seeds: {folder / 'sweep.json'}"
+    shown = {line.split()[0]: line.split()[1:] for line in table}
+    assert shown["map@5"] == [f"{found['mean']['map@5']:.4f}", "±", f"{found['std']['map@5']:.4f}"]
+    assert {"recall@1", "ausc", "auroc", "auroc_knn@digits_held_out"} <= shown.keys()
+    assert not any(name.startswith(("seconds", "n_")) for name in shown)
+    assert rows[0]["auroc"] != rows[1]["auroc"]
+
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("seed-*/*")}
+    assert main(command) == 0
+    assert capsys.readouterr().out == printed
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("seed-*/*")} == before
+
+
+def test_a_sweep_that_fails_leaves_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = iter([{"map@1": 0.5}, {"map@1": None}])
+
+    class Done:
+        def __init__(self) -> None:
+            self.metrics = next(rows)
+
+    def run(config: RunConfig, *, progress: bool) -> Done:
+        if config.seed == 2:
+            raise ValueError("the loss is not finite")
+        Path(config.folder).mkdir(parents=True)
+        return Done()
+
+    monkeypatch.setattr("lam.runs.sweep.run", run)
+    with pytest.raises(ValueError, match="the loss is not finite"):
+        sweep(tiny(tmp_path / "sweep"), [0, 1, 2])
+    found = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert found["undefined"] == {"map@1": [1]}
+    assert found["seeds"] == {"0": {"map@1": 0.5}, "1": {"map@1": None}}
+
+
+def test_the_command_says_what_is_undefined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Done:
+        def __init__(self, seed: int) -> None:
+            self.metrics = {"map@1": 0.5, "ece": None if seed else 0.1, "hidden": None}
+
+    def run(config: RunConfig, *, progress: bool) -> Done:
+        Path(config.folder).mkdir(parents=True)
+        return Done(config.seed)
+
+    monkeypatch.setattr("lam.runs.sweep.run", run)
+    assert main(["sweep", NORM, "--seeds=3", f"--output={tmp_path / 'sweep'}"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:2] == [["map@1", "0.5000", "±", "0.0000"], ["ece", "undefined", "for", "seed", "1,", "2"]]
+    assert main(["sweep", NORM, "--seeds=1", f"--output={tmp_path / 'one'}"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["map@1", "0.5000"]
+
+
+def test_it_does_not_mix_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.yaml").write_text("margin: 0.7\n")
+    with pytest.raises(ValueError, match="holds a run, not a sweep: give another --output"):
+        sweep(tiny(tmp_path), [0])
+    folders: list[Path] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lam.runs.sweep.run", lambda config, **_: folders.append(config.folder) or pytest.fail("stop"))
+    with pytest.raises(pytest.fail.Exception):
+        sweep(load_config(NORM), [0])
+    assert folders == [Path("runs/digits/norm-sweep/seed-0")]
+
+
+def test_short_forms_set_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        (["run", NORM, "--limit", "0"], "data.limit must be at least 1, got 0"),
+        (["demo", "--limit=few"], "data.limit must be a whole number or null, got few"),
+        (["demo", "--allow-missing"], "--allow-missing is of no use: the files of digits are not named in a list"),
+        (["run", "--allow-missing", NORM, "--limit", "9"], "--allow-missing is of no use"),
+        (["sweep", NORM, "--seeds", "0"], "seeds must be at least 1, got 0"),
+    ):
+        assert main(arguments) == 1
+        assert message in capsys.readouterr().err

@@ -1,0 +1,202 @@
+"""torch's autocast is for networks: what lam computes from their outputs is the same with and without it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lam
+from lam import methods
+from lam.encoders.ensemble import EnsembleEncoder, align
+from lam.hessians import FIXES, SPLITS, contrastive_ggn, contrastive_ggn_dataset
+from lam.hessians.accumulate import curvature_in_batches
+from lam.models.head import features_and_output
+from lam.pairs.pairs import Pairs
+from lam.pairs.relation import Relation
+from lam.posteriors.diagonal import LastLayerPosterior
+from lam.retrieval import Index, sampled_nearest
+from lam.retrieval.metrics.ood import knn_distance
+from lam.utils.autocast import without_autocast
+from lam.vmf.distribution import VonMisesFisher, fuse
+from tests.encoders.small import fit, make_batches, make_network
+from tests.methods.small_data import TRAINING, images, network, outside
+
+N, P, D = 64, 16, 12
+
+
+def mixed() -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def layer(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features, labels, weight and bias."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = [torch.randn(size, generator=generator) for size in ((N, P), (D, P), (D,))]
+    return parts[0], torch.arange(N) % 4, parts[1], parts[2]
+
+
+def posterior() -> LastLayerPosterior:
+    features, labels, weight, bias = layer()
+    return lam.fit_features(features, labels, weight, bias, margin=0.7, likelihood_scale=1e3).posterior
+
+
+def same(compute: Callable[[], Any]) -> None:
+    """What is computed is bit for bit the same under autocast, types included."""
+    alone = compute()
+    with mixed():
+        together = compute()
+        assert torch.is_autocast_enabled("cpu")
+    for one, other in zip(alone, together, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+def unit(*shape: int) -> Tensor:
+    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(1)), dim=-1)
+
+
+@pytest.mark.parametrize("fix", FIXES)
+@pytest.mark.parametrize("split", SPLITS)
+def test_curvature(split: Any, fix: Any) -> None:
+    features, labels, weight, bias = layer()
+    options: dict[str, Any] = {"margin": 0.7, "split": split, "fix": fix}
+    same(lambda: [contrastive_ggn(features, weight, bias, Pairs.by_label(labels), **options).h])
+    if fix != "full":
+        options["progress"] = False
+        same(lambda: [contrastive_ggn_dataset(features, weight, bias, labels=labels, **options).h])
+
+
+def test_mined_curvature() -> None:
+    features, labels, weight, bias = layer()
+    relation = Relation(miner="semihard", max_pairs=200)
+    options: dict[str, Any] = {"margin": 0.7, "split": "arccos", "fix": "fixed", "negative_weight": 1.0}
+    same(lambda: [curvature_in_batches([(features, labels)], weight, bias, relation, **options)[0].h])
+
+
+@pytest.mark.parametrize("mode", ["marginal", "network"])
+def test_posterior(mode: Any) -> None:
+    features, found = layer(1)[0], posterior()
+
+    def predicted() -> list[Tensor]:
+        embeddings = found.predict(features, mode=mode, return_samples=True)
+        assert embeddings.samples is not None
+        return [embeddings.mean, embeddings.kappa, embeddings.variance, embeddings.samples]
+
+    same(predicted)
+    same(lambda: [found.sampled_embeddings(features, n_samples=5)])
+
+
+def test_von_mises_fisher() -> None:
+    mean, kappa, samples = unit(7, D), torch.logspace(-3, 6, 7), unit(50, 7, D)
+    vmf = VonMisesFisher(mean, kappa)
+    same(lambda: [vmf.log_prob(unit(7, D)), vmf.entropy(), vmf.credible_cap(0.9)])
+    same(lambda: [vmf.rsample((3,), generator=torch.Generator().manual_seed(0))])
+    same(lambda: [VonMisesFisher.fit(samples).kappa, fuse(mean, kappa).kappa])
+
+
+def test_neighbours() -> None:
+    samples, reference = unit(3, N, D), unit(40, P)
+    same(lambda: [sampled_nearest(samples), sampled_nearest(samples, samples[:, :9])])
+    same(lambda: [knn_distance(layer()[0], reference, k=5)])
+
+
+@pytest.mark.parametrize("pairs", ["batch", "dataset"])
+def test_fit_takes_the_features_that_the_network_gives_and_nothing_else_from_autocast(pairs: Any) -> None:
+    data, trained = make_batches(), make_network()
+    with mixed():
+        encoder = fit(data, pairs=pairs)
+        given = [(features_and_output(trained, "2", inputs)[0].float(), labels) for inputs, labels in data]
+        embeddings = encoder.embed(data)
+    features, labels = (torch.cat(parts) for parts in zip(*given, strict=True))
+    head: Any = trained[2]
+    weight, bias = head.weight.detach(), head.bias.detach()
+    options: dict[str, Any] = {"margin": 0.7, "split": "arccos", "fix": "fixed", "negative_weight": 1.0}
+    if pairs == "batch":
+        expected = curvature_in_batches(given, weight, bias, Relation(), **options)[0]
+    else:
+        expected = contrastive_ggn_dataset(features, weight, bias, labels=labels, **options, progress=False)
+    assert torch.equal(encoder.posterior.curvature.h, expected.h)
+    torch.testing.assert_close(embeddings.kappa, encoder.posterior.predict(features).kappa, rtol=0, atol=0)
+
+
+def test_a_trained_head_is_that_of_no_autocast() -> None:
+    data = [(inputs, labels) for inputs, labels in make_batches()]
+
+    class Given(nn.Module):
+        """Embeddings that autocast does not touch."""
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs
+
+    same(lambda: [lam.fit(Given(), data, margin=0.7, head="train", dimension=3, progress=False).posterior.weight])
+
+
+def test_a_network_may_use_autocast_in_its_own_forward() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 12), nn.Linear(12, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            with mixed():
+                features = self.body(inputs).relu()
+            return self.head(features.float())
+
+    data = make_batches()
+    encoder = lam.fit(Mixed(), data, margin=0.7, progress=False)
+    features = encoder.features(data)
+    assert torch.equal(features, features.bfloat16().float())
+    assert encoder.embed(data).mean.dtype == torch.float32
+    same(lambda: [encoder.embed(data).kappa])
+
+
+@pytest.mark.parametrize("name", ["deterministic", "laplace_posthoc", "mc_dropout", "pfe", "norm", "knn_distance"])
+def test_every_method_embeds_in_float32(name: Any) -> None:
+    trained = network(dropout=0.1) if name == "mc_dropout" else network()
+    accepted_under_autocast(methods.find(name).train(trained, images(), **TRAINING).encoder)
+
+
+def test_an_ensemble_embeds_in_float32() -> None:
+    members = [network() for _ in range(3)]
+    with torch.no_grad():
+        units = torch.stack([F.normalize(member(images().images)) for member in members])
+    accepted_under_autocast(EnsembleEncoder(members, "head", rotations=align(units)))
+
+
+def accepted_under_autocast(encoder: lam.Encoder) -> None:
+    alone = encoder.observe(outside(), n_samples=8, joint=True)
+    with mixed():
+        seen = encoder.observe(outside(), n_samples=8, joint=True)
+        index = Index(encoder.dimension)
+        index.add(seen.embeddings, ids=range(len(seen.embeddings)))
+        assert index.search(seen.embeddings, 1).ids[:, 0].tolist() == list(range(len(seen.embeddings)))
+    for part in (seen.embeddings.mean, seen.embeddings.kappa, seen.embeddings.variance):
+        assert part.dtype == torch.float32
+    torch.testing.assert_close(seen.embeddings.mean, alone.embeddings.mean, rtol=0, atol=0.05)
+
+
+def test_it_is_off_inside_and_on_again_afterwards_whatever_happens() -> None:
+    @without_autocast()
+    def fails() -> None:
+        raise RuntimeError(f"inside it is {torch.is_autocast_enabled('cpu')}")
+
+    with mixed():
+        with pytest.raises(RuntimeError, match="inside it is False"):
+            fails()
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
+def test_a_program_exported_under_autocast_needs_none_to_run(tmp_path: Path) -> None:
+    inputs, _ = make_batches()[0]
+    encoder = fit()
+    with mixed():
+        encoder.export(tmp_path / "encoder.pt2", inputs)
+    _, mean, kappa, _ = torch.export.load(tmp_path / "encoder.pt2").module()(inputs)
+    expected = encoder.embed(inputs)
+    torch.testing.assert_close(mean, expected.mean)
+    torch.testing.assert_close(kappa, expected.kappa, rtol=1e-4, atol=0)

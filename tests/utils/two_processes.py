@@ -1,0 +1,280 @@
+"""What one process and several must do alike: each function gives tensors by name, to be compared.
+
+Called as `torchrun two_processes.py FOLDER`: every process runs all of them and leaves what they gave in its own file.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+import lam
+from lam import losses, methods, models
+from lam.encoders.bayesian import BayesianEncoder
+from lam.methods.hib import HibOptions
+from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions
+from lam.methods.pfe import PfeOptions
+from lam.models.uncertainty_head import UncertaintyHead
+from lam.training import Batch, History, Step, train
+from lam.utils import distributed
+from lam.utils.files import write_tensors
+
+LOSS = losses.build(margin=0.7)
+SIZE, BATCH = 45, 14  # parts of 7 and 7; the last batch has 3 items, too few for two processes
+
+
+class Images:
+    """Images of four classes, with a random shift at every reading where it is wanted."""
+
+    def __init__(self, shift: float = 0.0) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.labels, self.shift = torch.arange(SIZE) % 4, shift
+        self.images = torch.rand(SIZE, 1, 8, 8, generator=generator) + self.labels[:, None, None, None] / 4
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index] + self.shift * torch.randn(1), int(self.labels[index])
+
+
+def network(seed: int = 0) -> Any:
+    return models.build("convnet8", dimension=3, seed=seed)
+
+
+def noisy_network() -> Any:
+    """With all that differs between one process and two: batch norm and dropout."""
+    made = network()
+    made.features.append(nn.BatchNorm1d(512))
+    made.features.append(nn.Dropout(0.3))
+    return made
+
+
+def fit(trained: nn.Module, dataset: Any = None, **options: Any) -> History:
+    options = {"loss": LOSS, "epochs": 2, "batch_size": BATCH, "accelerator": "cpu", "progress": False} | options
+    return train(trained, Images() if dataset is None else dataset, **options)
+
+
+def weights(trained: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in trained.state_dict().items()}
+
+
+def posterior(encoder: BayesianEncoder) -> dict[str, Tensor]:
+    variance, bias_variance = encoder.posterior.variance
+    curvature = encoder.posterior.curvature
+    counts = torch.tensor([curvature.n_positives, curvature.n_negatives, encoder.posterior.n_items])
+    return {"variance": variance, "bias_variance": bias_variance, "h": curvature.h, "counts": counts}
+
+
+# What must be the same, up to the order of sums.
+
+
+def training(folder: Path) -> dict[str, Tensor]:
+    trained = network()
+    history = fit(trained, folder=folder, checkpoint_every=1, validate=lambda n: float(n.head.weight.sum()))
+    told = {"losses": torch.tensor(history.losses), "validation": torch.tensor(history.validation)}
+    return weights(trained) | told | {"best": torch.tensor(history.best_epoch)}
+
+
+def mined_training(folder: Path) -> dict[str, Tensor]:
+    trained = network()
+    fit(
+        trained,
+        optimizer="sgd",
+        learning_rate=0.05,
+        miner="semihard",
+        max_pairs=20,
+        per_class=4,
+        batch_size=16,
+        num_workers=1,
+    )
+    return weights(trained)
+
+
+def ensemble(folder: Path) -> dict[str, Tensor]:
+    module = methods.find("deep_ensemble")
+    options = {"optimizer": "sgd", "accelerator": "cpu", "progress": False, "folder": folder}
+    made = module.train(
+        network(), Images(), loss=LOSS, epochs=1, options=module.EnsembleOptions(n_members=2), **options
+    )
+    return {"mean": made.encoder.embed(Images().images).mean}
+
+
+def online(folder: Path) -> dict[str, Tensor]:
+    trained = network()
+    options = OnlineOptions(n_samples=2, memory_factor=0.9, hessian_miner="semihard", hessian_max_pairs=30)
+    step = OnlineLaplaceStep("head", margin=0.7, options=options)
+    fit(trained, step=step, optimizer="sgd", learning_rate=0.01)
+    assert step.h is not None
+    return weights(trained) | {"h": step.h}
+
+
+def loader(**options: Any) -> DataLoader[Any]:
+    options = {"shuffle": True, "generator": torch.Generator().manual_seed(3), "batch_size": 10} | options
+    return DataLoader(Images(), **options)  # pyright: ignore[reportArgumentType]
+
+
+def fitted(batches: Any, **options: Any) -> dict[str, Tensor]:
+    return posterior(lam.fit(network(), batches, margin=0.7, progress=False, **options))
+
+
+def fit_in_batches(folder: Path) -> dict[str, Tensor]:
+    return fitted(loader())
+
+
+def fit_full(folder: Path) -> dict[str, Tensor]:
+    return fitted(loader(num_workers=1), fix="full", split="euclidean")
+
+
+def fit_mined(folder: Path) -> dict[str, Tensor]:
+    return fitted(loader(), miner="semihard", max_pairs=5)
+
+
+def fit_one_batch(folder: Path) -> dict[str, Tensor]:
+    return fitted(loader(batch_size=SIZE))
+
+
+def fit_list(folder: Path) -> dict[str, Tensor]:
+    data = Images()
+    return fitted(list(zip(data.images.split(10), data.labels.split(10), strict=True)))
+
+
+def fit_dataset(folder: Path) -> dict[str, Tensor]:
+    return fitted(loader(), pairs="dataset")
+
+
+def fit_positive_dataset(folder: Path) -> dict[str, Tensor]:
+    return fitted(loader(), pairs="dataset", fix="positive", split="euclidean")
+
+
+def fit_added_layer(folder: Path) -> dict[str, Tensor]:
+    plain = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (8, 8)), nn.AvgPool1d(2), nn.Flatten())
+    return posterior(lam.fit(plain, loader(), margin=0.7, head="train", dimension=3, progress=False))
+
+
+class SteadyHead(UncertaintyHead):
+    """Normalises by the statistics that it begins with, in training too: those of a part are not those of a batch."""
+
+    def train(self, mode: bool = True) -> "SteadyHead":
+        return super().train(False)
+
+
+def pfe_and_hib(**options: Any) -> dict[str, Tensor]:
+    """Train both: where the network and the uncertainty head end, and what they say of images."""
+    given: dict[str, Tensor] = {}
+    for name, own in (("pfe", PfeOptions(epochs=2)), ("hib", HibOptions(kl_weight=0.1))):
+        training = {"accelerator": "cpu", "progress": False, "batch_size": BATCH, "options": own, **options}
+        made = methods.find(name).train(network(), Images(), loss=LOSS, epochs=2, **training)
+        found = {"variance": made.encoder.embed(Images().images).variance, **made.encoder.tensors()}
+        given |= {f"{name}.{key}": value for key, value in (found | weights(made.encoder.network)).items()}
+    return given
+
+
+def steady_heads(folder: Path) -> dict[str, Tensor]:
+    """PFE and HIB, both without the statistics of batches."""
+    with patch("lam.methods.pfe.UncertaintyHead", SteadyHead), patch("lam.methods.hib.UncertaintyHead", SteadyHead):
+        return pfe_and_hib(optimizer="sgd", learning_rate=0.01)
+
+
+ALIKE: tuple[Callable[[Path], dict[str, Tensor]], ...] = (
+    training,
+    mined_training,
+    ensemble,
+    online,
+    steady_heads,
+    fit_in_batches,
+    fit_full,
+    fit_mined,
+    fit_one_batch,
+    fit_list,
+    fit_dataset,
+    fit_positive_dataset,
+    fit_added_layer,
+)
+
+
+# What must be the same on all processes, and nothing more.
+
+
+class Interrupted(Step):
+    def backward(self, network: nn.Module, loss: Any, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+        if batch.epoch == 1:
+            raise KeyboardInterrupt
+        return super().backward(network, loss, batch, backward)
+
+
+Interrupted.__name__ = Step.__name__  # a checkpoint names the step that made it
+
+
+def resumed(folder: Path) -> dict[str, Tensor]:
+    """Of batch norm, dropout and data that draw: a run that was stopped ends as one that was not."""
+    whole, stopped, again = noisy_network(), noisy_network(), noisy_network()
+    fit(whole, Images(0.1))
+    try:
+        fit(stopped, Images(0.1), folder=folder, checkpoint_every=1, step=Interrupted())
+    except KeyboardInterrupt:
+        fit(again, Images(0.1), folder=folder, checkpoint_every=1)
+    first, second = weights(whole), weights(again)
+    return first | {"same": torch.tensor(all(torch.equal(first[name], second[name]) for name in first))}
+
+
+def uncertain_heads(folder: Path) -> dict[str, Tensor]:
+    """PFE and HIB, both with batch norm."""
+    return pfe_and_hib()
+
+
+def half_precision(folder: Path) -> dict[str, Tensor]:
+    given: dict[str, Tensor] = {}
+    for precision in ("bf16-mixed", "16-mixed"):
+        trained = network()
+        step = OnlineLaplaceStep("head", margin=0.7, options=OnlineOptions())
+        fit(trained, step=step, precision=precision, epochs=1)
+        assert step.h is not None
+        given |= {f"{precision}.{name}": tensor for name, tensor in weights(trained).items()} | {precision: step.h}
+    return given
+
+
+def refusals(folder: Path) -> dict[str, Tensor]:
+    """The messages of what every process refuses, as bytes."""
+
+    def fail() -> None:
+        raise ValueError("the first process cannot write")
+
+    class Diverging(Step):
+        def backward(self, *arguments: Any) -> Tensor:
+            return super().backward(*arguments) * torch.nan
+
+    sampler = DistributedSampler(Images())  # pyright: ignore[reportArgumentType]
+    told: dict[str, Tensor] = {}
+    for name, refused in {
+        "batch": lambda: fit(network(), batch_size=3),
+        "first": lambda: distributed.from_first(fail),
+        "sampler": lambda: fitted(loader(shuffle=False, sampler=sampler)),
+        "diverging": lambda: fit(network(), step=Diverging()),
+        "empty": lambda: fitted([]),
+    }.items():
+        try:
+            refused()
+        except ValueError as error:
+            told[name] = torch.tensor(list(str(error).encode()), dtype=torch.uint8)
+    return told
+
+
+SAME_ON_ALL = (resumed, uncertain_heads, half_precision, refusals)
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    distributed.join()
+    for function in (*ALIKE, *SAME_ON_ALL):
+        found = function(folder / function.__name__)
+        write_tensors(folder / f"{function.__name__}-{distributed.rank()}.safetensors", found)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -88,8 +88,8 @@ def train(
         The encoder, and the history of each member that was trained, by `member-1` and so on.
 
     Raises:
-        ValueError: as `lam.training.train` and `lam.models.weights.load_weights`; for a network that is trained already,
-            or that has no recipe where others are not given; or for others of another number or with another head.
+        ValueError: as `lam.training.train` and `lam.models.weights.load_weights`; for a network that is trained
+            already, or that has no recipe where others are not given; or for others of another number or head.
     """
     options = options or EnsembleOptions()
     if pretrained and not options.checkpoints:

@@ -80,9 +80,9 @@ def fit(
             the network is given by name.
         margin: of the contrastive loss, in (0, 2].
         head: path of the linear layer, found by a probe batch by default. Or a layer is added after the network, which
-            stays as it is: "train", one trained on the network's output (`lam.methods.added_head.train_layer`), which is
-            kept in memory meanwhile; or "identity", which keeps the network's embeddings. κ of the latter says little about
-            the distance from the data, so its OOD score is k-NN.
+            stays as it is: "train", one trained on the network's output (`lam.methods.added_head`), which is kept in
+            memory meanwhile; or "identity", which keeps the network's embeddings. κ of the latter says little about the
+            distance from the data, so its OOD score is k-NN.
         dimension: D of the layer that `head="train"` adds; by default 64, or the output's width if less.
         split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
         fix: `fixed`, `positive` or `full`: which terms of the curvature are kept.

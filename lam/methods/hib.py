@@ -21,7 +21,7 @@ from lam.models.head import caught_input
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.pairs.relation import Relation
 from lam.training import train as train_by_loop
-from lam.training.steps import Step, TrainingBatch
+from lam.training.steps import Minibatch, Step
 from lam.utils.checks import refuse_below, refuse_non_positive
 
 
@@ -88,9 +88,7 @@ class HibStep(Step):
         """Options as JSON; a run is resumed only with the same."""
         return asdict(self.options)
 
-    def backward(
-        self, network: nn.Module, loss: Loss, batch: TrainingBatch, backward: Callable[[Tensor], None]
-    ) -> Tensor:
+    def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient of one batch; of `loss`, which is not used, miners take the margin."""
         model: Any = network
         mean, log_variance = model(batch.inputs)

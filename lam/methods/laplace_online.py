@@ -29,7 +29,7 @@ from lam.pairs.relation import Relation
 from lam.posteriors.diagonal import LastLayerPosterior
 from lam.training import BATCH_SIZE
 from lam.training import train as train_by_loop
-from lam.training.steps import DivergenceError, Step, TrainingBatch
+from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils.checks import refuse_below, refuse_non_positive, refuse_other_than
 
 Update = Literal["average", "accumulate"]
@@ -122,9 +122,7 @@ class OnlineLaplaceStep(Step):
         del options["refit"]  # it comes after training, and may be asked for later
         return {"head": self.head, **options, "margin": self.margin}
 
-    def backward(
-        self, network: nn.Module, loss: Loss, batch: TrainingBatch, backward: Callable[[Tensor], None]
-    ) -> Tensor:
+    def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient at the samples, averaged, and update h; see `Step.backward`.
 
         Miners see the embeddings of each sample, for its loss and for its curvature: what is averaged over the samples

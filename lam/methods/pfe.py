@@ -21,7 +21,7 @@ from lam.models.head import features_and_output
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.pairs.relation import Relation
 from lam.training import train as train_by_loop
-from lam.training.steps import Step, TrainingBatch
+from lam.training.steps import Minibatch, Step
 from lam.utils.checks import refuse_below, refuse_non_positive
 
 
@@ -66,9 +66,7 @@ class MutualLikelihoodStep(Step):
         """A fingerprint of the network: a head goes on only beside the one that it began with."""
         return {"head": self.head, "frozen": _fingerprint(self.network)}
 
-    def backward(
-        self, network: nn.Module, loss: Loss, batch: TrainingBatch, backward: Callable[[Tensor], None]
-    ) -> Tensor:
+    def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient over all positive pairs; `loss`, which trained the network, is not used."""
         features, output = features_and_output(self.network, self.head, batch.inputs)
         means = F.normalize(batch.gathered(output).float())

@@ -22,7 +22,7 @@ from lam.pairs.pairs import Pairs, check_label_vector, check_labels
 from lam.training.batches import classes_of, labels_of
 from lam.training.loop import History, Loop, Task
 from lam.training.settings import Accelerator, Optimizer, Precision, Settings, resolve_accelerator
-from lam.training.steps import DivergenceError, Step, TrainingBatch
+from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils import distributed
 from lam.utils.random import own_randomness
 
@@ -224,4 +224,4 @@ def _check_classes(there: int, wanted: int) -> None:
         )
 
 
-__all__ = ["DivergenceError", "History", "Step", "TrainingBatch", "device_of", "train"]
+__all__ = ["DivergenceError", "History", "Minibatch", "Step", "device_of", "train"]

@@ -31,7 +31,7 @@ from lam.pairs.relation import Relation
 from lam.training import checkpoints
 from lam.training.batches import Batches
 from lam.training.settings import Settings
-from lam.training.steps import DivergenceError, Step, TrainingBatch
+from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils import distributed
 from lam.utils.random import derive_seed, derive_seed_of_part, reseed
 
@@ -168,7 +168,7 @@ class Loop:
         reseed(derive_seed_of_part(distributed.rank() if self.sizes else 0, *place), self.fabric.device)
         self.optimizer.zero_grad()
         generator = torch.Generator().manual_seed(derive_seed(*place))
-        batch = TrainingBatch(inputs, pairs, at.epoch, generator, labels, self.settings.mining, self.sizes)
+        batch = Minibatch(inputs, pairs, at.epoch, generator, labels, self.settings.mining, self.sizes)
         try:
             loss = self.task.step.backward(self.module, self.task.loss, batch, self.fabric.backward).item()
         except DivergenceError as error:

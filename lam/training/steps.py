@@ -21,7 +21,7 @@ class DivergenceError(ValueError):
 
 
 @dataclass(frozen=True)
-class TrainingBatch:
+class Minibatch:
     """What a step is given.
 
     Attributes:
@@ -69,9 +69,7 @@ class Step:
         """Options as JSON; a run is resumed only with the same."""
         return {}
 
-    def backward(
-        self, network: nn.Module, loss: Loss, batch: TrainingBatch, backward: Callable[[Tensor], None]
-    ) -> Tensor:
+    def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient of one batch to the parameters' `grad`.
 
         Args:

@@ -15,7 +15,7 @@ from lam.methods.hib import HibNetwork, HibOptions, HibStep, divergence_from_uni
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.pairs.mining import Mining
 from lam.training import DivergenceError
-from lam.training.steps import TrainingBatch
+from lam.training.steps import Minibatch
 from tests.methods.test_pfe import LOSS, QUIET, make_data, make_network
 
 OPTIONS = HibOptions(n_samples=3, kl_weight=0.1)
@@ -36,7 +36,7 @@ def test_the_divergence_is_that_of_torch():
 def test_a_step_is_the_one_written_out_by_hand():
     data, model = make_data(16), HibNetwork(make_network(), "head", UncertaintyHead(512, 3), OPTIONS)
     inputs, pairs = data.batch(torch.arange(16)), lam.Pairs.by_label(data.labels)
-    batch = TrainingBatch(inputs, pairs, 0, torch.Generator().manual_seed(1))
+    batch = Minibatch(inputs, pairs, 0, torch.Generator().manual_seed(1))
     value = HibStep(OPTIONS).backward(model, LOSS, batch, lambda found: found.backward())
     features = model.network.features(inputs)
     mean, log_variance = model.network.head(features), model.uncertainty(features)
@@ -64,7 +64,7 @@ def test_miners_choose_by_the_directions_of_the_means():
         return none, none, none, none
 
     inputs = data.batch(torch.arange(16))
-    batch = TrainingBatch(inputs, pairs, 0, torch.Generator().manual_seed(1), data.labels, Mining(miner))
+    batch = Minibatch(inputs, pairs, 0, torch.Generator().manual_seed(1), data.labels, Mining(miner))
     value = HibStep(replace(OPTIONS, kl_weight=0.0)).backward(model, LOSS, batch, lambda found: found.backward())
     assert value == 0
     torch.testing.assert_close(seen[0].detach(), model.network(inputs).detach())

@@ -16,7 +16,7 @@ from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions, train
 from lam.pairs.mining import Mining
 from lam.pairs.relation import Relation
 from lam.training import train as train_network
-from lam.training.steps import TrainingBatch
+from lam.training.steps import Minibatch
 
 OPTIONS = OnlineOptions(likelihood_scale=1e4, memory_factor=0.9)
 QUIET = {"progress": False, "accelerator": "cpu"}
@@ -46,7 +46,7 @@ def test_each_step_is_the_one_written_out_by_hand(update, n_samples):
     h = torch.full((3, network.head.in_features + 1), 1e-3)
     for seed in range(3):
         network.zero_grad()
-        batch = TrainingBatch(inputs, pairs, 0, torch.Generator().manual_seed(seed))
+        batch = Minibatch(inputs, pairs, 0, torch.Generator().manual_seed(seed))
         value = step.backward(network, loss, batch, lambda found: found.backward())
         generator = torch.Generator().manual_seed(seed)
         theta = torch.cat([network.head.weight, network.head.bias[:, None]], 1)
@@ -74,7 +74,7 @@ def test_the_authors_update_adds_the_mean_over_the_triplets_that_were_drawn_with
 
     def backward() -> None:
         generator = torch.Generator().manual_seed(5)
-        step.backward(network, losses.build(margin=0.7), TrainingBatch(inputs, pairs, 0, generator), lambda loss: None)
+        step.backward(network, losses.build(margin=0.7), Minibatch(inputs, pairs, 0, generator), lambda loss: None)
 
     backward()
     generator = torch.Generator().manual_seed(5)
@@ -95,7 +95,7 @@ def test_where_no_triplet_is_of_the_kind_the_authors_update_only_forgets():
     network, data = make_network(), make_data(16)
     step, apart = OnlineLaplaceStep("head", margin=0.7, options=options), torch.eye(16, dtype=torch.bool)
     none = lam.Pairs(apart & ~apart, ~apart, 0, 240)  # no positive pair, no triplet
-    batch = TrainingBatch(data.batch(torch.arange(16)), replace(none, n_positives=1), 0, torch.Generator())
+    batch = Minibatch(data.batch(torch.arange(16)), replace(none, n_positives=1), 0, torch.Generator())
     step.backward(network, losses.build(margin=0.7), batch, lambda loss: None)
     torch.testing.assert_close(step.h, torch.full_like(step.h, 0.9 * 1e-3))
 
@@ -118,9 +118,7 @@ def test_warm_up_is_without_noise_and_follows_the_curvature():
     loss, pairs = losses.build(margin=0.7), lam.Pairs.by_label(data.labels)
     inputs = data.batch(torch.arange(16))
     values = [
-        step.backward(
-            network, loss, TrainingBatch(inputs, pairs, epoch, torch.Generator()), lambda found: found.backward()
-        )
+        step.backward(network, loss, Minibatch(inputs, pairs, epoch, torch.Generator()), lambda found: found.backward())
         for epoch in (0, 1)
     ]
     torch.testing.assert_close(values[0], loss(network(inputs), pairs).detach())
@@ -134,7 +132,7 @@ def test_h_is_refreshed_as_often_as_asked():
     pairs = lam.Pairs.by_label(data.labels)
     seen = []
     for _ in range(4):
-        batch = TrainingBatch(data.batch(torch.arange(16)), pairs, 0, torch.Generator())
+        batch = Minibatch(data.batch(torch.arange(16)), pairs, 0, torch.Generator())
         step.backward(network, losses.build(margin=0.7), batch, lambda found: found.backward())
         seen.append(step.h)
     assert seen[0] is seen[1] or torch.equal(seen[0], seen[1])

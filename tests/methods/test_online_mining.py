@@ -17,7 +17,7 @@ from lam.hessians import contrastive_ggn
 from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions
 from lam.pairs.mining import Mining
 from lam.pairs.pairs import Pairs
-from lam.training import Batch, DivergenceError, checkpoints, train
+from lam.training import DivergenceError, Minibatch, checkpoints, train
 from tests.methods.test_laplace_online import OPTIONS, QUIET, make_data, make_network
 
 LOSS = losses.build(margin=0.7)
@@ -41,7 +41,7 @@ def test_miners_see_the_embeddings_of_each_sample(hessian_miner: Any, miner: Any
     step = online(**options, hessian_miner=hessian_miner) if named else online(hessian_miner, **options)
     inputs, pairs = data.batch(torch.arange(16)), Pairs.by_label(data.labels)
     draws = torch.Generator().manual_seed(0)
-    batch = Batch(inputs, pairs, 0, torch.Generator().manual_seed(0), data.labels, Mining(miner))
+    batch = Minibatch(inputs, pairs, 0, torch.Generator().manual_seed(0), data.labels, Mining(miner))
     value = step.backward(network, LOSS, batch, lambda found: found.backward())
     with torch.no_grad():
         theta = torch.cat([network.head.weight, network.head.bias[:, None]], 1)
@@ -76,7 +76,9 @@ def test_a_batch_of_which_the_hessian_takes_no_pair_lets_h_fade() -> None:
     network, data = make_network(), make_data(16)
     nothing = torch.zeros(0, dtype=torch.long)
     step = online(lambda embeddings, labels: (nothing, nothing, nothing))
-    batch = Batch(data.batch(torch.arange(16)), Pairs.by_label(data.labels), 0, torch.Generator(), targets=data.labels)
+    batch = Minibatch(
+        data.batch(torch.arange(16)), Pairs.by_label(data.labels), 0, torch.Generator(), targets=data.labels
+    )
     step.backward(network, LOSS, batch, lambda found: found.backward())
     torch.testing.assert_close(step.h, torch.full_like(step.h, 0.9e-3))
 
@@ -103,7 +105,7 @@ class Poisoned(OnlineLaplaceStep):
         super().__init__("head", margin=0.7, options=replace(OPTIONS, warmup_epochs=2))
         self.disaster = disaster
 
-    def backward(self, network: nn.Module, loss: Any, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+    def backward(self, network: nn.Module, loss: Any, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         if self._steps == 4:
             with torch.no_grad():
                 self.disaster(network, self)

@@ -15,7 +15,7 @@ from lam.losses.mutual_likelihood import mutual_likelihood
 from lam.methods.pfe import MutualLikelihoodStep, PfeOptions, train
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import DivergenceError
-from lam.training.steps import TrainingBatch
+from lam.training.steps import Minibatch
 
 LOSS = losses.build(margin=0.7)
 QUIET = {"progress": False, "accelerator": "cpu", "batch_size": 16}
@@ -74,7 +74,7 @@ def test_a_step_is_the_one_written_out_by_hand():
     network, data = NetworkWithBatchNorm(), make_data(16)
     head, twin = UncertaintyHead(8, 3), UncertaintyHead(8, 3)
     inputs, pairs = data.batch(torch.arange(16)), lam.Pairs.by_label(data.labels)
-    batch = TrainingBatch(inputs, pairs, 0, torch.Generator())
+    batch = Minibatch(inputs, pairs, 0, torch.Generator())
     value = MutualLikelihoodStep(network, "head").backward(head, LOSS, batch, lambda found: found.backward())
     assert network.training
     network.eval()

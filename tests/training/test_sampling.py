@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lam import losses
 from lam.pairs.mining import Mining
 from lam.pairs.pairs import Pairs
-from lam.training import Batch, Step, train
+from lam.training import Minibatch, Step, train
 from lam.training.batches import Batches
 from tests.training.test_training import LOSS, Images, Interrupted, _one_thread, fit, network, same
 
@@ -126,7 +126,9 @@ def test_a_resumed_run_of_mined_balanced_batches_ends_where_an_uninterrupted_one
 @pytest.mark.parametrize("miner", ["easy", "semihard", "hard", TripletMarginMiner(margin=0.2), BatchEasyHardMiner()])
 def test_the_step_takes_the_pairs_that_the_miner_chose(miner: Any) -> None:
     class Watching(Step):
-        def backward(self, network: nn.Module, loss: Any, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+        def backward(
+            self, network: nn.Module, loss: Any, batch: Minibatch, backward: Callable[[Tensor], None]
+        ) -> Tensor:
             assert batch.targets is not None
             network.eval()
             value = super().backward(network, loss, batch, backward)

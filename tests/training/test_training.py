@@ -15,7 +15,7 @@ from lam import losses, models
 from lam.models import EmbeddingNetwork
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
-from lam.training import Batch, DivergenceError, History, Step, checkpoints, device_of, train
+from lam.training import DivergenceError, History, Minibatch, Step, checkpoints, device_of, train
 
 LOSS = losses.build("contrastive", margin=0.7)
 BATCHES = 3  # an epoch of Images at batch_size 16
@@ -72,7 +72,7 @@ class Interrupted(Step):
     def __init__(self, after: int) -> None:
         self.left = after
 
-    def backward(self, network: nn.Module, loss: Any, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+    def backward(self, network: nn.Module, loss: Any, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         self.left -= 1
         if self.left < 0:
             raise KeyboardInterrupt
@@ -92,7 +92,7 @@ class Remembering(Step):
     def settings(self) -> dict[str, Any]:
         return {"scale": self.scale}
 
-    def backward(self, network: nn.Module, loss: Any, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+    def backward(self, network: nn.Module, loss: Any, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         noise = self.scale * torch.randn(network.head.weight.shape, generator=batch.generator)
         with torch.no_grad():
             network.head.weight += noise
@@ -221,7 +221,7 @@ def test_validation_picks_the_first_best_epoch_in_evaluation_mode() -> None:
 class Constant(Step):
     """A gradient of one for every parameter."""
 
-    def backward(self, network: nn.Module, loss: Any, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+    def backward(self, network: nn.Module, loss: Any, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         for parameter in network.parameters():
             parameter.grad = torch.ones_like(parameter)
         return torch.zeros(())

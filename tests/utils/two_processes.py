@@ -20,7 +20,7 @@ from lam.methods.hib import HibOptions
 from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions
 from lam.methods.pfe import PfeOptions
 from lam.models.uncertainty_head import UncertaintyHead
-from lam.training import Batch, History, Step, train
+from lam.training import History, Minibatch, Step, train
 from lam.utils import distributed
 from lam.utils.files import write_tensors
 
@@ -202,7 +202,7 @@ ALIKE: tuple[Callable[[Path], dict[str, Tensor]], ...] = (
 
 
 class Interrupted(Step):
-    def backward(self, network: nn.Module, loss: Any, batch: Batch, backward: Callable[[Tensor], None]) -> Tensor:
+    def backward(self, network: nn.Module, loss: Any, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         if batch.epoch == 1:
             raise KeyboardInterrupt
         return super().backward(network, loss, batch, backward)

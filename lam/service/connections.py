@@ -69,9 +69,13 @@ class Crowd:
         if waits and one in self._open:
             self._waiting[one] = None
 
-    def _one_gives_way(self, address: str | None = None) -> bool:
+    def unread_gives_way(self) -> bool:
+        """Close the connection whose client has left its answer unread for longest; False where all read."""
+        return self._one_gives_way(reading=True)
+
+    def _one_gives_way(self, address: str | None = None, *, reading: bool = False) -> bool:
         for one in self._waiting:
-            if address in (None, one.address):
+            if address in (None, one.address) and (one.keeps_answer or not reading):
                 one.transport.abort()
                 self.leave(one)
                 return True
@@ -109,6 +113,11 @@ class Connection(H11Protocol):
             if not self.transport.is_closing():
                 super().data_received(data[start : start + _PIECE])
         self._follow()
+
+    @property
+    def keeps_answer(self) -> bool:
+        """Whether there is an answer that the client does not read."""
+        return self._awaited == "reading"
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -54,6 +54,11 @@ class Limits:
         self._app, self._settings, self._max_json, self._count = app, settings, max_json, count
         self._key = None if key is None else key.encode()
         self._held = 0
+        self._make_room: Callable[[], object] = lambda: None
+
+    def make_room_by(self, give_up: Callable[[], object]) -> None:
+        """Be told what gives up a client that does not read, where all that may be held is."""
+        self._make_room = give_up
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -126,6 +131,8 @@ class Limits:
 
     def _hold(self, size: int) -> None:
         self._held += size
+        if size > 0 and self._held > self._settings.max_held:
+            self._make_room()
 
     def _limit(self, path: str, headers: MutableMapping[bytes, bytes]) -> int:
         """Bytes of the body; reading JSON costs a hundred times its size."""

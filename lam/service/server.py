@@ -96,6 +96,7 @@ def server_of(app: Limits, settings: ServiceSettings, crowd: Crowd) -> uvicorn.S
         crowd: of which its connections are.
     """
     connection: Any = partial(Connection, crowd, settings, app.crowded)
+    app.make_room_by(crowd.unread_gives_way)
     config = uvicorn.Config(
         app,
         http=connection,

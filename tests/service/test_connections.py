@@ -141,6 +141,22 @@ def test_an_answer_must_be_read_in_time(requests: int) -> None:
     serve(unread, header_seconds=0.3)
 
 
+def test_clients_that_do_not_read_take_no_memory_from_others() -> None:
+    """Where answers that nobody reads fill what may be held, the one that was left alone for longest is given up."""
+
+    async def greedy(served: Served) -> None:
+        unread = [await served.client(GET % b"/v1/big") for _ in range(5)]
+        good = await served.client(GET % b"/v1/x")
+        try:
+            assert await status(good) == 200
+            assert len(served.crowd) == 3  # the last two that do not read, and the one that does
+        finally:
+            for _, writer in [*unread, good]:
+                writer.close()
+
+    serve(greedy, max_held=2 * BIG + 1000, write_seconds=60.0)
+
+
 def test_the_system_keeps_little_of_what_is_not_read() -> None:
     """Megabytes a connection, of a thousand connections, would be gigabytes that count nowhere."""
     with _bound("127.0.0.1", 0) as listener, socket.socket() as client:

@@ -9,7 +9,7 @@ from lam.retrieval.decisions.decisions import Decision, Decisions
 from lam.retrieval.decisions.files import load_calibration, save_calibration
 from lam.retrieval.index.exact import rank, sampled_nearest
 from lam.retrieval.index.faiss_index import Index
-from lam.retrieval.index.fusion import Fused, error_correlation, fuse_identities
+from lam.retrieval.index.fusion import Fused, fuse_identities
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
 from lam.retrieval.metrics.open_set import OpenSet, open_set_metrics
@@ -56,7 +56,6 @@ __all__ = [
     "ausc",
     "calibrate",
     "count_without_relevant",
-    "error_correlation",
     "fuse_identities",
     "load_calibration",
     "majority_votes",

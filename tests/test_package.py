@@ -56,6 +56,7 @@ def test_the_wheel_holds_the_package_and_no_more(wheel: Path) -> None:
     source = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lam").rglob("*.py")}
     source |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "lam" / "configs").rglob("*.yaml")}
     source |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "lam" / "service" / "page").iterdir()}
+    source |= {f"lam/runs/{name}" for name in ("report.html.jinja", "report.css")}
     packaged = {name for name in names if ".dist-info/" not in name}
     assert packaged == source | {"lam/py.typed"}
     assert "lam/configs/digits/laplace_posthoc.yaml" in packaged

@@ -27,11 +27,25 @@ from lam.pairs.pairs import as_targets, check_labels
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
 from lam.posteriors.diagonal import LastLayerPosterior, Mode
+from lam.retrieval.metrics.registry import METRICS, Metric
 from lam.vmf.embeddings import Embeddings, Mean
 
 _POSTERIOR = ("n_items", "prior_precision", "likelihood_scale", "seed")
 _CURVATURE = ("n_positives", "n_negatives", "has_bias", "margin", "split", "fix", "negative_weight", "average")
 _TUNED = {"calibration": "likelihood_scale", "marginal_likelihood": "prior_precision"}
+
+METRICS |= {
+    "share_clipped": Metric(
+        "curvature entries clipped",
+        "neither",
+        "share that is negative and counts as zero: these weights keep the prior",
+    ),
+    "variance_clipped": Metric(
+        "variance of clipped entries",
+        "lower",
+        "their share of the predictive variance, which no likelihood scale changes",
+    ),
+}
 
 
 class BayesianEncoder(Encoder):

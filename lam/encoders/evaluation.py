@@ -15,10 +15,10 @@ from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.pairs.pairs import as_targets
 from lam.pairs.relevance import Relevance, relevance_of
 from lam.retrieval.index.exact import rank
-from lam.retrieval.metrics.ood import NEIGHBOUR, auprc, auroc, knn_distance, prevalence
-from lam.retrieval.metrics.ranking import count_without_relevant, map_at_k, recall_at_k
+from lam.retrieval.metrics.ranking import relevant_ranks
+from lam.retrieval.metrics.registry import measure, scores_of
 from lam.retrieval.metrics.reliability import answers_of
-from lam.retrieval.metrics.uncertainty import CalibrationBins, ausc
+from lam.retrieval.metrics.uncertainty import CalibrationBins
 from lam.vmf.embeddings import Embeddings
 
 DEPTH = 10
@@ -30,20 +30,18 @@ class Evaluation:
     """What was measured, and the arrays behind it.
 
     Attributes:
-        metrics: flat names and values; None where a metric is undefined. Higher is better but for `ece` and
-            `ece_below_one`.
+        metrics: values by flat key, see `lam.retrieval.metrics.registry`; None where a metric is undefined.
         embeddings: of the Q in-distribution queries.
         queries: (Q,) their positions in the evaluated set.
         gallery: embeddings of the G items that were searched.
         candidates: (G,) their positions in the evaluated set.
         hits: (Q, K) positions of the nearest of them but the query itself, by cosine of the directions.
-        cosines: (Q,) of the first hits.
         correct: (Q,) whether the first hit answers the query.
         answerable: (Q,) whether any item of the gallery does; the others are left out of retrieval metrics.
         relevance: which items answer which query.
         calibration: confidence against accuracy; None for a method without samples.
         primary: the OOD score whose metrics have no suffix.
-        scores: by score, (Q,) values of the queries, higher meaning more OOD.
+        scores: by score, (Q,) values of the queries, higher meaning more doubt.
         ood_scores: by OOD set and score, the same of its items.
         ood_embeddings: by OOD set.
     """
@@ -54,7 +52,6 @@ class Evaluation:
     gallery: Embeddings
     candidates: Int[Tensor, " G"]
     hits: Int[Tensor, "Q K"]
-    cosines: Float[Tensor, " Q"]
     correct: Bool[Tensor, " Q"]
     answerable: Bool[Tensor, " Q"]
     relevance: Relevance
@@ -78,13 +75,12 @@ def evaluate(
 ) -> Evaluation:
     """Measure retrieval, calibration and OOD detection.
 
-    The gallery is the evaluated set without the query itself, unless `is_query` parts them. Metrics are `recall@k` and
-    `map@k` for k = 1, 5 and 10, `ece` and `ausc`; `ece_below_one` is the ECE as the authors' code has it, of queries
-    whose confidence is below 1. `auroc` and `auprc` are by the encoder's own OOD score, κ unless it says otherwise, and
-    by the others with a suffix: `_variance` (before normalisation), `_norm` (of the features) and `_knn` (cosine to the
-    5th nearest reference feature); of further OOD sets with `@name` at the end. Where some queries have no match in the
-    gallery and some have one, `no_match_auprc` says how well the cosine of the first hit tells them, and
-    `no_match_auprc_kappa` how well κ does.
+    The gallery is the evaluated set without the query itself, unless `is_query` parts them. Metrics are those of
+    `lam.retrieval.metrics.registry.METRICS`, by every score of its `SCORES` that can be had: `auroc`, `auprc` by the
+    encoder's own, κ unless it says otherwise, and by the others with a suffix, such as `auroc_variance`; of further OOD
+    sets with `@name` at the end. What is out of distribution searches the same gallery, so that cosine and margin of
+    its first hits are scores too. Where some queries have no match in the gallery and some have one, `no_match_auprc`
+    says how well each score tells them.
 
     Source: Warburg et al. (2023), section 4; where their code differs is listed in docs/results.md, "Definitions".
 
@@ -93,7 +89,7 @@ def evaluate(
         id: held-out in-distribution batches (inputs, labels) or, for places, (inputs, positions), never those that
             anything was tuned on.
         ood: out-of-distribution batches, or several sets by name, the main one first.
-        reference: (M, P) features of training items, for the k-NN score; without them it is left out.
+        reference: (M, P) features of training items, for the score by k-NN; without them it is left out.
         is_query: (N,) which items are queries, the others being the gallery; by default every item is both.
         relevant_within: of places, in metres; by default the distance of a positive pair in training.
         n_samples: samples S behind κ, and sampled networks behind the calibration; by default the encoder's own number.
@@ -116,39 +112,47 @@ def evaluate(
     relevance = relevance_of(encoder.relation, targets, is_query=is_query, relevant_within=relevant_within)
     queries, candidates = (found.to(targets.device) for found in (relevance.queries, relevance.candidates))
     embeddings, gallery = seen.embeddings[queries], seen.embeddings[candidates]
-    hits, cosines = rank(embeddings.mean, None if relevance.gallery is None else gallery.mean, k=DEPTH)
+    searched = None if relevance.gallery is None else gallery.mean
+    hits, cosines = rank(embeddings.mean, searched, k=DEPTH)
     answers = relevance.of_hits(hits).to(hits.device)
     n_relevant = relevance.count().to(hits.device)
     answerable, correct = n_relevant > 0, answers[:, 0]
     votes = None if seen.samples is None else answers_of(seen.samples, relevance, hits).votes()
     calibration = None if votes is None else votes.binned()
-    metrics: dict[str, float | int | None] = {
-        **{f"recall@{k}": recall_at_k(answers, n_relevant, k=k) for k in (1, 5, 10)},
-        **{f"map@{k}": map_at_k(answers, n_relevant, k=k) for k in (1, 5, 10)},
-        "ece": None if calibration is None else calibration.expected_error,
-        "ece_below_one": None if votes is None else votes.binned(closed="left").expected_error,
-        "ausc": ausc(correct[answerable], -embeddings.kappa[answerable]),
-        "n_queries": len(queries),
-        "n_without_relevant": count_without_relevant(n_relevant),
-        **_no_match_metrics(answerable, cosines[:, 0], embeddings.kappa),
-        **encoder.diagnostics(seen.features),
+    evidence = {
+        "relevance": answers,
+        "n_relevant": n_relevant,
+        "ranks": relevant_ranks(embeddings.mean, searched, relevance.of_rows),
+        "votes": votes,
     }
-    scores = ood_scores(embeddings, seen.features[queries], reference)
-    primary = encoder.ood_score if encoder.ood_score in scores else "kappa"
-    found: dict[str, dict[str, Tensor]] = {}
-    found_embeddings: dict[str, Embeddings] = {}
+    metrics = {**measure(evidence), **encoder.diagnostics(seen.features)}
+    scores = scores_of(
+        {"embeddings": embeddings, "features": seen.features[queries], "reference": reference, "cosines": cosines}
+    )
+    own = encoder.ood_score if encoder.ood_score in scores else "kappa"
+    ood_scores: dict[str, dict[str, Tensor]] = {}
+    ood_embeddings: dict[str, Embeddings] = {}
     for name, batches in sets.items():
         outside = _observe_outside(encoder, name, batches, n_samples, progress)
-        found_embeddings[name] = outside.embeddings
-        found[name] = ood_scores(outside.embeddings, outside.features, reference)
-        metrics |= _ood_metrics(scores, found[name], primary, "" if len(found) == 1 else f"@{name}")
+        ood_embeddings[name] = outside.embeddings
+        evidence = {"embeddings": outside.embeddings, "features": outside.features, "reference": reference}
+        ood_scores[name] = scores_of({**evidence, "cosines": _nearest_cosines(outside.embeddings.mean, gallery.mean)})
+    some_match = bool(answerable.any() and not answerable.all())
+    for score, values in scores.items():
+        metrics |= measure({"correct": correct[answerable], "doubt": values[answerable]}, score=score)
+        if some_match:
+            metrics |= measure({"matched": values[answerable], "unmatched": values[~answerable]}, score=score)
+    for number, (name, outside) in enumerate(ood_scores.items()):
+        for score, values in scores.items():
+            evidence = {"inside": values, "outside": outside[score]}
+            metrics |= measure(evidence, score=score, own=own, ood_set=name if number else "")
     if encoder.has_kappa and len(queries) > 1 and (embeddings.kappa == embeddings.kappa[0]).all():
         warnings.warn(
             f"κ is {float(embeddings.kappa[0]):.3g} for all {len(queries)} queries: it orders no answers and tells no "
             "outsiders; tune the posterior, or fit it on other data",
             stacklevel=2,
         )
-    metrics = {name: None if value is None or value != value else value for name, value in metrics.items()}
+    metrics = {name: None if value != value else value for name, value in metrics.items()}
     return Evaluation(
         metrics=metrics,
         embeddings=embeddings,
@@ -156,31 +160,15 @@ def evaluate(
         gallery=gallery,
         candidates=candidates,
         hits=candidates[hits],
-        cosines=cosines[:, 0],
         correct=correct,
         answerable=answerable,
         relevance=relevance,
         calibration=calibration,
-        primary=primary,
+        primary=own,
         scores=scores,
-        ood_scores=found,
-        ood_embeddings=found_embeddings,
+        ood_scores=ood_scores,
+        ood_embeddings=ood_embeddings,
     )
-
-
-def ood_scores(
-    embeddings: Embeddings, features: Float[Tensor, "N P"], reference: Float[Tensor, "M P"] | None
-) -> dict[str, Float[Tensor, " N"]]:
-    """Give every OOD score of N items by name; higher means more OOD.
-
-    κ and the variance before normalisation come from the posterior. The norm of the features, to which the variance
-    reduces where all weights are equally uncertain, and the cosine to the 5th nearest reference feature are the cheap
-    scores that any of them must be held against.
-    """
-    scores = {"kappa": -embeddings.kappa, "variance": embeddings.variance, "norm": features.norm(dim=1)}
-    if reference is not None:
-        scores["knn"] = knn_distance(features, reference, k=NEIGHBOUR)
-    return scores
 
 
 def _observe_with_targets(
@@ -214,23 +202,8 @@ def _observe_outside(
     return encoder.observe(chain([first], rest), n_samples=n_samples, progress=progress)
 
 
-def _no_match_metrics(answerable: Tensor, cosines: Tensor, kappa: Tensor) -> dict[str, float | int | None]:
-    if answerable.all() or not answerable.any():
-        return {}
-    return {
-        "no_match_auprc": auprc(-cosines[answerable], -cosines[~answerable]),
-        "no_match_auprc_kappa": auprc(-kappa[answerable], -kappa[~answerable]),
-        "no_match_prevalence": prevalence(kappa[answerable], kappa[~answerable]),
-    }
-
-
-def _ood_metrics(
-    inside: dict[str, Tensor], outside: dict[str, Tensor], primary: str, suffix: str
-) -> dict[str, float | int | None]:
-    metrics: dict[str, float | int | None] = {}
-    for name, scores in inside.items():
-        by = "" if name == primary else f"_{name}"
-        metrics[f"auroc{by}{suffix}"] = auroc(scores, outside[name])
-        metrics[f"auprc{by}{suffix}"] = auprc(scores, outside[name])
-    metrics[f"prevalence{suffix}"] = prevalence(inside[primary], outside[primary])
-    return metrics
+def _nearest_cosines(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "G D"]) -> Float[Tensor, "Q K"]:
+    """(Q, 2) of the first two hits; 0 for a query without a direction, which nothing refuses out of distribution."""
+    cosines, directed = queries.new_zeros(len(queries), min(2, len(gallery))), queries.any(1)
+    cosines[directed] = rank(queries[directed], gallery, k=2)[1]
+    return cosines

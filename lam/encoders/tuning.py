@@ -12,6 +12,7 @@ from torch import Tensor
 from lam.pairs.relevance import Relevance
 from lam.posteriors.diagonal import LastLayerPosterior
 from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics.registry import METRICS, Metric
 from lam.retrieval.metrics.reliability import answers_of
 from lam.vmf.embeddings import KAPPA_RANGE
 
@@ -25,6 +26,23 @@ FLAT_DECADES = 3
 """Tuning warns where the held-out data cannot tell scales that are more than so many powers of ten apart."""
 
 _DEPTH = 10
+
+METRICS |= {
+    "tuned_scale": Metric("likelihood scale s", "neither", "the largest within one standard error of the best score"),
+    "tuned_scale_low": Metric("s, from", "neither", "the least within one standard error of the best score"),
+    "tuned_scale_high": Metric("s, to", "neither", "the greatest within one standard error of the best score"),
+    "tuned_score": Metric(
+        "log score", "lower", "of the votes of sampled networks for the first hits, on the validation split"
+    ),
+    "tuned_score_behind": Metric("log score, above the best", "lower", "by how much the chosen s is behind the best"),
+    "tuned_score_error": Metric("standard error of that", "neither", "of the difference, query by query"),
+    "tuned_ece": Metric("ECE, validation", "lower", "mean gap between confidence and accuracy at the chosen s"),
+    "tuned_cosine": Metric(
+        "cosine of sampled and own direction",
+        "higher",
+        "below 0.9 the posterior is so wide that the mean of its samples points elsewhere than the network",
+    ),
+}
 
 
 @dataclass(frozen=True)

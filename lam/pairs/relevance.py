@@ -97,6 +97,10 @@ class LabelRelevance(Relevance):
         sizes = torch.bincount(classes[self.candidates], minlength=int(classes.max()) + 1)
         return sizes[classes[self.queries]] - int(self.gallery is None)
 
+    def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:
+        """Say which items of the gallery answer the queries at these rows; each answers itself."""
+        return self.labels[self.queries[rows.cpu()]][:, None] == self.labels[self.candidates]
+
     def _match(self, one: Tensor, other: Tensor) -> Tensor:
         return self.labels[one] == self.labels[other]
 

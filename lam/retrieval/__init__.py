@@ -9,11 +9,21 @@ from lam.retrieval.decisions.decisions import Decision, Decisions
 from lam.retrieval.decisions.files import load_calibration, save_calibration
 from lam.retrieval.index.exact import rank, sampled_nearest
 from lam.retrieval.index.faiss_index import Index
-from lam.retrieval.index.fusion import Fused, error_correlation, fuse_identities
+from lam.retrieval.index.fusion import Fused, fuse_identities
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
 from lam.retrieval.metrics.open_set import OpenSet, open_set_metrics
-from lam.retrieval.metrics.ranking import count_without_relevant, map_at_k, recall_at_k
+from lam.retrieval.metrics.ranking import (
+    RelevantRanks,
+    count_without_relevant,
+    map_at_k,
+    mean_reciprocal_rank,
+    precision_at_k,
+    r_precision,
+    recall_at_k,
+    relevant_ranks,
+)
+from lam.retrieval.metrics.registry import METRICS, SCORES, Metric, Score
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.retrieval.metrics.uncertainty import (
     CalibrationBins,
@@ -25,6 +35,8 @@ from lam.retrieval.metrics.uncertainty import (
 )
 
 __all__ = [
+    "METRICS",
+    "SCORES",
     "Calibration",
     "CalibrationBins",
     "Decision",
@@ -32,7 +44,10 @@ __all__ = [
     "Fused",
     "Hits",
     "Index",
+    "Metric",
     "OpenSet",
+    "RelevantRanks",
+    "Score",
     "Searches",
     "Targets",
     "Votes",
@@ -41,16 +56,19 @@ __all__ = [
     "ausc",
     "calibrate",
     "count_without_relevant",
-    "error_correlation",
     "fuse_identities",
     "load_calibration",
     "majority_votes",
     "map_at_k",
+    "mean_reciprocal_rank",
     "open_set_metrics",
+    "precision_at_k",
     "precision_recall_curve",
     "prevalence",
+    "r_precision",
     "rank",
     "recall_at_k",
+    "relevant_ranks",
     "retrieval_ece",
     "roc_curve",
     "sampled_nearest",

@@ -17,15 +17,13 @@ from typing import Any
 import yaml
 
 from lam.retrieval.metrics import plots
+from lam.retrieval.metrics.registry import describe, needs_posterior, shown_in
 from lam.runs.curves import CURVES, Curves
 from lam.runs.folder import CONFIG, DATA, METRICS, require_finished
-from lam.runs.metric_names import describe
 from lam.utils.files import MANIFEST, read_json, verify, write_json, write_text
 
-FIGURES = ("map@1", "map@5", "map@10", "auroc", "auprc", "ausc", "ece", "ece_below_one")
+FIGURES = shown_in("table")
 """What the table shows; the files hold every metric."""
-_BARS = ("map@1", "auroc", "ausc", "ece")
-_OF_KAPPA = ("auroc", "auprc", "auroc_variance", "auprc_variance", "ausc", "no_match_auprc_kappa")
 _PICTURES = ("figures", "roc_*", "precision_recall_*", "calibration", "sparsification")
 _CSV, _JSON = "comparison.csv", "comparison.json"
 Metrics = dict[str, float | int | None]
@@ -146,7 +144,7 @@ def _read(folders: Sequence[Path]) -> list[ComparedRun]:
     for name, folder, method in zip(names, folders, methods, strict=True):
         curves, metrics = Curves.load(folder), read_json(folder / METRICS)
         if not curves.tells_apart:
-            metrics |= {key: None for key in metrics if key.partition("@")[0] in _OF_KAPPA}
+            metrics |= {key: None for key in metrics if needs_posterior(key)}
         runs.append(ComparedRun(name, folder, method, metrics, curves))
     return runs
 
@@ -170,7 +168,7 @@ def _write_table(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
 def _draw(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
     """Draw what any run has; a run without uncertainty, samples or answers is left out where these are needed."""
     drawn = [folder / "figures.png"]
-    bars = {figure: {run.name: run.metrics.get(figure) for run in runs} for figure in _BARS}
+    bars = {figure: {run.name: run.metrics.get(figure) for run in runs} for figure in shown_in("bars")}
     known = {figure: values for figure, values in bars.items() if set(values.values()) != {None}}
     plots.plot_bars(drawn[0], {_with_direction(figure): values for figure, values in known.items()})
 

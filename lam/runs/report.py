@@ -13,10 +13,9 @@ from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import Evaluation
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import plots
+from lam.retrieval.metrics.registry import SCORES
 from lam.runs.corruption import CorruptionCurve, Kind
 from lam.runs.html import Plot, write_report
-
-SCORE_NAMES = {"kappa": "κ", "variance": "variance", "norm": "feature norm", "knn": "k-NN cosine"}
 
 
 def write_plots_and_report(
@@ -75,7 +74,7 @@ def _sparsification_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
         return []
     path = folder / "sparsification.png"
     correct = evaluation.correct[kept]
-    ranked = {SCORE_NAMES[name]: (correct, values[kept]) for name, values in evaluation.scores.items()}
+    ranked = {SCORES[name].short: (correct, values[kept]) for name, values in evaluation.scores.items()}
     plots.plot_sparsification(path, ranked)
     caption = (
         "Accuracy of the queries that stay when the most uncertain are dropped. A curve that rises says that the "
@@ -141,8 +140,7 @@ def _no_match_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
     if kept.all() or not kept.any():
         return []
     path = folder / "no_match.png"
-    scores = {"cosine of the first hit": -evaluation.cosines, SCORE_NAMES["kappa"]: -evaluation.embeddings.kappa}
-    parted = {name: (found[kept], found[~kept]) for name, found in scores.items()}
+    parted = {SCORES[name].short: (values[kept], values[~kept]) for name, values in evaluation.scores.items()}
     plots.plot_precision_recall(path, parted, positives="queries without a match")
     caption = "Finding the queries that nothing in the gallery answers. The line is their share."
     return [Plot("Precision-recall of no match", caption, path)]
@@ -156,7 +154,7 @@ def _ood_plots(folder: Path, evaluation: Evaluation) -> list[Plot]:
         Plot("Concentration κ", "How sure each embedding is; small κ means uncertain.", folder / "kappa.png"),
     ]
     for name, outside in evaluation.ood_scores.items():
-        scores = {SCORE_NAMES[score]: (values, outside[score]) for score, values in evaluation.scores.items()}
+        scores = {SCORES[score].short: (values, outside[score]) for score, values in evaluation.scores.items()}
         roc, curve = folder / f"roc_{name}.png", folder / f"precision_recall_{name}.png"
         plots.plot_roc(roc, scores)
         plots.plot_precision_recall(curve, scores)

@@ -41,6 +41,7 @@ from lam.models.weights import load_weights
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
 from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics import registry
 from lam.runs import index as gallery
 from lam.runs.config import RunConfig
 from lam.runs.corruption import corruption_metrics, measure_corruption
@@ -159,6 +160,11 @@ def _evaluate(
     Curves.of(evaluation).save(folder)
     plots = write_plots_and_report(folder, asdict(config), metrics, encoder, evaluation, corrupted, splits.test, ood)
     return _finish(folder, metrics, plots)
+
+
+registry.METRICS["batches_without_positives"] = registry.Metric(
+    "batches without a positive pair", "neither", "skipped in training: nothing can be learned from them"
+)
 
 
 def _skipped(folder: Path) -> dict[str, int]:

@@ -207,8 +207,8 @@ class Judge:
         return {
             "threshold": self.thresholds,
             "gallery_size": made.gallery_size,
-            "false_accept": [{"cosine": at, "rate": made.false_accept_rate(at)[0]} for at in cosines],
-            "false_flag": [{"kappa": at, "rate": made.false_flag_rate(at)[0]} for at in kappas],
+            "false_accept": [{"cosine": at, "rate": made.false_accepts.rate(at)} for at in cosines],
+            "false_flag": [{"kappa": at, "rate": made.flags.kappa.rate(-at)} for at in kappas],
             "kappa": {"counts": made.kappa.counts.tolist(), "edges": made.kappa.edges.tolist()},
             "reliability": {
                 name: [None if math.isnan(value) else value for value in values.tolist()]

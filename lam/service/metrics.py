@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from scipy.stats import ks_2samp
 
 from lam.service.engine import Engine
 
@@ -80,21 +82,10 @@ class _State(Collector):
             quantiles.add_metric([str(quantile)], float(kappa.quantile(quantile)))
         yield quantiles
         if engine.judge.calibration is not None:
-            drift = distance(kappa, -engine.judge.calibration.flags.kappa.scores.double())
+            calibrated = -engine.judge.calibration.flags.kappa.scores
+            drift: Any = ks_2samp(kappa, calibrated, method="asymp")
             yield GaugeMetricFamily(
-                "lam_kappa_drift", "Kolmogorov-Smirnov distance of these κ from those of the calibration.", drift
+                "lam_kappa_drift",
+                "Kolmogorov-Smirnov distance of these κ from those of the calibration.",
+                drift.statistic,
             )
-
-
-def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Give the Kolmogorov-Smirnov distance of two samples: the greatest difference of their distribution functions.
-
-    Example:
-        >>> distance(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])), distance(torch.zeros(3), torch.ones(2))
-        (0.0, 1.0)
-    """
-    at = torch.cat([one, other])
-    shares = [
-        torch.searchsorted(sample.sort().values, at, right=True).double() / len(sample) for sample in (one, other)
-    ]
-    return float((shares[0] - shares[1]).abs().max())

@@ -3,10 +3,10 @@ import torch
 from torch import Tensor
 
 import lam
-from lam.encoders.evaluation import ood_scores
 from lam.pairs.relevance import LabelRelevance
 from lam.retrieval import auroc, ausc, map_at_k, rank
 from lam.retrieval.metrics.ood import knn_distance
+from lam.retrieval.metrics.registry import scores_of
 from lam.retrieval.metrics.reliability import answers_of
 from tests.encoders.small import fit, make_batches
 
@@ -94,10 +94,11 @@ def test_every_score_is_higher_for_what_is_uncertain():
     encoder = fit()
     features = encoder.features(far_away(1))
     embeddings = encoder.embed(far_away(1))
-    scores = ood_scores(embeddings, features, features[:6])
+    scores = scores_of({"embeddings": embeddings, "features": features, "reference": features[:6]})
     assert torch.equal(scores["kappa"], -embeddings.kappa)
     assert torch.equal(scores["norm"], features.norm(dim=1))
     assert set(scores) == {"kappa", "variance", "norm", "knn"}
+    assert set(scores_of({"embeddings": embeddings, "features": features, "reference": None})) == {*scores} - {"knn"}
 
 
 def test_bad_input_is_refused():
@@ -138,7 +139,7 @@ def test_places_are_found_by_their_distance_in_a_gallery_of_their_own():
     assert evaluation.metrics["n_without_relevant"] == 1
     assert evaluation.metrics["recall@1"] == pytest.approx(sum(correct) / 11)
     assert evaluation.metrics["no_match_prevalence"] == pytest.approx(1 / 12)
-    rank_of_fourth = 1 + int((evaluation.cosines < evaluation.cosines[3]).sum())
+    rank_of_fourth = 1 + int((evaluation.scores["cosine"] > evaluation.scores["cosine"][3]).sum())
     assert evaluation.metrics["no_match_auprc"] == pytest.approx(1 / rank_of_fourth)
     assert {"no_match_auprc_kappa", "recall@5", "map@5", "ece", "ausc"} <= evaluation.metrics.keys()
     assert len(evaluation.gallery) == 22

@@ -36,14 +36,17 @@ def test_the_state_is_told(client: TestClient, shared_engine: Engine) -> None:
 def test_what_happens_is_counted(engine: Engine, png: bytes) -> None:
     client = client_of(engine)
     for _ in range(3):
-        client.post("/v1/search", content=png, headers=PNG)
+        kappa = client.post("/v1/search", content=png, headers=PNG).json()["kappa"]
     client.post("/v1/search", content=b"", headers=PNG)
     text = client.get("/metrics").text
     assert 'lam_requests_total{method="POST",route="/v1/search",status="200"} 3.0' in text
     assert 'lam_requests_total{method="POST",route="/v1/search",status="400"} 1.0' in text
     assert f"lam_index_items {len(engine.gallery)}.0" in text
     assert 'lam_query_kappa{quantile="0.5"}' in text
-    assert "lam_kappa_drift" in text
+    assert engine.judge.calibration is not None
+    known = -engine.judge.calibration.flags.kappa.scores
+    drift = max(float((known < kappa).double().mean()), float((known > kappa).double().mean()))  # of one κ, three times
+    assert float(text.split("\nlam_kappa_drift ")[1].split()[0]) == pytest.approx(drift, abs=1e-12)
     assert 'lam_worker_restarts{worker="network"} 0.0' in text
 
 

@@ -4,7 +4,7 @@ Tensors in, tensors out: what is calibrated on, and for which run, is `lam.runs.
 `lam.retrieval.decisions.files`'; which promise rests on what is said in `lam.retrieval.decisions.conformal`.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -131,10 +131,6 @@ class Calibration:
         """Give the rate that an accept threshold promises (see `Tail.rate`), and its 95 % interval."""
         return self.false_accepts.rate(cosine), self.false_accepts.interval(cosine)
 
-    def false_flag_rate(self, kappa: float) -> tuple[float, tuple[float, float]]:
-        """Give the rate that flagging κ below a value promises, and its 95 % interval."""
-        return self.flags.kappa.rate(-kappa), self.flags.kappa.interval(-kappa)
-
     def is_stale(self, gallery_size: int) -> bool:
         """Tell whether a gallery's size is beyond ±20 % of that at calibration: its rates are no longer known."""
         return abs(gallery_size - self.gallery_size) > STALE_BEYOND * self.gallery_size
@@ -195,11 +191,6 @@ class Calibration:
         distance = None if self.flag == "kappa" else self.distance(features)
         return self.flags.surprise(self.flag, queries.kappa, distance)
 
-    def judge(self, hits: Hits, queries: Embeddings, **options: Any) -> Hits:
-        """Give hits with their `decision` and `probability`; arguments and errors as those of `decide`."""
-        decisions = self.decide(hits, queries, **options)
-        return replace(hits, decision=decisions.decision, probability=decisions.probability)
-
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
         """Say of each of M pairs whether they match: abstain where κ flags either, at `targets.ood` each.
 
@@ -240,24 +231,6 @@ class Calibration:
         second = _column(hits.scores, 1, -1.0)
         kappa = queries.kappa.to(hits.scores.device)
         return self.correctness(evidence_of(hits.scores[:, 0], kappa, hits.kappa[:, 0], second))
-
-    def credible_set(
-        self, hits: Hits, queries: Embeddings, *, level: float = LEVEL, dimension: int | None = None
-    ) -> Bool[Tensor, "Q K"]:
-        """Say which hits lie in the query's credible cap: what the query may be, as far as κ knows.
-
-        The cap around the mean direction that holds a share `level` of its von Mises-Fisher distribution; hits count by
-        their own mean directions, as their κ is not looked at.
-
-        `dimension` is that of the sphere that κ is of, `Encoder.kappa_dimension`, where it is not the embeddings'.
-
-        Source: Kirchhof, Kasneci and Oh (2023), appendix C.5, where the cap is meant by cosines of at *least* t.
-
-        Raises:
-            ValueError: for a level outside (0, 1), or as `decide`.
-        """
-        self._check(hits, queries)
-        return hits.scores >= credible_cosine(queries, level=level, dimension=dimension).to(hits.scores)[:, None]
 
     def conformal_set(self, hits: Hits) -> Bool[Tensor, "Q K"]:
         """Say which hits are of the smallest set that holds a match with probability 1 − `targets.miss`: the first k.
@@ -366,7 +339,21 @@ def calibrate(
 
 
 def credible_cosine(queries: Embeddings, *, level: float = LEVEL, dimension: int | None = None) -> Float[Tensor, " Q"]:
-    """Give the cosine of each query's credible cap, which depends on κ and the dimension alone; see `credible_set`."""
+    """Cosine of each query's credible cap, which depends on κ and the dimension alone.
+
+    The cap around the mean direction that holds a share `level` of the query's von Mises-Fisher distribution: hits
+    within it are what the query may be, as far as κ knows.
+
+    Source: Kirchhof, Kasneci and Oh (2023), appendix C.5, where the cap is meant by cosines of at *least* t.
+
+    Args:
+        queries: Q of them.
+        level: of the cap, in (0, 1).
+        dimension: of the sphere that κ is of, `Encoder.kappa_dimension`, where it is not the embeddings'.
+
+    Raises:
+        ValueError: for a level outside (0, 1).
+    """
     kappa = queries.kappa.double()
     mean = torch.eye(1, dimension or queries.dimension, dtype=torch.float64, device=kappa.device)
     return VonMisesFisher(mean.expand(len(kappa), -1), kappa).credible_cap(level)

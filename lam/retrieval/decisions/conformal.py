@@ -175,8 +175,7 @@ def rank_of(n: int, target: float) -> int:
 def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float, float]:
     """Give the exact interval of a rate of which `count` among `n` were seen: it holds any rate at least so often.
 
-    From the (1 − level)/2 quantile of Beta(count, n − count + 1) to the (1 + level)/2 quantile of Beta(count + 1,
-    n − count). Shorter intervals, Wilson's among them, hold some rates less often than they say (0.84 for 0.95).
+    Shorter intervals, Wilson's among them, hold some rates less often than they say (0.84 for 0.95).
 
     Source: Clopper and Pearson (1934).
 
@@ -192,14 +191,13 @@ def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float,
         >>> [round(end, 4) for end in clopper_pearson(0, 100)]
         [0.0, 0.0362]
     """
-    from scipy.special import betaincinv
+    from scipy.stats import binomtest
 
     if n < 1 or not 0 <= count <= n:
         raise ValueError(f"count must be from 0 to n with n at least 1, got {count} of {n}")
     _check_rate("level", level)
-    low = 0.0 if count == 0 else betaincinv(count, n - count + 1, (1 - level) / 2)
-    high = 1.0 if count == n else betaincinv(count + 1, n - count, (1 + level) / 2)
-    return float(low), float(high)
+    interval = binomtest(count, n).proportion_ci(level, method="exact")
+    return float(interval.low), float(interval.high)
 
 
 def conformal_depth(ranks: Int[Tensor, " N"], *, target: float) -> int:

@@ -4,6 +4,7 @@ Here live the ranking that every metric starts from and its counterpart under sa
 is told by `lam.retrieval.metrics`; large and changing collections belong to `lam.retrieval.Index`.
 """
 
+from collections.abc import Iterator
 from typing import SupportsIndex
 
 import torch
@@ -49,14 +50,30 @@ def rank(
     if k < 1 or len(queries) == 0:
         empty = queries.new_empty(len(queries), max(k, 0))
         return empty.long(), empty
-    parts = []
-    for rows in torch.arange(len(queries), device=queries.device).split(_block_rows(len(unit_gallery))):
-        similarity = unit_queries[rows] @ unit_gallery.T
-        if gallery is None:
-            similarity[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
-        parts.append(_top(similarity, k))
+    parts = [_top(cosines, k) for _, cosines in _in_blocks(unit_queries, unit_gallery, gallery is None)]
     ids, scores = (torch.cat(part) for part in zip(*parts, strict=True))
     return ids, scores.clamp(-1, 1).to(queries.dtype)
+
+
+def cosines_in_blocks(
+    queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None = None
+) -> Iterator[tuple[Int64[Tensor, " R"], Float[Tensor, "R N"]]]:
+    """The cosines that `rank` sorts, for what needs more of a ranking than its first hits; arguments and errors alike.
+
+    Yields:
+        (R,) queries and their (R, N) cosines with the gallery, float64; −∞ with itself, where there is no gallery.
+    """
+    _refuse_other_dimension(queries, gallery)
+    unit = unit_rows("queries", queries)
+    yield from _in_blocks(unit, unit if gallery is None else unit_rows("gallery", gallery), gallery is None)
+
+
+def _in_blocks(queries: Tensor, gallery: Tensor, alone: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    for rows in torch.arange(len(queries), device=queries.device).split(_block_rows(len(gallery))):
+        cosines = queries[rows] @ gallery.T
+        if alone:
+            cosines[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
+        yield rows, cosines
 
 
 @without_autocast()

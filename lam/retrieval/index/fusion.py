@@ -18,10 +18,9 @@ former over the square of the latter, and the fused concentration at most its in
 
 For K images of the same κ and direction it is Kκ/(1 + (K − 1)ρ), which never exceeds κ/ρ, however many there are. For
 ρ = 0 it is R times the plain product, and that itself where the images agree. For ρ = 1 it is R² (Σκ/Σ√κ)², and
-(Σκ/Σ√κ)² lies between the least and the greatest κ_k: K images are as sure as one. What ρ is depends on the network:
-`error_correlation` measures it where there are samples under common networks, and without them 1 is assumed, which is
-safe. The direction, and with it retrieval, gains from fusing whatever the cap. R and K are kept: a small R means that
-the images may not show the same.
+(Σκ/Σ√κ)² lies between the least and the greatest κ_k: K images are as sure as one. What ρ is depends on the network;
+1 is assumed unless the caller knows better, which is safe. The direction, and with it retrieval, gains from fusing
+whatever the cap. R and K are kept: a small R means that the images may not show the same.
 """
 
 from dataclasses import dataclass
@@ -148,38 +147,3 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
         mean_samples=embeddings.mean_samples,
     )
     return Fused(fused, names, counts, sums.uncapped.to(dtype))
-
-
-def error_correlation(samples: Float[Tensor, "S N D"], identities: Ids) -> float:
-    """Measure how much of their errors images of one identity share under common sampled networks.
-
-    ρ = mean over identities of Σ_(j≠k) ⟨e_j, e_k⟩ / Σ_(j≠k) √(⟨e_j, e_j⟩ ⟨e_k, e_k⟩), e the samples less their mean
-    direction, in its tangent space, ⟨,⟩ the mean over samples. Samples under other networks for each image would say 0.
-
-    Args:
-        samples: (S, N, D) unit vectors; sample s of every image is of the same network. S ≥ 2.
-        identities: (N,) which show the same; those with one image say nothing.
-
-    Returns:
-        ρ in [0, 1], for `fuse_identities`; 1 where no identity has two images, or nothing varies.
-
-    Raises:
-        ValueError: for fewer than 2 samples, or another length.
-    """
-    wanted = integers("identities", identities).to(samples.device)
-    refuse_other_length("identities", wanted, "the samples", samples.shape[1])
-    if len(samples) < 2:
-        raise ValueError(f"the correlation of errors needs at least 2 samples, got {len(samples)}")
-    drawn = samples.double()
-    mean = torch.nn.functional.normalize(drawn.mean(0), dim=-1)
-    errors = drawn - (drawn * mean).sum(-1, keepdim=True) * mean
-    size = errors.square().sum(-1).mean(0).sqrt()
-    found = []
-    for identity in wanted.unique():
-        of = wanted == identity
-        own = size[of].square().sum()
-        shared = errors[:, of].sum(1).square().sum(-1).mean() - own
-        most = size[of].sum().square() - own
-        if int(of.sum()) > 1 and most > 0:
-            found.append(shared / most)
-    return float(torch.stack(found).mean().clamp(0, 1)) if found else 1.0

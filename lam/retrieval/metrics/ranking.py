@@ -1,15 +1,19 @@
-"""How good a ranking is: recall@k and mAP@k.
+"""How good a ranking is: recall@k, precision@k, mAP@k, R-precision and the mean reciprocal rank.
 
-Here live metrics of ranked lists. Which items are relevant is the caller's to say; the lists come from
-`lam.retrieval.rank`.
+Here live metrics of ranked lists. Which items are relevant is the caller's to say; lists of the first hits come from
+`lam.retrieval.rank`, and what needs the whole ranking from `relevant_ranks`, which keeps two numbers a query of it.
 """
 
+from dataclasses import dataclass
 from typing import SupportsIndex
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
+from lam.retrieval.index.exact import cosines_in_blocks
+from lam.retrieval.metrics.searches import Matches
 from lam.utils.checks import positive_integer, refuse_other_length
 
 
@@ -37,6 +41,32 @@ def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *
     """
     relevance, _ = _answerable(relevance, n_relevant, positive_integer("k", k))
     return float(relevance.any(1).double().mean())
+
+
+def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
+    """Mean over queries of the share of relevant items among the first k hits; higher is better.
+
+    The share is of k, so that a query with fewer relevant items than k cannot reach 1. Queries without any relevant
+    item are left out; `count_without_relevant` counts them.
+
+    Args:
+        relevance: (Q, K) whether each ranked item is relevant, best rank first; see `recall_at_k`.
+        n_relevant: (Q,) how many items of the gallery are relevant to each query.
+        k: how many hits count, at least 1.
+
+    Returns:
+        A mean in [0, 1]; NaN where no query has a relevant item.
+
+    Raises:
+        ValueError: as `recall_at_k`.
+
+    Example:
+        >>> precision_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=2)
+        0.5
+    """
+    k = positive_integer("k", k)
+    relevance, _ = _answerable(relevance, n_relevant, k)
+    return float((relevance.sum(1).double() / k).mean())
 
 
 def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
@@ -70,6 +100,94 @@ def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k
     return float(((precision * hits).sum(1) / n_relevant.clamp(max=k)).mean())
 
 
+@dataclass(frozen=True)
+class RelevantRanks:
+    """Where the items that are relevant to each of Q queries stand in the ranking of the whole gallery.
+
+    Attributes:
+        first: (Q,) rank of the first of them, counted from 1; 0 where nothing is relevant.
+        within_r: (Q,) how many of them are among the first R hits.
+        n_relevant: (Q,) R, how many there are.
+    """
+
+    first: Int64[Tensor, " Q"]
+    within_r: Int64[Tensor, " Q"]
+    n_relevant: Int64[Tensor, " Q"]
+
+
+def relevant_ranks(
+    queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None, matches: Matches
+) -> RelevantRanks:
+    """Rank the whole gallery for every query, by cosine as `lam.retrieval.rank` does, ties by the lower index.
+
+    Args:
+        queries: (Q, D) finite, non-zero.
+        gallery: (N, D) likewise; None for the queries themselves, each without itself.
+        matches: which items of the gallery are relevant to the queries at given positions; what it says of a query and
+            itself is of no effect.
+
+    Returns:
+        Ranks, on the CPU.
+
+    Raises:
+        ValueError: for an empty gallery, another dimension, or a row that is not finite or all zero.
+
+    Example:
+        >>> labels = torch.tensor([0, 0, 1, 0])
+        >>> n = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
+        >>> ranks = relevant_ranks(n, None, lambda rows: labels[rows][:, None] == labels)
+        >>> ranks.first.tolist(), ranks.within_r.tolist(), ranks.n_relevant.tolist()
+        ([1, 2, 0, 2], [1, 1, 0, 1], [2, 2, 0, 2])
+    """
+    if len(queries if gallery is None else gallery) == 0:
+        raise ValueError("the gallery must hold at least one item, got none")
+    parts = [
+        _relevant_ranks(cosines.cpu(), matches(rows).cpu()) for rows, cosines in cosines_in_blocks(queries, gallery)
+    ]
+    return RelevantRanks(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def r_precision(ranks: RelevantRanks) -> float:
+    """Mean over queries of the precision of the first R hits, R being how many items are relevant; higher is better.
+
+    Queries without any relevant item are left out.
+
+    Source: Manning, Raghavan and Schütze (2008), Introduction to Information Retrieval, section 8.4.
+
+    Args:
+        ranks: of the queries.
+
+    Returns:
+        A mean in [0, 1]; NaN where no query has a relevant item.
+
+    Example:
+        >>> r_precision(RelevantRanks(torch.tensor([1, 0]), torch.tensor([1, 0]), torch.tensor([2, 0])))
+        0.5
+    """
+    keep = ranks.n_relevant > 0
+    return float((ranks.within_r[keep].double() / ranks.n_relevant[keep]).mean())
+
+
+def mean_reciprocal_rank(ranks: RelevantRanks) -> float:
+    """Mean over queries of 1/rank of the first relevant item; higher is better.
+
+    Queries without any relevant item are left out.
+
+    Source: Voorhees (1999), The TREC-8 Question Answering Track Report.
+
+    Args:
+        ranks: of the queries.
+
+    Returns:
+        A mean in (0, 1]; NaN where no query has a relevant item.
+
+    Example:
+        >>> mean_reciprocal_rank(RelevantRanks(torch.tensor([4, 0]), torch.tensor([0, 0]), torch.tensor([2, 0])))
+        0.25
+    """
+    return float((1 / ranks.first[ranks.n_relevant > 0].double()).mean())
+
+
 def count_without_relevant(n_relevant: Int[Tensor, " Q"]) -> int:
     """Count the queries to which nothing in the gallery is relevant, which recall and mAP leave out.
 
@@ -84,6 +202,26 @@ def count_without_relevant(n_relevant: Int[Tensor, " Q"]) -> int:
         1
     """
     return int((n_relevant == 0).sum())
+
+
+def _relevant_ranks(cosines: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """By places in the sorted cosines; whole rows are put in order only where equal cosines leave a place open."""
+    n, relevant = cosines.shape[1], relevant & (cosines > -torch.inf)  # a query does not answer itself
+    n_relevant = relevant.sum(1)
+    rising = torch.from_numpy(np.sort(cosines.numpy(), axis=1))  # ten times as fast as torch's
+    best = cosines.masked_fill(~relevant, -torch.inf).amax(1, keepdim=True)
+    above = n - torch.searchsorted(rising, best, right=True)[:, 0]
+    as_good = n - torch.searchsorted(rising, best)[:, 0]
+    last = rising.gather(1, (n - n_relevant).clamp(max=n - 1)[:, None])  # the cosine at rank R
+    reaching = n - torch.searchsorted(rising, last)[:, 0]
+    first, within = above + 1, (relevant & (cosines >= last)).sum(1)
+    open_places = ((n_relevant > 0) & ((as_good > above + 1) | (reaching > n_relevant))).nonzero()[:, 0]
+    if len(open_places):
+        order = cosines[open_places].sort(dim=1, descending=True, stable=True).indices
+        ranked = relevant[open_places].gather(1, order)
+        first[open_places] = 1 + ranked.int().argmax(1)
+        within[open_places] = (ranked & (torch.arange(n) < n_relevant[open_places, None])).sum(1)
+    return first * (n_relevant > 0), within * (n_relevant > 0), n_relevant
 
 
 def _answerable(relevance: Tensor, n_relevant: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from scipy.stats import beta, betabinom, binom, binomtest, kstest
+from scipy.special import betaincinv
+from scipy.stats import beta, betabinom, binom, kstest
 from torch.testing import assert_close
 
 from lam.retrieval.decisions.conformal import Tail, clopper_pearson, conformal_depth, needed
@@ -69,9 +70,10 @@ def test_intervals_of_a_threshold_that_was_learnt_hold_its_rate(n: int, target: 
 
 
 @pytest.mark.parametrize(("count", "n"), [(0, 10), (10, 10), (1, 1), (7, 50), (3, 100_000)])
-def test_intervals_are_those_of_the_exact_binomial_test(count: int, n: int) -> None:
-    expected = binomtest(count, n).proportion_ci(0.9, method="exact")
-    assert clopper_pearson(count, n, level=0.9) == pytest.approx((expected.low, expected.high), rel=1e-9)
+def test_intervals_are_quantiles_of_beta_laws(count: int, n: int) -> None:
+    low = 0.0 if count == 0 else betaincinv(count, n - count + 1, 0.05)
+    high = 1.0 if count == n else betaincinv(count + 1, n - count, 0.95)
+    assert clopper_pearson(count, n, level=0.9) == pytest.approx((low, high), rel=1e-9, abs=1e-12)
 
 
 def test_depth_equals_counting() -> None:

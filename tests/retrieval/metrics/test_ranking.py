@@ -1,4 +1,4 @@
-"""recall@k and mAP@k against double loops."""
+"""Metrics of rankings against double loops, and against pytorch-metric-learning where it has the same."""
 
 import math
 from inspect import unwrap  # past the shape checks of test runs, to what a user meets
@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from lam.retrieval import count_without_relevant, map_at_k, recall_at_k
+from lam.pairs.relevance import LabelRelevance
+from lam.retrieval import (
+    count_without_relevant,
+    map_at_k,
+    mean_reciprocal_rank,
+    precision_at_k,
+    r_precision,
+    rank,
+    recall_at_k,
+    relevant_ranks,
+)
 
 
 def _recall_slowly(relevance: list[list[bool]], n_relevant: list[int], k: int) -> float:
@@ -25,10 +35,15 @@ def _map_slowly(relevance: list[list[bool]], n_relevant: list[int], k: int) -> f
         if n == 0:
             continue
         counted += 1
-        for rank in range(min(k, len(hits))):
-            if hits[rank]:
-                total += sum(hits[: rank + 1]) / (rank + 1) / min(k, n)
+        for place in range(min(k, len(hits))):
+            if hits[place]:
+                total += sum(hits[: place + 1]) / (place + 1) / min(k, n)
     return total / counted
+
+
+def _precision_slowly(relevance: list[list[bool]], n_relevant: list[int], k: int) -> float:
+    shares = [sum(hits[:k]) / k for hits, n in zip(relevance, n_relevant, strict=True) if n > 0]
+    return sum(shares) / len(shares)
 
 
 def _case(seed: int) -> tuple[Tensor, Tensor]:
@@ -45,6 +60,7 @@ def test_metrics_equal_double_loops(k: int, seed: int) -> None:
     relevance, n_relevant = _case(seed)
     lists = relevance.tolist(), n_relevant.tolist()
     assert recall_at_k(relevance, n_relevant, k=k) == pytest.approx(_recall_slowly(*lists, k), abs=1e-12)
+    assert precision_at_k(relevance, n_relevant, k=k) == pytest.approx(_precision_slowly(*lists, k), abs=1e-12)
     assert map_at_k(relevance, n_relevant, k=k) == pytest.approx(_map_slowly(*lists, k), abs=1e-12)
 
 
@@ -62,6 +78,7 @@ def test_a_gallery_smaller_than_k_is_measured() -> None:
     relevance = torch.tensor([[False, True]])
     assert recall_at_k(relevance, torch.tensor([1]), k=10) == 1
     assert map_at_k(relevance, torch.tensor([1]), k=10) == 0.5
+    assert precision_at_k(relevance, torch.tensor([1]), k=10) == 0.1
 
 
 @pytest.mark.parametrize("size", [0, 2])
@@ -69,10 +86,11 @@ def test_no_query_with_anything_relevant_is_nan(size: int) -> None:
     relevance, n_relevant = torch.zeros(size, 3, dtype=torch.bool), torch.zeros(size, dtype=torch.long)
     assert math.isnan(recall_at_k(relevance, n_relevant, k=1))
     assert math.isnan(map_at_k(relevance, n_relevant, k=1))
+    assert math.isnan(precision_at_k(relevance, n_relevant, k=1))
     assert count_without_relevant(n_relevant) == size
 
 
-@pytest.mark.parametrize("metric", [recall_at_k, map_at_k])
+@pytest.mark.parametrize("metric", [recall_at_k, precision_at_k, map_at_k])
 def test_refusals(metric) -> None:
     relevance = torch.tensor([[True, False]])
     with pytest.raises(ValueError, match="k must be an integer of at least 1, got 0"):
@@ -83,3 +101,75 @@ def test_refusals(metric) -> None:
         metric(relevance, torch.tensor([0]), k=1)
     with pytest.raises(ValueError, match=r"n_relevant must have shape \(1,\), one value for each of the queries"):
         unwrap(metric)(relevance, torch.tensor([1, 1]), k=1)
+
+
+def _vectors(seed: int, *, gallery: bool, distinct: int = 1000) -> tuple[Tensor, Tensor, Tensor | None, LabelRelevance]:
+    """Items, queries among them, what is searched, and labels, of which one is a query's alone."""
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(distinct, 4, generator=generator, dtype=torch.float64)
+    items = vectors[torch.randint(0, distinct, (60,), generator=generator)]
+    labels = torch.randint(0, 5, (60,), generator=generator)
+    labels[3] = 99
+    relevance = LabelRelevance(labels, torch.arange(60) < 20 if gallery else None)
+    return items, items[relevance.queries], items[relevance.gallery] if gallery else None, relevance  # pyright: ignore
+
+
+@pytest.mark.parametrize("gallery", [False, True])
+@pytest.mark.parametrize("distinct", [1000, 7])
+@pytest.mark.parametrize("block", [2**21, 100])
+def test_ranks_in_the_whole_gallery_equal_a_double_loop(
+    gallery: bool, distinct: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lam.retrieval.index.exact._BLOCK_ELEMENTS", block)
+    _, queries, searched, relevance = _vectors(0, gallery=gallery, distinct=distinct)  # of 7 vectors most cosines tie
+    ranks = relevant_ranks(queries, searched, relevance.of_rows)
+    order, _ = rank(queries, searched, k=60)
+    precisions, reciprocals = [], []
+    for q, hits in enumerate(relevance.of_hits(order).tolist()):
+        R = sum(hits)
+        first = 1 + hits.index(True) if R else 0
+        assert (int(ranks.first[q]), int(ranks.within_r[q]), int(ranks.n_relevant[q])) == (first, sum(hits[:R]), R)
+        if R:
+            precisions.append(sum(hits[:R]) / R)
+            reciprocals.append(1 / first)
+    assert torch.equal(ranks.n_relevant, relevance.count())
+    assert len(precisions) == len(queries) - 1
+    assert r_precision(ranks) == pytest.approx(sum(precisions) / len(precisions), abs=1e-12)
+    assert mean_reciprocal_rank(ranks) == pytest.approx(sum(reciprocals) / len(reciprocals), abs=1e-12)
+
+
+@pytest.mark.parametrize("gallery", [False, True])
+def test_metrics_equal_those_of_pytorch_metric_learning(gallery: bool) -> None:
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    _, queries, searched, relevance = _vectors(1, gallery=gallery)
+
+    def nearest(query: Tensor, k: int, reference: Tensor, ref_includes_query: bool) -> tuple[Tensor, Tensor]:
+        hits, cosines = rank(query, None if ref_includes_query else reference, k=k)
+        return 1 - cosines, hits
+
+    names = ("precision_at_1", "r_precision", "mean_reciprocal_rank")
+    calculator = AccuracyCalculator(include=names, k=40 if gallery else 59, knn_func=nearest)
+    labels = relevance.labels
+    theirs = calculator.get_accuracy(
+        queries,
+        labels[relevance.queries],
+        queries if searched is None else searched,
+        labels[relevance.candidates],
+        ref_includes_query=searched is None,
+    )
+    ranks = relevant_ranks(queries, searched, relevance.of_rows)
+    answers = relevance.of_hits(rank(queries, searched, k=1)[0])
+    ours = {
+        "precision_at_1": precision_at_k(answers, relevance.count(), k=1),
+        "r_precision": r_precision(ranks),
+        "mean_reciprocal_rank": mean_reciprocal_rank(ranks),
+    }
+    assert ours == pytest.approx(theirs, abs=1e-6)  # which are in float32
+
+
+def test_of_an_empty_gallery_there_are_no_ranks() -> None:
+    with pytest.raises(ValueError, match="the gallery must hold at least one item, got none"):
+        relevant_ranks(torch.eye(2), torch.empty(0, 2), lambda rows: torch.empty(len(rows), 0, dtype=torch.bool))
+    ranks = relevant_ranks(torch.ones(1, 2), None, lambda rows: torch.ones(1, 1, dtype=torch.bool))
+    assert (ranks.first.tolist(), ranks.within_r.tolist(), ranks.n_relevant.tolist()) == ([0], [0], [0])

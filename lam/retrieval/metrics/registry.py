@@ -1,0 +1,373 @@
+"""Every metric and every score by its name: how it is computed, what it needs, how it is read and where it is shown.
+
+A metric is one number of an evaluation. A score says of each item, or of the answer to it, how far it is to be doubted;
+from each score follow the metrics that are `by_score`. Evaluation, report, command line, sweeps and comparisons go by
+these two tables: what is entered here is computed, shown and held to the laws of `tests/retrieval/metrics/test_common`.
+
+`metrics.json` has flat keys: a metric's own, and of metrics by score `METRIC[_SCORE][@SET]`, such as `auroc`,
+`auprc_knn@digits_held_out`, `ausc_margin`. Without `_SCORE` it is by the metric's own score, without `@SET` against the
+first OOD set.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lam.retrieval.metrics.ood import auprc, auroc, knn_distance, prevalence
+from lam.retrieval.metrics.ranking import (
+    count_without_relevant,
+    map_at_k,
+    mean_reciprocal_rank,
+    precision_at_k,
+    r_precision,
+    recall_at_k,
+)
+from lam.retrieval.metrics.uncertainty import ausc
+
+Direction = Literal["higher", "lower", "neither"]
+Place = Literal["command line", "tile", "table", "bars"]
+OWN = "own"
+"""The score that an encoder names as its own: `Encoder.ood_score`."""
+DEPTHS = (1, 5, 10)
+"""Each k of recall@k, precision@k and mAP@k."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of an evaluation.
+
+    Attributes:
+        name: as a reader knows it.
+        direction: which values are better.
+        meaning: one line on what it says.
+        function: of what it needs, in that order; None for a number that an encoder or a run says of itself.
+        needs: which evidence it is made from.
+        by_score: the score by which it is where its key names none; None where it is by no score.
+        shown: where it is shown beside `metrics.json` and the report's tables: printed by a command, a tile of the
+            report, the table of a comparison, or its bars.
+    """
+
+    name: str
+    direction: Direction
+    meaning: str
+    function: Callable[..., float | int] | None = None
+    needs: tuple[str, ...] = ()
+    by_score: str | None = None
+    shown: tuple[Place, ...] = ()
+
+    @property
+    def reading(self) -> str:
+        """Which values are better, with an arrow; nothing where neither is."""
+        return {"higher": "↑ higher is better", "lower": "↓ lower is better", "neither": ""}[self.direction]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A number of each of N items by which it, or the answer to it, can be doubted.
+
+    Attributes:
+        name: in a table.
+        short: beside a curve.
+        meaning: one line on what it says.
+        function: of what it needs, in that order; (N,) values, higher where there is more doubt.
+        needs: which of `embeddings`, `features`, `reference` (features of training items) and `cosines` ((N, K) of the
+            first hits) it is made from.
+        of_posterior: whether it says nothing where a network has no uncertainty.
+    """
+
+    name: str
+    short: str
+    meaning: str
+    function: Callable[..., Tensor]
+    needs: tuple[str, ...]
+    of_posterior: bool = False
+
+
+def _margin(cosines: Tensor) -> Tensor:
+    """−(first − second cosine); −1, the least there is, for a second hit that is none."""
+    second = cosines[:, 1] if cosines.shape[1] > 1 else cosines.new_full((len(cosines),), -1.0)
+    return second - cosines[:, 0]
+
+
+SCORES: dict[str, Score] = {
+    "kappa": Score(
+        "−κ (spread on the sphere)",
+        "κ",
+        "how widely the sampled networks spread the embedding",
+        lambda embeddings: -embeddings.kappa,
+        ("embeddings",),
+        of_posterior=True,
+    ),
+    "variance": Score(
+        "predictive variance, before normalisation",
+        "variance",
+        "the same before embeddings are put on the sphere",
+        lambda embeddings: embeddings.variance,
+        ("embeddings",),
+        of_posterior=True,
+    ),
+    "norm": Score(
+        "norm of the features",
+        "feature norm",
+        "to which the variance comes down where all weights are equally uncertain",
+        lambda features: features.norm(dim=1),
+        ("features",),
+    ),
+    "knn": Score(
+        "cosine to near training features",
+        "k-NN cosine",
+        "distance from the data",
+        knn_distance,
+        ("features", "reference"),
+    ),
+    "cosine": Score(
+        "cosine of the first hit",
+        "cosine of the first hit",
+        "nothing in the gallery is alike",
+        lambda cosines: -cosines[:, 0],
+        ("cosines",),
+    ),
+    "margin": Score(
+        "margin of the first hit over the second",
+        "margin",
+        "two items of the gallery are nearly as alike",
+        _margin,
+        ("cosines",),
+    ),
+}
+
+_MAP_ALSO_IN: dict[int, Place] = {1: "bars", 5: "tile"}
+_LISTS = ("relevance", "n_relevant")
+_OOD = ("inside", "outside")
+METRICS: dict[str, Metric] = {
+    **{
+        f"recall@{k}": Metric(
+            f"recall@{k}",
+            "higher",
+            f"share of queries with a relevant item among the first {k} hits",
+            partial(recall_at_k, k=k),
+            _LISTS,
+            shown=("command line", "tile") if k == 1 else ("command line",),
+        )
+        for k in DEPTHS
+    },
+    **{
+        f"precision@{k}": Metric(
+            f"precision@{k}",
+            "higher",
+            f"mean share of relevant items among the first {k} hits",
+            partial(precision_at_k, k=k),
+            _LISTS,
+            shown=("command line",),
+        )
+        for k in DEPTHS
+    },
+    **{
+        f"map@{k}": Metric(
+            f"mAP@{k}",
+            "higher",
+            f"mean precision at the relevant items among the first {k} hits",
+            partial(map_at_k, k=k),
+            _LISTS,
+            shown=("command line", "table", _MAP_ALSO_IN[k]) if k in _MAP_ALSO_IN else ("command line", "table"),
+        )
+        for k in DEPTHS
+    },
+    "r_precision": Metric(
+        "R-precision",
+        "higher",
+        "mean precision of as many hits as there are relevant items",
+        r_precision,
+        ("ranks",),
+        shown=("command line",),
+    ),
+    "mrr": Metric(
+        "MRR",
+        "higher",
+        "mean of 1 / rank of the first relevant item",
+        mean_reciprocal_rank,
+        ("ranks",),
+        shown=("command line",),
+    ),
+    "auroc": Metric(
+        "AUROC",
+        "higher",
+        "chance that an OOD item is less certain than a known one",
+        auroc,
+        _OOD,
+        OWN,
+        ("command line", "tile", "table", "bars"),
+    ),
+    "auprc": Metric(
+        "AUPRC",
+        "higher",
+        "average precision of finding OOD items by their uncertainty",
+        auprc,
+        _OOD,
+        OWN,
+        ("command line", "tile", "table"),
+    ),
+    "prevalence": Metric(
+        "prevalence",
+        "neither",
+        "share of OOD items, the AUPRC of a useless score",
+        prevalence,
+        _OOD,
+        shown=("command line",),
+    ),
+    "ausc": Metric(
+        "AUSC",
+        "higher",
+        "mean accuracy of the first hit as the most uncertain queries are dropped",
+        ausc,
+        ("correct", "doubt"),
+        "kappa",
+        ("command line", "tile", "table", "bars"),
+    ),
+    "ece": Metric(
+        "ECE",
+        "lower",
+        "mean gap between confidence and accuracy, over ten bins",
+        lambda votes: votes.binned().expected_error,
+        ("votes",),
+        shown=("command line", "tile", "table", "bars"),
+    ),
+    "ece_below_one": Metric(
+        "ECE below 1",
+        "lower",
+        "the same as the authors' code has it: without the queries of confidence 1",
+        lambda votes: votes.binned(closed="left").expected_error,
+        ("votes",),
+        shown=("table",),
+    ),
+    "n_queries": Metric("queries", "neither", "how many were evaluated", len, ("n_relevant",)),
+    "n_without_relevant": Metric(
+        "queries without a relevant item",
+        "neither",
+        "left out of retrieval metrics and AUSC: nothing could be found",
+        count_without_relevant,
+        ("n_relevant",),
+    ),
+    "no_match_auprc": Metric(
+        "AUPRC of no match",
+        "higher",
+        "average precision of finding queries without a match by the first hit's cosine",
+        auprc,
+        ("matched", "unmatched"),
+        "cosine",
+    ),
+    "no_match_prevalence": Metric(
+        "share without a match", "neither", "the AUPRC of a useless score", prevalence, ("matched", "unmatched")
+    ),
+}
+
+
+class Key(NamedTuple):
+    """A flat key in its parts: metric, score and OOD set, the last two empty where it is of the metric's own."""
+
+    metric: str
+    score: str = ""
+    ood_set: str = ""
+
+    def __str__(self) -> str:
+        return self.metric + (f"_{self.score}" if self.score else "") + (f"@{self.ood_set}" if self.ood_set else "")
+
+    @classmethod
+    def parse(cls, key: str) -> "Key":
+        """The parts of a key; one that is of no metric here is its own metric.
+
+        Example:
+            >>> Key.parse("auprc_knn@digits"), Key.parse("recall@5").metric, str(Key("ausc", "margin"))
+            (Key(metric='auprc', score='knn', ood_set='digits'), 'recall@5', 'ausc_margin')
+        """
+        if key in METRICS:
+            return cls(key)
+        parted = [name for name, metric in METRICS.items() if metric.by_score or metric.needs == _OOD]
+        found = re.fullmatch(rf"({'|'.join(parted)})(?:_([^@]+))?(?:@(.+))?", key)
+        return cls(key) if found is None else cls(*(part or "" for part in found.groups()))
+
+
+def measure(
+    evidence: Mapping[str, Any], *, score: str = "", own: str = "kappa", ood_set: str = ""
+) -> dict[str, float | int | None]:
+    """Every metric that the evidence suffices for, by its flat key.
+
+    Args:
+        evidence: what there is, by the names that metrics need it under. None for what a method does not have: metrics
+            of it are None as well.
+        score: the name of the score that the evidence is of.
+        own: the encoder's own score.
+        ood_set: the OOD set that the evidence is of; empty for the first.
+
+    Returns:
+        Values, None where a metric is undefined.
+
+    Example:
+        >>> outside, inside = torch.tensor([0.9, 0.15]), torch.tensor([0.1, 0.2])
+        >>> measure({"inside": inside, "outside": outside}, score="knn")
+        {'auroc_knn': 0.75, 'auprc_knn': 0.83..., 'prevalence': 0.5}
+    """
+    measured: dict[str, float | int | None] = {}
+    for name, metric in METRICS.items():
+        if metric.function is None or not evidence.keys() >= set(metric.needs):
+            continue
+        by = own if metric.by_score == OWN else metric.by_score
+        given = [evidence[need] for need in metric.needs]
+        value = None if any(part is None for part in given) else metric.function(*given)
+        measured[str(Key(name, "" if by in (None, score) else score, ood_set))] = None if value != value else value
+    return measured
+
+
+def scores_of(evidence: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Every score that the evidence suffices for, by its name; higher means more doubt.
+
+    Args:
+        evidence: what there is, by the names that scores need it under; None for what is missing.
+    """
+    known = {name for name, value in evidence.items() if value is not None}
+    return {
+        name: score.function(*(evidence[need] for need in score.needs))
+        for name, score in SCORES.items()
+        if known.issuperset(score.needs)
+    }
+
+
+def describe(key: str) -> Metric:
+    """The metric of a flat key, named by its score and OOD set too; a key that is not known is its own name.
+
+    Example:
+        >>> describe("map@5").name, describe("ausc_margin").name, describe("ece").reading, describe("my_share").name
+        ('mAP@5', 'AUSC, by margin', '↓ lower is better', 'my share')
+    """
+    name, score, ood_set = Key.parse(key)
+    metric = METRICS.get(name, Metric(key.replace("_", " "), "neither", ""))
+    parts = [metric.name, f"by {describe_score(score).short}" if score else "", f"against {ood_set}" if ood_set else ""]
+    return replace(metric, name=", ".join(filter(None, parts)))
+
+
+def describe_score(name: str) -> Score:
+    """The score of a name; one that is not known is called by it."""
+    words = name.replace("_", " ")
+    return SCORES.get(name, Score(words, words, "", torch.zeros_like, ()))
+
+
+def shown_in(place: Place) -> list[str]:
+    """The keys of metrics that are shown somewhere, in order.
+
+    Example:
+        >>> shown_in("bars")
+        ['map@1', 'auroc', 'ausc', 'ece']
+    """
+    return [name for name, metric in METRICS.items() if place in metric.shown]
+
+
+def needs_posterior(key: str) -> bool:
+    """Whether a metric says nothing of a network without uncertainty, whose own score is one number for all."""
+    name, score, _ = Key.parse(key)
+    by = METRICS[name].by_score if name in METRICS else None
+    return by is not None and (describe_score(score).of_posterior if score else by == OWN or SCORES[by].of_posterior)

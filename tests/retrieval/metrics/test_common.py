@@ -1,0 +1,237 @@
+"""The laws that every metric and every score of the registry obeys, whatever it measures.
+
+A metric that is entered needs evidence made here, by the name that it needs it under; nothing else.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lam.pairs.relevance import LabelRelevance
+from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics.ranking import relevant_ranks
+from lam.retrieval.metrics.registry import METRICS, OWN, SCORES, Key, describe, measure, needs_posterior, scores_of
+from lam.retrieval.metrics.uncertainty import Votes
+from lam.vmf.embeddings import Embeddings
+
+N, D, S = 120, 8, 16
+MEASURED = [name for name, metric in METRICS.items() if metric.function is not None]
+DIRECTED = [name for name in MEASURED if METRICS[name].direction != "neither"]
+COUNTS = {"n_queries", "n_without_relevant"}
+OF_FLOATS = [name for name in MEASURED if {"doubt", "inside", "matched"} & set(METRICS[name].needs)]
+OF_SETS = ("inside", "outside", "matched", "unmatched")
+
+Order = Callable[[int], Tensor]
+
+
+def evidence(*, n: int = N, noise: float = 1.0, seed: int = 0, order: Order | None = None) -> dict[str, Any]:
+    """Everything that a metric may need, with many ties; the less noise, the better what is measured."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def blurred(values: Tensor) -> Tensor:
+        return ((values + noise * torch.randn(values.shape, generator=generator)) * 4).round() / 4
+
+    labels = torch.arange(n) % 6
+    n_hits = min(10, max(n - 1, 0))
+    points = torch.nn.functional.one_hot(labels, D) + 0.5
+    points = points + noise * torch.randn(n, D, generator=generator)
+    right = torch.rand(n, generator=generator) < 1 - 0.5 * noise
+    found = {
+        "correct": right,
+        "doubt": blurred((~right).double()),
+        "inside": blurred(torch.zeros(n)),
+        "outside": blurred(torch.full((n,), 2.0)),
+        "matched": blurred(torch.zeros(n)),
+        "unmatched": blurred(torch.full((n,), 2.0)),
+    }
+    agree = torch.where(right, S - (noise * 4 * torch.rand(n, generator=generator)).long(), (noise * S / 2) // 1).long()
+    rows = torch.arange(n) if order is None else order(n)
+    if n > 1:
+        relevance = LabelRelevance(labels[rows])
+        found["n_relevant"] = relevance.count()
+        found["relevance"] = relevance.of_hits(rank(points[rows], k=n_hits)[0])
+        found["ranks"] = relevant_ranks(points[rows], None, relevance.of_rows)
+    else:
+        nothing = torch.zeros(n, dtype=torch.int64)
+        found["n_relevant"], found["relevance"] = nothing, torch.zeros(n, 10, dtype=torch.bool)
+        found["ranks"] = relevant_ranks(torch.zeros(n, D), torch.eye(D), lambda rows: torch.zeros(len(rows), D) > 0)
+    found["votes"] = Votes(agree[rows], right[rows], S)
+    for name in ("correct", "doubt"):
+        found[name] = found[name][rows]
+    for name in OF_SETS:
+        found[name] = found[name][torch.arange(n) if order is None else order(n)]
+    return found
+
+
+def value(name: str, of: dict[str, Any]) -> float | int | None:
+    """A metric of evidence, under its own key."""
+    (found,) = {key: one for key, one in measure(of).items() if Key.parse(key).metric == name}.values()
+    return found
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_order_of_items_tells_nothing(name: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    shuffled = evidence(order=lambda n: torch.randperm(n, generator=generator))
+    backwards = evidence(order=lambda n: torch.arange(n).flip(0))
+    for other in (shuffled, backwards):
+        assert value(name, other) == pytest.approx(value(name, evidence()), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_of_nothing_it_is_undefined_and_a_count_is_nought(name: str) -> None:
+    assert value(name, evidence(n=0)) == (0 if name in COUNTS else None)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_what_a_method_does_not_have_is_undefined(name: str) -> None:
+    assert value(name, dict.fromkeys(METRICS[name].needs)) is None
+    assert measure({}) == {}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("noise", [0.1, 0.5, 1.5])
+def test_it_lies_between_nought_and_one(name: str, noise: float) -> None:
+    found = value(name, evidence(noise=noise))
+    assert found is not None
+    assert 0 <= found <= (N if name in COUNTS else 1)
+
+
+@pytest.mark.parametrize("name", OF_FLOATS)
+@pytest.mark.parametrize("where", [0, N - 1])
+def test_nan_is_refused_with_its_index(name: str, where: int) -> None:
+    if name.endswith("prevalence"):
+        return  # counts items, whatever their scores
+    for need in METRICS[name].needs:
+        spoilt = evidence()
+        if spoilt[need].is_floating_point():
+            spoilt[need][where] = math.nan
+            with pytest.raises(ValueError, match=f"at index {where}"):
+                value(name, spoilt)
+
+
+@pytest.mark.parametrize("name", DIRECTED)
+def test_better_evidence_moves_it_where_its_direction_says(name: str) -> None:
+    worse, better = ([value(name, evidence(noise=noise, seed=seed)) or 0 for seed in range(3)] for noise in (1.5, 0.1))
+    gain = sum(better) - sum(worse)
+    assert gain > 0 if METRICS[name].direction == "higher" else gain < 0
+
+
+@pytest.mark.parametrize("name", [name for name in MEASURED if METRICS[name].by_score])
+def test_of_equal_scores_it_is_that_of_a_useless_one(name: str) -> None:
+    of = evidence()
+    tied = {need: torch.zeros_like(of[need]) for need in OF_SETS}
+    tied |= {"correct": of["correct"], "doubt": torch.zeros(N)}
+    useless = float(of["correct"].double().mean()) if name == "ausc" else 0.5  # as many inside as outside
+    assert value(name, tied) == pytest.approx(useless, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in MEASURED if METRICS[name].by_score])
+def test_it_looks_at_the_order_of_scores_alone(name: str) -> None:
+    of = evidence()
+    cubed = {need: part**3 if torch.is_tensor(part) and part.is_floating_point() else part for need, part in of.items()}
+    assert value(name, cubed) == pytest.approx(value(name, of), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_it_can_be_read(name: str) -> None:
+    metric = METRICS[name]
+    assert metric.name
+    assert metric.meaning
+    assert (metric.direction == "neither") == (metric.reading == "")
+    assert metric.function is None or metric.needs
+    assert Key.parse(name) == Key(name)
+    assert metric.by_score in (None, OWN, *SCORES)
+
+
+def test_names_of_metrics_and_scores_tell_them_apart() -> None:
+    for table in (METRICS, SCORES):
+        assert len({one.name for one in table.values()}) == len(table)
+    assert len({score.short for score in SCORES.values()}) == len(SCORES)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("metric", [name for name in MEASURED if METRICS[name].by_score])
+def test_keys_say_the_score_and_the_set(metric: str, score: str) -> None:
+    needs = METRICS[metric].needs
+    of = {need: part for need, part in evidence().items() if need in needs}
+    own = METRICS[metric].by_score
+    of_set = "a_set" if own == OWN else ""
+    keys = [Key.parse(key) for key in measure(of, score=score, own="knn", ood_set=of_set)]
+    expected = Key(metric, "" if score == ("knn" if own == OWN else own) else score, of_set)
+    assert expected in keys
+    assert Key.parse(str(expected)) == expected
+    assert (f"by {SCORES[score].short}" in describe(str(expected)).name) == bool(expected.score)
+    if expected.score:
+        assert needs_posterior(str(expected)) == SCORES[score].of_posterior
+
+
+def items(n: int = 12, *, rows: Tensor | None = None) -> dict[str, Any]:
+    """Everything that a score may need, of n items."""
+    generator = torch.Generator().manual_seed(2)
+    kappa, variance = 10 * torch.rand(n, generator=generator) + 1, torch.rand(n, generator=generator)
+    features, reference = torch.randn(n, 5, generator=generator), torch.randn(9, 5, generator=generator)
+    cosines = (2 * torch.rand(n, 4, generator=generator) - 1).sort(dim=1, descending=True).values
+    rows = torch.arange(n) if rows is None else rows
+    mean = torch.nn.functional.normalize(torch.randn(n, D, generator=generator))
+    embeddings = Embeddings(mean, kappa, torch.full((n,), 0.5), variance)
+    return {
+        **{"embeddings": embeddings[rows], "features": features[rows], "cosines": cosines[rows]},
+        "reference": reference,
+    }
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_score_is_of_each_item_alone(name: str) -> None:
+    whole = scores_of(items())[name]
+    assert whole.shape == (12,)
+    assert whole.isfinite().all()
+    rows = torch.tensor([7, 2, 2, 11])
+    torch.testing.assert_close(scores_of(items(rows=rows))[name], whole[rows])  # equal items have equal scores
+    assert scores_of(items(rows=rows[:0]))[name].shape == (0,)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_nan_stays_with_the_item_that_has_it(name: str) -> None:
+    of, whole = items(), scores_of(items())[name]
+    for need in ("features", "cosines"):
+        of[need][3] = math.nan
+    of["embeddings"].kappa[3] = of["embeddings"].variance[3] = math.nan
+    spoilt = scores_of(of)[name]
+    assert spoilt.isnan().nonzero().flatten().tolist() == [3]
+    torch.testing.assert_close(spoilt.nan_to_num(), whole.where(torch.arange(12) != 3, 0.0))
+
+
+DOUBTFUL: dict[str, Callable[[dict[str, Any]], None]] = {  # what makes the first item more doubtful by each score
+    "kappa": lambda of: of["embeddings"].kappa[:1].mul_(0.5),
+    "variance": lambda of: of["embeddings"].variance[:1].mul_(2.0),
+    "norm": lambda of: of["features"][:1].mul_(2.0),
+    "knn": lambda of: of["features"][:1].copy_(-of["reference"].mean(0)),
+    "cosine": lambda of: of["cosines"][:1].sub_(0.1),
+    "margin": lambda of: of["cosines"][:1, 1].copy_(of["cosines"][0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_score_is_higher_where_there_is_more_doubt(name: str) -> None:
+    of, before = items(), scores_of(items())[name]
+    DOUBTFUL[name](of)
+    after = scores_of(of)[name]
+    assert after[0] > before[0]
+    torch.testing.assert_close(after[1:], before[1:])
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_score_without_what_it_needs_is_left_out(name: str) -> None:
+    for need in SCORES[name].needs:
+        assert name not in scores_of({**items(), need: None})
+        assert name not in scores_of({key: part for key, part in items().items() if key != need})
+
+
+def test_without_a_second_hit_the_margin_is_that_over_the_least_cosine() -> None:
+    scores = scores_of({"cosines": torch.tensor([[0.25]])})
+    assert scores["margin"].tolist() == [-1.25]

@@ -89,7 +89,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def _complain(message: str) -> None:
-    name = "lam" if distributed.is_first() else f"lam, process {distributed.rank()}"
+    name = "lam" if distributed.is_rank_zero() else f"lam, process {distributed.rank()}"
     print(f"{name}: {message}", file=sys.stderr)
 
 
@@ -105,7 +105,7 @@ def _run(parsed: argparse.Namespace, overrides: list[str]) -> Path:
     from lam.runs.run import run  # heavy: a mistake in the settings is told sooner
 
     result = run(config, progress=not parsed.quiet)
-    if distributed.is_first():
+    if distributed.is_rank_zero():
         for name, value in result.metrics.items():
             if _is_shown(name):
                 print(f"{name:<32}{'undefined' if value is None else format(value, '.4f'):>10}")
@@ -115,7 +115,7 @@ def _run(parsed: argparse.Namespace, overrides: list[str]) -> Path:
 
 def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
     folder = _run(parsed, overrides)
-    if not distributed.is_first():
+    if not distributed.is_rank_zero():
         return
     from lam.retrieval.decisions.calibration import Targets
     from lam.retrieval.decisions.files import load_calibration
@@ -140,7 +140,7 @@ def _sweep(parsed: argparse.Namespace, overrides: list[str]) -> None:
     from lam.runs.sweep import SWEEP, seeds_of, sweep
 
     result = sweep(config, seeds_of(config, parsed.seeds), progress=not parsed.quiet)
-    if not distributed.is_first():
+    if not distributed.is_rank_zero():
         return
     for name, mean in result.mean.items():
         if _is_shown(name):
@@ -175,7 +175,7 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
     output = Path(parsed.output)
     gallery.check_output(output)
     distributed.join()
-    if distributed.count() > 1:
+    if distributed.world_size() > 1:
         if parsed.shard is not None:
             raise ValueError("torchrun gives each process its shard: leave --shard out")
         shard = Shard.of_process()

@@ -71,7 +71,7 @@ class Shard:
     @classmethod
     def of_process(cls) -> "Shard":
         """The shard of this process, of several that torchrun started; the whole where there is but one."""
-        return cls(distributed.rank() + 1, distributed.count())
+        return cls(distributed.rank() + 1, distributed.world_size())
 
     def positions(self, total: int) -> torch.Tensor:
         """Which of so many images are in this shard.

@@ -97,7 +97,7 @@ def curvature_of_processes(
 
     Args, Returns, Raises: as `curvature_in_batches`, which this is in one process; `options` are complete.
     """
-    if distributed.count() == 1:
+    if distributed.world_size() == 1:
         return curvature_in_batches(batches, weight, bias, relation, seed=seed, **options)
     batches = iter(batches)
     first = next(batches, None)
@@ -106,8 +106,8 @@ def curvature_of_processes(
         own, n_items = Diagonal(nothing, nothing, 0, 0, bias is not None, **options), 0
     else:
         own, n_items = curvature_in_batches(chain([first], batches), weight, bias, relation, seed=seed, **options)
-    sums = distributed.summed(torch.stack([own.positive, own.negative]))
-    counts = distributed.summed(torch.tensor([own.n_positives, own.n_negatives, n_items], device=weight.device))
+    sums = distributed.all_reduce(torch.stack([own.positive, own.negative]))
+    counts = distributed.all_reduce(torch.tensor([own.n_positives, own.n_negatives, n_items], device=weight.device))
     n_positives, n_negatives, n_items = counts.tolist()
     total = replace(own, positive=sums[0], negative=sums[1], n_positives=n_positives, n_negatives=n_negatives)
     return total, n_items
@@ -131,7 +131,9 @@ def curvature_of_dataset(
     options |= {"progress": progress}
     with tempfile.TemporaryFile() as file:
         targets = _written(file, batches, weight.dtype)
-        formed = distributed.from_first(lambda: _of_written(file, targets, weight, bias, relation, **options))
+        formed = distributed.broadcast_from_rank_zero(
+            lambda: _of_written(file, targets, weight, bias, relation, **options)
+        )
     return formed[0].to(weight.device), formed[1]
 
 
@@ -140,7 +142,7 @@ def _written(file: IO[bytes], batches: Iterable[tuple[Tensor, Any]], dtype: torc
     targets = []
     for features, batch_targets in distributed.batches_of_all(batches):
         targets.append(checked_targets(features, batch_targets))
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             file.write(features.to(device="cpu", dtype=dtype).numpy().tobytes())
     if not targets:
         raise ValueError("at least 2 items are needed to form a pair, got 0")

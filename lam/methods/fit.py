@@ -70,7 +70,7 @@ def fit(
     """Put a Laplace posterior over the last layer of a trained retrieval network.
 
     In several processes, started by torchrun, each calls it with the same network and loader, takes its share of the
-    batches (`lam.utils.distributed.shared_out`), and gets the same posterior: that of one process, up to the order of
+    batches (`lam.utils.distributed.shard`), and gets the same posterior: that of one process, up to the order of
     sums. With `pairs="dataset"` features alone are shared out, and the first process forms the curvature from them.
 
     Args:
@@ -129,12 +129,12 @@ def fit(
     if labels is not None and positive_within is None:
         check_labels(as_targets(labels))
     distributed.join()
-    progress = progress and distributed.is_first()
+    progress = progress and distributed.is_rank_zero()
     loader = as_batches(loader)
-    first, batches = distributed.shared_out(loader)
+    first, batches = distributed.shard(loader)
     if first is None:
         raise ValueError("the loader gave no batch")
-    total = ceil(len(loader) / distributed.count()) if isinstance(loader, Sized) else None
+    total = ceil(len(loader) / distributed.world_size()) if isinstance(loader, Sized) else None
     shown = tqdm(batches, total=total, desc="fitting", unit="batch", disable=not progress)
     path = ADDED if head in ("identity", "train") else find_head(network, split_batch(first)[0], head)
     if head == "identity":
@@ -282,7 +282,7 @@ def _with_trained_layer(
     if relation.positive_within is None:
         check_labels(targets)
     layer = train_layer(torch.cat([features for features, _ in kept]), targets, relation, **training)
-    return *_copied(layer.weight, layer.bias), distributed.shared_out(kept)[1]
+    return *_copied(layer.weight, layer.bias), distributed.shard(kept)[1]
 
 
 def _copied(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -106,7 +106,7 @@ def claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Image
             process holds the folder.
     """
     with ExitStack() as held:
-        distributed.from_first(lambda: held.enter_context(_claimed(folder, settings, parts)))
+        distributed.broadcast_from_rank_zero(lambda: held.enter_context(_claimed(folder, settings, parts)))
         yield
 
 

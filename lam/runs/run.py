@@ -94,15 +94,15 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     gallery.require_faiss()
     folder, settings = config.folder, config.resolved()
     distributed.join()
-    progress = progress and distributed.is_first()
-    if finished := distributed.from_first(lambda: _finished(folder, settings)):
+    progress = progress and distributed.is_rank_zero()
+    if finished := distributed.broadcast_from_rank_zero(lambda: _finished(folder, settings)):
         return finished
-    splits, ood = distributed.first_before_others(lambda: load_data(config.data))
+    splits, ood = distributed.rank_zero_first(lambda: load_data(config.data))
     check_splits(splits)
     parts: dict[str, ImageDataset] = {**vars(splits), **{f"OOD set {name}": images for name, images in ood.items()}}
     if not (folder / DATA).is_file():  # an earlier start has checked them
-        distributed.from_first(lambda: check_files(parts.values(), progress))
-    network = distributed.first_before_others(lambda: _build_network(config, splits.train))
+        distributed.broadcast_from_rank_zero(lambda: check_files(parts.values(), progress))
+    network = distributed.rank_zero_first(lambda: _build_network(config, splits.train))
     with claimed(folder, settings, parts):
         return _run(config, folder, network, splits, ood, progress)
 
@@ -121,9 +121,9 @@ def _run(
     progress: bool,
 ) -> RunResult:
     stages = _Stages(progress, _seconds_so_far(folder))
-    is_trained = distributed.from_first((folder / "encoder" / MANIFEST).is_file)
+    is_trained = distributed.broadcast_from_rank_zero((folder / "encoder" / MANIFEST).is_file)
     trained = None if is_trained else _train(config, network, splits, folder, stages, progress)
-    return distributed.from_first(lambda: _evaluate(config, folder, trained, splits, ood, stages))
+    return distributed.broadcast_from_rank_zero(lambda: _evaluate(config, folder, trained, splits, ood, stages))
 
 
 def _evaluate(

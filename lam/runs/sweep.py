@@ -93,7 +93,7 @@ def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> 
     metrics: dict[int, dict[str, Any]] = {}
     for seed in seeds:
         metrics[seed] = run(replace(config, seed=seed, output=str(folder / f"seed-{seed}")), progress=progress).metrics
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             write_json(folder / SWEEP, {"seeds": metrics, **summary(metrics)})
     found = summary(metrics)
     return SweepResult(folder, metrics, found["mean"], found["std"], found["undefined"])

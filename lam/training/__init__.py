@@ -137,13 +137,14 @@ def train(
     kept_in = None if folder is None else Path(folder)
     task = Task(network, dataset, loss, step or Step(), pairs, validate, kept_in, method)
     fabric = _fabric(accelerator, devices, precision)
-    least = 2 * distributed.count()
-    if distributed.count() > 1 and batch_size < least:
+    n_processes = distributed.world_size()
+    least = 2 * n_processes
+    if n_processes > 1 and batch_size < least:
         raise ValueError(
-            f"batch_size must be at least {least}, 2 for each of the {distributed.count()} processes, got {batch_size}"
+            f"batch_size must be at least {least}, 2 for each of the {n_processes} processes, got {batch_size}"
         )
     with own_randomness(fabric.device):
-        return Loop(fabric, task, settings).run(progress and distributed.is_first())
+        return Loop(fabric, task, settings).run(progress and distributed.is_rank_zero())
 
 
 def device_of(accelerator: Accelerator) -> torch.device:
@@ -164,7 +165,7 @@ def _fabric(accelerator: Accelerator, devices: int | list[int], precision: Preci
     distributed.join()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of devices that stay unused; which to use is the caller's choice
-        if distributed.count() > 1:
+        if distributed.world_size() > 1:
             return _fabric_of_processes(resolved, precision)
         fabric = Fabric(accelerator=resolved, devices=devices, precision=precision)
     if fabric.world_size != 1:
@@ -181,8 +182,8 @@ def _fabric_of_processes(accelerator: str, precision: Precision) -> Any:
 
     if not torch.distributed.is_torchelastic_launched():
         raise ValueError(
-            f"torch.distributed runs {distributed.count()} processes that torchrun did not start: "
-            f"start them by torchrun --nproc_per_node {distributed.count()}"
+            f"torch.distributed runs {distributed.world_size()} processes that torchrun did not start: "
+            f"start them by torchrun --nproc_per_node {distributed.world_size()}"
         )
     here = int(os.environ["LOCAL_WORLD_SIZE"])
     if accelerator == "cuda" and torch.cuda.device_count() < here:
@@ -190,7 +191,7 @@ def _fabric_of_processes(accelerator: str, precision: Precision) -> Any:
             f"torchrun started {here} processes here, and there are {torch.cuda.device_count()} CUDA devices: "
             "lower --nproc_per_node, or take the accelerator cpu"
         )
-    options: dict[str, Any] = {"devices": here, "num_nodes": distributed.count() // here, "precision": precision}
+    options: dict[str, Any] = {"devices": here, "num_nodes": distributed.world_size() // here, "precision": precision}
     fabric = Fabric(accelerator=accelerator, strategy=DDPStrategy(), **options)
     fabric.launch()
     return fabric

@@ -102,7 +102,7 @@ class Loop:
         )
         self.module, self.optimizer = fabric.setup(task.network, self.plain_optimizer)
         self.sizes: tuple[int, ...] = ()
-        if distributed.count() > 1:
+        if distributed.world_size() > 1:
             self.module.register_forward_hook(lambda _module, _inputs, output: self._gathered(output))
         self.n_batches = math.ceil(len(task.dataset) / settings.batch_size)
         self.decisive = self._decisive()
@@ -135,7 +135,7 @@ class Loop:
             seed=settings.seed,
             epoch=at.epoch,
             per_class=settings.per_class,
-            process=(distributed.rank(), distributed.count()),
+            process=(distributed.rank(), distributed.world_size()),
         )
         for inputs, labels in DataLoader(
             batches,
@@ -184,7 +184,7 @@ class Loop:
             return output
         from lightning_utilities import apply_to_collection
 
-        return apply_to_collection(output, Tensor, distributed.gathered, self.sizes)
+        return apply_to_collection(output, Tensor, distributed.all_gather, self.sizes)
 
     def _close_epoch(self) -> None:
         at = self.at
@@ -193,7 +193,7 @@ class Loop:
                 f"none of the {self.n_batches} batches of epoch {at.epoch + 1} held a positive pair: raise batch_size "
                 f"(now {self.settings.batch_size}) or give labels that more items share"
             )
-        distributed.overwrite_by_first(self.task.network.buffers())
+        distributed.overwrite_by_rank_zero(self.task.network.buffers())
         self._check_weights()
         at.losses.append(at.loss_sum / at.loss_count)
         if self.task.validate is None:
@@ -206,7 +206,7 @@ class Loop:
 
     def _validate(self, validate: Callable[[nn.Module], float]) -> None:
         at = self.at
-        value = distributed.from_first(lambda: self._value(validate))
+        value = distributed.broadcast_from_rank_zero(lambda: self._value(validate))
         if not math.isfinite(value):
             raise self._diverged(f"the validation is {value}", at.batch)
         if value > max(at.validation, default=-math.inf):
@@ -250,7 +250,7 @@ class Loop:
         self._check_weights()
         self._tick()
         folder = self.task.folder
-        distributed.from_first(lambda: self._write(folder))
+        distributed.broadcast_from_rank_zero(lambda: self._write(folder))
 
     def _write(self, folder: Path) -> None:
         optimizer = {
@@ -269,7 +269,7 @@ class Loop:
 
     def _restore(self) -> None:
         folder = self.task.folder
-        found = None if folder is None else distributed.from_first(lambda: checkpoints.load(folder))
+        found = None if folder is None else distributed.broadcast_from_rank_zero(lambda: checkpoints.load(folder))
         if found is None:
             return
         self._check_settings(found)

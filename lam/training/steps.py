@@ -48,7 +48,7 @@ class Minibatch:
 
         What the network that a step is given returns is gathered already; this is for what is taken from inside it.
         """
-        return distributed.gathered(rows, self.sizes) if self.sizes else rows
+        return distributed.all_gather(rows, self.sizes) if self.sizes else rows
 
     def mined(self, embeddings: Tensor, margin: float) -> Pairs:
         """Choose the pairs of the loss by these embeddings (N, D), unit rows; all pairs where nothing is mined."""

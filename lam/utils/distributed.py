@@ -39,7 +39,7 @@ def join() -> None:
     atexit.register(_leave)
 
 
-def count() -> int:
+def world_size() -> int:
     """How many processes there are; 1 before they `join`."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
@@ -51,25 +51,25 @@ def rank() -> int:
     return int(os.environ["RANK"]) if dist.is_torchelastic_launched() else 0
 
 
-def is_first() -> bool:
+def is_rank_zero() -> bool:
     """Whether this process writes and speaks for all."""
     return rank() == 0
 
 
-def from_first(function: Callable[[], T]) -> T:
+def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
     """Call a function in the first process alone, and give to all what it returned, or raise in all what it raised.
 
     The others wait for it, and so does any of them for the slowest to get here.
 
     Example:
-        >>> from_first(lambda: 1 + 1)
+        >>> broadcast_from_rank_zero(lambda: 1 + 1)
         2
     """
-    if count() == 1:
+    if world_size() == 1:
         return function()
     told: list[Any] = [None, None]
     raised: Exception | None = None
-    if is_first():
+    if is_rank_zero():
         try:
             told[0] = function()
         except Exception as error:
@@ -82,35 +82,35 @@ def from_first(function: Callable[[], T]) -> T:
     return told[0]
 
 
-def first_before_others(function: Callable[[], T]) -> T:
+def rank_zero_first(function: Callable[[], T]) -> T:
     """Call a function in the first process, then in the others: what it downloads is there once and whole for them.
 
     Example:
-        >>> first_before_others(lambda: 1 + 1)
+        >>> rank_zero_first(lambda: 1 + 1)
         2
     """
     made: list[T] = []
-    from_first(lambda: made.append(function()))
-    return made[0] if is_first() else function()
+    broadcast_from_rank_zero(lambda: made.append(function()))
+    return made[0] if is_rank_zero() else function()
 
 
-def summed(tensor: Tensor) -> Tensor:
+def all_reduce(tensor: Tensor) -> Tensor:
     """Add up a tensor over all processes; each gets the sum, of the same bits."""
-    if count() == 1:
+    if world_size() == 1:
         return tensor
     total = tensor.clone()
     dist.all_reduce(total)
     return total
 
 
-def overwrite_by_first(tensors: Iterable[Tensor]) -> None:
+def overwrite_by_rank_zero(tensors: Iterable[Tensor]) -> None:
     """Give tensors the values that they have in the first process, in place."""
-    if count() > 1:
+    if world_size() > 1:
         for tensor in tensors:
             dist.broadcast(tensor, src=0)
 
 
-def gathered(rows: Tensor, sizes: Sequence[int]) -> Tensor:
+def all_gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
     """Put the rows of all processes one below the other, in the order of their numbers; gradients flow back.
 
     The gradient of a process's rows is the sum of what all processes ask of them. Where each computes the same loss of
@@ -123,10 +123,10 @@ def gathered(rows: Tensor, sizes: Sequence[int]) -> Tensor:
     Returns:
         (N, ...) of all.
     """
-    return _Gathered.apply(rows, tuple(sizes))  # pyright: ignore[reportReturnType]
+    return _AllGather.apply(rows, tuple(sizes))  # pyright: ignore[reportReturnType]
 
 
-def shared_out(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
+def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
     """Share the batches of a loader out, one after the other: process r of W takes batches r, r + W, r + 2W, ...
 
     The loader must give the same batches in every process, but for a `DataLoader` with a batch size: its order is drawn
@@ -140,20 +140,20 @@ def shared_out(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
         ValueError: for a loader that shares the items out by itself.
 
     Example:
-        >>> first, own = shared_out("abc")
+        >>> first, own = shard("abc")
         >>> first, list(own)
         ('a', ['a', 'b', 'c'])
     """
-    if count() == 1:
+    if world_size() == 1:
         batches = iter(loader)
     elif isinstance(loader, DataLoader) and loader.batch_sampler is not None:
         batches = iter(_own_part(loader))
     else:
-        batches = (batch for i, batch in enumerate(loader) if i == 0 or i % count() == rank())
+        batches = (batch for i, batch in enumerate(loader) if i == 0 or i % world_size() == rank())
     first = next(batches, None)
     if first is None:
         return None, iter(())
-    return first, chain([first], batches) if is_first() else batches
+    return first, chain([first], batches) if is_rank_zero() else batches
 
 
 def worker_context(num_workers: int) -> BaseContext | None:
@@ -164,7 +164,7 @@ def worker_context(num_workers: int) -> BaseContext | None:
 
     Source: the documentation of `torch.nn.parallel.DistributedDataParallel`.
     """
-    if num_workers == 0 or count() == 1:
+    if num_workers == 0 or world_size() == 1:
         return None
     context = get_context("forkserver")
     context.set_forkserver_preload(["lam"])
@@ -176,21 +176,26 @@ def batches_of_all(batches: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ..
 
     Of several processes they are given on the CPU.
     """
-    if count() == 1:
+    if world_size() == 1:
         yield from batches
         return
     iterator = iter(batches)
     while True:
-        found: list[Any] = [None] * count()
+        found: list[Any] = [None] * world_size()
         own = next(iterator, None)
         dist.all_gather_object(found, own and tuple(x.cpu() if isinstance(x, Tensor) else x for x in own))
         there = [batch for batch in found if batch is not None]
         yield from there
-        if len(there) < count():
+        if len(there) < world_size():
             return
 
 
-class _Gathered(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
+    """What `torch.distributed.nn.all_gather` does, and Fabric's by it, for as many rows as each process has.
+
+    Theirs is deprecated in torch 2.13, wants equally many rows of all, and sums gradients of half precision as such.
+    """
+
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
         ctx.sizes = sizes
@@ -203,7 +208,7 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         gradient = gradients[0].contiguous()
-        total = summed(gradient.to(torch.promote_types(gradient.dtype, torch.float32))).to(gradient.dtype)
+        total = all_reduce(gradient.to(torch.promote_types(gradient.dtype, torch.float32))).to(gradient.dtype)
         return total.split(ctx.sizes)[rank()], None
 
 
@@ -222,8 +227,9 @@ def _own_part(loader: DataLoader[Any]) -> DataLoader[Any]:
             "items already: leave it out"
         )
     indices = {"batch_sampler": loader.batch_sampler, "generator": loader.generator, "collate_fn": list}
-    order: list[Any] = from_first(lambda: list(DataLoader(_Indices(), **indices)))  # it draws as the loader itself
-    own = [batch for i, batch in enumerate(order) if i == 0 or i % count() == rank()]
+    # it draws as the loader itself
+    order: list[Any] = broadcast_from_rank_zero(lambda: list(DataLoader(_Indices(), **indices)))
+    own = [batch for i, batch in enumerate(order) if i == 0 or i % world_size() == rank()]
     options = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
     kept: dict[str, Any] = {name: getattr(loader, name) for name in options}
     kept["multiprocessing_context"] = kept["multiprocessing_context"] or worker_context(loader.num_workers)

@@ -1,20 +1,32 @@
-"""The von Mises-Fisher distribution on the unit sphere: density, sampling, credible caps, fit and fusion.
+"""The von Mises-Fisher distribution on the unit sphere: density, moments, sampling, credible caps, fit and fusion.
 
-Everything is batched: a tensor of mean directions (*B, D) goes with a tensor of concentrations (*B). All sums run in
-float64 and come back in the type of the input. The Bessel functions behind it live in `lam.vmf.bessel`; nothing here
-knows of networks, posteriors or retrieval.
+It is a `torch.distributions.Distribution`: mean directions `loc` (*B, D) go with concentrations (*B), and it composes
+with `Independent`, `MixtureSameFamily`, `TransformedDistribution` and `kl_divergence`. All sums run in float64 and come
+back in the type of the input. The Bessel functions behind it live in `lam.vmf.bessel`; nothing here knows of networks,
+posteriors or retrieval.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.distributions import Distribution, constraints, register_kl
+from torch.types import _size
 
-from lam.vmf.bessel import bessel_ratio_complement, check_all, check_parameters, kappa_from_resultant, log_normalizer
+from lam.vmf.bessel import (
+    bessel_ratio,
+    bessel_ratio_complement,
+    bessel_ratio_derivative,
+    check_all,
+    check_dimension,
+    kappa_from_resultant,
+    log_normalizer,
+)
 
 _UNIT_TOLERANCE = 1e-4
 _NODES = np.stack(np.polynomial.legendre.leggauss(64), 1).tolist()  # and their weights
@@ -24,117 +36,187 @@ _BLOCKS = 64  # the most steps in which samples are summed, each over one block 
 _TINY = torch.finfo(torch.float64).tiny
 
 
-@dataclass(frozen=True, eq=False)
-class VonMisesFisher:
+class _UnitVector(constraints.Constraint):
+    """Vectors of length 1, to within what float32 or float16 rounds."""
+
+    event_dim = 1
+
+    def check(self, value: Float[Tensor, "... D"]) -> Bool[Tensor, "..."]:
+        return (torch.linalg.vector_norm(value.detach(), dim=-1) - 1).abs() <= _UNIT_TOLERANCE
+
+
+unit_vector = _UnitVector()
+"""The sphere as a constraint of `torch.distributions`, the support of `VonMisesFisher`."""
+
+
+class VonMisesFisher(Distribution):
     """Batch of von Mises-Fisher distributions on the unit sphere in D dimensions.
 
-    p(x) = C_D(kappa) exp(kappa mean.x)
+    p(x) = C_D(kappa) exp(kappa loc.x), with respect to the area of the sphere
 
     Source: Mardia and Jupp (2000), "Directional Statistics", section 9.3.2.
 
     Args:
-        mean: mean directions (*B, D), unit vectors, D >= 2.
-        kappa: concentrations (*B), finite and at least 0; 0 is the uniform distribution, whatever `mean`.
+        loc: mean directions (*B, D), unit vectors, D >= 2.
+        concentration: kappa (*B), finite and at least 0; 0 is the uniform distribution, whatever `loc`. The batch
+            shapes of the two are broadcast against each other.
+        validate_args: whether parameters here and values in `log_prob` are checked; None takes torch's default, yes.
 
     Raises:
-        ValueError: if a mean is not a unit vector, a kappa is negative or not finite, or D is below 2.
+        ValueError: if the batch shapes do not go together, or, where validated, if a loc is not a unit vector, a
+            concentration is negative or not finite, or D is below 2.
 
     Example:
         >>> vmf = VonMisesFisher(torch.tensor([[0.0, 1.0]]), torch.tensor([2.0]))
-        >>> vmf.log_prob(torch.tensor([0.0, 1.0]))
-        tensor([-0.6619])
+        >>> vmf.log_prob(torch.tensor([0.0, 1.0])), vmf.mean
+        (tensor([-0.6619]), tensor([[0.0000, 0.6978]]))
     """
 
-    mean: Float[Tensor, "*B D"]
-    kappa: Float[Tensor, "*B"]
+    arg_constraints: ClassVar = {  # pyright: ignore [reportIncompatibleMethodOverride, reportAssignmentType]
+        "loc": unit_vector,
+        "concentration": constraints.half_open_interval(0, math.inf),
+    }
+    support: ClassVar = unit_vector  # pyright: ignore [reportIncompatibleMethodOverride, reportAssignmentType]
+    has_rsample = True
 
-    def __post_init__(self) -> None:
-        if self.mean.shape[:-1] != self.kappa.shape:
-            raise ValueError(f"mean must have shape (*kappa.shape, D), got {self.mean.shape} and {self.kappa.shape}")
-        check_parameters(self.dimension, self.kappa)
-        _check_unit(self.mean, "mean")
+    loc: Float[Tensor, "*B D"]
+    concentration: Float[Tensor, "*B"]
+
+    def __init__(
+        self,
+        loc: Float[Tensor, "*#B D"],
+        concentration: Float[Tensor, "*#B"],
+        validate_args: bool | None = None,
+    ) -> None:
+        try:
+            batch_shape = torch.broadcast_shapes(loc.shape[:-1], concentration.shape)
+        except RuntimeError:
+            shapes = f"{tuple(loc.shape)} and {tuple(concentration.shape)}"
+            raise ValueError(f"loc must have shape (*concentration.shape, D), got {shapes}") from None
+        if self._validate_args if validate_args is None else validate_args:  # to name the first offender
+            check_dimension(loc.shape[-1])
+            fine = (concentration >= 0) & concentration.isfinite()
+            check_all(fine, "concentration must be finite and at least 0", concentration)
+            _check_unit(loc, "loc")
+        self.loc = loc.expand(*batch_shape, -1)
+        self.concentration = concentration.expand(batch_shape)
+        super().__init__(batch_shape, loc.shape[-1:], validate_args)
+
+    def expand(self, batch_shape: _size, _instance: "VonMisesFisher | None" = None) -> "VonMisesFisher":
+        """The same distributions under a batch shape that this one's broadcasts to, without a copy."""
+        new = cast("VonMisesFisher", self._get_checked_instance(VonMisesFisher, _instance))
+        new.loc = self.loc.expand(*batch_shape, -1)
+        new.concentration = self.concentration.expand(batch_shape)
+        super(VonMisesFisher, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
 
     @property
-    def dimension(self) -> int:
-        """D, the dimension of the space that holds the sphere."""
-        return self.mean.shape[-1]
+    def mean(self) -> Float[Tensor, "*B D"]:
+        """Expected value A_D(kappa) loc, a point inside the sphere; `loc` is its direction."""
+        ratio = bessel_ratio(self.event_shape[0], self.concentration.double())
+        return (ratio[..., None] * self._unit_loc()).to(self.loc.dtype)
 
-    def log_prob(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "..."]:
-        """Log density, with respect to the area of the sphere, differentiable in x, mean and kappa.
+    @property
+    def mode(self) -> Float[Tensor, "*B D"]:
+        """The point of highest density: `loc`."""
+        return self.loc
 
-        log C_D + kappa - kappa ||x - mean||^2 / 2, in which nothing large cancels.
+    @property
+    def variance(self) -> Float[Tensor, "*B D"]:
+        """Variance of each coordinate, the diagonal of the covariance, whose sum is 1 - A_D^2.
+
+        loc_i^2 A_D'(kappa) + (1 - loc_i^2) A_D(kappa) / kappa, at kappa = 0 1 / D. Differentiable in loc; in kappa it
+        is an error, as differentiating A_D' is.
+
+        Source: Shyntar and Hillen (2025), "First and second moments and fractional anisotropy of general von
+        Mises-Fisher and peanut distributions": the cosine to loc has the variance A_D', each coordinate at right
+        angles to loc A_D / kappa, and they are uncorrelated.
+        """
+        dimension, kappa = self.event_shape[0], self.concentration.double()
+        across = bessel_ratio(dimension, kappa) / torch.where(kappa < _TINY, 1, kappa)
+        across = torch.where(kappa < _TINY, 1 / dimension, across)[..., None]
+        along = bessel_ratio_derivative(dimension, kappa)[..., None]
+        loc = self._unit_loc()
+        return (loc.square() * along + (1 - loc) * (1 + loc) * across).to(self.loc.dtype)
+
+    def log_prob(self, value: Float[Tensor, "... D"]) -> Float[Tensor, "..."]:
+        """Log density, with respect to the area of the sphere, differentiable in value, loc and concentration.
+
+        log C_D + kappa - kappa ||value - loc||^2 / 2, in which nothing large cancels.
 
         Args:
-            x: unit vectors (..., D), broadcast against the batch.
+            value: unit vectors (..., D), broadcast against the batch.
 
         Returns:
-            log p(x), in the wider type of `x` and `mean`. The gradient in x is right along the sphere.
+            log p(value), in the wider type of `value` and `loc`. The gradient in `value` is right along the sphere.
 
         Raises:
-            ValueError: if x has another last dimension or is not of unit vectors.
+            ValueError: where validated, if `value` is of another dimension, not of unit vectors, or does not go with
+                the batch shape.
         """
-        if x.shape[-1] != self.dimension:
-            raise ValueError(f"x must have a last dimension of {self.dimension}, got shape {tuple(x.shape)}")
-        _check_unit(x, "x")
-        half_square = (x.double() - self._unit_mean()).square().sum(-1) / 2
-        kappa = self.kappa.double()
-        log_prob = log_normalizer(self.dimension, kappa, scaled=True) - kappa * half_square
-        return log_prob.to(torch.promote_types(x.dtype, self.mean.dtype))
+        if self._validate_args:
+            self._validate_sample(value)
+        half_square = (value.double() - self._unit_loc()).square().sum(-1) / 2
+        kappa = self.concentration.double()
+        log_prob = log_normalizer(self.event_shape[0], kappa, scaled=True) - kappa * half_square
+        return log_prob.to(torch.promote_types(value.dtype, self.loc.dtype))
 
     def entropy(self) -> Float[Tensor, "*B"]:
-        """Differential entropy -log C_D - kappa A_D(kappa), differentiable in kappa."""
-        kappa = self.kappa.double()
-        entropy = kappa * bessel_ratio_complement(self.dimension, kappa)
-        return (entropy - log_normalizer(self.dimension, kappa, scaled=True)).to(self.kappa.dtype)
+        """Differential entropy -log C_D - kappa A_D(kappa), differentiable in the concentration."""
+        kappa = self.concentration.double()
+        entropy = kappa * bessel_ratio_complement(self.event_shape[0], kappa)
+        return (entropy - log_normalizer(self.event_shape[0], kappa, scaled=True)).to(self.concentration.dtype)
 
-    def sample(self, shape: tuple[int, ...] = (), *, generator: torch.Generator) -> Float[Tensor, "..."]:
-        """Draws of shape (*shape, *B, D), detached; see `rsample`."""
+    def sample(self, sample_shape: _size = (), *, generator: torch.Generator | None = None) -> Float[Tensor, "..."]:
+        """Draws of shape (*sample_shape, *B, D), detached; see `rsample`."""
         with torch.no_grad():
-            return self.rsample(shape, generator=generator)
+            return self.rsample(sample_shape, generator=generator)
 
-    def rsample(self, shape: tuple[int, ...] = (), *, generator: torch.Generator) -> Float[Tensor, "..."]:
-        """Draws whose gradients in mean and kappa are unbiased.
+    def rsample(self, sample_shape: _size = (), *, generator: torch.Generator | None = None) -> Float[Tensor, "..."]:
+        """Draws whose gradients in loc and concentration are unbiased.
 
-        x = cos(a) mean + sin(a) t, with the polar angle a by rejection and the tangent t uniform. The gradient takes
+        x = cos(a) loc + sin(a) t, with the polar angle a by rejection and the tangent t uniform. The gradient takes
         a by implicit reparameterisation, da/dkappa = -(dF/dkappa) / (dF/da) of its distribution function F, for the
-        pathwise one forgets that the acceptance depends on kappa; and it carries t along with the mean by rotation.
+        pathwise one forgets that the acceptance depends on kappa; and it carries t along with loc by rotation.
 
         Source: Ulrich (1984) and Wood (1994) for the rejection; Figurnov, Mohamed and Mnih (2018) for the gradient.
 
         Args:
-            shape: leading shape of the draws.
-            generator: source of all randomness, on the device of `mean`.
+            sample_shape: leading shape of the draws.
+            generator: source of all randomness, on the device of `loc`; by default torch's global one, as in every
+                distribution of torch.
 
         Returns:
-            Unit vectors (*shape, *B, D) in the type of `mean`.
+            Unit vectors (*sample_shape, *B, D) in the type of `loc`.
 
         Example:
             >>> vmf = VonMisesFisher(torch.tensor([1.0, 0.0, 0.0]), torch.tensor(1e6))
             >>> vmf.rsample((4,), generator=torch.Generator().manual_seed(0)).shape
             torch.Size([4, 3])
         """
-        shape = (*shape, *self.kappa.shape)
-        mean = self._unit_mean().expand(*shape, -1)
-        kappa = self.kappa.double().expand(shape)
+        shape = self._extended_shape(sample_shape)
+        loc = self._unit_loc().expand(shape)
+        kappa = self.concentration.double().expand(shape[:-1])
         with torch.no_grad():
-            angle, tangent = _draw(mean.reshape(-1, self.dimension), kappa.reshape(-1), generator)
-            angle, tangent = angle.reshape(shape), tangent.reshape(mean.shape)
+            angle, tangent = _draw(loc.reshape(-1, shape[-1]), kappa.reshape(-1), generator)
+            angle, tangent = angle.reshape(shape[:-1]), tangent.reshape(shape)
         if kappa.requires_grad:
-            angle = angle + _angle_slope(self.dimension, kappa.detach(), angle) * (kappa - kappa.detach())
-        tangent = tangent - (mean * tangent).sum(-1, keepdim=True) * mean
-        return (angle.cos()[..., None] * mean + angle.sin()[..., None] * tangent).to(self.mean.dtype)
+            angle = angle + _angle_slope(shape[-1], kappa.detach(), angle) * (kappa - kappa.detach())
+        tangent = tangent - (loc * tangent).sum(-1, keepdim=True) * loc
+        return (angle.cos()[..., None] * loc + angle.sin()[..., None] * tangent).to(self.loc.dtype)
 
     @torch.no_grad()
     def credible_cap(self, level: float) -> Float[Tensor, "*B"]:
         """Cosine of the cap around the mean direction that encloses a given probability.
 
-        P(mean.x >= c) = level, by quadrature over the polar angle and a bracketed Newton iteration.
+        P(loc.x >= c) = level, by quadrature over the polar angle and a bracketed Newton iteration.
 
         Args:
             level: probability, in (0, 1).
 
         Returns:
-            c in [-1, 1], shape and type of `kappa`, detached. Larger means more certain.
+            c in [-1, 1], shape and type of `concentration`, detached. Larger means more certain.
 
         Raises:
             ValueError: if `level` is not in (0, 1).
@@ -146,7 +228,8 @@ class VonMisesFisher:
         """
         if not 0 < level < 1:
             raise ValueError(f"level must lie in (0, 1), got {level}")
-        return _angle_quantile(self.dimension, self.kappa.double(), level).cos().to(self.kappa.dtype)
+        kappa = self.concentration
+        return _angle_quantile(self.event_shape[0], kappa.double(), level).cos().to(kappa.dtype)
 
     @classmethod
     def fit(
@@ -176,14 +259,40 @@ class VonMisesFisher:
 
         Example:
             >>> samples = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]])
-            >>> VonMisesFisher.fit(samples).kappa
+            >>> VonMisesFisher.fit(samples).concentration
             tensor(2.2388)
         """
         moments = _mean_resultant(samples, None if weights is None else _normalised(weights))
         return cls(moments.mean, moments.kappa(max_kappa=max_kappa).to(samples.dtype))
 
-    def _unit_mean(self) -> Tensor:
-        return torch.nn.functional.normalize(self.mean.double(), dim=-1)
+    def _unit_loc(self) -> Tensor:
+        return torch.nn.functional.normalize(self.loc.double(), dim=-1)
+
+    def _validate_sample(self, value: Tensor) -> None:
+        if value.shape[-1:] != self.event_shape:
+            dimension = self.event_shape[0]
+            raise ValueError(f"value must have a last dimension of {dimension}, got shape {tuple(value.shape)}")
+        _check_unit(value, "value")
+        super()._validate_sample(value)
+
+
+@register_kl(VonMisesFisher, VonMisesFisher)
+def _kl_divergence(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
+    """KL(p || q) = log C_D(kappa_p) - log C_D(kappa_q) + A_D(kappa_p) (kappa_p - kappa_q loc_p.loc_q), differentiable.
+
+    Written with log C_D + kappa, 1 - A_D and ||loc_p - loc_q||^2 / 2, so that no two large numbers are subtracted.
+
+    Source: Kitagawa and Rowley (2022), "von Mises-Fisher distributions and their statistical divergence".
+    """
+    if p.event_shape != q.event_shape:
+        shapes = f"{tuple(p.event_shape)} and {tuple(q.event_shape)}"
+        raise ValueError(f"the KL divergence needs two distributions on one sphere, got event shapes {shapes}")
+    dimension, kappa, other = p.event_shape[0], p.concentration.double(), q.concentration.double()
+    complement = bessel_ratio_complement(dimension, kappa)
+    half_square = (p._unit_loc() - q._unit_loc()).square().sum(-1) / 2
+    normalizers = log_normalizer(dimension, kappa, scaled=True) - log_normalizer(dimension, other, scaled=True)
+    divergence = normalizers + (other - kappa) * complement + other * (1 - complement) * half_square
+    return divergence.clamp(min=0).to(torch.promote_types(p.loc.dtype, q.loc.dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,13 +368,14 @@ def fuse(means: Float[Tensor, "*B K D"], kappas: Float[Tensor, "*B K"]) -> VonMi
         ValueError: if K is 0, or as `VonMisesFisher`.
 
     Example:
-        >>> fuse(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([3.0, 4.0]))
-        VonMisesFisher(mean=tensor([0.6000, 0.8000]), kappa=tensor(5.))
+        >>> fused = fuse(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([3.0, 4.0]))
+        >>> fused.loc, fused.concentration
+        (tensor([0.6000, 0.8000]), tensor(5.))
     """
     if means.shape[-2] < 1:
         raise ValueError(f"fuse needs at least one distribution, got means of shape {tuple(means.shape)}")
     factors = VonMisesFisher(means, kappas)
-    total = (factors.kappa.double()[..., None] * factors._unit_mean()).sum(-2)
+    total = (factors.concentration.double()[..., None] * factors._unit_loc()).sum(-2)
     kappa = torch.linalg.vector_norm(total, dim=-1)
     vanishes = (kappa < _TINY)[..., None]
     mean = torch.where(vanishes, means[..., 0, :], total / torch.where(vanishes, 1, kappa[..., None]))
@@ -274,7 +384,7 @@ def fuse(means: Float[Tensor, "*B K D"], kappas: Float[Tensor, "*B K"]) -> VonMi
 
 def _check_unit(vectors: Tensor, name: str) -> None:
     length = torch.linalg.vector_norm(vectors.detach(), dim=-1)
-    check_all((length - 1).abs() <= _UNIT_TOLERANCE, f"{name} must be of unit length (normalise it first)", length)
+    check_all(unit_vector.check(vectors), f"{name} must be of unit length (normalise it first)", length)
 
 
 def _normalised(weights: Tensor) -> Tensor:
@@ -311,7 +421,7 @@ def _mean_resultant(samples: Tensor, weights: Tensor | None) -> MeanResultant:
     return MeanResultant(mean.to(samples.dtype), torch.where(length < 0.5, length, 1 - spread), spread)
 
 
-def _draw(mean: Tensor, kappa: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _draw(mean: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Polar angles (M,) and unit tangents (M, D).
 
     A uniform point on the sphere gives both: its cosine, moved by Ulrich's Moebius map, is the proposal, and its

@@ -173,7 +173,7 @@ def test_processes_of_torchrun_share_a_folder_out(run_copy: Path, digit_folder: 
 def test_a_shard_of_a_process_is_not_cut_again(
     run_copy: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lam.utils.distributed.count", lambda: 2)
+    monkeypatch.setattr("lam.utils.distributed.world_size", lambda: 2)
     output = str(run_copy.parent / "part.npz")
     assert main(["embed", str(run_copy), str(digit_folder), "-o", output, "--shard", "1/2"]) == 1
     assert "torchrun gives each process its shard: leave --shard out" in capsys.readouterr().err

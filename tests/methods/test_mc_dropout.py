@@ -144,7 +144,7 @@ def test_float64_stays_and_kappa_is_that_of_the_fitted_distribution():
     seen = DropoutEncoder(network, "head").observe(torch.randn(5, 6, dtype=torch.float64), n_samples=400, joint=True)
     assert seen.embeddings.kappa.dtype == torch.float64
     fitted = VonMisesFisher.fit(seen.samples)
-    torch.testing.assert_close(seen.embeddings.kappa, fitted.kappa, rtol=0.05, atol=0)
+    torch.testing.assert_close(seen.embeddings.kappa, fitted.concentration, rtol=0.05, atol=0)
 
 
 def test_what_has_no_dropout_or_too_few_samples_is_refused(encoder: DropoutEncoder):

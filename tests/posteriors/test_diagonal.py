@@ -52,9 +52,9 @@ def test_kappa_is_the_maximum_likelihood_fit_of_its_samples_corrected_for_chance
     S = 20_000
     embeddings = posterior.predict(features[:3], n_samples=S, mode=mode, return_samples=True)
     fitted = VonMisesFisher.fit(embeddings.samples)
-    torch.testing.assert_close(embeddings.kappa, fitted.kappa, rtol=5e-3, atol=0)
+    torch.testing.assert_close(embeddings.kappa, fitted.concentration, rtol=5e-3, atol=0)
     sampled = posterior.predict(features[:3], n_samples=S, mode=mode, mean="sampled")
-    torch.testing.assert_close(sampled.mean, fitted.mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(sampled.mean, fitted.loc, rtol=1e-6, atol=1e-6)
     assert embeddings.samples.shape == (S, 3, 3)
 
 

@@ -95,7 +95,7 @@ def test_von_mises_fisher() -> None:
     vmf = VonMisesFisher(mean, kappa)
     same(lambda: [vmf.log_prob(unit(7, D)), vmf.entropy(), vmf.credible_cap(0.9)])
     same(lambda: [vmf.rsample((3,), generator=torch.Generator().manual_seed(0))])
-    same(lambda: [VonMisesFisher.fit(samples).kappa, fuse(mean, kappa).kappa])
+    same(lambda: [VonMisesFisher.fit(samples).concentration, fuse(mean, kappa).concentration])
 
 
 def test_neighbours() -> None:

@@ -71,7 +71,7 @@ def left_by(folder: Path, function: Callable[..., Any]) -> tuple[dict[str, Tenso
 
 def test_workers_are_not_forked_from_one_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert distributed.worker_context(2) is None
-    monkeypatch.setattr(distributed, "count", lambda: 2)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
     context = distributed.worker_context(2)
     assert context is not None
     assert context.get_start_method() == "forkserver"
@@ -167,17 +167,17 @@ def test_where_one_process_fails_all_end(tmp_path: Path) -> None:
 
 
 def test_processes_that_torchrun_did_not_start_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "count", lambda: 2)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
     with pytest.raises(ValueError, match="runs 2 processes that torchrun did not start: start them by torchrun"):
         two_processes.fit(two_processes.network())
 
 
 def test_in_one_process_nothing_is_joined_and_everything_comes_back() -> None:
     distributed.join()
-    assert (distributed.count(), distributed.rank(), distributed.is_first()) == (1, 0, True)
+    assert (distributed.world_size(), distributed.rank(), distributed.is_rank_zero()) == (1, 0, True)
     tensor = torch.ones(2)
-    assert distributed.summed(tensor) is tensor
-    first, own = distributed.shared_out(iter([1, 2, 3]))
+    assert distributed.all_reduce(tensor) is tensor
+    first, own = distributed.shard(iter([1, 2, 3]))
     assert (first, list(own)) == (1, [1, 2, 3])
-    assert distributed.shared_out([])[0] is None
+    assert distributed.shard([])[0] is None
     assert list(distributed.batches_of_all([(1,), (2,)])) == [(1,), (2,)]

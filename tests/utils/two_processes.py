@@ -253,7 +253,7 @@ def refusals(folder: Path) -> dict[str, Tensor]:
     told: dict[str, Tensor] = {}
     for name, refused in {
         "batch": lambda: fit(network(), batch_size=3),
-        "first": lambda: distributed.from_first(fail),
+        "first": lambda: distributed.broadcast_from_rank_zero(fail),
         "sampler": lambda: fitted(loader(shuffle=False, sampler=sampler)),
         "diverging": lambda: fit(network(), step=Diverging()),
         "empty": lambda: fitted([]),

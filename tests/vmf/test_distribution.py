@@ -41,8 +41,8 @@ class TestAgainstGolden:
 
     def test_log_prob_at_the_mean_and_opposite(self, dimension: int) -> None:
         vmf = on_one_axis(dimension, KAPPA)
-        assert_scaled_close(vmf.log_prob(vmf.mean), golden("log_normalizer_scaled", dimension), 1e-12)
-        assert_scaled_close(vmf.log_prob(-vmf.mean), golden("log_normalizer", dimension) - KAPPA, 1e-12)
+        assert_scaled_close(vmf.log_prob(vmf.loc), golden("log_normalizer_scaled", dimension), 1e-12)
+        assert_scaled_close(vmf.log_prob(-vmf.loc), golden("log_normalizer", dimension) - KAPPA, 1e-12)
 
     def test_credible_cap(self, dimension: int) -> None:
         kappa = torch.tensor(GOLDEN["cap_kappas"], dtype=torch.float64)
@@ -80,7 +80,7 @@ class TestDensity:
     def test_batches_broadcast(self) -> None:
         vmf = VonMisesFisher(directions(4, 3), torch.arange(4, dtype=torch.float64))
         x = directions(5, 1, 3, seed=1)
-        assert_close(vmf.log_prob(x)[2, 3], VonMisesFisher(vmf.mean[3], vmf.kappa[3]).log_prob(x[2, 0]))
+        assert_close(vmf.log_prob(x)[2, 3], VonMisesFisher(vmf.loc[3], vmf.concentration[3]).log_prob(x[2, 0]))
 
     def test_gradients(self) -> None:
         mean = directions(3).requires_grad_()
@@ -95,8 +95,8 @@ class TestDensity:
 
     def test_zero_kappa_is_uniform(self) -> None:
         vmf = on_one_axis(5, torch.zeros(1, dtype=torch.float64))
-        assert_close(vmf.log_prob(directions(5)), log_normalizer(5, vmf.kappa))
-        assert_close(vmf.entropy(), -log_normalizer(5, vmf.kappa))
+        assert_close(vmf.log_prob(directions(5)), log_normalizer(5, vmf.concentration))
+        assert_close(vmf.entropy(), -log_normalizer(5, vmf.concentration))
 
     def test_gradient_of_entropy(self) -> None:
         kappa = KAPPA.clone().requires_grad_()
@@ -225,19 +225,19 @@ class TestFuse:
     def test_opposites_give_the_uniform_distribution(self) -> None:
         means = torch.tensor([[0.6, 0.8], [-0.6, -0.8]])
         fused = fuse(means, torch.tensor([5.0, 5.0]))
-        assert fused.kappa == 0
-        assert_close(fused.mean, means[0])
+        assert fused.concentration == 0
+        assert_close(fused.loc, means[0])
 
     def test_one_alone_is_itself(self) -> None:
         means, kappas = directions(4, 1, 8, dtype=torch.float32), torch.tensor([[0.0], [1e-6], [1.0], [1e8]])
         fused = fuse(means, kappas)
-        assert_close(fused.mean, means[:, 0])
-        assert_close(fused.kappa, kappas[:, 0])
+        assert_close(fused.loc, means[:, 0])
+        assert_close(fused.concentration, kappas[:, 0])
 
     def test_differentiable(self) -> None:
         kappas = torch.tensor([[1.0, 2.0], [0.0, 0.0]], dtype=torch.float64, requires_grad=True)
         fused = fuse(directions(2, 2, 3), kappas)
-        (fused.kappa.sum() + fused.mean.sum()).backward()
+        (fused.concentration.sum() + fused.loc.sum()).backward()
         assert kappas.grad is not None
         assert kappas.grad.isfinite().all()
 
@@ -250,29 +250,31 @@ class TestErrors:
     def test_parameters(self) -> None:
         kappa = torch.ones(9)
         kappa[7] = -3
-        with pytest.raises(ValueError, match="kappa must be finite and at least 0, got -3.0 at index 7"):
+        with pytest.raises(ValueError, match="concentration must be finite and at least 0, got -3.0 at index 7"):
             VonMisesFisher(directions(9, 3, dtype=torch.float32), kappa)
         with pytest.raises(ValueError, match="dimension must be at least 2, got 1"):
             VonMisesFisher(torch.ones(3, 1), torch.ones(3))
 
-    def test_mean(self) -> None:
-        mean = directions(4, 3)
-        mean[2] *= 0.5
+    def test_loc(self) -> None:
+        loc = directions(4, 3)
+        loc[2] *= 0.5
         with pytest.raises(
-            ValueError, match=r"mean must be of unit length \(normalise it first\), got 0.5.* at index 2"
+            ValueError, match=r"loc must be of unit length \(normalise it first\), got 0.5.* at index 2"
         ):
-            VonMisesFisher(mean, torch.ones(4))
+            VonMisesFisher(loc, torch.ones(4))
 
     def test_batch_shapes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
-        with pytest.raises(ValueError, match=r"shape \(\*kappa.shape, D\), got torch.Size\(\[4, 3\]\) and"):
+        with pytest.raises(
+            ValueError, match=r"loc must have shape \(\*concentration.shape, D\), got \(4, 3\) and \(5,\)"
+        ):
             VonMisesFisher(directions(4, 3), torch.ones(5))
 
-    def test_x(self) -> None:
+    def test_value(self) -> None:
         vmf = on_one_axis(3, torch.ones(2))
-        with pytest.raises(ValueError, match=r"x must have a last dimension of 3, got shape \(5, 4\)"):
+        with pytest.raises(ValueError, match=r"value must have a last dimension of 3, got shape \(5, 4\)"):
             vmf.log_prob(directions(5, 4))
-        with pytest.raises(ValueError, match="x must be of unit length"):
+        with pytest.raises(ValueError, match="value must be of unit length"):
             vmf.log_prob(torch.ones(3))
-        with pytest.raises(ValueError, match="x must be of unit length"):
+        with pytest.raises(ValueError, match="value must be of unit length"):
             vmf.log_prob(torch.full((3,), torch.nan))

@@ -19,12 +19,12 @@ def check_fit(dimension: int, kappa: float) -> None:
     samples = truth.sample((n_samples,), generator=generator())
     fit = VonMisesFisher.fit(samples)
     length = samples.mean(0).norm()
-    deviation = (bessel_ratio_derivative(dimension, fit.kappa) * n_samples).rsqrt()
+    deviation = (bessel_ratio_derivative(dimension, fit.concentration) * n_samples).rsqrt()
     exact = kappa_from_resultant(length, dimension, max_kappa=1e9)
-    assert (fit.kappa - exact).abs() <= max(1e-3 * deviation, 1e-6 * exact)
-    assert_close(bessel_ratio(dimension, fit.kappa), length, rtol=1e-12, atol=1e-13)
+    assert (fit.concentration - exact).abs() <= max(1e-3 * deviation, 1e-6 * exact)
+    assert_close(bessel_ratio(dimension, fit.concentration), length, rtol=1e-12, atol=1e-13)
     unbiased = mean_resultant_length(samples, unbiased=True)
-    if bessel_ratio(dimension, truth.kappa) > 4 / math.sqrt(n_samples):
+    if bessel_ratio(dimension, truth.concentration) > 4 / math.sqrt(n_samples):
         assert (unbiased.kappa() - kappa).abs() <= 4 * deviation
 
 
@@ -44,7 +44,7 @@ class TestFit:
         fit = VonMisesFisher.fit(samples)
         best = fit.log_prob(samples).sum()
         for factor in (0.98, 1.02):
-            assert VonMisesFisher(fit.mean, fit.kappa * factor).log_prob(samples).sum() < best
+            assert VonMisesFisher(fit.loc, fit.concentration * factor).log_prob(samples).sum() < best
 
     def test_weights_are_repeats(self) -> None:
         samples = directions(3, 2, 5)
@@ -52,17 +52,17 @@ class TestFit:
         fit = VonMisesFisher.fit(samples, weights=weights)
         first = VonMisesFisher.fit(samples[[0, 1, 1, 2], 0])
         second = VonMisesFisher.fit(samples[[1, 2], 1])
-        assert_close(fit.mean, torch.stack([first.mean, second.mean]))
-        assert_close(fit.kappa, torch.stack([first.kappa, second.kappa]))
+        assert_close(fit.loc, torch.stack([first.loc, second.loc]))
+        assert_close(fit.concentration, torch.stack([first.concentration, second.concentration]))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("dimension", [2, 64, 4096])
     def test_equal_samples_get_the_cap(self, dimension: int, dtype: torch.dtype) -> None:
         samples = directions(1, 3, dimension, dtype=dtype).expand(10, 3, dimension)
         fit = VonMisesFisher.fit(samples, max_kappa=1e7)
-        assert fit.kappa.tolist() == [1e7] * 3
-        assert fit.kappa.dtype == dtype
-        assert VonMisesFisher.fit(samples[:1]).kappa.tolist() == [1e8] * 3
+        assert fit.concentration.tolist() == [1e7] * 3
+        assert fit.concentration.dtype == dtype
+        assert VonMisesFisher.fit(samples[:1]).concentration.tolist() == [1e8] * 3
 
     def test_bad_weights(self) -> None:
         samples = directions(2, 3, 4)
@@ -150,9 +150,9 @@ class TestFloat32AgainstFloat64:
         truth = VonMisesFisher(directions(2, dimension, seed=3), torch.full((2,), kappa, dtype=torch.float64))
         samples = truth.sample((500,), generator=generator())
         wide, narrow = VonMisesFisher.fit(samples), VonMisesFisher.fit(samples.float())
-        assert narrow.mean.dtype == narrow.kappa.dtype == torch.float32
-        assert_close(narrow.mean.double(), wide.mean, rtol=0, atol=2e-7)
-        assert_close(narrow.kappa.double(), wide.kappa, rtol=1e-5, atol=0)
+        assert narrow.loc.dtype == narrow.concentration.dtype == torch.float32
+        assert_close(narrow.loc.double(), wide.loc, rtol=0, atol=2e-7)
+        assert_close(narrow.concentration.double(), wide.concentration, rtol=1e-5, atol=0)
 
     @pytest.mark.parametrize("weighted", [False, True])
     @pytest.mark.parametrize(("n_samples", "kappa"), [(30_001, 1e6), (100_000, 3.0)])
@@ -162,8 +162,8 @@ class TestFloat32AgainstFloat64:
         weights = torch.rand(n_samples, 1, generator=generator(1)) if weighted else None
         wide = VonMisesFisher.fit(samples, weights=weights)
         narrow = VonMisesFisher.fit(samples.float(), weights=weights)
-        assert_close(narrow.mean.double(), wide.mean, rtol=0, atol=1e-7)
-        assert_close(narrow.kappa.double(), wide.kappa, rtol=1e-6, atol=0)
+        assert_close(narrow.loc.double(), wide.loc, rtol=0, atol=1e-7)
+        assert_close(narrow.concentration.double(), wide.concentration, rtol=1e-6, atol=0)
 
     @pytest.mark.parametrize("n_samples", [1, 2, 64, 65, 128, 129, 1000])
     def test_blocks_of_samples_leave_none_out(self, n_samples: int) -> None:
@@ -171,8 +171,8 @@ class TestFloat32AgainstFloat64:
         weights = torch.rand(n_samples, 2, dtype=torch.float64, generator=generator())
         fit = VonMisesFisher.fit(samples, weights=weights)
         mean = (weights[..., None] * samples).sum(0) / weights.sum(0)[:, None]
-        assert_close(fit.mean, torch.nn.functional.normalize(mean, dim=-1))
-        assert_close(fit.kappa, kappa_from_resultant(mean.norm(dim=-1), 3), rtol=1e-9, atol=0)
+        assert_close(fit.loc, torch.nn.functional.normalize(mean, dim=-1))
+        assert_close(fit.concentration, kappa_from_resultant(mean.norm(dim=-1), 3), rtol=1e-9, atol=0)
 
 
 class _Moments(torch.nn.Module):

@@ -60,11 +60,11 @@ def test_fusing_is_the_product_as_sure_as_its_images_agree() -> None:
     assert fused.counts.tolist() == [3, 2, 1]
     for row, members in enumerate(([1, 3, 4], [0, 2], [5])):
         product = fuse(found.mean[members], found.kappa[members])
-        torch.testing.assert_close(fused.embeddings.mean[row], product.mean)
-        torch.testing.assert_close(fused.uncapped[row], product.kappa)
-        resultant = product.kappa / found.kappa[members].sum()
+        torch.testing.assert_close(fused.embeddings.mean[row], product.loc)
+        torch.testing.assert_close(fused.uncapped[row], product.concentration)
+        resultant = product.concentration / found.kappa[members].sum()
         torch.testing.assert_close(fused.embeddings.resultant[row], resultant)
-        torch.testing.assert_close(fused.embeddings.kappa[row], resultant * product.kappa)
+        torch.testing.assert_close(fused.embeddings.kappa[row], resultant * product.concentration)
 
 
 @pytest.mark.parametrize(("correlation", "expected"), [(1.0, 9.0), (0.5, 9 * 8 / 4.5), (0.0, 72.0)])

@@ -10,6 +10,7 @@ standard deviation; fashionmnist_losses.json and fashionmnist_variants.json the 
 import argparse
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,7 @@ def variants_of(parsed: argparse.Namespace, seed: int) -> dict[str, dict[str, An
                 weight,
                 bias,
                 Relation(),
-                margin=config.margin,
-                split=split,
-                fix=fix,
-                negative_weight=config.laplace.negative_weight,
+                replace(config.laplace.curvature, margin=config.margin, split=split, fix=fix),
             )
             seconds = time.perf_counter() - start
             posterior = LastLayerPosterior(weight, bias, curvature, n_items, seed=seed)

@@ -17,7 +17,7 @@ from timing import in_process, peak_bytes, seconds, write
 from torch import Tensor, nn
 
 from lam.hessians import FIXES, SPLITS, contrastive_ggn, contrastive_ggn_dataset
-from lam.hessians.contrastive import cross_curvature, own_curvature
+from lam.hessians.losses.contrastive import cross_curvature, own_curvature
 from lam.pairs.pairs import Pairs
 
 SHAPES = [(64, 3, 9216), (64, 512, 2048), (256, 128, 2048)]

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from timing import write
 from torch import Tensor
 from validation import figures_of, means, on_validation
@@ -22,7 +21,6 @@ from validation import figures_of, means, on_validation
 from lam import datasets
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.load import load
-from lam.hessians import Diagonal
 from lam.runs.config_files import load_config
 from lam.training import checkpoints
 
@@ -39,11 +37,7 @@ def curvatures(run: Path, encoder: BayesianEncoder, n_items: int) -> dict[str, B
     posterior = encoder.posterior
 
     def with_curvature(h: Tensor) -> BayesianEncoder:
-        kept = posterior.curvature
-        diagonal = Diagonal(
-            h, torch.zeros_like(h), 1, 0, kept.has_bias, kept.margin, kept.split, kept.fix, kept.negative_weight
-        )
-        changed = replace(posterior, curvature=diagonal)
+        changed = replace(posterior, curvature=replace(posterior.curvature, sums=h[None], counts=None))
         return BayesianEncoder(encoder.network, encoder.head, changed, relation=encoder.relation)
 
     return {

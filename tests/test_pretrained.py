@@ -274,7 +274,7 @@ def test_a_trained_layer_retrieves_better_than_what_it_was_trained_on(digits: di
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     again = lam.fit(network, train, head="train", dimension=16, **options)
     assert torch.equal(again.posterior.weight, encoder.posterior.weight)
-    assert torch.equal(again.posterior.curvature.positive, encoder.posterior.curvature.positive)
+    assert torch.equal(again.posterior.curvature.sums, encoder.posterior.curvature.sums)
 
 
 def test_whitening_evens_out_the_variance_of_the_principal_components(digits: dict[str, Tensor]):
@@ -317,7 +317,9 @@ def test_a_layer_can_be_trained_on_places():
     positions = 100.0 * torch.randint(5, (40, 2), generator=generator) + torch.rand(40, 2, generator=generator)
     views = torch.cat([positions / 500, torch.rand(40, 6, generator=generator)], 1)
     loader = DataLoader(list(zip(views, positions, strict=True)), batch_size=20)
-    encoder = lam.fit(nn.Identity(), loader, margin=0.7, head="train", positive_within=10.0, progress=False)
+    encoder = lam.fit(
+        nn.Identity(), loader, margin=0.7, head="train", pairs=Relation(positive_within=10.0), progress=False
+    )
     assert encoder.embed(views).mean.shape == (40, 8)
 
 
@@ -328,7 +330,7 @@ def test_half_precision_and_double_precision_outputs():
             network = nn.Linear(8, 6).to(dtype)
             encoder = lam.fit(network, [(inputs.to(dtype), labels)], margin=0.7, head=head, progress=False)
             assert encoder.posterior.weight.dtype == encoder.embed(inputs.to(dtype)).kappa.dtype == expected
-            assert encoder.posterior.curvature.positive.dtype == torch.float64  # sums over batches are
+            assert encoder.posterior.curvature.sums.dtype == torch.float64  # sums over batches are
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.export import export_encoder
 from lam.encoders.files import SavedEncoder
 from lam.encoders.tuning import Trial, Tuning, calibrate_scale
-from lam.hessians import Diagonal
 from lam.hessians.accumulate import curvature_in_batches
 from lam.hessians.batch import check_finite
 from lam.models.head import ADDED, features_and_output
@@ -26,12 +25,12 @@ from lam.models.weights import plain_names
 from lam.pairs.pairs import as_targets, check_labels
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
-from lam.posteriors.diagonal import LastLayerPosterior, Mode
+from lam.posteriors import POSTERIORS
+from lam.posteriors.base import Mode
+from lam.posteriors.diagonal import LastLayerPosterior
 from lam.retrieval.metrics.registry import METRICS, Metric
 from lam.vmf.embeddings import Embeddings, Mean
 
-_POSTERIOR = ("n_items", "prior_precision", "likelihood_scale", "seed")
-_CURVATURE = ("n_positives", "n_negatives", "has_bias", "margin", "split", "fix", "negative_weight", "average")
 _TUNED = {"calibration": "likelihood_scale", "marginal_likelihood": "prior_precision"}
 
 METRICS |= {
@@ -228,24 +227,24 @@ class BayesianEncoder(Encoder):
             ValueError: where the posterior was fitted over a whole data set, which does not fall into batches, or more
                 would be forgotten than was learned.
         """
+        old = self.posterior
+        if not old.curvature.adds_up:
+            raise ValueError("only a posterior fitted in batches can forget; this one is a running mean of training")
         if not self.relation.in_batches:
             raise ValueError(
                 f"only a posterior fitted in batches can forget; pairs of this one are of scope {self.relation.scope}"
             )
-        old = self.posterior
         batches = map(split_batch, tqdm(as_batches(loader), desc="forgetting", unit="batch", disable=not progress))
         curvature, n_items = curvature_in_batches(
             ((self._features_and_output(inputs)[0], targets) for inputs, targets in batches),
             old.weight,
             old.bias,
             self.relation,
+            old.curvature.curvature,
             seed=old.seed,
-            margin=old.curvature.margin,
-            split=old.curvature.split,
-            fix=old.curvature.fix,
-            negative_weight=old.curvature.negative_weight,
         )
-        curvature = replace(curvature, average=old.curvature.average)
+        if n_items == 0:
+            raise ValueError("there is no batch of items")
         if n_items >= old.n_items:
             raise ValueError(f"cannot forget {n_items} of {old.n_items} items: nothing would be left")
         self.posterior = replace(old, curvature=old.curvature - curvature, n_items=old.n_items - n_items)
@@ -258,7 +257,8 @@ class BayesianEncoder(Encoder):
         """
         if not _same_network(self.network, other.network):
             raise ValueError("only encoders of one network add up: their weights differ")
-        if self.relation != other.relation or not self.relation.in_batches:
+        adds_up = self.relation.in_batches and self.posterior.curvature.adds_up and other.posterior.curvature.adds_up
+        if self.relation != other.relation or not adds_up:
             raise ValueError(
                 f"only encoders fitted in batches, with one relation, add up; got {self.relation} and {other.relation}"
             )
@@ -276,26 +276,23 @@ class BayesianEncoder(Encoder):
 
     def settings(self) -> dict[str, Any]:
         """Settings of the posterior and its curvature, and what the last tuning tried."""
-        posterior, curvature = self.posterior, self.posterior.curvature
+        structure = next(name for name, cls in POSTERIORS.items() if cls is type(self.posterior))
         return {
             "mean": self.mean,
             "tuning": None if self.tuning is None else asdict(self.tuning),
-            "posterior": {name: getattr(posterior, name) for name in _POSTERIOR},
-            "curvature": {name: getattr(curvature, name) for name in _CURVATURE},
+            "posterior": {"structure": structure, **self.posterior.settings()},
         }
 
     def tensors(self) -> dict[str, Tensor]:
         """Weight and bias, and the sums of the curvature."""
-        posterior, curvature = self.posterior, self.posterior.curvature
-        tensors = {"weight": posterior.weight, "positive": curvature.positive, "negative": curvature.negative}
-        return tensors if posterior.bias is None else {**tensors, "bias": posterior.bias}
+        return self.posterior.tensors()
 
     @classmethod
     def restored(cls, saved: SavedEncoder) -> "BayesianEncoder":
         """Make the encoder again from what `save` wrote."""
-        tensors, settings = saved.tensors, saved.settings
-        curvature = Diagonal(tensors["positive"], tensors["negative"], **settings["curvature"])
-        posterior = LastLayerPosterior(tensors["weight"], tensors.get("bias"), curvature, **settings["posterior"])
+        settings = saved.settings
+        kind: Any = POSTERIORS[settings["posterior"]["structure"]]
+        posterior = kind.restored(saved.tensors, settings["posterior"])
         encoder = cls(saved.network, saved.head, posterior, mean=settings["mean"], **common_of(saved))
         if settings["tuning"] is not None:
             trials = tuple(Trial(**trial) for trial in settings["tuning"]["trials"])

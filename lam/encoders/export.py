@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.models.head import ADDED, caught_input, evaluating
-from lam.posteriors.diagonal import Predictor
+from lam.posteriors.base import Predictor
 from lam.utils.autocast import without_autocast
 from lam.utils.files import write_atomically
 

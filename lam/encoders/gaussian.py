@@ -14,7 +14,7 @@ from lam.encoders.seeded import SeededEncoder
 from lam.hessians.batch import check_finite
 from lam.models.head import features_and_output
 from lam.models.uncertainty_head import UncertaintyHead
-from lam.posteriors.diagonal import CHUNK_ELEMENTS
+from lam.posteriors.base import CHUNK_ELEMENTS
 from lam.vmf.embeddings import Embeddings
 
 

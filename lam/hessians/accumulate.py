@@ -7,8 +7,6 @@ items a pair is told by `lam.pairs.Relation`; the formulas are in `lam.hessians.
 import mmap
 import tempfile
 from collections.abc import Iterable
-from dataclasses import replace
-from itertools import chain
 from typing import IO, Any
 
 import torch
@@ -16,7 +14,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.hessians import Diagonal, contrastive_ggn, contrastive_ggn_dataset
+from lam.hessians.batch import diagonal_ggn
+from lam.hessians.dataset import diagonal_ggn_dataset
+from lam.hessians.losses import ContrastiveCurvature, Curvature
+from lam.hessians.structures.diagonal import Diagonal
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.pairs import as_targets, check_labels
 from lam.pairs.relation import Relation
@@ -24,18 +25,18 @@ from lam.utils import distributed
 from lam.utils.autocast import without_autocast
 
 
-def check_pairs(curvature: Diagonal, n_items: int) -> None:
-    """Refuse a curvature that both kinds of pairs have not gone into.
+def check_counts(total: Diagonal, n_items: int) -> None:
+    """Refuse a curvature that not every term has something in.
 
     Raises:
-        ValueError: saying which kind there is none of.
+        ValueError: saying what there is none of.
     """
     if n_items < 2:
         raise ValueError(f"at least 2 items are needed to form a pair, got {n_items}")
-    for kind, count in (("positive", curvature.n_positives), ("negative", curvature.n_negatives)):
+    for name, count in zip(total.curvature.terms, total.counts or (), strict=True):
         if count == 0:
             raise ValueError(
-                f"no batch of the {n_items} items holds a {kind} pair: shuffle them, take larger batches, or form the "
+                f"no batch of the {n_items} items holds a {name}: shuffle them, take larger batches, or form the "
                 'pairs over the whole data set with pairs="dataset"'
             )
 
@@ -45,9 +46,9 @@ def curvature_in_batches(
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
     relation: Relation,
+    curvature: Curvature,
     *,
     seed: int = 0,
-    **options: Any,
 ) -> tuple[Diagonal, int]:
     """Sum the curvature over batches of (features, targets).
 
@@ -56,17 +57,16 @@ def curvature_in_batches(
         weight: (D, P) of the head.
         bias: (D,) of the head, or None.
         relation: what makes a pair, and which of the pairs of a batch count, chosen by the head's output.
+        curvature: of the loss.
         seed: of what the mining draws, the same in every batch: what a batch adds does not depend on those before it.
-        options: of `contrastive_ggn`.
 
     Returns:
-        The sums, in float64 even of a single batch, and the number of items.
+        The sums, in float64, and the number of items.
 
     Raises:
-        ValueError: for no batch, one without targets, or one with another number of targets than items.
+        ValueError: for a batch without targets, or with another number of targets than items.
     """
-    total: Diagonal | None = None
-    n_items = 0
+    total, n_items = Diagonal.nothing(weight, curvature, has_bias=bias is not None), 0
     for features, targets in batches:
         targets = checked_targets(features, targets)
         pairs = relation.pairs(targets)
@@ -74,14 +74,11 @@ def curvature_in_batches(
             with without_autocast():
                 embeddings = F.normalize(F.linear(features, weight, bias))
             generator = torch.Generator().manual_seed(seed)
-            margin = relation.triplet_margin or options["margin"]
+            margin = relation.triplet_margin
             pairs = relation.mining.choose(embeddings, pairs, targets, margin=margin, generator=generator)
-        part = contrastive_ggn(features, weight, bias, pairs, **options)
-        total = part if total is None else total + part
+        total = total + diagonal_ggn(features, weight, bias, pairs, curvature)
         n_items += len(features)
-    if total is None:
-        raise ValueError("there is no batch of items")
-    return replace(total, positive=total.positive.double(), negative=total.negative.double()), n_items
+    return total, n_items
 
 
 def curvature_of_processes(
@@ -89,28 +86,16 @@ def curvature_of_processes(
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
     relation: Relation,
+    curvature: Curvature,
     *,
     seed: int = 0,
-    **options: Any,
 ) -> tuple[Diagonal, int]:
-    """Sum the curvature over the batches of all processes, each of which gives its own, or none, in float64.
+    """Sum the curvature over the batches of all processes, each of which gives its own, or none.
 
-    Args, Returns, Raises: as `curvature_in_batches`, which this is in one process; `options` are complete.
+    Args, Returns, Raises: as `curvature_in_batches`, which this is in one process.
     """
-    if distributed.world_size() == 1:
-        return curvature_in_batches(batches, weight, bias, relation, seed=seed, **options)
-    batches = iter(batches)
-    first = next(batches, None)
-    if first is None:
-        nothing = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)
-        own, n_items = Diagonal(nothing, nothing, 0, 0, bias is not None, **options), 0
-    else:
-        own, n_items = curvature_in_batches(chain([first], batches), weight, bias, relation, seed=seed, **options)
-    sums = distributed.all_reduce(torch.stack([own.positive, own.negative]))
-    counts = distributed.all_reduce(torch.tensor([own.n_positives, own.n_negatives, n_items], device=weight.device))
-    n_positives, n_negatives, n_items = counts.tolist()
-    total = replace(own, positive=sums[0], negative=sums[1], n_positives=n_positives, n_negatives=n_negatives)
-    return total, n_items
+    own, n_items = curvature_in_batches(batches, weight, bias, relation, curvature, seed=seed)
+    return own.all_reduce(), int(distributed.all_reduce(torch.tensor(n_items, device=weight.device)))
 
 
 def curvature_of_dataset(
@@ -118,9 +103,9 @@ def curvature_of_dataset(
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
     relation: Relation,
+    curvature: Curvature,
     *,
     progress: bool,
-    **options: Any,
 ) -> tuple[Diagonal, int]:
     """Form the curvature over every pair of all batches; features are kept in a temporary file meanwhile.
 
@@ -128,13 +113,19 @@ def curvature_of_dataset(
 
     Args, Returns, Raises: as `curvature_in_batches`.
     """
-    options |= {"progress": progress}
+
+    def formed() -> tuple[Diagonal, int]:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+            features = torch.frombuffer(mapped, dtype=weight.dtype).view(-1, weight.shape[1])
+            diagonal = all_pairs(features, targets, weight, bias, relation, curvature, progress=progress)
+            n_items = len(features)
+            del features  # the map closes only when nothing looks into it
+        return diagonal.to("cpu"), n_items
+
     with tempfile.TemporaryFile() as file:
         targets = _written(file, batches, weight.dtype)
-        formed = distributed.broadcast_from_rank_zero(
-            lambda: _of_written(file, targets, weight, bias, relation, **options)
-        )
-    return formed[0].to(weight.device), formed[1]
+        diagonal, n_items = distributed.broadcast_from_rank_zero(formed)
+    return diagonal.to(weight.device), n_items
 
 
 def _written(file: IO[bytes], batches: Iterable[tuple[Tensor, Any]], dtype: torch.dtype) -> Tensor:
@@ -150,39 +141,29 @@ def _written(file: IO[bytes], batches: Iterable[tuple[Tensor, Any]], dtype: torc
     return torch.cat(targets)
 
 
-def _of_written(
-    file: IO[bytes], targets: Tensor, weight: Tensor, bias: Tensor | None, relation: Relation, **options: Any
-) -> tuple[Diagonal, int]:
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
-        features = torch.frombuffer(mapped, dtype=weight.dtype).view(-1, weight.shape[1])
-        diagonal = all_pairs(features, targets, weight, bias, relation, **options)
-        n_items = len(features)
-        del features  # the map closes only when nothing looks into it
-    return diagonal.to("cpu"), n_items
-
-
 def all_pairs(
     features: Float[Tensor, "N P"],
     targets: Tensor,
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
     relation: Relation,
+    curvature: Curvature,
     *,
     progress: bool,
-    **options: Any,
 ) -> Diagonal:
     """Form the curvature over every pair of features held at once: (N,) labels or (N, X) positions as targets."""
     targets = checked_targets(features, targets).to(weight.device)
-    if options["fix"] == "full":
-        return contrastive_ggn(features, weight, bias, relation.pairs(targets), **options)
-    if relation.positive_within is not None:
-        near = relation.neighbours(targets)
-        diagonal = contrastive_ggn_dataset(features, weight, bias, neighbours=near, progress=progress, **options)
-        if diagonal.n_negatives == 0:
-            raise ValueError(f"all {len(features)} places are near each other: there is no negative pair")
-        return diagonal
-    check_labels(targets)
-    return contrastive_ggn_dataset(features, weight, bias, labels=targets, progress=progress, **options)
+    if not isinstance(curvature, ContrastiveCurvature) or curvature.fix == "full":
+        return diagonal_ggn(features, weight, bias, relation.pairs(targets), curvature)
+    options: dict[str, Any] = {"progress": progress}
+    if relation.positive_within is None:
+        check_labels(targets)
+        return diagonal_ggn_dataset(features, weight, bias, curvature, labels=targets, **options)
+    near = relation.neighbours(targets)
+    diagonal = diagonal_ggn_dataset(features, weight, bias, curvature, neighbours=near, **options)
+    if 0 in (diagonal.counts or ()):
+        raise ValueError(f"all {len(features)} places are near each other: there is no negative pair")
+    return diagonal
 
 
 def checked_targets(features: Tensor, targets: Any) -> Tensor:

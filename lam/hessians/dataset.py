@@ -5,25 +5,17 @@ pair is met once, and then one streamed matmul with φ². `positive` factorises 
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from lam.hessians.batch import (
-    ALL_ZERO,
-    check_finite,
-    check_layer,
-    check_settings,
-    least_cosine,
-    outputs,
-    working_dtype,
-)
-from lam.hessians.contrastive import Fix, Split, own_curvature
-from lam.hessians.diagonal import Diagonal
-from lam.hessians.estimate import estimate_all_pairs, near
-from lam.hessians.relations import LabelRelation, NeighbourRelation
+from lam.hessians.batch import ALL_ZERO, check_finite, check_layer, outputs
+from lam.hessians.losses.contrastive import ContrastiveCurvature, own_curvature
+from lam.hessians.relations import LabelRelation, NeighbourRelation, cost
+from lam.hessians.structures.diagonal import Diagonal
 from lam.pairs.neighbours import Neighbours
 from lam.utils.autocast import without_autocast
 
@@ -32,21 +24,18 @@ ROWS = 4096
 
 
 @without_autocast()
-def contrastive_ggn_dataset(
+def diagonal_ggn_dataset(
     features: Float[Tensor, "N P"] | Iterable[Tensor],
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
+    curvature: ContrastiveCurvature,
     *,
     labels: Int[Tensor, " N"] | None = None,
     neighbours: Neighbours | None = None,
-    margin: float,
-    split: Split = "arccos",
-    fix: Fix = "fixed",
-    negative_weight: float = 1.0,
     block_size: int = 1024,
     progress: bool = True,
 ) -> Diagonal:
-    """Give the diagonal GGN over every pair of a data set, as `contrastive_ggn` would for one batch of all items.
+    """Diagonal GGN over every pair of a data set, as `diagonal_ggn` would give for one batch of all items.
 
     Similarities are in the type of the features, sums over the data set in float64. The result does not depend on how
     the data were cut into batches or blocks.
@@ -55,54 +44,57 @@ def contrastive_ggn_dataset(
         features: (N, P) what enters the layer; or batches of it that can be iterated twice, always in the same order.
         weight: (D, P) the layer's weight.
         bias: (D,) its bias, or None.
+        curvature: `fixed` or `positive`; `full` would need an array of all pairs.
         labels: (N,) one label an item; or
         neighbours: which pairs are near; exactly one of the two.
-        margin: in (0, 2].
-        split: `euclidean` or `arccos`.
-        fix: `fixed` or `positive`; `full` would need an array of all pairs.
-        negative_weight: w in [0, 1].
         block_size: how many items a block of similarities has on a side.
-        progress: show an estimate of time and memory and a progress bar on standard error.
+        progress: show how many pairs and bytes it takes, and a progress bar, on standard error.
 
     Returns:
         The sums behind h, float64.
 
     Raises:
-        ValueError: for what `contrastive_ggn` refuses, `full`, both or neither of labels and neighbours, another
-            number of labels than items, and no positive pair at all.
+        ValueError: for what `diagonal_ggn` refuses, `full`, both or neither of labels and neighbours, another number of
+            labels than items, and no positive pair at all.
     """
-    check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
-    if fix == "full":
+    if curvature.fix == "full":
         raise ValueError("fix must be fixed or positive for a whole data set, got 'full': fit it in batches instead")
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
-    if fix == "positive":
+    if curvature.fix == "positive":
         features = features if isinstance(features, Tensor) else torch.cat(list(features))
-    n, r = _all_outputs(features, weight, bias, fix)
+    n, r = _all_outputs(features, weight, bias, curvature)
     relation = _relation(len(n), labels, neighbours, block_size)
     if relation.n_positives == 0:
         raise ValueError(f"there is no positive pair among {len(n)} items: the loss has no curvature")
 
     partners = [relation.positive_partners(n)]
-    if fix == "fixed":
-        partners.append(_negative_partners(n, relation, least_cosine(margin), block_size, progress))
+    if curvature.fix == "fixed":
+        partners.append(_negative_partners(n, relation, curvature.least_cosine, block_size, progress))
     wide_n, wide_r = n.double(), r.double()
-    own = torch.cat([own_curvature(split, wide_n, wide_r, *sums) for sums in partners], 1)
-    total = _weigh_squares(features, own, bias is not None, fix)
-    positive, negative = total.split(len(weight)) if fix == "fixed" else (total, torch.zeros_like(total))
-    if isinstance(features, Tensor) and fix == "positive":
-        positive = positive + relation.cross_terms(features, weight, bias, progress=progress)
-    return Diagonal(
-        positive=positive,
-        negative=negative,
-        n_positives=relation.n_positives,
-        n_negatives=relation.n_negatives,
-        has_bias=bias is not None,
-        margin=float(margin),
-        split=split,
-        fix=fix,
-        negative_weight=float(negative_weight),
-    )
+    own = torch.cat([own_curvature(curvature.split, wide_n, wide_r, *sums) for sums in partners], 1)
+    sums = _weigh_squares(features, own, bias is not None, curvature).unflatten(0, (-1, len(weight)))
+    if isinstance(features, Tensor) and curvature.fix == "positive":
+        sums = sums + relation.cross_terms(features, weight, bias, progress=progress)
+    counts = (relation.n_positives, relation.n_negatives)[: len(sums)]
+    return Diagonal(sums, counts, curvature, has_bias=bias is not None)
+
+
+def contrastive_ggn_dataset(
+    features: Float[Tensor, "N P"] | Iterable[Tensor],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    *,
+    labels: Int[Tensor, " N"] | None = None,
+    neighbours: Neighbours | None = None,
+    block_size: int = 1024,
+    progress: bool = True,
+    **settings: Any,
+) -> Diagonal:
+    """Diagonal GGN over every pair: `diagonal_ggn_dataset` of a `ContrastiveCurvature` with these settings."""
+    how: dict[str, Any] = {"block_size": block_size, "progress": progress}
+    curvature = ContrastiveCurvature(**settings)
+    return diagonal_ggn_dataset(features, weight, bias, curvature, labels=labels, neighbours=neighbours, **how)
 
 
 def _relation(
@@ -123,12 +115,12 @@ def _negative_partners(
     extended = torch.cat([n, n.new_ones(len(n), 1)], 1)[relation.order]
     blocks = [slice(i, min(i + block_size, len(n))) for i in range(0, len(n), block_size)]
     total = torch.zeros_like(extended, dtype=torch.float64)
-    title = str(estimate_all_pairs(n, block_size=block_size)) if progress else None
+    title = cost(len(n) * (len(n) - 1) // 2, bytes_of_blocks(n, block_size))
     with tqdm(total=len(blocks) * (len(blocks) + 1) // 2, desc=title, disable=not progress, unit="block") as bar:
         for index, rows in enumerate(blocks):
             for columns in blocks[index:]:
                 bar.update()
-                T = near(extended[rows, :-1], extended[columns, :-1], cosine)
+                T = (extended[rows, :-1] @ extended[columns, :-1].T).gt_(cosine)
                 if not relation.exclude(T, rows, columns):
                     continue
                 total[rows] += T @ extended[columns]
@@ -139,14 +131,20 @@ def _negative_partners(
     return unsorted[:, -1:], unsorted[:, :-1]
 
 
+def bytes_of_blocks(n: Float[Tensor, "N D"], block_size: int) -> int:
+    """Memory that a pass over the similarities of all pairs takes beside the features."""
+    N, D = n.shape
+    return n.element_size() * (N * (D + 1) + 2 * min(block_size, N) ** 2) + 8 * N * (D + 1)
+
+
 def _all_outputs(
-    features: Tensor | Iterable[Tensor], weight: Tensor, bias: Tensor | None, fix: Fix
+    features: Tensor | Iterable[Tensor], weight: Tensor, bias: Tensor | None, curvature: ContrastiveCurvature
 ) -> tuple[Tensor, Tensor]:
     parts: list[tuple[Tensor, Tensor]] = []
     seen, something = 0, False
     for batch in _stream(features, weight.device):
         check_layer(batch, weight, bias) if not parts else check_finite(batch, seen)
-        _, n, r = outputs(batch, weight, bias, working_dtype(fix, batch), offset=seen)
+        _, n, r = outputs(batch, weight, bias, curvature.working_dtype(batch), offset=seen)
         parts.append((n, r))
         seen, something = seen + len(batch), something or bool(batch.any())
     if seen < 2:
@@ -156,12 +154,14 @@ def _all_outputs(
     return torch.cat([n for n, _ in parts]), torch.cat([r for _, r in parts])
 
 
-def _weigh_squares(features: Tensor | Iterable[Tensor], own: Tensor, has_bias: bool, fix: Fix) -> Tensor:
+def _weigh_squares(
+    features: Tensor | Iterable[Tensor], own: Tensor, has_bias: bool, curvature: ContrastiveCurvature
+) -> Tensor:
     """Sum 2 own_aᵀ φ_a² over all items: one streamed matmul."""
     total: Tensor | None = None
     start = 0
     for batch in _stream(features, own.device):
-        squares = batch.to(working_dtype(fix, batch)).square()
+        squares = batch.to(curvature.working_dtype(batch)).square()
         part = own[start : start + len(batch)].to(squares.dtype).T @ squares
         total = part.double() if total is None else total.add_(part)
         start += len(batch)

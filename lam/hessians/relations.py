@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from lam.hessians.batch import BLOCK_ELEMENTS, cross_sum_over_pairs, outputs
-from lam.hessians.estimate import estimate_positive_pairs
+from lam.hessians.batch import outputs
+from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum_over_pairs
 from lam.pairs.neighbours import Neighbours
 from lam.pairs.pairs import check_label_vector
 
@@ -46,7 +46,7 @@ class LabelRelation:
         """Sum the cross terms over all positive pairs, class by class: over its pairs, or from its moments."""
         total = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)
         sizes = self._sizes.tolist()
-        title = str(estimate_positive_pairs(sizes, total.shape[0], total.shape[1], weight.device)) if progress else None
+        title = cost(self.n_positives // 2, 8 * total.shape[1] * (2 * max(sizes) + 4 * total.shape[0]))
         for rows in tqdm(self.order.split(sizes), desc=title, unit="class", disable=not progress):
             part = features[rows.to(features.device)].to(weight.device)
             inputs, n, r = outputs(part, weight, bias, torch.float64)
@@ -105,6 +105,11 @@ class NeighbourRelation:
             inputs, n, r = outputs(part, weight, bias, torch.float64)
             total += cross_sum_over_pairs(inputs, n, r, local[:, 0], local[:, 1], n.new_ones(len(pairs)))
         return total
+
+
+def cost(n_pairs: int, n_bytes: int) -> str:
+    """What a pass over pairs takes beside the features: how many unordered pairs, and how much memory."""
+    return f"{n_pairs:,} pairs, {n_bytes / 2**20:.0f} MiB"
 
 
 def cross_sum_of_class(

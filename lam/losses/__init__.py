@@ -6,7 +6,7 @@ The choice decides a table's figures, so every table names it. The curvature of 
 
 from typing import Literal, get_args
 
-from lam.losses.base import Loss
+from lam.losses.base import Loss, MarginLoss, margin_of
 from lam.losses.contrastive import Contrastive
 from lam.losses.log_posterior import LogPosterior
 from lam.losses.pml import PytorchMetricLearning
@@ -14,7 +14,7 @@ from lam.losses.squared import Squared
 
 LossName = Literal["contrastive", "log_posterior", "squared", "pml"]
 
-_LOSSES: dict[str, type[Loss]] = {
+_LOSSES: dict[str, type[MarginLoss]] = {
     "contrastive": Contrastive,
     "log_posterior": LogPosterior,
     "squared": Squared,
@@ -46,4 +46,14 @@ def build(name: str = "contrastive", *, margin: float) -> Loss:
     return _LOSSES[name](margin=margin)
 
 
-__all__ = ["Contrastive", "LogPosterior", "Loss", "LossName", "PytorchMetricLearning", "Squared", "build"]
+__all__ = [
+    "Contrastive",
+    "LogPosterior",
+    "Loss",
+    "LossName",
+    "MarginLoss",
+    "PytorchMetricLearning",
+    "Squared",
+    "build",
+    "margin_of",
+]

@@ -13,22 +13,8 @@ from torch import Tensor
 from lam.pairs.pairs import Pairs
 
 
-@dataclass(frozen=True)
 class Loss(ABC):
-    """A loss of unit embeddings and the pairs among them.
-
-    Attributes:
-        margin: in (0, 2]: negative pairs at this distance or beyond exert no force.
-
-    Raises:
-        ValueError: for a margin outside (0, 2].
-    """
-
-    margin: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.margin <= 2:
-            raise ValueError(f"margin must lie in (0, 2], the distances on a sphere, got {self.margin}")
+    """A loss of unit embeddings and the pairs among them."""
 
     def __call__(self, embeddings: Float[Tensor, "N D"], pairs: Pairs) -> Float[Tensor, ""]:
         """Compute the loss of a batch; lower is better, and zero where there is no pair.
@@ -49,6 +35,29 @@ class Loss(ABC):
 
     @abstractmethod
     def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class MarginLoss(Loss):
+    """A loss whose negative pairs exert a force only within a margin.
+
+    Attributes:
+        margin: in (0, 2]: negative pairs at this distance or beyond exert no force.
+
+    Raises:
+        ValueError: for a margin outside (0, 2].
+    """
+
+    margin: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.margin <= 2:
+            raise ValueError(f"margin must be in (0, 2], the distances on the unit sphere, got {self.margin}")
+
+
+def margin_of(loss: Loss) -> float | None:
+    """The margin of a loss, None where it has none."""
+    return loss.margin if isinstance(loss, MarginLoss) else None
 
 
 def squared_distances(embeddings: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from lam.losses.base import Loss, weighted_mean
+from lam.losses.base import MarginLoss, weighted_mean
 from lam.pairs.pairs import Pairs
 
 
-class Contrastive(Loss):
+class Contrastive(MarginLoss):
     """Mean of d² over positive pairs plus mean of (margin − d)² over the negative pairs inside the margin.
 
     Source: Hadsell, Chopra and LeCun (2006), equation 4, with a mean for each kind of pair.

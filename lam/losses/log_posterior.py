@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from lam.losses.base import Loss, squared_distances, weighted_sum
+from lam.losses.base import MarginLoss, squared_distances, weighted_sum
 from lam.pairs.pairs import Pairs
 
 
-class LogPosterior(Loss):
+class LogPosterior(MarginLoss):
     """Mean of ½ d² over positive pairs plus mean of ½ max(0, margin² − d²) over *all* negative pairs.
 
     Up to a constant this is Σ ½ t d², with t = 1/n⁺ for positive pairs, −1/n⁻ for negative ones inside the margin and 0

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from lam.losses.base import Loss
+from lam.losses.base import MarginLoss
 from lam.pairs.pairs import Pairs
 
 
-class PytorchMetricLearning(Loss):
+class PytorchMetricLearning(MarginLoss):
     """Mean of d over the positive pairs apart plus mean of margin − d over the negative pairs inside the margin.
 
     Distances are not squared, and both means run over non-zero terms.

@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from lam.losses.base import Loss, squared_distances, weighted_mean
+from lam.losses.base import MarginLoss, squared_distances, weighted_mean
 from lam.pairs.pairs import Pairs
 
 
-class Squared(Loss):
+class Squared(MarginLoss):
     """Mean of d² over positive pairs plus mean of margin² − d² over the negative pairs inside the margin.
 
     Example:

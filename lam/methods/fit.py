@@ -20,21 +20,22 @@ from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians.accumulate import (
     all_pairs,
-    check_pairs,
+    check_counts,
     checked_targets,
     curvature_of_dataset,
     curvature_of_processes,
 )
-from lam.hessians.batch import check_finite, check_settings
-from lam.hessians.contrastive import Fix, Split
+from lam.hessians.batch import check_finite
+from lam.hessians.losses import ContrastiveCurvature, Curvature
 from lam.inputs.preprocessing import Preprocessing
 from lam.methods.added_head import train_layer
 from lam.models.head import ADDED, evaluating, features_and_output, find_head, probe_output
-from lam.pairs.mining import MinerName
+from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.pairs import as_targets, check_labels
 from lam.pairs.relation import SCOPES, Relation, Scope
 from lam.posteriors.diagonal import LastLayerPosterior
 from lam.utils import distributed
+from lam.utils.checks import refuse_other_than
 
 _IMAGENET = (1000, 21841, 21843)
 """How many classes the networks tell that are trained on its parts."""
@@ -47,20 +48,11 @@ def fit(
     network: nn.Module,
     loader: Iterable[Batch],
     *,
-    margin: float,
+    margin: float | None = None,
+    curvature: Curvature | None = None,
+    pairs: Scope | Relation = "batch",
     head: str | Literal["identity", "train"] | None = None,
     dimension: int | None = None,
-    split: Split = "arccos",
-    fix: Fix = "fixed",
-    negative_weight: float = 1.0,
-    pairs: Scope = "batch",
-    positive_within: float | None = None,
-    negative_beyond: float | None = None,
-    angle_within: float | None = None,
-    miner: MinerName = "all",
-    max_pairs: int | None = None,
-    triplet_margin: float | None = None,
-    average: bool = True,
     prior_precision: float = 1.0,
     likelihood_scale: float | None = None,
     preprocessing: Preprocessing | None = None,
@@ -78,25 +70,16 @@ def fit(
             with `head` "train" or "identity" without one.
         loader: batches (inputs, labels), or (inputs, positions) for places; inputs are a tensor, or a dictionary, which
             the network is given by name.
-        margin: of the contrastive loss, in (0, 2].
+        margin: of the contrastive loss, in (0, 2]: of its curvature, unless that is given with another, of the miner's
+            triplets, and of what trains a layer that is added.
+        curvature: of the loss; `ContrastiveCurvature(margin)` by default.
+        pairs: `batch`: all pairs within each batch, so that fits can be added and batches forgotten; or `dataset`:
+            every pair of the data set, however it is cut. Or a `lam.pairs.Relation`, for places or mined pairs.
         head: path of the linear layer, found by a probe batch by default. Or a layer is added after the network, which
             stays as it is: "train", one trained on the network's output (`lam.methods.added_head`), which is kept in
             memory meanwhile; or "identity", which keeps the network's embeddings. κ of the latter says little about the
             distance from the data, so its OOD score is k-NN.
         dimension: D of the layer that `head="train"` adds; by default 64, or the output's width if less.
-        split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
-        fix: `fixed`, `positive` or `full`: which terms of the curvature are kept.
-        negative_weight: w in [0, 1], the weight of negative pairs.
-        pairs: `batch`: all pairs within each batch, so that fits can be added and batches forgotten; or `dataset`:
-            every pair of the data set, however it is cut.
-        positive_within: for places, in metres.
-        negative_beyond: for places, in metres.
-        angle_within: for places, in degrees: the last column of the positions is then the compass angle.
-        miner: which pairs of a batch count: `all`, `violating`, `easy`, `semihard` or `hard`; see `lam.pairs.Mining`.
-        max_pairs: at most so many triplets of the kind are drawn, or, of all pairs, so many of each type; by default
-            there is no limit.
-        triplet_margin: of the miner's triplets; by default `margin`.
-        average: whether the curvature is averaged over the pairs of each type, or their plain sum.
         prior_precision: α.
         likelihood_scale: s; by default the number of items squared, or 1 of a plain sum. `BayesianEncoder.tune` chooses
             it.
@@ -118,15 +101,17 @@ def fit(
         >>> encoder.head, encoder.embed(batches).kappa.shape
         ('2', torch.Size([48]))
     """
-    if pairs not in SCOPES:
-        raise ValueError(f"pairs must be one of {', '.join(SCOPES)}, got {pairs!r}")
-    relation = Relation(pairs, positive_within, negative_beyond, angle_within, miner, max_pairs, triplet_margin)
-    check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
-    refuse_full_over_dataset(fix, pairs)
+    if not isinstance(pairs, Relation):
+        refuse_other_than("pairs", pairs, SCOPES)
+        pairs = Relation(pairs)
+    curvature, margin = _with_margin(curvature, margin)
+    curvature.check_scope(pairs.scope)
+    mined = pairs.mining != ALL_PAIRS and pairs.triplet_margin is None
+    relation = replace(pairs, triplet_margin=margin) if mined else pairs
     refuse_dimension_of_other_head(dimension, head)
     dataset = getattr(loader, "dataset", None)
     labels = getattr(dataset, "labels", getattr(dataset, "targets", None))
-    if labels is not None and positive_within is None:
+    if labels is not None and relation.positive_within is None:
         check_labels(as_targets(labels))
     distributed.join()
     progress = progress and distributed.is_rank_zero()
@@ -140,6 +125,8 @@ def fit(
     if head == "identity":
         weight, bias, features = _with_identity(network, first, shown)
     elif head == "train":
+        if margin is None:
+            raise ValueError('head="train" trains a layer by the contrastive loss: give its margin')
         training = {"margin": margin, "dimension": dimension, "seed": seed, "progress": progress}
         weight, bias, features = _with_trained_layer(network, first, shown, relation, **training)
     else:
@@ -148,16 +135,14 @@ def fit(
         with evaluating(layer):  # where looking at a spectral norm's weight changes nothing
             weight, bias = _copied(layer.weight, layer.bias)
         features = _features(network, path, weight.dtype, shown)
-    options: dict[str, Any] = {"margin": margin, "split": split, "fix": fix, "negative_weight": negative_weight}
     if relation.in_batches:
-        curvature, n_items = curvature_of_processes(features, weight, bias, relation, seed=seed, **options)
-        check_pairs(curvature, n_items)
+        total, n_items = curvature_of_processes(features, weight, bias, relation, curvature, seed=seed)
+        check_counts(total, n_items)
     else:
-        curvature, n_items = curvature_of_dataset(features, weight, bias, relation, progress=progress, **options)
-    curvature = replace(curvature, average=average)
-    if likelihood_scale is None and not average:
+        total, n_items = curvature_of_dataset(features, weight, bias, relation, curvature, progress=progress)
+    if likelihood_scale is None and not curvature.average:
         likelihood_scale = 1.0
-    posterior = LastLayerPosterior(weight, bias, curvature, n_items, prior_precision, likelihood_scale, seed)
+    posterior = LastLayerPosterior(weight, bias, total, n_items, prior_precision, likelihood_scale, seed)
     if preprocessing is None:
         preprocessing = getattr(dataset, "preprocessing", None)
     ood_score = "knn" if head == "identity" else "kappa"
@@ -171,12 +156,9 @@ def fit_features(
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None = None,
     *,
-    margin: float,
-    split: Split = "arccos",
-    fix: Fix = "fixed",
-    negative_weight: float = 1.0,
-    positive_within: float | None = None,
-    negative_beyond: float | None = None,
+    margin: float | None = None,
+    curvature: Curvature | None = None,
+    pairs: Relation | None = None,
     prior_precision: float = 1.0,
     likelihood_scale: float | None = None,
     seed: int = 0,
@@ -186,11 +168,12 @@ def fit_features(
 
     Args:
         features: (N, P) what enters the layer.
-        labels: (N,) integer labels, or (N, X) positions with `positive_within`.
+        labels: (N,) integer labels, or (N, X) positions.
         weight: (D, P) of the layer.
         bias: (D,) of the layer, or None.
-        margin, split, fix, negative_weight, positive_within, negative_beyond, prior_precision, likelihood_scale, seed:
-            as in `fit`. `full` holds an (N, N) matrix of pairs.
+        margin, curvature, prior_precision, likelihood_scale, seed: as in `fit`. Any curvature but that of the
+            contrastive loss, and of that `full`, holds an (N, N) matrix of pairs.
+        pairs: what makes a pair of places.
         progress: show a progress bar on standard error.
 
     Returns:
@@ -205,18 +188,35 @@ def fit_features(
         >>> encoder.embed(features[:1]).mean.shape
         torch.Size([1, 3])
     """
-    relation = Relation("dataset", positive_within, negative_beyond)
-    check_settings(margin=margin, split=split, fix=fix, negative_weight=negative_weight)
+    relation = replace(pairs or Relation(), scope="dataset")
+    curvature, _ = _with_margin(curvature, margin)
     labels = as_targets(labels)
     if len(labels) != len(features):
         raise ValueError(f"there are {len(features)} items and {len(labels)} labels")
-    if positive_within is None:
+    if relation.positive_within is None:
         check_labels(labels)
     weight, bias = _copied(weight, bias)
-    options: dict[str, Any] = {"margin": margin, "split": split, "fix": fix, "negative_weight": negative_weight}
-    curvature = all_pairs(features, labels, weight, bias, relation, progress=progress, **options)
-    posterior = LastLayerPosterior(weight, bias, curvature, len(features), prior_precision, likelihood_scale, seed)
+    total = all_pairs(features, labels, weight, bias, relation, curvature, progress=progress)
+    if likelihood_scale is None and not curvature.average:
+        likelihood_scale = 1.0
+    posterior = LastLayerPosterior(weight, bias, total, len(features), prior_precision, likelihood_scale, seed)
     return BayesianEncoder(None, "", posterior, relation=relation)
+
+
+def _with_margin(curvature: Curvature | None, margin: float | None) -> tuple[Curvature, float | None]:
+    """The curvature, which takes the margin where it is to have one, and the margin, taken from it where none is given.
+
+    Raises:
+        ValueError: where neither is given.
+    """
+    if curvature is None:
+        if margin is None:
+            raise ValueError("give the margin of the contrastive loss, or the curvature of another")
+        curvature = ContrastiveCurvature(margin)
+    if isinstance(curvature, ContrastiveCurvature):
+        curvature = curvature.with_margin(margin)
+        margin = curvature.margin if margin is None else margin
+    return curvature, margin
 
 
 def _hint_at_logits(path: str, dimension: int, labels: Any) -> None:
@@ -237,12 +237,6 @@ def refuse_dimension_of_other_head(dimension: int | None, head: str | None) -> N
     """Refuse a dimension where no layer is added that could have it."""
     if dimension is not None and head != "train":
         raise ValueError(f'dimension is that of the layer that head="train" adds, got {dimension} with head={head!r}')
-
-
-def refuse_full_over_dataset(fix: Fix, pairs: Scope) -> None:
-    """Refuse to form cross terms of every pair of a data set."""
-    if fix == "full" and pairs == "dataset":
-        raise ValueError('fix must be fixed or positive with pairs="dataset", got full: use pairs="batch"')
 
 
 def _features(

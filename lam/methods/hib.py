@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.encoders.gaussian import GaussianEncoder
-from lam.losses import Loss
+from lam.losses import Loss, margin_of
 from lam.losses.soft_contrastive import soft_contrastive
 from lam.methods.base import Stage, Trained, head_of, pairs_of, silent
 from lam.models.head import caught_input
@@ -94,7 +94,7 @@ class HibStep(Step):
         mean, log_variance = model(batch.inputs)
         noise = torch.randn((self.options.n_samples, *mean.shape), generator=batch.generator).to(mean)
         samples = mean + (log_variance / 2).exp() * noise
-        pairs = batch.mined(F.normalize(mean), loss.margin)
+        pairs = batch.mined(F.normalize(mean), margin_of(loss))
         match = soft_contrastive(samples, pairs, scale=model.log_scale.exp(), offset=model.offset)
         value = match + self.options.kl_weight * divergence_from_unit_gaussian(mean, log_variance).mean()
         backward(value)

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 
 from lam.datasets.augmented import without_augmentation
 from lam.encoders.bayesian import BayesianEncoder
-from lam.hessians import Diagonal, contrastive_ggn
-from lam.hessians.batch import check_settings
-from lam.hessians.contrastive import Fix, Split
-from lam.losses import Loss
+from lam.hessians import ContrastiveCurvature, Diagonal, Fix, Split, diagonal_ggn
+from lam.losses import Loss, margin_of
 from lam.methods.base import Stage, Trained, head_of, pairs_of, silent
 from lam.methods.laplace_posthoc import LaplaceOptions, fit_with
 from lam.models.head import caught_input
@@ -90,12 +88,16 @@ class OnlineOptions:
         refuse_other_than("update", self.update, get_args(Update))
         for name, least in (("n_samples", 1), ("refresh_every", 1), ("warmup_epochs", 0)):
             refuse_below(name, getattr(self, name), least)
-        margin = 1.0 if self.margin is None else self.margin
-        check_settings(margin=margin, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
+        _ = self.curvature
         try:
             Mining(self.hessian_miner, self.hessian_max_pairs)
         except ValueError as error:
             raise ValueError(f"hessian_{error}") from None
+
+    @property
+    def curvature(self) -> ContrastiveCurvature:
+        """The curvature, without a margin where that is the loss's."""
+        return ContrastiveCurvature(self.margin, self.split, self.fix, self.negative_weight)
 
 
 class OnlineLaplaceStep(Step):
@@ -103,14 +105,16 @@ class OnlineLaplaceStep(Step):
 
     Args:
         head: path of the last linear layer.
-        margin: of the curvature, in (0, 2].
+        margin: of the loss; of the curvature, too, where the options have none.
         options: how the posterior is kept.
         hessian_miner: a miner of pytorch-metric-learning, in place of `options.hessian_miner`.
     """
 
-    def __init__(self, head: str, *, margin: float, options: OnlineOptions, hessian_miner: Miner | None = None) -> None:
-        check_settings(margin=margin, split=options.split, fix=options.fix, negative_weight=options.negative_weight)
-        self.head, self.margin, self.options = head, margin, options
+    def __init__(
+        self, head: str, *, margin: float | None, options: OnlineOptions, hessian_miner: Miner | None = None
+    ) -> None:
+        self.curvature = options.curvature.with_margin(margin)
+        self.head, self.options = head, options
         self.mining = Mining(hessian_miner or options.hessian_miner, options.hessian_max_pairs)
         self.h: Tensor | None = None
         self._steps = 0
@@ -120,7 +124,7 @@ class OnlineLaplaceStep(Step):
         """Options as JSON; a run is resumed only with the same."""
         options = {**asdict(self.options), "hessian_miner": self.mining.settings["miner"]}
         del options["refit"]  # it comes after training, and may be asked for later
-        return {"head": self.head, **options, "margin": self.margin}
+        return {"head": self.head, **options, "margin": self.curvature.margin}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient at the samples, averaged, and update h; see `Step.backward`.
@@ -148,34 +152,24 @@ class OnlineLaplaceStep(Step):
                 F.linear(features, weight.to(features), None if bias is None else bias.to(features))
             )
             embedded.append(embeddings.to(theta.dtype))
-            mined = batch.mined(embedded[-1], loss.margin)
+            mined = batch.mined(embedded[-1], margin_of(loss))
             value = value + loss(embedded[-1], mined) / self.options.n_samples
         backward(value)
         if self._steps % self.options.refresh_every == 0 and value.isfinite():
-            pairs = [batch.chosen(self.mining, embeddings, loss.margin) for embeddings in embedded]
+            pairs = [batch.chosen(self.mining, embeddings, margin_of(loss)) for embeddings in embedded]
             self._follow(features.detach().float(), [sample.detach().float() for sample in samples], pairs, layer)
         self._steps += 1
         return value.detach()
 
     def diagonal(self, has_bias: bool) -> Diagonal:
-        """Give h as the curvature of a posterior; it is no sum over pairs that could be added to another.
+        """h as the curvature of a posterior: a running mean, to which no other can be added.
 
         Raises:
             ValueError: where no step was made yet.
         """
         if self.h is None:
             raise ValueError("the posterior has not been trained: no step was made")
-        return Diagonal(
-            positive=self.h,
-            negative=torch.zeros_like(self.h),
-            n_positives=1,
-            n_negatives=0,
-            has_bias=has_bias,
-            margin=self.margin,
-            split=self.options.split,
-            fix=self.options.fix,
-            negative_weight=self.options.negative_weight,
-        )
+        return Diagonal(self.h[None], None, self.curvature, has_bias)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Give h and the number of steps."""
@@ -202,21 +196,11 @@ class OnlineLaplaceStep(Step):
         h_batch = torch.zeros_like(samples[0])
         for sample, chosen in zip(samples, pairs, strict=True):
             weight, bias = _split(sample, layer.bias is not None)
+            counted = _over_chosen(chosen) if options.update == "accumulate" else chosen
             try:
-                ggn = contrastive_ggn(
-                    features,
-                    weight,
-                    bias,
-                    chosen,
-                    margin=self.margin,
-                    split=options.split,
-                    fix=options.fix,
-                    negative_weight=options.negative_weight,
-                )
+                ggn = diagonal_ggn(features, weight, bias, counted, self.curvature)
             except ValueError as error:
                 raise DivergenceError(f"the curvature cannot be followed ({error})") from error
-            if options.update == "accumulate":
-                ggn = _over_chosen(ggn, chosen)
             h_batch += ggn.h / len(samples)
         new = (1 - options.memory_factor) * h_batch if options.update == "average" else h_batch.relu()
         h: Any = self.h
@@ -270,8 +254,7 @@ def train(
     options, relation = options or OnlineOptions(), relation or Relation()
     path = head_of(network, dataset, head)
     refit = _refit_options(path, options, hessian_miner, relation, training) if options.refit else None
-    margin = loss.margin if options.margin is None else options.margin
-    step = OnlineLaplaceStep(path, margin=margin, options=options, hessian_miner=hessian_miner)
+    step = OnlineLaplaceStep(path, margin=margin_of(loss), options=options, hessian_miner=hessian_miner)
     with stage("train"):
         training |= {"loss": loss, "epochs": epochs, "step": step, "seed": seed, "method": "laplace_online"}
         history = train_by_loop(network, dataset, pairs=pairs_of(relation), **training)
@@ -281,7 +264,7 @@ def train(
                 refit,
                 network,
                 without_augmentation(dataset),
-                margin=loss.margin,
+                margin=margin_of(loss),
                 relation=relation,
                 seed=seed,
                 num_workers=training.get("num_workers", 0),
@@ -299,7 +282,7 @@ def train(
         seed=seed,
     )
     preprocessing = getattr(dataset, "preprocessing", None)
-    relation = replace(relation, scope="online", miner=options.hessian_miner, max_pairs=options.hessian_max_pairs)
+    relation = replace(relation, miner=options.hessian_miner, max_pairs=options.hessian_max_pairs)
     encoder = BayesianEncoder(network, step.head, posterior, relation=relation, preprocessing=preprocessing)
     return Trained(encoder, {"network": history})
 
@@ -324,10 +307,10 @@ def _refit_options(
     )
 
 
-def _over_chosen(ggn: Diagonal, chosen: Pairs) -> Diagonal:
-    """Average over the pairs that were chosen, in place of those that there were to choose from."""
+def _over_chosen(chosen: Pairs) -> Pairs:
+    """Count the pairs that were chosen, in place of those that there were to choose from."""
     n_positives, n_negatives = (max(1, round(float(weights.sum()))) for weights in (chosen.positive, chosen.negative))
-    return replace(ggn, n_positives=n_positives, n_negatives=n_negatives)
+    return replace(chosen, n_positives=n_positives, n_negatives=n_negatives)
 
 
 def _split(theta: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:

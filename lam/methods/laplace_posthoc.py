@@ -3,7 +3,7 @@
 Source: Warburg et al. (2023), section 3.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -12,11 +12,10 @@ from torch.utils.data import DataLoader
 
 from lam.datasets.augmented import without_augmentation
 from lam.encoders.bayesian import BayesianEncoder
-from lam.hessians.batch import check_settings
-from lam.hessians.contrastive import Fix, Split
-from lam.losses import Loss
+from lam.hessians import ContrastiveCurvature, Fix, Split
+from lam.losses import Loss, margin_of
 from lam.methods.base import Stage, Trained, silent, train_network
-from lam.methods.fit import fit, refuse_dimension_of_other_head, refuse_full_over_dataset
+from lam.methods.fit import fit, refuse_dimension_of_other_head
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
 from lam.utils.checks import refuse_below, refuse_non_positive, refuse_other_than
@@ -71,10 +70,8 @@ class LaplaceOptions:
     mean: Mean = "network"
 
     def __post_init__(self) -> None:
-        margin = 1.0 if self.margin is None else self.margin
-        check_settings(margin=margin, split=self.split, fix=self.fix, negative_weight=self.negative_weight)
         Relation(self.pairs, miner=self.miner, max_pairs=self.max_pairs)
-        refuse_full_over_dataset(self.fix, self.pairs)
+        self.curvature.check_scope(self.pairs)
         refuse_dimension_of_other_head(self.dimension, self.head)
         refuse_other_than("tune", self.tune, get_args(Tune))
         refuse_other_than("mean", self.mean, get_args(Mean))
@@ -85,6 +82,11 @@ class LaplaceOptions:
             raise ValueError(
                 f"tune_step is of tune='marginal_likelihood', got {self.tune_step} with tune={self.tune!r}"
             )
+
+    @property
+    def curvature(self) -> ContrastiveCurvature:
+        """The curvature, without a margin where that is the loss's."""
+        return ContrastiveCurvature(self.margin, self.split, self.fix, self.negative_weight, self.average)
 
 
 def train(
@@ -134,7 +136,7 @@ def train(
             options,
             network,
             without_augmentation(dataset),
-            margin=loss.margin,
+            margin=margin_of(loss),
             relation=relation,
             seed=seed,
             num_workers=training.get("num_workers", 0),
@@ -148,7 +150,7 @@ def fit_with(
     network: nn.Module,
     dataset: Any,
     *,
-    margin: float,
+    margin: float | None,
     relation: Relation,
     seed: int,
     num_workers: int,
@@ -159,20 +161,13 @@ def fit_with(
     return fit(
         network,
         DataLoader(dataset, batch_size=options.batch_size, shuffle=True, num_workers=num_workers, generator=generator),
-        margin=margin if options.margin is None else options.margin,
-        triplet_margin=None if options.margin is None else margin,
+        margin=margin,
+        curvature=options.curvature,
+        pairs=replace(
+            relation, scope=options.pairs, miner=options.miner, max_pairs=options.max_pairs, triplet_margin=None
+        ),
         head=options.head,
         dimension=options.dimension,
-        split=options.split,
-        fix=options.fix,
-        negative_weight=options.negative_weight,
-        pairs=options.pairs,
-        positive_within=relation.positive_within,
-        negative_beyond=relation.negative_beyond,
-        angle_within=relation.angle_within,
-        miner=options.miner,
-        max_pairs=options.max_pairs,
-        average=options.average,
         prior_precision=options.prior_precision,
         likelihood_scale=options.likelihood_scale,
         seed=seed,

@@ -83,7 +83,7 @@ class Mining:
         pairs: Pairs,
         targets: Tensor | None,
         *,
-        margin: float,
+        margin: float | None,
         generator: torch.Generator,
     ) -> Pairs:
         """Choose among the pairs of a batch; the same object comes back where there is nothing to choose.
@@ -92,7 +92,7 @@ class Mining:
             embeddings: (N, D) unit rows; no gradient goes through the choice.
             pairs: what there is to choose from.
             targets: (N,) the labels that the pairs are of, read by a miner of pytorch-metric-learning alone.
-            margin: of the triplets, positive.
+            margin: of the triplets, positive; None will do where no triplets are looked at.
             generator: on the CPU; `max_pairs` draws from it.
 
         Returns:
@@ -104,7 +104,7 @@ class Mining:
         """
         if pairs.size != len(embeddings):
             raise ValueError(f"pairs must speak of the {len(embeddings)} embeddings given, got pairs of {pairs.size}")
-        if not margin > 0:
+        if margin is not None and not margin > 0:
             raise ValueError(f"margin must be positive, got {margin}")
         embeddings = embeddings.detach()
         if embeddings.dtype in (torch.bfloat16, torch.float16):
@@ -112,6 +112,8 @@ class Mining:
         if callable(self.miner):
             pairs = _named_by(self.miner, embeddings, pairs, targets)
         elif self.miner != "all":
+            if margin is None:
+                raise ValueError(f"{self.miner} triplets need a margin, and the loss has none: give one")
             return _of_triplets(self.miner, embeddings, pairs, margin, self.max_pairs, generator)
         return pairs if self.max_pairs is None else _drawn(pairs, self.max_pairs, generator)
 

@@ -20,8 +20,7 @@ class Relation:
     """What makes two items a positive or a negative pair, and among which items pairs are formed.
 
     Attributes:
-        scope: `batch`, where pairs never cross batches; `dataset`, where all pairs of the data set count; or `online`,
-            the batches of training, the later the more.
+        scope: `batch`, where pairs never cross batches; or `dataset`, where all pairs of the data set count.
         positive_within: for places: the largest distance of a positive pair, in metres. None means that targets are
             labels, not positions.
         negative_beyond: for places: negative pairs are farther apart than this, in metres.
@@ -30,10 +29,10 @@ class Relation:
             angle, NaN where it is unknown, which fits any other; None means that all columns are coordinates.
         miner: which pairs of a batch count for the curvature; see `lam.pairs.Mining`.
         max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
-        triplet_margin: of the miner's triplets; by default that of the curvature.
+        triplet_margin: of the miner's triplets; `lam.fit` puts in that of the loss by default.
     """
 
-    scope: Scope | Literal["online"] = "batch"
+    scope: Scope = "batch"
     positive_within: float | None = None
     negative_beyond: float | None = None
     angle_within: float | None = None
@@ -44,8 +43,8 @@ class Relation:
     def __post_init__(self) -> None:
         if self.triplet_margin is not None and not self.triplet_margin > 0:
             raise ValueError(f"triplet_margin must be positive, got {self.triplet_margin}")
-        if self.scope not in (*SCOPES, "online"):
-            raise ValueError(f"scope must be one of {', '.join(SCOPES)}, online, got {self.scope!r}")
+        if self.scope not in SCOPES:
+            raise ValueError(f"scope must be one of {', '.join(SCOPES)}, got {self.scope!r}")
         if self.positive_within is None and self.negative_beyond is not None:
             raise ValueError("negative_beyond needs positive_within: both are distances between places")
         if self.mining != ALL_PAIRS and self.scope == "dataset":

@@ -14,7 +14,6 @@ from typing import Any, get_args
 import yaml
 
 from lam.datasets.augmented import AugmentationOptions
-from lam.hessians.batch import check_settings
 from lam.losses import LossName, build
 from lam.methods import MethodName
 from lam.methods.deep_ensemble import EnsembleOptions
@@ -192,7 +191,6 @@ class RunConfig:
         Raises:
             ValueError: saying which, and what is allowed.
         """
-        check_settings(margin=self.margin, split="arccos", fix="fixed", negative_weight=1.0)
         build(self.training.loss, margin=self.margin)
         refuse_other_than("method", self.method, get_args(MethodName))
         if self.method == "laplace_online" and self.checkpoint is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lam.losses import Loss
+from lam.losses import Loss, margin_of
 from lam.pairs.mining import ALL_PAIRS, Mining
 from lam.pairs.pairs import Pairs
 from lam.utils import distributed
@@ -50,11 +50,11 @@ class Minibatch:
         """
         return distributed.all_gather(rows, self.sizes) if self.sizes else rows
 
-    def mined(self, embeddings: Tensor, margin: float) -> Pairs:
+    def mined(self, embeddings: Tensor, margin: float | None) -> Pairs:
         """Choose the pairs of the loss by these embeddings (N, D), unit rows; all pairs where nothing is mined."""
         return self.chosen(self.mining, embeddings, margin)
 
-    def chosen(self, mining: Mining, embeddings: Tensor, margin: float) -> Pairs:
+    def chosen(self, mining: Mining, embeddings: Tensor, margin: float | None) -> Pairs:
         """Choose pairs for another purpose."""
         if mining == ALL_PAIRS:
             return self.pairs
@@ -87,7 +87,7 @@ class Step:
             DivergenceError: where the step cannot go on; the loop says at which step that was.
         """
         embeddings = network(batch.inputs)
-        value = loss(embeddings, batch.mined(embeddings, loss.margin))
+        value = loss(embeddings, batch.mined(embeddings, margin_of(loss)))
         backward(value)
         return value.detach()
 

@@ -32,8 +32,6 @@ def same_posterior(one: lam.BayesianEncoder, other: lam.BayesianEncoder) -> bool
     mine, yours = one.posterior, other.posterior
     return (
         torch.equal(mine.weight, yours.weight)
-        and torch.equal(mine.curvature.positive, yours.curvature.positive)
-        and torch.equal(mine.curvature.negative, yours.curvature.negative)
-        and (mine.curvature.n_positives, mine.curvature.n_negatives, mine.n_items, mine.scale)
-        == (yours.curvature.n_positives, yours.curvature.n_negatives, yours.n_items, yours.scale)
+        and torch.equal(mine.curvature.sums, yours.curvature.sums)
+        and (mine.curvature.counts, mine.n_items, mine.scale) == (yours.curvature.counts, yours.n_items, yours.scale)
     )

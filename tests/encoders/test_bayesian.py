@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lam
-from lam.hessians import contrastive_ggn
+from lam.hessians import ContrastiveCurvature, contrastive_ggn
+from lam.pairs import Relation
 from lam.retrieval.index.exact import rank
 from tests.encoders.small import fit, make_batches, make_network, same_posterior
 
@@ -39,7 +40,7 @@ def test_the_direction_is_the_networks_own_to_the_bit_however_wide_the_posterior
         assert torch.equal(encoder.observe(inputs, n_samples=n_samples, joint=True).embeddings.mean, expected)
     assert torch.equal(encoder.embed(inputs, mode="network").mean, expected)
     # samples are drawn in parts, directions are not
-    monkeypatch.setattr("lam.posteriors.diagonal.CHUNK_ELEMENTS", 32 * 3 * 5)
+    monkeypatch.setattr("lam.posteriors.base.CHUNK_ELEMENTS", 32 * 3 * 5)
     assert torch.equal(encoder.embed(inputs).mean, expected)
     alone = torch.cat([encoder.embed(inputs[row : row + 1]).mean for row in range(len(inputs))])
     torch.testing.assert_close(alone, expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-2)
@@ -93,9 +94,8 @@ def test_two_fits_added_equal_one_and_forgetting_undoes_it():
     batches = make_batches(6)
     whole, first, second = fit(batches), fit(batches[:2]), fit(batches[2:])
     joined = first + second
-    for name in ("positive", "negative"):
-        expected = getattr(whole.posterior.curvature, name)
-        torch.testing.assert_close(getattr(joined.posterior.curvature, name), expected, rtol=1e-12, atol=0)
+    expected = whole.posterior.curvature.sums
+    torch.testing.assert_close(joined.posterior.curvature.sums, expected, rtol=1e-12, atol=0)
     assert joined.posterior.scale == whole.posterior.scale
     joined.forget(batches[2:])
     torch.testing.assert_close(
@@ -109,13 +109,13 @@ def test_two_fits_added_equal_one_and_forgetting_undoes_it():
 @pytest.mark.parametrize("fix", ["fixed", "positive"])
 def test_the_whole_data_set_does_not_depend_on_how_it_is_cut(fix):
     inputs, labels = (torch.cat(parts) for parts in zip(*make_batches(), strict=True))
-    options = {"pairs": "dataset", "fix": fix}
-    one = fit([(inputs, labels)], fix=fix).posterior.curvature
+    options = {"curvature": ContrastiveCurvature(0.7, fix=fix)}
+    one = fit([(inputs, labels)], **options).posterior.curvature
     for size in (5, 16, 64):
         cut = list(zip(inputs.split(size), labels.split(size), strict=True))
-        encoder = fit(cut, **options)
+        encoder = fit(cut, pairs="dataset", **options)
         torch.testing.assert_close(encoder.posterior.curvature.weight.float(), one.weight.float(), rtol=1e-4, atol=1e-6)
-        assert encoder.posterior.curvature.n_positives == one.n_positives
+        assert encoder.posterior.curvature.counts == one.counts
     with pytest.raises(ValueError, match="only a posterior fitted in batches can forget; .* of scope dataset"):
         encoder.forget(cut)
     with pytest.raises(ValueError, match="only encoders fitted in batches"):
@@ -125,10 +125,11 @@ def test_the_whole_data_set_does_not_depend_on_how_it_is_cut(fix):
 @pytest.mark.parametrize("fix", ["fixed", "positive", "full"])
 def test_features_alone_are_enough(fix):
     batches = make_batches(1, N=40)
-    encoder = fit(batches, fix=fix)
+    curvature = ContrastiveCurvature(0.7, fix=fix)
+    encoder = fit(batches, curvature=curvature)
     features, labels = encoder.features(batches), batches[0][1]
     head = encoder.network[2]
-    alone = lam.fit_features(features, labels, head.weight.detach(), head.bias.detach(), margin=0.7, fix=fix)
+    alone = lam.fit_features(features, labels, head.weight.detach(), head.bias.detach(), curvature=curvature)
     mine, theirs = alone.posterior.curvature.weight, encoder.posterior.curvature.weight
     torch.testing.assert_close(mine.float(), theirs.float(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(alone.embed(features).kappa, encoder.embed(batches).kappa, rtol=1e-3, atol=0)
@@ -138,12 +139,12 @@ def test_places_are_paired_by_distance():
     inputs, _ = make_batches(1, N=30)[0]
     positions = torch.rand(30, 2, generator=torch.Generator().manual_seed(3)) * 60
     distances = {"positive_within": 10.0, "negative_beyond": 25.0}
-    in_batch = fit([(inputs, positions)], **distances)
-    at_once = fit([(inputs[:17], positions[:17]), (inputs[17:], positions[17:])], pairs="dataset", **distances)
+    in_batch = fit([(inputs, positions)], pairs=Relation(**distances))
+    cut = [(inputs[:17], positions[:17]), (inputs[17:], positions[17:])]
+    at_once = fit(cut, pairs=Relation("dataset", **distances))
     expected = lam.Pairs.by_distance(positions, 10.0, 25.0)
     for encoder in (in_batch, at_once):
-        curvature = encoder.posterior.curvature
-        assert (curvature.n_positives, curvature.n_negatives) == (expected.n_positives, expected.n_negatives)
+        assert encoder.posterior.curvature.counts == (expected.n_positives, expected.n_negatives)
     one, other = in_batch.posterior.curvature.weight, at_once.posterior.curvature.weight
     torch.testing.assert_close(one.float(), other.float(), rtol=1e-4, atol=1e-6)
 

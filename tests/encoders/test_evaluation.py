@@ -3,6 +3,7 @@ import torch
 from torch import Tensor
 
 import lam
+from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance
 from lam.retrieval import auroc, ausc, map_at_k, rank
 from lam.retrieval.metrics.ood import knn_distance
@@ -119,7 +120,8 @@ def test_places_are_found_by_their_distance_in_a_gallery_of_their_own():
     places = 1000.0 * torch.arange(12)[:, None] * torch.ones(2)
     positions = torch.cat([places + 5 * torch.rand(12, 2, generator=generator) for _ in range(3)])
     inputs = torch.cat([torch.eye(12)] * 3) + 0.05 * torch.randn(36, 12, generator=generator)
-    encoder = lam.fit(torch.nn.Linear(12, 6), [(inputs, positions)], margin=0.7, positive_within=10.0, progress=False)
+    near = Relation(positive_within=10.0)
+    encoder = lam.fit(torch.nn.Linear(12, 6), [(inputs, positions)], margin=0.7, pairs=near, progress=False)
     is_query = torch.arange(36) < 12
     in_gallery = torch.ones(36, dtype=torch.bool)
     in_gallery[[12 + 3, 24 + 3]] = False  # nothing is left near the fourth query

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 import lam
+from lam.hessians import ContrastiveCurvature
+from lam.pairs import Relation
 from tests.encoders.small import fit, make_batches, make_network
 from tests.helpers import unchecked
 
@@ -17,10 +19,12 @@ from tests.helpers import unchecked
     ("batches", "options", "message"),
     [
         (None, {"margin": 2.5}, r"margin must be in \(0, 2\]"),
-        (None, {"split": "angle"}, "split must be one of euclidean, arccos, got 'angle'"),
-        (None, {"fix": "half"}, "fix must be one of positive, fixed, full, got 'half'"),
-        (None, {"fix": "full", "pairs": "dataset"}, "fix must be fixed or positive with pairs"),
-        (None, {"negative_beyond": 3.0}, "negative_beyond needs positive_within"),
+        (None, {"margin": None}, "give the margin of the contrastive loss, or the curvature of another"),
+        (
+            None,
+            {"curvature": ContrastiveCurvature(0.7, fix="full"), "pairs": "dataset"},
+            "fix must be fixed or positive with pairs",
+        ),
         (None, {"prior_precision": 0.0}, "prior_precision must be positive"),
         ([], {}, "the loader gave no batch"),
         ([(torch.randn(1, 6), torch.tensor([0]))], {}, "at least 2 items are needed to form a pair, got 1"),
@@ -35,6 +39,20 @@ def test_bad_input_to_fit_is_refused(batches, options, message):
     batches = make_batches() if batches is None else batches
     with pytest.raises(ValueError, match=message):
         unchecked(lam.fit)(make_network(), batches, **{"margin": 0.7, "progress": False, **options})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"split": "angle"}, "split must be one of euclidean, arccos, got 'angle'"),
+        ({"fix": "half"}, "fix must be one of positive, fixed, full, got 'half'"),
+        ({"negative_weight": 2.0}, r"negative_weight must be in \[0, 1\], got 2.0"),
+    ],
+)
+def test_bad_settings_of_a_curvature_are_refused(settings, message, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match=message):
+        ContrastiveCurvature(0.7, **settings)
 
 
 def test_an_unknown_scope_is_refused(monkeypatch: pytest.MonkeyPatch):
@@ -107,7 +125,7 @@ def test_features_too_large_to_square_are_named_and_never_fitted(value: float):
         encoder.embed(features)
     with pytest.raises(ValueError, match="the curvature of the weight is not finite"):
         replace(
-            encoder.posterior, curvature=replace(encoder.posterior.curvature, positive=torch.full((3, 5), torch.inf))
+            encoder.posterior, curvature=replace(encoder.posterior.curvature, sums=torch.full((2, 3, 5), torch.inf))
         )
 
 
@@ -131,7 +149,7 @@ def test_encoders_with_other_settings_or_networks_do_not_add_up():
 def test_places_that_are_all_near_each_other_have_no_negative_pair():
     inputs, positions = torch.randn(20, 6), torch.rand(20, 2)
     with pytest.raises(ValueError, match="all 20 places are near each other"):
-        lam.fit_features(inputs, positions, torch.eye(3, 6), margin=0.7, positive_within=10.0)
+        lam.fit_features(inputs, positions, torch.eye(3, 6), margin=0.7, pairs=Relation(positive_within=10.0))
 
 
 @pytest.mark.parametrize(

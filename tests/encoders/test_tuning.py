@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import lam
 from lam.encoders.tuning import COSINE_LIMIT, calibrate_scale
+from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance, PlaceRelevance
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.reliability import answers_of
@@ -156,10 +157,9 @@ def test_tuning_says_when_clipped_weights_make_it_pointless():
     batches = make_batches(8, N=32)
     encoder = fit(batches[:4])
     curvature = encoder.posterior.curvature
-    positive = curvature.positive.abs() + curvature.positive.abs().mean()
-    positive[:, 3] = -1
-    none = torch.zeros_like(positive)
-    encoder.posterior = replace(encoder.posterior, curvature=replace(curvature, positive=positive, negative=none))
+    h = curvature.h.abs() + curvature.h.abs().mean()
+    h[:, 3] = -1
+    encoder.posterior = replace(encoder.posterior, curvature=replace(curvature, sums=h[None], counts=None))
     with pytest.warns(UserWarning, match=r"of the predictive variance is due to the .* whose curvature is negative"):
         encoder.tune(batches[4:], n_samples=8, greatest=1e8)
 
@@ -168,9 +168,8 @@ def test_places_are_scored_by_their_first_hit():
     torch.manual_seed(3)
     positions = torch.rand(30, 2) * 40
     features = torch.cat([positions / 40, torch.rand(30, 2)], 1)
-    encoder = lam.fit_features(
-        features, positions, torch.eye(3, 4), margin=0.7, positive_within=5.0, negative_beyond=9.0
-    )
+    near = Relation(positive_within=5.0, negative_beyond=9.0)
+    encoder = lam.fit_features(features, positions, torch.eye(3, 4), margin=0.7, pairs=near)
     relevance = PlaceRelevance(positions, 5.0)
     _, tuning = calibrate_scale(encoder.posterior, features, relevance, n_samples=8, least=1e2, greatest=1e6)
     posterior = replace(encoder.posterior, likelihood_scale=1e4)

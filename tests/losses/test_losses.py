@@ -119,7 +119,7 @@ def test_without_any_pair_the_loss_is_zero_and_differentiable(name: str) -> None
 
 @pytest.mark.parametrize("margin", [0.0, -1.0, 2.1, float("nan")])
 def test_margin_outside_is_refused(margin: float) -> None:
-    with pytest.raises(ValueError, match=r"margin must lie in \(0, 2\].*got"):
+    with pytest.raises(ValueError, match=r"margin must be in \(0, 2\].*got"):
         losses.build("contrastive", margin=margin)
 
 

@@ -10,10 +10,11 @@ from torch.utils.data import DataLoader
 
 import lam
 from lam import datasets, models
-from lam.hessians import contrastive_ggn
+from lam.hessians import ContrastiveCurvature, contrastive_ggn
 from lam.methods.fit import fit
 from lam.pairs.mining import Mining
 from lam.pairs.pairs import Pairs
+from lam.pairs.relation import Relation
 
 
 def test_torchvisions_resnet18_becomes_bayesian_on_an_image_folder(photographs: Path, tmp_path: Path):
@@ -57,7 +58,7 @@ def test_a_loader_sorted_by_class_needs_pairs_over_the_data_set(photographs: Pat
     with pytest.raises(ValueError, match='no batch of the .* items holds a negative pair.*pairs="dataset"'):
         lam.fit(network, loader, margin=0.7, progress=False)
     encoder = lam.fit(network, loader, margin=2.0, pairs="dataset", progress=False)
-    assert encoder.posterior.curvature.n_negatives > 0
+    assert encoder.posterior.curvature.counts[1] > 0
 
 
 def test_the_pairs_of_the_curvature_can_be_mined_and_are_forgotten_as_they_were_fitted():
@@ -66,9 +67,10 @@ def test_the_pairs_of_the_curvature_can_be_mined_and_are_forgotten_as_they_were_
     network = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     options: dict[str, Any] = {"margin": 0.7, "progress": False}
     everything = fit(network, batches, **options)
-    mined = fit(network, batches, miner="semihard", max_pairs=7, negative_weight=0.5, **options)
-    first = fit(network, batches[:1], miner="semihard", max_pairs=7, negative_weight=0.5, **options)
-    assert mined.posterior.curvature.n_negatives < everything.posterior.curvature.n_negatives
+    options["curvature"] = ContrastiveCurvature(0.7, negative_weight=0.5)
+    semihard = Relation(miner="semihard", max_pairs=7)
+    mined, first = (fit(network, some, pairs=semihard, **options) for some in (batches, batches[:1]))
+    assert mined.posterior.curvature.counts[1] < everything.posterior.curvature.counts[1]
     layer: Any = network[2]
     expected = Mining("semihard", 7).choose(
         F.normalize(network(batches[0][0])),
@@ -88,4 +90,4 @@ def test_the_pairs_of_the_curvature_can_be_mined_and_are_forgotten_as_they_were_
 
 def test_pairs_are_not_mined_over_a_whole_data_set():
     with pytest.raises(ValueError, match="pairs are mined within batches"):
-        fit(nn.Linear(4, 3), [(torch.randn(8, 4), torch.arange(8) % 2)], margin=0.7, pairs="dataset", miner="hard")
+        Relation("dataset", miner="hard")

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 import lam
 from lam import losses, models
 from lam.datasets import TensorImages
-from lam.hessians import contrastive_ggn
+from lam.hessians import ContrastiveCurvature, contrastive_ggn
 from lam.methods.fit import fit
 from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions, train
 from lam.pairs.mining import Mining
@@ -85,7 +85,7 @@ def test_the_authors_update_adds_the_mean_over_the_triplets_that_were_drawn_with
     embeddings = F.normalize(features @ weight.T + bias)
     chosen = Mining("violating", 40).choose(embeddings, pairs, None, margin=0.7, generator=generator)
     ggn = contrastive_ggn(features, weight, bias, chosen, margin=margin)
-    mean = (ggn.positive - ggn.negative) / 40
+    mean = (ggn.sums[0] - ggn.sums[1]) / 40
     assert (mean < 0).any()
     torch.testing.assert_close(step.h, 0.9 * 1e-3 + mean.relu(), rtol=1e-4, atol=1e-9)
 
@@ -147,7 +147,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Pa
     train(make_network(), data, epochs=2, folder=tmp_path, **common)
     resumed, resumed_histories = train(make_network(5), data, epochs=4, folder=tmp_path, **common)
     assert resumed_histories["network"].losses == histories["network"].losses
-    assert torch.equal(resumed.posterior.curvature.positive, whole.posterior.curvature.positive)
+    assert torch.equal(resumed.posterior.curvature.sums, whole.posterior.curvature.sums)
     assert torch.equal(resumed.posterior.weight, whole.posterior.weight)
     with pytest.raises(ValueError, match="made with other settings.*memory_factor"):
         train(
@@ -210,8 +210,7 @@ def test_refitted_it_has_the_curvature_of_post_hoc_at_the_weights_of_online():
     expected = fit(
         network,
         loader,
-        margin=0.7,
-        negative_weight=0.5,
+        curvature=ContrastiveCurvature(0.7, negative_weight=0.5),
         prior_precision=2.0,
         likelihood_scale=1e4,
         seed=3,
@@ -219,7 +218,7 @@ def test_refitted_it_has_the_curvature_of_post_hoc_at_the_weights_of_online():
     )
     torch.testing.assert_close(encoder.posterior.curvature.h, expected.posterior.curvature.h)
     assert (encoder.posterior.scale, encoder.posterior.prior_precision) == (1e4, 2.0)
-    assert (encoder.relation.scope, followed.relation.scope) == ("batch", "online")
+    assert (encoder.posterior.curvature.adds_up, followed.posterior.curvature.adds_up) == (True, False)
     assert not torch.allclose(encoder.posterior.curvature.h, followed.posterior.curvature.h.double(), rtol=0.01)
 
 
@@ -255,7 +254,7 @@ def test_a_refit_of_places_counts_every_pair_and_refuses_a_miner_before_training
     options = replace(OPTIONS, refit=True)
     encoder, _ = train(make_network(), data, options=options, relation=relation, **common)
     assert encoder.relation.scope == "dataset"
-    assert encoder.posterior.curvature.n_positives == 40
+    assert encoder.posterior.curvature.counts[0] == 40
     with pytest.raises(ValueError, match="leave the miner of the curvature out, or refit"):
         train(make_network(), data, options=replace(options, hessian_miner="hard"), relation=relation, **common)
     with pytest.raises(ValueError, match="leave the miner of the curvature out, or refit"):

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from lam import losses, models
 from lam.datasets import TensorImages
 from lam.datasets.augmented import AugmentationOptions, Augmented
-from lam.hessians import contrastive_ggn
+from lam.hessians import ContrastiveCurvature, contrastive_ggn
 from lam.methods.fit import fit
 from lam.methods.laplace_posthoc import LaplaceOptions, train
 from lam.pairs.pairs import Pairs
@@ -45,9 +45,7 @@ def test_it_is_training_and_then_a_fit_on_shuffled_batches() -> None:
     expected = fit(
         twin,
         loader,
-        margin=0.7,
-        fix="positive",
-        negative_weight=0.5,
+        curvature=ContrastiveCurvature(0.7, fix="positive", negative_weight=0.5),
         prior_precision=2.0,
         likelihood_scale=1e4,
         seed=1,
@@ -93,7 +91,7 @@ def test_the_plain_sum_over_triplets_is_that_of_three_loops(margin: float | None
                 none = torch.zeros_like(pair)
                 kinds = (pair, none) if sign > 0 else (none, pair)
                 ggn = contrastive_ggn(features, weight, bias, Pairs(*kinds, 1, 1), margin=margin or 0.7)
-                total += (ggn.positive - ggn.negative) / 2  # of the two orders of a pair one counts
+                total += (ggn.sums[0] - ggn.sums[1]) / 2  # of the two orders of a pair one counts
     torch.testing.assert_close(encoder.posterior.curvature.h, total, rtol=1e-5, atol=1e-5 * float(total.abs().max()))
     torch.testing.assert_close(
         encoder.posterior.variance[0].double(), 1 / (total[:, :-1].relu() + 1), rtol=1e-3, atol=0

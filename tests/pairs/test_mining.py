@@ -12,7 +12,7 @@ from pytorch_metric_learning.miners import BatchEasyHardMiner, PairMarginMiner, 
 from torch import Tensor
 
 from lam import losses
-from lam.hessians import contrastive_ggn
+from lam.hessians import ContrastiveCurvature, contrastive_ggn
 from lam.hessians.accumulate import curvature_in_batches
 from lam.pairs.mining import ALL_PAIRS, Mining
 from lam.pairs.pairs import Pairs
@@ -158,9 +158,9 @@ def test_a_semihard_curvature_has_too_much_of_the_negatives_which_their_weight_t
 
     alone = h(chosen, negative_weight=0.0)
     terms = contrastive_ggn(features, weight, None, chosen, margin=2.0, split="euclidean")
-    torch.testing.assert_close(alone, terms.positive / chosen.n_positives)
+    torch.testing.assert_close(alone, terms.sums[0] / chosen.n_positives)
     for w in (0.25, 1.0):
-        torch.testing.assert_close(h(chosen, negative_weight=w), alone - w * terms.negative / chosen.n_negatives)
+        torch.testing.assert_close(h(chosen, negative_weight=w), alone - w * terms.sums[1] / chosen.n_negatives)
     traces = [float(h(chosen, negative_weight=w).sum()) for w in (0.0, 0.25, 1.0)]
     assert traces == sorted(traces, reverse=True)
 
@@ -272,15 +272,15 @@ def test_curvature_in_batches_is_over_the_chosen_pairs_and_forgets_them() -> Non
     batches = [(points(12, 5, seed), LABELS) for seed in range(3)]
     weight, bias = torch.randn(3, 5, generator=generator(1), dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     mining = Mining("semihard", max_pairs=6)
-    relation = Relation(miner="semihard", max_pairs=6)
-    options: dict[str, Any] = {"seed": 3, "margin": MARGIN}
+    relation = Relation(miner="semihard", max_pairs=6, triplet_margin=MARGIN)
+    options: dict[str, Any] = {"curvature": ContrastiveCurvature(MARGIN), "seed": 3}
     total, n_items = curvature_in_batches(batches, weight, bias, relation, **options)
-    expected = torch.zeros_like(total.positive)
+    expected = torch.zeros_like(total.sums)
     for features, labels in batches:
         embeddings = F.normalize(F.linear(features, weight, bias))
         pairs = mining.choose(embeddings, Pairs.by_label(labels), labels, margin=MARGIN, generator=generator(3))
-        expected += contrastive_ggn(features, weight, bias, pairs, margin=MARGIN).positive
-    torch.testing.assert_close(total.positive, expected)
+        expected += contrastive_ggn(features, weight, bias, pairs, margin=MARGIN).sums
+    torch.testing.assert_close(total.sums, expected)
     assert n_items == 36
     rest = total - curvature_in_batches(batches[1:2], weight, bias, relation, **options)[0]
     kept = curvature_in_batches(batches[::2], weight, bias, relation, **options)[0]
@@ -324,3 +324,25 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         choose(Mining("hard"), points(5))
     with pytest.raises(ValueError, match=r"margin must be positive, got 0.0"):
         Mining("hard").choose(points(), Pairs.by_label(LABELS), LABELS, margin=0.0, generator=generator())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"negative_beyond": 3.0}, "negative_beyond needs positive_within"),
+        ({"angle_within": 3.0}, "angle_within needs positive_within"),
+        ({"triplet_margin": 0.0}, "triplet_margin must be positive, got 0.0"),
+        ({"scope": "dataset", "miner": "hard"}, "pairs are mined within batches"),
+    ],
+)
+def test_a_relation_that_contradicts_itself_is_refused(settings: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Relation(**settings)
+
+
+def test_triplets_need_a_margin_and_all_pairs_none() -> None:
+    embeddings, labels = F.normalize(points(12, 5, 0)), LABELS
+    pairs = Pairs.by_label(labels)
+    assert Mining("all").choose(embeddings, pairs, labels, margin=None, generator=generator(0)) is pairs
+    with pytest.raises(ValueError, match="hard triplets need a margin, and the loss has none"):
+        Mining("hard").choose(embeddings, pairs, labels, margin=None, generator=generator(0))

@@ -103,7 +103,7 @@ def test_an_item_has_the_same_kappa_alone_and_in_any_batch():
 def test_chunks_change_nothing(monkeypatch):
     posterior, features = make(N=50)
     whole = posterior.predict(features)
-    monkeypatch.setattr("lam.posteriors.diagonal.CHUNK_ELEMENTS", 32 * 3 * 7)
+    monkeypatch.setattr("lam.posteriors.base.CHUNK_ELEMENTS", 32 * 3 * 7)
     torch.testing.assert_close(posterior.predict(features).kappa, whole.kappa)
 
 
@@ -250,12 +250,12 @@ def test_the_variance_of_clipped_weights_is_told():
     h[0, 1] = -abs(h[0, 1])
     h[1:] = h[1:].abs() + 1e-3
     h[0, [0, 2, 3, 4, 5]] = h[0, [0, 2, 3, 4, 5]].abs() + 1e-3
-    curvature = replace(posterior.curvature, positive=h, negative=torch.zeros_like(h), n_positives=1)
+    curvature = replace(posterior.curvature, sums=h[None], counts=None)
     posterior = replace(posterior, curvature=curvature)
     variance = features.square() @ posterior.variance[0].T
     clipped = features[:, 1].square() * posterior.variance[0][0, 1]
     assert posterior.clipped_variance_share(features) == pytest.approx((clipped.sum() / variance.sum()).item())
     assert posterior.clipped_variance_share(features) > 0.5
     none, _ = make()
-    positive = replace(none.curvature, positive=h.abs(), negative=torch.zeros_like(h), n_positives=1)
+    positive = replace(none.curvature, sums=h.abs()[None], counts=None)
     assert replace(none, curvature=positive).clipped_variance_share(features) == 0

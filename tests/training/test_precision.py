@@ -38,7 +38,7 @@ def test_training_in_mixed_precision_gives_float32_posteriors(method: Any, preci
     assert {parameter.dtype for parameter in trained.parameters()} == {torch.float32}
     assert not torch.equal(trained.head.weight, start)
     curvature = encoder.posterior.curvature
-    assert curvature.positive.dtype in (torch.float32, torch.float64)
+    assert curvature.sums.dtype in (torch.float32, torch.float64)
     for name, tensor in tensors_of(encoder).items():
         assert tensor.dtype == torch.float32, name
         assert tensor.isfinite().all(), name

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import lam
 from lam import methods
 from lam.encoders.ensemble import EnsembleEncoder, align
-from lam.hessians import FIXES, SPLITS, contrastive_ggn, contrastive_ggn_dataset
+from lam.hessians import FIXES, SPLITS, ContrastiveCurvature, contrastive_ggn, contrastive_ggn_dataset
 from lam.hessians.accumulate import curvature_in_batches
 from lam.models.head import features_and_output
 from lam.pairs.pairs import Pairs
@@ -72,9 +72,8 @@ def test_curvature(split: Any, fix: Any) -> None:
 
 def test_mined_curvature() -> None:
     features, labels, weight, bias = layer()
-    relation = Relation(miner="semihard", max_pairs=200)
-    options: dict[str, Any] = {"margin": 0.7, "split": "arccos", "fix": "fixed", "negative_weight": 1.0}
-    same(lambda: [curvature_in_batches([(features, labels)], weight, bias, relation, **options)[0].h])
+    relation, curvature = Relation(miner="semihard", max_pairs=200, triplet_margin=0.7), ContrastiveCurvature(0.7)
+    same(lambda: [curvature_in_batches([(features, labels)], weight, bias, relation, curvature)[0].h])
 
 
 @pytest.mark.parametrize("mode", ["marginal", "network"])
@@ -114,11 +113,10 @@ def test_fit_takes_the_features_that_the_network_gives_and_nothing_else_from_aut
     features, labels = (torch.cat(parts) for parts in zip(*given, strict=True))
     head: Any = trained[2]
     weight, bias = head.weight.detach(), head.bias.detach()
-    options: dict[str, Any] = {"margin": 0.7, "split": "arccos", "fix": "fixed", "negative_weight": 1.0}
     if pairs == "batch":
-        expected = curvature_in_batches(given, weight, bias, Relation(), **options)[0]
+        expected = curvature_in_batches(given, weight, bias, Relation(), ContrastiveCurvature(0.7))[0]
     else:
-        expected = contrastive_ggn_dataset(features, weight, bias, labels=labels, **options, progress=False)
+        expected = contrastive_ggn_dataset(features, weight, bias, labels=labels, margin=0.7, progress=False)
     assert torch.equal(encoder.posterior.curvature.h, expected.h)
     torch.testing.assert_close(embeddings.kappa, encoder.posterior.predict(features).kappa, rtol=0, atol=0)
 

@@ -16,10 +16,12 @@ from torch.utils.data import DataLoader, DistributedSampler
 import lam
 from lam import losses, methods, models
 from lam.encoders.bayesian import BayesianEncoder
+from lam.hessians import ContrastiveCurvature
 from lam.methods.hib import HibOptions
 from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions
 from lam.methods.pfe import PfeOptions
 from lam.models.uncertainty_head import UncertaintyHead
+from lam.pairs.relation import Relation
 from lam.training import History, Minibatch, Step, train
 from lam.utils import distributed
 from lam.utils.files import write_tensors
@@ -67,7 +69,7 @@ def weights(trained: nn.Module) -> dict[str, Tensor]:
 def posterior(encoder: BayesianEncoder) -> dict[str, Tensor]:
     variance, bias_variance = encoder.posterior.variance
     curvature = encoder.posterior.curvature
-    counts = torch.tensor([curvature.n_positives, curvature.n_negatives, encoder.posterior.n_items])
+    counts = torch.tensor([*(curvature.counts or ()), encoder.posterior.n_items])
     return {"variance": variance, "bias_variance": bias_variance, "h": curvature.h, "counts": counts}
 
 
@@ -128,11 +130,11 @@ def fit_in_batches(folder: Path) -> dict[str, Tensor]:
 
 
 def fit_full(folder: Path) -> dict[str, Tensor]:
-    return fitted(loader(num_workers=1), fix="full", split="euclidean")
+    return fitted(loader(num_workers=1), curvature=ContrastiveCurvature(0.7, "euclidean", "full"))
 
 
 def fit_mined(folder: Path) -> dict[str, Tensor]:
-    return fitted(loader(), miner="semihard", max_pairs=5)
+    return fitted(loader(), pairs=Relation(miner="semihard", max_pairs=5))
 
 
 def fit_one_batch(folder: Path) -> dict[str, Tensor]:
@@ -149,7 +151,7 @@ def fit_dataset(folder: Path) -> dict[str, Tensor]:
 
 
 def fit_positive_dataset(folder: Path) -> dict[str, Tensor]:
-    return fitted(loader(), pairs="dataset", fix="positive", split="euclidean")
+    return fitted(loader(), pairs="dataset", curvature=ContrastiveCurvature(0.7, "euclidean", "positive"))
 
 
 def fit_added_layer(folder: Path) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lam.hessians.diagonal import Diagonal
+from lam.hessians import ContrastiveCurvature, Diagonal
 from lam.posteriors.diagonal import LastLayerPosterior
 from lam.retrieval.index.fusion import fuse_identities
 from lam.vmf.distribution import fuse, mean_resultant_length
@@ -17,17 +17,7 @@ def _embeddings(mean: torch.Tensor, kappa: torch.Tensor) -> Embeddings:
 def _posterior(dimension: int = 4, width: int = 12) -> LastLayerPosterior:
     generator = torch.Generator().manual_seed(0)
     h = torch.rand(dimension, width, generator=generator, dtype=torch.float64) + 0.5
-    curvature = Diagonal(
-        positive=h,
-        negative=torch.zeros_like(h),
-        n_positives=1,
-        n_negatives=1,
-        has_bias=False,
-        margin=0.7,
-        split="arccos",
-        fix="fixed",
-        negative_weight=1.0,
-    )
+    curvature = Diagonal(h[None], None, ContrastiveCurvature(0.7), has_bias=False)
     weight = torch.randn(dimension, width, generator=generator, dtype=torch.float64)
     return LastLayerPosterior(weight, None, curvature, n_items=10, likelihood_scale=800.0)
 

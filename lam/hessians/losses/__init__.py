@@ -1,0 +1,53 @@
+"""Curvatures of losses, by name; one file a loss."""
+
+from dataclasses import asdict
+from typing import Any
+
+from lam.hessians.losses.base import Curvature
+from lam.hessians.losses.contrastive import ContrastiveCurvature
+
+CURVATURES: dict[str, type[Curvature]] = {"contrastive": ContrastiveCurvature}
+"""Every curvature that a file can name; see `register`."""
+
+
+def register(name: str, cls: type[Curvature]) -> None:
+    """Make the curvature of another loss known by a name, under which encoders are saved and loaded.
+
+    Args:
+        name: what files call it.
+        cls: a frozen dataclass derived from `Curvature`, whose fields are numbers, strings or booleans.
+
+    Raises:
+        ValueError: where another class has the name.
+    """
+    if CURVATURES.setdefault(name, cls) is not cls:
+        raise ValueError(f"{name!r} is the name of {CURVATURES[name].__name__}: choose another one")
+
+
+def to_settings(curvature: Curvature) -> dict[str, Any]:
+    """Name and settings of a curvature, as JSON.
+
+    Raises:
+        ValueError: where its class is not registered.
+    """
+    for name, cls in CURVATURES.items():
+        if cls is type(curvature):
+            settings: Any = curvature
+            return {"name": name, **asdict(settings)}
+    raise ValueError(f"{type(curvature).__name__} has no name: register it with lam.hessians.register")
+
+
+def from_settings(settings: dict[str, Any]) -> Curvature:
+    """Make a curvature again from its name and settings.
+
+    Raises:
+        ValueError: for a name that is not registered.
+    """
+    name, fields = settings["name"], {key: value for key, value in settings.items() if key != "name"}
+    if name not in CURVATURES:
+        known = ", ".join(CURVATURES)
+        raise ValueError(f"curvature must be one of {known}, got {name!r}: register it with lam.hessians.register")
+    return CURVATURES[name](**fields)
+
+
+__all__ = ["CURVATURES", "ContrastiveCurvature", "Curvature", "from_settings", "register", "to_settings"]

@@ -1,0 +1,64 @@
+"""What the curvature of every loss offers; one file a loss beside this one.
+
+Nothing here knows of weights: how outputs depend on them is the part of `lam.hessians.structures`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.pairs.pairs import Pairs
+from lam.pairs.relation import Scope
+
+
+class Curvature(ABC):
+    """The curvature of a loss in the outputs f = r n of a network, n on the unit sphere.
+
+    A subclass is a frozen dataclass of the loss's settings, which it checks once, and has to give `diagonal`; all else
+    is that of a loss with one term, averaged over the items.
+
+    Attributes:
+        average: whether each term is averaged over what was counted, or is a plain sum.
+    """
+
+    average: bool = True
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """What each of the T terms is a sum over, in the singular, and its weight in h."""
+        return {"item": 1.0}
+
+    def counts(self, pairs: Pairs) -> tuple[int, ...]:
+        """Count what each of the T terms is averaged over."""
+        return (pairs.size,)
+
+    @abstractmethod
+    def diagonal(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D"]:
+        """Second derivatives of each term in the outputs of each item, the other items held still.
+
+        Args:
+            n: (N, D) unit outputs.
+            r: (N, 1) their lengths before normalisation.
+            pairs: which of the N items match.
+
+        Returns:
+            (N, T, D) the diagonals, summed over the partners of each item.
+        """
+
+    def cross(
+        self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs
+    ) -> Float[Tensor, "T D F"] | None:
+        """Sum what the outputs of two items share over all pairs, in the weights of a layer with these inputs."""
+        return None
+
+    def working_dtype(self, features: Tensor) -> torch.dtype:
+        """The type to compute in."""
+        return torch.promote_types(features.dtype, torch.float32)
+
+    def check_scope(self, scope: Scope) -> None:
+        """Refuse to form this curvature over all pairs of a data set, where only batches will do."""
+        if scope == "dataset":
+            raise ValueError(f'{type(self).__name__} is formed in batches alone: use pairs="batch"')

@@ -1,0 +1,209 @@
+"""Curvature of the contrastive loss: one pair's second derivatives in closed form, and their sums over a batch.
+
+The loss of a pair is ½ d² = 1 − c, with c the cosine of its two outputs f = r n. Its Gauss-Newton curvature in the
+outputs depends on where loss∘network is split: `euclidean` counts the normalisation n = f/r to the network, where it is
+linearised; `arccos` counts it to the loss. What a diagonal over a linear layer needs are the diagonals of the blocks
+H11, H22 (one output with itself) and H12 (one with the other). No array of size pairs × D × P is ever made: cross terms
+are a matmul per output or a matmul over blocks of pairs, whichever is cheaper.
+
+Source: Warburg et al. (2023), appendix F; the sign of the arccos cross term follows from the derivation there.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.hessians.losses.base import Curvature
+from lam.pairs.pairs import Pairs
+from lam.pairs.relation import Scope
+from lam.utils.checks import refuse_other_than
+
+Split = Literal["euclidean", "arccos"]
+Fix = Literal["positive", "fixed", "full"]
+SPLITS: tuple[str, ...] = get_args(Split)
+FIXES: tuple[str, ...] = get_args(Fix)
+
+BLOCK_ELEMENTS = 1 << 22
+"""How many products φ_aj φ_bj of pairs are held at once."""
+
+GATHER_COST = 40
+"""What forming one such product costs, in multiply-adds of a matmul (measured on two cores: 30 to 60)."""
+
+
+@dataclass(frozen=True)
+class ContrastiveCurvature(Curvature):
+    """Curvature of L = Σ_ab ½ t_ab ‖n_a − n_b‖² over ordered pairs.
+
+    t = 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, else 0: h = S⁺/n⁺ − w S⁻/n⁻, where n⁺
+    and n⁻ count every pair that was considered, those outside the margin included. `fixed` differentiates each item
+    with the other held still, `full` keeps the cross terms, `positive` keeps them too but drops the negative pairs.
+
+    Source: Warburg et al. (2023), equations 6 to 9 and appendix F.
+
+    Attributes:
+        margin: in (0, 2]; negative pairs at this distance or farther have no curvature. float32 resolves margins
+            down to about 0.01; smaller ones need float64 features. None in the options of a method: that of the loss,
+            which `with_margin` fills in.
+        split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
+        fix: which terms are kept: `fixed`, `positive` or `full`.
+        negative_weight: w in [0, 1], the weight of the negative pairs.
+        average: whether h is averaged over the pairs of each type, or is their plain sum, S⁺ − w S⁻.
+
+    Raises:
+        ValueError: for settings outside their range.
+    """
+
+    margin: float | None
+    split: Split = "arccos"
+    fix: Fix = "fixed"
+    negative_weight: float = 1.0
+    average: bool = True
+
+    def __post_init__(self) -> None:
+        if self.margin is not None and not 0 < self.margin <= 2:
+            raise ValueError(f"margin must be in (0, 2], the distances on the unit sphere, got {self.margin}")
+        refuse_other_than("split", self.split, SPLITS)
+        refuse_other_than("fix", self.fix, FIXES)
+        if not 0 <= self.negative_weight <= 1:
+            raise ValueError(f"negative_weight must be in [0, 1], got {self.negative_weight}")
+
+    def with_margin(self, margin: float | None) -> "ContrastiveCurvature":
+        """Take this margin where there is none yet."""
+        return self if self.margin is not None else replace(self, margin=margin)
+
+    @property
+    def least_cosine(self) -> float:
+        """The cosine above which two unit vectors are nearer than the margin."""
+        if self.margin is None:
+            raise ValueError("margin must be in (0, 2], the distances on the unit sphere, got None: give one")
+        return 1 - self.margin**2 / 2
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """The positive pairs and, unless they are dropped, the negative ones."""
+        positive = {"positive pair": 1.0}
+        return positive if self.fix == "positive" else {**positive, "negative pair": -self.negative_weight}
+
+    def counts(self, pairs: Pairs) -> tuple[int, ...]:
+        """n⁺ and, unless they are dropped, n⁻."""
+        return (pairs.n_positives, pairs.n_negatives)[: len(self.terms)]
+
+    def diagonal(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D"]:
+        """H11 of each item, summed over its partners, and twice: every item is first and second in ordered pairs."""
+        kinds = self._kinds(n, pairs)
+        return 2 * torch.stack([own_curvature(self.split, n, r, T.sum(1, keepdim=True), T @ n) for T in kinds], 1)
+
+    def cross(
+        self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs
+    ) -> Float[Tensor, "T D F"] | None:
+        """Sum 2 T_ab H12_i φ_aj φ_bj over ordered pairs; None where the partner is held still."""
+        if self.fix == "fixed":
+            return None
+        return torch.stack([cross_sum(inputs, n, r, T) for T in self._kinds(n, pairs)])
+
+    def working_dtype(self, features: Tensor) -> torch.dtype:
+        """The type to compute in: where the cross terms cancel most of the rest, float32 would lose its digits."""
+        return super().working_dtype(features) if self.fix == "fixed" else torch.float64
+
+    def check_scope(self, scope: Scope) -> None:
+        """Refuse to form cross terms of every pair of a data set."""
+        if self.fix == "full" and scope == "dataset":
+            raise ValueError('fix must be fixed or positive with pairs="dataset", got full: use pairs="batch"')
+
+    def _kinds(self, n: Tensor, pairs: Pairs) -> list[Tensor]:
+        """Weights of the ordered pairs that have a curvature, term by term."""
+        positive = pairs.positive.to(n)
+        if self.fix == "positive":
+            return [positive]
+        return [positive, pairs.negative.to(n) * (n @ n.T > self.least_cosine)]
+
+
+def own_curvature(
+    split: Split,
+    n: Float[Tensor, "N D"],
+    r: Float[Tensor, "N 1"],
+    count: Float[Tensor, "N 1"],
+    partners: Float[Tensor, "N D"],
+) -> Float[Tensor, "N D"]:
+    """Sum H11 of each item over its partners.
+
+    euclidean: H11_i = (1 − n1_i²)/r1²; arccos: H11_i = (c + 2 n1_i n2_i − 3 c n1_i²)/r1². Both are linear in the
+    partner n2, so the sum over partners b with weights T_ab needs only Σ_b T_ab and Σ_b T_ab n_b.
+
+    Args:
+        split: how loss∘network is split.
+        n: (N, D) unit outputs.
+        r: (N, 1) their lengths before normalisation.
+        count: (N, 1) Σ_b T_ab.
+        partners: (N, D) Σ_b T_ab n_b.
+
+    Returns:
+        (N, D) the summed diagonals.
+    """
+    if split == "euclidean":
+        return count * (1 - n.square()) / r.square()
+    cosines = (n * partners).sum(1, keepdim=True)
+    return (cosines * (1 - 3 * n.square()) + 2 * n * partners) / r.square()
+
+
+def cross_curvature(
+    n1: Float[Tensor, "*pairs D"],
+    r1: Float[Tensor, "*pairs 1"],
+    n2: Float[Tensor, "*pairs D"],
+    r2: Float[Tensor, "*pairs 1"],
+) -> Float[Tensor, "*pairs D"]:
+    """Give H12_i = −(1 − n1_i² − n2_i² + c n1_i n2_i)/(r1 r2) of each pair, alike for both splits.
+
+    Args:
+        n1: (*pairs, D) unit output of the first item.
+        r1: (*pairs, 1) its length before normalisation.
+        n2: (*pairs, D) unit output of the second item.
+        r2: (*pairs, 1) its length before normalisation.
+
+    Returns:
+        (*pairs, D) the diagonals.
+    """
+    cosine = (n1 * n2).sum(-1, keepdim=True)
+    return (n1.square() + n2.square() - 1 - cosine * n1 * n2) / (r1 * r2)
+
+
+def cross_sum(
+    inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], T: Float[Tensor, "N N"]
+) -> Float[Tensor, "D F"]:
+    """Sum 2 T_ab H12_i φ_aj φ_bj over ordered pairs."""
+    N, D = n.shape
+    first, second = T.triu(1).nonzero(as_tuple=True)
+    if len(first) * (2 * D + GATHER_COST) < 2 * D * N * N:
+        return cross_sum_over_pairs(inputs, n, r, first, second, T[first, second])
+    return _cross_sum_by_output(inputs, n, r, T)
+
+
+def cross_sum_over_pairs(
+    inputs: Float[Tensor, "N F"],
+    n: Float[Tensor, "N D"],
+    r: Float[Tensor, "N 1"],
+    first: Tensor,
+    second: Tensor,
+    weights: Float[Tensor, " pairs"],
+) -> Float[Tensor, "D F"]:
+    """Sum 4 T_ab H12_i φ_aj φ_bj over unordered pairs, listed: a matmul over blocks of pairs."""
+    total = inputs.new_zeros(n.shape[1], inputs.shape[1])
+    size = max(1, BLOCK_ELEMENTS // max(inputs.shape[1], n.shape[1]))
+    for a, b, t in zip(first.split(size), second.split(size), weights.split(size), strict=True):
+        H12 = cross_curvature(n[a], r[a], n[b], r[b]) * (4 * t[:, None])
+        total.addmm_(H12.T, inputs[a] * inputs[b])
+    return total
+
+
+def _cross_sum_by_output(inputs: Tensor, n: Tensor, r: Tensor, T: Tensor) -> Tensor:
+    total = inputs.new_empty(n.shape[1], inputs.shape[1])
+    scaled = 2 * T / (r * r.T)
+    scaled_cosine = scaled * (n @ n.T)
+    for i, n_i in enumerate(n.T):
+        square = n_i.square()
+        H12 = scaled * (square[:, None] + square[None, :] - 1) - scaled_cosine * n_i[:, None] * n_i[None, :]
+        total[i] = (inputs * (H12 @ inputs)).sum(0)
+    return total

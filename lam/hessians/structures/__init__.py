@@ -1,0 +1,1 @@
+"""Curvatures in the weights of a layer; one file a structure."""

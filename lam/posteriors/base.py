@@ -1,0 +1,272 @@
+"""`Posterior`: what every Gaussian over the weights of a linear last layer does.
+
+Features in, embeddings out; nothing here knows how features are made. Encoders are in `lam.encoders.bayesian`, the
+covariances in the files beside this one, one file a structure.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeVar, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.hessians import Diagonal
+from lam.hessians.batch import check_features
+from lam.utils.autocast import without_autocast
+from lam.utils.checks import refuse_below, refuse_non_positive, refuse_other_than
+from lam.vmf.embeddings import Embeddings, Mean
+
+Mode = Literal["marginal", "network"]
+MODES: tuple[str, ...] = get_args(Mode)
+MEANS: tuple[str, ...] = get_args(Mean)
+
+Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Maps features (N, P), their outputs (N, D) and variances (N, D) to sampled outputs (S, N, D)."""
+
+Predictor = Callable[..., Embeddings]
+"""Maps features (N, P) and, where it is at hand, the network's output (N, D) to embeddings."""
+
+LEAST_VARIANCE = 1e-20
+"""Noise of this variance, in units of the output's length, is far below any posterior's; an output of length zero gets
+it as it is, so that its samples have random directions."""
+
+CHUNK_ELEMENTS = 1 << 22
+"""How many float64 sample coordinates are held at once."""
+
+
+Same = TypeVar("Same", bound="Posterior")  # typing.Self is refused by the type checks of test runs
+
+_SETTINGS = ("n_items", "prior_precision", "likelihood_scale", "seed")
+
+
+@dataclass(frozen=True)
+class Posterior(ABC):
+    """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer, with Σ⁻¹ = s h + α.
+
+    A subclass says what h is: it keeps a structure of `lam.hessians.structures` as `curvature`, and gives `sample`,
+    `output_variance` and `log_marginal_likelihood`.
+
+    Attributes:
+        weight: (D, P) the trained weight, the mean.
+        bias: (D,) the trained bias, or None.
+        curvature: of the loss, over the data.
+        n_items: how many items the curvature was formed over.
+        prior_precision: α > 0.
+        likelihood_scale: s > 0, or None for the untuned default, n_items squared.
+        seed: of the noise that every prediction shares.
+    """
+
+    structure: ClassVar[type[Diagonal]]
+
+    weight: Float[Tensor, "D P"]
+    bias: Float[Tensor, " D"] | None
+    curvature: Diagonal
+    n_items: int
+    prior_precision: float = 1.0
+    likelihood_scale: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        refuse_non_positive("prior_precision", self.prior_precision)
+        refuse_non_positive("likelihood_scale", self.likelihood_scale)
+        refuse_below("n_items", self.n_items, 1)
+
+    @property
+    def scale(self) -> float:
+        """The likelihood scale s in force."""
+        return float(self.n_items) ** 2 if self.likelihood_scale is None else self.likelihood_scale
+
+    @abstractmethod
+    def sample(
+        self, n_samples: int, *, generator: torch.Generator | None = None
+    ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
+        """Draw whole last layers.
+
+        Args:
+            n_samples: S ≥ 1.
+            generator: by default one seeded with the posterior's own seed, the same on every device.
+
+        Returns:
+            (S, D, P) weights and (S, D) biases, or None.
+        """
+
+    @abstractmethod
+    def output_variance(self) -> Callable[[Tensor], Tensor]:
+        """What maps features (N, P) to the variances (N, D) of their outputs."""
+
+    @abstractmethod
+    def log_marginal_likelihood(self, prior_precision: float) -> float:
+        """Laplace evidence as a function of α at the given s, up to a constant."""
+
+    def predict(
+        self,
+        features: Float[Tensor, "N P"],
+        *,
+        n_samples: int = 32,
+        mode: Mode = "marginal",
+        mean: Mean = "network",
+        return_samples: bool = False,
+    ) -> Embeddings:
+        """Turn features into embeddings that know how sure they are.
+
+        Marginally f | φ ~ N(Wφ + b, diag(v)), v_i = Σ_j φ_j² σ²_ij + σ²_bi. `marginal` draws S of these directly, with
+        the same noise for every input: exact for anything about one input, and the same for an item alone or in any
+        batch. `network` draws S whole layers, so that samples are consistent across inputs.
+
+        Args:
+            features: (N, P) what enters the layer.
+            n_samples: S ≥ 2.
+            mode: `marginal` or `network`.
+            mean: `network` for the trained layer's own direction, f/‖f‖, which the samples do not change; or `sampled`
+                for the mean direction of the samples, as in the paper, which depends on S.
+            return_samples: keep the (S, N, D) samples.
+
+        Returns:
+            Direction, κ (Sra 2012, of the unbiased mean resultant length), and variance before normalisation.
+
+        Raises:
+            ValueError: for features of another width or not finite, fewer than 2 samples, or an unknown mode or mean.
+        """
+        return self.predictor(n_samples=n_samples, mode=mode, mean=mean, return_samples=return_samples)(features)
+
+    def predictor(
+        self, *, n_samples: int = 32, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
+    ) -> Predictor:
+        """Give `predict` with its noise drawn once, for many batches.
+
+        It may be given the network's output beside the features, whose directions are then retrieved to the bit, where
+        the layer's own output computed anew could differ in the last.
+        """
+        compute = self.unchecked_predictor(n_samples=n_samples, mode=mode, mean=mean, return_samples=return_samples)
+        rows = max(1, CHUNK_ELEMENTS // (n_samples * len(self.weight)))
+
+        @without_autocast()
+        def predict(features: Tensor, output: Tensor | None = None) -> Embeddings:
+            check_features(features, self.weight)
+            output = self._output(features) if output is None else output
+            parts = zip(features.split(rows), output.split(rows), strict=True)
+            return Embeddings.concatenate([compute(*part) for part in parts])
+
+        return predict
+
+    def unchecked_predictor(
+        self, *, n_samples: int, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
+    ) -> Predictor:
+        """Give `predictor` without a look at the features, all at once: what a program can be traced from."""
+        refuse_below("n_samples", n_samples, 2)
+        refuse_other_than("mode", mode, MODES)
+        refuse_other_than("mean", mean, MEANS)
+        variance = self.output_variance()
+        draw = self._marginal_draw(n_samples) if mode == "marginal" else self._network_draw(n_samples)
+
+        @without_autocast()
+        def compute(features: Tensor, output: Tensor | None = None) -> Embeddings:
+            features = features.to(self.weight.dtype)
+            f = self._output(features)
+            v = variance(features)
+            own = F.normalize((f if output is None else output).to(f)) if mean == "network" else None
+            samples = F.normalize(draw(features, f, v), dim=-1)
+            return Embeddings.from_samples(samples, v.sum(1), mean=own, keep=return_samples)
+
+        return compute
+
+    def sampled_embeddings(
+        self, features: Float[Tensor, "N P"], *, n_samples: int, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "S N D"]:
+        """Embed under S sampled networks, each the same for all inputs: (S, N, D) unit vectors."""
+        return self.joint_predictor(n_samples=n_samples, generator=generator)(features)
+
+    def joint_predictor(
+        self, *, n_samples: int, generator: torch.Generator | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        """Give `sampled_embeddings` with its networks drawn once, for many batches."""
+        weights, biases = self.sample(n_samples, generator=generator)
+
+        @without_autocast()
+        def draw(features: Tensor) -> Tensor:
+            sampled = torch.einsum("np,sdp->snd", features.to(weights.dtype), weights)
+            return F.normalize(sampled if biases is None else sampled + biases[:, None], dim=-1)
+
+        return draw
+
+    def with_best_prior(self: Same) -> Same:
+        """Maximise `log_marginal_likelihood` over α in [1e-8, 1e8], by Brent's method on log α."""
+        from scipy.optimize import minimize_scalar
+
+        best: Any = minimize_scalar(
+            lambda log_alpha: -self.log_marginal_likelihood(10.0**log_alpha), bounds=(-8, 8), method="bounded"
+        )
+        return replace(self, prior_precision=float(10.0**best.x))
+
+    def to(self: Same, device: torch.device | str) -> Same:
+        """Move weights and curvature to a device."""
+        bias = None if self.bias is None else self.bias.to(device)
+        return replace(self, weight=self.weight.to(device), bias=bias, curvature=self.curvature.to(device))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weight, bias and curvature, by name."""
+        own = {"weight": self.weight, **self.curvature.tensors()}
+        return own if self.bias is None else {**own, "bias": self.bias}
+
+    def settings(self) -> dict[str, Any]:
+        """All else, as JSON."""
+        own = {name: getattr(self, name) for name in _SETTINGS}
+        return {**own, "curvature": self.curvature.settings()}
+
+    @classmethod
+    def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Same:
+        """Make it again from `tensors` and `settings`."""
+        curvature = cls.structure.restored(tensors, settings["curvature"])
+        own = {name: settings[name] for name in _SETTINGS}
+        return cls(tensors["weight"], tensors.get("bias"), curvature, **own)
+
+    def __add__(self: Same, other: Same) -> Same:
+        self._check_same_layer(other)
+        return replace(self, curvature=self.curvature + other.curvature, n_items=self.n_items + other.n_items)
+
+    def __sub__(self: Same, other: Same) -> Same:
+        self._check_same_layer(other)
+        return replace(self, curvature=self.curvature - other.curvature, n_items=self.n_items - other.n_items)
+
+    def _check_same_layer(self, other: "Posterior") -> None:
+        same_bias = (self.bias is None) == (other.bias is None) and (
+            self.bias is None or other.bias is None or torch.equal(self.bias, other.bias)
+        )
+        if not (same_bias and torch.equal(self.weight, other.weight)):
+            raise ValueError("only posteriors of the same trained layer add up: their weights differ")
+        settings = [(found.prior_precision, found.likelihood_scale, found.seed) for found in (self, other)]
+        if settings[0] != settings[1]:
+            raise ValueError(
+                "only posteriors with the same prior precision, likelihood scale and seed add up, "
+                f"got {settings[0]} and {settings[1]}: add first, then tune"
+            )
+
+    def _output(self, features: Tensor) -> Tensor:
+        return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
+
+    def _marginal_draw(self, n_samples: int) -> Draw:
+        shape = (n_samples, 1, len(self.weight))
+        noise = torch.randn(shape, generator=self._generator(), dtype=torch.float64).to(self.weight.device)
+
+        def draw(features: Tensor, f: Tensor, v: Tensor) -> Tensor:
+            square = f.double().square().sum(1, keepdim=True)
+            least = LEAST_VARIANCE * square.where(square > 0, 1)
+            return f.double() + torch.maximum(v.double(), least).sqrt() * noise
+
+        return draw
+
+    def _network_draw(self, n_samples: int) -> Draw:
+        weights, biases = self.sample(n_samples)
+
+        def draw(features: Tensor, f: Tensor, v: Tensor) -> Tensor:
+            sampled = torch.einsum("np,sdp->snd", features, weights)
+            return (sampled if biases is None else sampled + biases[:, None]).double()
+
+        return draw
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed)  # on the CPU, so that every device sees the same noise

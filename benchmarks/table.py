@@ -10,6 +10,8 @@ from typing import Any
 from methods import FIGURES, PAPER
 from timing import RESULTS
 
+from lam.retrieval.metrics.registry import describe
+
 ROWS = (  # what a row is called, and its results
     ("laplace_online", "fashionmnist_laplace_online"),
     ("laplace_online, one sample", "fashionmnist_laplace_online_one_sample"),
@@ -35,7 +37,7 @@ PAPER_BELOW = (  # the rows that the paper's is like
     "deterministic",
 )
 SHOWN = (*FIGURES[:-1], "ece_below_one", "ece")
-HEADS = ("mAP@1", "mAP@5", "mAP@10", "AUROC", "AUPRC", "AUSC", "ECE, theirs", "ECE")
+HEADS = [describe(figure).name for figure in SHOWN]
 UNCERTAIN = ("auroc", "auprc", "ausc", "ece_below_one", "ece")
 
 

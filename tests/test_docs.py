@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lam.cli import RUNS, _parser
+from lam.retrieval import METRICS, SCORES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -76,6 +77,20 @@ def test_tests_that_are_named_exist() -> None:
     assert len(named) > 30
     for path, name in named:
         assert f"def {name}(" in text(ROOT / path), name
+
+
+def test_metrics_and_scores_are_those_that_are_measured() -> None:
+    page = text(DOCS / "results.md")
+    metrics = {
+        f"| {metric.name} | `{key}` | {metric.reading.partition(' ')[0]} | {metric.meaning} |"
+        for key, metric in METRICS.items()
+        if metric.function is not None and not key.endswith(("@1", "@5"))
+    }
+    scores = {f"| {score.name} | `{key}` | {score.meaning} |" for key, score in SCORES.items()}
+    section = page.partition("## Metrics and scores")[2].partition("## Definitions")[0]
+    heads = {"| metric | key | better | what it says |", "| score | key | what it says where it is high |"}
+    rows = {line for line in section.splitlines() if line.startswith("| ")} - heads
+    assert rows - {"| --- | --- | --- | --- |", "| --- | --- | --- |"} == metrics | scores
 
 
 def test_what_is_called_recorded_is() -> None:

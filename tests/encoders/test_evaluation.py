@@ -5,9 +5,9 @@ from torch import Tensor
 import lam
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance
-from lam.retrieval import auroc, ausc, map_at_k, rank
+from lam.retrieval import auprc, auroc, ausc, map_at_k, rank
 from lam.retrieval.metrics.ood import knn_distance
-from lam.retrieval.metrics.registry import scores_of
+from lam.retrieval.metrics.registry import METRICS, SCORES, Metric, Score, describe, scores_of
 from lam.retrieval.metrics.reliability import answers_of
 from tests.encoders.small import fit, make_batches
 
@@ -35,7 +35,13 @@ def test_metrics_are_those_of_the_arrays():
     assert metrics["auroc"] == pytest.approx(auroc(-embeddings.kappa, -outside.kappa))
     assert metrics["auroc_variance"] == pytest.approx(auroc(embeddings.variance, outside.variance))
     assert metrics["prevalence"] == pytest.approx(60 / 124)
-    assert metrics["map@1"] == metrics["recall@1"]
+    assert metrics["map@1"] == metrics["recall@1"] == metrics["precision@1"]
+    cosines = rank(outside.mean, embeddings.mean, k=2)[1]
+    own_cosines = rank(embeddings.mean, k=2)[1]
+    assert metrics["auroc_cosine"] == pytest.approx(auroc(-own_cosines[:, 0], -cosines[:, 0]))
+    margins = [found[:, 1] - found[:, 0] for found in (own_cosines, cosines)]
+    assert metrics["auprc_margin"] == pytest.approx(auprc(*margins))
+    assert metrics["ausc_margin"] == pytest.approx(ausc(labels[hits[:, 0]] == labels, margins[0]))
     assert metrics["ausc"] == pytest.approx(ausc(labels[hits[:, 0]] == labels, -embeddings.kappa))
     ranked, _ = rank(embeddings.mean, k=5)
     relevance = labels[ranked] == labels[:, None]
@@ -100,6 +106,21 @@ def test_every_score_is_higher_for_what_is_uncertain():
     assert torch.equal(scores["norm"], features.norm(dim=1))
     assert set(scores) == {"kappa", "variance", "norm", "knn"}
     assert set(scores_of({"embeddings": embeddings, "features": features, "reference": None})) == {*scores} - {"knn"}
+
+
+def test_a_score_or_metric_that_is_entered_is_measured_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    spread = Score("1 − R̄", "R̄", "samples disagree", lambda embeddings: 1 - embeddings.resultant, ("embeddings",))
+    wrong = Metric(
+        "error", "lower", "share of wrong first hits", lambda hits: 1 - hits[:, 0].double().mean(), ("relevance",)
+    )
+    monkeypatch.setitem(SCORES, "spread", spread)
+    monkeypatch.setitem(METRICS, "error", wrong)
+    batches = make_batches(8)
+    sets = {"far": far_away(1), "near": [batches[0][0]]}
+    metrics = lam.evaluate(fit(batches[:4]), batches[4:], sets, n_samples=8).metrics
+    assert {"ausc_spread", "auroc_spread", "auprc_spread", "auroc_spread@near"} <= metrics.keys()
+    assert metrics["error"] == pytest.approx(1 - (metrics["recall@1"] or 0))
+    assert describe("auroc_spread@near").name == "AUROC, by R̄, against near"
 
 
 def test_bad_input_is_refused():

@@ -256,7 +256,7 @@ METRICS: dict[str, Metric] = {
     "no_match_auprc": Metric(
         "AUPRC of no match",
         "higher",
-        "average precision of finding queries without a match by the first hit's cosine",
+        "average precision of finding the queries that nothing in the gallery answers",
         auprc,
         ("matched", "unmatched"),
         "cosine",

@@ -22,6 +22,7 @@ from timing import write
 from torch import Tensor, nn
 
 import lam
+from lam.hessians import ContrastiveCurvature
 
 INSIDE = "linalg stats signal optimize ndimage spatial sparse interpolate integrate special fft cluster.hierarchy"
 OUTSIDE = (
@@ -56,7 +57,7 @@ def embedded() -> tuple[Tensor, Tensor, Tensor]:
     return torch.tensor(encode(inside)), labels, torch.tensor(encode(outside))
 
 
-def measure(data: tuple[Tensor, Tensor, Tensor], seed: int, **options: Any) -> dict[str, Any]:
+def measure(data: tuple[Tensor, Tensor, Tensor], seed: int, head: str, **settings: Any) -> dict[str, Any]:
     """Fit, tune and evaluate on one split."""
     features, labels, outside = data
     order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))
@@ -65,7 +66,8 @@ def measure(data: tuple[Tensor, Tensor, Tensor], seed: int, **options: Any) -> d
     )
     start = time.perf_counter()
     batch = [(features[fitted], labels[fitted])]
-    encoder = lam.fit(nn.Identity(), batch, margin=0.7, seed=seed, progress=False, **options)
+    curvature = ContrastiveCurvature(0.7, **settings)
+    encoder = lam.fit(nn.Identity(), batch, curvature=curvature, head=head, seed=seed, progress=False)
     seconds = time.perf_counter() - start
     encoder.n_samples = 100
     encoder.tune([(features[tuned], labels[tuned])])
@@ -77,7 +79,8 @@ def measure(data: tuple[Tensor, Tensor, Tensor], seed: int, **options: Any) -> d
     plain = F.normalize(F.linear(features[test], layer.weight, layer.bias))
     return {
         "seed": seed,
-        **options,
+        "head": head,
+        **settings,
         "recall@1": metrics["recall@1"],
         "ausc": metrics["ausc"],
         "ece": metrics["ece"],

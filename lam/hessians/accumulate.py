@@ -81,23 +81,6 @@ def curvature_in_batches(
     return total, n_items
 
 
-def curvature_of_processes(
-    batches: Iterable[tuple[Tensor, Any]],
-    weight: Float[Tensor, "D P"],
-    bias: Float[Tensor, " D"] | None,
-    relation: Relation,
-    curvature: Curvature,
-    *,
-    seed: int = 0,
-) -> tuple[Diagonal, int]:
-    """Sum the curvature over the batches of all processes, each of which gives its own, or none.
-
-    Args, Returns, Raises: as `curvature_in_batches`, which this is in one process.
-    """
-    own, n_items = curvature_in_batches(batches, weight, bias, relation, curvature, seed=seed)
-    return own.all_reduce(), int(distributed.all_reduce(torch.tensor(n_items, device=weight.device)))
-
-
 def curvature_of_dataset(
     batches: Iterable[tuple[Tensor, Any]],
     weight: Float[Tensor, "D P"],

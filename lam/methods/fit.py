@@ -22,8 +22,8 @@ from lam.hessians.accumulate import (
     all_pairs,
     check_counts,
     checked_targets,
+    curvature_in_batches,
     curvature_of_dataset,
-    curvature_of_processes,
 )
 from lam.hessians.batch import check_finite
 from lam.hessians.losses import ContrastiveCurvature, Curvature
@@ -136,7 +136,8 @@ def fit(
             weight, bias = _copied(layer.weight, layer.bias)
         features = _features(network, path, weight.dtype, shown)
     if relation.in_batches:
-        total, n_items = curvature_of_processes(features, weight, bias, relation, curvature, seed=seed)
+        own, n_own = curvature_in_batches(features, weight, bias, relation, curvature, seed=seed)
+        total, n_items = own.all_reduce(), int(distributed.all_reduce(torch.tensor(n_own, device=weight.device)))
         check_counts(total, n_items)
     else:
         total, n_items = curvature_of_dataset(features, weight, bias, relation, curvature, progress=progress)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import lam
 from lam.encoders.bayesian import BayesianEncoder
+from lam.hessians import ContrastiveCurvature
 from lam.methods import laplace_online, laplace_posthoc
 from lam.training.settings import Precision
 from tests.methods.small_data import TRAINING, batches, images, network, outside
@@ -49,8 +50,8 @@ def test_training_in_mixed_precision_gives_float32_posteriors(method: Any, preci
 def test_a_network_of_half_precision_is_fitted_in_float32(dtype: torch.dtype, pairs: Any) -> None:
     def fitted(wanted: torch.dtype) -> BayesianEncoder:
         data: list[tuple[Tensor, Tensor]] = [(inputs.to(wanted), labels) for inputs, labels in batches(images())]
-        options = {"split": "euclidean", "fix": "positive", "pairs": pairs, "progress": False}
-        return lam.fit(network().to(wanted), data, margin=0.7, **options)
+        curvature = ContrastiveCurvature(0.7, "euclidean", "positive")
+        return lam.fit(network().to(wanted), data, curvature=curvature, pairs=pairs, progress=False)
 
     half, full = fitted(dtype), fitted(torch.float32)
     curvature, expected = half.posterior.curvature, full.posterior.curvature

@@ -159,9 +159,9 @@ MUTANTS = (
     ),
     Mutant(
         "finite numbers over HTTP",
-        "lam/service/bodies.py",
-        "        return math.isfinite(value)\n",
-        "        return True\n",
+        "lam/service/models.py",
+        "strict=True",
+        "strict=False",
         (SERVICE + "test_app.py::test_wrong_embeddings_change_nothing",),
     ),
     Mutant(

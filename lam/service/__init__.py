@@ -14,14 +14,13 @@ live.py       the items of a service, read by another process
 engine.py     all of it behind five verbs, without HTTP
 metrics.py    what is counted, for Prometheus
 limits.py     size and deadline of bodies, key, host and headers, before any route is reached
-bodies.py     what a request's JSON may hold
-schemas.py    what the OpenAPI schema says of requests and answers
+models.py     what JSON holds, of requests and of answers: for checks, types and OpenAPI at once
+bodies.py     from a request's body to a query
 refusals.py   unknown parameters and paths, and how errors are answered
 app.py        the routes
 connections.py  who is connected: deadlines for headers and for reading, and how many there may be
 server.py     uvicorn around them
 page/         what a browser is given: HTML, CSS and JavaScript modules, as they are
 
-Only app.py, connections.py, limits.py, metrics.py and server.py need the extra `serve`; importing this package imports
-none of them.
+Only what reads and answers requests needs the extra `serve`; importing this package imports none of it.
 """

@@ -18,6 +18,7 @@ from lam.retrieval.decisions.decisions import Decision
 from lam.retrieval.index.hits import Hits
 from lam.service.gallery import Described
 from lam.service.items import Images, Item, content_id, packed, thumbnail_path
+from lam.service.models import Decided, HitShown, SearchedShown, State, Threshold, Verified
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _POINTS = 200
@@ -92,7 +93,7 @@ class Judge:
     calibration: Calibration | None
     dimension: int
 
-    def state(self, size: int) -> str:
+    def state(self, size: int) -> State:
         """Say whether the rates hold for a gallery of this size: `none`, `current` or `stale`."""
         if self.calibration is None:
             return "none"
@@ -126,24 +127,25 @@ class Judge:
         rows = zip(found, hits.scores[0].tolist(), hits.kappa[0].tolist(), sets, strict=True)
         shown = [
             as_json(
-                {
-                    "id": item.id,
-                    "score": score,
-                    "kappa": kappa,
-                    "label": item.label,
-                    "images": item.images,
-                    "resultant": item.resultant,
-                    "poor": self.poor(item.least_kappa),
-                    "thumbnail": thumbnail_path(item.id) if item.pictured else None,
-                    "accepted": None if made is None else verdict["decision"] == "match" and score > made.accept_above,
-                    "credible": score >= cap,
-                    "conformal": conformal,
-                },
+                HitShown(
+                    id=item.id,
+                    score=score,
+                    kappa=kappa,
+                    label=item.label,
+                    images=item.images,
+                    resultant=item.resultant,
+                    poor=self.poor(item.least_kappa),
+                    thumbnail=thumbnail_path(item.id) if item.pictured else None,
+                    accepted=None if made is None else verdict["decision"] == "match" and score > made.accept_above,
+                    credible=score >= cap,
+                    conformal=conformal,
+                ),
                 metadata=item.metadata,
             )
             for item, score, kappa, conformal in islice(rows, k)
         ]
-        body = verdict | {
+        body: SearchedShown = {
+            **verdict,
             "kappa": query.kappa,
             "kappa_capped": query.capped,
             "credible_cosine": cap,
@@ -153,7 +155,7 @@ class Judge:
         }
         return Answer(verdict["decision"], query.kappa, as_json(body, hits=f"[{','.join(shown)}]"))
 
-    def same(self, first: Query, second: Query) -> dict[str, Any]:
+    def same(self, first: Query, second: Query) -> Verified:
         """Say whether two images show the same thing, at the false-accept rate of pairs; see `Calibration.verify`.
 
         κ alone says whether they can be judged, whatever flag is in force for searches.
@@ -162,8 +164,15 @@ class Judge:
         kappa = [first.kappa, second.kappa]
         if made is None or above is None:
             score = float((first.embedding.mean[0].double() @ second.embedding.mean[0].double()).clamp(-1, 1))
-            unknown = dict.fromkeys(("same", "decision", "probability", "far", "threshold"))
-            return unknown | {"score": score, "kappa": kappa}
+            return {
+                "same": None,
+                "decision": None,
+                "probability": None,
+                "far": None,
+                "threshold": None,
+                "score": score,
+                "kappa": kappa,
+            }
         verified = made.verify(first.embedding, second.embedding)
         decision, far, ood = verified.decision[0], made.targets.far, made.targets.ood
         return {
@@ -192,7 +201,7 @@ class Judge:
         return logs, credible_cosine(Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))).numpy()
 
     @cached_property
-    def thresholds(self) -> dict[str, Any] | None:
+    def thresholds(self) -> Threshold | None:
         """What is in force for images, and the error rates that it promises."""
         return None if self.calibration is None else _thresholds(self.calibration)
 
@@ -255,19 +264,21 @@ def as_json(known: Mapping[str, Any], **texts: str) -> str:
     return f"{{{','.join(filter(None, [plain, *(f'{json.dumps(name)}:{text}' for name, text in texts.items())]))}}}"
 
 
-def _thresholds(made: Calibration) -> dict[str, Any]:
+def _thresholds(made: Calibration) -> Threshold:
     return {
         "accept_above": made.accept_above,
         "flag": made.flag,
         "flag_above": made.flag_above,
         "kappa_below": made.kappa_below,
-        **vars(made.targets),
+        "far": made.targets.far,
+        "ood": made.targets.ood,
+        "miss": made.targets.miss,
     }
 
 
-def _verdict(made: Calibration | None, query: Query, hits: Hits, least: float) -> dict[str, Any]:
+def _verdict(made: Calibration | None, query: Query, hits: Hits, least: float) -> Decided:
     if made is None:
-        return dict.fromkeys(("decision", "probability", "surprise", "p_value", "flagged_by"))
+        return {"decision": None, "probability": None, "surprise": None, "p_value": None, "flagged_by": None}
     features = None if made.flag == "kappa" else query.features
     found = hits.scores.shape[1]  # two or more, or all there were when it was searched
     decided = made.decide(hits, query.embedding, features=features, gallery_size=found)

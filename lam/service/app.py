@@ -14,15 +14,16 @@ from starlette.staticfiles import StaticFiles
 
 from lam import __version__
 from lam.gallery.enrolment import ID_RULE, MAX_LABEL
-from lam.service import schemas
+from lam.service import models
 from lam.service.answers import Judge, as_json
-from lam.service.bodies import JSON, Given, content_type, item_of, pair_of, query_of
+from lam.service.bodies import Given, content_type, item_of, pair_of, query_of
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError, busy
 from lam.service.images import CONTENT_TYPES, media_type
 from lam.service.items import Item, checked_id, checked_label, thumbnail_path
 from lam.service.limits import Limits
 from lam.service.metrics import Metrics
+from lam.service.models import JSON
 from lam.service.refusals import answer_errors, refuse_unknown_parameters
 from lam.service.store import Fuse
 
@@ -66,7 +67,7 @@ def create_app(engine: Engine, *, key: str | None = None) -> Limits:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        responses=schemas.REFUSALS,
+        responses=models.REFUSALS,
         dependencies=[Depends(refuse_unknown_parameters)],
     )
     answer_errors(app, pages=frozenset({"/", *(f"/{file.name}" for file in PAGE.iterdir())}))
@@ -84,7 +85,7 @@ def _max_json(engine: Engine) -> int:
 def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     most = engine.settings.max_k
 
-    @app.post("/v1/search", responses=schemas.SEARCHED, openapi_extra=schemas.QUERY)
+    @app.post("/v1/search", responses=models.SEARCHED, openapi_extra=models.QUERY)
     async def search(
         request: Request,
         k: Annotated[int, Query(ge=1, le=most)] = 10,
@@ -102,7 +103,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         metrics.decided(answer.decision, answer.kappa)
         return Response(answer.text, media_type=JSON)
 
-    @app.post("/v1/verify", responses=schemas.VERIFIED, openapi_extra=schemas.PAIR)
+    @app.post("/v1/verify", responses=models.VERIFIED, openapi_extra=models.PAIR)
     async def verify(request: Request) -> JSONResponse:
         """Decide whether two images, in base64, or embeddings show the same thing."""
         content_type(request.headers, JSON)
@@ -115,7 +116,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
 
 def _add_items(app: FastAPI, engine: Engine) -> None:
-    @app.post("/v1/items", status_code=201, responses=schemas.ENROLLED, openapi_extra=schemas.ITEM)
+    @app.post("/v1/items", status_code=201, responses=models.ENROLLED, openapi_extra=models.ITEM)
     async def add(
         request: Request,
         id: Annotated[str | None, Query(description=f"{ID_RULE}; without one, the content is the id")] = None,
@@ -126,14 +127,14 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         """Add an item, on disk and found when this is answered; without an id, its content is its id."""
         return await _enrol(engine, request, id, label, poor=poor, fuse=fuse)
 
-    @app.put("/v1/items/{id}", responses=schemas.ENROLLED, openapi_extra=schemas.ITEM)
+    @app.put("/v1/items/{id}", responses=models.ENROLLED, openapi_extra=models.ITEM)
     async def update(
         request: Request, id: str, label: Label = None, poor: Poor = "keep", fuse: Fusing = False
     ) -> Response:
         """Add an item under this id, put another in its place, or fuse an image into it."""
         return await _enrol(engine, request, id, label, poor=poor, fuse=fuse)
 
-    @app.get("/v1/items", responses=schemas.LISTED)
+    @app.get("/v1/items", responses=models.LISTED)
     async def page(
         after: Annotated[str, Query(max_length=128)] = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = _PAGE_SIZE,
@@ -142,12 +143,12 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         engine.admit(engine.reader)
         return Response(await engine.read(partial(_listed, engine, after, limit)), media_type=JSON)
 
-    @app.get("/v1/items/{id}", responses=schemas.FOUND)
+    @app.get("/v1/items/{id}", responses=models.FOUND)
     async def one(id: str) -> Response:
         """Look an item up."""
         return Response(_described(await known(id), engine.judge), media_type=JSON)
 
-    @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=schemas.PICTURE)
+    @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=models.PICTURE)
     async def picture(id: str) -> Response:
         """Give an item's picture."""
         item = await known(id)
@@ -155,7 +156,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
             raise ServiceError(404, "the item has no picture", allowed="items that were added as images")
         return Response(item.thumbnail, media_type=media_type(item.thumbnail))
 
-    @app.delete("/v1/items/{id}", responses=schemas.DELETED)
+    @app.delete("/v1/items/{id}", responses=models.DELETED)
     async def delete(id: str) -> JSONResponse:
         """Erase an item: its vector, its picture, and what the database kept of them."""
         engine.admit(engine.writer)
@@ -276,7 +277,7 @@ def _listed(engine: Engine, after: str, limit: int) -> str:
 
 def _described(item: Item, judge: Judge, **more: Any) -> str:
     """What is said of an item, as JSON."""
-    known = {
+    known: models.ItemShown = {
         "id": item.id,
         "label": item.label,
         "kappa": item.kappa,
@@ -286,7 +287,7 @@ def _described(item: Item, judge: Judge, **more: Any) -> str:
         "thumbnail": None if item.thumbnail is None else thumbnail_path(item.id),
         "sha256": item.sha256.hex(),
     }
-    return as_json(known | more, metadata=item.metadata)
+    return as_json({**known, **more}, metadata=item.metadata)
 
 
 def _refuse_poor(judge: Judge, kappa: float) -> None:

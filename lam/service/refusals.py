@@ -49,8 +49,8 @@ def answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         name = first["loc"][-1]
-        allowed = in_words(_parameters(request)[name])
-        refusal = ServiceError(422, f"{name} must be {allowed}, got {str(first['input'])[:_SHOWN]!r}", allowed=allowed)
+        what = f"{name}: {first['msg']}, got {str(first['input'])[:_SHOWN]!r}"
+        refusal = ServiceError(422, what, allowed=_parameters(request)[name])
         return JSONResponse(refusal.to_json(), refusal.status)
 
     @app.exception_handler(Exception)
@@ -69,29 +69,6 @@ def answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
         else:
             refusal = ServiceError(error.status_code, str(error.detail).lower())
         return JSONResponse(refusal.to_json(), refusal.status, headers=refusal.headers)
-
-
-def in_words(schema: dict[str, Any]) -> str:
-    """Say what a query parameter may be.
-
-    Args:
-        schema: its own, of one of the kinds that the routes have.
-
-    Example:
-        >>> in_words({"type": "integer", "minimum": 1, "maximum": 100})
-        'a whole number from 1 to 100'
-        >>> in_words({"type": "string", "enum": ["keep", "refuse"]})
-        'keep or refuse'
-    """
-    if "enum" in schema:
-        return " or ".join(schema["enum"])
-    kind = schema.get("type", "string")
-    if kind == "boolean":
-        return "true or false"
-    if kind == "string":
-        return f"text of at most {schema['maxLength']} characters" if "maxLength" in schema else "text"
-    number = {"integer": "a whole number", "number": "a number"}[kind]
-    return f"{number} from {schema['minimum']:g} to {schema['maximum']:g}"
 
 
 def _parameters(request: Request) -> dict[str, dict[str, Any]]:

@@ -95,7 +95,9 @@ def test_what_the_address_and_the_body_say_must_be_the_same(client: TestClient, 
     ):
         item = send(path, json=embedding(dimension, id="j2", label="b")).json()
         assert (item["id"], item["label"]) == ("j2", "b")
-    assert "text" in refused(client.post("/v1/items", json=embedding(dimension, label=3)), 422)
+    for fields in ({"label": 3}, {"id": None}):
+        said = refused(client.post("/v1/items", json=embedding(dimension, **fields)), 422)
+        assert said == f"{next(iter(fields))}: Input should be a valid string"
     client.delete("/v1/items/j2")
 
 

@@ -1,0 +1,303 @@
+"""What requests and answers in JSON hold: said once, by which requests are refused, answers typed and OpenAPI written.
+
+All are typed dictionaries. Requests are checked by them; answers, which are checked by pyright and by schemathesis in
+`tests/service/test_schema.py`, are not, as that would take longer than to make them. Which numbers are a unit vector is
+decided in `lam.service.bodies`, which text is an id or a label in `lam.service.items`.
+"""
+
+from functools import cache
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    with_config,
+)
+from typing_extensions import TypedDict
+
+from lam.gallery.enrolment import ID_RULE, MAX_LABEL, MAX_METADATA
+from lam.service.errors import ServiceError
+from lam.service.images import CONTENT_TYPES
+
+JSON = "application/json"
+MAX_KAPPA = 1e30
+_SHOWN = 80
+_CLOSED = with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+
+
+@_CLOSED
+class EmbeddingGiven(TypedDict):
+    """One embedding."""
+
+    embedding: Annotated[list[float], FailFast(), Field(description="a unit vector")]
+    kappa: Annotated[float, Field(ge=0, le=MAX_KAPPA, description="its concentration")]
+
+
+@_CLOSED
+class ItemGiven(EmbeddingGiven):
+    """An item by its embedding."""
+
+    id: NotRequired[Annotated[str, Field(description=f"{ID_RULE}; the same as beside the body, where it is there too")]]
+    label: NotRequired[
+        Annotated[str, Field(description="what it shows; likewise", json_schema_extra={"maxLength": MAX_LABEL})]
+    ]
+    metadata: NotRequired[Annotated[dict[str, Any], Field(description=f"at most {MAX_METADATA} characters of JSON")]]
+
+
+@_CLOSED
+class ImageGiven(TypedDict):
+    """A file of an image."""
+
+    image: Annotated[str, Field(description="base64", json_schema_extra={"format": "byte"})]
+
+
+def _kind(given: Any) -> str:
+    return "image" if isinstance(given, dict) and "image" in given else "embedding"
+
+
+One = Annotated[Annotated[ImageGiven, Tag("image")] | Annotated[EmbeddingGiven, Tag("embedding")], Discriminator(_kind)]
+
+
+@_CLOSED
+class PairGiven(TypedDict):
+    """Two things that are compared."""
+
+    first: One
+    second: One
+
+
+Kappa = Annotated[float, Field(ge=0)]
+Cosine = Annotated[float, Field(ge=-1.000001, le=1.000001)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+Metadata = Annotated[dict[str, Any], WithJsonSchema({"type": "object"})]
+Verdict = Literal["match", "unknown", "abstain"] | None
+State = Annotated[
+    Literal["none", "current", "stale"], Field(description="whether the calibration is of such a gallery")
+]
+
+
+@_CLOSED
+class PairThreshold(TypedDict):
+    """What is in force for pairs, and the rates that it promises."""
+
+    accept_above: Cosine
+    kappa_below: Kappa
+    far: Share
+    ood: Share
+
+
+@_CLOSED
+class Threshold(PairThreshold):
+    """What is in force for searches."""
+
+    flag: str
+    flag_above: float
+    miss: Share
+
+
+@_CLOSED
+class Shown(TypedDict):
+    """What is said of every item, beside its metadata, which are JSON already when they are written."""
+
+    id: str
+    label: str
+    kappa: Kappa
+    images: Annotated[int, Field(ge=1)]
+    resultant: Share
+    poor: bool | None
+    thumbnail: str | None
+
+
+@_CLOSED
+class HitShown(Shown):
+    """A hit, beside its metadata."""
+
+    score: Cosine
+    accepted: bool | None
+    credible: bool
+    conformal: bool | None
+
+
+@_CLOSED
+class Hit(HitShown):
+    """A hit."""
+
+    metadata: Metadata
+
+
+@_CLOSED
+class Decided(TypedDict):
+    """What was decided, and what it rests on."""
+
+    decision: Verdict
+    probability: Share | None
+    surprise: float | None
+    p_value: Share | None
+    flagged_by: str | None
+
+
+@_CLOSED
+class SearchedShown(Decided):
+    """The answer to a search, beside its hits."""
+
+    kappa: Kappa
+    kappa_capped: bool
+    credible_cosine: Cosine
+    threshold: Threshold | None
+    calibration: State
+    gallery_size: Count
+
+
+@_CLOSED
+class Searched(SearchedShown):
+    """The answer to a search."""
+
+    hits: list[Hit]
+
+
+@_CLOSED
+class Verified(TypedDict):
+    """The answer to a comparison."""
+
+    same: bool | None
+    decision: Verdict
+    probability: Share | None
+    score: Cosine
+    far: Share | None
+    threshold: PairThreshold | None
+    kappa: Annotated[list[Kappa], Field(min_length=2, max_length=2)]
+
+
+@_CLOSED
+class ItemShown(Shown):
+    """An item, beside its metadata."""
+
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+@_CLOSED
+class Item(ItemShown):
+    """An item."""
+
+    metadata: Metadata
+
+
+@_CLOSED
+class Enrolled(Item):
+    """An item that was put into the gallery."""
+
+    created: bool
+    kappa_capped: bool
+    calibration: State
+    gallery_size: Count
+
+
+@_CLOSED
+class Listed(TypedDict):
+    """A page of items."""
+
+    items: list[Item]
+    after: str | None
+    total: Count
+
+
+@_CLOSED
+class Deleted(TypedDict):
+    """What is left once an item is gone."""
+
+    id: str
+    deleted: Literal[True]
+    gallery_size: Count
+
+
+@_CLOSED
+class Refused(TypedDict):
+    """What was wrong, and what is allowed."""
+
+    error: str
+    allowed: Any
+
+
+_ADAPTERS = {kind: TypeAdapter(kind) for kind in (EmbeddingGiven, ItemGiven, PairGiven)}
+
+
+def checked(given: Any, kind: type[Any]) -> Any:
+    """Tell whether JSON that was read is of one of the kinds that are asked for.
+
+    Args:
+        given: what was read.
+        kind: `EmbeddingGiven`, `ItemGiven` or `PairGiven`.
+
+    Returns:
+        It, as that kind.
+
+    Raises:
+        ServiceError: 422, in pydantic's words for the first thing that is wrong; allowed is what OpenAPI says.
+    """
+    try:
+        return _ADAPTERS[kind].validate_python(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = (
+            ".".join(map(str, first["loc"]))[:_SHOWN].encode(errors="replace").decode()
+        )  # JSON may hold half characters
+        allowed = schema_of(kind)["properties"]
+        raise ServiceError(422, f"{place or 'the body'}: {first['msg']}", allowed=allowed) from None
+
+
+@cache
+def schema_of(kind: type[Any]) -> dict[str, Any]:
+    """The schema of a request, with that of each of its parts in its place: OpenAPI keeps none beside it."""
+    schema = _ADAPTERS[kind].json_schema()
+    parts = schema.pop("$defs", {})
+
+    def whole(node: Any) -> Any:
+        if isinstance(node, list):
+            return [whole(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return whole(parts[node["$ref"].rpartition("/")[2]])
+        return {name: whole(each) for name, each in node.items()}
+
+    return whole(schema)
+
+
+Responses = dict[int | str, dict[str, Any]]
+_PICTURE = {"type": "string", "format": "binary"}
+
+
+def _answer(kind: type[Any], description: str, *statuses: int) -> Responses:
+    return {status: {"model": kind, "description": description} for status in statuses or (200,)}
+
+
+SEARCHED = _answer(Searched, "the decision, what it rests on, and the nearest items")
+VERIFIED = _answer(Verified, "whether they are the same, null where that cannot be judged")
+ENROLLED = _answer(Enrolled, "the id was there; this is its item now") | _answer(Enrolled, "the id is new", 201)
+FOUND = _answer(Item, "the item")
+LISTED = _answer(Listed, "items, and behind which id the next page begins; null at the end")
+DELETED = _answer(Deleted, "it is gone")
+PICTURE: Responses = {
+    200: {"description": "the picture", "content": {kind: {"schema": _PICTURE} for kind in CONTENT_TYPES[:2]}}
+}
+REFUSALS = _answer(
+    Refused, "what was wrong, and what is allowed", 400, 401, 404, 405, 408, 409, 413, 415, 421, 422, 500, 503, 507
+)
+
+
+def _request(kind: type[Any], images: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A body of JSON, or of an image of one of these types."""
+    content = {**{image: {"schema": _PICTURE} for image in images}, JSON: {"schema": schema_of(kind)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+QUERY = _request(EmbeddingGiven, CONTENT_TYPES)
+ITEM = _request(ItemGiven, CONTENT_TYPES)
+PAIR = _request(PairGiven)

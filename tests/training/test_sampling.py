@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from lam import losses
 from lam.pairs.mining import Mining
 from lam.pairs.pairs import Pairs
-from lam.training import Minibatch, Step, train
+from lam.pairs.relation import Relation
+from lam.training import Minibatch, Step
 from lam.training.batches import Batches
-from tests.training.test_training import LOSS, Images, Interrupted, _one_thread, fit, network, same
+from tests.training.test_training import Images, Interrupted, _one_thread, fit, network, same
 
 __all__ = ["_one_thread"]
 
@@ -210,7 +211,7 @@ def test_labels_that_do_not_fit_the_data_are_refused() -> None:
     data = Images()
     data.labels = data.labels[:30]
     with pytest.raises(ValueError, match="dataset has 40 items, but 30 labels"):
-        train(network(), data, loss=LOSS, epochs=1, pairs=lambda labels: Pairs.by_label(labels), per_class=4)
+        fit(network(), data, relation=Relation(positive_within=1.0), per_class=4)
 
 
 def test_data_without_two_items_of_a_class_are_refused() -> None:

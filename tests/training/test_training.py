@@ -15,7 +15,7 @@ from lam import losses, models
 from lam.models import EmbeddingNetwork
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
-from lam.training import DivergenceError, History, Minibatch, Step, checkpoints, device_of, train
+from lam.training import DivergenceError, History, Minibatch, Step, Training, checkpoints, device_of, train
 
 LOSS = losses.build("contrastive", margin=0.7)
 BATCHES = 3  # an epoch of Images at batch_size 16
@@ -58,7 +58,8 @@ def network(seed: int = 0) -> EmbeddingNetwork:
 
 def fit(trained: nn.Module, dataset: Any = None, **options: Any) -> History:
     options = {"loss": LOSS, "epochs": 2, "batch_size": 16, "accelerator": "cpu", "progress": False} | options
-    return train(trained, Images() if dataset is None else dataset, **options)
+    own = {name: options.pop(name) for name in ("step", "method") if name in options}
+    return train(trained, Images() if dataset is None else dataset, Training(**options), **own)
 
 
 def same(first: nn.Module, second: nn.Module) -> bool:
@@ -361,7 +362,7 @@ def test_bad_options_and_data(options: dict[str, Any], message: str) -> None:
 def test_unknown_choices_list_the_allowed(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
     with pytest.raises(ValueError, match=f"{option} must be one of .*, got 'best'"):
-        train(network(), Images(), loss=LOSS, epochs=1, **{option: "best"})
+        Training(loss=LOSS, epochs=1, **{option: "best"})
 
 
 def test_auto_is_never_an_accelerator_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from lam import losses, models
 from lam.methods import LaplaceOnline
 from lam.methods.laplace_online import OnlineLaplaceStep
 from lam.pairs.pairs import Pairs
-from lam.training.steps import Batch, Step
+from lam.training.steps import Minibatch, Step
 
 CASES = (  # network, options, D, shape, batch, steps
     ("convnet28", {}, 3, (1, 28, 28), 256, 30),
@@ -26,7 +26,7 @@ CASES = (  # network, options, D, shape, batch, steps
 )
 
 
-def stepper(network: torch.nn.Module, step: Step, batch: Batch):
+def stepper(network: torch.nn.Module, step: Step, batch: Minibatch):
     """One training step as the loop does it."""
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-6)
     loss = losses.build(margin=0.7)
@@ -46,7 +46,7 @@ def measure(name: str, options: dict, dimension: int, shape: tuple[int, ...], si
     network = models.build(name, dimension=dimension, **options).to(device).train()
     labels = (torch.arange(size) % (size // 4)).to(device)
     inputs = torch.rand(size, *shape, generator=generator).to(device)
-    batch = Batch(inputs, Pairs.by_label(labels), 0, generator)
+    batch = Minibatch(inputs, Pairs.by_label(labels), 0, generator)
     online = OnlineLaplaceStep("head", margin=0.7, options=LaplaceOnline(n_samples=samples))
     calls = [stepper(copy.deepcopy(network), Step(), batch), stepper(network, online, batch)]
     measured: list[list[float]] = [[], []]

@@ -122,6 +122,7 @@ class Training(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_other_than("accelerator", self.accelerator, get_args(Accelerator))
         refuse_below("seed", self.seed, 0)
         refuse_below("num_workers", self.num_workers, 0)
 

@@ -140,10 +140,10 @@ def test_it_does_not_mix_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_short_forms_set_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
-        (["run", NORM, "--limit", "0"], "data.limit must be at least 1, got 0"),
-        (["demo", "--limit=few"], "data.limit must be a whole number or null, got few"),
+        (["run", *NORM.split(), "--limit", "0"], "data.limit must be at least 1, got 0"),
+        (["demo", "--limit=few"], "data.limit: Input should be a valid integer"),
         (["demo", "--allow-missing"], "--allow-missing is of no use: the files of digits are not named in a list"),
-        (["run", "--allow-missing", NORM, "--limit", "9"], "--allow-missing is of no use"),
+        (["run", "--allow-missing", *NORM.split(), "--limit", "9"], "--allow-missing is of no use"),
         (["sweep", *NORM.split(), "--seeds", "0"], "seeds must be at least 1, got 0"),
     ):
         assert main(arguments) == 1

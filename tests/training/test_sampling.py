@@ -164,16 +164,15 @@ def test_places_are_mined_by_name() -> None:
         def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
             return self.images[index], self.positions[index]
 
-    def near(positions: Tensor) -> Pairs:
-        return Pairs.by_distance(positions, 0.5, 1.0)
+    near = Relation(positive_within=0.5, negative_beyond=1.0)
 
     for name in ("contrastive", "squared", "pml", "log_posterior"):
         loss = losses.build(name, margin=0.7)
-        assert fit(network(), Places(), loss=loss, pairs=near, miner="semihard", epochs=3).losses[-1] >= 0
+        assert fit(network(), Places(), loss=loss, relation=near, miner="semihard", epochs=3).losses[-1] >= 0
     with pytest.raises(ValueError, match="needs labels, and these targets are none: choose by name"):
-        fit(network(), Places(), pairs=near, miner=TripletMarginMiner())
+        fit(network(), Places(), relation=near, miner=TripletMarginMiner())
     with pytest.raises(ValueError, match="per_class needs a data set with labels, and this one has none"):
-        fit(network(), Places(), pairs=near, per_class=4)
+        fit(network(), Places(), relation=near, per_class=4)
 
 
 @pytest.mark.parametrize(

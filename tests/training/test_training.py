@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from lam import losses, models
 from lam.models import EmbeddingNetwork
-from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.training import DivergenceError, History, Minibatch, Step, Training, checkpoints, device_of, train
 
@@ -292,7 +291,7 @@ def test_a_validation_that_is_not_finite_is_an_error() -> None:
         ({"method": None}, "method 'deterministic', now None; use"),
         ({"step": Remembering()}, "step 'Step', now 'Remembering', step_settings {}, now {'scale': 0.1}"),
         ({"validate": lambda _: 0.0}, "validated False, now True"),
-        ({"pairs": lambda labels: Pairs.by_label(labels)}, "pairs 'Pairs.by_label', now '.*<lambda>'"),
+        ({"relation": Relation(positive_within=1.0)}, r"pairs 'Pairs.by_label', now .Relation\("),
         ({"dataset": Images(size=44)}, "items 40, now 44, labels"),
         ({"dataset": Images(classes=5)}, "labels '.*', now"),
         ({"epochs": 1}, r"in epoch 3, beyond the epochs=1 asked for"),
@@ -320,13 +319,13 @@ class Places(Images):
 def test_other_distances_and_other_places_are_refused(tmp_path: Path) -> None:
     near = Relation(positive_within=10.0, negative_beyond=25.0)
     made = {"folder": tmp_path, "epochs": 1, "batch_size": 40}
-    fit(network(), Places(), pairs=near.pairs, **made)
-    fit(network(), Places(), pairs=Relation(positive_within=10.0, negative_beyond=25.0).pairs, **made)
+    fit(network(), Places(), relation=near, **made)
+    fit(network(), Places(), relation=Relation(positive_within=10.0, negative_beyond=25.0), **made)
     wide = Relation(positive_within=20.0, negative_beyond=25.0)
     with pytest.raises(ValueError, match=r'pairs "Relation\(.*=10.0, .*", now "Relation\(.*=20.0, .*"; use'):
-        fit(network(), Places(), pairs=wide.pairs, **made)
+        fit(network(), Places(), relation=wide, **made)
     with pytest.raises(ValueError, match="settings: targets '.*', now '.*'; use"):
-        fit(network(), Places(31.0), pairs=near.pairs, **made)
+        fit(network(), Places(31.0), relation=near, **made)
 
 
 def test_another_network_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
     python benchmarks/fashionmnist.py --mnist FOLDER [--root FOLDER] [--seeds 5] [--loss-seeds 3] [--variant-seeds 3]
 
-Each seed is one `lam run configs/fashionmnist/laplace_posthoc.yaml`; a run that is finished is not done again. The six
+Each seed is one `lam run fashionmnist laplace_posthoc`; a run that is finished is not done again. The six
 variants share a seed's network. results/fashionmnist.json holds every figure of the default loss, its mean and its
 standard deviation; fashionmnist_losses.json and fashionmnist_variants.json the same of other losses and of variants.
 """
@@ -40,7 +40,7 @@ def configured(parsed: argparse.Namespace, loss: str, seed: int) -> RunConfig:
     """The shipped configuration with another loss and seed."""
     overrides = [f"--seed={seed}", f"--training.loss={loss}", f"--output={parsed.work}/{loss}-{seed}"]
     overrides += [f"--data.root={parsed.root}"] if parsed.root else []
-    config = load_config("configs/fashionmnist/laplace_posthoc.yaml", overrides)
+    config = load_config("fashionmnist laplace_posthoc", overrides)
     for ood in config.data.ood:
         ood.root = parsed.mnist
     return config
@@ -50,6 +50,7 @@ def variants_of(parsed: argparse.Namespace, seed: int) -> dict[str, dict[str, An
     """The six variants on the network of one finished run, from its features."""
     config = configured(parsed, "contrastive", seed)
     encoder = load(config.folder / "encoder")
+    method: Any = config.method
     splits = datasets.load(config.data.name, root=config.data.root, seed=config.data.seed)
     ood = datasets.load_ood("mnist", like=splits.test, root=parsed.mnist)
 
@@ -65,11 +66,11 @@ def variants_of(parsed: argparse.Namespace, seed: int) -> dict[str, dict[str, An
         for fix in FIXES:
             start = time.perf_counter()
             curvature, n_items = curvature_in_batches(
-                ((inputs[rows], labels[rows]) for rows in order.split(config.laplace.batch_size)),
+                ((inputs[rows], labels[rows]) for rows in order.split(method.batch_size)),
                 weight,
                 bias,
                 Relation(),
-                replace(config.laplace.curvature, margin=config.margin, split=split, fix=fix),
+                replace(method.curvature, margin=config.margin, split=split, fix=fix),
             )
             seconds = time.perf_counter() - start
             posterior = LastLayerPosterior(weight, bias, curvature, n_items, seed=seed)

@@ -2,7 +2,7 @@
 
     python benchmarks/methods.py METHOD --mnist FOLDER [--root FOLDER] [--seeds 3] [--networks FOLDER]
 
-Each seed is one `lam run configs/fashionmnist/METHOD.yaml`; a run that is finished is not done again. The members of
+Each seed is one `lam run fashionmnist METHOD`; a run that is finished is not done again. The members of
 the ensembles are networks of the deterministic configuration, five different seeds an ensemble. Methods that start from
 a trained network (deterministic, norm, knn_distance, deep_ensemble, pfe) take it from `--networks`, a folder of
 <seed>.safetensors, where it is there already. results/fashionmnist_METHOD.json holds every figure, its mean and its
@@ -13,11 +13,11 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from timing import write
 
-from lam.methods import MethodName
+from lam.methods import METHODS
 from lam.runs.config import RunConfig
 from lam.runs.config_files import load_config
 from lam.runs.run import run
@@ -40,7 +40,7 @@ def configured(parsed: argparse.Namespace, method: str, seed: int) -> RunConfig:
     """The shipped configuration of a method with one seed."""
     overrides = [f"--seed={seed}", f"--output={parsed.work}/{parsed.name or method}-{seed}"]
     overrides += [f"--data.root={parsed.root}"] if parsed.root else []
-    config = load_config(f"configs/fashionmnist/{method}.yaml", [*overrides, *parsed.set])
+    config = load_config(f"fashionmnist {method}", [*overrides, *parsed.set])
     for ood in config.data.ood:
         ood.root = parsed.mnist
     trained = Path(parsed.networks or "") / f"{seed}.safetensors"
@@ -51,7 +51,8 @@ def configured(parsed: argparse.Namespace, method: str, seed: int) -> RunConfig:
 
 def with_members(parsed: argparse.Namespace, config: RunConfig, seed: int) -> RunConfig:
     """The ensemble of the deterministic networks of seeds M·seed to M·seed + M − 1, trained where they are not."""
-    n_members = config.deep_ensemble.n_members
+    ensemble: Any = config.method
+    n_members = ensemble.n_members
     members = []
     for member in range(seed * n_members, (seed + 1) * n_members):
         found = Path(parsed.networks or "") / f"{member}.safetensors"
@@ -59,18 +60,18 @@ def with_members(parsed: argparse.Namespace, config: RunConfig, seed: int) -> Ru
             folder = run(configured(parsed, "deterministic", member), progress=False).folder
             (found,) = (folder / "encoder").glob("generation-*/network.safetensors")
         members.append(str(found))
-    config.deep_ensemble = replace(config.deep_ensemble, checkpoints=tuple(members))
+    config.method = replace(ensemble, checkpoints=tuple(members))
     return config
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("method", choices=get_args(MethodName))
+    parser.add_argument("method", choices=METHODS)
     parser.add_argument("--mnist", required=True, help="the folder of MNIST's IDX files")
     parser.add_argument("--root", help="the folder of FashionMNIST's IDX files")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--networks", help="a folder of <seed>.safetensors, networks that are trained already")
-    parser.add_argument("--set", action="append", default=[], help="another setting, such as --set=--online.refit=true")
+    parser.add_argument("--set", action="append", default=[], help="another setting, such as --set=--method.refit=true")
     parser.add_argument("--name", help="of the results, where settings differ from the configuration's")
     parser.add_argument("--work", default="runs/benchmark", help="where the runs are kept")
     parsed = parser.parse_args()

@@ -2,7 +2,7 @@
 
     python benchmarks/online_curvature.py --work FOLDER [--root FOLDER] [--seeds 5]
 
-FOLDER holds the runs of `methods.py laplace_online --set=--online.n_samples=1 --name laplace_online_one_sample`.
+FOLDER holds the runs of `methods.py laplace_online --set=--method.n_samples=1 --name laplace_online_one_sample`.
 `followed` is the running mean that training kept; `unbiased` the same without what is left in it of its start h₀, that
 is (h − βᵀh₀)/(1 − βᵀ); `refitted` is formed again at the kept weights. OOD sets are those of `validation`. Results:
 results/online_curvature.json.
@@ -28,7 +28,7 @@ from lam.training import checkpoints
 def curvatures(run: Path, encoder: BayesianEncoder, n_items: int) -> dict[str, BayesianEncoder]:
     """The encoder with each of the three curvatures."""
     config = load_config(run)
-    online, batches = config.online, -(-n_items // config.training.batch_size)
+    online, batches = config.method, -(-n_items // config.training.batch_size)
     found: Any = checkpoints.load(run / "checkpoints")
     steps = found.state["progress"]["best_epoch"] * batches
     h = found.tensors["best/step/h"]

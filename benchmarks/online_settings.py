@@ -2,7 +2,7 @@
 
     python benchmarks/online_settings.py --work FOLDER [--root FOLDER] [--seeds 0 3]
 
-Each try is `configs/fashionmnist/laplace_online.yaml` with so many samples a step, or with one and another change,
+Each try is `fashionmnist laplace_online` with so many samples a step, or with one and another change,
 trained where FOLDER does not hold its run. OOD sets are those of `validation`. Results: results/online_settings.json.
 """
 
@@ -18,14 +18,14 @@ from lam.encoders.load import load
 from lam.runs.config_files import load_config
 from lam.runs.run import run
 
-ONE = "--online.n_samples=1"
+ONE = "--method.n_samples=1"
 TRIES = {
     "n_samples=1": (ONE,),
-    "n_samples=4": ("--online.n_samples=4",),
-    "n_samples=16": ("--online.n_samples=16",),
-    "likelihood_scale=3e6": (ONE, "--online.likelihood_scale=3e6"),
-    "likelihood_scale=3e7": (ONE, "--online.likelihood_scale=3e7"),
-    "memory_factor=0.99": (ONE, "--online.memory_factor=0.99"),
+    "n_samples=4": ("--method.n_samples=4",),
+    "n_samples=16": ("--method.n_samples=16",),
+    "likelihood_scale=3e6": (ONE, "--method.likelihood_scale=3e6"),
+    "likelihood_scale=3e7": (ONE, "--method.likelihood_scale=3e7"),
+    "memory_factor=0.99": (ONE, "--method.memory_factor=0.99"),
 }
 
 
@@ -41,7 +41,7 @@ def main() -> None:
             folder = Path(parsed.work) / f"{name}-{seed}"
             overrides = [f"--seed={seed}", f"--output={folder}", *change]
             overrides += [f"--data.root={parsed.root}"] if parsed.root else []
-            config = load_config("configs/fashionmnist/laplace_online.yaml", overrides)
+            config = load_config("fashionmnist laplace_online", overrides)
             config.data.ood = []
             run(config, progress=False)
             splits = datasets.load("fashionmnist", root=parsed.root, seed=config.data.seed)

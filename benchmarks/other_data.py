@@ -2,7 +2,7 @@
 
     python benchmarks/other_data.py DATA KNOWN OUTSIDE [--method laplace_posthoc] [--seeds 3] [--work FOLDER]
 
-Each seed is one `lam run configs/folder/METHOD.yaml` on the folder KNOWN, with the classes of the folder OUTSIDE as OOD
+Each seed is one `lam run folder METHOD` on the folder KNOWN, with the classes of the folder OUTSIDE as OOD
 set; a run that is finished is not done again. DATA says only how large images and network are. The figures in the
 documentation are of CIFAR-10 (600 training images a class, seven known, three outside), of the ORL faces (15 people
 known, five outside) and of Omniglot (the characters of four alphabets known, one outside). results/other_data.json
@@ -37,7 +37,7 @@ def measure(parsed: argparse.Namespace, seed: int) -> dict[str, Any]:
         *(f"--network.name={network}", f"--network.dimension={dimension}", "--network.weights=null"),
         *(f"--training.epochs={epochs}", f"--training.batch_size={batch_size}", f"--training.per_class={per_class}"),
     ]
-    config = load_config(f"configs/folder/{parsed.method}.yaml", overrides)
+    config = load_config(f"folder {parsed.method}", overrides)
     config.data.ood = [OodConfig("folder", parsed.outside, title="outside")]
     return run(config, progress=False).metrics
 

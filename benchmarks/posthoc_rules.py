@@ -4,7 +4,7 @@
 
 Each RUN is a finished run of `laplace_posthoc`, one a seed. `tuned` is its posterior; `squared` the same with the
 number of training images squared as scale; `authors` is fitted upon its network with the options of
-configs/fashionmnist/laplace_posthoc_paper.yaml, whose curvature is a plain sum over triplets. Results:
+fashionmnist laplace_posthoc --paper, whose curvature is a plain sum over triplets. Results:
 results/posthoc_rules_NAME.json, with what the number of images squared must be divided by for the mean precision of
 `authors`, on all training images and on the first so many.
 """
@@ -19,8 +19,10 @@ import torch
 from timing import write
 from torch.utils.data import DataLoader
 
+from lam import losses
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import evaluate
+from lam.methods import Training
 from lam.methods.laplace_posthoc import fit_with
 from lam.posteriors.diagonal import LastLayerPosterior
 from lam.runs.config_files import load_config
@@ -48,7 +50,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--subset", type=int)
     parsed = parser.parse_args()
-    authors = load_config("configs/fashionmnist/laplace_posthoc_paper.yaml").laplace
+    authors: Any = load_config("fashionmnist laplace_posthoc --paper").method
     found: dict[str, dict[int, dict[str, Any]]] = {"tuned": {}, "squared": {}, "authors": {}}
     parts: dict[int, dict[int, float]] = {}
     for run in parsed.runs:
@@ -59,16 +61,14 @@ def main() -> None:
         fitted = encoder.posterior
         for n_images in sorted({min(parsed.subset or len(splits.train), len(splits.train)), len(splits.train)}):
             images = splits.train.subset(torch.arange(n_images))
-            fitted = fit_with(
-                authors,
-                encoder.network,
-                images,
-                margin=config.margin,
+            training = Training(
+                loss=losses.build(margin=config.margin),
+                epochs=1,
                 relation=encoder.relation,
                 seed=config.seed,
-                num_workers=0,
                 progress=False,
-            ).posterior
+            )
+            fitted = fit_with(authors, encoder.network, images, training).posterior
             wide = precision_of_data(squared(encoder.posterior, n_images))
             parts[config.seed][n_images] = wide / precision_of_data(fitted)
             print(config.seed, n_images, parts[config.seed][n_images], file=sys.stderr, flush=True)

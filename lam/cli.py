@@ -9,19 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lam import __version__
 from lam.utils import distributed
 
-DEMO = "configs/digits/laplace_posthoc.yaml"
+DEMO = ("digits", "laplace_posthoc")
 RUNS = ("run", "demo", "sweep")
-FLAGS = ("--quiet", "--help", "--allow-missing")
+FLAGS = ("--quiet", "--help", "--allow-missing", "--paper", "--print")
 _DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # which the demo's 289 held-out digits are enough for
 STOPPED, READER_GONE = 130, 141  # as shells have it for SIGINT and SIGPIPE
 _EXAMPLES = """examples:
   lam demo                                     train, fit, report and calibrate on the digits that ship with lam
-  lam run configs/fashionmnist/laplace_posthoc.yaml --data.root=DIR
-  lam run configs/folder/laplace_posthoc.yaml --data.root=DIR     your own images, a sub-folder a class
-  lam sweep configs/fashionmnist/laplace_online.yaml --seeds 5    mean and standard deviation over seeds
+  lam run fashionmnist laplace_posthoc --data.root=DIR
+  lam run folder laplace_posthoc --data.root=DIR       your own images, a sub-folder a class
+  lam run mine.yaml                            settings of your own; `--print` shows what they come to
+  lam sweep fashionmnist laplace_online --seeds 5      mean and standard deviation over seeds
   lam compare RUN RUN RUN -o comparison        all methods in one picture of each kind, and a table
   lam embed RUN FOLDER -o embeddings.npz       RUN is the folder of a run, such as runs/digits/laplace_posthoc, or
                                                the one above it, where it is the only run there
@@ -97,7 +100,17 @@ def _config(parsed: argparse.Namespace, overrides: list[str]) -> Any:
     from lam.runs.config_files import load_config
 
     limit = [] if parsed.limit is None else [f"--data.limit={parsed.limit}"]
-    return load_config(parsed.config, [*overrides, *limit], allow_missing=parsed.allow_missing)
+    words = [*parsed.config, *(["--paper"] if parsed.paper else [])]
+    return load_config(words, [*overrides, *limit], allow_missing=parsed.allow_missing)
+
+
+def _run_or_print(parsed: argparse.Namespace, overrides: list[str]) -> None:
+    if not parsed.print:
+        _run(parsed, overrides)
+        return
+    config = _config(parsed, overrides)
+    config.check()
+    print(yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True), end="")
 
 
 def _run(parsed: argparse.Namespace, overrides: list[str]) -> Path:
@@ -308,7 +321,7 @@ class _CommandParser(argparse.ArgumentParser):
     """A command; the help of those that run a configuration lists the settings, which are looked up only then."""
 
     def format_help(self) -> str:
-        if self.get_default("do") in (_run, _demo, _sweep):
+        if self.get_default("do") in (_run_or_print, _demo, _sweep):
             self.epilog = _settings_help()
         return super().format_help()
 
@@ -344,13 +357,16 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--allow-missing", action="store_true", help="leave out listed images that do not exist")
         return added
 
-    configured("run", _run, "Run a configuration: train, fit the posterior, tune, evaluate, report.").add_argument(
-        "config", help="a YAML file, your own or one that lam ships, or the folder of a run, to continue it"
-    )
+    what = "DATA METHOD, such as digits laplace_posthoc; a YAML file; or the folder of a run, to continue it"
+    run = configured("run", _run_or_print, "Run a configuration: train, fit the posterior, tune, evaluate, report.")
+    run.add_argument("config", nargs="+", help=what)
+    run.add_argument("--print", action="store_true", help="show all settings as a YAML file, and do no more")
     demo = configured("demo", _demo, "Run the embedded digits data set and calibrate it, in a minute or two.")
-    demo.set_defaults(config=DEMO)
+    demo.set_defaults(config=DEMO, paper=False)
     sweep = configured("sweep", _sweep, "Run a configuration from several seeds: mean and standard deviation.")
-    sweep.add_argument("config", help="a YAML file, your own or one that lam ships")
+    sweep.add_argument("config", nargs="+", help="DATA METHOD, such as digits laplace_posthoc, or a YAML file")
+    for command_of_data in (run, sweep):
+        command_of_data.add_argument("--paper", action="store_true", help="the authors' settings on these data")
     sweep.add_argument("--seeds", type=int, default=5, help="how many, from the configuration's on (default: 5)")
     compare = command("compare", _compare, "Draw finished runs on the same data together, with a table.")
     compare.add_argument("runs", nargs="+", metavar="RUN", help="the folders of finished runs, two to twelve")

@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def tiny(output: Path, *overrides: str) -> RunConfig:
     """Give the demo's configuration under `TINY` and further settings."""
-    return load_config("configs/digits/laplace_posthoc.yaml", [*TINY, f"--output={output}", *overrides])
+    return load_config("digits laplace_posthoc", [*TINY, f"--output={output}", *overrides])
 
 
 @pytest.fixture(autouse=True)

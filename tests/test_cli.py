@@ -15,7 +15,7 @@ from lam.cli import main
 from lam.retrieval.decisions.files import load_calibration
 from tests.conftest import TINY, FinishedRun
 
-SETTINGS = ("training.epochs", "laplace.split", "data.root", "margin", "output", "checkpoint")
+SETTINGS = ("training.epochs", "method.split", "method.name", "data.root", "margin", "output", "checkpoint")
 
 
 def failure(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -84,11 +84,14 @@ def test_a_stop_by_the_user_says_how_to_go_on(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["demo", "--no.such=1"], "there is no setting --no.such=1; `lam run --help` lists the settings"),
+        (["demo", "--no.such=1"], "there is no setting no; `lam run --help` lists the settings"),
         (["demo", "extra"], "there is no setting extra"),
-        (["demo", "--training.loss", "nice"], "training.loss must be one of contrastive, log_posterior, squared, pml"),
-        (["demo", "--laplace.split=x"], "laplace.split must be one of euclidean, arccos, got x"),
-        (["demo", "--laplace.fix=x"], "laplace.fix must be one of positive, fixed, full, got x"),
+        (
+            ["demo", "--training.loss", "nice"],
+            "training.loss: Input should be 'contrastive', 'log_posterior', 'squared' or 'pml', ",
+        ),
+        (["demo", "--method.split=x"], "method.split: Input should be 'euclidean' or 'arccos', got 'x'"),
+        (["demo", "--method.fix=x"], "method.fix: Input should be 'positive', 'fixed' or 'full', got 'x'"),
         (["demo", "--margin=2.5"], "margin must be in (0, 2]"),
         (["demo", "--margin", "0"], "margin must be in (0, 2]"),
         (["demo", "--seed", "-1"], "seed must be at least 0, got -1"),
@@ -98,12 +101,12 @@ def test_a_stop_by_the_user_says_how_to_go_on(
         (["demo", "--checkpoint=no.pth"], "checkpoint no.pth does not exist"),
         (
             ["run", "no.yaml"],
-            "there is no configuration no.yaml; lam ships configs/DATA/METHOD.yaml, such as configs/",
+            "there is no configuration no.yaml: give DATA METHOD, a YAML file or the folder of a run; DATA is ",
         ),
-        (["run", "--margin", "3", "configs/digits/laplace_posthoc.yaml"], "margin must be in (0, 2]"),
-        (["run", "configs/folder/laplace_posthoc.yaml"], "folder needs a root: the folder of its images"),
-        (["run", "configs/folder/laplace_posthoc.yaml", "--data.root=no"], "there is no folder no; give the folder"),
-        (["run", "configs/fashionmnist/laplace_posthoc.yaml", "--data.root=no"], "(in a run: --data.root=DIR)"),
+        (["run", "--margin", "3", "digits", "laplace_posthoc"], "margin must be in (0, 2]"),
+        (["run", "folder", "laplace_posthoc"], "folder needs a root: the folder of its images"),
+        (["run", "folder", "laplace_posthoc", "--data.root=no"], "there is no folder no; give the folder"),
+        (["run", "fashionmnist", "laplace_posthoc", "--data.root=no"], "(in a run: --data.root=DIR)"),
         (["demo", "--data.ood=[{name: mnist, root: nowhere}]"], "(in a run: --data.ood='[{name: mnist, root: DIR}]')"),
         (
             ["embed", "no", "images", "-o", "out.npz"],

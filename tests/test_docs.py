@@ -57,7 +57,7 @@ def test_settings_exist(page: Path) -> None:
     from lam.runs.config_files import describe_settings
 
     described = describe_settings()
-    for name in re.findall(r"`((?:online|training|laplace|data)\.[a-z_]+)`", text(page)):
+    for name in re.findall(r"`((?:method|training|data)\.[a-z_]+)`", text(page)):
         assert name in described, name
 
 

@@ -59,20 +59,20 @@ def test_the_wheel_holds_the_package_and_no_more(wheel: Path) -> None:
     source |= {f"lam/runs/{name}" for name in ("report.html.jinja", "report.css")}
     packaged = {name for name in names if ".dist-info/" not in name}
     assert packaged == source | {"lam/py.typed"}
-    assert "lam/configs/digits/laplace_posthoc.yaml" in packaged
+    assert "lam/configs/data/digits.yaml" in packaged
     assert any(name.endswith("LICENSE") for name in names)
 
 
 def test_the_wheel_works_away_from_the_repository(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     found = python(
-        "import json, lam; from lam.cli import DEMO; from lam.runs.config_files import load_config, find_config; "
-        "load_config(DEMO).check(); print(json.dumps([lam.__file__, str(find_config(DEMO)), lam.__version__]))",
+        "import json, lam; from lam.cli import DEMO; from lam.runs.config_files import load_config, SHIPPED; "
+        "load_config(DEMO).check(); print(json.dumps([lam.__file__, str(SHIPPED), lam.__version__]))",
         cwd=tmp_path,
         path=tmp_path / "site",
     )
     assert Path(found[0]).is_relative_to(tmp_path / "site")
-    assert Path(found[1]) == tmp_path / "site" / "lam" / "configs" / "digits" / "laplace_posthoc.yaml"
+    assert Path(found[1]) == tmp_path / "site" / "lam" / "configs"
     assert found[2] in wheel.name
 
 

@@ -17,6 +17,7 @@ from lam import models
 from lam.methods.added_head import train_layer, whitening_layer
 from lam.models.head import ADDED
 from lam.pairs.relation import Relation
+from lam.training import Training
 from tests.helpers import unchecked
 
 Batches = list[tuple[Any, Tensor]]
@@ -385,11 +386,11 @@ def test_the_epoch_is_chosen_on_held_out_items_where_they_form_pairs(monkeypatch
 
     seen: list[tuple[int, bool]] = []
 
-    def train(network: nn.Module, dataset: Any, *, validate: Any, **options: Any) -> None:
-        seen.append((len(dataset), validate is not None))
-        if validate is not None:
+    def train(network: nn.Module, dataset: Any, training: Training) -> None:
+        seen.append((len(dataset), training.validate is not None))
+        if training.validate is not None:
             with torch.no_grad():
-                assert validate(network) <= 0
+                assert training.validate(network) <= 0
 
     monkeypatch.setattr(added_head, "train", train)
     for count in (200, 8):

@@ -52,7 +52,9 @@ class DropoutEncoder(SeededEncoder):
         def observe(inputs: Any) -> Observations:
             features, outputs = self._outputs(inputs, n_samples)
             samples = F.normalize(outputs, dim=-1)
-            embeddings = Embeddings.from_samples(samples, outputs.var(0).sum(1))
+            embeddings = Embeddings.from_samples(
+                samples, outputs.var(0).sum(1) if len(features) else outputs.new_zeros(0)
+            )
             return Observations(features, embeddings, samples if joint else None)
 
         return observe

@@ -1,23 +1,37 @@
 """Reading an encoder of any kind back from its folder."""
 
-from importlib import import_module
 from pathlib import Path
 
 from torch import nn
 
 from lam.encoders import files as encoder_files
 from lam.encoders.base import Encoder
+from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders.concentration import NeighbourEncoder, NormEncoder
+from lam.encoders.deterministic import DeterministicEncoder
+from lam.encoders.dropout import DropoutEncoder
+from lam.encoders.ensemble import EnsembleEncoder
+from lam.encoders.gaussian import GaussianEncoder
 
-KINDS = {
-    "laplace": ("lam.encoders.bayesian", "BayesianEncoder"),
-    "deterministic": ("lam.methods.deterministic", "DeterministicEncoder"),
-    "norm": ("lam.methods.norm", "NormEncoder"),
-    "knn_distance": ("lam.methods.knn_distance", "NeighbourEncoder"),
-    "mc_dropout": ("lam.methods.mc_dropout", "DropoutEncoder"),
-    "deep_ensemble": ("lam.methods.deep_ensemble", "EnsembleEncoder"),
-    "gaussian": ("lam.encoders.gaussian", "GaussianEncoder"),
+ENCODERS: dict[str, type[Encoder]] = {
+    encoder.kind: encoder
+    for encoder in (
+        *(BayesianEncoder, DeterministicEncoder, NormEncoder, NeighbourEncoder),
+        *(DropoutEncoder, EnsembleEncoder, GaussianEncoder),
+    )
 }
-"""Where the class of each kind is; it is imported when an encoder of that kind is read."""
+
+
+def register(kind: str, encoder: type[Encoder]) -> None:
+    """Make a class of encoders known by a kind, which its folders then name.
+
+    Raises:
+        ValueError: for a kind that another class has.
+    """
+    if ENCODERS.get(kind, encoder) is not encoder:
+        raise ValueError(f"there is a kind {kind!r} already: {ENCODERS[kind].__name__}; take another name")
+    encoder.kind = kind
+    ENCODERS[kind] = encoder
 
 
 def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
@@ -33,12 +47,12 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
         ValueError: where the network is needed and missing, or has other tensors or shapes, naming them; or for a kind
-            that this version of lam does not know.
+            that is not known.
     """
     saved = encoder_files.load(folder, network)
-    if saved.kind not in KINDS:
+    if saved.kind not in ENCODERS:
         raise ValueError(
-            f"{folder} holds an encoder of kind {saved.kind!r}; this version of lam knows {', '.join(KINDS)}"
+            f"{folder} holds an encoder of kind {saved.kind!r}; known are {', '.join(ENCODERS)}: "
+            "lam.encoders.load.register makes others known"
         )
-    module, name = KINDS[saved.kind]
-    return getattr(import_module(module), name).restored(saved)
+    return ENCODERS[saved.kind].restored(saved)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Encoder, common_of, widened
+from lam.encoders.base import common_of, widened
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.encoders.files import SavedEncoder
 from lam.utils.random import derive_seed
@@ -28,18 +28,6 @@ class SeededEncoder(DeterministicEncoder):
     def __init__(self, network: nn.Module, head: str, *, seed: int = 0, **common: Any) -> None:
         super().__init__(network, head, **common)
         self.seed = seed
-
-    @classmethod
-    def upon(cls, encoder: Encoder, **own: Any) -> "SeededEncoder":
-        """Take over the network of another encoder, with what is known of its inputs.
-
-        Args:
-            encoder: whose network, head, relation and preprocessing are kept.
-            own: the further arguments of this class.
-        """
-        common = {"relation": encoder.relation, "preprocessing": encoder.preprocessing}
-        network: Any = encoder.network
-        return cls(network, encoder.head, **common, **own)
 
     def settings(self) -> dict[str, Any]:
         """The seed."""

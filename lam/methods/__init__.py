@@ -1,35 +1,72 @@
-"""One file a system: how it trains, and the encoder that it hands back. `find` gives one by its name.
+"""One file a system: how it trains, up to the encoder that it hands back.
 
-Every one of them offers `train(network, dataset, *, loss, epochs, options, pretrained, seed, stage, **training)`; one
-that does not take every network also `check_network(network)`, which refuses the others before any work.
+A method is an object whose fields are its options, `Hib(n_samples=4)`, with the verbs of `lam.methods.base.Method`:
+`train(network, dataset, training)` above all. `METHODS` has the classes by name; `register` makes another known, with
+which configurations, `lam run` and whatever else goes by names then work.
 """
 
-from importlib import import_module
-from typing import Any, Literal, get_args
+from lam.methods.base import Method, Trained
+from lam.methods.deep_ensemble import DeepEnsemble
+from lam.methods.deterministic import Deterministic
+from lam.methods.hib import Hib
+from lam.methods.knn_distance import KnnDistance
+from lam.methods.laplace_online import LaplaceOnline
+from lam.methods.laplace_posthoc import LaplacePosthoc
+from lam.methods.mc_dropout import McDropout
+from lam.methods.norm import Norm
+from lam.methods.pfe import Pfe
+from lam.training import Training
 
-MethodName = Literal[
-    "deterministic",
-    "norm",
-    "knn_distance",
-    "mc_dropout",
-    "deep_ensemble",
-    "pfe",
-    "hib",
-    "laplace_posthoc",
-    "laplace_online",
-]
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        *(Deterministic, Norm, KnnDistance, McDropout, DeepEnsemble, Pfe, Hib),
+        *(LaplacePosthoc, LaplaceOnline),
+    )
+}
 
 
-def find(name: MethodName) -> Any:
-    """Import a method.
+def find(name: str) -> type[Method]:
+    """The class of a method.
 
     Raises:
         ValueError: for a name that is none.
 
     Example:
-        >>> find("deterministic").train.__name__
-        'train'
+        >>> find("hib")(n_samples=4)
+        Hib(n_samples=4, kl_weight=0.0001, scale=5.0, offset=5.0, shared=True)
     """
-    if name not in get_args(MethodName):
-        raise ValueError(f"method must be one of {', '.join(get_args(MethodName))}, got {name!r}")
-    return import_module(f"lam.methods.{name}")
+    if name not in METHODS:
+        raise ValueError(f"there is no method {name!r}; known are {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def register(name: str, method: type[Method]) -> None:
+    """Make a method known by a name; what reads its encoders back is told by `lam.encoders.load.register`.
+
+    Raises:
+        ValueError: for a name that another method has.
+    """
+    if METHODS.get(name, method) is not method:
+        raise ValueError(f"there is a method {name!r} already: {METHODS[name].__name__}; take another name")
+    method.name = name
+    METHODS[name] = method
+
+
+__all__ = [
+    "METHODS",
+    "DeepEnsemble",
+    "Deterministic",
+    "Hib",
+    "KnnDistance",
+    "LaplaceOnline",
+    "LaplacePosthoc",
+    "McDropout",
+    "Method",
+    "Norm",
+    "Pfe",
+    "Trained",
+    "Training",
+    "find",
+    "register",
+]

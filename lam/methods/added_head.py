@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from lam import losses
 from lam.models import EmbeddingNetwork
 from lam.pairs.relation import Relation
-from lam.training import train
+from lam.training import Training, train
 from lam.utils.autocast import without_autocast
 
 DIMENSION = 64
@@ -70,12 +70,10 @@ def train_layer(
 
     loss = losses.build(margin=margin)
     n_batches = math.ceil(len(items) / BATCH_SIZE)
-    train(
-        EmbeddingNetwork(nn.Identity(), layer),
-        TensorDataset(features[items].float().cpu(), targets[items].cpu()),
+    training = Training(
         loss=loss,
         epochs=min(MOST_EPOCHS, math.ceil(MOST_STEPS / n_batches)),
-        pairs=relation.pairs,
+        relation=relation,
         validate=validate if len(held_out) else None,
         batch_size=BATCH_SIZE,
         learning_rate=LEARNING_RATE,
@@ -84,6 +82,8 @@ def train_layer(
         devices=[device.index] if device.type == "cuda" else 1,
         progress=progress,
     )
+    data = TensorDataset(features[items].float().cpu(), targets[items].cpu())
+    train(EmbeddingNetwork(nn.Identity(), layer), data, training)
     return layer.to(features)
 
 

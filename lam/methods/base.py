@@ -1,22 +1,19 @@
-"""What the training functions of all methods share: their result, their stages, a network trained as it is."""
+"""`Method`: how a network becomes an encoder, and what all methods share."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lam.datasets.augmented import without_augmentation
 from lam.encoders.base import Encoder
+from lam.encoders.batches import Batch
 from lam.models.head import find_head
-from lam.pairs.pairs import Pairs
-from lam.pairs.relation import Relation
-from lam.training import History, device_of
+from lam.training import History, Step, Training, device_of
 from lam.training import train as train_by_loop
-
-Stage = Callable[[str], AbstractContextManager[Any]]
-"""Called with the name of a stage, gives the context that it runs in: who called can time and announce it."""
 
 
 class Trained(NamedTuple):
@@ -31,48 +28,89 @@ class Trained(NamedTuple):
     histories: dict[str, History]
 
 
-def silent(_: str) -> AbstractContextManager[Any]:
-    """A stage that nobody watches."""
-    return nullcontext()
+@dataclass(frozen=True)
+class Method(ABC):
+    """How a network becomes an encoder; the fields of a method are its options, which check themselves.
 
-
-def train_network(
-    network: nn.Module,
-    dataset: Any,
-    *,
-    method: str,
-    pretrained: bool,
-    relation: Relation | None = None,
-    stage: Stage = silent,
-    **training: Any,
-) -> dict[str, History]:
-    """Train a network by the gradient of its loss, unless it is trained already; then only move it to its device.
-
-    Args:
-        network: trained in place.
-        dataset: of (input, label).
-        method: whose network this is; checkpoints name it.
-        pretrained: leave the weights as they are.
-        relation: what makes two items a positive or a negative pair; by default their labels.
-        stage: see `Stage`.
-        training: options of `lam.training.train`.
-
-    Returns:
-        The history by name, or nothing.
+    Attributes:
+        name: by which configurations and `lam.methods.METHODS` know it.
+        encoder: the class of the encoders that it gives.
     """
-    if pretrained:
-        network.to(device_of(training.get("accelerator", "auto"))).eval()
-        return {}
-    with stage("train"):
-        return {"network": train_by_loop(network, dataset, method=method, pairs=pairs_of(relation), **training)}
 
+    name: ClassVar[str] = ""
+    encoder: ClassVar[type[Encoder]]
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
-def pairs_of(relation: Relation | None) -> Callable[[Tensor], Pairs]:
-    """Give what makes the pairs of a batch from its targets, for `lam.training.train`."""
-    return Pairs.by_label if relation is None or relation.positive_within is None else relation.pairs
+    @abstractmethod
+    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
+        """Train a network, unless that is done already, and make an encoder of it.
+
+        Args:
+            network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
+            dataset: of (input, label); see `lam.training.train`.
+            training: see `lam.training.Training`.
+
+        Returns:
+            The encoder, and the history of each training.
+
+        Raises:
+            ValueError: as `check`, `check_start` and `lam.training.train`, or where no linear layer gives the network's
+                output.
+        """
+
+    def check(self, network: nn.Module) -> None:  # noqa: B027 - most methods take every network
+        """Refuse a network that the method cannot train, before any work."""
+
+    def check_start(self, *, pretrained: bool) -> None:  # noqa: B027 - most methods take both
+        """Refuse a start from a network that is trained already, or from files that are not there, before any work."""
+
+    @property
+    def n_seeds(self) -> int:
+        """How many seeds in a row one training takes."""
+        return 1
+
+    @property
+    def tunes(self) -> bool:
+        """Whether there is something that `tune_on` chooses."""
+        return False
+
+    def tune_on(  # noqa: B027 - most methods have nothing to tune
+        self,
+        encoder: Encoder,
+        held_out: Iterable[Batch],
+        *,
+        is_query: Tensor | None = None,
+        relevant_within: float | None = None,
+    ) -> None:
+        """Choose what the options leave open, on held-out data; arguments as those of `BayesianEncoder.tune`."""
+
+    def settings(self) -> dict[str, Any]:
+        """The name and the options, as a configuration has them."""
+        return {"name": self.name, **asdict(self)}
+
+    def trained_network(
+        self, network: nn.Module, dataset: Any, training: Training, step: Step | None = None
+    ) -> dict[str, History]:
+        """Train a network in place, unless it is trained already; then only move it to its device.
+
+        Returns:
+            The history by name, or nothing.
+        """
+        self.check(network)
+        self.check_start(pretrained=training.pretrained)
+        if training.pretrained:
+            network.to(device_of(training.accelerator)).eval()
+            return {}
+        with training.stage("train"):
+            return {"network": train_by_loop(network, dataset, training, step=step, method=self.name)}
 
 
 def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:
     """Find the head of a network on the first items of a data set, not augmented; see `lam.models.head.find_head`."""
     plain = without_augmentation(dataset)
     return find_head(network, torch.stack([plain[index][0] for index in range(min(2, len(plain)))]), head)
+
+
+def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
+    """What every encoder is told of its inputs: what makes two of them match, and how a file becomes one."""
+    return {"relation": training.relation, "preprocessing": getattr(dataset, "preprocessing", None)}

@@ -4,7 +4,7 @@ Source: Lakshminarayanan, Pritzel and Blundell (2017); Warburg et al. (2023), ap
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,17 +13,16 @@ from torch import nn
 
 from lam import models
 from lam.encoders.ensemble import Combine, EnsembleEncoder, align, features_and_units
-from lam.losses import Loss
-from lam.methods.base import Stage, Trained, head_of, silent, train_network
+from lam.methods.base import Method, Trained, head_of, inputs_of
 from lam.methods.reference import reference_inputs
 from lam.models.weights import load_weights
-from lam.pairs.relation import Relation
+from lam.training import Training
 from lam.utils.checks import refuse_below, refuse_other_than
 
 
 @dataclass(frozen=True)
-class EnsembleOptions:
-    """How the ensemble is made.
+class DeepEnsemble(Method):
+    """Train M networks, each as `Deterministic` would from its own seed, and align them.
 
     Attributes:
         n_members: M ≥ 2 networks.
@@ -40,6 +39,9 @@ class EnsembleOptions:
     combine: Combine = "concatenate"
     reference: int = 5000
 
+    name = "deep_ensemble"
+    encoder = EnsembleEncoder
+
     def __post_init__(self) -> None:
         for name in ("n_members", "reference"):
             refuse_below(name, getattr(self, name), 2)
@@ -50,94 +52,63 @@ class EnsembleOptions:
                 f"got {len(self.checkpoints)}"
             )
 
+    @property
+    def n_seeds(self) -> int:
+        """One for each member."""
+        return self.n_members
 
-def train(
-    network: nn.Module,
-    dataset: Any,
-    *,
-    loss: Loss,
-    epochs: int,
-    options: EnsembleOptions | None = None,
-    pretrained: bool = False,
-    relation: Relation | None = None,
-    seed: int = 0,
-    stage: Stage = silent,
-    others: Sequence[nn.Module] | None = None,
-    folder: str | Path | None = None,
-    **training: Any,
-) -> Trained:
-    """Train M networks, each as `lam.methods.deterministic.train` would from its own seed, and align them.
+    def check_start(self, *, pretrained: bool) -> None:
+        """Refuse to begin with one trained network, unless each member has a file, and files that are not there."""
+        if pretrained and not self.checkpoints:
+            raise ValueError(
+                f"a checkpoint is one network and a deep ensemble has {self.n_members}: name a file for each of them "
+                "in checkpoints, --method.checkpoints=[...] in a run, or begin with none that is trained"
+            )
+        for file in self.checkpoints:
+            if not Path(file).is_file():
+                raise ValueError(f"method.checkpoints: {file} does not exist")
 
-    Args:
-        network: the first member: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
-        dataset: of (input, label); see `lam.training.train`.
-        loss: of `lam.losses`.
-        epochs: passes over the data, of every member.
-        options: how the ensemble is made.
-        pretrained: refused, unless `options.checkpoints` names the weights of every member.
-        relation: what makes two items a pair; by default their labels.
-        seed: of the first member: of the order of its data and of everything drawn. The others have the seeds after it.
-        stage: see `lam.methods.base.Stage`; stages are `member-1` and so on, and `align`.
-        others: the M − 1 other members, of the same shape. By default `lam.models.build` makes them by the recipe of
-            the network, each with its own seed; a recipe holds no pretrained weights, so a network that began with
-            some needs others that do.
-        folder: where checkpoints are kept, in `member-1` and so on; None for none.
-        training: further options of `lam.training.train`.
+    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
+        """Train and align the members; see `Method.train`. Stages are `member-1` and so on, and `align`.
 
-    Returns:
-        The encoder, and the history of each member that was trained, by `member-1` and so on.
+        The network is the first member; the others are made by `training.another`, from the seeds after its own. A
+        recipe holds no pretrained weights, so a network that began with some needs a function that gives others that
+        do. Checkpoints of each are in the sub-folders `member-1` and so on, and the histories have these names.
+        """
+        self.check_start(pretrained=training.pretrained)
+        members = [network, *self._others(network, training)]
+        head = _common_head(members, dataset)
+        histories = {}
+        for number, member in enumerate(members, start=1):
+            if self.checkpoints:
+                load_weights(member, self.checkpoints[number - 1])
+            part = f"member-{number}"
+            own = replace(
+                training,
+                pretrained=bool(self.checkpoints),
+                seed=training.seed + number - 1,
+                folder=training.part(part),
+                stage=lambda _, part=part: training.stage(part),
+            )
+            found = self.trained_network(member, dataset, own)
+            histories |= {part: found["network"]} if found else {}
+        rotations = None
+        if self.combine == "concatenate":
+            with training.stage("align"):
+                inputs = reference_inputs(dataset, self.reference, seed=training.seed)
+                rotations = align(torch.cat([features_and_units(members, head, batch)[1] for batch in inputs], 1))
+        common = {"combine": self.combine, **inputs_of(dataset, training)}
+        return Trained(EnsembleEncoder(members, head, rotations=rotations, **common), histories)
 
-    Raises:
-        ValueError: as `lam.training.train` and `lam.models.weights.load_weights`; for a network that is trained
-            already, or that has no recipe where others are not given; or for others of another number or head.
-    """
-    options = options or EnsembleOptions()
-    if pretrained and not options.checkpoints:
-        raise ValueError(
-            f"a deep ensemble has {options.n_members} trained networks, and this is one: leave pretrained out to train "
-            "them, or name a file of weights for each in the option checkpoints"
-        )
-    members = [network, *_others(network, options.n_members, seed, others)]
-    head = _common_head(members, dataset)
-    histories = {}
-    for number, member in enumerate(members, start=1):
-        if options.checkpoints:
-            load_weights(member, options.checkpoints[number - 1])
-        found = train_network(
-            member,
-            dataset,
-            method=EnsembleEncoder.kind,
-            pretrained=bool(options.checkpoints),
-            relation=relation,
-            stage=lambda _, number=number: stage(f"member-{number}"),
-            loss=loss,
-            epochs=epochs,
-            seed=seed + number - 1,
-            folder=None if folder is None else Path(folder) / f"member-{number}",
-            **training,
-        )
-        histories |= {f"member-{number}": history for history in found.values()}
-    rotations = None
-    if options.combine == "concatenate":
-        with stage("align"):
-            inputs = reference_inputs(dataset, options.reference, seed=seed)
-            rotations = align(torch.cat([features_and_units(members, head, batch)[1] for batch in inputs], 1))
-    common = {"relation": relation, "preprocessing": getattr(dataset, "preprocessing", None)}
-    return Trained(EnsembleEncoder(members, head, rotations=rotations, combine=options.combine, **common), histories)
-
-
-def _others(network: nn.Module, n_members: int, seed: int, others: Sequence[nn.Module] | None) -> Sequence[nn.Module]:
-    if others is not None:
-        if len(others) != n_members - 1:
-            raise ValueError(f"others must be n_members - 1 = {n_members - 1} networks, got {len(others)}")
-        return others
-    recipe: Any = getattr(network, "recipe", None)
-    if not recipe:
-        raise ValueError(
-            "lam.models did not build this network, so it cannot make more of its kind: give the other members, each "
-            f"with random weights of its own: others=[...] of n_members - 1 = {n_members - 1} networks"
-        )
-    return [models.build(**{**recipe, "seed": seed + number}) for number in range(1, n_members)]
+    def _others(self, network: nn.Module, training: Training) -> list[nn.Module]:
+        recipe: Any = getattr(network, "recipe", None)
+        another = training.another or (lambda seed: models.build(**{**recipe, "seed": seed}))
+        if training.another is None and not recipe:
+            raise ValueError(
+                "lam.models did not build this network, so it cannot make more of its kind: give what does, "
+                "Training(another=...), a function of a seed to a network with random weights of its own"
+            )
+        return [another(training.seed + number) for number in range(1, self.n_members)]
 
 
 def _common_head(members: Sequence[nn.Module], dataset: Any) -> str:

@@ -6,54 +6,19 @@ from typing import Any
 from torch import nn
 
 from lam.encoders.deterministic import DeterministicEncoder
-from lam.losses import Loss
-from lam.methods.base import Stage, Trained, head_of, silent, train_network
-from lam.pairs.relation import Relation
+from lam.methods.base import Method, Trained, head_of, inputs_of
+from lam.training import Training
 
 
 @dataclass(frozen=True)
-class DeterministicOptions:
-    """There are none."""
+class Deterministic(Method):
+    """Train a network, and nothing more."""
 
+    name = "deterministic"
+    encoder = DeterministicEncoder
 
-def train(
-    network: nn.Module,
-    dataset: Any,
-    *,
-    loss: Loss,
-    epochs: int,
-    options: DeterministicOptions | None = None,
-    pretrained: bool = False,
-    relation: Relation | None = None,
-    seed: int = 0,
-    stage: Stage = silent,
-    method: str = "deterministic",
-    **training: Any,
-) -> Trained:
-    """Train a network.
-
-    Args:
-        network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
-        dataset: of (input, label); see `lam.training.train`.
-        loss: of `lam.losses`.
-        epochs: passes over the data.
-        options: none.
-        pretrained: the network is trained already.
-        relation: what makes two items a pair; by default their labels.
-        seed: of the order of the data and of everything drawn.
-        stage: see `lam.methods.base.Stage`.
-        method: that of which this is the training of the network; see `lam.training.train`.
-        training: further options of `lam.training.train`.
-
-    Returns:
-        The encoder, and the history unless the network was trained already.
-
-    Raises:
-        ValueError: as `lam.training.train`, or where no linear layer gives the network's output.
-    """
-    head = head_of(network, dataset)
-    training |= {"loss": loss, "epochs": epochs, "seed": seed, "method": method}
-    histories = train_network(network, dataset, pretrained=pretrained, relation=relation, stage=stage, **training)
-    preprocessing = getattr(dataset, "preprocessing", None)
-    encoder = DeterministicEncoder(network, head, relation=relation, preprocessing=preprocessing)
-    return Trained(encoder, histories)
+    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
+        """Train a network; see `Method.train`."""
+        head = head_of(network, dataset)
+        histories = self.trained_network(network, dataset, training)
+        return Trained(DeterministicEncoder(network, head, **inputs_of(dataset, training)), histories)

@@ -5,7 +5,7 @@ Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding";
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -16,18 +16,26 @@ from torch import Tensor, nn
 from lam.encoders.gaussian import GaussianEncoder
 from lam.losses import Loss, margin_of
 from lam.losses.soft_contrastive import soft_contrastive
-from lam.methods.base import Stage, Trained, head_of, pairs_of, silent
+from lam.methods.base import Method, Trained, head_of, inputs_of
 from lam.models.head import caught_input
 from lam.models.uncertainty_head import UncertaintyHead
-from lam.pairs.relation import Relation
-from lam.training import train as train_by_loop
+from lam.training import Training
 from lam.training.steps import Minibatch, Step
 from lam.utils.checks import refuse_below, refuse_non_positive
 
 
 @dataclass(frozen=True)
-class HibOptions:
-    """How the samples are drawn, compared and kept near the unit Gaussian.
+class Hib(Method):
+    """Train a network and its uncertainty head together.
+
+    The loss of a batch is the soft contrastive loss of the samples, a mean for each kind of pair, plus β times the mean
+    over items of KL(N(μ, diag(σ²)) ‖ N(0, I)). The mean μ is the output of the head before normalisation, as in the
+    source, whose Gaussians have the whole space: on the sphere the divergence could not tell one mean from another.
+    Retrieval compares directions of means, as everywhere in this package; that of validation too.
+
+    The source trains network and uncertainty together, and so does this. β and the number of samples are the source's.
+    It is silent about where a and b begin: at 5 and 5, by which items at distance 1 match with probability ½; at 1 and
+    0, where two samples at one point match with ½, the loss fell far slower. a is learned as its logarithm.
 
     Attributes:
         n_samples: samples an item and step; every one of an item is compared with every one of the other.
@@ -46,12 +54,34 @@ class HibOptions:
     offset: float = 5.0
     shared: bool = True
 
+    name = "hib"
+    encoder = GaussianEncoder
+
     def __post_init__(self) -> None:
         refuse_below("n_samples", self.n_samples, 1)
         refuse_below("kl_weight", self.kl_weight, 0)
         refuse_non_positive("scale", self.scale)
         if not math.isfinite(self.offset):
             raise ValueError(f"offset must be finite, got {self.offset}")
+
+    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
+        """Train a network and its uncertainty head; see `Method.train`.
+
+        The weights of a network that is trained already are where training begins. Of `training.loss` nothing is used
+        but the margin that miners go by; `training.validate` is called with the network itself.
+        """
+        path = head_of(network, dataset)
+        layer: Any = network.get_submodule(path)
+        uncertainty = UncertaintyHead(layer.in_features, layer.out_features, shared=self.shared, seed=training.seed)
+        validate: Any = training.validate
+        own = replace(
+            training,
+            pretrained=False,
+            validate=None if validate is None else lambda trained: validate(trained.network),
+        )
+        histories = self.trained_network(HibNetwork(network, path, uncertainty, self), dataset, own, HibStep(self))
+        common = {"unit_mean": False, "seed": training.seed, **inputs_of(dataset, training)}
+        return Trained(GaussianEncoder(network, path, uncertainty, **common), histories)
 
 
 class HibNetwork(nn.Module):
@@ -64,7 +94,7 @@ class HibNetwork(nn.Module):
         options: where a and b begin.
     """
 
-    def __init__(self, network: nn.Module, head: str, uncertainty: UncertaintyHead, options: HibOptions) -> None:
+    def __init__(self, network: nn.Module, head: str, uncertainty: UncertaintyHead, options: Hib) -> None:
         super().__init__()
         self.network, self.head, self.uncertainty = network, head, uncertainty
         self.log_scale = nn.Parameter(torch.tensor(math.log(options.scale)))
@@ -80,7 +110,7 @@ class HibNetwork(nn.Module):
 class HibStep(Step):
     """Take the gradient of the soft contrastive loss of samples, and of the divergence from the unit Gaussian."""
 
-    def __init__(self, options: HibOptions) -> None:
+    def __init__(self, options: Hib) -> None:
         self.options = options
 
     @property
@@ -111,68 +141,3 @@ def divergence_from_unit_gaussian(
         tensor([2.])
     """
     return (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
-
-
-def train(
-    network: nn.Module,
-    dataset: Any,
-    *,
-    loss: Loss,
-    epochs: int,
-    options: HibOptions | None = None,
-    pretrained: bool = False,
-    relation: Relation | None = None,
-    seed: int = 0,
-    stage: Stage = silent,
-    **training: Any,
-) -> Trained:
-    """Train a network and its uncertainty head together.
-
-    The loss of a batch is the soft contrastive loss of the samples, a mean for each kind of pair, plus β times the mean
-    over items of KL(N(μ, diag(σ²)) ‖ N(0, I)). The mean μ is the output of the head before normalisation, as in the
-    source, whose Gaussians have the whole space: on the sphere the divergence could not tell one mean from another.
-    Retrieval compares directions of means, as everywhere in this package; that of validation too.
-
-    The source trains network and uncertainty together, and so does this. β and the number of samples are the source's.
-    It is silent about where a and b begin: at 5 and 5, by which items at distance 1 match with probability ½; at 1 and
-    0, where two samples at one point match with ½, the loss fell far slower. a is learned as its logarithm.
-
-    Args:
-        network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
-        dataset: of (input, label); see `lam.training.train`.
-        loss: not used, but for the margin that miners go by.
-        epochs: passes over the data.
-        options: see `HibOptions`.
-        pretrained: the network is trained already: its weights are where training begins.
-        relation: what makes two items a pair; by default their labels.
-        seed: of the order of the data and of everything drawn.
-        stage: see `lam.methods.base.Stage`.
-        training: further options of `lam.training.train`; `validate` is called with the network itself.
-
-    Returns:
-        The encoder, and the history of the joint training as `network`.
-
-    Raises:
-        ValueError: as `lam.training.train`, or where no linear layer gives the network's output.
-    """
-    options = options or HibOptions()
-    head = head_of(network, dataset)
-    layer: Any = network.get_submodule(head)
-    uncertainty = UncertaintyHead(layer.in_features, layer.out_features, shared=options.shared, seed=seed)
-    model = HibNetwork(network, head, uncertainty, options)
-    validate = training.pop("validate", None)
-    if validate is not None:
-        training["validate"] = lambda trained: validate(trained.network)
-    training |= {"loss": loss, "epochs": epochs, "step": HibStep(options), "seed": seed, "method": "hib"}
-    with stage("train"):
-        history = train_by_loop(model, dataset, pairs=pairs_of(relation), **training)
-    encoder = GaussianEncoder(
-        network,
-        head,
-        uncertainty,
-        unit_mean=False,
-        seed=seed,
-        relation=relation,
-        preprocessing=getattr(dataset, "preprocessing", None),
-    )
-    return Trained(encoder, {"network": history})

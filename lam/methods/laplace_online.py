@@ -14,31 +14,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lam.datasets.augmented import without_augmentation
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import ContrastiveCurvature, Diagonal, Fix, Split, diagonal_ggn
 from lam.losses import Loss, margin_of
-from lam.methods.base import Stage, Trained, head_of, pairs_of, silent
-from lam.methods.laplace_posthoc import LaplaceOptions, fit_with
+from lam.methods.base import Trained, head_of, inputs_of
+from lam.methods.laplace_posthoc import LaplaceMethod, LaplacePosthoc, fit_with
 from lam.models.head import caught_input
 from lam.pairs.mining import Miner, MinerName, Mining
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.posteriors.diagonal import LastLayerPosterior
-from lam.training import BATCH_SIZE
-from lam.training import train as train_by_loop
+from lam.training import Training
 from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils.checks import refuse_below, refuse_non_positive, refuse_other_than
 
 Update = Literal["average", "accumulate"]
 _SHARED = ("margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
+_AFTERWARDS = ("refit", "tune", "tune_step", "mean")
+"""What comes after training, and may be asked for later."""
 
 
-@dataclass(frozen=True)
-class OnlineOptions:
-    """How the posterior is kept.
+@dataclass(frozen=True, kw_only=True)
+class LaplaceOnline(LaplaceMethod):
+    """Train a network and its posterior together.
 
     Attributes:
+        head: path of the last linear layer; found on the first items by default.
         likelihood_scale: s > 0.
         prior_precision: α > 0.
         initial_precision: p₀ > 0, with h₀ = p₀/s; s/1000 by default.
@@ -64,6 +65,7 @@ class OnlineOptions:
         ValueError: for an option outside its range.
     """
 
+    head: str | None = None
     likelihood_scale: float = 1e7
     prior_precision: float = 1.0
     initial_precision: float | None = None
@@ -80,7 +82,10 @@ class OnlineOptions:
     hessian_miner: MinerName = "all"
     hessian_max_pairs: int | None = None
 
+    name = "laplace_online"
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("likelihood_scale", "prior_precision", "initial_precision"):
             refuse_non_positive(name, getattr(self, name))
         if not 0 < self.memory_factor < 1:
@@ -99,6 +104,65 @@ class OnlineOptions:
         """The curvature, without a margin where that is the loss's."""
         return ContrastiveCurvature(self.margin, self.split, self.fix, self.negative_weight)
 
+    def check_start(self, *, pretrained: bool) -> None:
+        """Refuse a trained network, which holds no posterior."""
+        if pretrained:
+            raise ValueError(
+                "a checkpoint holds no posterior: laplace_online trains, laplace_posthoc can start from one"
+            )
+
+    def train(
+        self, network: nn.Module, dataset: Any, training: Training, *, hessian_miner: Miner | None = None
+    ) -> Trained:
+        """Train a network and its posterior; see `Method.train`. Stages are `train` and, with `refit`, `fit`.
+
+        Args:
+            network, dataset, training: of `Method.train`.
+            hessian_miner: a miner of pytorch-metric-learning, in place of the option; the encoder does not record it.
+
+        Returns:
+            The encoder with the kept epoch's weights and curvature, and the history.
+
+        Raises:
+            ValueError: as `Method.train`, or for a miner that a refit could not use.
+        """
+        relation, path = training.relation or Relation(), head_of(network, dataset, self.head)
+        refit = self._refit(path, hessian_miner, relation, training) if self.refit else None
+        step = OnlineLaplaceStep(path, margin=margin_of(training.loss), options=self, hessian_miner=hessian_miner)
+        histories = self.trained_network(network, dataset, training, step)
+        if refit is not None:
+            return Trained(fit_with(refit, network, dataset, training, mean=self.mean), histories)
+        layer: Any = network.get_submodule(step.head)
+        posterior = LastLayerPosterior(
+            layer.weight.detach().clone(),
+            None if layer.bias is None else layer.bias.detach().clone(),
+            step.diagonal(layer.bias is not None).to(layer.weight.device),
+            n_items=len(dataset),
+            prior_precision=self.prior_precision,
+            likelihood_scale=self.likelihood_scale,
+            seed=training.seed,
+        )
+        relation = replace(relation, miner=self.hessian_miner, max_pairs=self.hessian_max_pairs)
+        common = inputs_of(dataset, training) | {"relation": relation}
+        return Trained(BayesianEncoder(network, step.head, posterior, mean=self.mean, **common), histories)
+
+    def _refit(self, head: str, miner: Miner | None, relation: Relation, training: Training) -> LaplacePosthoc:
+        """What a refit is done by. Shuffled batches of places hold hardly a pair: there every pair counts."""
+        places = relation.positive_within is not None
+        if miner is not None or (places and self.hessian_miner != "all"):
+            raise ValueError(
+                "refit forms the curvature over all pairs, or, of labels, over those of a miner given by its name: "
+                "leave the miner of the curvature out, or refit"
+            )
+        return LaplacePosthoc(
+            head=head,
+            **{name: getattr(self, name) for name in _SHARED},
+            pairs="dataset" if places else "batch",
+            miner=self.hessian_miner,
+            max_pairs=None if places else self.hessian_max_pairs,
+            batch_size=training.batch_size,
+        )
+
 
 class OnlineLaplaceStep(Step):
     """Take the gradient at last layers sampled from the posterior, and follow the curvature.
@@ -111,7 +175,7 @@ class OnlineLaplaceStep(Step):
     """
 
     def __init__(
-        self, head: str, *, margin: float | None, options: OnlineOptions, hessian_miner: Miner | None = None
+        self, head: str, *, margin: float | None, options: LaplaceOnline, hessian_miner: Miner | None = None
     ) -> None:
         self.curvature = options.curvature.with_margin(margin)
         self.head, self.options = head, options
@@ -123,8 +187,9 @@ class OnlineLaplaceStep(Step):
     def settings(self) -> dict[str, Any]:
         """Options as JSON; a run is resumed only with the same."""
         options = {**asdict(self.options), "hessian_miner": self.mining.settings["miner"]}
-        del options["refit"]  # it comes after training, and may be asked for later
-        return {"head": self.head, **options, "margin": self.curvature.margin}
+        for name in _AFTERWARDS:
+            del options[name]
+        return {**options, "head": self.head, "margin": self.curvature.margin}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient at the samples, averaged, and update h; see `Step.backward`.
@@ -208,103 +273,6 @@ class OnlineLaplaceStep(Step):
         if not followed.isfinite().all():
             raise DivergenceError("the curvature h is not finite")
         self.h = followed
-
-
-def train(
-    network: nn.Module,
-    dataset: Any,
-    *,
-    loss: Loss,
-    epochs: int,
-    head: str | None = None,
-    options: OnlineOptions | None = None,
-    hessian_miner: Miner | None = None,
-    pretrained: bool = False,
-    relation: Relation | None = None,
-    seed: int = 0,
-    stage: Stage = silent,
-    **training: Any,
-) -> Trained:
-    """Train a network and its posterior together.
-
-    Args:
-        network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
-        dataset: of (input, label); see `lam.training.train`.
-        loss: of `lam.losses`.
-        epochs: passes over the data.
-        head: path of the last linear layer; found on the first items by default.
-        options: how the posterior is kept.
-        hessian_miner: a miner of pytorch-metric-learning, in place of `options.hessian_miner`; the encoder does not
-            record it.
-        pretrained: True is refused: a trained network holds no posterior.
-        relation: what makes two items a pair; by default their labels.
-        seed: of the order of the data and of everything drawn.
-        stage: see `lam.methods.base.Stage`.
-        training: further options of `lam.training.train`, such as `validate`, `folder` and `batch_size`.
-
-    Returns:
-        The encoder with the kept epoch's weights and curvature, and the history.
-
-    Raises:
-        ValueError: as `lam.training.train`, for options outside their range, for a network that is trained, or for a
-            miner that a refit could not use.
-    """
-    if pretrained:
-        raise ValueError("a checkpoint holds no posterior: laplace_online trains, laplace_posthoc can start from one")
-    options, relation = options or OnlineOptions(), relation or Relation()
-    path = head_of(network, dataset, head)
-    refit = _refit_options(path, options, hessian_miner, relation, training) if options.refit else None
-    step = OnlineLaplaceStep(path, margin=margin_of(loss), options=options, hessian_miner=hessian_miner)
-    with stage("train"):
-        training |= {"loss": loss, "epochs": epochs, "step": step, "seed": seed, "method": "laplace_online"}
-        history = train_by_loop(network, dataset, pairs=pairs_of(relation), **training)
-    if refit is not None:
-        with stage("fit"):
-            encoder = fit_with(
-                refit,
-                network,
-                without_augmentation(dataset),
-                margin=margin_of(loss),
-                relation=relation,
-                seed=seed,
-                num_workers=training.get("num_workers", 0),
-                progress=training.get("progress", True),
-            )
-        return Trained(encoder, {"network": history})
-    layer: Any = network.get_submodule(step.head)
-    posterior = LastLayerPosterior(
-        layer.weight.detach().clone(),
-        None if layer.bias is None else layer.bias.detach().clone(),
-        step.diagonal(layer.bias is not None).to(layer.weight.device),
-        n_items=len(dataset),
-        prior_precision=options.prior_precision,
-        likelihood_scale=options.likelihood_scale,
-        seed=seed,
-    )
-    preprocessing = getattr(dataset, "preprocessing", None)
-    relation = replace(relation, miner=options.hessian_miner, max_pairs=options.hessian_max_pairs)
-    encoder = BayesianEncoder(network, step.head, posterior, relation=relation, preprocessing=preprocessing)
-    return Trained(encoder, {"network": history})
-
-
-def _refit_options(
-    head: str, options: OnlineOptions, miner: Miner | None, relation: Relation, training: dict[str, Any]
-) -> LaplaceOptions:
-    """Give what the refit is done by. Shuffled batches of places hold hardly a pair: there every pair counts."""
-    places = relation.positive_within is not None
-    if miner is not None or (places and options.hessian_miner != "all"):
-        raise ValueError(
-            "refit forms the curvature over all pairs, or, of labels, over those of a miner given by its name: "
-            "leave the miner of the curvature out, or refit"
-        )
-    return LaplaceOptions(
-        head=head,
-        **{name: getattr(options, name) for name in _SHARED},
-        pairs="dataset" if places else "batch",
-        miner=options.hessian_miner,
-        max_pairs=None if places else options.hessian_max_pairs,
-        batch_size=training.get("batch_size", BATCH_SIZE),
-    )
 
 
 def _over_chosen(chosen: Pairs) -> Pairs:

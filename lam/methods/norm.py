@@ -6,43 +6,19 @@ from typing import Any
 from torch import nn
 
 from lam.encoders.concentration import NormEncoder
-from lam.losses import Loss
-from lam.methods import deterministic
-from lam.methods.base import Stage, Trained, silent
-from lam.pairs.relation import Relation
+from lam.methods.base import Method, Trained, head_of, inputs_of
+from lam.training import Training
 
 
 @dataclass(frozen=True)
-class NormOptions:
-    """There are none."""
+class Norm(Method):
+    """Train a network, and nothing more; the seed is also that of the samples drawn from the distributions."""
 
+    name = "norm"
+    encoder = NormEncoder
 
-def train(
-    network: nn.Module,
-    dataset: Any,
-    *,
-    loss: Loss,
-    epochs: int,
-    options: NormOptions | None = None,
-    pretrained: bool = False,
-    relation: Relation | None = None,
-    seed: int = 0,
-    stage: Stage = silent,
-    **training: Any,
-) -> Trained:
-    """Train a network, and nothing more.
-
-    Args:
-        network, dataset, loss, epochs, pretrained, relation, stage, training: of `lam.methods.deterministic.train`.
-        options: none.
-        seed: of the order of the data, and of the samples drawn from the distributions.
-
-    Returns:
-        The encoder, and the history unless the network was trained already.
-
-    Raises:
-        ValueError: as `lam.methods.deterministic.train`.
-    """
-    training |= {"loss": loss, "epochs": epochs, "pretrained": pretrained, "relation": relation, "seed": seed}
-    encoder, histories = deterministic.train(network, dataset, stage=stage, method=NormEncoder.kind, **training)
-    return Trained(NormEncoder.upon(encoder, seed=seed), histories)
+    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
+        """Train a network; see `Method.train`."""
+        head = head_of(network, dataset)
+        histories = self.trained_network(network, dataset, training)
+        return Trained(NormEncoder(network, head, seed=training.seed, **inputs_of(dataset, training)), histories)

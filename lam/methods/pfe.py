@@ -5,8 +5,7 @@ Source: Shi and Jain (2019), "Probabilistic face embeddings"; Warburg et al. (20
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,18 +15,22 @@ from torch import Tensor, nn
 from lam.encoders.gaussian import GaussianEncoder
 from lam.losses import Loss
 from lam.losses.mutual_likelihood import mutual_likelihood
-from lam.methods.base import Stage, Trained, head_of, pairs_of, silent, train_network
+from lam.methods.base import Method, Trained, head_of, inputs_of
 from lam.models.head import features_and_output
 from lam.models.uncertainty_head import UncertaintyHead
-from lam.pairs.relation import Relation
+from lam.training import Training
 from lam.training import train as train_by_loop
 from lam.training.steps import Minibatch, Step
 from lam.utils.checks import refuse_below, refuse_non_positive
 
 
 @dataclass(frozen=True)
-class PfeOptions:
-    """How the uncertainty head is trained.
+class Pfe(Method):
+    """Train a network, then, with the network frozen, the uncertainty head.
+
+    The mean of an embedding is the network's own, a unit vector. The head is trained as the network is, but for epochs
+    and learning rate, and for miners: it learns from all positive pairs of a batch. The last epoch of the head is kept,
+    as validation judges the retrieval, which the head does not change. Source and recipe are silent about these.
 
     Attributes:
         epochs: of the head; the network has its own.
@@ -43,9 +46,36 @@ class PfeOptions:
     learning_rate: float = 1e-2
     shared: bool = True
 
+    name = "pfe"
+    encoder = GaussianEncoder
+
     def __post_init__(self) -> None:
         refuse_below("epochs", self.epochs, 1)
         refuse_non_positive("learning_rate", self.learning_rate)
+
+    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
+        """Train a network and its uncertainty head; see `Method.train`. Stages are `train` and `head`.
+
+        The checkpoints of the head are in the sub-folder `head`.
+        """
+        path = head_of(network, dataset)
+        histories = self.trained_network(network, dataset, training)
+        layer: Any = network.get_submodule(path)
+        uncertainty = UncertaintyHead(layer.in_features, layer.out_features, shared=self.shared, seed=training.seed)
+        own = replace(
+            training,
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            miner="all",
+            max_pairs=None,
+            validate=None,
+            folder=training.part("head"),
+        )
+        with training.stage("head"):
+            step = MutualLikelihoodStep(network, path)
+            histories["head"] = train_by_loop(uncertainty, dataset, own, step=step, method=self.name)
+        common = {"unit_mean": True, "seed": training.seed, **inputs_of(dataset, training)}
+        return Trained(GaussianEncoder(network, path, uncertainty, **common), histories)
 
 
 class MutualLikelihoodStep(Step):
@@ -73,77 +103,6 @@ class MutualLikelihoodStep(Step):
         value = mutual_likelihood(means, network(features.float()), batch.pairs)
         backward(value)
         return value.detach()
-
-
-def train(
-    network: nn.Module,
-    dataset: Any,
-    *,
-    loss: Loss,
-    epochs: int,
-    options: PfeOptions | None = None,
-    pretrained: bool = False,
-    relation: Relation | None = None,
-    seed: int = 0,
-    stage: Stage = silent,
-    **training: Any,
-) -> Trained:
-    """Train a network, then, with the network frozen, the uncertainty head.
-
-    The mean of an embedding is the network's own, a unit vector. The head takes the options of training that the
-    network has, but for epochs and learning rate, and for miners: it learns from all positive pairs of a batch. The
-    last epoch of the head is kept, as validation judges the retrieval, which the head does not change. Source and
-    recipe are silent about these.
-
-    Args:
-        network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
-        dataset: of (input, label); see `lam.training.train`.
-        loss: of `lam.losses`, of the network.
-        epochs: passes over the data, of the network.
-        options: of the head.
-        pretrained: the network is trained already, and only the head is trained.
-        relation: what makes two items a pair; by default their labels.
-        seed: of the order of the data and of everything drawn.
-        stage: see `lam.methods.base.Stage`; here `train` and `head`.
-        training: further options of `lam.training.train`; the checkpoints of the head are in the sub-folder `head`.
-
-    Returns:
-        The encoder, and the histories: `head`, and `network` unless it was trained already.
-
-    Raises:
-        ValueError: as `lam.training.train`, or where no linear layer gives the network's output.
-    """
-    options = options or PfeOptions()
-    head = head_of(network, dataset)
-    common = {"loss": loss, "seed": seed, "method": "pfe"}
-    histories = train_network(
-        network, dataset, pretrained=pretrained, relation=relation, stage=stage, epochs=epochs, **common, **training
-    )
-    layer: Any = network.get_submodule(head)
-    uncertainty = UncertaintyHead(layer.in_features, layer.out_features, shared=options.shared, seed=seed)
-    folder = training.get("folder")
-    training |= {
-        "validate": None,
-        "miner": "all",
-        "max_pairs": None,
-        "learning_rate": options.learning_rate,
-        "folder": None if folder is None else Path(folder) / "head",
-    }
-    with stage("head"):
-        step = MutualLikelihoodStep(network, head)
-        histories["head"] = train_by_loop(
-            uncertainty, dataset, epochs=options.epochs, step=step, pairs=pairs_of(relation), **common, **training
-        )
-    encoder = GaussianEncoder(
-        network,
-        head,
-        uncertainty,
-        unit_mean=True,
-        seed=seed,
-        relation=relation,
-        preprocessing=getattr(dataset, "preprocessing", None),
-    )
-    return Trained(encoder, histories)
 
 
 def _fingerprint(network: nn.Module) -> str:

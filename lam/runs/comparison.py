@@ -137,7 +137,7 @@ def _evaluated_on(run: Path) -> dict[str, Any]:
 
 
 def _read(folders: Sequence[Path]) -> list[ComparedRun]:
-    methods = [_config(folder)["method"] for folder in folders]
+    methods = [_config(folder)["method"]["name"] for folder in folders]
     choices = (methods, [folder.resolve().name for folder in folders], [str(folder) for folder in folders])
     names = next(names for names in choices if len(set(names)) == len(folders))
     runs = []

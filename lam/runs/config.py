@@ -1,35 +1,29 @@
 """A run's configuration: typed, checked before any work, and written back fully resolved.
 
-Each method's section holds its own options; what they mean is said where they are used. How a configuration is read
-from a file and the command line is `lam.runs.config_files`.
+What the options of a method mean is said where they are used, `lam.methods`. How a configuration is read from files and
+the command line is `lam.runs.config_files`.
 """
 
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar
 
 import yaml
 
+from lam import methods
 from lam.datasets.augmented import AugmentationOptions
 from lam.losses import LossName, build
-from lam.methods import MethodName
-from lam.methods.deep_ensemble import EnsembleOptions
-from lam.methods.hib import HibOptions
-from lam.methods.knn_distance import NeighbourOptions
-from lam.methods.laplace_online import OnlineOptions
-from lam.methods.laplace_posthoc import LaplaceOptions
-from lam.methods.pfe import PfeOptions
+from lam.methods import Method
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation
 from lam.retrieval.metrics.ood import NEIGHBOUR
-from lam.training.settings import Accelerator, Optimizer, Precision, Settings, resolve_accelerator
-from lam.utils.checks import refuse_below, refuse_non_positive, refuse_other_than
+from lam.training.settings import Accelerator, TrainingOptions, resolve_accelerator
+from lam.utils.checks import refuse_below, refuse_non_positive
 
-_SECTIONS = {"laplace_posthoc": "laplace", "laplace_online": "online"}
-"""Where the options of a method are; a method that has any but is not here has a section of its own name."""
+METHOD = "method"
 
 
 @dataclass
@@ -89,22 +83,17 @@ class NetworkConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class TrainingConfig:
-    """How the network is trained; see `lam.training.train`."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(TrainingOptions):
+    """How the network is trained; see `lam.training.TrainingOptions`.
+
+    Attributes:
+        loss: of `lam.losses.build`.
+    """
 
     loss: LossName = "contrastive"
     epochs: int = 3
-    batch_size: int = 256
-    learning_rate: float = 1e-3
-    learning_rate_decay: float = 1.0
-    optimizer: Optimizer = "adam"
-    weight_decay: float = 0.0
     miner: MinerName = "all"
-    max_pairs: int | None = None
-    per_class: int | None = None
-    checkpoint_every: int | None = None
-    precision: Precision = "32-true"
 
 
 @dataclass
@@ -148,7 +137,7 @@ class RunConfig:
     Attributes:
         data: what is embedded.
         network: by what.
-        method: which system.
+        method: which system, with its options.
         margin: of the contrastive loss, in (0, 2].
         seed: of the weights, the order of the data and the posterior's noise.
         output: the run's folder; runs/<data>/<method> by default.
@@ -157,18 +146,12 @@ class RunConfig:
         training: how the network is trained.
         augmentation: random crops and flips of the training images.
         places: what makes images of places match.
-        laplace: how the posterior is fitted, post hoc, and tuned.
-        online: how the posterior is kept during training, by `laplace_online`.
-        deep_ensemble: how many networks, and how they are combined.
-        pfe: how the uncertainty head of that method is trained.
-        hib: how the samples of that method are drawn and compared.
-        knn_distance: what an item is compared with, by that method.
         evaluation: how the encoder is evaluated.
     """
 
     data: DataConfig
     network: NetworkConfig
-    method: MethodName = "laplace_posthoc"
+    method: Method
     margin: float = 0.7
     seed: int = 0
     output: str | None = None
@@ -177,13 +160,22 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     augmentation: AugmentationOptions = field(default_factory=AugmentationOptions)
     places: PlacesConfig = field(default_factory=PlacesConfig)
-    laplace: LaplaceOptions = field(default_factory=LaplaceOptions)
-    online: OnlineOptions = field(default_factory=OnlineOptions)
-    deep_ensemble: EnsembleOptions = field(default_factory=EnsembleOptions)
-    pfe: PfeOptions = field(default_factory=PfeOptions)
-    hib: HibOptions = field(default_factory=HibOptions)
-    knn_distance: NeighbourOptions = field(default_factory=NeighbourOptions)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
+
+    @staticmethod
+    def parsed(settings: Mapping[str, Any]) -> "RunConfig":
+        """Make a configuration of what a YAML file holds.
+
+        Raises:
+            ValueError: naming every setting that is unknown, missing, of another type or outside its range.
+        """
+        name, options = named_method(settings.get(METHOD))
+        if name is None:
+            raise ValueError(f"{METHOD}.name is missing; known are {', '.join(methods.METHODS)}")
+        method = _validated(methods.find(name), options, f"{METHOD}.")
+        return _validated(RunConfig, {**settings, METHOD: method})
 
     def check(self) -> None:
         """Refuse settings outside their range, before any data are read.
@@ -192,22 +184,10 @@ class RunConfig:
             ValueError: saying which, and what is allowed.
         """
         build(self.training.loss, margin=self.margin)
-        refuse_other_than("method", self.method, get_args(MethodName))
-        if self.method == "laplace_online" and self.checkpoint is not None:
-            raise ValueError(
-                "a checkpoint holds no posterior: laplace_online trains, laplace_posthoc can start from one"
-            )
-        if self.method == "deep_ensemble":
-            self._check_members()
+        self.method.check_start(pretrained=self.checkpoint is not None)
         resolve_accelerator(self.accelerator)
         self._check_numbers()
-        self._check_training()
         self._check_ood()
-
-    @property
-    def options(self) -> Any:
-        """The options of the method; None for one that has none."""
-        return getattr(self, _SECTIONS.get(self.method, self.method), None)
 
     def relation_of(self, images: Any) -> Relation:
         """What makes two of these images a pair: their labels, or, for places, their positions."""
@@ -215,16 +195,6 @@ class RunConfig:
             return Relation()
         places = self.places
         return Relation("batch", places.positive_within, places.negative_beyond, places.angle_within)
-
-    def _check_members(self) -> None:
-        if self.checkpoint is not None and not self.deep_ensemble.checkpoints:
-            raise ValueError(
-                f"a checkpoint is one network and a deep ensemble has {self.deep_ensemble.n_members}: name a file for "
-                "each of them in --deep_ensemble.checkpoints, or leave the checkpoint out"
-            )
-        for file in self.deep_ensemble.checkpoints:
-            if not Path(file).is_file():
-                raise ValueError(f"deep_ensemble.checkpoints: {file} does not exist")
 
     def _check_numbers(self) -> None:
         places, evaluation = self.places, self.evaluation
@@ -249,13 +219,6 @@ class RunConfig:
                 "--data.options='{angles: true}', or neither"
             )
 
-    def _check_training(self) -> None:
-        options = {name: value for name, value in vars(self.training).items() if name != "loss"}
-        try:
-            Settings(**options, seed=self.seed, num_workers=0)
-        except ValueError as error:
-            raise ValueError(f"training.{error}") from None
-
     def _check_ood(self) -> None:
         titles = [found.title or found.name for found in self.data.ood]
         for title, count in Counter(titles).items():
@@ -266,45 +229,42 @@ class RunConfig:
 
     def resolved(self) -> dict[str, Any]:
         """Every setting but where the run is, as YAML has it: a run may be moved."""
-        return {**_plain(self), "output": None}
+        settings = {**asdict(self), METHOD: self.method.settings(), "output": None}
+        return yaml.safe_load(yaml.safe_dump(settings, sort_keys=False))  # a tuple is a list there
 
     @property
     def folder(self) -> Path:
         """The run's folder."""
-        return Path("runs") / self.data.name / self.method if self.output is None else Path(self.output)
+        return Path("runs") / self.data.name / self.method.name if self.output is None else Path(self.output)
 
 
-def completed(settings: Mapping[str, Any], kind: Any = RunConfig) -> dict[str, Any]:
-    """Give the resolved settings of an older version, and today's defaults for those that it did not have.
+def named_method(section: Any) -> tuple[str | None, dict[str, Any]]:
+    """The name of a method and its options, of the section of a configuration: a mapping, or the name alone.
 
-    Args:
-        settings: as `RunConfig.resolved` gave them.
-        kind: the record that they are of.
-
-    Example:
-        >>> completed({"name": "folder", "root": "here"}, OodConfig)
-        {'name': 'folder', 'root': 'here', 'options': {}, 'title': None}
+    Raises:
+        ValueError: for what is neither.
     """
-    known = [setting for setting in fields(kind) if setting.name in settings or _has_default(setting)]
-    return {**settings, **{setting.name: _completed(settings, setting) for setting in known}}
+    options = {"name": section} if isinstance(section, str | None) else section
+    if not isinstance(options, Mapping) or not isinstance(options.get("name"), str | None):
+        raise ValueError(f"{METHOD} must be a name, or a mapping with a name and options, got {section!r}")
+    return options.get("name"), {option: value for option, value in options.items() if option != "name"}
 
 
-def _has_default(setting: Field[Any]) -> bool:
-    return (setting.default, setting.default_factory) != (MISSING, MISSING)
+def _validated(kind: Any, settings: Mapping[str, Any], prefix: str = "") -> Any:
+    from pydantic import TypeAdapter, ValidationError  # a quarter of a second to import
+
+    try:
+        return TypeAdapter(kind).validate_python(settings)
+    except ValidationError as error:
+        told = [_told(problem, prefix) for problem in error.errors(include_url=False)]
+    raise ValueError("; ".join(told))
 
 
-def _completed(settings: Mapping[str, Any], setting: Field[Any]) -> Any:
-    if setting.name not in settings:
-        factory: Any = setting.default_factory
-        return _plain(setting.default if factory is MISSING else factory())
-    value = settings[setting.name]
-    if isinstance(value, Mapping) and is_dataclass(setting.type):
-        return completed(value, setting.type)
-    if isinstance(value, list) and any(map(is_dataclass, get_args(setting.type))):
-        return [completed(item, get_args(setting.type)[0]) for item in value]
-    return value
-
-
-def _plain(value: Any) -> Any:
-    """As YAML has it: a tuple is a list there."""
-    return yaml.safe_load(yaml.safe_dump(asdict(value) if is_dataclass(value) else value))  # pyright: ignore[reportArgumentType]
+def _told(problem: Mapping[str, Any], prefix: str) -> str:
+    """One problem that pydantic found, in the words of the check that refused, or else of pydantic."""
+    kind, place = problem["type"], prefix + ".".join(map(str, problem["loc"]))
+    if kind == "unexpected_keyword_argument":
+        return f"there is no setting {place}; `lam run --help` lists the settings"
+    if kind == "value_error":
+        return f"{place.removesuffix('.')}.{problem['ctx']['error']}"
+    return f"{place}: {problem['msg']}" + ("" if kind == "missing" else f", got {problem['input']!r}")

@@ -1,88 +1,120 @@
-"""A configuration from a YAML file and settings given beside it, with errors that a user can act on.
+"""A configuration from YAML files and settings given beside them, with errors that a user can act on.
 
-A file may begin where another ends: with `extends: deterministic.yaml` it says only what differs from that file, which
-is looked for beside it and then among those that ship, and which may extend another itself. Sections and mappings are
-joined setting by setting; whatever else both files give, lists too, is that of the file that extends.
+    configs/data/DATA.yaml       a data set, a network for it and how that is trained
+    configs/methods/METHOD.yaml  what a method needs on any data
+    configs/paper/DATA.yaml      the authors' settings on a data set
+
+`DATA METHOD` stands for the second file, above it the first, above that, with `--paper`, the third. A file of any kind
+may have a section `methods`: settings that hold for one method each, above the others of the file. With `--paper` those
+of the data set are left out, and those of the authors hold in their place.
+
+A file of one's own may begin where another configuration ends: `extends: digits hib`, or `extends: base.yaml` for a
+file beside it, and says only what differs. Sections and mappings are joined setting by setting; whatever else both
+give, lists too, is that of the file that extends. Options of another method are not taken over.
 
 What the settings are is `lam.runs.config`.
 """
 
 import inspect
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
-from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from lam import datasets
-from lam.runs.config import OodConfig, RunConfig
+from lam import datasets, methods
+from lam.runs.config import METHOD, RunConfig, named_method
 from lam.runs.folder import CONFIG
 
-EXTENDS = "extends"
+EXTENDS, SECTIONS, PAPER = "extends", "methods", "--paper"
+SHIPPED = Path(str(files("lam") / "configs"))
 
-_EXAMPLE = "configs/digits/laplace_posthoc.yaml"
 _LIST = "`lam run --help` lists the settings"
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), *, allow_missing: bool = False) -> RunConfig:
+def load_config(
+    source: str | Path | Sequence[str], overrides: Sequence[str] = (), *, allow_missing: bool = False
+) -> RunConfig:
     """Read a configuration and apply overrides such as `--training.epochs=5`.
 
     Args:
-        path: a YAML file, one that lam ships (`configs/digits/laplace_posthoc.yaml`), or the folder of a run, which is
-            then continued.
+        source: what `lam run` takes, as one text or as words: `digits hib`, `fashionmnist hib --paper`; a YAML file,
+            alone or followed by a method; or the folder of a run, which is then continued.
         overrides: settings by name.
         allow_missing: set the option of that name in every data set and OOD set that has one.
 
     Raises:
         ValueError: saying what is wrong, and where.
-    """
-    from jsonargparse import ArgumentError, ArgumentParser
 
-    found = find_config(path)
-    content = yaml.safe_dump(_content(found))
-    parser = ArgumentParser(prog="lam run", exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--config", action="config")
-    parser.add_class_arguments(RunConfig)
+    Example:
+        >>> config = load_config("digits hib", ["--method.n_samples=4", "--training.epochs=5"])
+        >>> config.method.n_samples, config.training.epochs, config.network.name
+        (4, 5, 'convnet8')
+    """
+    words = _words(source)
+    given = [_override(override) for override in overrides]
+    content = _content(words, _method_in(given))
+    for name, value in given:
+        _set(content, name, value)
     try:
-        settings = parser.parse_args([f"--config={content}", *map(_as_list, overrides)])
-        _check_sections(settings)
-        parsed = parser.instantiate(settings)
-    except ArgumentError as error:
-        raise ValueError(_explain(str(error), found)) from None
-    config = RunConfig(**{field.name: parsed[field.name] for field in fields(RunConfig)})
-    _read_nested(config, overrides)
-    if config.output is None and Path(path).is_dir():
-        config.output = str(path)
+        config = RunConfig.parsed(content)
+    except ValueError as error:
+        raise ValueError(f"{words[0]}: {error}" if Path(words[0]).is_file() else str(error)) from None
+    if config.output is None and _is_run(words):
+        config.output = words[0]
     if allow_missing:
         _allow_missing(config)
     return config
 
 
-def _as_list(override: str) -> str:
-    """`--data.ood=DIR` and `--data.ood=NAME` stand for a list of that one set, a folder being called by its name."""
-    name, _, value = override.partition("=")
-    if name != "--data.ood" or not (value and isinstance(yaml.safe_load(value), str)):
-        return override
-    found = {"name": value}
-    if "/" in value or Path(value).is_dir():
-        title = re.sub(r"[^\w.+-]+", "-", Path(value).absolute().name)
-        found = {"name": "folder", "root": value, "title": title}
-    return f"{name}={yaml.safe_dump([found], default_flow_style=True, width=math.inf).strip()}"
+def _override(override: str) -> tuple[str, Any]:
+    """The name and the value of `--NAME=VALUE`: text where a setting is text, or else as YAML has it."""
+    name, equals, value = override.removeprefix("--").partition("=")
+    if not override.startswith("--"):
+        raise ValueError(f"there is no setting {override}; {_LIST}")
+    if not equals:
+        raise ValueError(f"{name} needs a value, such as --{name}=...")
+    setting = dict(_settings(RunConfig)).get(name)
+    if setting is not None and setting.type in (str, str | None) and value not in ("", "null"):
+        return name, value
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{name}: {value} is not valid YAML: {' '.join(str(error).split())}") from None
+    return name, [_outsiders(parsed)] if name == "data.ood" and isinstance(parsed, str) else parsed
 
 
-def _read_nested(config: RunConfig, overrides: Sequence[str]) -> None:
-    """Options below options, such as `--data.options.preprocessing.size=32`, as YAML: the parser leaves them text."""
-    for override in overrides:
-        if found := re.fullmatch(r"--(data|network)\.options\.(.+)\.([^.=]+)=(.*)", override, re.DOTALL):
-            options = getattr(config, found[1]).options
-            for part in found[2].split("."):
-                options = options[part]
-            options[found[3]] = yaml.safe_load(found[4])
+def _outsiders(name: str) -> dict[str, str]:
+    """The OOD set that a name alone stands for: a data set, or a folder, which is called by its name."""
+    if "/" not in name and not Path(name).is_dir():
+        return {"name": name}
+    return {"name": "folder", "root": name, "title": re.sub(r"[^\w.+-]+", "-", Path(name).absolute().name)}
+
+
+def _method_in(given: Sequence[tuple[str, Any]]) -> str | None:
+    """The method that overrides name, if any."""
+    names = [named_method(value if name == METHOD else {"name": value})[0] for name, value in given if _names(name)]
+    return next((name for name in reversed(names) if name is not None), None)
+
+
+def _names(name: str) -> bool:
+    return name in (METHOD, f"{METHOD}.name")
+
+
+def _set(content: dict[str, Any], name: str, value: Any) -> None:
+    """Set what may be below mappings that are not there yet."""
+    if name == METHOD:
+        content[METHOD] |= named_method(value)[1]
+        return
+    *above, last = name.split(".")
+    for part in above:
+        content = content.setdefault(part, {})
+        if not isinstance(content, dict):
+            raise ValueError(f"there is no setting {name}: {part} holds no others; {_LIST}")
+    content[last] = value
 
 
 def _allow_missing(config: RunConfig) -> None:
@@ -98,52 +130,148 @@ def _takes(name: str, option: str) -> bool:
     return loader is not None and option in inspect.signature(loader).parameters
 
 
-def _check_sections(settings: Any) -> None:
-    """Make every section that checks itself once, so that an error says which it is in."""
-    for section in fields(RunConfig):
-        kind: Any = section.type
-        if hasattr(kind, "__post_init__"):
-            try:
-                kind(**settings[section.name].as_dict())
-            except ValueError as error:
-                raise ValueError(f"{section.name}.{error}") from None
+def _words(source: str | Path | Sequence[str]) -> list[str]:
+    if isinstance(source, Path):
+        return [str(source)]
+    if isinstance(source, str):
+        return [source] if Path(source).exists() else source.split() or [source]
+    return list(source)
 
 
-def find_config(path: str | Path) -> Path:
-    """Find a configuration file: as given, in the folder of a run, or among those that lam ships.
+def _is_run(words: Sequence[str]) -> bool:
+    return len(words) == 1 and (Path(words[0]) / CONFIG).is_file()
+
+
+def shipped(kind: Literal["data", "methods", "paper"]) -> list[str]:
+    """The names of the files of a kind that lam ships."""
+    return sorted(path.stem for path in (SHIPPED / kind).glob("*.yaml"))
+
+
+def _content(words: Sequence[str], method: str | None = None, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The settings that words stand for, with their method by name; one that is given stands above theirs."""
+    where, *rest = [word for word in words if word != PAPER] or [""]
+    if len(rest) > 1:
+        raise ValueError(f"there is no setting {rest[1]}; {_LIST}")
+    method = method or (rest[0] if rest else None)
+    if method is not None:
+        methods.find(method)
+    path = SHIPPED / "data" / f"{where}.yaml"
+    if where not in shipped("data") or _is_run(words):
+        if PAPER in words:
+            raise ValueError(f"{PAPER} is for {', '.join(shipped('paper'))}, got {where}")
+        return _of_file(_found(where), method, extending)
+    if method is None:
+        raise ValueError(f"which method on {where}? `lam run {where} METHOD`; METHOD is {', '.join(methods.METHODS)}")
+    if PAPER not in words:
+        return _of_file(path, method, extending)
+    if where not in shipped("paper"):
+        raise ValueError(f"the authors have no settings for {where}, but for {', '.join(shipped('paper'))}")
+    common, _ = _read(path)
+    settings, sections = _read(SHIPPED / "paper" / f"{where}.yaml")
+    if method not in sections:
+        raise ValueError(f"the authors have no settings for {method} on {where}, but for {', '.join(sections)}")
+    return _joined(_of_method(method), common, settings, sections[method])
+
+
+def _found(where: str) -> Path:
+    """A file of one's own, or the configuration in the folder of a run.
 
     Raises:
-        ValueError: naming the ones that ship, where there is none.
+        ValueError: naming what ships, where there is none.
     """
-    path = Path(path)
-    if path.is_dir():
+    path = Path(where)
+    if where and path.is_dir():
         if (path / CONFIG).is_file():
             return path / CONFIG
         raise ValueError(f"{path} is no run of lam: it has no {CONFIG}")
     if path.is_file():
         return path
-    shipped = Path(str(files("lam") / "configs"))
-    parts = path.parts[1:] if path.parts[:1] == ("configs",) else path.parts
-    inside = shipped.joinpath(*parts)
-    if inside.is_file():
-        return inside
-    if inside.parent.is_dir() and inside.parent != shipped:
-        known = ", ".join(sorted(f"configs/{found.relative_to(shipped)}" for found in inside.parent.glob("*.yaml")))
+    raise ValueError(
+        f"there is no configuration {where}: give DATA METHOD, a YAML file or the folder of a run; DATA is "
+        f"{', '.join(shipped('data'))}; METHOD is {', '.join(methods.METHODS)}"
+    )
+
+
+def _of_file(path: Path, method: str | None, extending: tuple[Path, ...]) -> dict[str, Any]:
+    """A file upon what it extends, or upon the file of a method that was named beside it."""
+    settings, sections = _read(path)
+    extends = settings.pop(EXTENDS, None)
+    method = method or named_method(settings.get(METHOD))[0]
+    if extends is None:
+        base = {} if method is None or METHOD in settings else _of_method(method)
     else:
-        folders = sorted(found.name for found in shipped.iterdir() if found.is_dir())
-        known = f"configs/DATA/METHOD.yaml, such as {_EXAMPLE}; DATA is {', '.join(folders)}"
-    raise ValueError(f"there is no configuration {path}; lam ships {known}")
+        base = _extended(path, extends, method, (*extending, path.resolve()))
+    joined = _joined(base, settings)
+    method = method or joined[METHOD].get("name")
+    return joined if method is None else _joined(joined, sections.get(method, {}), {METHOD: method})
+
+
+def _extended(path: Path, extends: Any, method: str | None, chain: tuple[Path, ...]) -> dict[str, Any]:
+    if not isinstance(extends, str):
+        raise ValueError(f"{path}: {EXTENDS} must be one configuration, such as `digits hib`, got {extends!r}")
+    beside = path.parent / extends
+    if beside.is_file() and beside.resolve() in chain:
+        raise ValueError(f"{path}: {EXTENDS}: {extends} extends this file itself")
+    try:
+        return _content([str(beside)] if beside.is_file() else extends.split(), method, chain)
+    except ValueError as error:
+        raise ValueError(f"{path}: {EXTENDS}: {error}") from None
+
+
+def _of_method(name: str) -> dict[str, Any]:
+    """What a method needs on any data; a method that was registered from outside has no such file."""
+    path = SHIPPED / "methods" / f"{name}.yaml"
+    return _joined({METHOD: name}, _read(path)[0] if path.is_file() else {})
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of a file, and those of each method."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is no configuration: it must hold settings, such as `margin: 0.7`")
+    sections = content.pop(SECTIONS, {})
+    if not isinstance(sections, dict) or not all(isinstance(of, dict | None) for of in sections.values()):
+        raise ValueError(f"{path}: {SECTIONS} must hold a section of settings for each method, got {sections!r}")
+    return content, {name: of or {} for name, of in sections.items()}
+
+
+def _joined(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Join settings, each above those before."""
+    joined: dict[str, Any] = {METHOD: {}}
+    for layer in layers:
+        name, options = named_method(layer.get(METHOD))
+        other = name is not None and joined[METHOD].get("name") not in (None, name)
+        method = {**({} if other else joined[METHOD]), **({} if name is None else {"name": name}), **options}
+        joined = {**_joined_mappings(joined, layer), METHOD: method}
+    return joined
+
+
+def _joined_mappings(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    joined = {**base, **above}
+    for name in base.keys() & above.keys():
+        if isinstance(base[name], Mapping) and isinstance(above[name], Mapping):
+            joined[name] = _joined_mappings(base[name], above[name])
+    return joined
 
 
 def describe_settings() -> str:
     """List every setting with its default and, where they are few, the values allowed: one a line."""
-    settings = dict(_settings(RunConfig))
-    width = max(map(len, settings))
-    return "\n".join(f"  {name:<{width}}  {_default(setting)}" for name, setting in settings.items())
+    known = [(f"{METHOD}.name", f"required  ({', '.join(methods.METHODS)})")]
+    known += [(name, _default(setting)) for name, setting in _settings(RunConfig)]
+    for name, method in methods.METHODS.items():
+        known += [(f"of {name}:", "")] * bool(fields(method))
+        known += [(option, _default(setting)) for option, setting in _settings(method, f"{METHOD}.")]
+    width = max(len(name) for name, _ in known)
+    return "\n".join(f"  {name:<{width}}  {default}".rstrip() for name, default in known)
 
 
 def _settings(record: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
     for found in fields(record):
+        if found.type is methods.Method:
+            continue
         if is_dataclass(found.type):
             yield from _settings(found.type, f"{prefix}{found.name}.")
         else:
@@ -156,70 +284,3 @@ def _default(setting: Field[Any]) -> str:
     else:
         value = "required" if setting.default_factory is MISSING else "empty"
     return value + (f"  ({', '.join(get_args(setting.type))})" if get_origin(setting.type) is Literal else "")
-
-
-def _content(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a file together with those that it extends."""
-    chain = (*extending, path.resolve())
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is no configuration: it must hold settings, such as `margin: 0.7`")
-    if EXTENDS not in content:
-        return content
-    name = content.pop(EXTENDS)
-    if not isinstance(name, str):
-        raise ValueError(f"{path}: {EXTENDS} must be the name of one file, got {name!r}")
-    try:
-        base = path.parent / name if (path.parent / name).is_file() else find_config(name)
-    except ValueError as error:
-        raise ValueError(f"{path}: {EXTENDS}: {error}") from None
-    if base.resolve() in chain:
-        raise ValueError(f"{path}: {EXTENDS}: {name} extends this file itself")
-    return _joined(_content(base, chain), content)
-
-
-def _joined(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    joined = {**base, **above}
-    for name in base.keys() & above.keys():
-        if isinstance(base[name], Mapping) and isinstance(above[name], Mapping):
-            joined[name] = _joined(base[name], above[name])
-    return joined
-
-
-def _explain(message: str, path: Path) -> str:
-    """Say in one line, in a user's words, what jsonargparse found."""
-    value = re.findall(r"(?:Got|Given) value:(.*)", message)
-    message = " ".join(message.split())
-    key = ".".join(dict.fromkeys(re.findall(r'Parser key "(.*?)"', message)))
-    within = f"{key}." if key else ""
-    if found := re.search(r"[Uu]nrecognized arguments: (.*)", message):
-        return f"there is no setting {found[1]}; {_LIST}"
-    if found := re.search(r"Group '(.*)' does not accept option '(.*)'", message):
-        return f"{path}: there is no setting {found[1]}.{found[2]}; {_LIST}"
-    if found := re.search(r"(?:Key|Option) '(.*?)' is not (?:expected|accepted)", message):
-        return f"there is no setting {within}{found[1]}; {_LIST}"
-    if found := re.search(r"arguments are required: (.*)", message):
-        return f"{path} lacks {within}{found[1]}"
-    if found := re.search(r"argument --(\S+): expected one argument", message):
-        return f"{found[1]} needs a value, such as --{found[1]}=..."
-    settings = dict([*_settings(RunConfig), *_settings(OodConfig, "data.ood.")])
-    if value and key in settings:
-        return f"{key} must be {_in_words(settings[key].type)}, got {value[-1].strip() or 'nothing'}"
-    if key in {field.name for field in fields(RunConfig)}:
-        return f"{key} is a section: give its settings by name, such as --{key}.NAME=VALUE; {_LIST}"
-    return f"{path}: {message}"
-
-
-def _in_words(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
-    if NoneType in get_args(kind):
-        return f"{_in_words(get_args(kind)[0])} or null"
-    if get_origin(kind) is Sequence:
-        return "a list"
-    words: dict[Any, str] = {bool: "true or false", float: "a number", int: "a whole number", str: "text"}
-    words |= {dict: "a mapping", list: "a list of mappings"}
-    return words[get_origin(kind) or kind]

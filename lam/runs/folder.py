@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from lam.datasets import ImageDataset
-from lam.runs.config import completed
+from lam.runs.config import RunConfig
 from lam.utils import distributed
 from lam.utils.files import MANIFEST, CorruptFileError, locked, read_json, verify, write_json, write_text
 
@@ -78,7 +78,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
             found = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise CorruptFileError(f"{path} is not valid YAML: {error}") from None
-        different = sorted(_differences(completed(found) if isinstance(found, Mapping) else found, settings))
+        different = sorted(_differences(_resolved(found), settings))
         if different:
             more = f"; and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
             raise ValueError(
@@ -147,6 +147,14 @@ def _fingerprint(images: ImageDataset) -> str:
 
 def _is_temporary(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
+def _resolved(found: Any) -> Any:
+    """Add defaults of today for settings that a folder's run did not have; what cannot be read stays as it is."""
+    try:
+        return RunConfig.parsed(found).resolved() if isinstance(found, Mapping) else found
+    except ValueError:
+        return found
 
 
 def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:

@@ -54,7 +54,7 @@ def write_plots_and_report(
         *_corruption_plot(place, corrupted, encoder.has_kappa),
         *_tuning_plot(place, encoder),
     ]
-    data, method = configuration["data"]["name"], configuration["method"]
+    data, method = configuration["data"]["name"], configuration["method"]["name"]
     write_report(
         folder / "report.html",
         title=f"{data}: {method}",

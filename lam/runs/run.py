@@ -27,11 +27,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lam import losses, methods, models
+from lam import losses, models
 from lam.datasets import ImageDataset, Splits
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.base import Encoder
-from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import evaluate
 from lam.encoders.load import load
 from lam.methods.base import Trained
@@ -49,7 +48,7 @@ from lam.runs.curves import CURVES, Curves
 from lam.runs.data import EMBEDDING_BATCH, check_files, check_splits, load_data, loader_of, reference_features
 from lam.runs.folder import CONFIG, DATA, METRICS, claimed, is_finished, refuse_other_run
 from lam.runs.report import write_plots_and_report
-from lam.training import device_of
+from lam.training import Training, device_of
 from lam.utils import distributed
 from lam.utils.files import MANIFEST, read_json, seal, write_json
 
@@ -158,7 +157,7 @@ def _evaluate(
     metrics = {**evaluation.metrics, **corruption, **_skipped(folder), **seconds}
     write_json(folder / METRICS, metrics)
     Curves.of(evaluation).save(folder)
-    plots = write_plots_and_report(folder, asdict(config), metrics, encoder, evaluation, corrupted, splits.test, ood)
+    plots = write_plots_and_report(folder, config.resolved(), metrics, encoder, evaluation, corrupted, splits.test, ood)
     return _finish(folder, metrics, plots)
 
 
@@ -185,10 +184,7 @@ def _finish(folder: Path, metrics: dict[str, Any], plots: list[Path]) -> RunResu
 
 
 def _build_network(config: RunConfig, images: ImageDataset) -> EmbeddingNetwork:
-    wanted = config.network
-    network = models.build(
-        wanted.name, dimension=wanted.dimension, weights=wanted.weights, seed=config.seed, **wanted.options
-    )
+    network = _network(config, config.seed)
     if config.checkpoint is not None:
         load_weights(network, config.checkpoint)
     try:
@@ -197,31 +193,30 @@ def _build_network(config: RunConfig, images: ImageDataset) -> EmbeddingNetwork:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
-            f"network {wanted.name} does not take images of shape {images.shape} ({reason}): choose another "
+            f"network {config.network.name} does not take images of shape {images.shape} ({reason}): choose another "
             "network.name or network.options, or another size of the images"
         ) from None
-    getattr(methods.find(config.method), "check_network", _take_any)(network)
+    config.method.check(network)
     return network
 
 
-def _take_any(_: nn.Module) -> None:
-    """What a method does that says nothing of the networks it takes: it takes them all."""
+def _network(config: RunConfig, seed: int) -> EmbeddingNetwork:
+    wanted = config.network
+    return models.build(wanted.name, dimension=wanted.dimension, weights=wanted.weights, seed=seed, **wanted.options)
 
 
 def _train(
     config: RunConfig, network: EmbeddingNetwork, splits: Splits, folder: Path, stages: "_Stages", progress: bool
 ) -> Trained:
     relation = config.relation_of(splits.train)
-    training = {name: value for name, value in vars(config.training).items() if name != "loss"}
-    return methods.find(config.method).train(
-        network,
-        splits.train if config.augmentation == AugmentationOptions() else Augmented(splits.train, config.augmentation),
-        **training,
-        num_workers=config.data.num_workers,
+    options = {name: value for name, value in vars(config.training).items() if name != "loss"}
+    training = Training(
+        **options,
         loss=losses.build(config.training.loss, margin=config.margin),
-        options=config.options,
-        pretrained=config.checkpoint is not None,
         relation=relation,
+        seed=config.seed,
+        pretrained=config.checkpoint is not None,
+        another=lambda seed: _network(config, seed),
         validate=lambda candidate: nearest_is_relevant(
             candidate,
             splits.validation,
@@ -229,13 +224,15 @@ def _train(
             relevant_within=config.places.relevant_within,
             num_workers=config.data.num_workers,
         ),
-        seed=config.seed,
         folder=folder / "checkpoints",
+        num_workers=config.data.num_workers,
         accelerator=config.accelerator,
-        stage=stages,
         progress=progress,
-        **_other_members(config),
+        stage=stages,
     )
+    plain = config.augmentation == AugmentationOptions()
+    images = splits.train if plain else Augmented(splits.train, config.augmentation)
+    return config.method.train(network, images, training)
 
 
 def _encoder(
@@ -250,37 +247,17 @@ def _encoder(
         total = sum(sum(history.seconds) for history in histories.values())
         stages.seconds["train"] = round(total, 3)  # of every start, not of this one alone
     encoder.n_samples = config.evaluation.n_samples
-    if isinstance(encoder, BayesianEncoder):
-        encoder.mean = config.laplace.mean
-        if config.laplace.tune != "none":
-            with stages("tune"):
-                _tune(config, encoder, validation)
+    if config.method.tunes:
+        with stages("tune"):
+            config.method.tune_on(
+                encoder,
+                loader_of(validation, EMBEDDING_BATCH, config.data.num_workers),
+                is_query=getattr(validation, "is_query", None),
+                relevant_within=config.places.relevant_within,
+            )
     write_json(folder / "seconds.json", stages.seconds)
     encoder.save(folder / "encoder")
     return encoder
-
-
-def _other_members(config: RunConfig) -> dict[str, Any]:
-    """Members of an ensemble that start from pretrained weights, which a network's recipe does not hold."""
-    wanted = config.network
-    if config.method != "deep_ensemble" or wanted.weights is None:
-        return {}
-    options: dict[str, Any] = {"dimension": wanted.dimension, "weights": wanted.weights, **wanted.options}
-    seeds = range(config.seed + 1, config.seed + config.options.n_members)
-    return {"others": [models.build(wanted.name, seed=seed, **options) for seed in seeds]}
-
-
-def _tune(config: RunConfig, encoder: BayesianEncoder, validation: ImageDataset) -> None:
-    if config.laplace.tune == "calibration":
-        batches = loader_of(validation, EMBEDDING_BATCH, config.data.num_workers)
-        encoder.tune(
-            batches,
-            by="calibration",
-            is_query=getattr(validation, "is_query", None),
-            relevant_within=config.places.relevant_within,
-        )
-    else:
-        encoder.tune([], by="marginal_likelihood", step=config.laplace.tune_step)
 
 
 def nearest_is_relevant(

@@ -44,20 +44,20 @@ class SweepResult:
 def seeds_of(config: RunConfig, count: int) -> range:
     """Give so many seeds, from that of the configuration on.
 
-    A deep ensemble of M members takes M seeds in a row, so that its sweep goes on in steps of M: ensembles that share
-    members would differ less than others do.
+    A method that takes several seeds in a row, as an ensemble does for its members, goes on in such steps: ensembles
+    that share members would differ less than others do.
 
     Raises:
         ValueError: for fewer than one.
 
     Example:
         >>> from lam.runs.config_files import load_config
-        >>> seeds_of(load_config("configs/digits/laplace_posthoc.yaml"), 5)
+        >>> seeds_of(load_config("digits laplace_posthoc"), 5)
         range(0, 5)
     """
     if count < 1:
         raise ValueError(f"seeds must be at least 1, got {count}")
-    step = config.deep_ensemble.n_members if config.method == "deep_ensemble" else 1
+    step = config.method.n_seeds
     return range(config.seed, config.seed + count * step, step)
 
 
@@ -81,7 +81,7 @@ def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> 
         >>> from lam.runs.config_files import load_config
         >>> folder = tempfile.mkdtemp()
         >>> tiny = [f"--output={folder}/sweep", "--data.limit=60", "--training.epochs=1", "--evaluation.n_samples=4"]
-        >>> result = sweep(load_config("configs/digits/norm.yaml", tiny), seeds=[7], progress=False)
+        >>> result = sweep(load_config("digits norm", tiny), seeds=[7], progress=False)
         >>> 0 <= result.mean["map@1"] <= 1, sorted(path.name for path in result.folder.iterdir())
         (True, ['seed-7', 'sweep.json'])
     """

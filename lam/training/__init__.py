@@ -9,52 +9,22 @@ Under torchrun several processes train one network on one device each, as `lam.t
 
 import os
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lam.losses import Loss
-from lam.pairs.mining import Miner, MinerName
 from lam.pairs.pairs import Pairs, check_label_vector, check_labels
 from lam.training.batches import classes_of, labels_of
-from lam.training.loop import History, Loop, Task
-from lam.training.settings import Accelerator, Optimizer, Precision, Settings, resolve_accelerator
+from lam.training.loop import History, Loop
+from lam.training.settings import Accelerator, Precision, Stage, Training, TrainingOptions, resolve_accelerator, silent
 from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils import distributed
 from lam.utils.random import own_randomness
 
-BATCH_SIZE = 256
-
 
 def train(
-    network: nn.Module,
-    dataset: Any,
-    *,
-    loss: Loss,
-    epochs: int,
-    step: Step | None = None,
-    pairs: Callable[[Tensor], Pairs] = Pairs.by_label,
-    validate: Callable[[nn.Module], float] | None = None,
-    miner: MinerName | Miner = "all",
-    max_pairs: int | None = None,
-    batch_size: int = BATCH_SIZE,
-    per_class: int | None = None,
-    learning_rate: float = 1e-3,
-    learning_rate_decay: float = 1.0,
-    optimizer: Optimizer = "adam",
-    weight_decay: float = 0.0,
-    seed: int = 0,
-    folder: str | Path | None = None,
-    method: str | None = None,
-    checkpoint_every: int | None = None,
-    num_workers: int = 0,
-    accelerator: Accelerator = "auto",
-    devices: int | list[int] = 1,
-    precision: Precision = "32-true",
-    progress: bool = True,
+    network: nn.Module, dataset: Any, training: Training, *, step: Step | None = None, method: str | None = None
 ) -> History:
     """Train a network in place; the same seed gives the same weights, interrupted or not.
 
@@ -70,40 +40,16 @@ def train(
         network: maps (N, ...) inputs to unit rows (N, D); left in evaluation mode, with the weights of the best epoch.
         dataset: of (input, label), with a length; read in batches where it has `__getitems__`, and checked ahead where
             it has `labels`.
-        loss: of `lam.losses`.
-        epochs: passes over the data, at least 1.
+        training: how; `pretrained`, `another` and `stage` are for methods, and say nothing here.
         step: how the gradient of a batch is taken; by default at the network's own weights.
-        pairs: makes the pairs of a batch from its collated labels.
-        validate: called after each epoch with the network in evaluation mode; higher is better, and the first epoch
-            with the highest value is kept. Without it the last epoch is.
-        miner: which pairs of a batch the loss takes, "all", "violating", "easy", "semihard" or "hard", or a miner of
-            pytorch-metric-learning; see `lam.pairs.Mining`. A batch in which it finds none has a loss of zero.
-        max_pairs: at most so many of these triplets, or, of all pairs, so many of each type, drawn at random; None for
-            no limit.
-        batch_size: items a batch, at least 2, for each process; the last batch of an epoch may be smaller.
-        per_class: batches are of so many items, at least 2, of each of batch_size / per_class classes drawn at random,
-            or of more classes where some have fewer items. No item is in a batch twice, and one that is alone in its
-            class in none; see `lam.training.batches.Batches`. None for batches that pass through the data.
-        learning_rate: positive.
-        learning_rate_decay: in (0, 1], the learning rate's factor an epoch.
-        optimizer: "adam", "adamw", "rmsprop" or "sgd".
-        weight_decay: of the optimizer, ≥ 0.
-        seed: of the order of the data and of everything drawn; at least 0.
-        folder: where checkpoints are kept, written after every epoch; None for none.
         method: whose training this is, kept in the checkpoints: those of another are refused.
-        checkpoint_every: also write one after this many batches.
-        num_workers: processes that read data.
-        accelerator: "cpu", "cuda", or "auto" for CUDA where there is some.
-        devices: one device: 1, or its index in a list. Under torchrun each process has its own, whatever this says.
-        precision: "32-true", "bf16-mixed" or "16-mixed"; weights are float32 in all of them.
-        progress: show a progress bar on stderr, in the first process.
 
     Returns:
         The history of the run, epochs before an interruption included.
 
     Raises:
-        ValueError: for an option outside what is allowed, data without a positive or without a negative pair, an epoch
-            of batches without positive pairs, or a folder whose checkpoints were made with other settings.
+        ValueError: for data without a positive or without a negative pair, an epoch of batches without positive pairs,
+            devices that are not there, or a folder whose checkpoints were made with other settings.
         DivergenceError: where the loss, the weights or the validation is not finite; the last checkpoint stands.
         CorruptFileError: where there are checkpoints in the folder and none is whole.
 
@@ -113,30 +59,15 @@ def train(
         >>> images = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         >>> network = models.build("convnet8", dimension=3)
         >>> data = list(zip(images, [0, 0, 0, 0, 1, 1, 1, 1]))
-        >>> history = train(network, data, loss=losses.build(margin=0.7), epochs=2, accelerator="cpu", progress=False)
+        >>> training = Training(loss=losses.build(margin=0.7), epochs=2, accelerator="cpu", progress=False)
+        >>> history = train(network, data, training)
         >>> len(history.losses), history.best_epoch
         (2, 2)
     """
-    settings = Settings(
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        learning_rate_decay=learning_rate_decay,
-        optimizer=optimizer,
-        weight_decay=weight_decay,
-        seed=seed,
-        precision=precision,
-        checkpoint_every=checkpoint_every,
-        num_workers=num_workers,
-        miner=miner,
-        max_pairs=max_pairs,
-        per_class=per_class,
-    )
+    per_class, batch_size = training.per_class, training.batch_size
     classes = None if per_class is None else batch_size // per_class
-    _check_data(dataset, by_label=pairs == Pairs.by_label, classes=classes)
-    kept_in = None if folder is None else Path(folder)
-    task = Task(network, dataset, loss, step or Step(), pairs, validate, kept_in, method)
-    fabric = _fabric(accelerator, devices, precision)
+    _check_data(dataset, by_label=training.pairs == Pairs.by_label, classes=classes)
+    fabric = _fabric(training.accelerator, training.devices, training.precision)
     n_processes = distributed.world_size()
     least = 2 * n_processes
     if n_processes > 1 and batch_size < least:
@@ -144,7 +75,7 @@ def train(
             f"batch_size must be at least {least}, 2 for each of the {n_processes} processes, got {batch_size}"
         )
     with own_randomness(fabric.device):
-        return Loop(fabric, task, settings).run(progress and distributed.is_rank_zero())
+        return Loop(fabric, network, dataset, training, step or Step(), method).run()
 
 
 def device_of(accelerator: Accelerator) -> torch.device:
@@ -225,4 +156,15 @@ def _check_classes(there: int, wanted: int) -> None:
         )
 
 
-__all__ = ["DivergenceError", "History", "Minibatch", "Step", "device_of", "train"]
+__all__ = [
+    "DivergenceError",
+    "History",
+    "Minibatch",
+    "Stage",
+    "Step",
+    "Training",
+    "TrainingOptions",
+    "device_of",
+    "silent",
+    "train",
+]

@@ -25,12 +25,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from lam.losses import Loss
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.training import checkpoints
 from lam.training.batches import Batches
-from lam.training.settings import Settings
+from lam.training.settings import Training
 from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils import distributed
 from lam.utils.random import derive_seed, derive_seed_of_part, reseed
@@ -62,20 +61,6 @@ class History:
     batches_without_positives: int
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is trained, on what, and towards what."""
-
-    network: nn.Module
-    dataset: Any
-    loss: Loss
-    step: Step
-    pairs: Callable[[Tensor], Pairs]
-    validate: Callable[[nn.Module], float] | None
-    folder: Path | None
-    method: str | None
-
-
 @dataclass
 class _Progress:
     """How far training is; the checkpoint holds it as JSON."""
@@ -95,24 +80,29 @@ class _Progress:
 class Loop:
     """One run of training on a Fabric of `lightning_fabric`: `run` does it once."""
 
-    def __init__(self, fabric: Any, task: Task, settings: Settings) -> None:
-        self.fabric, self.task, self.settings = fabric, task, settings
-        self.plain_optimizer = OPTIMIZERS[settings.optimizer](
-            task.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+    def __init__(
+        self, fabric: Any, network: nn.Module, dataset: Any, training: Training, step: Step, method: str | None
+    ) -> None:
+        self.fabric, self.network, self.dataset, self.training, self.step = fabric, network, dataset, training, step
+        self.method, self.pairs = method, training.pairs
+        self.folder = None if training.folder is None else Path(training.folder)
+        self.plain_optimizer = OPTIMIZERS[training.optimizer](
+            network.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay
         )
-        self.module, self.optimizer = fabric.setup(task.network, self.plain_optimizer)
+        self.module, self.optimizer = fabric.setup(network, self.plain_optimizer)
         self.sizes: tuple[int, ...] = ()
         if distributed.world_size() > 1:
             self.module.register_forward_hook(lambda _module, _inputs, output: self._gathered(output))
-        self.n_batches = math.ceil(len(task.dataset) / settings.batch_size)
+        self.n_batches = math.ceil(len(dataset) / training.batch_size)
         self.decisive = self._decisive()
         self.at = _Progress()
         self.best: dict[str, Tensor] = {}
 
-    def run(self, progress: bool) -> History:
+    def run(self) -> History:
         """Train to the last epoch, from the last checkpoint if there is one."""
         self._restore()
-        at, epochs = self.at, self.settings.epochs
+        at, epochs = self.at, self.training.epochs
+        progress = self.training.progress and distributed.is_rank_zero()
         self.clock = time.perf_counter()
         done = at.epoch * self.n_batches + at.batch
         with tqdm(total=epochs * self.n_batches, initial=done, unit="batch", disable=not progress) as bar:
@@ -121,28 +111,28 @@ class Loop:
                 self._epoch(bar)
         if self.best:
             self._take_up(self.best)
-        self.task.network.eval()
+        self.network.eval()
         return History(tuple(at.losses), tuple(at.validation), tuple(at.seconds), at.best_epoch, at.skipped)
 
     def _epoch(self, bar: tqdm) -> None:
-        at, settings = self.at, self.settings
+        at, training = self.at, self.training
         self.module.train()
         for group in self.plain_optimizer.param_groups:
-            group["lr"] = settings.learning_rate * settings.learning_rate_decay**at.epoch
+            group["lr"] = training.learning_rate * training.learning_rate_decay**at.epoch
         batches = Batches(
-            self.task.dataset,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
+            self.dataset,
+            batch_size=training.batch_size,
+            seed=training.seed,
             epoch=at.epoch,
-            per_class=settings.per_class,
+            per_class=training.per_class,
             process=(distributed.rank(), distributed.world_size()),
         )
         for inputs, labels in DataLoader(
             batches,
             batch_size=None,
             sampler=range(at.batch, self.n_batches),
-            num_workers=settings.num_workers,
-            multiprocessing_context=distributed.worker_context(settings.num_workers),
+            num_workers=training.num_workers,
+            multiprocessing_context=distributed.worker_context(training.num_workers),
             generator=torch.Generator(),
         ):
             self.sizes = batches.sizes(at.batch)
@@ -151,7 +141,7 @@ class Loop:
             bar.update()
             if at.loss_count:
                 bar.set_postfix(loss=f"{at.loss_sum / at.loss_count:.4f}", refresh=False)
-            if settings.checkpoint_every and at.batch % settings.checkpoint_every == 0 and at.batch < self.n_batches:
+            if training.checkpoint_every and at.batch % training.checkpoint_every == 0 and at.batch < self.n_batches:
                 self._save()
         self._close_epoch()
         self._save()
@@ -160,17 +150,17 @@ class Loop:
         at = self.at
         inputs, labels = self.fabric.to_device((inputs, labels))
         labels = self._gathered(labels)
-        pairs = self.task.pairs(labels)
+        pairs = self.pairs(labels)
         if pairs.n_positives == 0:
             at.skipped += 1
             return
-        place = (self.settings.seed, at.epoch, at.batch, "step")
+        place = (self.training.seed, at.epoch, at.batch, "step")
         reseed(derive_seed_of_part(distributed.rank() if self.sizes else 0, *place), self.fabric.device)
         self.optimizer.zero_grad()
         generator = torch.Generator().manual_seed(derive_seed(*place))
-        batch = Minibatch(inputs, pairs, at.epoch, generator, labels, self.settings.mining, self.sizes)
+        batch = Minibatch(inputs, pairs, at.epoch, generator, labels, self.training.mining, self.sizes)
         try:
-            loss = self.task.step.backward(self.module, self.task.loss, batch, self.fabric.backward).item()
+            loss = self.step.backward(self.module, self.training.loss, batch, self.fabric.backward).item()
         except DivergenceError as error:
             raise self._diverged(str(error), at.batch + 1) from error
         if not math.isfinite(loss):
@@ -191,15 +181,15 @@ class Loop:
         if at.loss_count == 0:
             raise ValueError(
                 f"none of the {self.n_batches} batches of epoch {at.epoch + 1} held a positive pair: raise batch_size "
-                f"(now {self.settings.batch_size}) or give labels that more items share"
+                f"(now {self.training.batch_size}) or give labels that more items share"
             )
-        distributed.overwrite_by_rank_zero(self.task.network.buffers())
+        distributed.overwrite_by_rank_zero(self.network.buffers())
         self._check_weights()
         at.losses.append(at.loss_sum / at.loss_count)
-        if self.task.validate is None:
+        if self.training.validate is None:
             at.best_epoch = at.epoch + 1
         else:
-            self._validate(self.task.validate)
+            self._validate(self.training.validate)
         self._tick()
         at.seconds.append(at.elapsed)
         at.epoch, at.batch, at.loss_sum, at.loss_count, at.elapsed = at.epoch + 1, 0, 0.0, 0, 0.0
@@ -215,18 +205,18 @@ class Loop:
         at.validation.append(value)
 
     def _value(self, validate: Callable[[nn.Module], float]) -> float:
-        self.task.network.eval()
-        reseed(derive_seed(self.settings.seed, self.at.epoch, "validation"), self.fabric.device)
+        self.network.eval()
+        reseed(derive_seed(self.training.seed, self.at.epoch, "validation"), self.fabric.device)
         with torch.no_grad():
-            return float(validate(self.task.network))
+            return float(validate(self.network))
 
     def _weights(self) -> dict[str, Tensor]:
         """What an epoch leaves behind: the network and what the step remembers."""
-        return _prefixed("network", self.task.network.state_dict()) | _prefixed("step", self.task.step.state_dict())
+        return _prefixed("network", self.network.state_dict()) | _prefixed("step", self.step.state_dict())
 
     def _take_up(self, weights: Mapping[str, Tensor]) -> None:
-        self.task.network.load_state_dict(_group("network", weights))
-        self.task.step.load_state_dict(_group("step", weights))
+        self.network.load_state_dict(_group("network", weights))
+        self.step.load_state_dict(_group("step", weights))
 
     def _check_weights(self) -> None:
         for name, tensor in self._weights().items():
@@ -234,10 +224,10 @@ class Loop:
                 raise self._diverged(f"{name} is not finite", self.at.batch)
 
     def _diverged(self, what: str, batch: int) -> DivergenceError:
-        stands = "" if self.task.folder is None else f"; the last checkpoint in {self.task.folder} stands"
+        stands = "" if self.folder is None else f"; the last checkpoint in {self.folder} stands"
         return DivergenceError(
             f"{what} at epoch {self.at.epoch + 1}, step {self.at.epoch * self.n_batches + batch}: lower "
-            f"learning_rate (now {self.settings.learning_rate}) or check the data{stands}"
+            f"learning_rate (now {self.training.learning_rate}) or check the data{stands}"
         )
 
     def _tick(self) -> None:
@@ -245,11 +235,11 @@ class Loop:
         self.at.elapsed, self.clock = self.at.elapsed + now - self.clock, now
 
     def _save(self) -> None:
-        if self.task.folder is None:
+        if self.folder is None:
             return
         self._check_weights()
         self._tick()
-        folder = self.task.folder
+        folder = self.folder
         distributed.broadcast_from_rank_zero(lambda: self._write(folder))
 
     def _write(self, folder: Path) -> None:
@@ -268,7 +258,7 @@ class Loop:
         checkpoints.save(folder, self.at.epoch * self.n_batches + self.at.batch, tensors, state)
 
     def _restore(self) -> None:
-        folder = self.task.folder
+        folder = self.folder
         found = None if folder is None else distributed.broadcast_from_rank_zero(lambda: checkpoints.load(folder))
         if found is None:
             return
@@ -295,27 +285,26 @@ class Loop:
                 + "; use those, or another folder"
             )
         reached = found.state["progress"]
-        if (reached["epoch"], reached["batch"]) > (self.settings.epochs, 0):
+        if (reached["epoch"], reached["batch"]) > (self.training.epochs, 0):
             raise ValueError(
-                f"{found.path} is in epoch {reached['epoch'] + 1}, beyond the epochs={self.settings.epochs} asked for; "
+                f"{found.path} is in epoch {reached['epoch'] + 1}, beyond the epochs={self.training.epochs} asked for; "
                 "ask for more epochs, or use another folder"
             )
 
     def _decisive(self) -> dict[str, Any]:
         """Everything that decides the weights, as JSON: a checkpoint is taken up only under the same."""
-        task = self.task
-        shapes = {name: tuple(tensor.shape) for name, tensor in task.network.state_dict().items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.network.state_dict().items()}
         decisive = {
-            "method": task.method,
-            **self.settings.decisive(),
-            "loss": repr(task.loss),
-            "pairs": _described(task.pairs),
-            "step": type(task.step).__name__,
-            "step_settings": task.step.settings,
-            "validated": task.validate is not None,
-            "items": len(task.dataset),
-            **{name: _values(task.dataset, name) for name in ("labels", "targets")},
-            "network": f"{type(task.network).__name__} of shapes {_fingerprint(shapes)}",
+            "method": self.method,
+            **self.training.resume_key(),
+            "loss": repr(self.training.loss),
+            "pairs": _described(self.pairs),
+            "step": type(self.step).__name__,
+            "step_settings": self.step.settings,
+            "validated": self.training.validate is not None,
+            "items": len(self.dataset),
+            **{name: _values(self.dataset, name) for name in ("labels", "targets")},
+            "network": f"{type(self.network).__name__} of shapes {_fingerprint(shapes)}",
         }
         return json.loads(json.dumps(decisive))
 

@@ -1,44 +1,70 @@
-"""The options of training and their limits, each stated once; a configuration checks its own against them.
+"""How a network is trained: the options that a configuration has, and the record that holds all there is to say."""
 
-What the options do is told by `lam.training.train`.
-"""
-
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor, nn
 
+from lam.losses import Loss
 from lam.pairs.mining import Miner, MinerName, Mining
+from lam.pairs.pairs import Pairs
+from lam.pairs.relation import Relation
 from lam.utils.checks import refuse_below, refuse_non_positive, refuse_other_than
 
 Optimizer = Literal["adam", "adamw", "rmsprop", "sgd"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 Accelerator = Literal["auto", "cpu", "cuda"]
+Stage = Callable[[str], AbstractContextManager[Any]]
+"""Called with the name of a stage, gives the context that it runs in: who called can time and announce it."""
 
-_LEAST = {"epochs": 1, "batch_size": 2, "seed": 0, "weight_decay": 0, "num_workers": 0, "checkpoint_every": 1}
+_LEAST = {"epochs": 1, "batch_size": 2, "weight_decay": 0, "checkpoint_every": 1}
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The options of `lam.training.train` by which the loop goes.
+def silent(_: str) -> AbstractContextManager[Any]:
+    """A stage that nobody watches."""
+    return nullcontext()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """What a configuration says about training.
+
+    Attributes:
+        epochs: passes over the data, at least 1.
+        batch_size: items a batch, at least 2, for each process; the last batch of an epoch may be smaller.
+        per_class: batches are of so many items, at least 2, of each of batch_size / per_class classes drawn at random,
+            or of more classes where some have fewer items. No item is in a batch twice, and one that is alone in its
+            class in none; see `lam.training.batches.Batches`. None for batches that pass through the data.
+        miner: which pairs of a batch the loss takes, "all", "violating", "easy", "semihard" or "hard", or a miner of
+            pytorch-metric-learning; see `lam.pairs.Mining`. A batch in which it finds none has a loss of zero.
+        max_pairs: at most so many of these triplets, or, of all pairs, so many of each type, drawn at random; None for
+            no limit.
+        learning_rate: positive.
+        learning_rate_decay: in (0, 1], the learning rate's factor an epoch.
+        optimizer: "adam", "adamw", "rmsprop" or "sgd".
+        weight_decay: of the optimizer, ≥ 0.
+        precision: "32-true", "bf16-mixed" or "16-mixed"; weights are float32 in all of them.
+        checkpoint_every: write a checkpoint after this many batches too, not after every epoch alone.
 
     Raises:
         ValueError: for one outside its limits, whose name the message begins with.
     """
 
     epochs: int
-    batch_size: int
-    learning_rate: float
-    learning_rate_decay: float
-    optimizer: str
-    weight_decay: float
-    seed: int
-    precision: str
-    checkpoint_every: int | None
-    num_workers: int
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    learning_rate_decay: float = 1.0
+    optimizer: Optimizer = "adam"
+    weight_decay: float = 0.0
     miner: MinerName | Miner = "all"
     max_pairs: int | None = None
     per_class: int | None = None
+    checkpoint_every: int | None = None
+    precision: Precision = "32-true"
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -56,10 +82,64 @@ class Settings:
         """Which pairs the loss takes."""
         return Mining(self.miner, self.max_pairs)
 
-    def decisive(self) -> dict[str, Any]:
+
+@dataclass(frozen=True, kw_only=True)
+class Training(TrainingOptions):
+    """All there is to say about a training, beside the network, the data and the method.
+
+    Attributes:
+        loss: of `lam.losses`.
+        relation: what makes two items a positive or a negative pair; by default their labels.
+        seed: of the order of the data and of everything drawn; at least 0.
+        pretrained: the network is trained already; a method then does only what comes after that.
+        another: gives a network like the one to train, with the weights that a seed draws, for a method that trains
+            several; by default the recipe of the network, by which `lam.models.build` made it, is followed.
+        validate: called after each epoch with the network in evaluation mode; higher is better, and the first epoch
+            with the highest value is kept. Without it the last epoch is.
+        folder: where checkpoints are kept, written after every epoch; None for none.
+        num_workers: processes that read data.
+        accelerator: "cpu", "cuda", or "auto" for CUDA where there is some.
+        devices: one device: 1, or its index in a list. Under torchrun each process has its own, whatever this says.
+        progress: show a progress bar on standard error, in the first process.
+        stage: see `Stage`.
+
+    Raises:
+        ValueError: for one outside its limits, whose name the message begins with.
+    """
+
+    loss: Loss
+    relation: Relation | None = None
+    seed: int = 0
+    pretrained: bool = False
+    another: Callable[[int], nn.Module] | None = None
+    validate: Callable[[nn.Module], float] | None = None
+    folder: str | Path | None = None
+    num_workers: int = 0
+    accelerator: Accelerator = "auto"
+    devices: int | list[int] = 1
+    progress: bool = True
+    stage: Stage = silent
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_other_than("accelerator", self.accelerator, get_args(Accelerator))
+        refuse_below("seed", self.seed, 0)
+        refuse_below("num_workers", self.num_workers, 0)
+
+    def part(self, name: str) -> Path | None:
+        """The folder of the checkpoints of one of several trainings; None where none are kept."""
+        return None if self.folder is None else Path(self.folder) / name
+
+    @property
+    def pairs(self) -> Callable[[Tensor], Pairs]:
+        """What makes the pairs of a batch from its targets."""
+        relation = self.relation
+        return Pairs.by_label if relation is None or relation.positive_within is None else relation.pairs
+
+    def resume_key(self) -> dict[str, Any]:
         """Those that decide the weights of an epoch, as JSON."""
-        others = {k: v for k, v in vars(self).items() if k not in ("epochs", "checkpoint_every", "num_workers")}
-        return {**others, **self.mining.settings}
+        names = [name for name in TrainingOptions.__dataclass_fields__ if name not in ("epochs", "checkpoint_every")]
+        return {**{name: getattr(self, name) for name in (*names, "seed")}, **self.mining.settings}
 
 
 def resolve_accelerator(accelerator: str) -> str:

@@ -1,15 +1,14 @@
 """Augmentation: what is drawn, from which pixels, and that a resumed run draws the same again."""
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import lightning_fabric  # noqa: F401  # sets an environment variable when it is imported
 import numpy as np
 import pytest
 import torch
-import yaml
-from jsonargparse import ArgumentParser
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import RandomResizedCrop
@@ -18,7 +17,8 @@ from lam import losses, models
 from lam.datasets import FolderImages, TensorImages
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.inputs.preprocessing import Preprocessing
-from lam.training import train
+from lam.runs.config_files import load_config
+from lam.training import Training, train
 
 BOTH = AugmentationOptions(crop_scale=0.3, flip=0.5)
 
@@ -187,8 +187,8 @@ def test_a_resumed_run_draws_what_an_uninterrupted_one_does(tmp_path: Path, num_
         data = Augmented(TensorImages(images, torch.arange(12) % 3), BOTH)
         network = models.build("convnet8", dimension=3, dropout=0.2)
         loss = losses.build(margin=0.7)
-        options = {"batch_size": 6, "accelerator": "cpu", "progress": False, "num_workers": num_workers}
-        train(network, data, loss=loss, epochs=epochs, folder=folder, **options)
+        options: dict[str, Any] = {"batch_size": 6, "accelerator": "cpu", "progress": False, "num_workers": num_workers}
+        train(network, data, Training(loss=loss, epochs=epochs, folder=folder, **options))
         return network.head.weight.detach()
 
     state = torch.get_rng_state()
@@ -215,13 +215,6 @@ def test_options_outside_their_range(options: dict[str, float], message: str) ->
 
 
 def test_options_are_a_section_of_a_configuration() -> None:
-    @dataclass
-    class Config:
-        augmentation: AugmentationOptions = field(default_factory=AugmentationOptions)
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Config)
-    given = parser.parse_args(["--augmentation.crop_scale=0.08", "--augmentation.flip=0.5"])
-    options = parser.instantiate(given).augmentation
-    assert options == AugmentationOptions(crop_scale=0.08, flip=0.5)
-    assert yaml.safe_load(yaml.safe_dump(asdict(options))) == asdict(options)
+    config = load_config("digits norm", ["--augmentation.crop_scale=0.08", "--augmentation.flip=0.5"])
+    assert config.augmentation == AugmentationOptions(crop_scale=0.08, flip=0.5)
+    assert config.resolved()["augmentation"] == asdict(config.augmentation)

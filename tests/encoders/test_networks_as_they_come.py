@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lam
+from lam.encoders.deterministic import DeterministicEncoder
 from tests.encoders.small import fit, make_batches, make_network
 from tests.helpers import unchecked
 
@@ -148,4 +149,4 @@ def test_a_kappa_that_is_one_constant_is_told() -> None:
     ):
         lam.evaluate(sure, batches)
     lam.evaluate(fit(batches), batches)
-    lam.evaluate(lam.methods.find("deterministic").DeterministicEncoder(make_network(), "2"), batches)
+    lam.evaluate(DeterministicEncoder(make_network(), "2"), batches)

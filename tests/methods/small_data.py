@@ -1,11 +1,15 @@
 """Data and a network so small that a test trains in a moment."""
 
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
+from torch import nn
 
 from lam import losses, models
 from lam.datasets import TensorImages
+from lam.methods import METHODS, Method, Trained, Training
 from lam.models import EmbeddingNetwork
 
 TRAINING: dict[str, Any] = {
@@ -15,6 +19,30 @@ TRAINING: dict[str, Any] = {
     "accelerator": "cpu",
     "progress": False,
 }
+
+
+QUICK: dict[str, Any] = {"n_members": 2, "reference": 20, "epochs": 1, "n_samples": 2}
+
+
+def training(**options: Any) -> Training:
+    """How all of these train, but for some options."""
+    return Training(**(TRAINING | options))
+
+
+def quick(name: str) -> Any:
+    """The method of a name, with options under which it trains in a moment."""
+    known = {option.name for option in fields(METHODS[name])}
+    return METHODS[name](**{option: value for option, value in QUICK.items() if option in known})
+
+
+def trainer(method: type[Method]) -> Callable[..., Trained]:
+    """Give a function that trains by a method: `options` is that method, everything else but a miner is of training."""
+
+    def train(network: nn.Module, data: Any, *, options: Method | None = None, **training: Any) -> Trained:
+        own = {name: training.pop(name) for name in ("hessian_miner",) if name in training}
+        return (options or method()).train(network, data, Training(**training), **own)
+
+    return train
 
 
 def images(n: int = 48, *, noise: float = 0.2, seed: int = 0) -> TensorImages:

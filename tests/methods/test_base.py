@@ -11,24 +11,24 @@ from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.base import widened
 from lam.encoders.concentration import NormEncoder
 from lam.encoders.deterministic import DeterministicEncoder
-from lam.methods import MethodName, find
+from lam.methods import DeepEnsemble, Deterministic, find
 from lam.methods.base import Trained, head_of
 from tests.methods import small_data as small
 
 AS_THEY_ARE = ("deterministic", "norm", "knn_distance", "mc_dropout", "pfe", "laplace_posthoc")
 """Methods that train one network by the gradient of its loss, at its own weights."""
 
-OPTIONS: dict[str, Any] = {"knn_distance": find("knn_distance").NeighbourOptions(reference=20)}
+OPTIONS: dict[str, Any] = {"knn_distance": {"reference": 20}}
 
 
-def train(method: MethodName, **options: Any) -> Trained:
-    made = small.network(dropout=0.1)
-    return find(method).train(made, small.images(), options=OPTIONS.get(method), **small.TRAINING, **options)
+def train(method: str, **options: Any) -> Trained:
+    made = find(method)(**OPTIONS.get(method, {}))
+    return made.train(small.network(dropout=0.1), small.images(), small.training(**options))
 
 
 @pytest.mark.parametrize("method", [*AS_THEY_ARE, "hib"])
-def test_a_checkpoint_of_another_method_is_refused_and_both_are_named(tmp_path: Path, method: MethodName) -> None:
-    first: MethodName = "norm" if method == "deterministic" else "deterministic"
+def test_a_checkpoint_of_another_method_is_refused_and_both_are_named(tmp_path: Path, method: str) -> None:
+    first = "norm" if method == "deterministic" else "deterministic"
     train(first, folder=tmp_path)
     with pytest.raises(ValueError, match=f"was made with other settings: method '{first}', now '{method}'"):
         train(method, folder=tmp_path)
@@ -36,11 +36,10 @@ def test_a_checkpoint_of_another_method_is_refused_and_both_are_named(tmp_path: 
 
 
 def test_a_checkpoint_of_an_ensemble_is_one_of_its_member(tmp_path: Path) -> None:
-    module = find("deep_ensemble")
-    options = module.EnsembleOptions(n_members=2, reference=20)
-    module.train(small.network(), small.images(), options=options, folder=tmp_path, **small.TRAINING)
+    ensemble, data = DeepEnsemble(n_members=2, reference=20), small.images()
+    ensemble.train(small.network(), data, small.training(folder=tmp_path))
     with pytest.raises(ValueError, match="method 'deep_ensemble', now 'deterministic'"):
-        find("deterministic").train(small.network(), small.images(), folder=tmp_path / "member-1", **small.TRAINING)
+        Deterministic().train(small.network(), data, small.training(folder=tmp_path / "member-1"))
 
 
 def test_the_head_is_found_without_drawing_a_view() -> None:
@@ -70,7 +69,7 @@ def test_embeddings_of_a_half_precision_network_are_float32() -> None:
 
 
 @pytest.mark.parametrize("method", [*AS_THEY_ARE, "hib"])
-def test_the_direction_is_the_networks_own_to_the_bit_whatever_is_sampled(method: MethodName) -> None:
+def test_the_direction_is_the_networks_own_to_the_bit_whatever_is_sampled(method: str) -> None:
     encoder, inputs = train(method).encoder, small.images().images
     with torch.no_grad():
         output = encoder.network(inputs)

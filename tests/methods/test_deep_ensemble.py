@@ -11,8 +11,7 @@ from torch import nn
 import lam
 from lam import models
 from lam.encoders.ensemble import EnsembleEncoder, align, concatenated
-from lam.methods import deep_ensemble, deterministic
-from lam.methods.deep_ensemble import EnsembleOptions
+from lam.methods import DeepEnsemble, Deterministic
 from lam.vmf.distribution import mean_resultant_length
 from tests.helpers import unchecked
 from tests.methods import small_data as small
@@ -23,8 +22,8 @@ TEST = small.images(20, seed=3)
 
 @pytest.fixture(scope="module")
 def encoder() -> EnsembleEncoder:
-    options = EnsembleOptions(n_members=3, reference=40)
-    found = deep_ensemble.train(small.network(seed=7), DATA, options=options, seed=7, **small.TRAINING).encoder
+    method = DeepEnsemble(n_members=3, reference=40)
+    found = method.train(small.network(seed=7), DATA, small.training(seed=7)).encoder
     assert isinstance(found, EnsembleEncoder)
     return found
 
@@ -41,7 +40,7 @@ def random_units(*shape: int) -> torch.Tensor:
 def test_members_are_what_training_from_each_seed_gives(encoder: EnsembleEncoder):
     for number, member in enumerate(encoder.members):
         alone = small.network(seed=7 + number)
-        deterministic.train(alone, DATA, seed=7 + number, **small.TRAINING)
+        Deterministic().train(alone, DATA, small.training(seed=7 + number))
         for name, tensor in alone.state_dict().items():
             assert torch.equal(tensor, member.state_dict()[name])
 
@@ -117,8 +116,7 @@ def test_the_papers_mean_takes_directions_as_they_are(encoder: EnsembleEncoder):
     assert plain.dimension == 3
     torch.testing.assert_close(seen.embeddings.mean, F.normalize(units.mean(0)))
     torch.testing.assert_close(seen.samples, units)
-    options = EnsembleOptions(n_members=2, combine="mean")
-    trained = deep_ensemble.train(small.network(), DATA, options=options, **small.TRAINING).encoder
+    trained = DeepEnsemble(n_members=2, combine="mean").train(small.network(), DATA, small.training()).encoder
     assert trained.rotations is None
 
 
@@ -145,9 +143,8 @@ def test_each_member_has_its_stage_its_folder_and_its_history(tmp_path: Path):
         stages.append(name)
         yield
 
-    options = EnsembleOptions(n_members=2)
-    arguments = {**small.TRAINING, "folder": tmp_path, "stage": stage}
-    histories = deep_ensemble.train(small.network(), DATA, options=options, **arguments).histories
+    training = small.training(folder=tmp_path, stage=stage)
+    histories = DeepEnsemble(n_members=2).train(small.network(), DATA, training).histories
     assert stages == ["member-1", "member-2", "align"]
     assert list(histories) == ["member-1", "member-2"]
     assert all(any((tmp_path / name).iterdir()) for name in histories)
@@ -157,38 +154,42 @@ def test_trained_members_are_read_from_files(encoder: EnsembleEncoder, tmp_path:
     files = [str(tmp_path / f"{number}.safetensors") for number in range(3)]
     for member, file in zip(encoder.members, files, strict=True):
         save_file(member.state_dict(), file)
-    options = EnsembleOptions(n_members=3, checkpoints=files, reference=40)
-    found = deep_ensemble.train(small.network(), DATA, options=options, pretrained=True, seed=7, **small.TRAINING)
+    method = DeepEnsemble(n_members=3, checkpoints=files, reference=40)
+    found = method.train(small.network(), DATA, small.training(pretrained=True, seed=7))
     assert found.histories == {}
     assert torch.equal(found.encoder.embed(TEST.images).kappa, encoder.embed(TEST.images).kappa)
 
 
-def test_a_network_of_ones_own_comes_with_the_others():
+def test_a_network_of_ones_own_comes_with_what_makes_the_others():
+    seeds = []
+
     def own(width: int = 4) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, width))
 
-    options = EnsembleOptions(n_members=3)
-    found = deep_ensemble.train(own(), DATA, options=options, others=[own(), own()], **small.TRAINING).encoder
-    assert found.dimension == 12
-    with pytest.raises(ValueError, match=r"others=\[...\] of n_members - 1 = 2 networks"):
-        deep_ensemble.train(own(), DATA, options=options, **small.TRAINING)
-    with pytest.raises(ValueError, match="others must be n_members - 1 = 2 networks, got 1"):
-        deep_ensemble.train(own(), DATA, options=options, others=[own()], **small.TRAINING)
+    def another(seed: int) -> nn.Module:
+        seeds.append(seed)
+        return own()
+
+    method = DeepEnsemble(n_members=3)
+    found = method.train(own(), DATA, small.training(another=another, seed=4)).encoder
+    assert (found.dimension, seeds) == (12, [5, 6])
+    with pytest.raises(ValueError, match=r"did not build this network, .* give what does, Training\(another=...\)"):
+        method.train(own(), DATA, small.training())
     with pytest.raises(ValueError, match=r"the head of member 3 is 3 \(16 -> 5\), of 1 3 \(16 -> 4\)"):
-        deep_ensemble.train(own(), DATA, options=options, others=[own(), own(5)], **small.TRAINING)
+        method.train(own(), DATA, small.training(another=lambda seed: own(3 + seed)))
 
 
 def test_what_makes_no_ensemble_is_refused():
-    with pytest.raises(ValueError, match="a deep ensemble has 5 trained networks, and this is one"):
-        deep_ensemble.train(small.network(), DATA, pretrained=True, **small.TRAINING)
+    with pytest.raises(ValueError, match="a checkpoint is one network and a deep ensemble has 5: name a file for each"):
+        DeepEnsemble().train(small.network(), DATA, small.training(pretrained=True))
     with pytest.raises(ValueError, match="n_members must be at least 2, got 1"):
-        EnsembleOptions(n_members=1)
+        DeepEnsemble(n_members=1)
     with pytest.raises(ValueError, match="reference must be at least 2, got 0"):
-        EnsembleOptions(reference=0)
+        DeepEnsemble(reference=0)
     with pytest.raises(ValueError, match="combine must be one of concatenate, mean, got 'median'"):
-        unchecked(EnsembleOptions.__init__)(object.__new__(EnsembleOptions), combine="median")
+        unchecked(DeepEnsemble.__init__)(object.__new__(DeepEnsemble), combine="median")
     with pytest.raises(ValueError, match="one file for each of the n_members = 5 members, got 2"):
-        EnsembleOptions(checkpoints=["a.pth", "b.pth"])
+        DeepEnsemble(checkpoints=["a.pth", "b.pth"])
     with pytest.raises(ValueError, match="an ensemble needs at least 2 members, got 1"):
         EnsembleEncoder([nn.Linear(3, 3)], "", rotations=None)
     with pytest.raises(ValueError, match=r"rotations must have shape \(2, 3, 3\), got \(2, 4, 4\)"):

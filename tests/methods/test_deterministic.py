@@ -5,7 +5,8 @@ import torch
 
 import lam
 from lam import methods
-from lam.methods import deterministic
+from lam.encoders.deterministic import DeterministicEncoder
+from lam.methods import Deterministic
 from lam.vmf.embeddings import KAPPA_RANGE
 from tests.methods import small_data as small
 
@@ -14,7 +15,7 @@ DATA = small.images()
 
 def test_the_embeddings_are_the_networks_and_claim_no_uncertainty():
     network = small.network()
-    encoder, histories = deterministic.train(network, DATA, **small.TRAINING)
+    encoder, histories = Deterministic().train(network, DATA, small.training())
     assert list(histories) == ["network"]
     embeddings = encoder.embed(DATA.images)
     with torch.no_grad():
@@ -30,23 +31,23 @@ def test_the_embeddings_are_the_networks_and_claim_no_uncertainty():
 def test_a_trained_network_stays_as_it_is():
     network = small.network()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    encoder, histories = deterministic.train(network, DATA, pretrained=True, **small.TRAINING)
+    encoder, histories = Deterministic().train(network, DATA, small.training(pretrained=True))
     assert histories == {}
     assert not encoder.network.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
 def test_an_encoder_is_read_back_to_the_bit(tmp_path: Path):
-    encoder = deterministic.train(small.network(), DATA, pretrained=True, **small.TRAINING).encoder
+    encoder = Deterministic().train(small.network(), DATA, small.training(pretrained=True)).encoder
     encoder.save(tmp_path / "encoder")
     loaded = lam.load(tmp_path / "encoder")
-    assert isinstance(loaded, deterministic.DeterministicEncoder)
+    assert isinstance(loaded, DeterministicEncoder)
     assert torch.equal(loaded.embed(DATA.images).mean, encoder.embed(DATA.images).mean)
     assert loaded.preprocessing == encoder.preprocessing
 
 
 def test_it_is_evaluated_without_a_calibration_and_its_kappa_tells_nothing():
-    encoder = deterministic.train(small.network(), DATA, **small.TRAINING).encoder
+    encoder = Deterministic().train(small.network(), DATA, small.training()).encoder
     features = encoder.observe(DATA.images).features
     evaluation = lam.evaluate(encoder, small.batches(small.images(seed=3)), [small.outside()], reference=features)
     assert evaluation.calibration is None
@@ -58,13 +59,13 @@ def test_it_is_evaluated_without_a_calibration_and_its_kappa_tells_nothing():
 
 @pytest.mark.parametrize("name", ["deterministic", "norm", "knn_distance", "mc_dropout", "deep_ensemble"])
 def test_a_method_is_found_by_name_and_refuses_no_data(name: str):
-    encoder = methods.find(name).train(small.network(dropout=0.1), DATA, **small.TRAINING).encoder
+    encoder = methods.find(name)().train(small.network(dropout=0.1), DATA, small.training()).encoder
     assert encoder.kind == name
     with pytest.raises(ValueError, match="there are no inputs to embed"):
         encoder.embed([])
 
 
 def test_a_batch_of_nothing_is_refused():
-    encoder = methods.find("deterministic").train(small.network(dropout=0.1), DATA, **small.TRAINING).encoder
+    encoder = Deterministic().train(small.network(dropout=0.1), DATA, small.training()).encoder
     with pytest.raises(ValueError, match="there are no inputs to embed"):
         encoder.embed(DATA.images[:0])

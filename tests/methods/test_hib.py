@@ -11,14 +11,16 @@ import lam
 from lam import models
 from lam.encoders.gaussian import GaussianEncoder
 from lam.losses.soft_contrastive import soft_contrastive
-from lam.methods.hib import HibNetwork, HibOptions, HibStep, divergence_from_unit_gaussian, train
+from lam.methods.hib import Hib, HibNetwork, HibStep, divergence_from_unit_gaussian
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.pairs.mining import Mining
 from lam.training import DivergenceError
 from lam.training.steps import Minibatch
+from tests.methods.small_data import trainer
 from tests.methods.test_pfe import LOSS, QUIET, make_data, make_network
 
-OPTIONS = HibOptions(n_samples=3, kl_weight=0.1)
+train = trainer(Hib)
+OPTIONS = Hib(n_samples=3, kl_weight=0.1)
 
 
 def test_the_divergence_is_that_of_torch():
@@ -150,4 +152,4 @@ def test_training_stops_where_the_loss_is_not_finite(tmp_path: Path):
 )
 def test_bad_options_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        HibOptions(**change)
+        Hib(**change)

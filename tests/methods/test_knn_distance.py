@@ -8,8 +8,7 @@ from torch import nn
 import lam
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.concentration import NeighbourEncoder
-from lam.methods import knn_distance
-from lam.methods.knn_distance import NeighbourOptions
+from lam.methods import KnnDistance
 from lam.methods.reference import reference_inputs
 from lam.vmf.bessel import bessel_ratio, bessel_ratio_complement
 from lam.vmf.embeddings import KAPPA_RANGE
@@ -20,8 +19,7 @@ DATA = small.images()
 
 @pytest.fixture(scope="module")
 def encoder() -> NeighbourEncoder:
-    options = NeighbourOptions(k=3, reference=30)
-    found = knn_distance.train(small.network(), DATA, options=options, seed=5, **small.TRAINING).encoder
+    found = KnnDistance(k=3, reference=30).train(small.network(), DATA, small.training(seed=5)).encoder
     assert isinstance(found, NeighbourEncoder)
     return found
 
@@ -90,9 +88,9 @@ def test_an_encoder_is_read_back_to_the_bit_and_evaluated(encoder: NeighbourEnco
 
 def test_what_cannot_be_a_reference_is_refused(encoder: NeighbourEncoder):
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
-        NeighbourOptions(k=0)
+        KnnDistance(k=0)
     with pytest.raises(ValueError, match="reference must be at least k = 5 items, got 4"):
-        NeighbourOptions(reference=4)
+        KnnDistance(reference=4)
     with pytest.raises(ValueError, match="the reference must hold at least k = 5 items, got 2"):
         NeighbourEncoder(encoder.network, "head", reference=torch.eye(2))
     with pytest.raises(ValueError, match="reference must be of unit vectors, their length, got 2.0 at index 1"):

@@ -12,13 +12,16 @@ from lam import losses, models
 from lam.datasets import TensorImages
 from lam.hessians import ContrastiveCurvature, contrastive_ggn
 from lam.methods.fit import fit
-from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions, train
+from lam.methods.laplace_online import LaplaceOnline, OnlineLaplaceStep
 from lam.pairs.mining import Mining
 from lam.pairs.relation import Relation
+from lam.training import Training
 from lam.training import train as train_network
 from lam.training.steps import Minibatch
+from tests.methods.small_data import trainer
 
-OPTIONS = OnlineOptions(likelihood_scale=1e4, memory_factor=0.9)
+train = trainer(LaplaceOnline)
+OPTIONS = LaplaceOnline(likelihood_scale=1e4, memory_factor=0.9)
 QUIET = {"progress": False, "accelerator": "cpu"}
 
 
@@ -102,10 +105,10 @@ def test_where_no_triplet_is_of_the_kind_the_authors_update_only_forgets():
 
 def test_without_noise_it_is_deterministic_training():
     data, loss = make_data(), losses.build(margin=0.7)
-    sure = OnlineOptions(likelihood_scale=1e-20, prior_precision=1e30)
+    sure = LaplaceOnline(likelihood_scale=1e-20, prior_precision=1e30)
     encoder, histories = train(make_network(), data, loss=loss, epochs=2, batch_size=16, options=sure, **QUIET)
     plain = make_network()
-    expected = train_network(plain, data, loss=loss, epochs=2, batch_size=16, **QUIET)
+    expected = train_network(plain, data, Training(loss=loss, epochs=2, batch_size=16, **QUIET))
     torch.testing.assert_close(
         torch.tensor(histories["network"].losses), torch.tensor(expected.losses), rtol=1e-4, atol=1e-6
     )
@@ -158,7 +161,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Pa
             **{**common, "options": replace(OPTIONS, memory_factor=0.5)},
         )
     with pytest.raises(ValueError, match="made with other settings"):
-        train_network(make_network(), data, loss=loss, epochs=4, batch_size=16, folder=tmp_path, **QUIET)
+        train_network(make_network(), data, Training(loss=loss, epochs=4, batch_size=16, folder=tmp_path, **QUIET))
 
 
 def test_the_encoder_embeds_saves_and_loads_but_does_not_forget(tmp_path: Path):
@@ -193,14 +196,14 @@ def test_the_encoder_embeds_saves_and_loads_but_does_not_forget(tmp_path: Path):
 )
 def test_bad_options_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        OnlineOptions(**change)
+        LaplaceOnline(**change)
     with pytest.raises(ValueError, match="no step was made"):
         OnlineLaplaceStep("head", margin=0.7, options=OPTIONS).diagonal(True)
 
 
 def test_refitted_it_has_the_curvature_of_post_hoc_at_the_weights_of_online():
     data, loss = make_data(), losses.build(margin=0.7)
-    options = OnlineOptions(likelihood_scale=1e4, prior_precision=2.0, negative_weight=0.5, refit=True)
+    options = LaplaceOnline(likelihood_scale=1e4, prior_precision=2.0, negative_weight=0.5, refit=True)
     common: dict[str, Any] = {"loss": loss, "epochs": 2, "batch_size": 16, "seed": 3, **QUIET}
     network = make_network()
     encoder, _ = train(network, data, options=options, **common)
@@ -239,8 +242,8 @@ class TwoHeads(torch.nn.Module):
 def test_a_refit_is_of_the_head_that_training_had_and_may_be_asked_for_later(tmp_path: Path):
     common: dict[str, Any] = {"loss": losses.build(margin=0.7), "epochs": 1, "batch_size": 16, **QUIET}
     for refit in (False, True):
-        options = replace(OPTIONS, refit=refit)
-        encoder, _ = train(TwoHeads(), make_data(), head="first", options=options, folder=tmp_path, **common)
+        options = replace(OPTIONS, refit=refit, head="first")
+        encoder, _ = train(TwoHeads(), make_data(), options=options, folder=tmp_path, **common)
         assert encoder.head == "first"
 
 

@@ -11,12 +11,15 @@ from lam.datasets import TensorImages
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.hessians import ContrastiveCurvature, contrastive_ggn
 from lam.methods.fit import fit
-from lam.methods.laplace_posthoc import LaplaceOptions, train
+from lam.methods.laplace_posthoc import LaplacePosthoc
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
+from lam.training import Training
 from lam.training import train as train_network
+from tests.methods.small_data import trainer
 
-OPTIONS = LaplaceOptions(fix="positive", batch_size=12, prior_precision=2.0, likelihood_scale=1e4, negative_weight=0.5)
+train = trainer(LaplacePosthoc)
+OPTIONS = LaplacePosthoc(fix="positive", batch_size=12, prior_precision=2.0, likelihood_scale=1e4, negative_weight=0.5)
 
 
 def make_data(N: int = 48) -> TensorImages:
@@ -40,7 +43,7 @@ def test_it_is_training_and_then_a_fit_on_shuffled_batches() -> None:
         return torch.no_grad() if name == "fit" else torch.enable_grad()
 
     encoder, histories = train(network, data, options=OPTIONS, stage=stage, **settings())
-    history = train_network(twin, data, **settings())
+    history = train_network(twin, data, Training(**settings()))
     loader = DataLoader(data, batch_size=12, shuffle=True, generator=torch.Generator().manual_seed(1))
     expected = fit(
         twin,
@@ -100,9 +103,9 @@ def test_the_plain_sum_over_triplets_is_that_of_three_loops(margin: float | None
 
 def test_options_that_say_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="tune_step is of tune='marginal_likelihood', got 0.1 with tune='calibration'"):
-        LaplaceOptions(tune_step=0.1)
+        LaplacePosthoc(tune_step=0.1)
     with pytest.raises(ValueError, match="tune_step must be positive and finite, got 0.0"):
-        LaplaceOptions(tune="marginal_likelihood", tune_step=0.0)
+        LaplacePosthoc(tune="marginal_likelihood", tune_step=0.0)
 
 
 def test_places_in_shuffled_batches_are_refused_before_training() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import lam
 from lam.encoders.dropout import DropoutEncoder, mask_of, thinned
-from lam.methods import mc_dropout
+from lam.methods import McDropout
 from lam.models import EmbeddingNetwork
 from lam.utils.random import derive_seed
 from lam.vmf.distribution import VonMisesFisher, mean_resultant_length
@@ -19,7 +19,7 @@ DATA = small.images()
 
 @pytest.fixture(scope="module")
 def encoder() -> DropoutEncoder:
-    found = mc_dropout.train(small.network(dropout=0.2), DATA, seed=4, **small.TRAINING).encoder
+    found = McDropout().train(small.network(dropout=0.2), DATA, small.training(seed=4)).encoder
     assert isinstance(found, DropoutEncoder)
     return found
 
@@ -151,7 +151,7 @@ def test_what_has_no_dropout_or_too_few_samples_is_refused(encoder: DropoutEncod
     with pytest.raises(
         ValueError, match="mc_dropout needs a network with dropout layers.*network.options.dropout=0.05"
     ):
-        mc_dropout.train(small.network(), DATA, **small.TRAINING)
+        McDropout().train(small.network(), DATA, small.training())
     with pytest.raises(ValueError, match="and this one has none"):
         DropoutEncoder(nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 3)), "1")
     with pytest.raises(ValueError, match="n_samples must be at least 2, got 1"):

@@ -7,7 +7,7 @@ from torch import nn
 
 import lam
 from lam.encoders.concentration import NormEncoder
-from lam.methods import norm
+from lam.methods import Norm
 from lam.vmf.bessel import bessel_ratio
 from lam.vmf.embeddings import KAPPA_RANGE
 from tests.methods import small_data as small
@@ -17,7 +17,7 @@ DATA = small.images()
 
 @pytest.fixture(scope="module")
 def encoder() -> NormEncoder:
-    found = norm.train(small.network(), DATA, **small.TRAINING).encoder
+    found = Norm().train(small.network(), DATA, small.training()).encoder
     assert isinstance(found, NormEncoder)
     return found
 
@@ -68,12 +68,12 @@ def test_joint_samples_are_of_the_distribution_and_repeat(encoder: NormEncoder):
     again = encoder.observe(DATA.images[:4], n_samples=1000, joint=True)
     assert torch.equal(again.samples, seen.samples)
     assert torch.equal(torch.get_rng_state(), state)
-    other = NormEncoder.upon(encoder, seed=1).observe(DATA.images[:4], n_samples=1000, joint=True)
+    other = NormEncoder(encoder.network, encoder.head, seed=1).observe(DATA.images[:4], n_samples=1000, joint=True)
     assert not torch.equal(other.samples, seen.samples)
 
 
 def test_an_encoder_is_read_back_to_the_bit_and_evaluated(encoder: NormEncoder, tmp_path: Path):
-    NormEncoder.upon(encoder, seed=3).save(tmp_path / "encoder")
+    NormEncoder(encoder.network, encoder.head, seed=3).save(tmp_path / "encoder")
     loaded = lam.load(tmp_path / "encoder")
     assert isinstance(loaded, NormEncoder)
     assert loaded.seed == 3

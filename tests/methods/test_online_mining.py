@@ -14,17 +14,18 @@ from torch import Tensor, nn
 
 from lam import losses
 from lam.hessians import contrastive_ggn
-from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions
+from lam.methods.laplace_online import LaplaceOnline, OnlineLaplaceStep
 from lam.pairs.mining import Mining
 from lam.pairs.pairs import Pairs
-from lam.training import DivergenceError, Minibatch, checkpoints, train
+from lam.training import DivergenceError, Minibatch, Training, checkpoints, train
 from tests.methods.test_laplace_online import OPTIONS, QUIET, make_data, make_network
 
 LOSS = losses.build(margin=0.7)
 
 
 def fit(network: nn.Module, step: OnlineLaplaceStep, **options: Any) -> Any:
-    return train(network, make_data(), **{"loss": LOSS, "epochs": 2, "batch_size": 16, **QUIET} | options, step=step)
+    training = Training(**{"loss": LOSS, "epochs": 2, "batch_size": 16, **QUIET} | options)
+    return train(network, make_data(), training, step=step)
 
 
 def online(given: Any = None, **options: Any) -> OnlineLaplaceStep:
@@ -149,6 +150,6 @@ def test_bad_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ValueError, match="hessian_miner must be one of all, violating, easy, semihard, hard.*got 'best'"
     ):
-        OnlineOptions(hessian_miner="best")  # pyright: ignore[reportArgumentType]
+        LaplaceOnline(hessian_miner="best")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="hessian_max_pairs must be at least 1, got 0"):
-        OnlineOptions(hessian_max_pairs=0)
+        LaplaceOnline(hessian_max_pairs=0)

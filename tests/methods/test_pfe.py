@@ -12,14 +12,16 @@ from lam import losses, models
 from lam.datasets import TensorImages
 from lam.encoders.gaussian import GaussianEncoder
 from lam.losses.mutual_likelihood import mutual_likelihood
-from lam.methods.pfe import MutualLikelihoodStep, PfeOptions, train
+from lam.methods.pfe import MutualLikelihoodStep, Pfe
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import DivergenceError
 from lam.training.steps import Minibatch
+from tests.methods.small_data import trainer
 
 LOSS = losses.build(margin=0.7)
 QUIET = {"progress": False, "accelerator": "cpu", "batch_size": 16}
-OPTIONS = PfeOptions(epochs=2)
+train = trainer(Pfe)
+OPTIONS = Pfe(epochs=2)
 
 
 def make_data(N: int = 48) -> TensorImages:
@@ -60,7 +62,7 @@ def test_the_frozen_network_keeps_every_bit_and_only_the_head_learns():
     network = NetworkWithBatchNorm()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     encoder, histories = train(
-        network, make_data(), loss=LOSS, epochs=1, options=PfeOptions(epochs=3), pretrained=True, **QUIET
+        network, make_data(), loss=LOSS, epochs=1, options=Pfe(epochs=3), pretrained=True, **QUIET
     )
     assert list(histories) == ["head"]
     assert histories["head"].losses[-1] < histories["head"].losses[0]
@@ -118,9 +120,7 @@ def test_noisy_items_get_a_larger_variance_and_a_smaller_kappa():
     images += torch.where(noisy, 0.6, 0.02)[:, None, None, None] * torch.randn(256, 1, 8, 8, generator=generator)
     images[:, 0, 7, 7] = noisy.float()
     data = TensorImages(images, labels, name="noisy")
-    encoder, _ = train(
-        make_network(), data, loss=LOSS, epochs=3, options=PfeOptions(epochs=40), **{**QUIET, "batch_size": 64}
-    )
+    encoder, _ = train(make_network(), data, loss=LOSS, epochs=3, options=Pfe(epochs=40), **{**QUIET, "batch_size": 64})
     found = encoder.embed(images)
     assert found.variance[noisy].median() > 2 * found.variance[~noisy].median()
     assert found.kappa[noisy].median() < found.kappa[~noisy].median() / 2
@@ -203,7 +203,7 @@ def test_float64_networks_give_float64_embeddings():
 
 
 def test_training_stops_where_the_loss_is_not_finite(tmp_path: Path):
-    options = PfeOptions(learning_rate=1e30)
+    options = Pfe(learning_rate=1e30)
     with pytest.raises(DivergenceError, match="is nan at epoch 1, step.*the last checkpoint in .*head stands"):
         train(
             make_network(), make_data(), loss=LOSS, epochs=1, options=options, pretrained=True, folder=tmp_path, **QUIET
@@ -219,7 +219,7 @@ def test_training_stops_where_the_loss_is_not_finite(tmp_path: Path):
 )
 def test_bad_options_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        PfeOptions(**change)
+        Pfe(**change)
 
 
 def test_bad_input_is_refused():

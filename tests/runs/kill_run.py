@@ -25,7 +25,7 @@ SETTINGS = ("--data.limit=60", "--training.epochs=3", "--training.checkpoint_eve
 
 
 def start(folder: Path) -> None:
-    run(load_config("configs/digits/laplace_posthoc.yaml", [*SETTINGS, f"--output={folder}"]), progress=False)
+    run(load_config("digits laplace_posthoc", [*SETTINGS, f"--output={folder}"]), progress=False)
 
 
 def outcome(folder: Path) -> tuple[bytes, dict[str, Any], set[str]]:

@@ -1,27 +1,21 @@
 """Configurations: found, read, overridden, checked, and explained where they are wrong."""
 
-from dataclasses import replace
-from importlib.resources import files
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 
-from lam.methods.deep_ensemble import EnsembleOptions
-from lam.runs.config import DataConfig, NetworkConfig, OodConfig, RunConfig, completed
-from lam.runs.config_files import describe_settings, find_config, load_config
+from lam.methods import METHODS, DeepEnsemble, Hib, LaplaceOnline, LaplacePosthoc
+from lam.runs.config import DataConfig, NetworkConfig, OodConfig, RunConfig, TrainingConfig
+from lam.runs.config_files import SHIPPED, describe_settings, load_config
 
-DEMO = "configs/digits/laplace_posthoc.yaml"
-SHIPPED = sorted(Path(str(files("lam") / "configs")).glob("*/*.yaml"))
+DEMO = "digits laplace_posthoc"
 
 
 def plain(**settings: Any) -> RunConfig:
-    return replace(RunConfig(DataConfig("digits"), NetworkConfig("convnet8")), **settings)
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_what_ships_is_valid(path: Path) -> None:
-    load_config(path).check()
+    return replace(RunConfig(DataConfig("digits"), NetworkConfig("convnet8"), LaplacePosthoc()), **settings)
 
 
 def test_the_configurations_at_the_root_are_those_that_ship() -> None:
@@ -29,21 +23,42 @@ def test_the_configurations_at_the_root_are_those_that_ship() -> None:
     if not root.exists():
         pytest.skip("not in a checkout: the link to the configurations is not packaged")
     assert not root.readlink().is_absolute()
-    assert sorted(path.resolve() for path in root.glob("*/*.yaml")) == [path.resolve() for path in SHIPPED]
+    assert sorted(path.resolve() for path in root.glob("*/*.yaml")) == sorted(SHIPPED.resolve().glob("*/*.yaml"))
 
 
 def test_a_configuration_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert find_config(DEMO) == find_config("digits/laplace_posthoc.yaml")
-    (tmp_path / "mine.yaml").write_text("data: {name: digits}\nnetwork: {name: convnet8}\nmargin: 0.5\n")
-    assert load_config("mine.yaml").margin == 0.5
-    ships = r"lam ships configs/DATA/METHOD.yaml, such as configs/digits/\w+.yaml; DATA is cifar10, .*, places"
-    with pytest.raises(ValueError, match=f"there is no configuration no.yaml; {ships}"):
-        find_config("no.yaml")
-    with pytest.raises(ValueError, match="no configuration configs/places/pfe.yaml; lam ships configs/places/determ"):
-        find_config("configs/places/pfe.yaml")
+    (tmp_path / "digits").mkdir()  # which is no run: the name stays that of the data set
+    assert load_config(DEMO) == load_config(DEMO.split())
+    mine = "data: {name: digits}\nnetwork: {name: convnet8}\nmethod: hib\nmargin: 0.5\n"
+    (tmp_path / "my own.yaml").write_text(mine)
+    config = load_config("my own.yaml")
+    assert (config.margin, config.method, config.output) == (0.5, Hib(), None)
+    assert load_config(Path("my own.yaml")) == config
+    ships = "give DATA METHOD, a YAML file or the folder of a run; DATA is cifar10, .*, places; METHOD is determ"
+    with pytest.raises(ValueError, match=f"there is no configuration no.yaml: {ships}"):
+        load_config("no.yaml")
+    with pytest.raises(ValueError, match="there is no configuration : "):
+        load_config("")
+    with pytest.raises(ValueError, match="there is no method 'pef'; known are deterministic, .*, laplace_online"):
+        load_config("places pef")
+    with pytest.raises(
+        ValueError, match=r"which method on digits\? `lam run digits METHOD`; METHOD is deterministic, "
+    ):
+        load_config(["digits"])
+    with pytest.raises(ValueError, match="there is no setting paper"):
+        load_config("digits norm paper")
     with pytest.raises(ValueError, match="is no run of lam: it has no config.yaml"):
-        find_config(tmp_path)
+        load_config(tmp_path)
+
+
+def test_the_authors_settings_are_refused_where_they_have_none() -> None:
+    with pytest.raises(ValueError, match="the authors have no settings for digits, but for cifar10, .*, msls$"):
+        load_config("digits norm --paper")
+    with pytest.raises(ValueError, match="no settings for hib on lfw, but for deterministic, .*, laplace_online$"):
+        load_config("lfw hib --paper")
+    with pytest.raises(ValueError, match="--paper is for cifar10, cub200, fashionmnist, lfw, msls, got mine.yaml"):
+        load_config("mine.yaml hib --paper")
 
 
 def test_overrides_stand_above_the_file() -> None:
@@ -56,24 +71,29 @@ def test_overrides_stand_above_the_file() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("--no.such=1", r"there is no setting --no.such=1; `lam run --help` lists the settings"),
-        ("--training.epoch=1", "there is no setting --training.epoch=1"),
+        ("--no.such=1", r"there is no setting no; `lam run --help` lists the settings"),
+        ("--training.epoch=1", "there is no setting training.epoch; "),
         ("extra", "there is no setting extra"),
-        ("--training.loss=nice", "training.loss must be one of contrastive, log_posterior, squared, pml, got nice"),
-        ("--laplace.split=x", "laplace.split must be one of euclidean, arccos, got x"),
-        ("--laplace.fix=x", "laplace.fix must be one of positive, fixed, full, got x"),
-        ("--margin=wide", "margin must be a number, got wide"),
+        ("--method.split.x=1", "there is no setting method.split.x: split holds no others"),
+        ("--method.n_samples=1", "there is no setting method.n_samples; `lam run --help` lists the settings"),
+        ("--method=magic", "there is no method 'magic'; known are deterministic, .*, laplace_online"),
+        ("--method=3", "method must be a name, or a mapping with a name and options, got 3"),
+        ("--training.loss=nice", "training.loss: Input should be 'contrastive', .* or 'pml', got 'nice'"),
+        ("--method.split=x", "method.split: Input should be 'euclidean' or 'arccos', got 'x'"),
+        ("--method.fix=x", "method.fix: Input should be 'positive', 'fixed' or 'full', got 'x'"),
+        ("--margin=wide", "margin: Input should be a valid number, .* got 'wide'"),
         ("--margin", "margin needs a value, such as --margin=..."),
-        ("--seed=1.5", "seed must be a whole number, got 1.5"),
-        ("--data.limit=few", "data.limit must be a whole number or null, got few"),
-        ("--data.ood=3", "data.ood must be a list of mappings, got 3"),
-        ("--data.ood=[3]", "data.ood must be a list of mappings, got 3$"),
-        ("--data.ood=[{root: here}]", "lacks data.ood.name"),
-        ("--data.ood=[{name: mnist, root: no}]", "data.ood.root must be text or null, got False"),
-        ("--data.ood=[{nam: x}]", "there is no setting data.ood.nam"),
-        ("--data.options=3", "data.options must be a mapping, got 3"),
-        ("--training.epochs=", "training.epochs must be a whole number, got nothing"),
-        ("--training=fast", r"training is a section: give its settings by name, such as --training.NAME=VALUE"),
+        ("--margin=[1", r"margin: \[1 is not valid YAML: "),
+        ("--seed=1.5", "seed: Input should be a valid integer, .* got 1.5"),
+        ("--data.limit=few", "data.limit: Input should be a valid integer, .* got 'few'"),
+        ("--data.ood=3", "data.ood: Input should be a valid list, got 3"),
+        ("--data.ood=[3]", "data.ood.0: Input should be a dictionary .*, got 3$"),
+        ("--data.ood=[{root: here}]", "data.ood.0.name: Field required"),
+        ("--data.ood=[{name: mnist, root: no}]", "data.ood.0.root: Input should be a valid string, got False"),
+        ("--data.ood=[{nam: x}]", "there is no setting data.ood.0.nam"),
+        ("--data.options=3", "data.options: Input should be a valid dictionary, got 3"),
+        ("--training.epochs=", "training.epochs: Input should be a valid integer, got None"),
+        ("--training=fast", "training: Input should be a dictionary or an instance of TrainingConfig, got 'fast'"),
     ],
 )
 def test_a_wrong_setting_is_explained_in_one_line(override: str, message: str) -> None:
@@ -88,9 +108,15 @@ def test_a_wrong_setting_is_explained_in_one_line(override: str, message: str) -
         ("data: [", r"mine.yaml is not valid YAML: .* line"),
         ("hello", "mine.yaml is no configuration: it must hold settings"),
         ("", "mine.yaml is no configuration: it must hold settings"),
-        ("network: {name: convnet8}", "mine.yaml lacks data.name"),
-        ("data: {name: digits}\nnetwork: {name: x, size: 3}", "mine.yaml: there is no setting network.size"),
-        ("data: {name: digits}\nnetwork: {name: x}\nmargn: 1", "there is no setting margn"),
+        ("network: {name: convnet8}", "mine.yaml: method.name is missing; known are deterministic, "),
+        ("method: hib\nnetwork: {name: convnet8}", "mine.yaml: data: Field required"),
+        (
+            "method: hib\ndata: {name: digits}\nnetwork: {name: x, size: 3}",
+            "mine.yaml: there is no setting network.size",
+        ),
+        ("method: hib\ndata: {name: digits}\nnetwork: {name: x}\nmargn: 1", "there is no setting margn"),
+        ("method: hib\nmethods: [1]", "mine.yaml: methods must hold a section of settings for each method, got"),
+        ("method: [hib]", r"method must be a name, or a mapping with a name and options, got \['hib'\]"),
     ],
 )
 def test_a_wrong_file_is_named(content: str, message: str, tmp_path: Path) -> None:
@@ -107,20 +133,12 @@ def test_a_wrong_file_is_named(content: str, message: str, tmp_path: Path) -> No
         ("", {"margin": 0.0}, r"margin must be in \(0, 2\]"),
         ("", {"margin": float("nan")}, r"margin must be in \(0, 2\]"),
         ("", {"seed": -1}, "seed must be at least 0, got -1"),
-        ("", {"method": "magic"}, "method must be one of deterministic, .*, laplace_online, got 'magic'"),
         ("", {"accelerator": "abacus"}, "accelerator must be one of auto, cpu, cuda, got 'abacus'"),
         ("", {"accelerator": "mps"}, "accelerator must be one of auto, cpu, cuda, got 'mps'"),
         ("data", {"limit": 0}, "data.limit must be at least 1, got 0"),
         ("data", {"ood": [OodConfig("folder"), OodConfig("folder")]}, "2 sets called folder: give each its own title"),
         ("data", {"ood": [OodConfig("folder", title="a/b")]}, "must be letters, digits, .* got 'a/b'"),
         ("network", {"dimension": 1}, "network.dimension must be at least 2, got 1"),
-        ("training", {"epochs": 0}, "training.epochs must be at least 1, got 0"),
-        ("training", {"loss": "nice"}, "loss must be one of contrastive, .* got 'nice'"),
-        ("training", {"learning_rate": 0.0}, "training.learning_rate must be positive and finite, got 0.0"),
-        ("training", {"learning_rate_decay": 1.5}, r"training.learning_rate_decay must lie in \(0, 1\], got 1.5"),
-        ("training", {"weight_decay": float("inf")}, "training.weight_decay must be at least 0, got inf"),
-        ("training", {"precision": "8"}, "training.precision must be one of 32-true, .* got '8'"),
-        ("training", {"optimizer": "lbfgs"}, "training.optimizer must be one of adam, .* got 'lbfgs'"),
         ("evaluation", {"n_samples": 1}, "evaluation.n_samples must be at least 2, got 1"),
         ("evaluation", {"reference": 2}, "evaluation.reference must be at least 5, got 2"),
     ],
@@ -134,31 +152,52 @@ def test_settings_outside_their_range_are_refused(section: str, settings: dict[s
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("setting", "message"),
     [
-        (["--laplace.split=x"], "laplace.split must be one of euclidean, arccos, got x"),
-        (["--laplace.fix=x"], "laplace.fix must be one of .* got x"),
-        (["--laplace.fix=full", "--laplace.pairs=dataset"], "laplace.fix must be fixed or positive with pairs"),
-        (["--laplace.negative_weight=2"], r"laplace.negative_weight must be in \[0, 1\], got 2.0"),
-        (["--laplace.prior_precision=-1"], "laplace.prior_precision must be positive and finite, got -1.0"),
-        (["--laplace.likelihood_scale=0"], "laplace.likelihood_scale must be positive and finite, got 0.0"),
-        (["--laplace.batch_size=1"], "laplace.batch_size must be at least 2, got 1"),
-        (["--laplace.tune=x"], "laplace.tune must be one of calibration, marginal_likelihood, none, got x"),
-        (["--online.memory_factor=1"], r"online.memory_factor must be in \(0, 1\), got 1.0"),
-        (["--deep_ensemble.n_members=1"], "deep_ensemble.n_members must be at least 2, got 1"),
-        (["--deep_ensemble.checkpoints=[a, b]"], "deep_ensemble.checkpoints must be none, or one file for each"),
-        (["--deep_ensemble.checkpoints=3"], "deep_ensemble.checkpoints must be a list, got 3"),
-        (["--pfe.epochs=0"], "pfe.epochs must be at least 1, got 0"),
-        (["--pfe.shared=perhaps"], "pfe.shared must be true or false, got perhaps"),
-        (["--hib.kl_weight=-1"], "hib.kl_weight must be at least 0, got -1.0"),
-        (["--knn_distance.k=0"], "knn_distance.k must be at least 1, got 0"),
+        ("epochs=0", "training.epochs must be at least 1, got 0"),
+        ("learning_rate=0.0", "training.learning_rate must be positive and finite, got 0.0"),
+        ("learning_rate_decay=1.5", r"training.learning_rate_decay must lie in \(0, 1\], got 1.5"),
+        ("weight_decay=.inf", "training.weight_decay must be at least 0, got inf"),
+        ("precision=8", "training.precision: Input should be '32-true', .* got 8"),
+        ("optimizer=lbfgs", "training.optimizer: Input should be 'adam', .* got 'lbfgs'"),
+    ],
+)
+def test_a_training_outside_its_range_is_refused_with_its_section(setting: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_config(DEMO, [f"--training.{setting}"])
+
+
+def test_a_loss_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+    made: Any = TrainingConfig(loss="nice")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="loss must be one of contrastive, .* got 'nice'"):
+        plain(training=made).check()
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("laplace_posthoc", "fix=full pairs=dataset", "method.fix must be fixed or positive with pairs"),
+        ("laplace_posthoc", "negative_weight=2", r"method.negative_weight must be in \[0, 1\], got 2.0"),
+        ("laplace_posthoc", "prior_precision=-1", "method.prior_precision must be positive and finite, got -1.0"),
+        ("laplace_posthoc", "likelihood_scale=0", "method.likelihood_scale must be positive and finite, got 0.0"),
+        ("laplace_posthoc", "batch_size=1", "method.batch_size must be at least 2, got 1"),
+        ("laplace_posthoc", "tune=x", "method.tune: Input should be 'calibration', 'marginal_likelihood' or 'none'"),
+        ("laplace_online", "memory_factor=1", r"method.memory_factor must be in \(0, 1\), got 1.0"),
+        ("deep_ensemble", "n_members=1", "method.n_members must be at least 2, got 1"),
+        ("deep_ensemble", "checkpoints=[a,b]", "method.checkpoints must be none, or one file for each"),
+        ("deep_ensemble", "checkpoints=3", "method.checkpoints: Input should be .*, got 3"),
+        ("pfe", "epochs=0", "method.epochs must be at least 1, got 0"),
+        ("pfe", "shared=perhaps", "method.shared: Input should be a valid boolean, .* got 'perhaps'"),
+        ("hib", "kl_weight=-1", "method.kl_weight must be at least 0, got -1.0"),
+        ("knn_distance", "k=0", "method.k must be at least 1, got 0"),
     ],
 )
 def test_options_of_a_method_outside_their_range_are_refused_with_their_section(
-    settings: list[str], message: str
+    method: str, settings: str, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        load_config("configs/digits/laplace_posthoc.yaml", settings)
+        load_config(f"digits {method}", [f"--method.{setting}" for setting in settings.split()])
 
 
 def test_an_accelerator_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +217,7 @@ def test_an_accelerator_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyP
 )
 def test_options_below_options_are_read_as_yaml(overrides: list[str], expected: dict[str, Any]) -> None:
     given = [f"--data.options.preprocessing.{override}" for override in overrides]
-    config = load_config("configs/folder/laplace_posthoc.yaml", given)
+    config = load_config("folder laplace_posthoc", given)
     assert config.data.options == {"preprocessing": expected}
 
 
@@ -190,7 +229,7 @@ def test_one_set_of_outsiders_needs_no_list(tmp_path: Path) -> None:
         ("mnist", OodConfig("mnist")),
         ("[{name: mnist, root: here}]", OodConfig("mnist", "here")),
     ):
-        config = load_config("configs/folder/laplace_posthoc.yaml", ["--data.root=x", f"--data.ood={value}"])
+        config = load_config("folder laplace_posthoc", ["--data.root=x", f"--data.ood={value}"])
         assert config.data.ood == [expected]
         config.check()
 
@@ -199,23 +238,45 @@ def test_every_setting_is_described() -> None:
     described = describe_settings()
     assert "training.loss                 contrastive  (contrastive, log_posterior, squared, pml)" in described
     assert "data.name                     required" in described
-    assert "laplace.likelihood_scale      none" in described
+    assert "method.likelihood_scale       none" in described
+    assert "method.name                   required  (deterministic, " in described
+    assert all(f"  of {name}:\n" in described for name in ("hib", "laplace_online", "deep_ensemble"))
 
 
-def test_options_are_those_of_the_method() -> None:
-    config = plain()
-    assert plain(method="laplace_posthoc").options is not None
-    for method in ("laplace_posthoc", "laplace_online", "deep_ensemble", "pfe", "hib", "knn_distance"):
-        assert type(replace(config, method=method).options).__module__ == f"lam.methods.{method}"
-    assert plain(method="norm").options is None
+def test_text_stays_text() -> None:
+    for value in ("007", "2026-11-22", "no", "a: b: [", "[x]"):
+        assert load_config(DEMO, [f"--output={value}"]).output == value
+    assert load_config(DEMO, ["--data.root=null"]).data.root is None
+
+
+def test_a_method_that_overrides_takes_no_options_of_another(tmp_path: Path) -> None:
+    assert load_config(DEMO, ["--method=hib"]) == load_config("digits hib")
+    assert load_config(DEMO, ["--method.name=hib", "--method.n_samples=3"]).method == Hib(n_samples=3)
+    assert load_config(DEMO, ["--method={name: hib, n_samples: 3}"]).method == Hib(n_samples=3)
+    (tmp_path / "mine.yaml").write_text(
+        "extends: digits hib\nmethod: {name: hib, n_samples: 4}\nmethods: {pfe: {margin: 0.5}}\n"
+    )
+    assert load_config(tmp_path / "mine.yaml").method == Hib(n_samples=4)
+    assert load_config([str(tmp_path / "mine.yaml"), "pfe"]).margin == 0.5
+    with pytest.raises(ValueError, match="there is no setting method.n_samples"):
+        load_config(tmp_path / "mine.yaml", ["--method={name: pfe, n_samples: 3}"])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_written_back_with_its_name_and_every_option(name: str) -> None:
+    config = load_config(f"digits {name}")
+    section = config.resolved()["method"]
+    assert section["name"] == name
+    assert RunConfig.parsed(config.resolved()).resolved() == config.resolved()
+    assert section.keys() == {"name", *(option.name for option in fields(METHODS[name]))}
 
 
 def test_an_ensemble_starts_from_a_file_for_each_member_or_none(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="one network and a deep ensemble has 5: .*--deep_ensemble.checkpoints"):
-        plain(method="deep_ensemble", checkpoint="trained.pth").check()
-    options = EnsembleOptions(n_members=2, checkpoints=[str(tmp_path / "a.pth"), str(tmp_path / "b.pth")])
-    with pytest.raises(ValueError, match="deep_ensemble.checkpoints: .*a.pth does not exist"):
-        plain(method="deep_ensemble", deep_ensemble=options).check()
+    with pytest.raises(ValueError, match="one network and a deep ensemble has 5: .*--method.checkpoints"):
+        plain(method=DeepEnsemble(), checkpoint="trained.pth").check()
+    members = DeepEnsemble(n_members=2, checkpoints=[str(tmp_path / "a.pth"), str(tmp_path / "b.pth")])
+    with pytest.raises(ValueError, match="method.checkpoints: .*a.pth does not exist"):
+        plain(method=members).check()
 
 
 class TestExtends:
@@ -227,14 +288,14 @@ class TestExtends:
 
     def test_joins_sections_and_replaces_the_rest(self, tmp_path: Path) -> None:
         base = "data: {name: cifar10, options: {validation: 9}, ood: [{name: svhn}]}\nnetwork: {name: convnet32}\n"
-        middle = "extends: base.yaml\ntraining: {epochs: 7, batch_size: 8}\nonline: {memory_factor: 0.5}\n"
+        middle = "extends: base.yaml\ntraining: {epochs: 7, batch_size: 8}\nmethod: {name: laplace_online, head: fc}\n"
         top = (
-            "extends: middle.yaml\nmethod: hib\ntraining: {epochs: 9}\n"
+            "extends: middle.yaml\nmethod: {memory_factor: 0.5}\ntraining: {epochs: 9}\n"
             "data: {options: {download: true}, ood: [{name: cifar10}]}\n"
         )
         self.write(tmp_path, base=base, middle=middle, top=top)
         config = load_config(tmp_path / "top.yaml", ["--training.loss=pml"])
-        assert (config.method, config.network.name, config.online.memory_factor) == ("hib", "convnet32", 0.5)
+        assert (config.method, config.network.name) == (LaplaceOnline(head="fc", memory_factor=0.5), "convnet32")
         assert (config.training.epochs, config.training.batch_size, config.training.loss) == (9, 8, "pml")
         assert config.data.options == {"validation": 9, "download": True}
         assert config.data.ood == [OodConfig("cifar10")]
@@ -247,8 +308,9 @@ class TestExtends:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            ("extends: no.yaml", "mine.yaml: extends: there is no configuration no.yaml; lam ships"),
-            ("extends: [a.yaml]", r"mine.yaml: extends must be the name of one file, got \['a.yaml'\]"),
+            ("extends: no.yaml", "mine.yaml: extends: there is no configuration no.yaml: give DATA METHOD"),
+            ("extends: [a.yaml]", r"mine.yaml: extends must be one configuration, .*, got \['a.yaml'\]"),
+            ("extends: digits", r"mine.yaml: extends: which method on digits\?"),
             ("extends: mine.yaml", "mine.yaml: extends: mine.yaml extends this file itself"),
             ("extends: back.yaml", "back.yaml: extends: mine.yaml extends this file itself"),
             ("extends: broken.yaml", "broken.yaml is not valid YAML"),
@@ -283,14 +345,3 @@ class TestAllowMissing:
     def test_leaves_a_name_that_is_none_to_the_run(self) -> None:
         overrides = ["--data.name=lfw", "--data.ood=[{name: nothing}]"]
         assert load_config(DEMO, overrides, allow_missing=True).data.ood == [OodConfig("nothing")]
-
-
-def test_settings_of_an_older_version_are_completed_by_defaults() -> None:
-    config = plain(margin=0.5)
-    config.data.ood = [OodConfig("mnist", root="here")]
-    resolved = config.resolved()
-    older = {name: value for name, value in resolved.items() if name not in ("online", "accelerator")}
-    older["data"] = {"name": "digits", "ood": [{"name": "mnist", "root": "here"}], "gone": 3}
-    assert completed(older) == {**resolved, "data": {**resolved["data"], "gone": 3}}
-    assert completed({"margin": 0.5}).keys() == resolved.keys() - {"data", "network"}
-    assert completed({"data": None})["data"] is None

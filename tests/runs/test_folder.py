@@ -10,7 +10,7 @@ from lam.runs.config_files import load_config
 from lam.runs.folder import refuse_other_run
 from lam.runs.run import run
 
-DEMO = "configs/digits/laplace_posthoc.yaml"
+DEMO = "digits laplace_posthoc"
 
 
 def begun(folder: Path, settings: dict[str, Any]) -> Path:
@@ -21,16 +21,16 @@ def begun(folder: Path, settings: dict[str, Any]) -> Path:
 
 def test_settings_that_did_not_exist_yet_count_as_defaults(tmp_path: Path) -> None:
     settings = load_config(DEMO).resolved()
-    older = {name: value for name, value in settings.items() if name not in ("pfe", "deep_ensemble")}
+    older = {name: value for name, value in settings.items() if name not in ("places", "accelerator")}
+    older["method"] = {"name": "laplace_posthoc"}
     older["data"] = {**settings["data"], "ood": [{"name": found["name"]} for found in settings["data"]["ood"]]}
     refuse_other_run(begun(tmp_path / "run", older), settings)
 
 
 def test_other_than_the_defaults_is_another_run(tmp_path: Path) -> None:
-    settings = load_config(DEMO, ["--pfe.epochs=3"]).resolved()
-    older = {name: value for name, value in settings.items() if name != "pfe"}
-    with pytest.raises(ValueError, match=r"other settings \(pfe.epochs was 10, is 3\)"):
-        refuse_other_run(begun(tmp_path / "run", older), settings)
+    settings = load_config("digits pfe", ["--method.epochs=3"]).resolved()
+    with pytest.raises(ValueError, match=r"other settings \(method.epochs was 10, is 3\)"):
+        refuse_other_run(begun(tmp_path / "run", {**settings, "method": "pfe"}), settings)
 
 
 def test_a_setting_that_is_gone_is_another_run(tmp_path: Path) -> None:
@@ -46,5 +46,5 @@ def test_a_network_that_the_method_cannot_use_leaves_no_folder(tmp_path: Path) -
     with pytest.raises(
         ValueError, match="mc_dropout needs a network with dropout layers .*network.options.dropout=0.05"
     ):
-        run(load_config(DEMO, ["--method=mc_dropout", f"--output={tmp_path / 'run'}"]), progress=False)
+        run(load_config("digits mc_dropout", ["--network.options={}", f"--output={tmp_path / 'run'}"]), progress=False)
     assert list(tmp_path.iterdir()) == []

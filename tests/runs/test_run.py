@@ -72,11 +72,11 @@ def test_the_report_needs_no_other_file_or_host(finished_run: FinishedRun) -> No
 
 def test_the_configuration_reads_back_as_the_same(finished_run: FinishedRun) -> None:
     folder = finished_run.folder
-    original = load_config("configs/digits/laplace_posthoc.yaml", TINY)
+    original = load_config("digits laplace_posthoc", TINY)
     assert load_config(folder / "config.yaml") == original
     assert load_config(folder) == replace(original, output=str(folder))
     resolved = yaml.safe_load((folder / "config.yaml").read_text())
-    assert resolved["laplace"]["prior_precision"] == 1.0  # a default, written out
+    assert resolved["method"]["prior_precision"] == 1.0  # a default, written out
 
 
 def test_the_same_settings_give_the_same_run(finished_run: FinishedRun, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_report_on_queries_that_cannot_be_answered(run_copy: Path) -> None:
     encoder = gallery.open_run(run_copy)
     test = datasets.TensorImages(torch.rand(4, 1, 8, 8), torch.arange(4))
     evaluation = evaluate(encoder, DataLoader(test, batch_size=4), n_samples=4)
-    configuration = {"data": {"name": "digits"}, "method": "laplace_posthoc"}
+    configuration = {"data": {"name": "digits"}, "method": {"name": "laplace_posthoc"}}
     plots = write_plots_and_report(run_copy, configuration, evaluation.metrics, encoder, evaluation, {}, test, {})
     assert {path.stem for path in plots} == {"calibration", "extremes", "kappa", "tuning"}
     assert "4 queries have no relevant item" in (run_copy / "report.html").read_text(encoding="utf-8")
@@ -234,7 +234,7 @@ def test_the_extremes_of_a_report_hold_images_from_outside(
     loaders = [DataLoader(images, batch_size=4) for images in (test, outside)]
     evaluation = evaluate(encoder, loaders[0], {"noise": loaders[1]}, n_samples=4)
     evaluation.ood_embeddings["noise"].kappa[1] = 1e-7
-    configuration = {"data": {"name": "digits"}, "method": "laplace_posthoc"}
+    configuration = {"data": {"name": "digits"}, "method": {"name": "laplace_posthoc"}}
     write_plots_and_report(
         run_copy, configuration, evaluation.metrics, encoder, evaluation, {}, test, {"noise": outside}
     )
@@ -287,7 +287,7 @@ def test_a_run_without_faiss_is_refused_before_any_work(tmp_path: Path, monkeypa
 
 
 def test_a_head_that_is_added_keeps_the_embeddings_and_the_report_says_by_what_ood_is_told(tmp_path: Path) -> None:
-    result = run(tiny(tmp_path / "run", "--laplace.head=identity"), progress=False)
+    result = run(tiny(tmp_path / "run", "--method.head=identity"), progress=False)
     assert {"auroc", "auroc_kappa"} <= result.metrics.keys()
     assert "auroc_knn" not in result.metrics
     page = result.report.read_text()

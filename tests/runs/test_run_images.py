@@ -15,9 +15,9 @@ from lam.runs.run import run
 
 
 def folder_config(root: Path, output: Path, ood: list[OodConfig]) -> RunConfig:
-    """`configs/folder/laplace_posthoc.yaml`, on small images and by a small network."""
+    """`folder laplace_posthoc`, on small images and by a small network."""
     options = {"preprocessing": {"mode": "RGB", "size": [8, 8]}}
-    config = load_config("configs/folder/laplace_posthoc.yaml", [f"--output={output}", "--training.epochs=1"])
+    config = load_config("folder laplace_posthoc", [f"--output={output}", "--training.epochs=1"])
     config.data = DataConfig("folder", str(root), options, ood)
     config.network = NetworkConfig("convnet8", 3, options={"channels": 3})
     config.evaluation.n_samples = 4

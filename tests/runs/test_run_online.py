@@ -8,12 +8,12 @@ from lam.cli import main
 from lam.utils.files import read_json
 from tests.conftest import TINY
 
-ONLINE = "configs/digits/laplace_online.yaml"
+ONLINE = "digits laplace_online"
 
 
 def test_a_run_trains_online_and_hands_back_the_same_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = tmp_path / "run"
-    assert main(["run", ONLINE, "--quiet", f"--output={folder}", *TINY]) == 0
+    assert main(["run", *ONLINE.split(), "--quiet", f"--output={folder}", *TINY]) == 0
     assert "auroc" in capsys.readouterr().out
     metrics = read_json(folder / "metrics.json")
     assert {"recall@1", "ece", "ausc", "auroc", "auroc_variance", "seconds_train"} <= metrics.keys()
@@ -26,8 +26,8 @@ def test_a_run_trains_online_and_hands_back_the_same_encoder(tmp_path: Path, cap
 
 def test_training_online_goes_on_after_a_stop(tmp_path: Path):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert main(["run", ONLINE, "--quiet", f"--output={whole}", *TINY]) == 0
-    assert main(["run", ONLINE, "--quiet", f"--output={stopped}", *TINY]) == 0
+    assert main(["run", *ONLINE.split(), "--quiet", f"--output={whole}", *TINY]) == 0
+    assert main(["run", *ONLINE.split(), "--quiet", f"--output={stopped}", *TINY]) == 0
     for name in ("MANIFEST.json", "encoder/MANIFEST.json"):
         (stopped / name).unlink()
     assert main(["run", str(stopped), "--quiet"]) == 0
@@ -39,14 +39,14 @@ def test_training_online_goes_on_after_a_stop(tmp_path: Path):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--online.memory_factor=1.5", r"memory_factor must be in (0, 1), got 1.5"),
-        ("--online.update=sum", "online.update"),
+        ("--method.memory_factor=1.5", r"memory_factor must be in (0, 1), got 1.5"),
+        ("--method.update=sum", "method.update"),
         ("--checkpoint=setup.cfg", "a checkpoint holds no posterior"),
     ],
 )
 def test_wrong_settings_are_one_line_before_any_work(option, message, tmp_path, capsys):
     folder = tmp_path / "run"
-    assert main(["run", ONLINE, "--quiet", f"--output={folder}", option]) == 1
+    assert main(["run", *ONLINE.split(), "--quiet", f"--output={folder}", option]) == 1
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1

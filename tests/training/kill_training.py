@@ -18,7 +18,7 @@ from torch import nn
 
 from lam import losses, models
 from lam.models.network import EmbeddingNetwork
-from lam.training import train
+from lam.training import Training, train
 from lam.utils.files import write_tensors
 
 
@@ -37,14 +37,16 @@ def run(folder: Path, result: Path) -> None:
     history = train(
         trained,
         list(zip(images, labels.tolist(), strict=True)),
-        loss=losses.build(margin=0.7),
-        epochs=4,
-        validate=lambda n: -float(n.head.weight.square().sum()),
-        batch_size=12,
-        folder=folder,
-        checkpoint_every=1,
-        accelerator="cpu",
-        progress=False,
+        Training(
+            loss=losses.build(margin=0.7),
+            epochs=4,
+            validate=lambda n: -float(n.head.weight.square().sum()),
+            batch_size=12,
+            folder=folder,
+            checkpoint_every=1,
+            accelerator="cpu",
+            progress=False,
+        ),
     )
     record = {name: value for name, value in asdict(history).items() if name != "seconds"}
     write_tensors(result, trained.state_dict(), {"history": json.dumps(record)})

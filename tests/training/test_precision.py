@@ -9,9 +9,9 @@ from torch import Tensor
 import lam
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import ContrastiveCurvature
-from lam.methods import laplace_online, laplace_posthoc
+from lam.methods import LaplaceOnline, LaplacePosthoc
 from lam.training.settings import Precision
-from tests.methods.small_data import TRAINING, batches, images, network, outside
+from tests.methods.small_data import batches, images, network, outside, training
 
 HALF = [torch.bfloat16, torch.float16]
 UNIT = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
@@ -31,11 +31,11 @@ def tensors_of(encoder: BayesianEncoder) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
-@pytest.mark.parametrize("method", [laplace_posthoc, laplace_online])
+@pytest.mark.parametrize("method", [LaplacePosthoc, LaplaceOnline])
 def test_training_in_mixed_precision_gives_float32_posteriors(method: Any, precision: Precision) -> None:
     trained = network()
     start = trained.head.weight.detach().clone()
-    encoder = method.train(trained, images(), **TRAINING, precision=precision).encoder
+    encoder = method().train(trained, images(), training(precision=precision)).encoder
     assert {parameter.dtype for parameter in trained.parameters()} == {torch.float32}
     assert not torch.equal(trained.head.weight, start)
     curvature = encoder.posterior.curvature

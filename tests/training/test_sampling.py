@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from lam import losses
 from lam.pairs.mining import Mining
 from lam.pairs.pairs import Pairs
-from lam.training import Minibatch, Step, train
+from lam.pairs.relation import Relation
+from lam.training import Minibatch, Step
 from lam.training.batches import Batches
-from tests.training.test_training import LOSS, Images, Interrupted, _one_thread, fit, network, same
+from tests.training.test_training import Images, Interrupted, _one_thread, fit, network, same
 
 __all__ = ["_one_thread"]
 
@@ -163,16 +164,15 @@ def test_places_are_mined_by_name() -> None:
         def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
             return self.images[index], self.positions[index]
 
-    def near(positions: Tensor) -> Pairs:
-        return Pairs.by_distance(positions, 0.5, 1.0)
+    near = Relation(positive_within=0.5, negative_beyond=1.0)
 
     for name in ("contrastive", "squared", "pml", "log_posterior"):
         loss = losses.build(name, margin=0.7)
-        assert fit(network(), Places(), loss=loss, pairs=near, miner="semihard", epochs=3).losses[-1] >= 0
+        assert fit(network(), Places(), loss=loss, relation=near, miner="semihard", epochs=3).losses[-1] >= 0
     with pytest.raises(ValueError, match="needs labels, and these targets are none: choose by name"):
-        fit(network(), Places(), pairs=near, miner=TripletMarginMiner())
+        fit(network(), Places(), relation=near, miner=TripletMarginMiner())
     with pytest.raises(ValueError, match="per_class needs a data set with labels, and this one has none"):
-        fit(network(), Places(), pairs=near, per_class=4)
+        fit(network(), Places(), relation=near, per_class=4)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_labels_that_do_not_fit_the_data_are_refused() -> None:
     data = Images()
     data.labels = data.labels[:30]
     with pytest.raises(ValueError, match="dataset has 40 items, but 30 labels"):
-        train(network(), data, loss=LOSS, epochs=1, pairs=lambda labels: Pairs.by_label(labels), per_class=4)
+        fit(network(), data, relation=Relation(positive_within=1.0), per_class=4)
 
 
 def test_data_without_two_items_of_a_class_are_refused() -> None:

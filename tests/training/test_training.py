@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from lam import losses, models
 from lam.models import EmbeddingNetwork
-from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
-from lam.training import DivergenceError, History, Minibatch, Step, checkpoints, device_of, train
+from lam.training import DivergenceError, History, Minibatch, Step, Training, checkpoints, device_of, train
 
 LOSS = losses.build("contrastive", margin=0.7)
 BATCHES = 3  # an epoch of Images at batch_size 16
@@ -58,7 +57,8 @@ def network(seed: int = 0) -> EmbeddingNetwork:
 
 def fit(trained: nn.Module, dataset: Any = None, **options: Any) -> History:
     options = {"loss": LOSS, "epochs": 2, "batch_size": 16, "accelerator": "cpu", "progress": False} | options
-    return train(trained, Images() if dataset is None else dataset, **options)
+    own = {name: options.pop(name) for name in ("step", "method") if name in options}
+    return train(trained, Images() if dataset is None else dataset, Training(**options), **own)
 
 
 def same(first: nn.Module, second: nn.Module) -> bool:
@@ -291,7 +291,7 @@ def test_a_validation_that_is_not_finite_is_an_error() -> None:
         ({"method": None}, "method 'deterministic', now None; use"),
         ({"step": Remembering()}, "step 'Step', now 'Remembering', step_settings {}, now {'scale': 0.1}"),
         ({"validate": lambda _: 0.0}, "validated False, now True"),
-        ({"pairs": lambda labels: Pairs.by_label(labels)}, "pairs 'Pairs.by_label', now '.*<lambda>'"),
+        ({"relation": Relation(positive_within=1.0)}, r"pairs 'Pairs.by_label', now .Relation\("),
         ({"dataset": Images(size=44)}, "items 40, now 44, labels"),
         ({"dataset": Images(classes=5)}, "labels '.*', now"),
         ({"epochs": 1}, r"in epoch 3, beyond the epochs=1 asked for"),
@@ -319,13 +319,13 @@ class Places(Images):
 def test_other_distances_and_other_places_are_refused(tmp_path: Path) -> None:
     near = Relation(positive_within=10.0, negative_beyond=25.0)
     made = {"folder": tmp_path, "epochs": 1, "batch_size": 40}
-    fit(network(), Places(), pairs=near.pairs, **made)
-    fit(network(), Places(), pairs=Relation(positive_within=10.0, negative_beyond=25.0).pairs, **made)
+    fit(network(), Places(), relation=near, **made)
+    fit(network(), Places(), relation=Relation(positive_within=10.0, negative_beyond=25.0), **made)
     wide = Relation(positive_within=20.0, negative_beyond=25.0)
     with pytest.raises(ValueError, match=r'pairs "Relation\(.*=10.0, .*", now "Relation\(.*=20.0, .*"; use'):
-        fit(network(), Places(), pairs=wide.pairs, **made)
+        fit(network(), Places(), relation=wide, **made)
     with pytest.raises(ValueError, match="settings: targets '.*', now '.*'; use"):
-        fit(network(), Places(31.0), pairs=near.pairs, **made)
+        fit(network(), Places(31.0), relation=near, **made)
 
 
 def test_another_network_is_refused(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_bad_options_and_data(options: dict[str, Any], message: str) -> None:
 def test_unknown_choices_list_the_allowed(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
     with pytest.raises(ValueError, match=f"{option} must be one of .*, got 'best'"):
-        train(network(), Images(), loss=LOSS, epochs=1, **{option: "best"})
+        Training(loss=LOSS, epochs=1, **{option: "best"})
 
 
 def test_auto_is_never_an_accelerator_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from lam.retrieval.metrics.ood import knn_distance
 from lam.utils.autocast import without_autocast
 from lam.vmf.distribution import VonMisesFisher, fuse
 from tests.encoders.small import fit, make_batches, make_network
-from tests.methods.small_data import TRAINING, images, network, outside
+from tests.methods.small_data import images, network, outside, training
 
 N, P, D = 64, 16, 12
 
@@ -155,7 +155,7 @@ def test_a_network_may_use_autocast_in_its_own_forward() -> None:
 @pytest.mark.parametrize("name", ["deterministic", "laplace_posthoc", "mc_dropout", "pfe", "norm", "knn_distance"])
 def test_every_method_embeds_in_float32(name: Any) -> None:
     trained = network(dropout=0.1) if name == "mc_dropout" else network()
-    accepted_under_autocast(methods.find(name).train(trained, images(), **TRAINING).encoder)
+    accepted_under_autocast(methods.find(name)().train(trained, images(), training()).encoder)
 
 
 def test_an_ensemble_embeds_in_float32() -> None:

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 import lam
-from lam import losses, methods, models
+from lam import losses, models
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import ContrastiveCurvature
-from lam.methods.hib import HibOptions
-from lam.methods.laplace_online import OnlineLaplaceStep, OnlineOptions
-from lam.methods.pfe import PfeOptions
+from lam.methods import DeepEnsemble, Hib, LaplaceOnline, Pfe
+from lam.methods.laplace_online import OnlineLaplaceStep
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.pairs.relation import Relation
-from lam.training import History, Minibatch, Step, train
+from lam.training import History, Minibatch, Step, Training, train
 from lam.utils import distributed
 from lam.utils.files import write_tensors
 
@@ -59,7 +58,8 @@ def noisy_network() -> Any:
 
 def fit(trained: nn.Module, dataset: Any = None, **options: Any) -> History:
     options = {"loss": LOSS, "epochs": 2, "batch_size": BATCH, "accelerator": "cpu", "progress": False} | options
-    return train(trained, Images() if dataset is None else dataset, **options)
+    step = options.pop("step", None)
+    return train(trained, Images() if dataset is None else dataset, Training(**options), step=step)
 
 
 def weights(trained: nn.Module) -> dict[str, Tensor]:
@@ -99,17 +99,14 @@ def mined_training(folder: Path) -> dict[str, Tensor]:
 
 
 def ensemble(folder: Path) -> dict[str, Tensor]:
-    module = methods.find("deep_ensemble")
-    options = {"optimizer": "sgd", "accelerator": "cpu", "progress": False, "folder": folder}
-    made = module.train(
-        network(), Images(), loss=LOSS, epochs=1, options=module.EnsembleOptions(n_members=2), **options
-    )
+    options: dict[str, Any] = {"optimizer": "sgd", "accelerator": "cpu", "progress": False, "folder": folder}
+    made = DeepEnsemble(n_members=2).train(network(), Images(), Training(loss=LOSS, epochs=1, **options))
     return {"mean": made.encoder.embed(Images().images).mean}
 
 
 def online(folder: Path) -> dict[str, Tensor]:
     trained = network()
-    options = OnlineOptions(n_samples=2, memory_factor=0.9, hessian_miner="semihard", hessian_max_pairs=30)
+    options = LaplaceOnline(n_samples=2, memory_factor=0.9, hessian_miner="semihard", hessian_max_pairs=30)
     step = OnlineLaplaceStep("head", margin=0.7, options=options)
     fit(trained, step=step, optimizer="sgd", learning_rate=0.01)
     assert step.h is not None
@@ -169,9 +166,9 @@ class SteadyHead(UncertaintyHead):
 def pfe_and_hib(**options: Any) -> dict[str, Tensor]:
     """Train both: where the network and the uncertainty head end, and what they say of images."""
     given: dict[str, Tensor] = {}
-    for name, own in (("pfe", PfeOptions(epochs=2)), ("hib", HibOptions(kl_weight=0.1))):
-        training = {"accelerator": "cpu", "progress": False, "batch_size": BATCH, "options": own, **options}
-        made = methods.find(name).train(network(), Images(), loss=LOSS, epochs=2, **training)
+    for method in (Pfe(epochs=2), Hib(kl_weight=0.1)):
+        name, common = method.name, {"accelerator": "cpu", "progress": False, "batch_size": BATCH, **options}
+        made = method.train(network(), Images(), Training(loss=LOSS, epochs=2, **common))
         found = {"variance": made.encoder.embed(Images().images).variance, **made.encoder.tensors()}
         given |= {f"{name}.{key}": value for key, value in (found | weights(made.encoder.network)).items()}
     return given
@@ -234,7 +231,7 @@ def half_precision(folder: Path) -> dict[str, Tensor]:
     given: dict[str, Tensor] = {}
     for precision in ("bf16-mixed", "16-mixed"):
         trained = network()
-        step = OnlineLaplaceStep("head", margin=0.7, options=OnlineOptions())
+        step = OnlineLaplaceStep("head", margin=0.7, options=LaplaceOnline())
         fit(trained, step=step, precision=precision, epochs=1)
         assert step.h is not None
         given |= {f"{precision}.{name}": tensor for name, tensor in weights(trained).items()} | {precision: step.h}

@@ -1,0 +1,152 @@
+"""What holds of every method and of the encoders that it gives, whoever registered it."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lam
+from lam.encoders.base import Encoder
+from lam.encoders.load import ENCODERS
+from lam.methods import METHODS, Trained
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
+from tests.methods import small_data as small
+
+DATA = small.images()
+NEW = small.images(12, seed=3).images
+
+
+@cache
+def trained(method: str) -> Trained:
+    """One training for all laws, which leave it as it is."""
+    return small.quick(method).train(small.network(dropout=0.1), DATA, small.training(seed=4))
+
+
+def same(one: Embeddings, other: Embeddings) -> bool:
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("mean", "kappa", "variance"))
+
+
+def law_training_gives_the_class_that_the_method_names(method: str, folder: Path) -> None:
+    encoder, histories = trained(method)
+    assert type(encoder) is METHODS[method].encoder is ENCODERS[encoder.kind]
+    assert METHODS[method].name == method
+    assert histories
+    assert all(history.losses for history in histories.values())
+    assert isinstance(encoder.network, nn.Module)
+    assert not any(module.training for module in encoder.network.modules() if not isinstance(module, nn.ModuleList))
+    assert encoder.preprocessing == DATA.preprocessing
+
+
+def law_embeddings_are_directions_with_a_kappa_in_its_range(method: str, folder: Path) -> None:
+    encoder = trained(method).encoder
+    found = encoder.embed(NEW)
+    assert found.mean.shape == (12, encoder.dimension)
+    assert {values.shape for values in (found.kappa, found.resultant, found.variance)} == {(12,)}
+    torch.testing.assert_close(found.mean.norm(dim=1), torch.ones(12))
+    assert ((found.kappa >= 0.99 * KAPPA_RANGE[0]) & (found.kappa <= 1.01 * KAPPA_RANGE[1])).all()
+    assert ((found.resultant >= 0) & (found.resultant <= 1)).all()
+    assert (found.variance >= 0).all()
+    assert encoder.has_kappa or (found.kappa == KAPPA_RANGE[1]).all()
+    assert 2 <= encoder.kappa_dimension <= encoder.dimension
+
+
+def law_an_embedding_is_the_same_alone_and_in_any_batch(method: str, folder: Path) -> None:
+    encoder = trained(method).encoder
+    together, parts = encoder.embed(NEW), encoder.embed([NEW[:1], NEW[1:5], NEW[5:]])
+    torch.testing.assert_close(parts.mean, together.mean)
+    torch.testing.assert_close(parts.kappa, together.kappa, rtol=1e-3, atol=1e-5)
+
+
+def law_the_same_seed_gives_the_same_to_the_bit_and_draws_nothing_from_torch(method: str, folder: Path) -> None:
+    state = torch.get_rng_state()
+    again = small.quick(method).train(small.network(dropout=0.1), DATA, small.training(seed=4)).encoder
+    assert same(again.embed(NEW), trained(method).encoder.embed(NEW))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def law_joint_samples_are_unit_vectors_or_none_where_there_is_no_kappa(method: str, folder: Path) -> None:
+    encoder = trained(method).encoder
+    seen = encoder.observe(NEW, n_samples=3, joint=True)
+    assert len(seen.features) == 12
+    assert (seen.samples is not None) == encoder.has_kappa
+    if seen.samples is not None:
+        torch.testing.assert_close(seen.samples.norm(dim=-1), torch.ones(seen.samples.shape[:2]))
+        assert seen.samples.shape[1:] == (12, encoder.kappa_dimension)
+    assert encoder.observe(NEW[:2]).samples is None
+
+
+def law_an_encoder_is_read_back_to_the_bit(method: str, folder: Path) -> None:
+    encoder = trained(method).encoder
+    encoder.save(folder)
+    loaded = lam.load(folder)
+    assert type(loaded) is type(encoder)
+    assert same(loaded.embed(NEW), encoder.embed(NEW))
+    kept = ("kind", "head", "relation", "preprocessing", "ood_score", "n_samples", "dimension", "kappa_dimension")
+    assert [getattr(loaded, name) for name in kept] == [getattr(encoder, name) for name in kept]
+    loaded.to("cpu").save(folder / "again")
+    assert same(lam.load(folder / "again").embed(NEW), encoder.embed(NEW))
+
+
+def law_an_encoder_is_evaluated(method: str, folder: Path) -> None:
+    encoder = trained(method).encoder
+    metrics = lam.evaluate(encoder, small.batches(small.images(20, seed=3)), [small.outside()], n_samples=4).metrics
+    assert all(0 <= metrics[name] <= 1 for name in ("recall@1", "map@5", "auroc"))
+    assert (metrics["ece"] is not None) == encoder.has_kappa
+
+
+def law_what_cannot_be_embedded_is_refused(method: str, folder: Path) -> None:
+    encoder = trained(method).encoder
+    for nothing in ([], NEW[:0]):
+        with pytest.raises(ValueError, match="there are no inputs to embed"):
+            encoder.embed(nothing)
+    with pytest.raises(ValueError, match="n_samples must be at least 2, got 1"):
+        encoder.embed(NEW, n_samples=1)
+    with pytest.raises(ValueError, match="got nan at (item|index) 3"):
+        encoder.embed(NEW.index_fill(0, torch.tensor([3]), torch.nan))
+
+
+def law_a_trained_network_is_where_it_begins_or_is_refused_before_any_work(method: str, folder: Path) -> None:
+    made, network = small.quick(method), small.network(dropout=0.1)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    try:
+        made.check_start(pretrained=True)
+    except ValueError:
+        with pytest.raises(ValueError, match="checkpoint"):
+            made.train(network, DATA, small.training(pretrained=True, folder=folder))
+        assert not any(folder.iterdir())
+        assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+        return
+    encoder, histories = made.train(network, DATA, small.training(pretrained=True))
+    assert isinstance(encoder, Encoder)
+    if "network" not in histories:
+        assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+def law_a_resumed_training_ends_as_an_uninterrupted_one(method: str, folder: Path) -> None:
+    def train(**options: object) -> Embeddings:
+        network = small.network(dropout=0.1)
+        return small.quick(method).train(network, DATA, small.training(epochs=2, **options)).encoder.embed(NEW)
+
+    epochs = []
+
+    def stop(network: nn.Module) -> float:
+        epochs.append(network)
+        if len(epochs) == 2:
+            raise KeyboardInterrupt
+        return 0.0
+
+    with pytest.raises(KeyboardInterrupt):
+        train(folder=folder, validate=stop)
+    assert same(train(folder=folder, validate=lambda _: 0.0), train(validate=lambda _: 0.0))
+
+
+LAWS: list[Callable[[str, Path], None]] = [law for name, law in globals().items() if name.startswith("law_")]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__.removeprefix("law_"))
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_keeps_the_law(law: Callable[[str, Path], None], method: str, tmp_path: Path) -> None:
+    law(method, tmp_path)

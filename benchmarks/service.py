@@ -31,12 +31,12 @@ from timing import in_process, write
 from torch import Tensor
 
 import lam
+from lam.gallery.item import Item
+from lam.gallery.store import FILE, ItemStore
 from lam.inputs.preprocessing import Preprocessing
 from lam.models import build
 from lam.retrieval import Index
 from lam.service.gallery import FOLDER
-from lam.service.items import Item
-from lam.service.store import FILE, ItemStore
 from lam.utils.files import seal, write_generation, write_json, write_text
 from lam.vmf.embeddings import Embeddings
 

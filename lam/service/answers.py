@@ -7,17 +7,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lam.gallery.item import Images, Item, content_id, packed
 from lam.retrieval.decisions.calibration import Calibration, credible_cosine
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.decisions.decisions import Decision
 from lam.retrieval.index.hits import Hits
 from lam.service.gallery import Described
-from lam.service.items import Images, Item, content_id, packed, thumbnail_path
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _POINTS = 200
@@ -237,6 +238,11 @@ class Judge:
         ):
             return None
         return verifier.impostors.threshold(self.calibration.targets.far)
+
+
+def thumbnail_path(identity: str) -> str:
+    """Give where the picture of an item is."""
+    return f"/v1/items/{quote(identity, safe=':@+=')}/thumbnail"
 
 
 def as_json(known: Mapping[str, Any], **texts: str) -> str:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from lam.gallery.enrolment import ID_RULE, MAX_LABEL, MAX_METADATA
+from lam.gallery.item import checked_metadata
 from lam.service.answers import Query
 from lam.service.engine import embedding_of
 from lam.service.errors import ServiceError
-from lam.service.items import checked_metadata
 
 JSON = "application/json"
 _UNIT_TOLERANCE = 1e-3

@@ -18,17 +18,18 @@ import torch
 from torch import Tensor
 
 from lam.encoders.base import Encoder
+from lam.gallery.refusal import Refusal, busy
+from lam.gallery.store import Change, Operation
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.files import fingerprint, load_calibration
 from lam.retrieval.index.entries import unit_vectors
 from lam.retrieval.index.hits import Hits
 from lam.runs.index import open_run, require_faiss
 from lam.service.answers import Answer, Judge, Query
-from lam.service.errors import ServiceError, busy
+from lam.service.errors import ServiceError
 from lam.service.gallery import Gallery
 from lam.service.images import read_image, thumbnail
 from lam.service.settings import ServiceSettings
-from lam.service.store import Change, Operation
 from lam.service.workers import Worker, require_room
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
@@ -107,7 +108,7 @@ class Engine:
         if shape is None:
             return
         for _ in range(_WARM_UPS):
-            with suppress(ServiceError):
+            with suppress(Refusal, ServiceError):
                 self.network.submit(torch.zeros(*shape)).result(self.settings.answer_seconds)
 
     def recalibrate(self) -> None:
@@ -137,7 +138,7 @@ class Engine:
             workers: that it passes, in this order.
 
         Raises:
-            ServiceError: 503, with Retry-After.
+            Refusal: busy.
         """
         require_room(workers, self.settings.patience)
 
@@ -157,7 +158,8 @@ class Engine:
             picture: make a thumbnail too.
 
         Raises:
-            ServiceError: for anything else; or 503, where too many wait.
+            ServiceError: for anything else.
+            Refusal: busy, where too many wait.
         """
         tensor, made = await self._done(self.decoder.submit((body, picture)))
         query = await self._done(self.network.submit(tensor))
@@ -172,7 +174,7 @@ class Engine:
             min_probability: of a match; one that is less probable is `unknown`.
 
         Raises:
-            ServiceError: 503, where too many wait.
+            Refusal: busy, where too many wait.
         """
         return await self._done(self.searcher.submit((query, k, min_probability)))
 
@@ -180,7 +182,7 @@ class Engine:
         """Put or delete an item; durable when this returns.
 
         Raises:
-            ServiceError: 507, where it could not be stored; 503, where too many wait.
+            Refusal: full, where it could not be stored; busy, where too many wait.
         """
         return await asyncio.shield(self._done(self.writer.submit(operation)))
 

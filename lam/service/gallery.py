@@ -2,7 +2,7 @@
 
 Between the first two steps the index may hold what the store no longer does. A search that meets such an item waits
 until the index has followed and looks again; no other search waits for the disk. The index is a cache, of this process
-(`lam.service.own_index`) or of a Milvus server (`lam.service.remote_index`).
+(`lam.gallery.local_index`) or of a Milvus server (`lam.gallery.remote_index`).
 """
 
 import logging
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lam.gallery.item import Item
+from lam.gallery.local_index import LocalIndex
+from lam.gallery.refusal import Refusal, busy
+from lam.gallery.store import FILE, Change, ItemStore, Operation
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
-from lam.service.errors import ServiceError, busy
-from lam.service.items import Item
-from lam.service.own_index import OwnIndex
-from lam.service.store import FILE, Change, ItemStore, Operation
 from lam.service.takeover import erase, take_over, to_erase
 from lam.utils.files import locked
 from lam.vmf.embeddings import Embeddings
 
 if TYPE_CHECKING:
-    from lam.service.remote_index import RemoteIndex
+    from lam.gallery.remote_index import RemoteIndex
 
 FOLDER, CACHE = "service", "index"
 _LOG = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Gallery:
                 _LOG.warning("the row of item %s was altered and is deleted", identity)
             try:
                 factory = take_over(run, self._store)
-            except ServiceError as error:
+            except Refusal as error:
                 raise OSError(f"{self._store.path}: {error}") from None
             self._store.erase_log()  # which may hold what a process deleted that then was killed
             self._index = self._opened(index, factory)
@@ -86,7 +86,7 @@ class Gallery:
     @property
     def index(self) -> "Index | RemoteIndex":
         """What is searched, whose ids are keys of the store; for measurements."""
-        return self._index.index if isinstance(self._index, OwnIndex) else self._index
+        return self._index.index if isinstance(self._index, LocalIndex) else self._index
 
     @property
     def complaint(self) -> str | None:
@@ -100,7 +100,7 @@ class Gallery:
             Hits whose ids are keys, and what is behind each key.
 
         Raises:
-            ServiceError: 503, where the index is elsewhere and does not answer.
+            Refusal: busy, where the index is elsewhere and does not answer.
         """
         hits, described, gone = self._found(queries, k)
         if gone:
@@ -119,7 +119,7 @@ class Gallery:
         """Give items by rising id, from behind one on; fewer, where together they have much metadata."""
         return self._store.page(after=after, limit=limit)
 
-    def write(self, operations: Sequence[Operation]) -> list[Change | ServiceError]:
+    def write(self, operations: Sequence[Operation]) -> list[Change | Refusal]:
         """Put and delete items; they are on disk, and found or no longer found, when this returns.
 
         Deleted items are erased from the store, its log, the index with its cache, and the run's own index. While an
@@ -129,7 +129,7 @@ class Gallery:
             What each operation did; for a deletion that is stored, but has yet to be followed somewhere, a 503.
 
         Raises:
-            ServiceError: 507, where it could not be stored; nothing was changed.
+            Refusal: full, where it could not be stored; nothing was changed.
         """
         deleted = [operation for operation in operations if isinstance(operation, str)]
         if deleted:
@@ -146,19 +146,19 @@ class Gallery:
         """Write the cache of the index, if its type needs one, and let go of the folder."""
         self._held.close()
 
-    def _opened(self, address: str | None, factory: str) -> "OwnIndex | RemoteIndex":
+    def _opened(self, address: str | None, factory: str) -> "LocalIndex | RemoteIndex":
         if address is None:
-            return OwnIndex(self._folder / CACHE, self._store, self.dimension, factory)
-        from lam.service.remote_index import RemoteIndex
+            return LocalIndex(self._folder / CACHE, self._store, self.dimension, factory)
+        from lam.gallery.remote_index import RemoteIndex
 
         return RemoteIndex(address, self._store, self.dimension)
 
-    def _unerased(self, deleted: Sequence[str]) -> dict[str, ServiceError]:
+    def _unerased(self, deleted: Sequence[str]) -> dict[str, Refusal]:
         """Erase deleted items wherever else they are; what is answered for those that are left somewhere."""
         left = erase(self._run, self._store)
         said = "the item is deleted and is not found again, but"
         refusals = dict.fromkeys(left, busy(f"{said} the run's index may still hold it and cannot be written now"))
-        if not isinstance(self._index, OwnIndex) and self._index.complaint is not None:
+        if not isinstance(self._index, LocalIndex) and self._index.complaint is not None:
             refusals = dict.fromkeys(deleted, self._index.unerased())
         if not self._store.erase_log():
             held = busy(f"{said} a reader of the database keeps its log, which still holds it")

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lam.gallery.store import FILE, MARK, ItemStore
 from lam.runs.calibrate import StoredItems
 from lam.service.gallery import FOLDER
-from lam.service.store import FILE, MARK, ItemStore
 
 
 def stored_items(run: str | Path) -> StoredItems:

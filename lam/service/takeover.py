@@ -15,15 +15,15 @@ from PIL import Image
 
 from lam.datasets import FolderImages, ImageDataset
 from lam.gallery.enrolment import name_of
+from lam.gallery.item import Images, Item, checked_id, checked_label, checked_metadata, packed
+from lam.gallery.refusal import Refusal
+from lam.gallery.store import ItemStore, Operation
 from lam.inputs.preprocessing import open_image
 from lam.retrieval.index import files as index_files
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data
 from lam.runs.index import held_items, read_items, remove_items
-from lam.service.errors import ServiceError
 from lam.service.images import THUMBNAIL, thumbnail
-from lam.service.items import Images, Item, checked_id, checked_label, checked_metadata, packed
-from lam.service.store import ItemStore, Operation
 from lam.utils.files import MANIFEST, sha256_of
 
 ORIGIN, FACT = "index", "index_taken_over"
@@ -46,7 +46,7 @@ def take_over(run: Path, store: ItemStore) -> str:
     Raises:
         CorruptFileError: naming a file that is missing, truncated or altered.
         ValueError: for an item that cannot be served, by its file.
-        ServiceError: 507, where it could not be stored.
+        Refusal: full, where it could not be stored.
     """
     deleted, manifest = erase(run, store), run / "index" / MANIFEST
     if not manifest.is_file():
@@ -139,7 +139,7 @@ def _operations(run: Path, saved: index_files.SavedIndex, store: ItemStore, dele
 def _checked(name: str, item: dict[str, Any]) -> tuple[str, str, str]:
     try:
         return checked_id(name), checked_label(item["label"]), checked_metadata(item.get("metadata", {}))
-    except ServiceError as error:
+    except Refusal as error:
         raise ValueError(
             f"{item['path']} cannot be served under id {name!r}: {error}; it must be {error.allowed}: change it in the "
             "list and run `lam index` again"

@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from lam.gallery.store import FILE
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.gallery import FOLDER
 from lam.service.refusals import in_words
-from lam.service.store import FILE
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
 from tests.service.conftest import SMALL, encoded
 

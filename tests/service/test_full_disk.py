@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from lam.gallery.store import FILE, ItemStore
 from lam.retrieval.index.faiss_index import Index
 from lam.service.gallery import FOLDER
-from lam.service.store import FILE, ItemStore
 from tests.service.conftest import encoded
 from tests.service.serving import Served, served
 

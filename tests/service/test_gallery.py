@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from lam.gallery.item import Images, Item, packed
+from lam.gallery.refusal import Refusal
+from lam.gallery.store import FILE, Change, Fuse, Operation
 from lam.retrieval.index.faiss_index import Index
 from lam.runs.index import index_folder
-from lam.service.errors import ServiceError
 from lam.service.gallery import CACHE, FOLDER, Gallery
-from lam.service.items import Images, Item, packed
-from lam.service.store import FILE, Change, Fuse, Operation
 from lam.utils.files import sha256_of
 from lam.vmf.embeddings import Embeddings
 
@@ -218,7 +218,7 @@ def test_no_search_waits_for_a_log_that_a_reader_keeps(gallery: Gallery) -> None
     with closing(sqlite3.connect(gallery._store.path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM items").fetchone()
-        answers: list[Change | ServiceError] = []
+        answers: list[Change | Refusal] = []
         deleting = threading.Thread(target=lambda: answers.extend(gallery.write(["0-0"])))
         deleting.start()
         while gallery.get("0-0") is not None:
@@ -227,7 +227,7 @@ def test_no_search_waits_for_a_log_that_a_reader_keeps(gallery: Gallery) -> None
         assert deleting.is_alive()
         deleting.join()
     (refused,) = answers
-    assert isinstance(refused, ServiceError)
+    assert isinstance(refused, Refusal)
     assert "a reader of the database keeps its log" in refused.error
     assert gallery.write(["0-0"]) == [Change()]
 
@@ -273,7 +273,7 @@ class Watched:
             self._update(number)
             if number % 3 == 0:
                 (change,) = self._gallery.write([f"{number}-0"])
-                if isinstance(change, ServiceError):
+                if isinstance(change, Refusal):
                     self.wrong.append(change.error)
                 self._deleted = number
         self._stop.set()

@@ -10,8 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from lam.gallery.enrolment import ID_RULE
+from lam.gallery.store import FILE
 from lam.service.engine import Engine
-from lam.service.store import FILE
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
 
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from lam.cli import main
+from lam.gallery.store import FILE, ItemStore
 from lam.retrieval.decisions.files import load_calibration
 from lam.runs.calibrate import StoredItems, calibrate_run
 from lam.service.answers import Query
 from lam.service.engine import Engine, embedding_of
 from lam.service.gallery import FOLDER
 from lam.service.live import stored_items
-from lam.service.store import FILE, ItemStore
 from tests.service.test_server import served
 
 TARGETS = ("--quiet", "--target-far=0.1", "--target-ood=0.1", "--target-miss=0.1")

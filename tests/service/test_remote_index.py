@@ -11,13 +11,13 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
+from lam.gallery import remote_index
+from lam.gallery.item import Item
+from lam.gallery.refusal import Refusal
 from lam.retrieval.index.milvus_index import MilvusIndex
-from lam.service import remote_index
 from lam.service.app import create_app
 from lam.service.engine import Engine
-from lam.service.errors import ServiceError
 from lam.service.gallery import Gallery
-from lam.service.items import Item
 from lam.vmf.embeddings import Embeddings
 from tests.milvus_servers import MILVUS, address_of
 from tests.service.conftest import HOST, SMALL
@@ -84,16 +84,16 @@ def holds_what_is_stored(gallery: Gallery) -> None:
 def refused(gallery: Gallery, server: Server) -> None:
     """A search is a 503, and the server is not asked."""
     before = server.calls
-    with pytest.raises(ServiceError, match="the index cannot be searched now") as error:
+    with pytest.raises(Refusal, match="the index cannot be searched now") as error:
         gallery.search(embeddings(1), 1)
-    assert error.value.status == 503
-    assert int(error.value.headers["Retry-After"]) >= 1
+    assert error.value.kind == "busy"
+    assert error.value.after >= 1
     assert server.calls == before
 
 
 def trip(gallery: Gallery, server: Server) -> None:
     server.down = True
-    with pytest.raises(ServiceError, match="the index cannot be searched now"):
+    with pytest.raises(Refusal, match="the index cannot be searched now"):
         gallery.search(embeddings(1), 1)
     assert gallery.complaint is not None
 
@@ -182,11 +182,11 @@ def test_what_is_written_in_an_outage_follows(gallery: Gallery, server: Server) 
     assert added.created
     assert updated.key is not None
     for refusal in (deleted, unknown):  # neither is said to be erased while nobody knows
-        assert isinstance(refusal, ServiceError)
-        assert refusal.status == 503
+        assert isinstance(refusal, Refusal)
+        assert refusal.kind == "busy"
         assert "it holds the vector until it is back" in refusal.error
     gallery.write(items(3, seed=3))
-    assert gallery.write(["3-1"])[0].status == 503
+    assert gallery.write(["3-1"])[0].kind == "busy"
     assert server.calls == before
     assert len(gallery) == 60 + 4 + 1 - 1 + 2
     assert gallery.get("0-2") is None
@@ -206,7 +206,7 @@ def test_a_failing_write_opens_the_circuit_and_is_stored(gallery: Gallery, serve
     put_back(gallery, server)
     assert found(gallery, embeddings(1)) == ["0-0"]
     setattr(server, failing, True)
-    assert gallery.write(["0-0"])[0].status == 503
+    assert gallery.write(["0-0"])[0].kind == "busy"
     put_back(gallery, server)
     assert "0-0" not in found(gallery, embeddings(1), 100)
 
@@ -259,7 +259,7 @@ def test_a_late_failure_of_an_earlier_call_opens_nothing(gallery: Gallery, serve
 def test_a_collection_that_was_lost_is_made_again(gallery: Gallery, server: Server) -> None:
     gallery.write(items(2))
     gallery.index._index._client.drop_collection(gallery.index._index.address.collection)
-    with pytest.raises(ServiceError, match="the index cannot be searched now"):
+    with pytest.raises(Refusal, match="the index cannot be searched now"):
         gallery.search(embeddings(1), 1)
     put_back(gallery, server)
     assert found(gallery, embeddings(1)) == ["0-0"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lam.service import remote_index
-from lam.service.errors import ServiceError
+from lam.gallery import remote_index
+from lam.gallery.refusal import Refusal
 from lam.service.gallery import Gallery
 from tests.milvus_servers import MILVUS, MilvusLite, MilvusProcess
 from tests.service.test_gallery import D, embeddings, found, items
@@ -41,14 +41,14 @@ def test_a_server_that_is_killed_or_stopped_over_tcp(
         for seed, (fail, mend) in enumerate([(process.end, process.start), (process.stop, process.go_on)]):
             fail()
             started = time.monotonic()
-            with pytest.raises(ServiceError, match="the index cannot be searched now"):
+            with pytest.raises(Refusal, match="the index cannot be searched now"):
                 gallery.search(embeddings(1), 1)
             assert time.monotonic() - started < 10
             started = time.monotonic()
-            with pytest.raises(ServiceError, match="the index cannot be searched now"):
+            with pytest.raises(Refusal, match="the index cannot be searched now"):
                 gallery.search(embeddings(1), 1)
             gallery.write(items(2, seed))
-            assert gallery.write([f"{seed}-1"])[0].status == 503
+            assert gallery.write([f"{seed}-1"])[0].kind == "busy"
             assert time.monotonic() - started < 3.0
             mend()
             until = time.monotonic() + 60

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from lam.cli import main
+from lam.gallery.item import Item
+from lam.gallery.store import FILE, ItemStore
 from lam.service.engine import Engine
 from lam.service.gallery import FOLDER
-from lam.service.items import Item
 from lam.service.settings import ServiceSettings
-from lam.service.store import FILE, ItemStore
 from lam.utils.files import CorruptFileError
 from tests.service.serve_quickly import BODY, HEADERS, LIMIT
 from tests.service.serving import Served, served
@@ -310,7 +310,7 @@ def test_a_database_that_another_process_locks_stops_the_start(
     served_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where what the run's index holds is yet to be taken over."""
-    monkeypatch.setattr("lam.service.store._PATIENCE", 0.05)
+    monkeypatch.setattr("lam.gallery.store._PATIENCE", 0.05)
     (served_run / FOLDER).mkdir()
     ItemStore(served_run / FOLDER / FILE).close()
     with contextlib.closing(sqlite3.connect(served_run / FOLDER / FILE, isolation_level=None)) as other:

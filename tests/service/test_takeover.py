@@ -13,13 +13,13 @@ import torch
 
 import lam.runs.index
 from lam.gallery.enrolment import content_id, named_id
+from lam.gallery.item import Images, Item, packed
+from lam.gallery.refusal import Refusal, full
+from lam.gallery.store import FILE, Change, Fuse, ItemStore
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.fusion import fuse_identities
 from lam.runs.index import index_folder, index_images, open_run, preprocessing_of, read_items, remove_items
-from lam.service.errors import ServiceError, full
 from lam.service.gallery import FOLDER, Gallery
-from lam.service.items import Images, Item, packed
-from lam.service.store import FILE, Change, Fuse, ItemStore
 from lam.service.takeover import BY_NUMBER, FACT
 from lam.utils.files import locked, sha256_of, write_generation, write_json
 
@@ -223,10 +223,10 @@ def test_what_the_index_holds_is_erased_once_nobody_writes_to_it(run_copy: Path)
             gallery.write(["mine"])
             for operations in (["7", added("new"), "yours"], ["7"]):
                 refused, *changes = gallery.write(operations)
-                assert isinstance(refused, ServiceError)
-                assert (refused.status, "Retry-After" in refused.headers) == (503, True)
+                assert isinstance(refused, Refusal)
+                assert (refused.kind, refused.after) == ("busy", 1)
                 assert "is deleted and is not found again, but the run's index may still hold it" in refused.error
-                assert not [change for change in changes if isinstance(change, ServiceError)]
+                assert not [change for change in changes if isinstance(change, Refusal)]
         assert gallery.get("new") is not None
         assert [gallery.get(name) for name in ("mine", "yours", "7")] == [None] * 3
         assert gallery.write(["7"]) == [Change()]
@@ -235,7 +235,7 @@ def test_what_the_index_holds_is_erased_once_nobody_writes_to_it(run_copy: Path)
 
 def test_the_next_start_erases_what_was_left_in_the_index(run_copy: Path) -> None:
     with opened(run_copy) as gallery, locked(run_copy):
-        assert isinstance(gallery.write(["7"])[0], ServiceError)
+        assert isinstance(gallery.write(["7"])[0], Refusal)
     with locked(run_copy), opened(run_copy) as gallery:
         assert gallery.get("7") is None
     assert 7 in Index.load(run_copy / "index").ids
@@ -248,7 +248,7 @@ def test_what_was_left_in_the_index_does_not_come_back_with_a_new_one(run_copy: 
     first, second, *_ = digits(digit_folder)
     index_list(run_copy, f"a,{first},,", f"b,{second},,")
     with opened(run_copy) as gallery, locked(run_copy):
-        assert isinstance(gallery.write(["a"])[0], ServiceError)
+        assert isinstance(gallery.write(["a"])[0], Refusal)
     index_list(run_copy, f"a,{second},,", f"c,{first},,")
     with locked(run_copy), opened(run_copy) as gallery:
         assert [item.id for item in gallery.page(after="", limit=10)] == ["c"]
@@ -310,19 +310,19 @@ def test_a_deletion_that_fails_says_what_is_so(run_copy: Path, step: str, monkey
         with monkeypatch.context() as patched:
             interrupt(patched, step, raising(full("no room") if "store" in step else OSError("no room")))
             if step == "before it is stored":
-                with pytest.raises(ServiceError, match="nothing was changed"):
+                with pytest.raises(Refusal, match="nothing was changed"):
                     gallery.write(["7", added("new")])
                 assert sha256_of(run_copy / "index" / "MANIFEST.json") == before
             else:
                 refused, change = gallery.write(["7", added("new")])
-                assert isinstance(refused, ServiceError)
+                assert isinstance(refused, Refusal)
                 assert isinstance(change, Change)
-                assert (refused.status, change.created) == (503, True)
+                assert (refused.kind, change.created) == ("busy", True)
         stored = step != "before it is stored"
         assert (gallery.get("7") is None, gallery.get("new") is not None) == (stored, stored)
     with opened(run_copy) as gallery:
         assert (gallery.get("7") is None, len(gallery)) == (stored, 60)
-        assert not isinstance(gallery.write(["7"])[0], ServiceError)
+        assert not isinstance(gallery.write(["7"])[0], Refusal)
         assert vector not in everything(run_copy)
 
 
@@ -332,8 +332,8 @@ def test_a_log_that_a_reader_keeps_is_told_to_deletions_alone(run_copy: Path, mo
             patched.setattr(ItemStore, "erase_log", lambda _: False)
             change, refused = gallery.write([added("new"), "7"])
         assert isinstance(change, Change)
-        assert isinstance(refused, ServiceError)
-        assert (refused.status, change.created) == (503, True)
+        assert isinstance(refused, Refusal)
+        assert (refused.kind, change.created) == ("busy", True)
         assert "a reader of the database keeps its log, which still holds it" in refused.error
 
 

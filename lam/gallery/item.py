@@ -5,12 +5,11 @@ import json
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from urllib.parse import quote
 
 import numpy as np
 
 from lam.gallery.enrolment import ID_RULE, MAX_DEPTH, MAX_LABEL, MAX_METADATA, id_of_digest, is_id
-from lam.service.errors import ServiceError
+from lam.gallery.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -105,19 +104,14 @@ def packed(contents: Iterable[int]) -> bytes:
     return b"".join(content.to_bytes(8, "big") for content in contents)
 
 
-def thumbnail_path(identity: str) -> str:
-    """Give where the picture of an item is."""
-    return f"/v1/items/{quote(identity, safe=':@+=')}/thumbnail"
-
-
 def checked_id(identity: str) -> str:
     """Refuse what cannot be an id.
 
     Raises:
-        ServiceError: 422.
+        Refusal: invalid.
     """
     if not is_id(identity):
-        raise ServiceError(422, "the id is not one that an item can have", allowed=ID_RULE)
+        raise Refusal("invalid", "the id is not one that an item can have", allowed=ID_RULE)
     return identity
 
 
@@ -125,21 +119,23 @@ def checked_metadata(metadata: object) -> str:
     """Give metadata as the JSON text that is stored.
 
     Raises:
-        ServiceError: 422, for what is no object, holds NaN or halves of characters, is too deep, or too long.
+        Refusal: invalid, for what is no object, holds NaN or halves of characters, is too deep, or too long.
     """
     if not isinstance(metadata, dict):
-        raise ServiceError(422, "metadata must be a JSON object", allowed='an object such as {"name": "value"}')
+        raise Refusal("invalid", "metadata must be a JSON object", allowed='an object such as {"name": "value"}')
     if _is_deeper(metadata, MAX_DEPTH):
-        raise ServiceError(422, f"metadata is nested more than {MAX_DEPTH} deep", allowed=f"at most {MAX_DEPTH} levels")
+        raise Refusal(
+            "invalid", f"metadata is nested more than {MAX_DEPTH} deep", allowed=f"at most {MAX_DEPTH} levels"
+        )
     try:
         json.dumps(metadata, ensure_ascii=False).encode()
         text = json.dumps(metadata, allow_nan=False, sort_keys=True)
     except UnicodeEncodeError:
-        raise ServiceError(422, "metadata must be valid Unicode", allowed="JSON") from None
+        raise Refusal("invalid", "metadata must be valid Unicode", allowed="JSON") from None
     except ValueError:
-        raise ServiceError(422, "metadata must be finite numbers, text, lists and objects", allowed="JSON") from None
+        raise Refusal("invalid", "metadata must be finite numbers, text, lists and objects", allowed="JSON") from None
     if len(text) > MAX_METADATA:
-        raise ServiceError(422, f"metadata has {len(text)} characters", allowed=f"at most {MAX_METADATA}")
+        raise Refusal("invalid", f"metadata has {len(text)} characters", allowed=f"at most {MAX_METADATA}")
     return text
 
 
@@ -156,12 +152,12 @@ def checked_label(label: str) -> str:
     """Refuse a label that is too long or no text.
 
     Raises:
-        ServiceError: 422.
+        Refusal: invalid.
     """
     if len(label) > MAX_LABEL:
-        raise ServiceError(422, f"the label has {len(label)} characters", allowed=f"at most {MAX_LABEL}")
+        raise Refusal("invalid", f"the label has {len(label)} characters", allowed=f"at most {MAX_LABEL}")
     try:
         label.encode()
     except UnicodeEncodeError:
-        raise ServiceError(422, "the label must be valid Unicode", allowed=f"at most {MAX_LABEL} characters") from None
+        raise Refusal("invalid", "the label must be valid Unicode", allowed=f"at most {MAX_LABEL} characters") from None
     return label

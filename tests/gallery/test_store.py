@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lam.service.errors import ServiceError
-from lam.service.items import Images, Item, checked_id, checked_label, checked_metadata
-from lam.service.store import FILE, MARK, ItemStore
+from lam.gallery.item import Images, Item, checked_id, checked_label, checked_metadata
+from lam.gallery.refusal import Refusal
+from lam.gallery.store import FILE, MARK, ItemStore
 from lam.utils.files import CorruptFileError
 from tests.service.test_full_disk import small_file_system
 
@@ -91,9 +91,9 @@ def test_a_full_disk_refuses_the_whole_write_and_reads_go_on(tmp_path: Path) -> 
     store.write([item("a")])
     (pages,) = store._writer.execute("PRAGMA page_count").fetchone()
     store._writer.execute(f"PRAGMA max_page_count={pages + 2}")
-    with pytest.raises(ServiceError, match="could not be stored") as refused:
+    with pytest.raises(Refusal, match="could not be stored") as refused:
         store.write([item("b"), item("c", thumbnail=b"x" * 100_000)])
-    assert refused.value.status == 507
+    assert refused.value.kind == "full"
     assert store.get("a") == item("a")
     assert store.get("b") is None
     store._writer.execute("PRAGMA max_page_count=100000")
@@ -196,7 +196,7 @@ def test_a_file_without_a_mark_gets_one(tmp_path: Path) -> None:
 @pytest.fixture
 def locking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
     """Locks the file as another process would, all of it, while a store waits for a moment only."""
-    monkeypatch.setattr("lam.service.store._PATIENCE", 0.05)
+    monkeypatch.setattr("lam.gallery.store._PATIENCE", 0.05)
 
     @contextmanager
     def lock() -> Iterator[None]:
@@ -218,13 +218,13 @@ def test_a_locked_file_is_called_locked(tmp_path: Path, locking: Callable[[], Ab
 
 
 def test_what_another_process_locks_can_be_had_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lam.service.store._PATIENCE", 0.05)
+    monkeypatch.setattr("lam.gallery.store._PATIENCE", 0.05)
     store = ItemStore(tmp_path / FILE)
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(ServiceError, match="another process has locked the database") as refused:
+        with pytest.raises(Refusal, match="another process has locked the database") as refused:
             store.write([item("a")])
-        assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
+        assert (refused.value.kind, refused.value.after) == ("busy", 1)
         assert store.get("a") is None
     store.write([item("a")])
     assert store.check() == []
@@ -369,8 +369,8 @@ def test_a_thousand_flipped_bits_and_500_cuts_are_caught(tmp_path: Path) -> None
 ADDING = """
 import sys
 import numpy as np
-from lam.service.items import Item
-from lam.service.store import FILE, MARK, ItemStore
+from lam.gallery.item import Item
+from lam.gallery.store import FILE, MARK, ItemStore
 from tests.service.test_full_disk import small_file_system
 store, first = ItemStore(sys.argv[1]), int(sys.argv[2])
 for number in range(first, first + 100000):
@@ -424,16 +424,16 @@ def test_what_was_acknowledged_survives_100_kills(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("identity", ["", ".", "..", "a/b", "..\\", "x" * 129, " b", "é ", "a\n", "a%b", "a\0"])
 def test_ids_that_could_mean_something_else_are_refused(identity: str) -> None:
-    with pytest.raises(ServiceError, match="not one that an item can have"):
+    with pytest.raises(Refusal, match="not one that an item can have"):
         checked_id(identity)
 
 
 def test_metadata_and_labels_are_bounded() -> None:
     assert checked_metadata({"b": 1, "a": [None, "x"]}) == '{"a": [null, "x"], "b": 1}'
     for wrong, match in (([], "a JSON object"), ({"a": float("nan")}, "finite"), ({"a": "x" * 20000}, "characters")):
-        with pytest.raises(ServiceError, match=match):
+        with pytest.raises(Refusal, match=match):
             checked_metadata(wrong)
-    with pytest.raises(ServiceError, match="1025 characters"):
+    with pytest.raises(Refusal, match="1025 characters"):
         checked_label("x" * 1025)
-    with pytest.raises(ServiceError, match="Unicode"):
+    with pytest.raises(Refusal, match="Unicode"):
         checked_label("\ud800")

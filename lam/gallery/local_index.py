@@ -1,4 +1,4 @@
-"""The FAISS index of this process, kept to what the store holds; a Milvus collection is `lam.service.remote_index`.
+"""The FAISS index of this process, kept to what the store holds; a Milvus collection is `lam.gallery.remote_index`.
 
 It is made from the store at every start, or, for FAISS types that take long to build, read from a folder of its own and
 caught up by key.
@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lam.gallery.item import Item
+from lam.gallery.store import ItemStore
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
-from lam.service.items import Item
-from lam.service.store import ItemStore
 from lam.utils.files import CorruptFileError
 from lam.vmf.embeddings import Embeddings
 
@@ -25,7 +25,7 @@ _BLOCK = 10_000
 _LOG = logging.getLogger(__name__)
 
 
-class OwnIndex:
+class LocalIndex:
     """The items of a store, searched by any thread while one other applies changes.
 
     Args:

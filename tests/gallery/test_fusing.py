@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from lam.gallery import fusing
+from lam.gallery.fusing import fuse
+from lam.gallery.item import Images, Item, packed
+from lam.gallery.refusal import Refusal
+from lam.gallery.store import Fuse, ItemStore
 from lam.retrieval.index.fusion import Fused, fuse_identities
-from lam.service import fusing
-from lam.service.errors import ServiceError
-from lam.service.fusing import fuse
-from lam.service.items import Images, Item, packed
-from lam.service.store import Fuse, ItemStore
 from lam.vmf.embeddings import Embeddings
 
 
@@ -109,9 +109,9 @@ def test_what_is_of_the_item_stays() -> None:
 )
 def test_what_cannot_be_fused_is_refused(known: dict[str, object], given: dict[str, object], match: str) -> None:
     first, second = images(2, 4)
-    with pytest.raises(ServiceError, match=match) as refused:
+    with pytest.raises(Refusal, match=match) as refused:
         fuse(replace(first, **known), replace(second, **given))
-    assert refused.value.status == 409
+    assert refused.value.kind == "conflict"
     assert refused.value.allowed
 
 
@@ -162,7 +162,7 @@ def test_the_limit_is_of_images_not_of_requests(monkeypatch: pytest.MonkeyPatch)
     first, second, third = images(3, 4)
     fused = fuse(first, second)
     assert fuse(fused, second) is fused
-    with pytest.raises(ServiceError, match="made of 2 images"):
+    with pytest.raises(Refusal, match="made of 2 images"):
         fuse(fused, third)
 
 

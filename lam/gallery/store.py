@@ -15,9 +15,9 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from lam.service.errors import ServiceError, busy, full
-from lam.service.fusing import fuse
-from lam.service.items import Images, Item
+from lam.gallery.fusing import fuse
+from lam.gallery.item import Images, Item
+from lam.gallery.refusal import Refusal, busy, full
 from lam.utils.files import CorruptFileError, write_text
 
 FORMAT = 2
@@ -72,7 +72,7 @@ class Change:
     key: int | None = None
     created: bool = False
     item: Item | None = None
-    refused: ServiceError | None = None
+    refused: Refusal | None = None
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class ItemStore:
             What each operation did.
 
         Raises:
-            ServiceError: 507, where it could not be stored; 503 while another process has the file locked.
+            Refusal: full, where it could not be stored; busy while another process has the file locked.
         """
         try:
             with self._transaction():
@@ -310,7 +310,7 @@ class ItemStore:
         row = self._writer.execute(f"SELECT {_COLUMNS} FROM items WHERE id = ?", (image.id,)).fetchone()
         try:
             fused = image if row is None else fuse(_item(row), image)
-        except ServiceError as error:
+        except Refusal as error:
             return Change(refused=error)
         return self._put(fused)
 
@@ -377,7 +377,7 @@ def _code_of(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
 
 
-def _locked() -> ServiceError:
+def _locked() -> Refusal:
     return busy("another process has locked the database")
 
 

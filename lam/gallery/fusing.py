@@ -32,8 +32,7 @@ def fuse(known: Item, image: Item) -> Item:
         The item with the image; the item as it was, where it holds that image.
 
     Raises:
-        Refusal: conflict, for a label or metadata that differ, an item that is full, or one that `lam index` fused
-            before it kept the sums.
+        Refusal: conflict, for a label or metadata that differ, or an item that is full.
     """
     _refuse_another(known, image)
     if _holds(known, image):
@@ -48,6 +47,7 @@ def fuse(known: Item, image: Item) -> Item:
         float(sums.resultant),
         min(of_all),
         known.images.contents + image.images.contents,
+        known.images.paths,
         torch.cat([sums.mass, sums.roots, sums.product[0]]).numpy().tobytes(),
     )
     return replace(
@@ -87,12 +87,6 @@ def _sums(item: Item) -> Sums:
     if item.images.sums is not None:
         kept = torch.from_numpy(np.frombuffer(item.images.sums).copy())
         return Sums(kept[None, 2:], kept[:1], kept[1:2])
-    if item.images.count > 1:
-        raise Refusal(
-            "conflict",
-            "the item was fused by an earlier `lam index`, which did not keep what fusing goes on from",
-            allowed="`lam index` anew with --fuse, or without fuse an image that takes the item's place",
-        )
     kappa = torch.tensor([item.kappa], dtype=torch.float64)
     return Sums(kappa[:, None] * _mean(item), kappa, kappa.sqrt())
 

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lam.gallery.gallery import Described
 from lam.gallery.item import Images, Item, content_id, packed
 from lam.retrieval.decisions.calibration import Calibration, credible_cosine
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.decisions.decisions import Decision
 from lam.retrieval.index.hits import Hits
-from lam.service.gallery import Described
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _POINTS = 200
@@ -61,8 +61,8 @@ class Query:
         mean = self.embedding.mean[0].detach().cpu().double()
         vector = (mean / mean.norm()).float().numpy().tobytes()
         content = content_id(vector if file is None else file)
-        name = content if identity is None else identity
-        images = Images(contents=packed([int(content)]))
+        name = str(content) if identity is None else identity
+        images = Images(contents=packed([content]))
         return Item(name, vector, self.kappa, label, metadata, self.picture, images=images)
 
 

@@ -13,8 +13,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.staticfiles import StaticFiles
 
 from lam import __version__
-from lam.gallery.enrolment import ID_RULE, MAX_LABEL
-from lam.gallery.item import Item, checked_id, checked_label
+from lam.gallery.item import ID_RULE, MAX_LABEL, Item, checked_id, checked_label
 from lam.gallery.refusal import busy
 from lam.gallery.store import Fuse
 from lam.service import schemas
@@ -230,9 +229,9 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         """Say what answers: hashes, calibration, limits and versions."""
         encoder, settings = engine.encoder, engine.settings
         return {
-            "run": engine.run.name,
+            "run": engine.run.folder.name,
             "kind": encoder.kind,
-            "sha256": engine.fingerprint,
+            "sha256": engine.run.fingerprint,
             "dimension": encoder.dimension,
             "device": engine.device,
             "preprocessing": None if encoder.preprocessing is None else encoder.preprocessing.to_json(),

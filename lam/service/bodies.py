@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lam.gallery.enrolment import ID_RULE, MAX_LABEL, MAX_METADATA
-from lam.gallery.item import checked_metadata
+from lam.gallery.item import ID_RULE, MAX_LABEL, MAX_METADATA, checked_metadata
 from lam.service.answers import Query
 from lam.service.engine import embedding_of
 from lam.service.errors import ServiceError

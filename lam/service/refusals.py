@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from lam.gallery.enrolment import ID_RULE
+from lam.gallery.item import ID_RULE
 from lam.gallery.refusal import Refusal
 from lam.service.errors import FAILED, ServiceError
 

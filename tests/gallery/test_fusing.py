@@ -70,7 +70,7 @@ def test_the_same_image_counts_once() -> None:
 
 
 def test_an_item_that_is_known_by_its_content_holds_that_image() -> None:
-    before = replace(images(1, 4)[0], id="77", images=Images())  # as a store of an earlier format has it
+    before = replace(images(1, 4)[0], id="77", images=Images())  # as the test split of a run has it
     same, other = replace(images(2, 4)[1], images=Images(contents=packed([77]))), images(3, 4)[2]
     assert fuse(before, same) is before
     fused = fuse(before, other)
@@ -103,7 +103,6 @@ def test_what_is_of_the_item_stays() -> None:
         ({"label": "vase"}, {"label": "plate"}, "one label: it has 'vase', this image 'plate'"),
         ({}, {"label": "plate"}, "one label: it has '', this image 'plate'"),
         ({"metadata": '{"a": 1}'}, {"metadata": '{"a": 2}'}, "this image's are not those of the item"),
-        ({"images": Images(3, 0.9)}, {}, "fused by an earlier `lam index`, which did not keep"),
         ({"images": Images(10_000, 0.9)}, {}, "the item was made of 10000 images"),
     ],
 )

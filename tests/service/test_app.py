@@ -10,9 +10,9 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from lam.gallery.store import FILE
+from lam.runs.folder import GALLERY
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
-from lam.service.gallery import FOLDER
 from lam.service.refusals import in_words
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
 from tests.service.conftest import SMALL, encoded
@@ -297,7 +297,7 @@ def test_a_disk_that_is_full_is_507_and_searches_go_on(engine: Engine, png: byte
 
 
 def test_a_database_that_another_process_locks_is_503_and_reads_go_on(engine: Engine, png: bytes) -> None:
-    client, path = client_of(engine), engine.run / FOLDER / FILE
+    client, path = client_of(engine), engine.run.folder / GALLERY / FILE
     engine.gallery._store._writer.execute("PRAGMA busy_timeout=50")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -21,7 +21,7 @@ from lam.service.engine import Engine
 from lam.vmf.embeddings import Embeddings
 from tests.gallery.test_gallery import D, adding_and_searching, embeddings, found, items
 from tests.milvus_servers import MILVUS, address_of
-from tests.service.conftest import HOST, SMALL
+from tests.service.conftest import HOST, SMALL, calibrated_run, served_run  # noqa: F401 - fixtures
 
 pymilvus = pytest.importorskip("pymilvus", reason="the extra milvus is not installed")
 pytest.importorskip("milvus_lite", reason="Milvus Lite is not installed")
@@ -312,7 +312,7 @@ def test_adding_and_searching_at_once(gallery: Gallery) -> None:
     adding_and_searching(gallery, 0.7, 2)
 
 
-def test_an_outage_over_http(served_run: Path, address: str, server: Server) -> None:
+def test_an_outage_over_http(served_run: Path, address: str, server: Server) -> None:  # noqa: F811 - a fixture
     engine = Engine(served_run, SMALL, index=address)
     client = TestClient(create_app(engine), base_url=HOST, raise_server_exceptions=False)
     axis = [1.0] + [0.0] * (engine.gallery.dimension - 1)

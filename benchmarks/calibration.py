@@ -34,7 +34,7 @@ from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibrate import REFERENCE
 from lam.runs.config_files import load_config
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
-from lam.runs.index import open_run
+from lam.runs.finished import Run
 
 RESAMPLES = 200
 OOD_TARGETS, FAR_TARGETS = (0.01, 0.05), (0.001, 0.01, 0.05)
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def measure(run: Path, mnist: str) -> dict[str, Any]:
-    encoder, config = open_run(run), load_config(run)
+    encoder, config = Run(run).encoder, load_config(run)
     config.data.ood = []
     splits, _ = load_data(config.data)
     others = datasets.load_ood("mnist", like=splits.test, root=mnist)

@@ -22,8 +22,8 @@ from lam.retrieval import auroc, precision_recall_curve
 from lam.retrieval.index.exact import rank
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data
+from lam.runs.finished import Run
 from lam.runs.folder import METRICS
-from lam.runs.index import open_run
 from lam.runs.sweep import summary
 from lam.utils.files import read_json
 
@@ -57,7 +57,7 @@ def main() -> None:
     for run in parsed.runs:
         config, metrics = load_config(run), read_json(run / METRICS)
         splits, ood = load_data(config.data)
-        encoder: Any = open_run(run)
+        encoder: Any = Run(run).encoder
         sets = [DataLoader(images, batch_size=500) for images in (splits.test, next(iter(ood.values())))]
         n_samples = config.evaluation.n_samples
         inside, outside = (

@@ -50,7 +50,7 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
-FILES, SERVICE = "tests/utils/test_files.py::", "tests/service/"
+FILES, SERVICE, GALLERY = "tests/utils/test_files.py::", "tests/service/", "tests/gallery/"
 MUTANTS = (
     Mutant(
         "fsync of a file",
@@ -82,31 +82,31 @@ MUTANTS = (
     ),
     Mutant(
         "content hash of a row",
-        "lam/service/store.py",
+        "lam/gallery/store.py",
         "if item is None or item.sha256 != sha256]",
         "if item is None]",
-        (SERVICE + "test_store.py::test_an_altered_row_is_named_and_can_be_dropped",),
+        (GALLERY + "test_store.py::test_an_altered_row_is_named_and_can_be_dropped",),
     ),
     Mutant(
         "ledger over all rows",
-        "lam/service/store.py",
+        "lam/gallery/store.py",
         "        if not bad and (rows, digest) == (counted, xor):\n",
         "        if not bad:\n",
-        (SERVICE + "test_store.py::test_a_row_that_is_missing_is_noticed",),
+        (GALLERY + "test_store.py::test_a_row_that_is_missing_is_noticed",),
     ),
     Mutant(
         "SQLite waits for the disk",
-        "lam/service/store.py",
+        "lam/gallery/store.py",
         "PRAGMA synchronous=FULL",
         "PRAGMA synchronous=NORMAL",
-        (SERVICE + "test_store.py::test_every_connection_waits_for_the_disk_and_overwrites_what_is_deleted",),
+        (GALLERY + "test_store.py::test_every_connection_waits_for_the_disk_and_overwrites_what_is_deleted",),
     ),
     Mutant(
         "SQLite overwrites what is deleted",
-        "lam/service/store.py",
+        "lam/gallery/store.py",
         "PRAGMA secure_delete=ON",
         "PRAGMA secure_delete=OFF",
-        (SERVICE + "test_store.py::test_what_is_deleted_is_in_no_file",),
+        (GALLERY + "test_store.py::test_what_is_deleted_is_in_no_file",),
     ),
     Mutant(
         "acknowledged only once written",

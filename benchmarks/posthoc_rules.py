@@ -27,8 +27,8 @@ from lam.methods.laplace_posthoc import fit_with
 from lam.posteriors.diagonal import LastLayerPosterior
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data
+from lam.runs.finished import Run
 from lam.runs.folder import METRICS
-from lam.runs.index import open_run
 from lam.runs.sweep import summary
 from lam.utils.files import read_json
 
@@ -56,7 +56,7 @@ def main() -> None:
     for run in parsed.runs:
         config = load_config(run)
         splits, ood = load_data(config.data)
-        encoder: Any = open_run(run)
+        encoder: Any = Run(run).encoder
         parts[config.seed] = {}
         fitted = encoder.posterior
         for n_images in sorted({min(parsed.subset or len(splits.train), len(splits.train)), len(splits.train)}):

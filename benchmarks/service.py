@@ -31,13 +31,13 @@ from timing import in_process, write
 from torch import Tensor
 
 import lam
+from lam.gallery.item import Item
+from lam.gallery.store import FACTORY, FILE, ItemStore
 from lam.inputs.preprocessing import Preprocessing
 from lam.models import build
 from lam.retrieval import Index
-from lam.service.gallery import FOLDER
-from lam.service.items import Item
-from lam.service.store import FILE, ItemStore
-from lam.utils.files import seal, write_generation, write_json, write_text
+from lam.runs.folder import ENCODER, GALLERY
+from lam.utils.files import seal, write_text
 from lam.vmf.embeddings import Embeddings
 
 D, K = 512, 10
@@ -62,19 +62,16 @@ def make_run(folder: Path, network: str, items: int, factory: str) -> Path:
         preprocessing=preprocessing,
         progress=False,
     )
-    encoder.save(folder / "encoder")
+    encoder.save(folder / ENCODER)
     names = ("config.yaml", "data.json", "metrics.json", "report.html")
     for name in names:
         write_text(folder / name, "{}")
     seal(folder, names)
-    (folder / FOLDER).mkdir()
-    store = ItemStore(folder / FOLDER / FILE)
-    store.write(Item(str(row), vector.numpy().tobytes(), 50.0, "item") for row, vector in enumerate(clustered(items)))
+    (folder / GALLERY).mkdir()
+    store = ItemStore(folder / GALLERY / FILE)
+    rows = (Item(str(row), vector.numpy().tobytes(), 50.0, "item") for row, vector in enumerate(clustered(items)))
+    store.write(rows, facts={FACTORY: factory})
     store.close()
-    if factory != "Flat":  # the type is that of the run's index, which needs no items of its own here
-        index = Index(D, factory)
-        index.save(folder / "index")
-        write_generation(folder / "items", lambda generation: write_json(generation / "items.json", {}))
     return folder
 
 
@@ -198,11 +195,11 @@ def search_alone(items: int) -> list[dict[str, Any]]:
 
     The gallery's looks up in the store what each hit is, besides.
     """
-    from lam.service.gallery import Gallery
+    from lam.gallery.gallery import Gallery
 
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        gallery = Gallery(make_run(Path(folder), "convnet28", items, "Flat"), D)
+        gallery = Gallery(make_run(Path(folder), "convnet28", items, "Flat") / GALLERY, D)
         for batch in (1, 8, 32):
             queries = certain(F.normalize(torch.randn(batch, D, generator=torch.Generator().manual_seed(2)), dim=1))
             mean = queries.mean.numpy()

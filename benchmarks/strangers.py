@@ -25,7 +25,7 @@ from lam.retrieval.metrics.searches import search_open_set
 from lam.runs.calibrate import REFERENCE
 from lam.runs.config_files import load_config
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
-from lam.runs.index import open_run
+from lam.runs.finished import Run
 from lam.runs.run import run
 
 PARTINGS = 200
@@ -35,7 +35,7 @@ FAR_TARGETS, OOD_TARGET = (0.01, 0.05, 0.1), 0.05
 def measure(seed: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(DEMO, [f"--seed={seed}", f"--output={folder}/run"])
-        encoder = open_run(run(config, progress=False).folder)
+        encoder = Run(run(config, progress=False).folder).encoder
     splits, ood = load_data(config.data)
     reference = reference_features(encoder, splits.train, REFERENCE, seed=seed)
     seen: list[Observations] = [

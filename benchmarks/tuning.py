@@ -30,9 +30,9 @@ from lam.pairs.relevance import LabelRelevance
 from lam.posteriors.diagonal import LastLayerPosterior
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.reliability import SampledAnswers, answers_of
-from lam.runs import index as gallery
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of
+from lam.runs.finished import Run
 
 N_SAMPLES, MOST = 100, 3000
 EXPONENTS = [number / 4 for number in range(41)]
@@ -112,7 +112,7 @@ def mean(rows: list[dict[str, float]]) -> dict[str, float]:
 
 def of_run(run: str) -> tuple[str, LastLayerPosterior, Tensor, Tensor]:
     """The posterior of a run, and features and labels of its validation split."""
-    encoder: Any = gallery.open_run(run)
+    encoder: Any = Run(run).encoder
     config = load_config(run)
     config.data.ood = []
     validation = load_data(config.data)[0].validation

@@ -131,18 +131,20 @@ def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
     if not distributed.is_rank_zero():
         return
     from lam.retrieval.decisions.calibration import Targets
-    from lam.retrieval.decisions.files import load_calibration
     from lam.runs.calibrate import calibrate_run
+    from lam.runs.finished import Run
 
-    if not (folder / "calibration").is_dir():
+    if (calibration := Run(folder).calibration) is None:
         if not parsed.quiet:
             print("calibrate ...", file=sys.stderr)
         try:
-            calibrate_run(folder, targets=Targets(**_DEMO_TARGETS), flag="combined", progress=not parsed.quiet)
+            calibration = calibrate_run(
+                folder, targets=Targets(**_DEMO_TARGETS), flag="combined", progress=not parsed.quiet
+            )
         except ValueError as error:
             _complain(f"warning: not calibrated: {error}")
             return
-    promised = load_calibration(folder).facts["false_accepts"]
+    promised = calibration.facts["false_accepts"]
     print(f"calibrated: false accepts {_DEMO_TARGETS['far']:.0%} ({promised}), false flags {_DEMO_TARGETS['ood']:.0%}")
     program = sys.argv[0] if Path(sys.argv[0]).name == "lam" else "lam"  # `make demo` puts it on no path
     print(f"a page to try it: {program} serve {folder}")
@@ -181,12 +183,14 @@ def _is_shown(name: str) -> bool:
 
 
 def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
+    from lam.gallery.embed import embed_folder
     from lam.gallery.shards import Shard, save_embeddings
-    from lam.retrieval.decisions.files import fingerprint
-    from lam.runs import index as gallery
+    from lam.runs.finished import Run
+    from lam.runs.index import calibration_of
+    from lam.utils.files import check_output
 
     output = Path(parsed.output)
-    gallery.check_output(output)
+    check_output(output)
     distributed.join()
     if distributed.world_size() > 1:
         if parsed.shard is not None:
@@ -195,19 +199,20 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
         output = output.with_stem(f"{output.stem}-{shard.number}-of-{shard.count}")
     else:
         shard = Shard() if parsed.shard is None else Shard.parse(parsed.shard)
-    encoder = gallery.open_run(parsed.run)
-    calibration = gallery.calibration_of(parsed.run)
-    made = gallery.embed_folder(encoder, parsed.folder, shard=shard, calibration=calibration, progress=not parsed.quiet)
-    options: dict[str, Any] = {"encoder": fingerprint(parsed.run), "shard": shard, "flagged": made.flagged}
+    run = Run(parsed.run)
+    calibration = calibration_of(run)
+    made = embed_folder(run.encoder, parsed.folder, shard=shard, calibration=calibration, progress=not parsed.quiet)
+    options: dict[str, Any] = {"encoder": run.fingerprint, "shard": shard, "flagged": made.flagged}
     save_embeddings(output, made.images, made.embeddings, **options)
     flagged = "" if made.flagged is None else f", {int(made.flagged.sum())} flagged"
     print(f"{len(made.embeddings)} embeddings{flagged}: {output}")
 
 
 def _index(parsed: argparse.Namespace, _: list[str]) -> None:
-    from lam.runs import index as gallery
+    from lam.runs.folder import GALLERY
+    from lam.runs.index import index_images
 
-    made = gallery.index_images(
+    made = index_images(
         parsed.run,
         folder=parsed.folder,
         listed=parsed.csv,
@@ -221,17 +226,18 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
         print(f"poor, kappa below the flag, {'skipped' if made.skipped else 'kept'}: {len(made.poor)}")
         for path, kappa in made.poor:
             print(f"{kappa:10.4g}  {path}")
-    print(f"{len(made)} {'identities' if parsed.fuse else 'images'}: {Path(parsed.run) / 'index'}")
+    print(f"{len(made)} {'identities' if parsed.fuse else 'images'}: {Path(parsed.run) / GALLERY}")
 
 
 def _search(parsed: argparse.Namespace, _: list[str]) -> None:
-    from lam.runs import index as gallery
+    from lam.runs import index
     from lam.runs.found_files import check_suffix, write_found
+    from lam.utils.files import check_output
 
     if parsed.output is not None:
         check_suffix(parsed.output)
-        gallery.check_output(parsed.output)
-    found = gallery.search(parsed.run, *parsed.image, k=parsed.k, progress=not parsed.quiet)
+        check_output(parsed.output)
+    found = index.search(parsed.run, *parsed.image, k=parsed.k, progress=not parsed.quiet)
     if parsed.output is not None:
         write_found(parsed.output, found)
         print(f"{len(found.images)} images: {parsed.output}")
@@ -249,7 +255,7 @@ def _show_answer(found: Any, row: int) -> None:
         print(f"decision: {decisions.decision[row]}, probability {float(decisions.probability[row]):.3f}{stale}")
     print(f"{'score':>8} {'kappa':>10}  label  path")
     for score, kappa, item in zip(found.hits.scores[row], found.hits.kappa[row], found.items[row], strict=True):
-        print(f"{float(score):8.4f} {float(kappa):10.4g}  {item['label']}  {item['path']}")
+        print(f"{float(score):8.4f} {float(kappa):10.4g}  {item.label}  {item.path}")
 
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
@@ -263,16 +269,11 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
         flag = "kappa"
     given = {"far": parsed.target_far, "ood": parsed.target_ood, "miss": parsed.target_miss}
     wanted = {name: target for name, target in given.items() if target is not None}
-    gallery = parsed.gallery
-    if gallery == "service":
-        from lam.service.live import stored_items
-
-        gallery = stored_items(parsed.run)
     made = calibrate_run(
         parsed.run,
         targets=replace(Targets() if before is None else before.targets, **wanted),
         flag=flag,
-        gallery=gallery,
+        gallery=parsed.gallery,
         folder=parsed.folder,
         strangers=parsed.strangers,
         data_root=parsed.data_root,
@@ -384,7 +385,7 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", required=True, help="the .npz file to write; torchrun's processes add -i-of-n to its name"
     )
     embed.add_argument("--shard", metavar="i/n", help="only every n-th image, from the i-th on (default: all)")
-    index = command("index", _index, "Replace a run's index by images: of a folder, a list, or already embedded.")
+    index = command("index", _index, "Fill a run's gallery anew with images: of a folder, a list, or already embedded.")
     index.add_argument("run", help="the folder of a finished run")
     index.add_argument("folder", nargs="?", help="images, in class sub-folders or not")
     index.add_argument("--csv", metavar="FILE", help="a list: path, and if wanted id, label and any other columns")
@@ -392,7 +393,7 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument("--fuse", action="store_true", help="one entry for the images of one id, or else label")
     index.add_argument("--skip-poor", action="store_true", help="leave out images whose kappa is below the flag")
     index.add_argument("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32 (default: Flat)")
-    search = command("search", _search, "Search a run's index for images.")
+    search = command("search", _search, "Search a run's gallery for images.")
     search.add_argument("run", help="the folder of a finished run")
     search.add_argument("image", nargs="+", help="image files, or folders of them")
     search.add_argument("-o", "--output", metavar="FILE", help="write .csv, a line a hit, or .json, an entry an image")
@@ -411,9 +412,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     calibrate.add_argument(
         "--gallery",
-        choices=("held-out", "index", "service"),
+        choices=("held-out", "index"),
         default="index",
-        help="what is searched: the run's index (default), what its service holds, or a part of the held-out data",
+        help="what is searched: the run's gallery (default), or a part of the held-out data",
     )
     calibrate.add_argument("--folder", help="fresh images to calibrate on (default: the run's validation split)")
     calibrate.add_argument("--strangers", metavar="FOLDER", help="images without a match, to promise false accepts of")

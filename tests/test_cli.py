@@ -12,7 +12,7 @@ import torch
 
 from lam import __version__
 from lam.cli import main
-from lam.retrieval.decisions.files import load_calibration
+from lam.runs.finished import Run
 from tests.conftest import TINY, FinishedRun
 
 SETTINGS = ("training.epochs", "method.split", "method.name", "data.root", "margin", "output", "checkpoint")
@@ -57,7 +57,7 @@ def test_the_demo_is_calibrated_where_its_data_suffice(
     promise = "of classes like those it was trained on; strangers are not promised"
     assert calibrated == f"calibrated: false accepts 10% ({promise}), false flags 10%"
     assert page == f"a page to try it: lam serve {run_copy}"
-    assert load_calibration(run_copy).flag == "combined"
+    assert Run(run_copy).calibration.flag == "combined"
 
 
 def test_progress_goes_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +152,7 @@ def test_index_and_search_print_what_they_found(
     assert main(["search", str(run_copy), str(image)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2 + 5
     assert main(["index", str(run_copy), str(digit_folder), "--factory", "HNSW32", "--quiet"]) == 0
-    assert capsys.readouterr().out == f"24 images: {run_copy / 'index'}\n"
+    assert capsys.readouterr().out == f"24 images: {run_copy / 'gallery'}\n"
     assert main(["search", str(run_copy), str(image), "-k", "3"]) == 0
     query, head, *hits = capsys.readouterr().out.splitlines()
     assert query.startswith("query: kappa ")
@@ -177,8 +177,10 @@ def test_the_folder_above_a_run_stands_for_it_where_it_is_the_only_one(
 
 @pytest.mark.filterwarnings("default")
 def test_a_warning_is_one_line_too(run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (cache,) = run_copy.glob("index/*/search.faiss")
+    assert main(["index", str(run_copy), str(digit_folder), "--factory=HNSW8", "--quiet"]) == 0
+    (cache,) = run_copy.glob("gallery/index/*/search.faiss")
     cache.unlink()
+    capsys.readouterr()
     assert main(["search", str(run_copy), str(digit_folder / "0" / "0.png")]) == 0
     told = capsys.readouterr().err
     assert told == f"lam: warning: {cache} is missing: it is built anew from the stored embeddings\n"

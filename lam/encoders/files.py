@@ -5,6 +5,7 @@ posterior.safetensors    tensors beside the network, such as weight, bias and th
 network.safetensors      the state of the network, where there is one, by the names that it has outside of wrappers
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from lam.models.weights import load_state, own_path, plain_names, plain_path
 from lam.utils.files import (
+    MANIFEST,
     CorruptFileError,
     read_generation,
     read_json,
@@ -50,6 +52,24 @@ class SavedEncoder:
     n_samples: int
     settings: dict[str, Any]
     tensors: dict[str, Tensor]
+
+
+def fingerprint(folder: str | Path) -> str:
+    """What tells a network, posterior and preprocessing from others: the SHA-256 over the hashes of their files.
+
+    The names of the generation, which change whenever the encoder is written, do not enter.
+
+    Args:
+        folder: of the encoder.
+
+    Raises:
+        CorruptFileError: naming the file that is missing, truncated or altered.
+    """
+    folder = Path(folder)
+    read_generation(folder)
+    hashes = read_json(folder / MANIFEST)["sha256"]
+    lines = sorted(f"{Path(name).name} {found}" for name, found in hashes.items())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def save(folder: str | Path, encoder: SavedEncoder) -> None:

@@ -1,35 +1,33 @@
-"""From embedded images to the entries of an index: their ids, the gate for poor images, and fusion of one identity's.
+"""From embedded images to items: their ids, the gate for poor images, and fusion of one identity's.
 
-The id of an image is the one that its list gives it, or else the first 63 bits of its SHA-256, so that one image is one
-row however often it is there and whatever it is called. What an id, a label and metadata may be is said here for the
-index and the service alike. Reading images and lists, and writing the index, is done elsewhere.
+The id of an image is the one that its list gives it, or else its number by content. Reading images and lists, and
+storing the items, is done elsewhere.
 """
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 
+from lam.gallery.item import (
+    ID_RULE,
+    INDEXED,
+    Images,
+    Item,
+    checked_id,
+    checked_label,
+    checked_metadata,
+    number_of,
+    packed,
+)
+from lam.gallery.refusal import Refusal
+from lam.inputs.thumbnails import thumbnail_of_file
+from lam.retrieval.index.entries import unit_vectors
 from lam.retrieval.index.fusion import fuse_identities
-from lam.utils.files import sha256_of
 from lam.vmf.embeddings import Embeddings
-
-Item = dict[str, Any]
-"""What is known of an id, as JSON: `label` and `path`; and where there is one, its `id` as it was given, `contents`
-with the ids by content of its images where its own is not that, `metadata`, `poor` with the κ that is too low, and
-`fused` with the number of `images`, their `resultant`, `paths` and `kappa`."""
-
-ID_RULE = "1 to 128 letters, digits, spaces or ._:@+=-, with no space at an end"
-MAX_LABEL, MAX_METADATA, MAX_DEPTH = 1024, 16384, 32
-_ID = re.compile(r"(?!\.{1,2}$)(?! )[\w .:@+=-]{1,128}(?<! )")
-_MOST = 2**63
 
 
 @dataclass(frozen=True)
@@ -39,12 +37,12 @@ class Entry:
     Attributes:
         path: its file.
         label: what it shows; empty where that is not known.
-        content: its id by its bytes.
+        content: its number by content.
         name: its stable id, where its list gives one.
         metadata: whatever else the list says.
 
     Raises:
-        ValueError: for an id that is none, or a label or metadata that are too long.
+        ValueError: for an id that is none, or a label or metadata that are too long or no Unicode.
     """
 
     path: str
@@ -54,79 +52,45 @@ class Entry:
     metadata: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
-        if self.name is not None and not is_id(self.name):
-            raise ValueError(f"{self.path}: the id must have {ID_RULE}, got {self.name!r}")
-        if len(self.label) > MAX_LABEL:
-            raise ValueError(f"{self.path}: the label may have {MAX_LABEL} characters, got {len(self.label)}")
-        if (size := len(json.dumps(self.metadata or {}))) > MAX_METADATA:
-            raise ValueError(f"{self.path}: metadata may have {MAX_METADATA} characters as JSON, got {size}")
+        try:
+            if self.name is not None:
+                checked_id(self.name)
+        except Refusal:
+            raise ValueError(f"{self.path}: the id must have {ID_RULE}, got {self.name!r}") from None
+        try:
+            checked_label(self.label)
+            checked_metadata(self.metadata or {})
+        except Refusal as refusal:
+            raise ValueError(f"{self.path}: {refusal}, allowed is {refusal.allowed}") from None
 
     @property
-    def id(self) -> int:
-        """The number under which the index keeps it."""
-        return self.content if self.name is None else named_id(self.name)
-
-    @property
-    def item(self) -> Item:
-        """What is kept of it beside the index."""
-        known: Item = {"label": self.label, "path": self.path}
-        if self.name is not None:
-            known |= {"id": self.name, "contents": [self.content]}
-        return known | ({"metadata": self.metadata} if self.metadata else {})
+    def id(self) -> str:
+        """The id of its item, where images are not fused by label."""
+        return str(self.content) if self.name is None else self.name
 
 
 @dataclass(frozen=True)
 class Enrolled:
-    """What goes into an index.
+    """What goes into a gallery.
 
     Attributes:
-        ids: (N,) one an entry.
-        embeddings: of the entries.
-        items: of each.
+        items: in the order of each one's first image.
+        embeddings: of the items.
         poor: path and κ of every image below the flag.
         skipped: whether those were left out.
     """
 
-    ids: Int64[Tensor, " N"]
-    embeddings: Embeddings
     items: tuple[Item, ...]
+    embeddings: Embeddings
     poor: tuple[tuple[str, float], ...] = ()
     skipped: bool = False
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.items)
 
-
-def content_id(path: str | Path) -> int:
-    """Give the id of an image that has none: the first 63 bits of its SHA-256."""
-    return id_of_digest(sha256_of(Path(path)))
-
-
-def id_of_digest(digest: str) -> int:
-    """Give the first 63 bits of a SHA-256 in hexadecimal digits."""
-    return int(digest[:16], 16) >> 1
-
-
-def is_id(name: str) -> bool:
-    """Tell whether a text can be a stable id, which is part of addresses."""
-    return _ID.fullmatch(name) is not None
-
-
-def name_of(number: int, item: Item) -> str:
-    """Give the stable id of what an index keeps under a number: the one that its list gave, or else that number."""
-    return item.get("id", str(number))
-
-
-def named_id(name: str) -> int:
-    """Give the number of a stable id: the number that it is, or else the first 63 bits of the SHA-256 of its text.
-
-    Example:
-        >>> named_id("42"), named_id("042") == 42
-        (42, False)
-    """
-    if name.isascii() and name.isdecimal() and str(int(name)) == name and int(name) < _MOST:
-        return int(name)
-    return id_of_digest(hashlib.sha256(name.encode()).hexdigest())
+    def pictured(self) -> "Enrolled":
+        """With a picture of each item whose first image is a file."""
+        return replace(self, items=tuple(replace(item, thumbnail=thumbnail_of_file(item.path)) for item in self.items))
 
 
 def enrol(
@@ -141,18 +105,18 @@ def enrol(
 
     Images of one identity, the same stable id or, without one, the same label, are fused as by
     `lam.retrieval.fuse_identities` with errors that are wholly shared, so that κ does not rise by their number.
-    The entry has the first image's path and metadata; the same image twice counts once.
+    The item has the first image's metadata; the same image twice counts once.
 
     Args:
         entries: N images.
         embeddings: of those.
         flag_below: the κ below which an image is poor; None for no gate.
         skip_poor: leave poor images out.
-        fuse: make one entry of each identity, instead of one of each image.
+        fuse: make one item of each identity, instead of one of each image.
 
     Raises:
-        ValueError: where no image is left; or, fusing, for an image without id or label, or labels that differ within
-            one identity.
+        ValueError: where no image is left; for embeddings that an index cannot hold; or, fusing, for an image without
+            id or label, or labels that differ within one identity.
     """
     kappa = embeddings.kappa.tolist()
     is_poor = [flag_below is not None and value < flag_below for value in kappa]
@@ -160,36 +124,51 @@ def enrol(
     kept = [row for row in range(len(entries)) if not (skip_poor and is_poor[row])]
     if not kept:
         raise ValueError(f"no image is left: kappa is below the flag {flag_below:.4g} for all {len(entries)}")
-    groups: dict[int, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for row in kept:
-        identity = _identity(entries[row]) if fuse else entries[row].id
-        groups.setdefault(identity, []).append(row)
+        groups.setdefault(_identity(entries[row]) if fuse else entries[row].id, []).append(row)
     alone = {identity: _different(entries, rows) if fuse else rows[:1] for identity, rows in groups.items()}
     rows = torch.tensor([row for of_one in alone.values() for row in of_one])
     made, resultants = _fused(embeddings[rows], [len(of_one) for of_one in alone.values()])
-    items: list[Item] = []
-    for number, of_one in enumerate(alone.values()):
-        item = entries[of_one[0]].item
-        if len(of_one) > 1:
-            item["contents"] = [entries[row].content for row in of_one]
-            item["fused"] = {
-                "images": len(of_one),
-                "resultant": resultants[number],
-                "paths": [entries[row].path for row in of_one],
-                "kappa": [kappa[row] for row in of_one],
-            }
-        if any(is_poor[row] for row in of_one):
-            item["poor"] = min(kappa[row] for row in of_one)
-        items.append(item)
-    return Enrolled(torch.tensor(list(alone)), made, tuple(items), poor, skip_poor)
+    vectors, fused_kappa = unit_vectors(made, made.dimension).numpy(), made.kappa.double().tolist()
+    items = tuple(
+        _item(
+            identity, [entries[row] for row in of_one], vectors[at], fused_kappa[at], resultants[at],
+            [kappa[row] for row in of_one],
+        )
+        for at, (identity, of_one) in enumerate(alone.items())
+    )  # fmt: skip
+    return Enrolled(items, made, poor, skip_poor)
 
 
-def _identity(entry: Entry) -> int:
+def item_of_embedding(
+    identity: str, vector: np.ndarray, kappa: float, label: str, path: str, picture: bytes | None
+) -> Item:
+    """An item of one image that is known by its path alone."""
+    images = Images(paths=json.dumps([path]))
+    return Item(identity, vector.tobytes(), kappa, label, thumbnail=picture, origin=INDEXED, images=images)
+
+
+def _item(
+    identity: str, entries: list[Entry], vector: np.ndarray, kappa: float, resultant: float, alone: list[float]
+) -> Item:
+    """The item of images of one identity, of which each one's κ is known."""
+    contents, paths = packed(entry.content for entry in entries), json.dumps([entry.path for entry in entries])
+    images = Images(contents=contents, paths=paths)
+    if len(entries) > 1:
+        mass, roots = sum(alone), float(np.sqrt(alone).sum())
+        sums = np.concatenate([[mass, roots], resultant * mass * vector.astype(np.float64)])
+        images = Images(len(entries), resultant, min(alone), contents, paths, sums.tobytes())
+    metadata = checked_metadata(entries[0].metadata or {})
+    return Item(identity, vector.tobytes(), kappa, entries[0].label, metadata, origin=INDEXED, images=images)
+
+
+def _identity(entry: Entry) -> str:
     if entry.name is not None:
-        return entry.id
+        return entry.name
     if not entry.label:
         raise ValueError(f"{entry.path} has neither id nor label: images are fused by their id, or else their label")
-    return named_id(f"label {entry.label}")
+    return str(number_of(hashlib.sha256(f"label {entry.label}".encode()).hexdigest()))
 
 
 def _different(entries: Sequence[Entry], rows: list[int]) -> list[int]:

@@ -22,7 +22,8 @@ import torch
 from jaxtyping import Bool
 
 from lam.datasets import FolderImages
-from lam.gallery.enrolment import Entry, content_id
+from lam.gallery.enrolment import Entry
+from lam.gallery.item import file_id
 from lam.utils import distributed
 from lam.utils.files import CorruptFileError, write_atomically
 from lam.vmf.embeddings import Embeddings
@@ -99,7 +100,7 @@ def save_embeddings(
         path: the file.
         images: all of the folder.
         embeddings: of those in the shard.
-        encoder: what tells the encoder from others; see `lam.retrieval.decisions.files.fingerprint`.
+        encoder: what tells the encoder from others; see `lam.encoders.files.fingerprint`.
         shard: which part of the images; by default all.
         flagged: (N,) which of the embeddings a calibration flags; None without one.
     """
@@ -109,7 +110,7 @@ def save_embeddings(
     arrays: dict[str, Any] = {
         "paths": np.array([str(found) for found in part.paths]),
         "labels": np.array([part.classes[label] for label in part.labels.tolist()]),
-        "ids": np.array([content_id(found) for found in part.paths]),
+        "ids": np.array([file_id(found) for found in part.paths]),
         "positions": positions.numpy(),
         "mean": embeddings.mean.cpu().numpy(),
         "kappa": embeddings.kappa.cpu().numpy(),

@@ -5,11 +5,11 @@ validation split has chosen the epoch and tuned the likelihood scale of the run,
 data only nearly: two numbers were fitted to it and not the network, but a promise in the strict sense needs the fresh
 folder.
 
-The gallery is by default what the run's index holds, as that is what will be searched: its items are found and not
-judged, and none of the queries may be among them. Where it holds nothing that matches the data, as with other classes,
-or where there are positions and no labels, the held-out data are parted into queries and a gallery. To search them
-each without itself would spare that, but two items are then often each other's nearest non-match and bring one score
-twice: over 200 partings of FashionMNIST a target of 0.001 came out at 0.0019.
+The gallery is by default the run's, as that is what will be searched, with what was added while serving: its items are
+found and not judged, and none of the queries may be among them. Where it holds nothing that matches the data, as with
+other classes, or where there are positions and no labels, the held-out data are parted into queries and a gallery. To
+search them each without itself would spare that, but two items are then often each other's nearest non-match and bring
+one score twice: over 200 partings of FashionMNIST a target of 0.001 came out at 0.0019.
 """
 
 from dataclasses import dataclass
@@ -24,22 +24,22 @@ from lam import datasets
 from lam.datasets import ImageDataset, Splits
 from lam.datasets.base import stratified_split
 from lam.encoders.base import Encoder
+from lam.gallery.embed import embed_folder, preprocessing_of
+from lam.gallery.local_index import embeddings_of
+from lam.gallery.snapshot import Snapshot
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
-from lam.retrieval.decisions.files import fingerprint, load_calibration, save_calibration
+from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.flags import Flag
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
-from lam.retrieval.index import files as index_files
 from lam.retrieval.metrics.ood import NEIGHBOUR, knn_distance
 from lam.retrieval.metrics.plots import plot_calibration
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.config import RunConfig
-from lam.runs.config_files import load_config
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
+from lam.runs.finished import Run
 from lam.runs.folder import changed_parts
-from lam.runs.index import embed_folder, open_run, preprocessing_of, read_items
 from lam.utils.checks import refuse_other_length
-from lam.utils.files import locked
 from lam.vmf.embeddings import Embeddings
 
 REFERENCE = 1000
@@ -67,15 +67,16 @@ class StoredItems:
             raise ValueError(f"there must be a label for each of {len(self.vectors)} vectors, got {len(self.labels)}")
 
     @classmethod
-    def of_index(cls, run: str | Path) -> "StoredItems":
-        """Read what the index of a run holds.
+    def of(cls, gallery: Snapshot) -> "StoredItems":
+        """The items of a gallery.
 
         Raises:
-            CorruptFileError: naming a file that is missing, truncated or altered.
+            ValueError: where it holds none.
         """
-        stored = index_files.load(Path(run) / "index").store.tensors()
-        items = read_items(Path(run), stored["ids"].tolist())
-        return cls(stored["vectors"], stored["kappa"], tuple(item["label"] for item in items))
+        if not gallery.items:
+            raise ValueError(f"the gallery in {gallery.folder} holds no items: `lam index` fills it")
+        embeddings = embeddings_of(gallery.items)
+        return cls(embeddings.mean, embeddings.kappa, tuple(item.label for item in gallery.items))
 
     def labelled(self) -> "StoredItems":
         """Those whose class is known: of others nobody can say whether a query that finds them was wrong.
@@ -97,7 +98,7 @@ Gallery = Literal["held-out", "index"] | StoredItems
 def standing(run: str | Path) -> Calibration | None:
     """Give the calibration that a run has; None where it has none that can be read and is of its encoder."""
     try:
-        return load_calibration(run)
+        return Run(run).calibration
     except ValueError:
         return None
 
@@ -138,23 +139,23 @@ def calibrate_run(
             items none of which matches any query.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
     """
-    run = Path(run)
     if reference != 0 and reference < NEIGHBOUR:
         raise ValueError(f"reference must be at least {NEIGHBOUR} items, or 0 for none, got {reference}")
     if isinstance(gallery, str) and gallery not in (HELD_OUT, INDEX):
         raise ValueError(f"gallery must be '{HELD_OUT}', '{INDEX}' or stored items, got {gallery!r}")
-    encoder = open_run(run)
+    opened = Run(run)
+    encoder = opened.encoder
     flag = encoder.ood_score if flag is None else flag
     if reference == 0 and flag != "kappa":
         raise ValueError(f"flag {flag!r} compares with training features: leave out reference=0, or flag by 'kappa'")
-    config = load_config(run, [] if data_root is None else [f"--data.root={data_root}"])
-    splits = None if folder is not None and reference == 0 else _splits(run, config)
+    config = opened.configured([] if data_root is None else [f"--data.root={data_root}"])
+    splits = None if folder is not None and reference == 0 else _splits(opened.folder, config)
     images = _held_out(encoder, folder, splits)
     seen = encoder.observe(loader_of(images, EMBEDDING_BATCH), progress=progress)
     known = None
     if splits is not None and reference:
         known = reference_features(encoder, splits.train, reference, seed=config.seed).cpu()
-    stored = StoredItems.of_index(run) if gallery == INDEX else None if gallery == HELD_OUT else gallery
+    stored = StoredItems.of(opened.gallery) if gallery == INDEX else None if gallery == HELD_OUT else gallery
     unlabelled = 0
     if stored is not None:
         every, stored = stored, stored.labelled()
@@ -164,12 +165,12 @@ def calibrate_run(
     searched = _searched(seen.embeddings, relevance) if stored is None else (stored.vectors, stored.kappa)
     searches, verifier = _search(seen.embeddings, relevance, *searched, config.seed)
     unknown = None if strangers is None else _first_hits(encoder, strangers, searched[0], progress)
-    with locked(run):
+    with opened.lock():
         made = calibrate(
             searches,
             seen.embeddings.kappa[queries],
             searched[1],
-            key=fingerprint(run),
+            key=opened.fingerprint,
             dimension=encoder.dimension,
             targets=targets,
             flag=flag,
@@ -186,8 +187,10 @@ def calibrate_run(
                 **_found(searches),
             },
         )
-        save_calibration(run, made)
-        plot_calibration(run / "plots" / "probability.png", made.reliability, confidence="P(first hit is right)")
+        save_calibration(opened.folder, made)
+        plot_calibration(
+            opened.folder / "plots" / "probability.png", made.reliability, confidence="P(first hit is right)"
+        )
     return made
 
 

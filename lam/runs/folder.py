@@ -1,4 +1,5 @@
-"""The folder of a run: whose it is, and whether it is finished. What is in it is told by `lam.runs.run`."""
+"""The folder of a run: whose it is, and whether it is finished. What is in it is told by `lam.runs.run`, and opened by
+`lam.runs.finished`."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from lam.utils import distributed
 from lam.utils.files import MANIFEST, CorruptFileError, locked, read_json, verify, write_json, write_text
 
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
+ENCODER, GALLERY = "encoder", "gallery"
 _SHOWN = 5
 
 

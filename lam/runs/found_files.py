@@ -2,11 +2,11 @@
 
 import csv
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lam.gallery.enrolment import name_of
 from lam.runs.index import Found
 from lam.utils.files import write_json, write_text
 
@@ -57,17 +57,22 @@ def _entries(found: Found) -> Iterator[dict[str, Any]]:
             else (decisions.decision[row], float(decisions.probability[row]), float(decisions.p_value[row]))
         )
         numbers = float(found.queries.kappa[row]), float(found.queries.variance[row])
-        columns = (found.hits.ids[row], found.hits.scores[row], found.hits.kappa[row])
-        hits = zip(*(column.tolist() for column in columns), found.items[row], strict=True)
+        hits = zip(found.hits.scores[row].tolist(), found.hits.kappa[row].tolist(), found.items[row], strict=True)
         yield dict(zip(_OF_IMAGE, (str(image), *numbers, *answer), strict=True)) | {
             "hits": [
                 {
                     "rank": rank,
                     "score": score,
                     "hit_kappa": kappa,
-                    "id": name_of(number, item),
-                    **{name: value for name, value in item.items() if name not in ("id", "contents")},
+                    "id": item.id,
+                    "label": item.label,
+                    "path": item.path,
+                    "paths": json.loads(item.images.paths),
+                    "metadata": json.loads(item.metadata),
+                    "images": item.images.count,
+                    "resultant": item.images.resultant,
+                    "least_kappa": item.least_kappa,
                 }
-                for rank, (number, score, kappa, item) in enumerate(hits, start=1)
+                for rank, (score, kappa, item) in enumerate(hits, start=1)
             ]
         }

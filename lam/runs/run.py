@@ -4,7 +4,7 @@
     data.json        fingerprints of the splits, so that a run is not continued on other data
     checkpoints/     of the training, which continues from the last one; training.json is its history
     encoder/         network, posterior, preprocessing
-    index/, items/   the test split, to be searched
+    gallery/         the test split, to be searched
     metrics.json     flat names and values, and the seconds of each stage
     curves.safetensors   the arrays behind the curves of its plots, for `lam compare`
     plots/*.png, report.html
@@ -33,6 +33,7 @@ from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.base import Encoder
 from lam.encoders.evaluation import evaluate
 from lam.encoders.load import load
+from lam.gallery.local_index import require_faiss
 from lam.methods.base import Trained
 from lam.models import EmbeddingNetwork
 from lam.models.head import evaluating
@@ -41,12 +42,12 @@ from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import registry
-from lam.runs import index as gallery
 from lam.runs.config import RunConfig
 from lam.runs.corruption import corruption_metrics, measure_corruption
 from lam.runs.curves import CURVES, Curves
 from lam.runs.data import EMBEDDING_BATCH, check_files, check_splits, load_data, loader_of, reference_features
-from lam.runs.folder import CONFIG, DATA, METRICS, claimed, is_finished, refuse_other_run
+from lam.runs.folder import CONFIG, DATA, ENCODER, METRICS, claimed, is_finished, refuse_other_run
+from lam.runs.index import index_dataset
 from lam.runs.report import write_plots_and_report
 from lam.training import Training, device_of
 from lam.utils import distributed
@@ -90,7 +91,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
         CorruptFileError: naming the file of a finished run that is missing, truncated or altered.
     """
     config.check()
-    gallery.require_faiss()
+    require_faiss()
     folder, settings = config.folder, config.resolved()
     distributed.join()
     progress = progress and distributed.is_rank_zero()
@@ -120,7 +121,7 @@ def _run(
     progress: bool,
 ) -> RunResult:
     stages = _Stages(progress, _seconds_so_far(folder))
-    is_trained = distributed.broadcast_from_rank_zero((folder / "encoder" / MANIFEST).is_file)
+    is_trained = distributed.broadcast_from_rank_zero((folder / ENCODER / MANIFEST).is_file)
     trained = None if is_trained else _train(config, network, splits, folder, stages, progress)
     return distributed.broadcast_from_rank_zero(lambda: _evaluate(config, folder, trained, splits, ood, stages))
 
@@ -151,7 +152,7 @@ def _evaluate(
         size = config.evaluation.corrupted
         corrupted = measure_corruption(encoder, splits.test, evaluation, size=size, seed=config.seed) if size else {}
     with stages("index"):
-        gallery.index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
+        index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
     seconds = {f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}
     corruption = corruption_metrics(corrupted, has_kappa=encoder.has_kappa)
     metrics = {**evaluation.metrics, **corruption, **_skipped(folder), **seconds}
@@ -240,7 +241,7 @@ def _encoder(
 ) -> Encoder:
     """Tune and save what was trained; or read what an earlier start saved."""
     if trained is None:
-        return load(folder / "encoder").to(device_of(config.accelerator))
+        return load(folder / ENCODER).to(device_of(config.accelerator))
     encoder, histories = trained
     if histories:
         write_json(folder / "training.json", {name: asdict(history) for name, history in histories.items()})
@@ -256,7 +257,7 @@ def _encoder(
                 relevant_within=config.places.relevant_within,
             )
     write_json(folder / "seconds.json", stages.seconds)
-    encoder.save(folder / "encoder")
+    encoder.save(folder / ENCODER)
     return encoder
 
 

@@ -1,16 +1,9 @@
 """The HTTP service of a run: decisions with a promise behind them, and a gallery that changes while it is searched.
 
 settings.py   the limits in force
-errors.py     what a request is refused with
-items.py      one item of the gallery, and its content hash
-store.py      the items on disk: SQLite, durable before anything is acknowledged
-takeover.py   what `lam index` made becomes the first content of the store, and is erased with it
+errors.py     what a request is refused with, and the status of each kind of refusal
 workers.py    threads that take what comes within a few milliseconds as one batch
 images.py     from an uploaded body to an image and a thumbnail
-gallery.py    store and index, one for the other: written together, searched while that happens
-own_index.py  the FAISS index that follows the store
-remote_index.py  a Milvus collection that follows it, behind a circuit breaker
-live.py       the items of a service, read by another process
 engine.py     all of it behind five verbs, without HTTP
 metrics.py    what is counted, for Prometheus
 limits.py     size and deadline of bodies, key, host and headers, before any route is reached

@@ -7,17 +7,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lam.gallery.gallery import Described
+from lam.gallery.item import Images, Item, content_id, packed
 from lam.retrieval.decisions.calibration import Calibration, credible_cosine
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.decisions.decisions import Decision
 from lam.retrieval.index.hits import Hits
-from lam.service.gallery import Described
-from lam.service.items import Images, Item, content_id, packed, thumbnail_path
 from lam.service.models import Decided, HitShown, SearchedShown, State, Threshold, Verified
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
@@ -61,8 +62,8 @@ class Query:
         mean = self.embedding.mean[0].detach().cpu().double()
         vector = (mean / mean.norm()).float().numpy().tobytes()
         content = content_id(vector if file is None else file)
-        name = content if identity is None else identity
-        images = Images(contents=packed([int(content)]))
+        name = str(content) if identity is None else identity
+        images = Images(contents=packed([content]))
         return Item(name, vector, self.kappa, label, metadata, self.picture, images=images)
 
 
@@ -246,6 +247,11 @@ class Judge:
         ):
             return None
         return verifier.impostors.threshold(self.calibration.targets.far)
+
+
+def thumbnail_path(identity: str) -> str:
+    """Give where the picture of an item is."""
+    return f"/v1/items/{quote(identity, safe=':@+=')}/thumbnail"
 
 
 def as_json(known: Mapping[str, Any], **texts: str) -> str:

@@ -13,19 +13,19 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.staticfiles import StaticFiles
 
 from lam import __version__
-from lam.gallery.enrolment import ID_RULE, MAX_LABEL
+from lam.gallery.item import ID_RULE, MAX_LABEL, Item, checked_id, checked_label
+from lam.gallery.refusal import busy
+from lam.gallery.store import Fuse
 from lam.service import models
-from lam.service.answers import Judge, as_json
+from lam.service.answers import Judge, as_json, thumbnail_path
 from lam.service.bodies import Given, content_type, item_of, pair_of, query_of
 from lam.service.engine import Engine
-from lam.service.errors import ServiceError, busy
+from lam.service.errors import ServiceError
 from lam.service.images import CONTENT_TYPES, media_type
-from lam.service.items import Item, checked_id, checked_label, thumbnail_path
 from lam.service.limits import Limits
 from lam.service.metrics import Metrics
 from lam.service.models import JSON
 from lam.service.refusals import answer_errors, refuse_unknown_parameters
-from lam.service.store import Fuse
 
 PAGE = Path(__file__).parent / "page"
 _PAGE_SIZE = 100
@@ -230,9 +230,9 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         """Say what answers: hashes, calibration, limits and versions."""
         encoder, settings = engine.encoder, engine.settings
         return {
-            "run": engine.run.name,
+            "run": engine.run.folder.name,
             "kind": encoder.kind,
-            "sha256": engine.fingerprint,
+            "sha256": engine.run.fingerprint,
             "dimension": encoder.dimension,
             "device": engine.device,
             "preprocessing": None if encoder.preprocessing is None else encoder.preprocessing.to_json(),

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from lam.gallery.item import checked_metadata
 from lam.service.answers import Query
 from lam.service.engine import embedding_of
 from lam.service.errors import ServiceError
-from lam.service.items import checked_metadata
 from lam.service.models import JSON, EmbeddingGiven, ImageGiven, ItemGiven, PairGiven, checked
 
 _UNIT_TOLERANCE = 1e-3

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from lam.encoders.base import Encoder
-from lam.retrieval.decisions.calibration import Calibration
-from lam.retrieval.decisions.files import fingerprint, load_calibration
+from lam.gallery.local_index import require_faiss
+from lam.gallery.refusal import Refusal, busy
+from lam.gallery.store import Change, Operation
+from lam.inputs.thumbnails import thumbnail
 from lam.retrieval.index.entries import unit_vectors
 from lam.retrieval.index.hits import Hits
-from lam.runs.index import open_run, require_faiss
+from lam.runs.finished import Run
 from lam.service.answers import Answer, Judge, Query
-from lam.service.errors import ServiceError, busy
-from lam.service.gallery import Gallery
-from lam.service.images import read_image, thumbnail
+from lam.service.errors import ServiceError
+from lam.service.images import read_image
 from lam.service.settings import ServiceSettings
-from lam.service.store import Change, Operation
 from lam.service.workers import Worker, require_room
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
@@ -64,14 +64,13 @@ class Engine:
         index: str | None = None,
         threads: int | None = None,
     ) -> None:
-        self.run = Path(run)
+        self.run = Run(run)
         self.settings = ServiceSettings() if settings is None else settings
         require_faiss()
-        self.encoder = _moved(open_run(self.run), device)
+        self.encoder = _moved(self.run.encoder, device)
         self.device = device
-        self.fingerprint = fingerprint(self.run)
-        self.judge = Judge(_calibration(self.run), self.encoder.kappa_dimension)
-        self.gallery = Gallery(self.run, self.encoder.dimension, drop_corrupt=drop_corrupt, index=index)
+        self.judge = Judge(self.run.calibration, self.encoder.kappa_dimension)
+        self.gallery = self.run.open_gallery(drop_corrupt=drop_corrupt, index=index)
         self._start(threads)
         self._warm_up()
 
@@ -107,13 +106,13 @@ class Engine:
         if shape is None:
             return
         for _ in range(_WARM_UPS):
-            with suppress(ServiceError):
+            with suppress(Refusal, ServiceError):
                 self.network.submit(torch.zeros(*shape)).result(self.settings.answer_seconds)
 
     def recalibrate(self) -> None:
         """Decide by the calibration that the run has now; one that cannot be read is logged, and the old one stays."""
         try:
-            self.judge = Judge(_calibration(self.run), self.encoder.kappa_dimension)
+            self.judge = Judge(self.run.calibration, self.encoder.kappa_dimension)
         except (OSError, ValueError) as error:
             _LOG.error("the calibration in force stays: %s", error)
         else:
@@ -137,7 +136,7 @@ class Engine:
             workers: that it passes, in this order.
 
         Raises:
-            ServiceError: 503, with Retry-After.
+            Refusal: busy.
         """
         require_room(workers, self.settings.patience)
 
@@ -157,7 +156,8 @@ class Engine:
             picture: make a thumbnail too.
 
         Raises:
-            ServiceError: for anything else; or 503, where too many wait.
+            ServiceError: for anything else.
+            Refusal: busy, where too many wait.
         """
         tensor, made = await self._done(self.decoder.submit((body, picture)))
         query = await self._done(self.network.submit(tensor))
@@ -172,7 +172,7 @@ class Engine:
             min_probability: of a match; one that is less probable is `unknown`.
 
         Raises:
-            ServiceError: 503, where too many wait.
+            Refusal: busy, where too many wait.
         """
         return await self._done(self.searcher.submit((query, k, min_probability)))
 
@@ -180,7 +180,7 @@ class Engine:
         """Put or delete an item; durable when this returns.
 
         Raises:
-            ServiceError: 507, where it could not be stored; 503, where too many wait.
+            Refusal: full, where it could not be stored; busy, where too many wait.
         """
         return await asyncio.shield(self._done(self.writer.submit(operation)))
 
@@ -235,7 +235,7 @@ class Engine:
         """What a batch is told whose device failed; where that was no CPU, the next one runs on the CPU."""
         if self.device != "cpu":
             _LOG.error("the network goes on without %s: %s", self.device, error)
-            self.encoder, self.device = open_run(self.run), "cpu"
+            self.encoder, self.device = Run(self.run.folder).encoder, "cpu"
             return busy("the device of the network was lost; it goes on without")
         if "memory" in str(error):
             return busy("there is not enough memory for this batch")
@@ -303,7 +303,3 @@ def _use_one_thread() -> None:
 
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
-
-
-def _calibration(run: Path) -> Calibration | None:
-    return load_calibration(run) if (run / "calibration").is_dir() else None

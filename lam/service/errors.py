@@ -1,7 +1,11 @@
-"""What a request is refused with: a status, what was wrong, and what is allowed."""
+"""What a request is answered with where it is refused: a status, what was wrong, and what is allowed."""
 
 from collections.abc import Mapping
 from typing import Any
+
+from lam.gallery.refusal import Kind, Refusal
+
+STATUS: dict[Kind, int] = {"invalid": 422, "conflict": 409, "busy": 503, "full": 507, "missing": 404}
 
 
 class ServiceError(Exception):
@@ -23,19 +27,15 @@ class ServiceError(Exception):
         self.allowed = allowed
         self.headers = dict(headers or {})
 
+    @classmethod
+    def of(cls, refusal: Refusal) -> "ServiceError":
+        """The answer to a request that the gallery, or a queue before it, refuses."""
+        headers = {} if refusal.after is None else {"Retry-After": str(refusal.after)}
+        return cls(STATUS[refusal.kind], refusal.error, allowed=refusal.allowed, headers=headers)
+
     def to_json(self) -> dict[str, Any]:
         """The body of the answer."""
         return {"error": self.error, "allowed": self.allowed}
-
-
-def busy(what: str, *, after: int = 1) -> ServiceError:
-    """Give the answer to a request that cannot be served now but can be soon."""
-    return ServiceError(503, what, allowed=f"the same request after {after} s", headers={"Retry-After": str(after)})
-
-
-def full(reason: str) -> ServiceError:
-    """Give the answer to a change that could not be made durable; what was acknowledged before stays."""
-    return ServiceError(507, f"the change could not be stored ({reason}); nothing was changed", allowed="searches")
 
 
 FAILED = ServiceError(500, "the service failed at this request; its log says why")

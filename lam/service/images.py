@@ -1,6 +1,6 @@
 """From the body of a request to an image: only JPEG, PNG and WebP, its cost told by the header, first frame, upright.
 
-Errors say nothing of what a decoder said. How an image becomes an input is `lam.inputs.preprocessing`.
+Errors say nothing of what a decoder said. How an image becomes an input or a thumbnail is told in `lam.inputs`.
 """
 
 import io
@@ -14,13 +14,9 @@ from lam.service.settings import MEBIBYTE, ServiceSettings
 
 FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
 CONTENT_TYPES = tuple(FORMATS.values())
-THUMBNAIL = 128
-_QUALITY = 85
-_SHARP_BELOW = 64  # so few pixels are kept as they are
 _STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2}  # bytes a pixel; 4 in other modes
 _OF_WEBP = 16
 _ALWAYS = 2 * MEBIBYTE
-_GREY = ("1", "L", "LA", "I", "I;16", "F")
 
 
 def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = None) -> Image.Image:
@@ -83,21 +79,6 @@ def _bytes_of(image: Image.Image, least: int | None) -> int:
     pixels = image.width * image.height
     stored = _OF_WEBP if image.format == "WEBP" else _STORED.get(image.mode, 4)
     return _ALWAYS + held + pixels * stored + 2 * 4 * pixels // factor**2
-
-
-def thumbnail(image: Image.Image) -> bytes:
-    """Give a small picture as a new PNG or JPEG, without anything else that the file carried."""
-    transparent = image.has_transparency_data
-    small = image.convert("RGBA" if transparent else "L" if image.mode in _GREY else "RGB")
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
-    pixels = Image.new(small.mode, small.size)
-    pixels.paste(small)
-    shown = io.BytesIO()
-    if transparent or max(small.size) < _SHARP_BELOW:
-        pixels.save(shown, "PNG")
-    else:
-        pixels.save(shown, "JPEG", quality=_QUALITY)
-    return shown.getvalue()
 
 
 def media_type(picture: bytes) -> str:

@@ -12,7 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from lam.service.errors import FAILED, ServiceError, busy
+from lam.gallery.refusal import Refusal, busy
+from lam.service.errors import FAILED, ServiceError
 from lam.service.settings import ServiceSettings
 
 Scope = MutableMapping[str, Any]
@@ -71,9 +72,7 @@ class Limits:
         """Refuse a request on a connection that is one too many."""
         await self._http(scope, receive, _Sender(send, self._hold), refused=busy("too many connections are open"))
 
-    async def _http(
-        self, scope: Scope, receive: Receive, send: "_Sender", *, refused: ServiceError | None = None
-    ) -> None:
+    async def _http(self, scope: Scope, receive: Receive, send: "_Sender", *, refused: Refusal | None = None) -> None:
         body, started = None, time.perf_counter()
         try:
             if refused is not None:
@@ -87,8 +86,8 @@ class Limits:
                 self._require_memory()
             body = await self._body(self._limit(scope["path"], headers), headers, receive)
             await self._app(scope, _replayed(body, receive), send)
-        except ServiceError as error:
-            await send.refuse(error)
+        except (ServiceError, Refusal) as error:
+            await send.refuse(ServiceError.of(error) if isinstance(error, Refusal) else error)
             if body is None:
                 await _linger(receive, self._settings.linger_seconds)
             await send.end()

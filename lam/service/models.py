@@ -2,7 +2,7 @@
 
 All are typed dictionaries. Requests are checked by them; answers, which are checked by pyright and by schemathesis in
 `tests/service/test_schema.py`, are not, as that would take longer than to make them. Which numbers are a unit vector is
-decided in `lam.service.bodies`, which text is an id or a label in `lam.service.items`.
+decided in `lam.service.bodies`, which text is an id or a label in `lam.gallery.item`.
 """
 
 from functools import cache
@@ -21,7 +21,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from lam.gallery.enrolment import ID_RULE, MAX_LABEL, MAX_METADATA
+from lam.gallery.item import ID_RULE, MAX_LABEL, MAX_METADATA
 from lam.service.errors import ServiceError
 from lam.service.images import CONTENT_TYPES
 

@@ -11,7 +11,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from lam.gallery.enrolment import ID_RULE
+from lam.gallery.item import ID_RULE
+from lam.gallery.refusal import Refusal
 from lam.service.errors import FAILED, ServiceError
 
 _SHOWN = 80
@@ -44,6 +45,10 @@ def answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
     @app.exception_handler(ServiceError)
     async def _refused(_: Request, error: ServiceError) -> JSONResponse:
         return JSONResponse(error.to_json(), error.status, headers=error.headers)
+
+    @app.exception_handler(Refusal)
+    async def _refused_by_kind(request: Request, refusal: Refusal) -> JSONResponse:
+        return await _refused(request, ServiceError.of(refusal))
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:

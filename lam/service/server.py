@@ -73,7 +73,7 @@ def serve(
         listener.listen()  # who comes between the line below and the server waits, and is not refused
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
-        print(f"{engine.run}: {len(engine.gallery)} items at {address}, until interrupted", flush=True)
+        print(f"{engine.run.folder}: {len(engine.gallery)} items at {address}, until interrupted", flush=True)
         held.enter_context(_sparing_log())
         server = server_of(create_app(engine, key=key), settings, Crowd(most, settings.client_connections))
         gc.freeze()  # going through all that was loaded, as Python now and then does, would hold every request up

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from lam.service.errors import ServiceError, busy
+from lam.gallery.refusal import Refusal, busy
+from lam.service.errors import ServiceError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -81,7 +82,7 @@ class Worker(Generic[Job, Result]):
         """Put a job into the queue.
 
         Raises:
-            ServiceError: 503, with Retry-After, where the queue is full.
+            Refusal: busy, where the queue is full.
         """
         future: Future[Result] = Future()
         with self._changed:
@@ -156,7 +157,7 @@ class Worker(Generic[Job, Result]):
         """The batch's results; where it fails as a whole, each job by itself, so that one does not spoil the others."""
         try:
             return self._work(jobs)
-        except ServiceError as error:
+        except (ServiceError, Refusal) as error:
             return [error] * len(jobs)
         except (ValueError, RuntimeError) as error:
             if len(jobs) == 1:
@@ -172,7 +173,7 @@ def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:
         patience: the most seconds of work that may be before it.
 
     Raises:
-        ServiceError: 503, with Retry-After.
+        Refusal: busy.
     """
     before, seconds = 0, 0.0
     for worker in workers:

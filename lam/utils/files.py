@@ -51,6 +51,19 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
     sync_folder(path.parent)
 
 
+def check_output(path: str | Path) -> None:
+    """Refuse a path at which no file can be written.
+
+    Raises:
+        ValueError: for a folder, or a path in a folder that does not exist.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give the path of the file to write")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} to write {path.name} to: make it first")
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in the folder durable."""
     handle = os.open(folder, os.O_RDONLY)

@@ -8,8 +8,9 @@ import torch
 
 import lam
 from lam import models
+from lam.encoders.files import fingerprint
 from lam.inputs.preprocessing import Preprocessing
-from lam.utils.files import CorruptFileError
+from lam.utils.files import CorruptFileError, write_generation, write_text
 from tests.encoders.small import fit, make_batches, make_network, same_posterior
 
 
@@ -111,3 +112,11 @@ def test_images_are_exported_without_an_example(tmp_path: Path):
     encoder.export(tmp_path / "encoder.pt2", n_samples=8)
     kappa = torch.export.load(tmp_path / "encoder.pt2").module()(images)[2]
     torch.testing.assert_close(kappa, encoder.embed(images, n_samples=8).kappa, rtol=1e-4, atol=0)
+
+
+def test_the_fingerprint_is_of_the_content_and_not_of_when_it_was_written(tmp_path: Path) -> None:
+    def written(text: str) -> str:
+        write_generation(tmp_path, lambda path: write_text(path / "encoder.json", text))
+        return fingerprint(tmp_path)
+
+    assert written("{}") == written("{}") != written("[]")

@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,10 @@ import pytest
 import torch
 
 from lam.cli import main
+from lam.gallery.embed import embed_folder
 from lam.gallery.shards import Shard, merge_embeddings
-from lam.retrieval import Index
-from lam.retrieval.decisions.files import fingerprint
 from lam.runs import index as gallery
+from lam.runs.finished import Run
 from lam.utils.files import CorruptFileError
 from tests.conftest import FinishedRun
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def key(finished_run: FinishedRun) -> str:
-    return fingerprint(finished_run.folder)
+    return Run(finished_run.folder).fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -68,17 +69,19 @@ def test_bad_shards_are_refused(text: str, match: str) -> None:
 
 def test_a_shard_without_an_image_is_refused(run_copy: Path, digit_folder: Path) -> None:
     with pytest.raises(ValueError, match="there are 24 images, so that shard 25/30 has none: make fewer"):
-        gallery.embed_folder(gallery.open_run(run_copy), digit_folder, shard=Shard(25, 30))
+        embed_folder(Run(run_copy).encoder, digit_folder, shard=Shard(25, 30))
 
 
 def test_merged_shards_give_the_index_of_the_folder(run_copy: Path, digit_folder: Path, parts: list[Path]) -> None:
     whole = gallery.index_images(run_copy, folder=digit_folder, progress=False)
     shuffled = [parts[1], parts[2], parts[0]]
     assert main(["index", str(run_copy), "--quiet", "--embeddings", *map(str, shuffled)]) == 0
-    merged = Index.load(run_copy / "index")
-    assert torch.equal(merged.ids, whole.ids)
-    assert gallery.read_items(run_copy, merged.ids.tolist()) == list(whole.items)
-    torch.testing.assert_close(merged.kappa_of(merged.ids).float(), whole.embeddings.kappa, rtol=1e-4, atol=0)
+    merged = Run(run_copy).gallery
+    found = sorted(merged.items, key=lambda item: item.id)
+    for item, expected in zip(found, sorted(whole.items, key=lambda item: item.id), strict=True):
+        same = replace(item, vector=expected.vector, kappa=expected.kappa, thumbnail=expected.thumbnail)
+        assert same == expected
+        assert item.kappa == pytest.approx(expected.kappa, rel=1e-4)
     hits = merged.search(whole.embeddings, k=1)
     torch.testing.assert_close(hits.scores, torch.ones(24, 1))
 
@@ -87,7 +90,7 @@ def test_a_file_of_the_whole_folder_is_indexed_too(run_copy: Path, digit_folder:
     output = tmp_path / "all.npz"
     assert main(["embed", str(run_copy), str(digit_folder), "-o", str(output), "--quiet"]) == 0
     made = gallery.index_images(run_copy, embedded=[output], fuse=True, progress=False)
-    assert [(item["label"], item["fused"]["images"]) for item in made.items] == [("0", 8), ("1", 8), ("2", 8)]
+    assert [(item.label, item.images.count) for item in made.items] == [("0", 8), ("1", 8), ("2", 8)]
 
 
 def test_parts_that_make_no_whole_are_refused(parts: list[Path], key: str, tmp_path: Path) -> None:
@@ -149,11 +152,11 @@ def test_flipped_and_cut_files_are_caught(parts: list[Path], key: str, tmp_path:
 
 
 def test_values_that_are_not_finite_are_refused(run_copy: Path, parts: list[Path], tmp_path: Path) -> None:
-    before = len(Index.load(run_copy / "index"))
+    before = len(Run(run_copy).gallery)
     path = rewritten(parts[1], tmp_path / "other.npz", kappa=np.full(8, np.nan, np.float32))
     with pytest.raises(ValueError, match="kappa must be finite, got nan at index 1"):
         gallery.index_images(run_copy, embedded=[parts[0], path, parts[2]], progress=False)
-    assert len(Index.load(run_copy / "index")) == before
+    assert len(Run(run_copy).gallery) == before
 
 
 def test_processes_of_torchrun_share_a_folder_out(run_copy: Path, digit_folder: Path, tmp_path: Path, key: str) -> None:

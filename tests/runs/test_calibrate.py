@@ -12,13 +12,12 @@ from torch import Tensor
 
 from lam import datasets
 from lam.cli import main
+from lam.gallery.embed import embed_folder
 from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import Tail
-from lam.retrieval.decisions.files import fingerprint, load_calibration
-from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibrate import StoredItems, calibrate_run
-from lam.runs.index import embed_folder, open_run
+from lam.runs.finished import Run
 from lam.vmf.embeddings import Embeddings
 from tests.conftest import FinishedRun
 from tests.helpers import unchecked
@@ -30,7 +29,7 @@ TARGETS = ("--target-far=0.05", "--target-ood=0.05", "--target-miss=0.1")
 def digits(finished_run: FinishedRun) -> tuple[Embeddings, Searches]:
     """All digits that the run has not seen: κ of each, and what each finds among those of the validation split."""
     splits = datasets.load("digits")
-    encoder = open_run(finished_run.folder)
+    encoder = Run(finished_run.folder).encoder
     embeddings, gallery = (
         encoder.embed(part.images)
         for part in (splits.test, splits.validation)  # type: ignore[attr-defined]
@@ -81,14 +80,14 @@ def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: py
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 0
     printed = capsys.readouterr().out
     assert "match: cosine above" in printed
-    made = load_calibration(run_copy)
+    made = Run(run_copy).calibration
     assert made.facts["false_accepts"] == "of classes like those it was trained on; strangers are not promised"
     assert f"\n       {made.facts['false_accepts']}\n" in printed
-    assert made.key == fingerprint(run_copy)
+    assert made.key == Run(run_copy).fingerprint
     assert (made.gallery_size, made.facts["data"], made.facts["queries"]) == (60, "validation split", 60)
     assert made.targets == Targets(far=0.05, ood=0.05, miss=0.1)
     assert (run_copy / "plots" / "probability.png").is_file()
-    encoder, index = open_run(run_copy), Index.load(run_copy / "index")
+    encoder, index = Run(run_copy).encoder, Run(run_copy).gallery
     queries = encoder.embed(datasets.load("digits").test.images[:20])  # type: ignore[attr-defined]
     decisions = made.decide(index.search(queries, 3), queries, gallery_size=len(index))
     assert set(decisions.decision) <= {"match", "unknown", "abstain"}
@@ -120,12 +119,12 @@ def test_a_search_of_a_calibrated_run_says_its_decision(
 
 def test_the_index_can_be_what_is_searched(run_copy: Path) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
-    made = load_calibration(run_copy)
+    made = Run(run_copy).calibration
     assert (made.gallery_size, made.facts["gallery"], made.reference) == (60, "index", None)
     again = calibrate_run(
         run_copy,
         targets=made.targets,
-        gallery=StoredItems.of_index(run_copy),
+        gallery=StoredItems.of(Run(run_copy).gallery),
         reference=0,
         progress=False,
     )
@@ -142,7 +141,7 @@ def test_fresh_images_are_parted_into_queries_and_a_gallery(run_copy: Path, digi
         "--reference=0",
     ]
     assert main(["calibrate", str(run_copy), "--quiet", f"--folder={digit_folder}", *options]) == 0
-    made = load_calibration(run_copy)
+    made = Run(run_copy).calibration
     assert (made.facts["data"], made.facts["queries"], made.gallery_size) == (str(digit_folder), 12, 12)
     assert made.facts["false_accepts"] == f"of classes like those in {digit_folder}; other strangers are not promised"
 
@@ -152,12 +151,12 @@ def test_a_flag_does_not_stick_where_its_evidence_is_gone(
 ) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--flag=combined"]) == 0
     assert main(["calibrate", str(run_copy), "--quiet"]) == 0
-    assert load_calibration(run_copy).flag == "combined"
+    assert Run(run_copy).calibration.flag == "combined"
     fresh = ["--target-far=0.1", "--target-ood=0.1", "--gallery=held-out", f"--folder={digit_folder}", "--reference=0"]
     capsys.readouterr()
     assert main(["calibrate", str(run_copy), "--quiet", *fresh]) == 0
     assert "flag combined compares with training features, and --reference 0 asks for none" in capsys.readouterr().err
-    assert load_calibration(run_copy).flag == "kappa"
+    assert Run(run_copy).calibration.flag == "kappa"
     assert main(["calibrate", str(run_copy), "--quiet", *fresh, "--flag=knn"]) == 1
     assert "flag 'knn' compares with training features" in capsys.readouterr().err
 
@@ -194,11 +193,11 @@ def test_false_accepts_can_be_promised_of_strangers(
         pixels = torch.randint(0, 256, (8, 8), generator=generator, dtype=torch.uint8)
         Image.fromarray(pixels.numpy()).save(folder / f"{number}.png")
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, f"--strangers={folder}"]) == 0
-    made, index = load_calibration(run_copy), Index.load(run_copy / "index")
+    made, index = Run(run_copy).calibration, Run(run_copy).gallery
     assert made.facts["strangers"] == str(folder)
     assert made.facts["false_accepts"] == f"of strangers like those in {folder}"
     assert made.facts["false_accepts"] in capsys.readouterr().out
-    embedded = embed_folder(open_run(run_copy), folder, progress=False)
+    embedded = embed_folder(Run(run_copy).encoder, folder, progress=False)
     first = index.search(embedded.embeddings, 1).scores[:, 0]
     assert len(embedded.images) == len(made.false_accepts) == 40
     assert made.accept_above == pytest.approx(float(first.sort().values[-2]), abs=1e-6)
@@ -209,17 +208,17 @@ def test_false_accepts_can_be_promised_of_strangers(
 def test_a_calibration_again_asks_for_what_the_last_one_did(run_copy: Path) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--flag=combined"]) == 0
     assert main(["calibrate", str(run_copy), "--quiet", "--target-ood=0.2"]) == 0
-    made = load_calibration(run_copy)
+    made = Run(run_copy).calibration
     assert (made.targets, made.flag) == (Targets(far=0.05, ood=0.2, miss=0.1), "combined")
 
 
 def test_what_is_printed_can_be_acted_on(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--target-miss=0.0001", "--flag=kappa"]) == 0
-    printed, made = capsys.readouterr().out, load_calibration(run_copy)
+    printed, made = capsys.readouterr().out, Run(run_copy).calibration
     assert f"abstain: kappa below {made.kappa_below:.6g}; false flags at most 0.05" in printed
     assert "too few queries had a match to say how many hits hold one with probability 0.9999" in printed
     assert main(["calibrate", str(run_copy), "--quiet", "--target-miss=0.1", "--flag=knn"]) == 0
-    printed, made = capsys.readouterr().out, load_calibration(run_copy)
+    printed, made = capsys.readouterr().out, Run(run_copy).calibration
     assert f"abstain: knn above {made.flag_above:.6g}" in printed
     assert f"a match is among the first {made.depth} hits with probability 0.9" in printed
 
@@ -249,12 +248,12 @@ def test_stored_items_that_cannot_serve_are_refused(finished_run: FinishedRun) -
 
 def test_another_encoder_makes_a_calibration_invalid(run_copy: Path) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
-    encoder = open_run(run_copy)
+    encoder = Run(run_copy).encoder
     encoder.save(run_copy / "encoder")
-    load_calibration(run_copy)  # the same one, written again
+    _ = Run(run_copy).calibration  # the same one, written again
     encoder.posterior = type(encoder.posterior)(  # type: ignore[attr-defined]
         **{**vars(encoder.posterior), "prior_precision": 2.0}  # type: ignore[attr-defined]
     )
     encoder.save(run_copy / "encoder")
     with pytest.raises(ValueError, match="another network, posterior or preprocessing"):
-        load_calibration(run_copy)
+        _ = Run(run_copy).calibration

@@ -12,12 +12,11 @@ import pytest
 import yaml
 
 from lam.datasets import ImageDataset
-from lam.encoders.load import load
 from lam.methods import METHODS
-from lam.retrieval import Index
 from lam.runs.config import RunConfig
 from lam.runs.config_files import SHIPPED, load_config, shipped
 from lam.runs.data import load_data
+from lam.runs.finished import Run
 from lam.runs.run import run
 from tests.datasets import layouts
 from tests.datasets.test_idx import make as idx_files
@@ -217,7 +216,7 @@ def test_runs_to_its_end(name: str, data: Path, tmp_path: Path, monkeypatch: pyt
 
 def assert_images_find_themselves(folder: Path, images: ImageDataset) -> None:
     """Whatever the encoder, and however alone an image is embedded, its first hit is what was indexed for it."""
-    encoder, index = load(folder / "encoder"), Index.load(folder / "index")
+    encoder, index = Run(folder).encoder, Run(folder).gallery
     assert encoder.n_samples == 3
     indexed = images if len(index) == len(images) else images.subset((~images.is_query).nonzero()[:, 0])  # type: ignore[attr-defined]
     for row in range(0, len(index), max(1, len(index) // 4)):

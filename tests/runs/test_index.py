@@ -1,7 +1,10 @@
 """Folders of images, embedded, indexed and searched by a run."""
 
 import csv
+import json
 import shutil
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +13,16 @@ import torch
 from PIL import Image
 
 from lam.cli import main
-from lam.gallery.enrolment import content_id, named_id
+from lam.gallery.embed import embed_folder
+from lam.gallery.item import file_id, packed
+from lam.gallery.store import FILE, MARK, ItemStore
 from lam.retrieval import Index, fuse_identities
 from lam.retrieval.decisions.calibration import Calibration
-from lam.retrieval.decisions.files import load_calibration
 from lam.runs import index as gallery
-from lam.utils.files import CorruptFileError, read_json
+from lam.runs.finished import Run
+from lam.utils.files import CorruptFileError, check_output, read_json
 from lam.vmf.embeddings import Embeddings
+from tests.service.test_full_disk import small_file_system
 
 
 @pytest.fixture
@@ -41,7 +47,7 @@ def test_embeddings_are_written_without_pickle(
             assert np.isfinite(found[name]).all()
             assert (found[name] > 0).all()
         assert all(Path(path).is_file() for path in found["paths"])
-        encoder = gallery.open_run(run_copy)
+        encoder = Run(run_copy).encoder
         assert encoder.preprocessing is not None
         alone = encoder.embed(encoder.preprocessing(found["paths"][-1])[None])
         assert float(alone.kappa[0]) == pytest.approx(found["kappa"][-1], rel=1e-5)
@@ -49,9 +55,9 @@ def test_embeddings_are_written_without_pickle(
 
 def test_no_work_is_done_for_an_output_that_cannot_be(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no folder .*nowhere to write out.npz to: make it first"):
-        gallery.check_output(tmp_path / "nowhere" / "out.npz")
+        check_output(tmp_path / "nowhere" / "out.npz")
     with pytest.raises(ValueError, match="is a folder: give the path of the file to write"):
-        gallery.check_output(tmp_path)
+        check_output(tmp_path)
     assert main(["embed", str(tmp_path / "no run"), str(digit_folder), "-o", str(tmp_path / "a" / "b.npz")]) == 1
 
 
@@ -60,9 +66,9 @@ def test_an_image_finds_itself(factory: str, run_copy: Path, digit_folder: Path)
     assert gallery.index_folder(run_copy, digit_folder, factory=factory, progress=False) == 24
     found = gallery.search(run_copy, digit_folder / "2" / "3.png", k=24)
     assert float(found.hits.scores[0, 0]) == pytest.approx(1)
-    best = {item["path"] for item, score in zip(found.items[0], found.hits.scores[0], strict=True) if score > 1 - 1e-6}
+    best = {item.path for item, score in zip(found.items[0], found.hits.scores[0], strict=True) if score > 1 - 1e-6}
     assert str((digit_folder / "2" / "3.png").resolve()) in best
-    assert {item["label"] for item in found.items[0]} == {"0", "1", "2"}
+    assert {item.label for item in found.items[0]} == {"0", "1", "2"}
     assert (found.hits.kappa > 0).all()
     assert found.hits.scores[0].diff().le(0).all()
 
@@ -73,10 +79,10 @@ def test_one_image_is_one_row_whatever_it_is_called(run_copy: Path, flat_folder:
     found = gallery.search(run_copy, flat_folder / "0.png", k=100)
     assert found.hits.ids.shape == (1, 8)
     assert found.hits.ids.min() >= 0
-    assert len({item["path"] for item in found.items[0]}) == 8
-    first = found.hits.ids.sort().values
+    assert len({item.path for item in found.items[0]}) == 8
+    first = sorted(item.id for item in found.items[0])
     assert gallery.index_folder(run_copy, flat_folder, progress=False) == 8
-    assert torch.equal(gallery.search(run_copy, flat_folder / "0.png", k=100).hits.ids.sort().values, first)
+    assert sorted(item.id for item in gallery.search(run_copy, flat_folder / "0.png", k=100).items[0]) == first
 
 
 def test_k_below_one_is_refused(run_copy: Path, flat_folder: Path) -> None:
@@ -102,8 +108,9 @@ def test_what_is_no_image_is_named(run_copy: Path, flat_folder: Path) -> None:
 def test_options_stand_wherever_they_are_written(run_copy: Path, flat_folder: Path, order: str) -> None:
     given = [{"RUN": str(run_copy), "FOLDER": str(flat_folder)}.get(word, word) for word in order.split()]
     assert main(["index", "--quiet", *given]) == 0
-    index = Index.load(run_copy / "index")
-    assert (len(index), index.factory) == (8, "HNSW32")
+    found = Run(run_copy).gallery
+    assert (len(found), found.factory) == (8, "HNSW32")
+    assert len(Index.load(run_copy / "gallery" / "index")) == 8
 
 
 def test_a_refused_index_leaves_the_old_one(run_copy: Path, flat_folder: Path) -> None:
@@ -117,35 +124,64 @@ def test_a_refused_index_leaves_the_old_one(run_copy: Path, flat_folder: Path) -
     assert gallery.search(run_copy, flat_folder / "0.png").items == before
 
 
-def test_whichever_index_a_crash_leaves_finds_its_items(
-    run_copy: Path, flat_folder: Path, monkeypatch: pytest.MonkeyPatch
+STEPS = {
+    "before the store is written": (ItemStore, "replace", 60),
+    "while the store is written": (ItemStore, "_remember", 60),
+    "before the log is erased": (ItemStore, "erase_log", 8),
+    "before the index is kept": (Index, "save", 8),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_leaves_the_old_items_or_the_new_ones(
+    run_copy: Path, flat_folder: Path, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = gallery.search(run_copy, flat_folder / "0.png").items
+    where, name, left = STEPS[step]
+    before, killed = gallery.search(run_copy, flat_folder / "0.png", k=100).items, tmp_path / "killed"
+
+    def kill(*_: object, **__: object) -> None:
+        if not killed.exists():
+            shutil.copytree(run_copy, killed)
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr("lam.retrieval.index.faiss_index.Index.save", _interrupt)
+        patch.setattr(where, name, kill)
         with pytest.raises(KeyboardInterrupt):
-            gallery.index_folder(run_copy, flat_folder, progress=False)
-    assert gallery.search(run_copy, flat_folder / "0.png").items == before
+            gallery.index_folder(run_copy, flat_folder, factory="HNSW8", progress=False)
+    found = gallery.search(killed, flat_folder / "0.png", k=100).items
+    assert len(found[0]) == left
+    assert (found == before) == (left == 60)
+    assert gallery.index_folder(killed, flat_folder, progress=False) == 8
+    assert len(Run(killed).gallery) == 8
+
+
+def test_lost_items_are_told_and_begun_anew_where_that_is_asked_for(run_copy: Path, flat_folder: Path) -> None:
+    (run_copy / "gallery" / FILE).unlink()
+    for act in (gallery.search, gallery.index_folder):
+        with pytest.raises(CorruptFileError, match="items.sqlite is missing or empty, and there was one"):
+            act(run_copy, flat_folder)
+    (run_copy / "gallery" / MARK).unlink()
+    with pytest.raises(ValueError, match="items.sqlite is missing or empty: `lam index` makes one"):
+        gallery.search(run_copy, flat_folder)
     gallery.index_folder(run_copy, flat_folder, progress=False)
-    (path,) = run_copy.glob("items/*/items.json")
-    assert len(read_json(path)) == 8
+    assert gallery.search(run_copy, flat_folder / "0.png", k=1).items[0][0].label == "flat"
 
 
-def test_a_new_index_repairs_lost_items(run_copy: Path, flat_folder: Path) -> None:
-    shutil.rmtree(run_copy / "items")
-    with pytest.raises(CorruptFileError, match="items/MANIFEST.json is missing"):
-        gallery.search(run_copy, flat_folder / "0.png")
+def test_a_new_index_repairs_what_was_altered_of_the_old(run_copy: Path, flat_folder: Path) -> None:
+    store = ItemStore(run_copy / "gallery" / FILE)
+    store._writer.execute("UPDATE items SET kappa = 1e9 WHERE id = '7'")
+    store.close()
+    with pytest.raises(CorruptFileError, match="rows 7 are altered"):
+        gallery.search(run_copy, flat_folder)
     gallery.index_folder(run_copy, flat_folder, progress=False)
-    assert gallery.search(run_copy, flat_folder / "0.png", k=1).items[0][0]["label"] == "flat"
+    assert len(gallery.search(run_copy, flat_folder / "0.png", k=100).items[0]) == 8
 
 
-def test_items_of_another_index_are_refused(run_copy: Path, flat_folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(run_copy / "items", tmp_path / "items")
-    gallery.index_folder(run_copy, flat_folder, progress=False)
-    shutil.rmtree(run_copy / "items")
-    shutil.copytree(tmp_path / "items", run_copy / "items")
-    with pytest.raises(CorruptFileError, match="items.json does not know id .*: run `lam index` again"):
-        gallery.search(run_copy, flat_folder / "0.png")
+def test_a_gallery_that_nobody_can_write_is_searched(run_copy: Path, flat_folder: Path, tmp_path: Path) -> None:
+    with small_file_system(tmp_path / "disk", 2**26):
+        run = shutil.copytree(run_copy, tmp_path / "disk" / "run")
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path / "disk")], check=True)
+        assert len(gallery.search(run, flat_folder / "0.png", k=100).items[0]) == 60
 
 
 def test_images_of_another_shape_are_made_to_fit(run_copy: Path, tmp_path: Path) -> None:
@@ -154,10 +190,10 @@ def test_images_of_another_shape_are_made_to_fit(run_copy: Path, tmp_path: Path)
 
 
 def test_an_encoder_that_knows_no_preprocessing_is_refused(run_copy: Path, flat_folder: Path) -> None:
-    encoder = gallery.open_run(run_copy)
+    encoder = Run(run_copy).encoder
     encoder.preprocessing = None
     with pytest.raises(ValueError, match=r"how an image becomes an input: fit it with preprocessing=\.\.\."):
-        gallery.embed_folder(encoder, flat_folder)
+        embed_folder(encoder, flat_folder)
 
 
 def _list_of(folder: Path, *lines: str) -> Path:
@@ -174,26 +210,15 @@ def test_a_list_gives_ids_labels_and_metadata(
     lines = (f"7,{first},zero,Kyoto,", f"vase-17,{second},zero,,3", ",here.png,,Lima,4")
     listed = _list_of(tmp_path, "id,path,label,city,shelf", *lines)
     assert main(["index", str(run_copy), "--csv", str(listed), "--quiet"]) == 0
-    assert capsys.readouterr().out == f"3 images: {run_copy / 'index'}\n"
-    items = gallery.read_items(run_copy, [7, named_id("vase-17"), content_id(third)])
-    assert items == [
-        {
-            "label": "zero",
-            "path": str(first),
-            "id": "7",
-            "contents": [content_id(first)],
-            "metadata": {"city": "Kyoto"},
-        },
-        {
-            "label": "zero",
-            "path": str(second),
-            "id": "vase-17",
-            "contents": [content_id(second)],
-            "metadata": {"shelf": "3"},
-        },
-        {"label": "", "path": str(tmp_path / "here.png"), "metadata": {"city": "Lima", "shelf": "4"}},
+    assert capsys.readouterr().out == f"3 images: {run_copy / 'gallery'}\n"
+    items = Run(run_copy).gallery.items
+    assert [(item.id, item.label, item.path, json.loads(item.metadata)) for item in items] == [
+        ("7", "zero", str(first), {"city": "Kyoto"}),
+        ("vase-17", "zero", str(second), {"shelf": "3"}),
+        (str(file_id(third)), "", str(tmp_path / "here.png"), {"city": "Lima", "shelf": "4"}),
     ]
-    assert gallery.search(run_copy, second, k=1).items[0][0]["id"] == "vase-17"
+    assert [item.images.contents for item in items] == [packed([file_id(path)]) for path in (first, second, third)]
+    assert gallery.search(run_copy, second, k=1).items[0][0].id == "vase-17"
 
 
 def test_images_of_one_identity_are_fused(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
@@ -202,28 +227,28 @@ def test_images_of_one_identity_are_fused(run_copy: Path, digit_folder: Path, tm
     shutil.copy(paths[0], tmp_path / "again.png")
     lines = (f"a,{paths[0]}", f"b,{paths[3]}", f"a,{paths[1]}", f"a,{paths[2]}", "a,again.png")
     made = gallery.index_images(run_copy, listed=_list_of(tmp_path, "id,path", *lines), fuse=True, progress=False)
-    assert made.ids.tolist() == [named_id("a"), named_id("b")]
-    encoder = gallery.open_run(run_copy)
+    assert [item.id for item in made.items] == ["a", "b"]
+    encoder = Run(run_copy).encoder
     assert encoder.preprocessing is not None
     alone = Embeddings.concatenate([encoder.embed(encoder.preprocessing(path)[None]) for path in paths])
     expected = fuse_identities(alone, [0, 0, 0, 1]).embeddings
     torch.testing.assert_close(made.embeddings.mean, expected.mean)
     torch.testing.assert_close(made.embeddings.kappa, expected.kappa, rtol=1e-4, atol=0)
     assert float(made.embeddings.kappa[0]) <= float(alone.kappa[:3].max())
-    fused = made.items[0]["fused"]
-    assert (fused["images"], fused["paths"]) == (3, [str(path) for path in paths[:3]])
-    assert fused["resultant"] == pytest.approx(float(expected.resultant[0]))
-    assert fused["kappa"] == pytest.approx(alone.kappa[:3].tolist(), rel=1e-4)
-    assert made.items[0]["contents"] == [content_id(path) for path in paths[:3]]
-    assert "fused" not in made.items[1]
-    assert len(Index.load(run_copy / "index")) == 2
+    fused = made.items[0].images
+    assert (fused.count, json.loads(fused.paths)) == (3, [str(path) for path in paths[:3]])
+    assert fused.resultant == pytest.approx(float(expected.resultant[0]))
+    assert fused.least_kappa == pytest.approx(float(alone.kappa[:3].min()), rel=1e-4)
+    assert fused.contents == packed([file_id(path) for path in paths[:3]])
+    assert (made.items[1].images.count, made.items[1].images.sums) == (1, None)
+    assert [replace(item, thumbnail=None) for item in made.items] == list(Run(run_copy).gallery.items)
 
 
 def test_folders_fuse_by_class(run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["index", str(run_copy), str(digit_folder), "--fuse", "--quiet"]) == 0
     assert capsys.readouterr().out.startswith("3 identities: ")
     found = gallery.search(run_copy, digit_folder / "1" / "0.png", k=9)
-    assert {(item["label"], item["fused"]["images"]) for item in found.items[0]} == {("0", 8), ("1", 8), ("2", 8)}
+    assert {(item.label, item.images.count) for item in found.items[0]} == {("0", 8), ("1", 8), ("2", 8)}
 
 
 def test_poor_images_are_told_and_skipped_where_that_is_asked_for(
@@ -233,33 +258,33 @@ def test_poor_images_are_told_and_skipped_where_that_is_asked_for(
     with pytest.raises(ValueError, match="has no calibration: `lam calibrate .*` makes one"):
         gallery.index_images(run_copy, folder=digit_folder, skip_poor=True, progress=False)
     assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.3"]) == 0
-    flag = load_calibration(run_copy).kappa_below
+    flag = Run(run_copy).calibration.kappa_below
     made = gallery.index_images(run_copy, folder=digit_folder, progress=False)
-    kappa = {item["path"]: value for item, value in zip(made.items, made.embeddings.kappa.tolist(), strict=True)}
+    kappa = {item.path: value for item, value in zip(made.items, made.embeddings.kappa.tolist(), strict=True)}
     assert dict(made.poor) == {path: value for path, value in kappa.items() if value < flag}
     middle = sorted(kappa.values())[5]
     monkeypatch.setattr(Calibration, "kappa_below", middle)
     made = gallery.index_images(run_copy, folder=digit_folder, progress=False)
     assert (len(made), len(made.poor)) == (24, 5)
-    assert sum("poor" in item for item in made.items) == 5
+    assert sum(item.least_kappa < middle for item in made.items) == 5
     capsys.readouterr()
     assert main(["index", str(run_copy), str(digit_folder), "--skip-poor", "--quiet"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "poor, kappa below the flag, skipped: 5"
     assert {line.split()[1] for line in told[1:6]} == {path for path, _ in made.poor}
     assert told[6].startswith("19 images: ")
-    assert len(Index.load(run_copy / "index")) == 19
+    assert len(Run(run_copy).gallery) == 19
     monkeypatch.setattr(Calibration, "kappa_below", 1e9)
     with pytest.raises(ValueError, match=r"no image is left: kappa is below the flag 1e\+09 for all 24"):
         gallery.index_images(run_copy, folder=digit_folder, skip_poor=True, progress=False)
-    assert len(Index.load(run_copy / "index")) == 19
+    assert len(Run(run_copy).gallery) == 19
 
 
 def test_a_calibration_of_another_encoder_flags_nothing(
     run_copy: Path, flat_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.3"]) == 0
-    monkeypatch.setattr("lam.retrieval.decisions.files.fingerprint", lambda _: "of another")
+    monkeypatch.setattr(Run, "fingerprint", "of another")
     with pytest.warns(UserWarning, match="is of another network, posterior or .*; nothing is flagged"):
         assert gallery.index_images(run_copy, folder=flat_folder, progress=False).poor == ()
     with pytest.raises(ValueError, match="is of another network, posterior or preprocessing"):
@@ -270,10 +295,6 @@ def test_images_come_from_one_place(run_copy: Path, capsys: pytest.CaptureFixtur
     for given in ([], ["somewhere", "--csv", "list.csv"]):
         assert main(["index", str(run_copy), *given]) == 1
         assert "give the images to index as one of a folder, a CSV file, or files of" in capsys.readouterr().err
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_many_images_are_searched_at_once_and_answer_as_one_by_one(
@@ -314,7 +335,7 @@ def test_what_is_found_is_written_with_its_decisions(calibrated: bool, run_copy:
         assert entry["image"] == str(found.images[row])
         assert entry["kappa"] == pytest.approx(float(found.queries.kappa[row]))
         assert [hit["rank"] for hit in entry["hits"]] == [1, 2, 3]
-        assert [hit["label"] for hit in entry["hits"]] == [item["label"] for item in found.items[row]]
+        assert [hit["label"] for hit in entry["hits"]] == [item.label for item in found.items[row]]
         decision = found.decisions.decision[row] if calibrated and found.decisions else None
         assert entry["decision"] == decision
         for line, hit in zip(lines[3 * row : 3 * row + 3], entry["hits"], strict=True):

@@ -17,8 +17,10 @@ from torch.utils.data import DataLoader
 
 from lam import datasets
 from lam.encoders.evaluation import evaluate
+from lam.gallery.store import FILE, ItemStore
 from lam.runs import index as gallery
 from lam.runs.config_files import load_config
+from lam.runs.finished import Run
 from lam.runs.report import write_plots_and_report
 from lam.runs.run import run
 from lam.utils.files import CorruptFileError, locked, verify
@@ -42,8 +44,10 @@ def test_the_folder_holds_everything(finished_run: FinishedRun) -> None:
     folder = finished_run.folder
     for name in ("config.yaml", "data.json", "training.json", "metrics.json", "report.html", "MANIFEST.json"):
         assert (folder / name).is_file(), name
-    for name in ("encoder", "index", "items"):
-        verify(folder / name)
+    verify(folder / "encoder")
+    store = ItemStore(folder / "gallery" / FILE, read_only=True)
+    assert (store.check(), len(store)) == ([], 60)
+    store.close()
     plots = {path.stem for path in (folder / "plots").glob("*.png")}
     assert {"sparsification", "calibration", "kappa", "extremes", "extremes_ood"} < plots
     assert {"roc_digits_patches", "precision_recall_digits_held_out"} < plots
@@ -148,10 +152,10 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(kills: int, tmp_path: Path
 
 @pytest.mark.parametrize("damage", ["delete", "truncate", "flip"])
 def test_a_damaged_file_is_named_and_not_read(damage: str, run_copy: Path, digit_folder: Path) -> None:
-    image = digit_folder / "0" / "0.png"
+    image, vector = digit_folder / "0" / "0.png", Run(run_copy).gallery.items[30].vector
     paths = [run_copy / name for name in ("config.yaml", "data.json")]
-    paths += [path for part in ("encoder", "index", "items") for path in (run_copy / part).rglob("*") if path.is_file()]
-    assert {path.name for path in paths} >= {"posterior.safetensors", "network.safetensors", "items.json", "index.json"}
+    paths += [path for path in (run_copy / "encoder").rglob("*") if path.is_file()] + [run_copy / "gallery" / FILE]
+    assert {path.name for path in paths} >= {"posterior.safetensors", "network.safetensors", "items.sqlite"}
     for path in paths:
         content = path.read_bytes()
         if damage == "delete":
@@ -159,14 +163,10 @@ def test_a_damaged_file_is_named_and_not_read(damage: str, run_copy: Path, digit
         elif damage == "truncate":
             path.write_bytes(content[: len(content) // 2])
         else:
-            middle = len(content) // 2
+            middle = content.index(vector) if path.name == FILE else len(content) // 2
             path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-        if path.name == "search.faiss":  # a cache, which is built anew
-            with pytest.warns(RuntimeWarning, match=re.escape(str(path))):
-                gallery.search(run_copy, image)
-        else:
-            with pytest.raises(CorruptFileError, match=re.escape(path.name)):
-                gallery.search(run_copy, image)
+        with pytest.raises(CorruptFileError, match=re.escape(path.name)):
+            gallery.search(run_copy, image)
         path.write_bytes(content)
     for name in ("metrics.json", "report.html", "plots/kappa.png", "training.json"):  # for people: searches go on
         (run_copy / name).write_bytes(b"")
@@ -185,27 +185,27 @@ def test_a_finished_run_is_checked_when_started_again(run_copy: Path) -> None:
 def test_an_unfinished_run_is_refused_and_can_be_continued(run_copy: Path, finished_run: FinishedRun) -> None:
     (run_copy / "MANIFEST.json").unlink()
     with pytest.raises(ValueError, match="has not finished: `lam run .*` continues it"):
-        gallery.open_run(run_copy)
+        _ = Run(run_copy).encoder
     result = run(load_config(run_copy), progress=False)
     assert measured(result.folder) == measured(finished_run.folder)
-    gallery.open_run(run_copy)
+    _ = Run(run_copy).encoder
 
 
 def test_the_folder_above_a_run_names_it(run_copy: Path) -> None:
     with pytest.raises(ValueError, match=f"{run_copy.parent} is no run of lam; did you mean {run_copy}\\?"):
-        gallery.open_run(run_copy.parent)
+        _ = Run(run_copy.parent).encoder
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no run of lam: `lam run CONFIG` or `lam demo` makes one"):
-        gallery.open_run(tmp_path)
+        _ = Run(tmp_path).encoder
     with pytest.raises(ValueError, match="there is no folder .*missing"):
-        gallery.open_run(tmp_path / "missing")
+        _ = Run(tmp_path / "missing").encoder
 
 
 @pytest.mark.filterwarnings("ignore:κ is 1e-06 for all 4 queries")
 def test_a_report_on_queries_that_cannot_be_answered(run_copy: Path) -> None:
-    encoder = gallery.open_run(run_copy)
+    encoder = Run(run_copy).encoder
     test = datasets.TensorImages(torch.rand(4, 1, 8, 8), torch.arange(4))
     evaluation = evaluate(encoder, DataLoader(test, batch_size=4), n_samples=4)
     configuration = {"data": {"name": "digits"}, "method": {"name": "laplace_posthoc"}}
@@ -228,7 +228,7 @@ def test_the_extremes_of_a_report_hold_images_from_outside(
         Image.new("L", (1, 1)).save(path)
 
     monkeypatch.setattr("lam.runs.report.plots.plot_extremes", remembered)
-    encoder = gallery.open_run(run_copy)
+    encoder = Run(run_copy).encoder
     test = datasets.TensorImages(torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1]))
     outside = datasets.TensorImages(torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64))
     loaders = [DataLoader(images, batch_size=4) for images in (test, outside)]
@@ -293,7 +293,7 @@ def test_a_head_that_is_added_keeps_the_embeddings_and_the_report_says_by_what_o
     page = result.report.read_text()
     assert "The OOD score of this encoder is the k-NN distance" in page
     assert "cosine to near training features" in page
-    assert gallery.open_run(tmp_path / "run").ood_score == "knn"
+    assert Run(tmp_path / "run").encoder.ood_score == "knn"
 
 
 def test_batches_without_a_positive_pair_are_counted_and_reported(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from lam import models
 from lam.models.weights import load_weights
-from lam.runs import index as gallery
 from lam.runs.config_files import load_config
+from lam.runs.finished import Run
 from lam.runs.run import run
 from lam.utils.files import write_tensors
 from tests.conftest import tiny
@@ -27,7 +27,7 @@ def test_a_checkpoint_takes_the_place_of_training(suffix: str, tmp_path: Path) -
     else:
         torch.save({"state_dict": state, "epoch": 3} if "wrapped" in suffix else state, path)
     result = run(tiny(tmp_path / "run", f"--checkpoint={path}"), progress=False)
-    network = gallery.open_run(result.folder).network
+    network = Run(result.folder).encoder.network
     assert network is not None
     assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
     assert "seconds_train" not in result.metrics

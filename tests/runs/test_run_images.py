@@ -35,7 +35,7 @@ def test_a_folder_of_images_end_to_end(digit_folder: Path, tmp_path: Path) -> No
     result = run(folder_config(digit_folder, tmp_path / "run", ood), progress=False)
     assert {"recall@1", "auroc", "auroc@second"} <= result.metrics.keys()
     (items,) = gallery.search(result.folder, digit_folder / "1" / "0.png", k=3).items
-    assert all(Path(item["path"]).is_file() and item["label"] in "012" for item in items)
+    assert all(Path(item.path).is_file() and item.label in "012" for item in items)
 
 
 def test_a_run_without_ood_set_and_on_changed_data(digit_folder: Path, tmp_path: Path) -> None:

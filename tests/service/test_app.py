@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from lam.gallery.store import FILE
+from lam.runs.folder import GALLERY
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
-from lam.service.gallery import FOLDER
-from lam.service.store import FILE
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
 from tests.service.conftest import SMALL, encoded
 
@@ -23,7 +23,7 @@ def test_the_state_is_told(client: TestClient, shared_engine: Engine) -> None:
     assert client.get("/v1/health").json() == {"status": "alive"}
     assert client.get("/v1/ready").json()["status"] == "ready"
     model = client.get("/v1/model").json()
-    assert model["sha256"] == shared_engine.fingerprint
+    assert model["sha256"] == shared_engine.run.fingerprint
     assert model["limits"]["max_bytes"] == SMALL.max_body
     assert (model["limits"]["max_side"], model["limits"]["max_decoded_bytes"]) == (16_384, 2**26)
     curves = client.get("/v1/calibration").json()
@@ -301,7 +301,7 @@ def test_a_disk_that_is_full_is_507_and_searches_go_on(engine: Engine, png: byte
 
 
 def test_a_database_that_another_process_locks_is_503_and_reads_go_on(engine: Engine, png: bytes) -> None:
-    client, path = client_of(engine), engine.run / FOLDER / FILE
+    client, path = client_of(engine), engine.run.folder / GALLERY / FILE
     engine.gallery._store._writer.execute("PRAGMA busy_timeout=50")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")

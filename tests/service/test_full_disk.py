@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lam.retrieval.index.faiss_index import Index
-from lam.service.gallery import FOLDER
-from lam.service.store import FILE, ItemStore
+from lam.gallery.store import FILE, ItemStore
+from lam.runs.folder import GALLERY
 from tests.service.conftest import encoded
 from tests.service.serving import Served, served
 
@@ -38,7 +37,7 @@ def holds(run: Path, found: Served, png: bytes, fail: Callable[[], object], mend
     assert "could not be stored" in told["error"]
     assert found.ask("GET", f"/v1/items/new-{number}")[0] == 404
     refused = found.ask("DELETE", f"/v1/items/{indexed}")[0]
-    assert refused in (507, 503)  # the latter where there was room to delete it, and none to write the run's index anew
+    assert refused in (507, 503)  # the latter where there was room to delete it, and none to empty the log
     assert found.ask("GET", f"/v1/items/{indexed}")[0] == (200 if refused == 507 else 404)
     for name in acknowledged:
         assert found.ask("GET", f"/v1/items/{name}")[0] == 200
@@ -50,7 +49,7 @@ def holds(run: Path, found: Served, png: bytes, fail: Callable[[], object], mend
     assert found.ask("DELETE", f"/v1/items/{indexed}")[0] == (200 if refused == 507 else 404)
     found.process.kill()
     found.process.wait()
-    store = ItemStore(run / FOLDER / FILE)
+    store = ItemStore(run / GALLERY / FILE)
     assert store.check() == []
     names = [item.id for _, item in store.keyed()]
     store.close()
@@ -116,22 +115,3 @@ def test_calls_that_fail(calibrated_run: Path, tmp_path: Path, failing_calls: Pa
     names.touch()
     with served(run, LD_PRELOAD=str(failing_calls), FAILING_CALLS=str(names)) as found:
         holds(run, found, png, lambda: names.write_text(call), lambda: names.write_text(""))
-
-
-def test_a_rename_that_fails(calibrated_run: Path, tmp_path: Path, failing_calls: Path) -> None:
-    """Deleting what `lam index` made writes the run's own index anew, whose last step is a rename."""
-    run, names = Path(shutil.copytree(calibrated_run, tmp_path / "run")), tmp_path / "names"
-    names.touch()
-    with served(run, LD_PRELOAD=str(failing_calls), FAILING_CALLS=str(names)) as found:
-        indexed = found.ask("GET", "/v1/items?limit=1")[1]["items"][0]["id"]
-        names.write_text("rename")
-        for _ in range(2):
-            status, told = found.ask("DELETE", f"/v1/items/{indexed}")
-            assert status == 503
-            assert "the run's index may still hold it and cannot be written now" in told["error"]
-            assert found.ask("GET", f"/v1/items/{indexed}")[0] == 404
-        names.write_text("")
-        assert found.ask("DELETE", f"/v1/items/{indexed}")[0] == 404
-    assert int(indexed) not in Index.load(run / "index").ids
-    with served(run) as found:
-        assert found.ask("GET", f"/v1/items/{indexed}")[0] == 404

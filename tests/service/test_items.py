@@ -10,8 +10,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from lam.gallery.enrolment import ID_RULE
+from lam.gallery.store import FILE
+from lam.runs.folder import GALLERY
 from lam.service.engine import Engine
-from lam.service.store import FILE
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
 
 
@@ -158,7 +159,7 @@ def test_what_could_not_be_shown_is_not_stored(engine: Engine, metadata: str, sa
 def test_numbers_in_the_store_are_those_that_were_sent(engine: Engine) -> None:
     client_of(engine).post("/v1/items", json=embedding(engine.gallery.dimension, axis=1, id="e"))
     with warnings.catch_warnings():
-        connection = sqlite3.connect(engine.run / "service" / FILE)
+        connection = sqlite3.connect(engine.run.folder / GALLERY / FILE)
         (vector,) = connection.execute("SELECT vector FROM items WHERE id = 'e'").fetchone()
         connection.close()
     assert np.frombuffer(vector, np.float32).tolist() == embedding(engine.gallery.dimension, axis=1)["embedding"]

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from lam.cli import main
+from lam.gallery.item import Item
+from lam.gallery.store import FILE, ItemStore
+from lam.runs.folder import GALLERY
 from lam.service.engine import Engine
-from lam.service.gallery import FOLDER
-from lam.service.items import Item
 from lam.service.settings import ServiceSettings
-from lam.service.store import FILE, ItemStore
 from lam.utils.files import CorruptFileError
 from tests.service.serve_quickly import BODY, HEADERS, LIMIT
 from tests.service.serving import Served, served
@@ -171,7 +171,7 @@ def kills_lose_nothing(run: Path, png: bytes, kills: int, *, ready_within: float
             found.process.send_signal(signal.SIGKILL)
             for thread in threads:
                 thread.join()
-        store = ItemStore(run / FOLDER / FILE)
+        store = ItemStore(run / GALLERY / FILE)
         assert store.check() == []
         names = [item.id for _, item in store.keyed() if item.origin == "service"]
         store.close()
@@ -193,8 +193,7 @@ def test_many_kills_while_items_are_added_lose_nothing(calibrated_run: Path, tmp
 def test_kills_while_items_are_added_to_100_000_cost_ten_seconds(tmp_path: Path, png: bytes) -> None:
     run, few = tmp_path / "run", ("--data.limit=60", "--training.epochs=1", "--evaluation.n_samples=8")
     assert main(["demo", "--quiet", f"--output={run}", "--network.dimension=512", *few]) == 0
-    (run / FOLDER).mkdir(exist_ok=True)
-    store, draw = ItemStore(run / FOLDER / FILE), np.random.default_rng(0)
+    store, draw = ItemStore(run / GALLERY / FILE), np.random.default_rng(0)
     for block in range(10):
         vectors = draw.normal(size=(10_000, 512)).astype(np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -225,10 +224,10 @@ def drained(run: Path, png: bytes, clients: int) -> None:
             assert time.monotonic() - started < 10
             for job in jobs:
                 job.result()
-    store = ItemStore(run / FOLDER / FILE)
+    store = ItemStore(run / GALLERY / FILE)
     assert stored <= {item.id for _, item in store.keyed()}
     store.close()
-    assert not (run / FOLDER / f"{FILE}-wal").exists()
+    assert not (run / GALLERY / f"{FILE}-wal").exists()
 
 
 def test_a_signal_to_end_drains_what_is_in_flight(calibrated_run: Path, tmp_path: Path, png: bytes) -> None:
@@ -309,21 +308,18 @@ def test_pictures_and_reports_that_were_altered_stop_nothing(served_run: Path) -
 def test_a_database_that_another_process_locks_stops_the_start(
     served_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where what the run's index holds is yet to be taken over."""
-    monkeypatch.setattr("lam.service.store._PATIENCE", 0.05)
-    (served_run / FOLDER).mkdir()
-    ItemStore(served_run / FOLDER / FILE).close()
-    with contextlib.closing(sqlite3.connect(served_run / FOLDER / FILE, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    monkeypatch.setattr("lam.gallery.store._PATIENCE", 0.05)
+    with contextlib.closing(sqlite3.connect(served_run / GALLERY / FILE, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
         assert main(["serve", str(served_run), "--port", "0"]) == 1
-    assert "items.sqlite: another process has locked the database" in capsys.readouterr().err
+    assert "items.sqlite is locked by another process: end that" in capsys.readouterr().err
 
 
 def test_an_altered_row_stops_the_start_with_its_name(served_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (served_run / FOLDER).mkdir()
-    store = ItemStore(served_run / FOLDER / FILE)
+    store = ItemStore(served_run / GALLERY / FILE)
     store.write([Item("mine", b"\0" * 12, 1.0)])
-    store._writer.execute("UPDATE items SET label = 'x'")
+    store._writer.execute("UPDATE items SET label = 'x' WHERE id = 'mine'")
     store.close()
     assert main(["serve", str(served_run), "--port", "0"]) == 1
     assert "items.sqlite: rows mine are altered" in capsys.readouterr().err

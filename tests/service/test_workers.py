@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lam.service.errors import ServiceError
+from lam.gallery.refusal import Refusal
 from lam.service.workers import Worker, require_room
 
 Make = Callable[..., Worker[Any, Any]]
@@ -66,10 +66,10 @@ def test_a_full_queue_refuses_at_once(make: Make) -> None:
     while len(worker):
         time.sleep(0.001)
     futures = [first, worker.submit(1), worker.submit(2)]
-    with pytest.raises(ServiceError, match="2 requests wait") as refused:
+    with pytest.raises(Refusal, match="2 requests wait") as refused:
         worker.submit(3)
-    assert refused.value.status == 503
-    assert refused.value.headers["Retry-After"] == "1"
+    assert refused.value.kind == "busy"
+    assert refused.value.after == 1
     release.set()
     assert [future.result(5) for future in futures] == [0, 1, 2]
 
@@ -92,9 +92,9 @@ def test_the_work_before_a_request_is_bounded_at_all_workers_together(make: Make
     require_room([second], 0.0)
     require_room([first], 0.25)  # two jobs of a tenth of a second
     require_room([first, second], 0.45)  # which then wait for the second worker too
-    with pytest.raises(ServiceError, match="2 requests are before this one, with 0.4 s of work") as refused:
+    with pytest.raises(Refusal, match="2 requests are before this one, with 0.4 s of work") as refused:
         require_room([first, second], 0.35)
-    assert refused.value.status == 503
+    assert refused.value.kind == "busy"
     held.set()
     assert [future.result(5) for future in waiting] == [0, 1]
 
@@ -113,7 +113,7 @@ def test_a_request_is_taken_where_none_waits_however_long_one_takes(make: Make) 
     assert begun.wait(5)
     require_room([worker], 1.0)
     second = worker.submit(1)
-    with pytest.raises(ServiceError, match="2 requests are before this one, with 200.0 s of work"):
+    with pytest.raises(Refusal, match="2 requests are before this one, with 200.0 s of work"):
         require_room([worker], 1.0)
     release.set()
     assert [first.result(5), second.result(5)] == [0, 1]
@@ -127,7 +127,7 @@ def dies_and_comes_back(make: Make, times: int) -> None:
 
     worker = make(work, wait=0.0)
     for number in range(times):
-        with pytest.raises(ServiceError, match="was lost"):
+        with pytest.raises(Refusal, match="was lost"):
             worker.submit("die").result(5)
         assert worker.complaint == "the test worker is being restarted"
         assert worker.submit("live").result(5) == "live"
@@ -164,5 +164,5 @@ def test_closing_does_what_waits_and_takes_no_more(make: Make) -> None:
     futures = [worker.submit(number) for number in range(2)]
     worker.close(timeout=5.0)
     assert [future.result(0) for future in futures] == [0, 1]
-    with pytest.raises(ServiceError, match="shutting down"):
+    with pytest.raises(Refusal, match="shutting down"):
         worker.submit(2)

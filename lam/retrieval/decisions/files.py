@@ -4,7 +4,6 @@ calibration.json       key, targets, probabilities, histogram
 tables.safetensors     the calibration scores behind every threshold, and the reference features
 """
 
-import hashlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,21 +33,6 @@ FOLDER, METADATA, TABLES = "calibration", "calibration.json", "tables.safetensor
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "facts")
 
 
-def fingerprint(run: str | Path) -> str:
-    """Tell a run's network, posterior and preprocessing from others: the SHA-256 over the hashes of their files.
-
-    The names of the generation, which change whenever the encoder is written, do not enter.
-
-    Raises:
-        CorruptFileError: naming the file that is missing, truncated or altered.
-    """
-    folder = Path(run) / "encoder"
-    read_generation(folder)
-    hashes = read_json(folder / MANIFEST)["sha256"]
-    lines = sorted(f"{Path(name).name} {found}" for name, found in hashes.items())
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
 def save_calibration(run: str | Path, calibration: Calibration) -> None:
     """Write a calibration; a crash leaves what was there before, or all of this."""
     reliability = {name: value.nan_to_num().tolist() for name, value in vars(calibration.reliability).items()}
@@ -69,8 +53,12 @@ def save_calibration(run: str | Path, calibration: Calibration) -> None:
     write_generation(Path(run) / FOLDER, write)
 
 
-def load_calibration(run: str | Path) -> Calibration:
+def load_calibration(run: str | Path, *, key: str) -> Calibration:
     """Read the calibration of a run, checked before anything is parsed.
+
+    Args:
+        run: the run's folder.
+        key: what the calibration must have been made for: the run's fingerprint.
 
     Raises:
         ValueError: where the run has none, or it was made for another network, posterior or preprocessing.
@@ -83,10 +71,10 @@ def load_calibration(run: str | Path) -> Calibration:
     found, tables = read_json(generation / METADATA), read_tensors(generation / TABLES)
     if found["format"] != FORMAT:
         raise ValueError(f"{generation / METADATA} has format {found['format']}, this version of lam reads {FORMAT}")
-    if found["key"] != fingerprint(run):
+    if found["key"] != key:
         raise ValueError(
-            f"the calibration in {folder} is of another network, posterior or preprocessing than "
-            f"{Path(run) / 'encoder'}: its thresholds mean nothing there; run `lam calibrate {run}` again"
+            f"the calibration in {folder} is of another network, posterior or preprocessing than the run's: its "
+            f"thresholds mean nothing there; run `lam calibrate {run}` again"
         )
     bins = {name: torch.tensor(value, dtype=torch.float64) for name, value in found["reliability"].items()}
     return Calibration(

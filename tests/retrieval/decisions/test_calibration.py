@@ -255,22 +255,13 @@ def test_the_histogram_counts_every_value() -> None:
     assert Histogram.of(torch.ones(5)).counts.sum() == 5
 
 
-def _run(folder: Path) -> Path:
-    from lam.utils.files import write_generation, write_text
-
-    write_generation(folder / "encoder", lambda path: write_text(path / "encoder.json", "{}"))
-    return folder
-
-
 @pytest.mark.parametrize("with_reference", [True, False])
 def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference: bool) -> None:
-    from lam.retrieval.decisions.files import fingerprint
-
     _found, asked, gallery = _searches()
     known: dict[str, Any] = {"distance": asked.kappa.reciprocal(), "reference": gallery.mean} if with_reference else {}
-    made = replace(_calibration(**known), key=fingerprint(_run(tmp_path)), facts={"gallery": "held-out"})
+    made = replace(_calibration(**known), key="of a run", facts={"gallery": "held-out"})
     save_calibration(tmp_path, made)
-    read = load_calibration(tmp_path)
+    read = load_calibration(tmp_path, key="of a run")
     assert (read.targets, read.correctness, read.depth, read.facts) == (
         made.targets,
         made.correctness,
@@ -288,28 +279,17 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference:
 
 
 def test_a_calibration_of_another_encoder_is_refused_and_a_missing_one_named(tmp_path: Path) -> None:
-    from lam.utils.files import CorruptFileError, write_generation, write_text
+    from lam.utils.files import CorruptFileError
 
     with pytest.raises(ValueError, match="has no calibration: `lam calibrate"):
-        load_calibration(_run(tmp_path))
-    save_calibration(tmp_path, _calibration())
+        load_calibration(tmp_path, key="of a run")
+    save_calibration(tmp_path, replace(_calibration(), key="of a run"))
     with pytest.raises(ValueError, match="another network, posterior or preprocessing"):
-        load_calibration(tmp_path)
-    write_generation(tmp_path / "encoder", lambda path: write_text(path / "encoder.json", "{}"))
+        load_calibration(tmp_path, key="of another")
     (table,) = (tmp_path / "calibration").glob("*/tables.safetensors")
     table.write_bytes(table.read_bytes()[:-1])
     with pytest.raises(CorruptFileError, match="truncated or altered"):
-        load_calibration(tmp_path)
-
-
-def test_the_fingerprint_is_of_the_content_and_not_of_when_it_was_written(tmp_path: Path) -> None:
-    from lam.retrieval.decisions.files import fingerprint
-    from lam.utils.files import write_generation, write_text
-
-    first = fingerprint(_run(tmp_path))
-    assert fingerprint(_run(tmp_path)) == first
-    write_generation(tmp_path / "encoder", lambda path: write_text(path / "encoder.json", "[]"))
-    assert fingerprint(tmp_path) != first
+        load_calibration(tmp_path, key="of a run")
 
 
 def test_a_tail_is_shown_by_its_sorted_scores() -> None:

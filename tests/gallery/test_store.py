@@ -1,24 +1,21 @@
 """Items on disk: what was acknowledged is there, what was deleted is gone, what was altered is noticed."""
 
-import hashlib
 import random
 import signal
 import sqlite3
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from lam.service.errors import ServiceError
-from lam.service.items import Images, Item, checked_id, checked_label, checked_metadata
-from lam.service.store import FILE, MARK, ItemStore
+from lam.gallery.item import Images, Item, checked_id, checked_label, checked_metadata
+from lam.gallery.refusal import Refusal
+from lam.gallery.store import FILE, MARK, ItemStore
 from lam.utils.files import CorruptFileError
 from tests.service.test_full_disk import small_file_system
 
@@ -91,9 +88,9 @@ def test_a_full_disk_refuses_the_whole_write_and_reads_go_on(tmp_path: Path) -> 
     store.write([item("a")])
     (pages,) = store._writer.execute("PRAGMA page_count").fetchone()
     store._writer.execute(f"PRAGMA max_page_count={pages + 2}")
-    with pytest.raises(ServiceError, match="could not be stored") as refused:
+    with pytest.raises(Refusal, match="could not be stored") as refused:
         store.write([item("b"), item("c", thumbnail=b"x" * 100_000)])
-    assert refused.value.status == 507
+    assert refused.value.kind == "full"
     assert store.get("a") == item("a")
     assert store.get("b") is None
     store._writer.execute("PRAGMA max_page_count=100000")
@@ -146,7 +143,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     store = ItemStore(tmp_path / "items.sqlite")
     store._writer.execute("PRAGMA user_version = 9")
     store.close()
-    with pytest.raises(ValueError, match="format 9, this version of lam reads 1 and 2"):
+    with pytest.raises(ValueError, match="format 9, this version of lam reads 1"):
         ItemStore(tmp_path / "items.sqlite")
 
 
@@ -196,7 +193,7 @@ def test_a_file_without_a_mark_gets_one(tmp_path: Path) -> None:
 @pytest.fixture
 def locking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
     """Locks the file as another process would, all of it, while a store waits for a moment only."""
-    monkeypatch.setattr("lam.service.store._PATIENCE", 0.05)
+    monkeypatch.setattr("lam.gallery.store._PATIENCE", 0.05)
 
     @contextmanager
     def lock() -> Iterator[None]:
@@ -218,13 +215,13 @@ def test_a_locked_file_is_called_locked(tmp_path: Path, locking: Callable[[], Ab
 
 
 def test_what_another_process_locks_can_be_had_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lam.service.store._PATIENCE", 0.05)
+    monkeypatch.setattr("lam.gallery.store._PATIENCE", 0.05)
     store = ItemStore(tmp_path / FILE)
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(ServiceError, match="another process has locked the database") as refused:
+        with pytest.raises(Refusal, match="another process has locked the database") as refused:
             store.write([item("a")])
-        assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
+        assert (refused.value.kind, refused.value.after) == ("busy", 1)
         assert store.get("a") is None
     store.write([item("a")])
     assert store.check() == []
@@ -258,48 +255,10 @@ def test_a_disk_that_fails_at_the_start_is_called_that(tmp_path: Path, code: int
     store.close()
 
 
-FORMAT_1 = """
-CREATE TABLE items (
-    key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, vector BLOB NOT NULL, kappa REAL NOT NULL,
-    label TEXT NOT NULL, metadata TEXT NOT NULL, thumbnail BLOB, origin TEXT NOT NULL, sha256 BLOB NOT NULL
-);
-CREATE TABLE ledger (one INTEGER PRIMARY KEY CHECK (one = 1), rows INTEGER NOT NULL, sha256 BLOB NOT NULL);
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-PRAGMA user_version = 1;
-"""
-
-
-def test_a_file_of_format_1_is_brought_to_todays(tmp_path: Path) -> None:
-    path, total, old = tmp_path / "items.sqlite", bytes(32), [item("a", 1), item("b", 2, thumbnail=None)]
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.executescript(FORMAT_1)
-    for key, each in enumerate(old, 5):
-        plain = (each.id, each.vector, each.kappa, each.label, each.metadata, each.thumbnail, each.origin)
-        sha256 = hash_of_format_1(*plain)
-        connection.execute("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (key, *plain, sha256))
-        total = bytes(one ^ other for one, other in zip(total, sha256, strict=True))
-    connection.execute("INSERT INTO ledger VALUES (1, 2, ?)", (total,))
-    connection.close()
-    for _ in range(2):
-        store = ItemStore(path)
-        assert store.check() == []
-        assert list(store.keyed()) == list(enumerate(old, 5))
-        assert store._reader.execute("PRAGMA user_version").fetchone() == (2,)
-        (same,) = store.write([old[0]])
-        assert (same.key, same.removed) == (5, ())
-        store.close()
-
-
-def hash_of_format_1(*plain: Any) -> bytes:
-    name, vector, kappa, label, metadata, thumbnail, origin = plain
-    picture = b"" if thumbnail is None else b"\x01" + thumbnail
-    parts = (name.encode(), vector, struct.pack("<d", kappa), label.encode(), metadata.encode(), picture)
-    return hashlib.sha256(b"".join(struct.pack("<Q", len(part)) + part for part in (*parts, origin.encode()))).digest()
-
-
 def test_all_that_is_known_of_images_counts(tmp_path: Path) -> None:
-    known = Images(2, 0.5, 3.0, b"contents" * 2, b"sums")
+    known = Images(2, 0.5, 3.0, b"contents" * 2, '["a.jpg", "b.jpg"]', b"sums")
     others = [Images(), replace(known, count=3), replace(known, resultant=0.25), replace(known, least_kappa=None)]
+    others += [replace(known, paths="[]")]
     others += [replace(known, contents=b"contents"), replace(known, sums=None), replace(known, sums=b"")]
     hashes = {item("a", images=images).sha256 for images in (known, *others)}
     assert len(hashes) == 1 + len(others)
@@ -312,7 +271,14 @@ def test_all_that_is_known_of_images_counts(tmp_path: Path) -> None:
         assert store.described([change.key, 99]) == described
         assert item("a", images=images).least_kappa == least
     assert store.check() == []
-    for column in ("images = 9", "resultant = 0.1", "least_kappa = 1.0", "contents = x'00'", "sums = x'00'"):
+    for column in (
+        "images = 9",
+        "resultant = 0.1",
+        "least_kappa = 1.0",
+        "contents = x'00'",
+        "paths = '[]'",
+        "sums = x'00'",
+    ):
         store.write([item("a", images=known)])
         store._writer.execute(f"UPDATE items SET {column}")
         with pytest.raises(CorruptFileError, match="rows a are altered"):
@@ -342,7 +308,7 @@ def no_flip_and_no_cut_passes(folder: Path, flips: int, cuts: int) -> None:
     path, draw = folder / "items.sqlite", random.Random(0)
     store = ItemStore(path)
     content = {str(number): item(str(number), number) for number in range(30)}
-    fused = Images(2, 0.9, 3.5, b"contents" * 2, np.arange(2.0 + DIMENSION).tobytes())
+    fused = Images(2, 0.9, 3.5, b"contents" * 2, sums=np.arange(2.0 + DIMENSION).tobytes())
     content |= {str(number): item(str(number), number, images=fused) for number in range(30, 40)}
     store.write(content.values())
     store.close()
@@ -369,8 +335,8 @@ def test_a_thousand_flipped_bits_and_500_cuts_are_caught(tmp_path: Path) -> None
 ADDING = """
 import sys
 import numpy as np
-from lam.service.items import Item
-from lam.service.store import FILE, MARK, ItemStore
+from lam.gallery.item import Item
+from lam.gallery.store import FILE, MARK, ItemStore
 from tests.service.test_full_disk import small_file_system
 store, first = ItemStore(sys.argv[1]), int(sys.argv[2])
 for number in range(first, first + 100000):
@@ -424,16 +390,16 @@ def test_what_was_acknowledged_survives_100_kills(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("identity", ["", ".", "..", "a/b", "..\\", "x" * 129, " b", "é ", "a\n", "a%b", "a\0"])
 def test_ids_that_could_mean_something_else_are_refused(identity: str) -> None:
-    with pytest.raises(ServiceError, match="not one that an item can have"):
+    with pytest.raises(Refusal, match="not one that an item can have"):
         checked_id(identity)
 
 
 def test_metadata_and_labels_are_bounded() -> None:
     assert checked_metadata({"b": 1, "a": [None, "x"]}) == '{"a": [null, "x"], "b": 1}'
     for wrong, match in (([], "a JSON object"), ({"a": float("nan")}, "finite"), ({"a": "x" * 20000}, "characters")):
-        with pytest.raises(ServiceError, match=match):
+        with pytest.raises(Refusal, match=match):
             checked_metadata(wrong)
-    with pytest.raises(ServiceError, match="1025 characters"):
+    with pytest.raises(Refusal, match="1025 characters"):
         checked_label("x" * 1025)
-    with pytest.raises(ServiceError, match="Unicode"):
+    with pytest.raises(Refusal, match="Unicode"):
         checked_label("\ud800")

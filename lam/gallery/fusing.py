@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from lam.gallery.item import Images, Item
+from lam.gallery.refusal import Refusal
 from lam.retrieval.index.fusion import Sums
-from lam.service.errors import ServiceError
-from lam.service.items import Images, Item
 
 MAX_IMAGES = 10_000
 _BYTES = 8
@@ -32,14 +32,13 @@ def fuse(known: Item, image: Item) -> Item:
         The item with the image; the item as it was, where it holds that image.
 
     Raises:
-        ServiceError: 409, for a label or metadata that differ, an item that is full, or one that `lam index` fused
-            before it kept the sums.
+        Refusal: conflict, for a label or metadata that differ, or an item that is full.
     """
     _refuse_another(known, image)
     if _holds(known, image):
         return known
     if known.images.count >= MAX_IMAGES:
-        raise ServiceError(409, f"the item was made of {known.images.count} images", allowed=f"at most {MAX_IMAGES}")
+        raise Refusal("conflict", f"the item was made of {known.images.count} images", allowed=f"at most {MAX_IMAGES}")
     sums = _sums(known) + _sums(image)
     direction = sums.direction(_mean(known))[0].float().numpy()
     of_all = (known.kappa if known.images.least_kappa is None else known.images.least_kappa, image.kappa)
@@ -48,6 +47,7 @@ def fuse(known: Item, image: Item) -> Item:
         float(sums.resultant),
         min(of_all),
         known.images.contents + image.images.contents,
+        known.images.paths,
         torch.cat([sums.mass, sums.roots, sums.product[0]]).numpy().tobytes(),
     )
     return replace(
@@ -62,14 +62,14 @@ def fuse(known: Item, image: Item) -> Item:
 
 def _refuse_another(known: Item, image: Item) -> None:
     if image.label not in ("", known.label):
-        raise ServiceError(
-            409,
+        raise Refusal(
+            "conflict",
             f"images of one item have one label: it has {known.label!r}, this image {image.label!r}",
             allowed="the same label or none; without fuse the image takes the item's place",
         )
     if image.metadata not in ("{}", known.metadata):
-        raise ServiceError(
-            409,
+        raise Refusal(
+            "conflict",
             "images of one item have one metadata: this image's are not those of the item",
             allowed="the same metadata or none; without fuse the image takes the item's place",
         )
@@ -87,12 +87,6 @@ def _sums(item: Item) -> Sums:
     if item.images.sums is not None:
         kept = torch.from_numpy(np.frombuffer(item.images.sums).copy())
         return Sums(kept[None, 2:], kept[:1], kept[1:2])
-    if item.images.count > 1:
-        raise ServiceError(
-            409,
-            "the item was fused by an earlier `lam index`, which did not keep what fusing goes on from",
-            allowed="`lam index` anew with --fuse, or without fuse an image that takes the item's place",
-        )
     kappa = torch.tensor([item.kappa], dtype=torch.float64)
     return Sums(kappa[:, None] * _mean(item), kappa, kappa.sqrt())
 

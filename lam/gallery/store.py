@@ -7,51 +7,48 @@ here. A mark beside the file says that there was one, so that none is begun wher
 knows of an index.
 """
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from lam.service.errors import ServiceError, busy, full
-from lam.service.fusing import fuse
-from lam.service.items import Images, Item
+from lam.gallery.fusing import fuse
+from lam.gallery.item import INDEXED, Images, Item
+from lam.gallery.refusal import Refusal, busy, full
 from lam.utils.files import CorruptFileError, write_text
 
-FORMAT = 2
-FILE, MARK = "items.sqlite", "items.made"
-_MARKED = f"{FILE} was made here. Where it is missing or empty it was lost, with all that was added while serving.\n"
+FORMAT = 1
+FILE, MARK, CACHE = "items.sqlite", "items.made", "index"
+FACTORY, MEAN_SAMPLES = "factory", "mean_samples"  # facts
+_MARKED = f"{FILE} was made here. Where it is missing or empty it was lost, with all that was in it.\n"
+_PAGE = 2**14  # bytes, so that several vectors share one
 _PATIENCE = 5.0  # seconds for which another process may keep the file locked
 _LOCKED, _UNWRITABLE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 _FAILING = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL)
 MAX_PAGE = 2**20  # characters of metadata
-_COLUMNS = "id, vector, kappa, label, metadata, thumbnail, origin, images, resultant, least_kappa, contents, sums"
-_TYPES = (str, bytes, float, str, str, bytes | None, str, int, float, float | None, bytes, bytes | None)
+_COLUMNS = (
+    "id, vector, kappa, label, metadata, thumbnail, origin, images, resultant, least_kappa, contents, paths, sums"
+)
+_TYPES = (str, bytes, float, str, str, bytes | None, str, int, float, float | None, bytes, str, bytes | None)
+_MARKS = ", ".join("?" * (len(_TYPES) + 1))
 _OF_ITEM = 7  # columns; the others are of its images
 _DESCRIBED = "id, label, metadata, images, resultant, min(kappa, ifnull(least_kappa, kappa))"
 _ZERO = bytes(32)
-_OF_FORMAT_2 = (
-    "images INTEGER NOT NULL DEFAULT 1",
-    "resultant REAL NOT NULL DEFAULT 1.0",
-    "least_kappa REAL",
-    "contents BLOB NOT NULL DEFAULT x''",
-    "sums BLOB",
-)
 _SCHEMA = f"""
 CREATE TABLE items (
     key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, vector BLOB NOT NULL, kappa REAL NOT NULL,
     label TEXT NOT NULL, metadata TEXT NOT NULL, thumbnail BLOB, origin TEXT NOT NULL, sha256 BLOB NOT NULL,
-    {", ".join(_OF_FORMAT_2)}
+    images INTEGER NOT NULL, resultant REAL NOT NULL, least_kappa REAL, contents BLOB NOT NULL, paths TEXT NOT NULL,
+    sums BLOB
 );
 CREATE TABLE ledger (one INTEGER PRIMARY KEY CHECK (one = 1), rows INTEGER NOT NULL, sha256 BLOB NOT NULL);
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 INSERT INTO ledger VALUES (1, 0, zeroblob(32));
-PRAGMA user_version = {FORMAT};
-"""
-_FROM_1 = f"""
-{"".join(f"ALTER TABLE items ADD COLUMN {column};" for column in _OF_FORMAT_2)}
 PRAGMA user_version = {FORMAT};
 """
 
@@ -72,7 +69,7 @@ class Change:
     key: int | None = None
     created: bool = False
     item: Item | None = None
-    refused: ServiceError | None = None
+    refused: Refusal | None = None
 
 
 @dataclass(frozen=True)
@@ -89,10 +86,9 @@ Operation = Item | Fuse | str
 class ItemStore:
     """Items under stable ids. Writes are for one thread at a time, reads for any.
 
-    A file of format 1 is brought to today's: its items are each of one image, and their hashes stay.
-
     Args:
         path: the SQLite file; made where it does not exist.
+        read_only: write nothing, so that another process may; the file must then exist.
 
     Raises:
         CorruptFileError: naming a file that SQLite cannot read, or that was lost.
@@ -100,8 +96,8 @@ class ItemStore:
         OSError: for a file that cannot be written, or a disk that is full or fails.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
+        self.path, self._read_only = Path(path), read_only
         self._mark = self.path.with_name(MARK)
         self._reading = threading.Lock()
         if not self.path.is_file() or not self.path.stat().st_size:
@@ -110,25 +106,39 @@ class ItemStore:
             self._writer = self._connect()
             self._prepare()
             self._reader = self._connect()
-        if not self._mark.is_file():
+        if not (read_only or self._mark.is_file()):
             write_text(self._mark, _MARKED)
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=_PATIENCE)
+        address = f"{self.path.absolute().as_uri()}?mode={'rw' if self._read_only else 'rwc'}"
+        if self._read_only and self._cannot_change():
+            address += "&immutable=1"
+        connection = sqlite3.connect(
+            address, uri=True, isolation_level=None, check_same_thread=False, timeout=_PATIENCE
+        )
+        connection.execute(f"PRAGMA query_only={self._read_only}")
+        connection.execute(f"PRAGMA page_size={_PAGE}")
+        connection.execute("PRAGMA cache_spill=OFF")  # a large change is held in memory, and each page written once
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA secure_delete=ON")
         connection.execute("PRAGMA trusted_schema=OFF")
         return connection
 
+    def _cannot_change(self) -> bool:
+        """Whether it lies where nobody can write; a log that is there too could then not be read."""
+        return not os.access(self.path.parent, os.W_OK) and not self.path.with_name(f"{self.path.name}-wal").exists()
+
     def _prepare(self) -> None:
         (found,) = self._writer.execute("PRAGMA user_version").fetchone()
-        if found not in (0, 1, FORMAT):
-            raise ValueError(f"{self.path} has format {found}, this version of lam reads 1 and {FORMAT}")
+        if found not in (0, FORMAT):
+            raise ValueError(f"{self.path} has format {found}, this version of lam reads {FORMAT}")
         if not found:
             self._refuse_lost()
+        if self._read_only:
+            return
         self._writer.execute("PRAGMA journal_mode=WAL")
-        if found != FORMAT:
-            self._writer.executescript(f"BEGIN IMMEDIATE;{_FROM_1 if found else _SCHEMA}COMMIT;")
+        if not found:
+            self._writer.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -151,15 +161,17 @@ class ItemStore:
     def _refuse_lost(self) -> None:
         if self._mark.is_file():
             raise CorruptFileError(
-                f"{self.path} is missing or empty, and there was one: what was added while serving is lost with it; "
-                f"restore it from a copy, or delete {self._mark} to begin anew"
+                f"{self.path} is missing or empty, and there was one: its items are lost, with what was added while "
+                f"serving; restore it from a copy, or delete {self._mark} and run `lam index` to begin anew"
             )
+        if self._read_only:
+            raise ValueError(f"{self.path} is missing or empty: `lam index` makes one")
 
     def close(self) -> None:
         """Write everything into the one file and close it."""
         self._reader.close()
-        with suppress(sqlite3.Error):
-            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        if not self._read_only:
+            self.erase_log()
         self._writer.close()
 
     @contextmanager
@@ -257,11 +269,6 @@ class ItemStore:
                     break
         return items
 
-    def ids_of_origin(self, origin: str) -> list[str]:
-        """Give the ids of what came from there."""
-        with self._read() as reader:
-            return [row[0] for row in reader.execute("SELECT id FROM items WHERE origin = ?", (origin,)).fetchall()]
-
     def fact(self, name: str) -> str | None:
         """Look up something that is remembered beside the items."""
         with self._read() as reader:
@@ -283,16 +290,53 @@ class ItemStore:
             What each operation did.
 
         Raises:
-            ServiceError: 507, where it could not be stored; 503 while another process has the file locked.
+            Refusal: full, where it could not be stored; busy while another process has the file locked.
         """
         try:
             with self._transaction():
                 changes = [self._do(operation) for operation in operations]
-                for name, value in (facts or {}).items():
-                    self._writer.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+                self._remember(facts or {})
         except sqlite3.Error as error:
-            raise _locked() if _code_of(error) in _LOCKED else full(str(error)) from error
+            raise self._unstored(error) from error
         return changes
+
+    def _remember(self, facts: Mapping[str, str]) -> None:
+        self._writer.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
+
+    def _unstored(self, error: sqlite3.Error) -> Refusal:
+        return _locked() if _code_of(error) in _LOCKED else full(str(error))
+
+    def replace(self, items: Iterable[Item], *, facts: Mapping[str, str]) -> None:
+        """Put what a run or `lam index` makes in the place of what was so made before, in one transaction.
+
+        Items whose id another item has that was added or changed while serving are left out, and one that is there with
+        the same content keeps its key. Those of them that were altered are replaced like others.
+
+        Args:
+            items: whose origin is `index`; no id twice.
+            facts: what shall be remembered beside the items.
+
+        Raises:
+            Refusal: full, where it could not be stored; busy while another process has the file locked.
+        """
+        hashed = {item.id: (item, item.sha256) for item in items}
+        gone: list[tuple[int, bytes]] = []
+        try:
+            with self._transaction():
+                for key, name, item, sha256 in self._rows():
+                    same = item is not None and item.sha256 == sha256 == hashed.get(name, (item, b""))[1]
+                    if item is not None and item.origin == INDEXED and not same:
+                        gone.append((key, sha256))
+                    else:
+                        hashed.pop(name, None)
+                self._writer.executemany("DELETE FROM items WHERE key = ?", [(key,) for key, _ in gone])
+                rows = ((*_values(item), sha256) for item, sha256 in hashed.values())
+                self._writer.executemany(f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({_MARKS})", rows)
+                changed = [sha256 for _, sha256 in (*gone, *hashed.values())]
+                self._account(len(hashed) - len(gone), *changed)
+                self._remember(facts)
+        except sqlite3.Error as error:
+            raise self._unstored(error) from error
 
     def erase_log(self) -> bool:
         """Empty the log into the file, where erased content is overwritten; False where another process blocks it."""
@@ -310,7 +354,7 @@ class ItemStore:
         row = self._writer.execute(f"SELECT {_COLUMNS} FROM items WHERE id = ?", (image.id,)).fetchone()
         try:
             fused = image if row is None else fuse(_item(row), image)
-        except ServiceError as error:
+        except Refusal as error:
             return Change(refused=error)
         return self._put(fused)
 
@@ -321,8 +365,7 @@ class ItemStore:
             return Change(key=row[0], item=item)
         removed = () if row is None else self._delete(item.id).removed
         values = (*_values(item), sha256)
-        marks = ", ".join("?" * len(values))
-        added = self._writer.execute(f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({marks})", values)
+        added = self._writer.execute(f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({_MARKS})", values)
         self._account(1, sha256)
         return Change(removed, added.lastrowid, created=row is None, item=item)
 
@@ -333,9 +376,10 @@ class ItemStore:
         self._account(-1, row[1])
         return Change((row[0],))
 
-    def _account(self, rows: int, sha256: bytes) -> None:
+    def _account(self, rows: int, *changed: bytes) -> None:
+        """Carry the ledger along: so many more rows, and the hashes of those that came or went."""
         count, digest = self._ledger
-        self._ledger = count + rows, _xor(digest, sha256)
+        self._ledger = count + rows, reduce(_xor, changed, digest)
 
     def _sum(self) -> tuple[int, bytes]:
         count, digest = 0, _ZERO
@@ -377,7 +421,7 @@ def _code_of(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
 
 
-def _locked() -> ServiceError:
+def _locked() -> Refusal:
     return busy("another process has locked the database")
 
 
@@ -390,8 +434,11 @@ def _item(values: Sequence[Any]) -> Item:
 
 
 def _values(item: Item) -> tuple[Any, ...]:
+    images = item.images
     plain = (item.id, item.vector, item.kappa, item.label, item.metadata, item.thumbnail, item.origin)
-    return (*plain, *astuple(item.images))
+    return (
+        *plain, images.count, images.resultant, images.least_kappa, images.contents, images.paths, images.sums,
+    )  # fmt: skip
 
 
 def _is_typed(values: list[object]) -> bool:

@@ -2,33 +2,79 @@
 
 Between the first two steps the index may hold what the store no longer does. A search that meets such an item waits
 until the index has followed and looks again; no other search waits for the disk. The index is a cache, of this process
-(`lam.service.own_index`) or of a Milvus server (`lam.service.remote_index`).
+(`lam.gallery.local_index`) or of a Milvus server (`lam.gallery.remote_index`).
 """
 
 import logging
 import shutil
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lam.gallery.enrolment import Enrolled
+from lam.gallery.item import Item
+from lam.gallery.local_index import LocalIndex, filled
+from lam.gallery.refusal import Refusal, busy
+from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, Change, ItemStore, Operation
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
-from lam.service.errors import ServiceError, busy
-from lam.service.items import Item
-from lam.service.own_index import OwnIndex
-from lam.service.store import FILE, Change, ItemStore, Operation
-from lam.service.takeover import erase, take_over, to_erase
 from lam.utils.files import locked
 from lam.vmf.embeddings import Embeddings
 
 if TYPE_CHECKING:
-    from lam.service.remote_index import RemoteIndex
+    from lam.gallery.remote_index import RemoteIndex
 
-FOLDER, CACHE = "service", "index"
 _LOG = logging.getLogger(__name__)
+
+
+@contextmanager
+def open_for_writing(folder: str | Path) -> Iterator[ItemStore]:
+    """Open the items of a gallery, which no other process may meanwhile.
+
+    Args:
+        folder: of the gallery; made where it does not exist.
+
+    Raises:
+        CorruptFileError: where the items were lost.
+        ValueError: where another process has it open.
+        OSError: where it cannot be written.
+    """
+    folder = Path(folder)
+    folder.mkdir(exist_ok=True)
+    with locked(folder), closing(ItemStore(folder / FILE)) as store:
+        yield store
+
+
+def replace_items(store: ItemStore, enrolled: Enrolled, *, factory: str = "Flat") -> None:
+    """Put what a run or `lam index` makes in the place of what was so made before; what was added while serving stays.
+
+    A process that is killed leaves the old items or the new ones.
+
+    Args:
+        store: opened for writing.
+        enrolled: the items, and their embeddings.
+        factory: the FAISS type of the index from now on.
+
+    Raises:
+        ValueError: for a type that FAISS does not know, or that needs more items; nothing is then changed.
+        OSError: where there is no room.
+    """
+    embeddings, cache = enrolled.embeddings, store.path.with_name(CACHE)
+    index = Index(embeddings.dimension, factory)
+    if not index.is_trained:
+        index.train(replace(embeddings, samples=None, mean_samples=None))
+    shutil.rmtree(cache, ignore_errors=True)
+    try:
+        store.replace(enrolled.items, facts={FACTORY: factory, MEAN_SAMPLES: str(embeddings.mean_samples or "")})
+    except Refusal as refusal:
+        raise OSError(f"{store.path}: {refusal}") from None
+    store.erase_log()
+    if factory != "Flat":
+        index = filled(cache, store.keyed(), index.dimension, factory, source=store.path, trained=index)
+        index.save(cache)
 
 
 @dataclass(frozen=True)
@@ -48,7 +94,7 @@ class Gallery:
     """The items of a run, searched by any thread while one other writes. One process at a time may have it open.
 
     Args:
-        run: the run's folder.
+        folder: of the gallery; made where it does not exist.
         dimension: of the embeddings.
         drop_corrupt: delete rows that were altered, and go on without them.
         index: the address of a Milvus collection that is searched, in place of an index of its own.
@@ -60,23 +106,16 @@ class Gallery:
         OSError: where the run cannot be written.
     """
 
-    def __init__(self, run: Path, dimension: int, *, drop_corrupt: bool = False, index: str | None = None) -> None:
+    def __init__(self, folder: Path, dimension: int, *, drop_corrupt: bool = False, index: str | None = None) -> None:
         self.dimension = dimension
-        self._run, self._folder = run, run / FOLDER
-        self._folder.mkdir(exist_ok=True)
+        self._cache = folder / CACHE
         self._writing = threading.Lock()  # held while the index may lag behind the store
         with ExitStack() as held:
-            held.enter_context(locked(self._folder))
-            self._store = ItemStore(self._folder / FILE)
-            held.callback(self._store.close)
+            self._store = held.enter_context(open_for_writing(folder))
             for identity in self._store.check(drop_corrupt=drop_corrupt):
                 _LOG.warning("the row of item %s was altered and is deleted", identity)
-            try:
-                factory = take_over(run, self._store)
-            except ServiceError as error:
-                raise OSError(f"{self._store.path}: {error}") from None
             self._store.erase_log()  # which may hold what a process deleted that then was killed
-            self._index = self._opened(index, factory)
+            self._index = self._opened(index)
             held.callback(self._index.close)
             self._held = held.pop_all()
 
@@ -86,7 +125,7 @@ class Gallery:
     @property
     def index(self) -> "Index | RemoteIndex":
         """What is searched, whose ids are keys of the store; for measurements."""
-        return self._index.index if isinstance(self._index, OwnIndex) else self._index
+        return self._index.index if isinstance(self._index, LocalIndex) else self._index
 
     @property
     def complaint(self) -> str | None:
@@ -100,7 +139,7 @@ class Gallery:
             Hits whose ids are keys, and what is behind each key.
 
         Raises:
-            ServiceError: 503, where the index is elsewhere and does not answer.
+            Refusal: busy, where the index is elsewhere and does not answer.
         """
         hits, described, gone = self._found(queries, k)
         if gone:
@@ -119,24 +158,24 @@ class Gallery:
         """Give items by rising id, from behind one on; fewer, where together they have much metadata."""
         return self._store.page(after=after, limit=limit)
 
-    def write(self, operations: Sequence[Operation]) -> list[Change | ServiceError]:
+    def write(self, operations: Sequence[Operation]) -> list[Change | Refusal]:
         """Put and delete items; they are on disk, and found or no longer found, when this returns.
 
-        Deleted items are erased from the store, its log, the index with its cache, and the run's own index. While an
-        index that is elsewhere does not answer, items are on disk, and found or erased once it does.
+        Deleted items are erased from the store, its log, and the index with its cache. While an index that is elsewhere
+        does not answer, items are on disk, and found or erased once it does.
 
         Returns:
-            What each operation did; for a deletion that is stored, but has yet to be followed somewhere, a 503.
+            What each operation did; for a deletion that is stored, but has yet to be followed somewhere, that it is
+            `busy`.
 
         Raises:
-            ServiceError: 507, where it could not be stored; nothing was changed.
+            Refusal: full, where it could not be stored; nothing was changed.
         """
         deleted = [operation for operation in operations if isinstance(operation, str)]
         if deleted:
-            shutil.rmtree(self._folder / CACHE, ignore_errors=True)
-        facts = to_erase(self._run, deleted, self._store)
+            shutil.rmtree(self._cache, ignore_errors=True)
         with self._writing:
-            changes = self._store.write(operations, facts=facts)
+            changes = self._store.write(operations)
             self._apply(changes)
         refusals = self._unerased(deleted) if deleted else {}
         pairs = zip(operations, changes, strict=True)
@@ -146,24 +185,23 @@ class Gallery:
         """Write the cache of the index, if its type needs one, and let go of the folder."""
         self._held.close()
 
-    def _opened(self, address: str | None, factory: str) -> "OwnIndex | RemoteIndex":
+    def _opened(self, address: str | None) -> "LocalIndex | RemoteIndex":
         if address is None:
-            return OwnIndex(self._folder / CACHE, self._store, self.dimension, factory)
-        from lam.service.remote_index import RemoteIndex
+            return LocalIndex(self._cache, self._store, self.dimension, self._store.fact(FACTORY) or "Flat")
+        from lam.gallery.remote_index import RemoteIndex
 
         return RemoteIndex(address, self._store, self.dimension)
 
-    def _unerased(self, deleted: Sequence[str]) -> dict[str, ServiceError]:
-        """Erase deleted items wherever else they are; what is answered for those that are left somewhere."""
-        left = erase(self._run, self._store)
-        said = "the item is deleted and is not found again, but"
-        refusals = dict.fromkeys(left, busy(f"{said} the run's index may still hold it and cannot be written now"))
-        if not isinstance(self._index, OwnIndex) and self._index.complaint is not None:
-            refusals = dict.fromkeys(deleted, self._index.unerased())
+    def _unerased(self, deleted: Sequence[str]) -> dict[str, Refusal]:
+        """What is answered for deleted items that are left somewhere."""
+        said, refusal = "the item is deleted and is not found again, but", None
         if not self._store.erase_log():
-            held = busy(f"{said} a reader of the database keeps its log, which still holds it")
-            refusals = dict.fromkeys(deleted, held)
-        return refusals
+            refusal = busy(f"{said} a reader of the database keeps its log, which still holds it")
+        elif self._cache.exists():
+            refusal = busy(f"{said} the cache of the index may still hold it and cannot be deleted now")
+        elif not isinstance(self._index, LocalIndex) and self._index.complaint is not None:
+            refusal = self._index.unerased()
+        return {} if refusal is None else dict.fromkeys(deleted, refusal)
 
     def _found(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, Described], set[int]]:
         """Hits, what they are, and those of them that the store no longer holds."""

@@ -1,4 +1,4 @@
-"""The FAISS index of this process, kept to what the store holds; a Milvus collection is `lam.service.remote_index`.
+"""The FAISS index of this process, kept to what the store holds; a Milvus collection is `lam.gallery.remote_index`.
 
 It is made from the store at every start, or, for FAISS types that take long to build, read from a folder of its own and
 caught up by key.
@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lam.gallery.item import Item
+from lam.gallery.store import ItemStore
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
-from lam.service.items import Item
-from lam.service.store import ItemStore
 from lam.utils.files import CorruptFileError
 from lam.vmf.embeddings import Embeddings
 
@@ -25,7 +25,7 @@ _BLOCK = 10_000
 _LOG = logging.getLogger(__name__)
 
 
-class OwnIndex:
+class LocalIndex:
     """The items of a store, searched by any thread while one other applies changes.
 
     Args:
@@ -43,7 +43,7 @@ class OwnIndex:
 
     def __init__(self, cache: Path, store: ItemStore, dimension: int, factory: str) -> None:
         self._cache, self._lock = cache, threading.Lock()
-        self.index = self._filled(store, dimension, factory)
+        self.index = filled(cache, store.keyed(), dimension, factory, source=store.path)
         if not cache.is_dir():
             self._save()
 
@@ -79,30 +79,65 @@ class OwnIndex:
         wanted = torch.tensor(sorted(keys), dtype=torch.int64)
         return wanted[torch.isin(wanted, self.index.ids)].tolist()
 
-    def _filled(self, store: ItemStore, dimension: int, factory: str) -> Index:
-        index = self._cached(dimension, factory)
-        if index is None:
-            index = Index(dimension, factory)
-        known = set(index.ids.tolist())
-        missing = []
-        for block in _blocks(store.keyed()):
-            require_dimension([item for _, item in block], dimension, store.path)
-            missing += [(key, item) for key, item in block if key not in known]
-            known -= {key for key, _ in block}
-            if index.is_trained and len(missing) >= _BLOCK:
-                index, missing = _extended(index, missing), []
-        index.remove(sorted(known))
-        return _extended(index, missing)
 
-    def _cached(self, dimension: int, factory: str) -> Index | None:
-        if factory == "Flat" or not self._cache.is_dir():
-            return None
-        try:
-            index = Index.load(self._cache)
-        except (CorruptFileError, ValueError) as error:
-            _LOG.warning("the index is built anew from the stored embeddings: %s", error)
-            return None
-        return index if (index.dimension, index.factory) == (dimension, factory) else None
+def filled(
+    cache: Path,
+    items: Iterator[tuple[int, Item]],
+    dimension: int,
+    factory: str,
+    *,
+    source: Path,
+    trained: Index | None = None,
+) -> Index:
+    """Make an index of items, or bring one that was kept to them.
+
+    Args:
+        cache: the folder in which it may be kept.
+        items: by rising key.
+        dimension: of the embeddings.
+        factory: the FAISS type; Flat takes its place, with a warning, where the items are too few for it.
+        source: where the items come from.
+        trained: an empty index of this type to fill, in place of one that is kept.
+
+    Raises:
+        ValueError: for items of another dimension.
+    """
+    index = trained if trained is not None else _cached(cache, dimension, factory)
+    if index is None:
+        index = Index(dimension, factory)
+    known = set(index.ids.tolist())
+    missing: list[tuple[int, Item]] = []
+    for block in _blocks(items):
+        require_dimension([item for _, item in block], dimension, source)
+        missing += [(key, item) for key, item in block if key not in known]
+        known -= {key for key, _ in block}
+        if index.is_trained and len(missing) >= _BLOCK:
+            index, missing = _extended(index, missing), []
+    index.remove(sorted(known))
+    return _extended(index, missing)
+
+
+def require_faiss() -> None:
+    """Refuse to go on where FAISS is not installed.
+
+    Raises:
+        ValueError: saying how to install it.
+    """
+    try:
+        import faiss  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"FAISS cannot be imported ({error}): pip install 'lam[cpu]', or 'lam[gpu]'") from None
+
+
+def _cached(cache: Path, dimension: int, factory: str) -> Index | None:
+    if factory == "Flat" or not cache.is_dir():
+        return None
+    try:
+        index = Index.load(cache)
+    except (CorruptFileError, ValueError) as error:
+        _LOG.warning("the index is built anew from the stored embeddings: %s", error)
+        return None
+    return index if (index.dimension, index.factory) == (dimension, factory) else None
 
 
 def embeddings_of(items: Collection[Item]) -> Embeddings:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from lam.service import remote_index
-from lam.service.errors import ServiceError
-from lam.service.gallery import Gallery
+from lam.gallery import remote_index
+from lam.gallery.gallery import Gallery
+from lam.gallery.refusal import Refusal
+from tests.gallery.test_gallery import D, embeddings, found, items
+from tests.gallery.test_remote_index import holds_what_is_stored
 from tests.milvus_servers import MILVUS, MilvusLite, MilvusProcess
-from tests.service.test_gallery import D, embeddings, found, items
-from tests.service.test_remote_index import holds_what_is_stored
 
 pytest.importorskip("pymilvus", reason="the extra milvus is not installed")
 pytest.importorskip("milvus_lite", reason="Milvus Lite is not installed")
@@ -36,19 +36,19 @@ def test_a_server_that_is_killed_or_stopped_over_tcp(
     """One search finds it out, within the time-out; the next ones fail at once, and all that was written follows."""
     monkeypatch.setattr(remote_index, "TIMEOUT", 3.0)
     monkeypatch.setattr(remote_index, "PAUSE", 0.2)
-    gallery = Gallery(run_copy, D, index=f"milvus://127.0.0.1:{process.port}/items")
+    gallery = Gallery(run_copy / "gallery", D, index=f"milvus://127.0.0.1:{process.port}/items")
     try:
         for seed, (fail, mend) in enumerate([(process.end, process.start), (process.stop, process.go_on)]):
             fail()
             started = time.monotonic()
-            with pytest.raises(ServiceError, match="the index cannot be searched now"):
+            with pytest.raises(Refusal, match="the index cannot be searched now"):
                 gallery.search(embeddings(1), 1)
             assert time.monotonic() - started < 10
             started = time.monotonic()
-            with pytest.raises(ServiceError, match="the index cannot be searched now"):
+            with pytest.raises(Refusal, match="the index cannot be searched now"):
                 gallery.search(embeddings(1), 1)
             gallery.write(items(2, seed))
-            assert gallery.write([f"{seed}-1"])[0].status == 503
+            assert gallery.write([f"{seed}-1"])[0].kind == "busy"
             assert time.monotonic() - started < 3.0
             mend()
             until = time.monotonic() + 60

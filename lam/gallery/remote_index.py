@@ -12,12 +12,12 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 
+from lam.gallery.item import Item
+from lam.gallery.local_index import embeddings_of, require_dimension
+from lam.gallery.refusal import Refusal, busy
+from lam.gallery.store import ItemStore
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.index.milvus_index import Address, MilvusIndex
-from lam.service.errors import ServiceError, busy
-from lam.service.items import Item
-from lam.service.own_index import embeddings_of, require_dimension
-from lam.service.store import ItemStore
 from lam.vmf.embeddings import Embeddings
 
 TIMEOUT = 5.0
@@ -83,7 +83,7 @@ class RemoteIndex:
         """Find the k nearest items of each query; ids are keys of the store.
 
         Raises:
-            ServiceError: 503, at once while the circuit is open, or because this search opened it.
+            Refusal: busy, at once while the circuit is open, or because this search opened it.
         """
         index = self._index
         if index is None:
@@ -108,7 +108,7 @@ class RemoteIndex:
             except Exception as error:  # whatever it was, the collection no longer is what the store is
                 self._open_circuit(index, error)
 
-    def unerased(self) -> ServiceError:
+    def unerased(self) -> Refusal:
         """Give the answer to a deletion that the collection has not followed."""
         return busy(
             "the item is deleted and is not found again, but the index does not answer: it holds the vector until it "
@@ -141,7 +141,7 @@ class RemoteIndex:
     def _retry_after(self) -> int:
         return max(1, math.ceil(PAUSE))
 
-    def _refusal(self) -> ServiceError:
+    def _refusal(self) -> Refusal:
         return busy("the index cannot be searched now", after=self._retry_after)
 
     def _connected(self) -> MilvusIndex:

@@ -1,5 +1,6 @@
-"""A gallery that grew while it was served: calibrated for beside the service, which then takes that over."""
+"""A gallery that grew while it was served: read and calibrated for beside the service, which then takes that over."""
 
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -12,13 +13,14 @@ import pytest
 import torch
 
 from lam.cli import main
-from lam.retrieval.decisions.files import load_calibration
+from lam.gallery.store import FILE, ItemStore
 from lam.runs.calibrate import StoredItems, calibrate_run
+from lam.runs.finished import Run
+from lam.runs.folder import GALLERY
+from lam.runs.index import index_images, search
 from lam.service.answers import Query
 from lam.service.engine import Engine, embedding_of
-from lam.service.gallery import FOLDER
-from lam.service.live import stored_items
-from lam.service.store import FILE, ItemStore
+from tests.service.conftest import SMALL
 from tests.service.test_server import served
 
 TARGETS = ("--quiet", "--target-far=0.1", "--target-ood=0.1", "--target-miss=0.1")
@@ -37,7 +39,7 @@ def grown(engine: Engine, count: int, *, label: str | None = None) -> None:
 def test_what_a_service_holds_is_read_beside_it(engine: Engine) -> None:
     grown(engine, 3)
     engine.gallery.write(["0"])
-    found = stored_items(engine.run)
+    found = StoredItems.of(Run(engine.run.folder).gallery)
     assert len(found.vectors) == len(found.labels) == len(engine.gallery) == 62
     by_id = {item.id: item for item in engine.gallery.page(after="", limit=100)}
     assert sorted(found.labels) == sorted(item.label for item in by_id.values())
@@ -64,11 +66,11 @@ def test_what_is_written_while_it_is_read_alters_nothing(engine: Engine, monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(ItemStore, "_rows", rows)
         patched.setattr(ItemStore, "_sum", total)
-        found = stored_items(engine.run)
+        found = StoredItems.of(Run(engine.run.folder).gallery)
     assert next(writes) == 4
     assert len(found.vectors) == 60
     assert not [label for label in found.labels if label.startswith("label")]
-    assert len(stored_items(engine.run).vectors) == 63
+    assert len(Run(engine.run.folder).gallery) == 63
 
 
 def test_a_gallery_that_grew_is_calibrated_for_and_the_service_takes_it_over(
@@ -76,9 +78,9 @@ def test_a_gallery_that_grew_is_calibrated_for_and_the_service_takes_it_over(
 ) -> None:
     grown(engine, 30)
     assert engine.judge.state(len(engine.gallery)) == "stale"
-    assert main(["calibrate", str(engine.run), "--gallery=service", *TARGETS]) == 0
+    assert main(["calibrate", str(engine.run.folder), *TARGETS]) == 0
     assert "gallery: 90 items" in capsys.readouterr().out
-    assert load_calibration(engine.run).facts["gallery"] == "stored items"
+    assert engine.run.calibration.facts["gallery"] == "index"
     assert engine.judge.state(len(engine.gallery)) == "stale"
     engine.recalibrate()
     assert engine.judge.state(len(engine.gallery)) == "current"
@@ -89,8 +91,8 @@ def test_items_without_label_spoil_no_calibration(engine: Engine, capsys: pytest
     made = []
     for unlabelled in (0, 40):
         grown(engine, unlabelled, label="")
-        assert main(["calibrate", str(engine.run), "--gallery=service", *TARGETS]) == 0
-        made.append((load_calibration(engine.run), capsys.readouterr().out))
+        assert main(["calibrate", str(engine.run.folder), *TARGETS]) == 0
+        made.append((engine.run.calibration, capsys.readouterr().out))
     (before, said_before), (after, said_after) = made
     assert after.accept_above == before.accept_above
     assert after.reliability.expected_error == before.reliability.expected_error
@@ -101,12 +103,28 @@ def test_items_without_label_spoil_no_calibration(engine: Engine, capsys: pytest
 
 def test_a_gallery_without_any_label_cannot_be_calibrated_for(engine: Engine) -> None:
     with pytest.raises(ValueError, match="none of the 3 stored items has a label: give them labels"):
-        calibrate_run(engine.run, gallery=StoredItems(torch.eye(3), torch.ones(3), ("",) * 3), progress=False)
+        calibrate_run(engine.run.folder, gallery=StoredItems(torch.eye(3), torch.ones(3), ("",) * 3), progress=False)
+
+
+def test_what_is_served_is_searched_beside_it(engine: Engine, digit_folder: Path) -> None:
+    before = search(engine.run.folder, digit_folder / "2" / "3.png", k=200)
+    grown(engine, 3)
+    engine.gallery.write([before.items[0][0].id])
+    after = search(engine.run.folder, digit_folder / "2" / "3.png", k=200)
+    names = {item.id for item in before.items[0]} - {before.items[0][0].id} | {"more0", "more1", "more2"}
+    assert {item.id for item in after.items[0]} == names
+    assert after.decisions is not None
+
+
+def test_no_index_is_written_beneath_a_service(engine: Engine, digit_folder: Path) -> None:
+    with pytest.raises(ValueError, match="another process is writing to .*gallery: wait until it has finished"):
+        index_images(engine.run.folder, folder=digit_folder, progress=False)
+    assert len(engine.run.gallery) == 60
 
 
 def test_a_calibration_that_cannot_be_read_leaves_the_old_one(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     before = engine.judge
-    tables = next((engine.run / "calibration").glob("*/tables.safetensors"))
+    tables = next((engine.run.folder / "calibration").glob("*/tables.safetensors"))
     tables.write_bytes(tables.read_bytes()[:-1])
     engine.recalibrate()
     assert engine.judge is before
@@ -114,24 +132,31 @@ def test_a_calibration_that_cannot_be_read_leaves_the_old_one(engine: Engine, ca
     assert "tables.safetensors" in caplog.text
 
 
-def test_a_run_that_was_not_served_has_no_items(calibrated_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["calibrate", str(calibrated_run), "--gallery=service", *TARGETS]) == 1
-    assert "has no items of a service: `lam serve" in capsys.readouterr().err
+def test_a_run_without_gallery_or_items_cannot_be_calibrated_for(
+    served_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(served_run / GALLERY)
+    assert main(["calibrate", str(served_run), *TARGETS]) == 1
+    assert "items.sqlite is missing or empty: `lam index` makes one" in capsys.readouterr().err
+    assert not (served_run / GALLERY).exists()
+    Engine(served_run, SMALL).close()
+    assert main(["calibrate", str(served_run), *TARGETS]) == 1
+    assert "holds no items: `lam index` fills it" in capsys.readouterr().err
 
 
 def test_items_that_were_lost_are_told(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.gallery.close()
-    (engine.run / FOLDER / FILE).unlink()
-    assert main(["calibrate", str(engine.run), "--gallery=service", *TARGETS]) == 1
+    (engine.run.folder / GALLERY / FILE).unlink()
+    assert main(["calibrate", str(engine.run.folder), *TARGETS]) == 1
     assert "items.sqlite is missing or empty, and there was one" in capsys.readouterr().err
-    assert main(["serve", str(engine.run), "--port", "0"]) == 1
+    assert main(["serve", str(engine.run.folder), "--port", "0"]) == 1
     assert "restore it from a copy, or delete" in capsys.readouterr().err
 
 
 def test_a_hangup_reads_the_calibration_anew(served_run: Path) -> None:
     with served(served_run) as found:
         before = found.ask("GET", "/v1/model")[1]["threshold"]
-        assert main(["calibrate", str(served_run), "--gallery=service", "--quiet", "--target-far=0.2"]) == 0
+        assert main(["calibrate", str(served_run), "--quiet", "--target-far=0.2"]) == 0
         assert found.ask("GET", "/v1/model")[1]["threshold"] == before
         found.process.send_signal(signal.SIGHUP)
         until = time.monotonic() + 20

@@ -1,16 +1,22 @@
-"""One item of the gallery, and the hash that tells whether it is still what was stored."""
+"""One item of a gallery, what its parts may be, and the hash that tells whether it is still what was stored."""
 
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from urllib.parse import quote
+from pathlib import Path
 
 import numpy as np
 
-from lam.gallery.enrolment import ID_RULE, MAX_DEPTH, MAX_LABEL, MAX_METADATA, id_of_digest, is_id
-from lam.service.errors import ServiceError
+from lam.gallery.refusal import Refusal
+from lam.utils.files import sha256_of
+
+ID_RULE = "1 to 128 letters, digits, spaces or ._:@+=-, with no space at an end"
+MAX_LABEL, MAX_METADATA, MAX_DEPTH = 1024, 16384, 32
+INDEXED, SERVED = "index", "service"
+_ID = re.compile(r"(?!\.{1,2}$)(?! )[\w .:@+=-]{1,128}(?<! )")
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,7 @@ class Images:
         resultant: how far their directions agree; 1 for one image.
         least_kappa: the least of their κ; None for one image, or where it is not known.
         contents: ids by content, eight bytes each, of those of which it is known.
+        paths: a list of their files as JSON; empty for what came over HTTP.
         sums: Σ κ, Σ √κ and the D numbers of Σ κμ in float64; None for one image, or where they are not known.
     """
 
@@ -29,6 +36,7 @@ class Images:
     resultant: float = 1.0
     least_kappa: float | None = None
     contents: bytes = field(default=b"", repr=False)
+    paths: str = "[]"
     sums: bytes | None = field(default=None, repr=False)
 
 
@@ -46,7 +54,7 @@ class Item:
         label: what it shows; empty where that is not known.
         metadata: whatever else is known, JSON.
         thumbnail: a small picture, or None.
-        origin: `service`, or `index` for what `lam index` made.
+        origin: `service`, or `index` for what a run or `lam index` put there, which the next `lam index` replaces.
         images: what it was made of.
     """
 
@@ -56,13 +64,13 @@ class Item:
     label: str = ""
     metadata: str = "{}"
     thumbnail: bytes | None = field(default=None, repr=False)
-    origin: str = "service"
+    origin: str = SERVED
     images: Images = _ONE
 
     @property
     def sha256(self) -> bytes:
         """The hash of all of it, each part with its length; one image of which nothing is known adds none."""
-        digest, images = hashlib.sha256(), self.images
+        images = self.images
         parts = [
             self.id.encode(),
             self.vector,
@@ -77,12 +85,10 @@ class Item:
                 struct.pack("<qd", images.count, images.resultant),
                 b"" if images.least_kappa is None else struct.pack("<d", images.least_kappa),
                 images.contents,
+                images.paths.encode(),
                 b"" if images.sums is None else b"\x01" + images.sums,
             ]
-        for part in parts:
-            digest.update(struct.pack("<Q", len(part)))
-            digest.update(part)
-        return digest.digest()
+        return hashlib.sha256(b"".join(struct.pack("<Q", len(part)) + part for part in parts)).digest()
 
     @property
     def embedding(self) -> np.ndarray:
@@ -90,14 +96,32 @@ class Item:
         return np.frombuffer(self.vector, np.float32)
 
     @property
+    def path(self) -> str:
+        """The file of its first image; empty where it came without."""
+        return next(iter(json.loads(self.images.paths)), "")
+
+    @property
     def least_kappa(self) -> float:
         """The least κ of the item and its images."""
         return self.kappa if self.images.least_kappa is None else min(self.kappa, self.images.least_kappa)
 
 
-def content_id(content: bytes) -> str:
-    """Give the id of what comes without one: the first 63 bits of its SHA-256, as `lam index` has it."""
-    return str(id_of_digest(hashlib.sha256(content).hexdigest()))
+def content_id(content: bytes) -> int:
+    """The number of an image by its content: the first 63 bits of the SHA-256 of its file.
+
+    It is the id of what comes without one, so that one image is one item whatever it is called.
+    """
+    return number_of(hashlib.sha256(content).hexdigest())
+
+
+def file_id(path: str | Path) -> int:
+    """`content_id` of a file."""
+    return number_of(sha256_of(Path(path)))
+
+
+def number_of(digest: str) -> int:
+    """The first 63 bits of a SHA-256 in hexadecimal digits."""
+    return int(digest[:16], 16) >> 1
 
 
 def packed(contents: Iterable[int]) -> bytes:
@@ -105,19 +129,14 @@ def packed(contents: Iterable[int]) -> bytes:
     return b"".join(content.to_bytes(8, "big") for content in contents)
 
 
-def thumbnail_path(identity: str) -> str:
-    """Give where the picture of an item is."""
-    return f"/v1/items/{quote(identity, safe=':@+=')}/thumbnail"
-
-
 def checked_id(identity: str) -> str:
     """Refuse what cannot be an id.
 
     Raises:
-        ServiceError: 422.
+        Refusal: invalid.
     """
-    if not is_id(identity):
-        raise ServiceError(422, "the id is not one that an item can have", allowed=ID_RULE)
+    if _ID.fullmatch(identity) is None:
+        raise Refusal("invalid", "the id is not one that an item can have", allowed=ID_RULE)
     return identity
 
 
@@ -125,21 +144,25 @@ def checked_metadata(metadata: object) -> str:
     """Give metadata as the JSON text that is stored.
 
     Raises:
-        ServiceError: 422, for what is no object, holds NaN or halves of characters, is too deep, or too long.
+        Refusal: invalid, for what is no object, holds NaN or halves of characters, is too deep, or too long.
     """
     if not isinstance(metadata, dict):
-        raise ServiceError(422, "metadata must be a JSON object", allowed='an object such as {"name": "value"}')
+        raise Refusal("invalid", "metadata must be a JSON object", allowed='an object such as {"name": "value"}')
+    if not metadata:
+        return "{}"
     if _is_deeper(metadata, MAX_DEPTH):
-        raise ServiceError(422, f"metadata is nested more than {MAX_DEPTH} deep", allowed=f"at most {MAX_DEPTH} levels")
+        raise Refusal(
+            "invalid", f"metadata is nested more than {MAX_DEPTH} deep", allowed=f"at most {MAX_DEPTH} levels"
+        )
     try:
         json.dumps(metadata, ensure_ascii=False).encode()
         text = json.dumps(metadata, allow_nan=False, sort_keys=True)
     except UnicodeEncodeError:
-        raise ServiceError(422, "metadata must be valid Unicode", allowed="JSON") from None
+        raise Refusal("invalid", "metadata must be valid Unicode", allowed="JSON") from None
     except ValueError:
-        raise ServiceError(422, "metadata must be finite numbers, text, lists and objects", allowed="JSON") from None
+        raise Refusal("invalid", "metadata must be finite numbers, text, lists and objects", allowed="JSON") from None
     if len(text) > MAX_METADATA:
-        raise ServiceError(422, f"metadata has {len(text)} characters", allowed=f"at most {MAX_METADATA}")
+        raise Refusal("invalid", f"metadata has {len(text)} characters", allowed=f"at most {MAX_METADATA}")
     return text
 
 
@@ -156,12 +179,12 @@ def checked_label(label: str) -> str:
     """Refuse a label that is too long or no text.
 
     Raises:
-        ServiceError: 422.
+        Refusal: invalid.
     """
     if len(label) > MAX_LABEL:
-        raise ServiceError(422, f"the label has {len(label)} characters", allowed=f"at most {MAX_LABEL}")
+        raise Refusal("invalid", f"the label has {len(label)} characters", allowed=f"at most {MAX_LABEL}")
     try:
         label.encode()
     except UnicodeEncodeError:
-        raise ServiceError(422, "the label must be valid Unicode", allowed=f"at most {MAX_LABEL} characters") from None
+        raise Refusal("invalid", "the label must be valid Unicode", allowed=f"at most {MAX_LABEL} characters") from None
     return label

@@ -1,4 +1,4 @@
-"""Store and index together: take-over, catching up, erasing, and searching while items are added."""
+"""Store and index together: catching up, erasing, and searching while items are added."""
 
 import shutil
 import sqlite3
@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from lam.retrieval.index.faiss_index import Index
+from lam.gallery.gallery import Gallery
+from lam.gallery.item import Images, Item, packed
+from lam.gallery.refusal import Refusal
+from lam.gallery.store import CACHE, FILE, Change, Fuse, Operation
+from lam.runs.data import load_data
+from lam.runs.finished import Run
 from lam.runs.index import index_folder
-from lam.service.errors import ServiceError
-from lam.service.gallery import CACHE, FOLDER, Gallery
-from lam.service.items import Images, Item, packed
-from lam.service.store import FILE, Change, Fuse, Operation
 from lam.utils.files import sha256_of
 from lam.vmf.embeddings import Embeddings
 
@@ -26,7 +27,7 @@ D = 3
 
 @pytest.fixture
 def gallery(run_copy: Path) -> Iterator[Gallery]:
-    opened = Gallery(run_copy, D)
+    opened = Gallery(run_copy / "gallery", D)
     yield opened
     opened.close()
 
@@ -46,21 +47,23 @@ def found(gallery: Gallery, query: Embeddings, k: int = 1) -> list[str]:
     return [described[key].id for key in hits.ids[0].tolist() if key in described]
 
 
-def test_the_index_of_a_run_is_taken_over_with_pictures(gallery: Gallery, run_copy: Path) -> None:
-    saved = Index.load(run_copy / "index")
-    assert len(gallery) == len(saved) == 60
+def test_a_run_ends_with_its_test_split_and_pictures(gallery: Gallery, run_copy: Path) -> None:
+    images: Any = load_data(Run(run_copy).config.data)[0].test
+    kappa = Run(run_copy).encoder.embed(images.images).kappa
+    assert len(gallery) == 60
     for item in gallery.page(after="", limit=100):
         assert item.origin == "index"
         assert item.thumbnail is not None
-        assert item.kappa == float(saved.kappa_of([int(item.id)])[0])
+        assert item.path == f"digits test {item.id}"
+        assert item.kappa == pytest.approx(float(kappa[int(item.id)]), rel=1e-4)
 
 
 def test_what_is_written_is_found_again_after_a_restart(run_copy: Path) -> None:
-    first = Gallery(run_copy, D)
+    first = Gallery(run_copy / "gallery", D)
     first.write(items(5))
     first.write(["0-3", "7"])
     first.close()
-    again = Gallery(run_copy, D)
+    again = Gallery(run_copy / "gallery", D)
     assert len(again) == 60 + 5 - 2
     for row in range(5):
         assert (found(again, embeddings(5)[row : row + 1]) == [f"0-{row}"]) == (row != 3)
@@ -69,28 +72,28 @@ def test_what_is_written_is_found_again_after_a_restart(run_copy: Path) -> None:
 
 
 def test_deleted_items_leave_every_file_of_the_run(run_copy: Path) -> None:
-    vector = Index.load(run_copy / "index")._store.column("vectors")[7].tobytes()
-    files = [path for folder in ("index", FOLDER) for path in (run_copy / folder).rglob("*")]
+    vector = Run(run_copy).gallery.items[7].vector
+    files = (run_copy / "gallery").rglob("*")
     assert any(vector in path.read_bytes() for path in files if path.is_file())
-    gallery = Gallery(run_copy, D)
+    gallery = Gallery(run_copy / "gallery", D)
     (change,) = gallery.write(["7"])
     assert isinstance(change, Change)
     assert change.removed
     for path in run_copy.rglob("*"):
         assert not path.is_file() or vector not in path.read_bytes(), path
     gallery.close()
-    again = Gallery(run_copy, D)
+    again = Gallery(run_copy / "gallery", D)
     assert again.get("7") is None
-    assert len(Index.load(run_copy / "index")) == len(again) == 59
+    assert len(Run(run_copy).gallery) == len(again) == 59
     again.close()
 
 
 def test_a_new_index_replaces_the_items_of_the_old_and_no_others(run_copy: Path, digit_folder: Path) -> None:
-    gallery = Gallery(run_copy, D)
+    gallery = Gallery(run_copy / "gallery", D)
     gallery.write(items(2))
     gallery.close()
     count = index_folder(run_copy, digit_folder, progress=False)
-    again = Gallery(run_copy, D)
+    again = Gallery(run_copy / "gallery", D)
     assert len(again) == count + 2
     assert again.get("0") is None
     assert again.get("0-1") is not None
@@ -100,22 +103,22 @@ def test_a_new_index_replaces_the_items_of_the_old_and_no_others(run_copy: Path,
 
 def test_a_corrupt_index_is_rebuilt(run_copy: Path, digit_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     index_folder(run_copy, digit_folder, factory="HNSW8", progress=False)
-    first = Gallery(run_copy, D)
-    assert (run_copy / FOLDER / CACHE).is_dir()  # a kill from here on costs no second build
+    first = Gallery(run_copy / "gallery", D)
+    assert (run_copy / "gallery" / CACHE).is_dir()  # a kill from here on costs no second build
     first.write(items(4))
     assert first.index.factory == "HNSW8"
     first.close()
-    cache = next((run_copy / FOLDER / CACHE).glob("*/embeddings.safetensors"))
+    cache = next((run_copy / "gallery" / CACHE).glob("*/embeddings.safetensors"))
     whole = sha256_of(cache)
-    second = Gallery(run_copy, D)
+    second = Gallery(run_copy / "gallery", D)
     assert found(second, embeddings(4)[:1]) == ["0-0"]
     second.close()
-    cache = next((run_copy / FOLDER / CACHE).glob("*/embeddings.safetensors"))
+    cache = next((run_copy / "gallery" / CACHE).glob("*/embeddings.safetensors"))
     assert sha256_of(cache) == whole  # read, not built anew
     content = bytearray(cache.read_bytes())
     content[-1] ^= 1
     cache.write_bytes(content)
-    third = Gallery(run_copy, D)
+    third = Gallery(run_copy / "gallery", D)
     assert "built anew" in caplog.text
     assert found(third, embeddings(4)[:1]) == ["0-0"]
     third.close()
@@ -123,16 +126,16 @@ def test_a_corrupt_index_is_rebuilt(run_copy: Path, digit_folder: Path, caplog: 
 
 def test_a_cache_of_the_index_is_caught_up(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
     index_folder(run_copy, digit_folder, factory="HNSW8", progress=False)
-    first = Gallery(run_copy, D)
+    first = Gallery(run_copy / "gallery", D)
     first.write(items(4))
     first.close()
-    old = shutil.copytree(run_copy / FOLDER / CACHE, tmp_path / "old")
-    second = Gallery(run_copy, D)
+    old = shutil.copytree(run_copy / "gallery" / CACHE, tmp_path / "old")
+    second = Gallery(run_copy / "gallery", D)
     second.write(["0-0", *items(3, seed=1)])
     second.close()
-    shutil.rmtree(run_copy / FOLDER / CACHE)
-    shutil.copytree(old, run_copy / FOLDER / CACHE)
-    third = Gallery(run_copy, D)
+    shutil.rmtree(run_copy / "gallery" / CACHE)
+    shutil.copytree(old, run_copy / "gallery" / CACHE)
+    third = Gallery(run_copy / "gallery", D)
     assert found(third, embeddings(4)[:1]) != ["0-0"]
     assert [found(third, embeddings(3, 1)[row : row + 1]) for row in range(3)] == [["1-0"], ["1-1"], ["1-2"]]
     assert len(third) == 24 + 3 + 3
@@ -140,25 +143,25 @@ def test_a_cache_of_the_index_is_caught_up(run_copy: Path, digit_folder: Path, t
 
 
 def test_items_of_another_encoder_are_refused(run_copy: Path) -> None:
-    Gallery(run_copy, D).close()
+    Gallery(run_copy / "gallery", D).close()
     with pytest.raises(ValueError, match=r"holds item .* of dimension 3, the run has 4"):
-        Gallery(run_copy, 4)
+        Gallery(run_copy / "gallery", 4)
 
 
 def test_a_second_opening_is_refused(gallery: Gallery, run_copy: Path) -> None:
     with pytest.raises(ValueError, match="another process is writing to"):
-        Gallery(run_copy, D)
+        Gallery(run_copy / "gallery", D)
 
 
-def test_a_run_without_index_begins_empty(run_copy: Path) -> None:
-    shutil.rmtree(run_copy / "index")
-    gallery = Gallery(run_copy, D)
+def test_a_run_without_gallery_begins_empty(run_copy: Path) -> None:
+    shutil.rmtree(run_copy / "gallery")
+    gallery = Gallery(run_copy / "gallery", D)
     assert len(gallery) == 0
     assert found(gallery, embeddings(1)) == []
     gallery.write(items(1))
     assert found(gallery, embeddings(1)) == ["0-0"]
     gallery.close()
-    assert (run_copy / FOLDER / FILE).is_file()
+    assert (run_copy / "gallery" / FILE).is_file()
 
 
 def changed_and_searched(gallery: Gallery, operations: list[Operation], query: Embeddings, k: int) -> list[str]:
@@ -218,7 +221,7 @@ def test_no_search_waits_for_a_log_that_a_reader_keeps(gallery: Gallery) -> None
     with closing(sqlite3.connect(gallery._store.path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM items").fetchone()
-        answers: list[Change | ServiceError] = []
+        answers: list[Change | Refusal] = []
         deleting = threading.Thread(target=lambda: answers.extend(gallery.write(["0-0"])))
         deleting.start()
         while gallery.get("0-0") is not None:
@@ -227,7 +230,7 @@ def test_no_search_waits_for_a_log_that_a_reader_keeps(gallery: Gallery) -> None
         assert deleting.is_alive()
         deleting.join()
     (refused,) = answers
-    assert isinstance(refused, ServiceError)
+    assert isinstance(refused, Refusal)
     assert "a reader of the database keeps its log" in refused.error
     assert gallery.write(["0-0"]) == [Change()]
 
@@ -273,7 +276,7 @@ class Watched:
             self._update(number)
             if number % 3 == 0:
                 (change,) = self._gallery.write([f"{number}-0"])
-                if isinstance(change, ServiceError):
+                if isinstance(change, Refusal):
                     self.wrong.append(change.error)
                 self._deleted = number
         self._stop.set()

@@ -11,17 +11,17 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
+from lam.gallery import remote_index
+from lam.gallery.gallery import Gallery
+from lam.gallery.item import Item
+from lam.gallery.refusal import Refusal
 from lam.retrieval.index.milvus_index import MilvusIndex
-from lam.service import remote_index
 from lam.service.app import create_app
 from lam.service.engine import Engine
-from lam.service.errors import ServiceError
-from lam.service.gallery import Gallery
-from lam.service.items import Item
 from lam.vmf.embeddings import Embeddings
+from tests.gallery.test_gallery import D, adding_and_searching, embeddings, found, items
 from tests.milvus_servers import MILVUS, address_of
-from tests.service.conftest import HOST, SMALL
-from tests.service.test_gallery import D, adding_and_searching, embeddings, found, items
+from tests.service.conftest import HOST, SMALL, calibrated_run, served_run  # noqa: F401 - fixtures
 
 pymilvus = pytest.importorskip("pymilvus", reason="the extra milvus is not installed")
 pytest.importorskip("milvus_lite", reason="Milvus Lite is not installed")
@@ -69,7 +69,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def gallery(server: Server, run_copy: Path, address: str) -> Iterator[Gallery]:
-    opened = Gallery(run_copy, D, index=address)
+    opened = Gallery(run_copy / "gallery", D, index=address)
     yield opened
     opened.close()
 
@@ -84,16 +84,16 @@ def holds_what_is_stored(gallery: Gallery) -> None:
 def refused(gallery: Gallery, server: Server) -> None:
     """A search is a 503, and the server is not asked."""
     before = server.calls
-    with pytest.raises(ServiceError, match="the index cannot be searched now") as error:
+    with pytest.raises(Refusal, match="the index cannot be searched now") as error:
         gallery.search(embeddings(1), 1)
-    assert error.value.status == 503
-    assert int(error.value.headers["Retry-After"]) >= 1
+    assert error.value.kind == "busy"
+    assert error.value.after >= 1
     assert server.calls == before
 
 
 def trip(gallery: Gallery, server: Server) -> None:
     server.down = True
-    with pytest.raises(ServiceError, match="the index cannot be searched now"):
+    with pytest.raises(Refusal, match="the index cannot be searched now"):
         gallery.search(embeddings(1), 1)
     assert gallery.complaint is not None
 
@@ -109,7 +109,7 @@ def test_hits_are_those_of_the_own_index(run_copy: Path, tmp_path: Path, address
     """Ids, scores, κ and order, while items are added, replaced and deleted."""
     changes = ([], items(6), [items(1, seed=4)[0], "0-2", "7"], [Item("0-1", items(1)[0].vector, 4.0)])
     copy, queries = shutil.copytree(run_copy, tmp_path / "copy"), embeddings(8, seed=3)
-    own, remote = Gallery(run_copy, D), Gallery(copy, D, index=address)
+    own, remote = Gallery(run_copy / "gallery", D), Gallery(copy / "gallery", D, index=address)
     for operations in changes:
         own.write(operations)
         remote.write(operations)
@@ -142,13 +142,13 @@ def test_items_come_and_go(gallery: Gallery) -> None:
 
 
 def test_a_restart_catches_up(run_copy: Path, address: str, server: Server) -> None:
-    first = Gallery(run_copy, D, index=address)
+    first = Gallery(run_copy / "gallery", D, index=address)
     first.write(items(3))
     first.close()
-    own = Gallery(run_copy, D)  # the collection learns nothing of this
+    own = Gallery(run_copy / "gallery", D)  # the collection learns nothing of this
     own.write([*items(2, seed=1), "0-0", "7", Item("0-1", items(1)[0].vector, 4.0)])
     own.close()
-    again = Gallery(run_copy, D, index=address)
+    again = Gallery(run_copy / "gallery", D, index=address)
     assert again.complaint is None
     holds_what_is_stored(again)
     assert len(again) == 60 + 3 + 2 - 2
@@ -156,7 +156,7 @@ def test_a_restart_catches_up(run_copy: Path, address: str, server: Server) -> N
     assert found(again, embeddings(1, seed=1)) == ["1-0"]
     before = server.calls
     again.close()
-    Gallery(run_copy, D, index=address).close()
+    Gallery(run_copy / "gallery", D, index=address).close()
     assert server.calls - before < 20  # nothing is sent that is there
 
 
@@ -182,11 +182,11 @@ def test_what_is_written_in_an_outage_follows(gallery: Gallery, server: Server) 
     assert added.created
     assert updated.key is not None
     for refusal in (deleted, unknown):  # neither is said to be erased while nobody knows
-        assert isinstance(refusal, ServiceError)
-        assert refusal.status == 503
+        assert isinstance(refusal, Refusal)
+        assert refusal.kind == "busy"
         assert "it holds the vector until it is back" in refusal.error
     gallery.write(items(3, seed=3))
-    assert gallery.write(["3-1"])[0].status == 503
+    assert gallery.write(["3-1"])[0].kind == "busy"
     assert server.calls == before
     assert len(gallery) == 60 + 4 + 1 - 1 + 2
     assert gallery.get("0-2") is None
@@ -206,7 +206,7 @@ def test_a_failing_write_opens_the_circuit_and_is_stored(gallery: Gallery, serve
     put_back(gallery, server)
     assert found(gallery, embeddings(1)) == ["0-0"]
     setattr(server, failing, True)
-    assert gallery.write(["0-0"])[0].status == 503
+    assert gallery.write(["0-0"])[0].kind == "busy"
     put_back(gallery, server)
     assert "0-0" not in found(gallery, embeddings(1), 100)
 
@@ -259,7 +259,7 @@ def test_a_late_failure_of_an_earlier_call_opens_nothing(gallery: Gallery, serve
 def test_a_collection_that_was_lost_is_made_again(gallery: Gallery, server: Server) -> None:
     gallery.write(items(2))
     gallery.index._index._client.drop_collection(gallery.index._index.address.collection)
-    with pytest.raises(ServiceError, match="the index cannot be searched now"):
+    with pytest.raises(Refusal, match="the index cannot be searched now"):
         gallery.search(embeddings(1), 1)
     put_back(gallery, server)
     assert found(gallery, embeddings(1)) == ["0-0"]
@@ -268,10 +268,10 @@ def test_a_collection_that_was_lost_is_made_again(gallery: Gallery, server: Serv
 def test_it_starts_without_the_server_and_tries_by_itself(
     run_copy: Path, address: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Gallery(run_copy, D, index=address).close()
+    Gallery(run_copy / "gallery", D, index=address).close()
     server.down = True
     monkeypatch.setattr(remote_index, "PAUSE", 0.01)
-    gallery = Gallery(run_copy, D, index=address)
+    gallery = Gallery(run_copy / "gallery", D, index=address)
     assert gallery.complaint is not None
     gallery.write(items(1))
     server.down = False
@@ -287,32 +287,32 @@ def test_it_starts_without_the_server_and_tries_by_itself(
 def test_the_first_use_needs_the_server(run_copy: Path, address: str, server: Server) -> None:
     server.down = True
     with pytest.raises(ConnectionError, match="Milvus at .* failed: server unavailable; see that it runs"):
-        Gallery(run_copy, D, index=address)
+        Gallery(run_copy / "gallery", D, index=address)
     server.down = False
-    Gallery(run_copy, D, index=address).close()
+    Gallery(run_copy / "gallery", D, index=address).close()
 
 
 def test_a_collection_of_others_is_refused_and_left_alone(run_copy: Path, tmp_path: Path, address: str) -> None:
     others = MilvusIndex(address, D)
     others.add(embeddings(2), [5, 6])
     with pytest.raises(ValueError, match="'items.*' in .* holds 2 items that are not of this gallery: name one"):
-        Gallery(run_copy, D, index=address)
+        Gallery(run_copy / "gallery", D, index=address)
     assert others.ids.tolist() == [5, 6]
     others.close()
     with pytest.raises(ValueError, match="address must be milvus://HOST"):
-        Gallery(run_copy, D, index="http://host/items")
+        Gallery(run_copy / "gallery", D, index="http://host/items")
 
 
 def test_items_of_another_encoder_are_refused(run_copy: Path, address: str) -> None:
     with pytest.raises(ValueError, match=r"holds item .* of dimension 3, the run has 4"):
-        Gallery(run_copy, 4, index=address)
+        Gallery(run_copy / "gallery", 4, index=address)
 
 
 def test_adding_and_searching_at_once(gallery: Gallery) -> None:
     adding_and_searching(gallery, 0.7, 2)
 
 
-def test_an_outage_over_http(served_run: Path, address: str, server: Server) -> None:
+def test_an_outage_over_http(served_run: Path, address: str, server: Server) -> None:  # noqa: F811 - a fixture
     engine = Engine(served_run, SMALL, index=address)
     client = TestClient(create_app(engine), base_url=HOST, raise_server_exceptions=False)
     axis = [1.0] + [0.0] * (engine.gallery.dimension - 1)

@@ -1,0 +1,118 @@
+"""Images of folders and lists, embedded by an encoder."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lam import datasets
+from lam.datasets import FolderImages
+from lam.encoders.base import Encoder
+from lam.gallery.enrolment import Entry
+from lam.gallery.image_list import ListedImage
+from lam.gallery.item import file_id
+from lam.gallery.shards import Shard
+from lam.inputs.preprocessing import Preprocessing
+from lam.retrieval.decisions.calibration import Calibration
+from lam.vmf.embeddings import Embeddings
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class EmbeddedFolder:
+    """The images of a folder, embedded.
+
+    Attributes:
+        images: all of the folder.
+        embeddings: of N of them: all, or those of a shard.
+        flagged: (N,) which of these a calibration flags as unlike what it knows; None without one.
+    """
+
+    images: FolderImages
+    embeddings: Embeddings
+    flagged: Bool[Tensor, " N"] | None
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What would be indexed, where all were embedded."""
+        labels = (self.images.classes[label] for label in self.images.labels.tolist())
+        return [Entry(str(path), label, file_id(path)) for path, label in zip(self.images.paths, labels, strict=True)]
+
+
+def embed_folder(
+    encoder: Encoder,
+    folder: str | Path,
+    *,
+    shard: Shard | None = None,
+    calibration: Calibration | None = None,
+    progress: bool = True,
+) -> EmbeddedFolder:
+    """Embed the images of a folder, with class sub-folders or without: all, or those of a shard.
+
+    Args:
+        encoder: of a run.
+        folder: the images.
+        shard: which of them; by default all.
+        calibration: of the run, by whose flag images are told that cannot be judged.
+        progress: show a progress bar on standard error.
+
+    Raises:
+        ValueError: for an encoder that does not know how an image becomes an input, a shard without an image, or naming
+            a file that is no image.
+    """
+    images = datasets.folder.read(root=folder, preprocessing=preprocessing_of(encoder))
+    wanted = images if shard is None else images.subset(shard.positions(len(images)))
+    parts: list[Embeddings] = []
+    flagged: list[Tensor] = []
+    for seen in encoder.observed(_loader(wanted), progress=progress):
+        parts.append(seen.embeddings)
+        if calibration is not None:
+            surprise = calibration.surprise(seen.embeddings, seen.features)
+            flagged.append((surprise > calibration.flag_above).cpu())
+    return EmbeddedFolder(images, Embeddings.concatenate(parts), torch.cat(flagged) if flagged else None)
+
+
+def embed_list(
+    encoder: Encoder, listed: Sequence[ListedImage], *, progress: bool = True
+) -> tuple[list[Entry], Embeddings]:
+    """Embed the images of a list.
+
+    Args:
+        encoder: of a run.
+        listed: as `lam.gallery.image_list.read_list` reads it.
+        progress: show a progress bar on standard error.
+
+    Raises:
+        ValueError: as `embed_folder`; or for an id, a label or metadata that no item can have.
+    """
+    names = {label: number for number, label in enumerate(sorted({image.label for image in listed}))}
+    images = FolderImages(
+        [image.path for image in listed],
+        torch.tensor([names[image.label] for image in listed]),
+        name="list",
+        classes=list(names),
+        preprocessing=preprocessing_of(encoder),
+    )
+    entries = [Entry(str(image.path), image.label, file_id(image.path), image.name, image.metadata) for image in listed]
+    return entries, encoder.embed(_loader(images), progress=progress)
+
+
+def preprocessing_of(encoder: Encoder) -> Preprocessing:
+    """Give how an image becomes an input of an encoder.
+
+    Raises:
+        ValueError: where the encoder does not know it.
+    """
+    if encoder.preprocessing is None:
+        raise ValueError("the encoder does not know how an image becomes an input: fit it with preprocessing=...")
+    return encoder.preprocessing
+
+
+def _loader(images: FolderImages) -> DataLoader[Any]:
+    return DataLoader(images, batch_size=BATCH, generator=torch.Generator())  # torch's global one stays as it is

@@ -1,0 +1,82 @@
+"""The items of one moment, read and searched beside whoever goes on writing to the gallery."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import SupportsIndex
+
+import numpy as np
+import torch
+
+from lam.gallery.item import Item
+from lam.gallery.local_index import filled
+from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, ItemStore
+from lam.retrieval.index.faiss_index import Index
+from lam.retrieval.index.hits import Hits
+from lam.vmf.embeddings import Embeddings, refuse_other_means
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a gallery held.
+
+    Attributes:
+        folder: of the gallery.
+        dimension: of the embeddings.
+        keys: of the items, rising.
+        items: without their pictures, in the order of the keys.
+        factory: the FAISS type.
+        mean_samples: as `Embeddings` have it, of the embeddings that were indexed; what is searched for must be
+            embedded with as many.
+    """
+
+    folder: Path
+    dimension: int
+    keys: Sequence[int]
+    items: tuple[Item, ...]
+    factory: str = "Flat"
+    mean_samples: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @classmethod
+    def read(cls, folder: str | Path, dimension: int) -> "Snapshot":
+        """Read the items of a gallery, every row held to its hash, while another process may write to it.
+
+        A deletion that comes within the second that this takes may be refused as `busy`.
+
+        Args:
+            folder: of the gallery.
+            dimension: of the embeddings.
+
+        Raises:
+            CorruptFileError: naming the file that was lost, or the rows that were altered.
+            ValueError: where there is no gallery, or another process has locked the file.
+        """
+        with closing(ItemStore(Path(folder) / FILE, read_only=True)) as store, store.one_moment():
+            store.check()
+            keyed = [(key, replace(item, thumbnail=None)) for key, item in store.keyed()]
+            samples = store.fact(MEAN_SAMPLES)
+            factory = store.fact(FACTORY) or "Flat"
+        keys, items = [key for key, _ in keyed], tuple(item for _, item in keyed)
+        return cls(Path(folder), dimension, keys, items, factory, int(samples) if samples else None)
+
+    def search(self, queries: Embeddings, k: SupportsIndex) -> Hits:
+        """Find the k items of highest cosine for each query; the ids of hits are places in `items`.
+
+        Raises:
+            ValueError: as `lam.retrieval.Index.search`.
+        """
+        if self.items:
+            refuse_other_means(queries, self.mean_samples)
+        hits = self._index.search(replace(queries, samples=None, mean_samples=None), k)
+        places = np.searchsorted(np.array(self.keys, np.int64), hits.ids.cpu().numpy())
+        return replace(hits, ids=torch.from_numpy(places).to(hits.ids.device))
+
+    @cached_property
+    def _index(self) -> Index:
+        keyed = zip(self.keys, self.items, strict=True)
+        return filled(self.folder / CACHE, keyed, self.dimension, self.factory, source=self.folder / FILE)

@@ -1,0 +1,38 @@
+"""From an image to a small picture of it, without anything else that its file carried."""
+
+import io
+from pathlib import Path
+
+from PIL import Image
+
+from lam.inputs.preprocessing import open_image
+
+SIZE = 128
+_QUALITY = 85
+_SHARP_BELOW = 64  # so few pixels are kept as they are
+_GREY = ("1", "L", "LA", "I", "I;16", "F")
+
+
+def thumbnail(image: Image.Image) -> bytes:
+    """A small picture as a new PNG or JPEG."""
+    transparent = image.has_transparency_data
+    small = image.convert("RGBA" if transparent else "L" if image.mode in _GREY else "RGB")
+    small.thumbnail((SIZE, SIZE))
+    pixels = Image.new(small.mode, small.size)
+    pixels.paste(small)
+    shown = io.BytesIO()
+    if transparent or max(small.size) < _SHARP_BELOW:
+        pixels.save(shown, "PNG")
+    else:
+        pixels.save(shown, "JPEG", quality=_QUALITY)
+    return shown.getvalue()
+
+
+def thumbnail_of_file(path: str | Path) -> bytes | None:
+    """A small picture of an image file; None where there is no such file, or no image in it."""
+    if not Path(path).is_file():
+        return None
+    try:
+        return thumbnail(open_image(path, 2 * SIZE))
+    except ValueError:
+        return None

@@ -1,0 +1,94 @@
+"""A finished run: what is in its folder, opened when it is first asked for."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+
+from lam.encoders.base import Encoder
+from lam.encoders.files import fingerprint
+from lam.encoders.load import load
+from lam.gallery.gallery import Gallery
+from lam.gallery.snapshot import Snapshot
+from lam.retrieval.decisions.calibration import Calibration
+from lam.retrieval.decisions.files import FOLDER as CALIBRATION
+from lam.retrieval.decisions.files import load_calibration
+from lam.runs.config import RunConfig
+from lam.runs.config_files import load_config
+from lam.runs.folder import ENCODER, GALLERY, require_finished
+from lam.utils.files import locked
+
+
+class Run:
+    """A finished run. Every file is checked before it is read.
+
+    Args:
+        folder: of the run.
+
+    Attributes:
+        folder: the same.
+
+    Raises:
+        ValueError: where the folder is no run or the run did not finish.
+        CorruptFileError: naming the file that is missing, truncated or altered; so does every property.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        require_finished(self.folder)
+
+    @property
+    def config(self) -> RunConfig:
+        """What it was told to do."""
+        return self.configured([])
+
+    def configured(self, overrides: Sequence[str]) -> RunConfig:
+        """`config`, but for some settings, such as `--data.root=DIR` where its data have moved."""
+        return load_config(self.folder, overrides)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Its network, and what is known of its uncertainty."""
+        return load(self.folder / ENCODER)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells its network, posterior and preprocessing from others."""
+        return fingerprint(self.folder / ENCODER)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Its thresholds as they are now; None where it has none.
+
+        Raises:
+            ValueError: where they are of another network, posterior or preprocessing.
+        """
+        if not (self.folder / CALIBRATION).is_dir():
+            return None
+        return load_calibration(self.folder, key=self.fingerprint)
+
+    @property
+    def gallery_folder(self) -> Path:
+        """Where its items lie."""
+        return self.folder / GALLERY
+
+    @property
+    def gallery(self) -> Snapshot:
+        """Its items as they are now, to be searched, whoever writes to them.
+
+        Raises:
+            ValueError: where it has no gallery, or another process has locked it.
+        """
+        return Snapshot.read(self.gallery_folder, self.encoder.dimension)
+
+    def open_gallery(self, *, drop_corrupt: bool = False, index: str | None = None) -> Gallery:
+        """Open its items to be searched and changed by this process alone; see `lam.gallery.gallery.Gallery`."""
+        return Gallery(self.gallery_folder, self.encoder.dimension, drop_corrupt=drop_corrupt, index=index)
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep other processes from writing to the folder, but for its gallery, which has a lock of its own.
+
+        Raises:
+            ValueError: where another process holds it.
+        """
+        return locked(self.folder)

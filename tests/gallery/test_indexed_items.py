@@ -1,0 +1,247 @@
+"""What `lam index` puts into a gallery, beside what is added, changed and deleted there while it is served."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lam.gallery.embed import preprocessing_of
+from lam.gallery.gallery import Gallery
+from lam.gallery.item import Images, Item, file_id, packed
+from lam.gallery.local_index import LocalIndex
+from lam.gallery.refusal import Refusal, full
+from lam.gallery.store import Change, Fuse, ItemStore
+from lam.retrieval.index.fusion import fuse_identities
+from lam.runs.finished import Run
+from lam.runs.index import index_folder, index_images
+
+D = 3
+
+
+@contextmanager
+def opened(run: Path) -> Iterator[Gallery]:
+    gallery = Gallery(run / "gallery", D)
+    try:
+        yield gallery
+    finally:
+        gallery.close()
+
+
+def index_list(run: Path, *lines: str, fuse: bool = False) -> None:
+    listed = run.parent / "list.csv"
+    listed.write_text("\n".join(("id,path,label,city", *lines)) + "\n", encoding="utf-8")
+    index_images(run, listed=listed, fuse=fuse, progress=False)
+
+
+def digits(folder: Path) -> list[Path]:
+    return [folder / "0" / f"{number}.png" for number in range(8)]
+
+
+def added(name: str) -> Item:
+    return Item(name, np.array([1, 0, 0], np.float32).tobytes(), 9.0, "mine")
+
+
+def test_items_of_a_list_have_its_ids_and_metadata(run_copy: Path, digit_folder: Path) -> None:
+    first, second, third, *_ = digits(digit_folder)
+    index_list(run_copy, f"vase-17,{first},vase,Kyoto", f"7,{second},,", f",{third},plate,Lima")
+    with opened(run_copy) as gallery:
+        found = {item.id: item for item in gallery.page(after="", limit=10)}
+    assert found.keys() == {"vase-17", "7", str(file_id(third))}
+    vase = found["vase-17"]
+    assert (vase.label, json.loads(vase.metadata), vase.origin) == ("vase", {"city": "Kyoto"}, "index")
+    encoder = Run(run_copy).encoder
+    alone = encoder.embed(preprocessing_of(encoder)(first)[None])
+    assert vase.kappa == pytest.approx(float(alone.kappa[0]), rel=1e-4)
+    assert vase.thumbnail is not None
+    assert vase.images == Images(contents=packed([file_id(first)]), paths=json.dumps([str(first)]))
+    assert found["7"].metadata == "{}"
+    assert json.loads(found[str(file_id(third))].metadata) == {"city": "Lima"}
+
+
+def test_what_was_fused_comes_with_its_images(run_copy: Path, digit_folder: Path) -> None:
+    paths = digits(digit_folder)[:3]
+    index_list(run_copy, *(f"a,{path},," for path in paths), f"b,{digits(digit_folder)[4]},,", fuse=True)
+    encoder = Run(run_copy).encoder
+    alone = encoder.embed(torch.stack([preprocessing_of(encoder)(path) for path in paths]))
+    fused = fuse_identities(alone, [0, 0, 0]).embeddings
+    with opened(run_copy) as gallery:
+        item = gallery.get("a")
+        hits, described = gallery.search(fused, 1)
+    assert item is not None
+    assert item.images.count == 3
+    assert item.images.contents == packed(map(file_id, paths))
+    assert item.images.resultant == pytest.approx(float(fused.resultant[0]))
+    assert item.images.least_kappa == pytest.approx(float(alone.kappa.min()), rel=1e-4)
+    assert item.images.sums is not None
+    mass, roots, *product = np.frombuffer(item.images.sums)
+    kappa = alone.kappa.double()
+    assert (mass, roots) == pytest.approx((float(kappa.sum()), float(kappa.sqrt().sum())), rel=1e-4)
+    expected = (kappa[:, None] * alone.mean.double()).sum(0).tolist()
+    assert product == pytest.approx(expected, rel=1e-4, abs=1e-4 * mass)
+    (key,) = hits.ids[0].tolist()
+    what = described[key]
+    assert (what.id, what.images, what.least_kappa) == ("a", 3, item.least_kappa)
+    assert what.resultant == item.images.resultant
+
+
+def test_fusing_goes_on_from_what_the_index_fused(run_copy: Path, digit_folder: Path) -> None:
+    paths = digits(digit_folder)[:4]
+    index_list(run_copy, *(f"a,{path},," for path in paths[:3]), fuse=True)
+    encoder = Run(run_copy).encoder
+    alone = encoder.embed(torch.stack([preprocessing_of(encoder)(path) for path in paths]))
+    expected = fuse_identities(alone, [0] * 4).embeddings
+    vector = alone.mean[3].numpy().tobytes()
+    new = Item("a", vector, float(alone.kappa[3]), images=Images(contents=packed([file_id(paths[3])])))
+    again = Item("a", vector, 9.0, images=Images(contents=packed([file_id(paths[1])])))
+    with opened(run_copy) as gallery:
+        gallery.write([Fuse(new), Fuse(again)])
+        item = gallery.get("a")
+        hits, _ = gallery.search(expected, 1)
+    assert item is not None
+    assert (item.images.count, item.origin) == (4, "service")
+    assert item.kappa == pytest.approx(float(expected.kappa[0]), rel=1e-4)
+    torch.testing.assert_close(torch.from_numpy(item.embedding.copy()), expected.mean[0], atol=1e-5, rtol=0)
+    assert float(hits.scores[0, 0]) == pytest.approx(1)
+    assert float(hits.kappa[0, 0]) == pytest.approx(item.kappa)
+    with opened(run_copy) as gallery:
+        assert gallery.get("a") == item
+        gallery.write(["a"])
+    assert len(Run(run_copy).gallery) == 0
+
+
+def test_deleting_by_the_id_of_a_list_erases_the_item_everywhere(run_copy: Path, digit_folder: Path) -> None:
+    first, second, *_ = digits(digit_folder)
+    index_list(run_copy, f"vase-17,{first},vase,Kyoto", f"b,{second},,")
+    vector = Run(run_copy).gallery.items[0].vector
+    with opened(run_copy) as gallery:
+        (change,) = gallery.write(["vase-17"])
+        assert isinstance(change, Change)
+        assert change.removed
+        for path in run_copy.rglob("*"):
+            assert not path.is_file() or not {b"vase-17", b"Kyoto", vector} & _found(path, b"vase-17", b"Kyoto", vector)
+    assert [item.id for item in Run(run_copy).gallery.items] == ["b"]
+    with opened(run_copy) as gallery:
+        assert [item.id for item in gallery.page(after="", limit=10)] == ["b"]
+
+
+def _found(path: Path, *traces: bytes) -> set[bytes]:
+    content = path.read_bytes()
+    return {trace for trace in traces if trace in content}
+
+
+def test_an_item_that_was_changed_while_serving_can_be_deleted(run_copy: Path, digit_folder: Path) -> None:
+    index_list(run_copy, f"a,{digits(digit_folder)[0]},,", f"b,{digits(digit_folder)[1]},,")
+    with opened(run_copy) as gallery:
+        gallery.write([added("a")])
+        gallery.write(["a"])
+    assert [item.id for item in Run(run_copy).gallery.items] == ["b"]
+
+
+def test_a_new_list_replaces_the_items_of_the_old(run_copy: Path, digit_folder: Path) -> None:
+    first, second, third, *_ = digits(digit_folder)
+    index_list(run_copy, f"a,{first},old,", f"b,{second},old,", f"c,{third},old,")
+    with opened(run_copy) as gallery:
+        gallery.write([added("c"), added("mine")])
+    index_list(run_copy, f"a,{second},new,", f"c,{third},new,", f"d,{first},new,")
+    with opened(run_copy) as gallery:
+        labels = {item.id: item.label for item in gallery.page(after="", limit=10)}
+    assert labels == {"a": "new", "c": "mine", "d": "new", "mine": "mine"}
+
+
+def test_the_same_items_again_keep_their_keys(run_copy: Path, digit_folder: Path) -> None:
+    lines = [f"{number},{path},," for number, path in enumerate(digits(digit_folder))]
+    index_list(run_copy, *lines)
+    before = Run(run_copy).gallery
+    index_list(run_copy, *lines[1:], f"new,{digits(digit_folder)[0]},,")
+    after = Run(run_copy).gallery
+    assert after.keys[:-1] == before.keys[1:]
+    assert after.keys[-1] > before.keys[-1]
+    assert after.items[:-1] == before.items[1:]
+
+
+def test_what_was_indexed_is_deleted_for_good(run_copy: Path, digit_folder: Path) -> None:
+    first, second, *_ = digits(digit_folder)
+    index_list(run_copy, f"a,{first},,", f"b,{second},,")
+    for _ in range(2):
+        with opened(run_copy) as gallery:
+            gallery.write(["a"])
+            assert [item.id for item in gallery.page(after="", limit=10)] == ["b"]
+
+
+STEPS = {
+    "before it is stored": (ItemStore, "write"),
+    "before the index follows": (LocalIndex, "apply"),
+    "before the log is erased": (ItemStore, "erase_log"),
+}
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_deletion_that_is_killed_is_whole_or_not_at_all(
+    run_copy: Path, digit_folder: Path, tmp_path: Path, step: str, factory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is stored the next start finishes it; without that it has not been."""
+    index_folder(run_copy, digit_folder, factory=factory, progress=False)
+    gone, killed = Run(run_copy).gallery.items[7], tmp_path / "killed"
+
+    def kill(*_: object) -> None:
+        shutil.copytree(run_copy, killed)
+        raise KeyboardInterrupt
+
+    with opened(run_copy) as gallery, monkeypatch.context() as patched:
+        patched.setattr(*STEPS[step], kill)
+        with pytest.raises(KeyboardInterrupt):
+            gallery.write([gone.id])
+    left = 24 if step == "before it is stored" else 23
+    for _ in range(2):
+        with opened(killed) as gallery:
+            assert (gallery.get(gone.id) is None, len(gallery)) == (left == 23, left)
+            assert (gone.vector in everything(killed)) == (left == 24)
+    assert len(Run(killed).gallery) == left
+
+
+def raising(error: BaseException) -> Callable[..., object]:
+    return lambda *_, **__: (_ for _ in ()).throw(error)
+
+
+def test_a_deletion_that_cannot_be_stored_says_so(run_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(run_copy) as gallery:
+        with monkeypatch.context() as patched:
+            patched.setattr(ItemStore, "write", raising(full("no room")))
+            with pytest.raises(Refusal, match="nothing was changed"):
+                gallery.write(["7", added("new")])
+        assert (gallery.get("7") is None, gallery.get("new")) == (False, None)
+        assert not isinstance(gallery.write(["7"])[0], Refusal)
+
+
+@pytest.mark.parametrize("left", ["log", "cache"])
+def test_what_is_left_of_a_deletion_is_told_to_deletions_alone(
+    run_copy: Path, digit_folder: Path, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index_folder(run_copy, digit_folder, factory="HNSW8", progress=False)
+    gone = Run(run_copy).gallery.items[7]
+    with opened(run_copy) as gallery:
+        with monkeypatch.context() as patched:
+            if left == "log":
+                patched.setattr(ItemStore, "erase_log", lambda _: False)
+            else:
+                patched.setattr(shutil, "rmtree", lambda *_, **__: None)
+            for _ in range(2):
+                change, refused = gallery.write([added("new"), gone.id])
+                assert isinstance(change, Change)
+                assert isinstance(refused, Refusal)
+                assert (refused.kind, refused.after) == ("busy", 1)
+                said = {"log": "a reader of the database keeps its log", "cache": "the cache of the index may still"}
+                assert said[left] in refused.error
+        assert gallery.get(gone.id) is None
+        assert gallery.write([gone.id]) == [Change()]
+        assert gone.vector not in everything(run_copy)
+
+
+def everything(run: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 from lam.inputs.preprocessing import Preprocessing
+from lam.inputs.thumbnails import thumbnail
 from lam.service.errors import ServiceError
-from lam.service.images import read_image, thumbnail
+from lam.service.images import read_image
 from lam.service.settings import ServiceSettings
 
 PREPROCESSING = Preprocessing.imagenet()

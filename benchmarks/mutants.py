@@ -215,7 +215,7 @@ def copied(folder: Path) -> Path:
 
 def tried(root: Path, tests: tuple[str, ...]) -> int:
     """Run tests in the copy, and give pytest's exit code."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=120", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "", "--timeout=120", *tests]
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, cwd=root, env=environment, check=False, stdout=subprocess.DEVNULL).returncode
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 LIGHT = {"lam", "numpy", "PIL", "jaxtyping"}  # beside torch, what `import lam` may load
 

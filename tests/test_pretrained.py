@@ -20,6 +20,8 @@ from lam.pairs.relation import Relation
 from lam.training import Training
 from tests.helpers import unchecked
 
+pytestmark = pytest.mark.long
+
 Batches = list[tuple[Any, Tensor]]
 
 TOPICS = {

@@ -85,6 +85,7 @@ def test_altered_files_and_other_versions_are_refused(tmp_path: Path):
         lam.load(folder, make_network())
 
 
+@pytest.mark.long
 def test_exported_it_gives_the_same_for_any_batch_size(tmp_path: Path):
     batches = make_batches()
     encoder = fit(batches)
@@ -104,6 +105,7 @@ def test_exported_it_gives_the_same_for_any_batch_size(tmp_path: Path):
         encoder.export(tmp_path / "one.pt2", batches[0][0][:1])
 
 
+@pytest.mark.long
 def test_images_are_exported_without_an_example(tmp_path: Path):
     network = models.build("convnet8", dimension=3)
     images = torch.rand(16, 1, 8, 8)

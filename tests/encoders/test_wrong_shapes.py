@@ -9,6 +9,8 @@ import pytest
 
 from tests.encoders.wrong_shapes import TYPES, wrong
 
+pytestmark = pytest.mark.long
+
 SHAPED = [name for name in wrong(8) if name not in map(str, TYPES)]
 
 

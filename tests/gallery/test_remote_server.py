@@ -13,6 +13,8 @@ from tests.gallery.test_gallery import D, embeddings, found, items
 from tests.gallery.test_remote_index import holds_what_is_stored
 from tests.milvus_servers import MILVUS, MilvusLite, MilvusProcess
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("pymilvus", reason="the extra milvus is not installed")
 pytest.importorskip("milvus_lite", reason="Milvus Lite is not installed")
 

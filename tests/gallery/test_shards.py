@@ -159,6 +159,7 @@ def test_values_that_are_not_finite_are_refused(run_copy: Path, parts: list[Path
     assert len(Run(run_copy).gallery) == before
 
 
+@pytest.mark.long
 def test_processes_of_torchrun_share_a_folder_out(run_copy: Path, digit_folder: Path, tmp_path: Path, key: str) -> None:
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "lam")
     given = ("embed", str(run_copy), str(digit_folder), "-o", str(tmp_path / "part.npz"), "--quiet")

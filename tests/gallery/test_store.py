@@ -379,6 +379,7 @@ def nothing_is_lost_by_kills(folder: Path, kills: int) -> None:
                 assert halves in ({"b"}, {"a", "b"})
 
 
+@pytest.mark.long
 def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
     nothing_is_lost_by_kills(tmp_path, 3)
 

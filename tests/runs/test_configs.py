@@ -200,6 +200,7 @@ def test_the_authors_numbers_are_those_of_their_files_and_code(data: str) -> Non
         assert (options.split, options.fix, options.margin, options.negative_weight) == ("arccos", "fixed", 2.0, 1.0)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:κ is .* for all")  # a few steps from random weights leave vague posteriors
 @pytest.mark.parametrize(
     "name", [name if name in RUN_ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]

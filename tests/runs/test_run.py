@@ -136,6 +136,7 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path, run_copy: Path
         gallery.index_folder(run_copy, digit_folder, progress=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_as_if_nothing_had_happened(kills: int, tmp_path: Path) -> None:
     script = Path(__file__).with_name("kill_run.py")

@@ -8,6 +8,8 @@ from lam.cli import main
 from lam.utils.files import read_json
 from tests.conftest import TINY
 
+pytestmark = pytest.mark.long
+
 ONLINE = "digits laplace_online"
 
 

@@ -58,6 +58,7 @@ class TestSeeds:
             sweep(tiny(tmp_path), seeds)
 
 
+@pytest.mark.long
 def test_the_command_runs_every_seed_and_keeps_what_is_finished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

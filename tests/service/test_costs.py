@@ -15,6 +15,8 @@ import pytest
 from tests.service.serving import ROOT, Served, Watch, served
 from tests.service.test_images import blank, colour
 
+pytestmark = pytest.mark.long
+
 JSON = "application/json"
 
 

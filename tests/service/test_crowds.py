@@ -19,6 +19,8 @@ from tests.service.serving import ROOT, Served, Watch, served
 from tests.service.test_costs import COSTS, sent_at_once
 from tests.service.test_images import colour
 
+pytestmark = pytest.mark.long
+
 JSON = {"Content-Type": "application/json", "X-API-Key": "key"}
 
 

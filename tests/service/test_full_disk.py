@@ -19,6 +19,8 @@ from lam.runs.folder import GALLERY
 from tests.service.conftest import encoded
 from tests.service.serving import Served, served
 
+pytestmark = pytest.mark.long
+
 NOISE = encoded(Image.effect_noise((128, 128), 90))
 
 

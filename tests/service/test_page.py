@@ -25,6 +25,8 @@ from tests.service.browser import CHROMIUM, Browser, browsing
 from tests.service.conftest import encoded
 from tests.service.serving import started
 
+pytestmark = pytest.mark.long
+
 WORDS = {"match": "Match", "unknown": "No match", "abstain": "Not sure"}
 KEY = "a-key"
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")

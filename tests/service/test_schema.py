@@ -22,6 +22,8 @@ from lam.service.engine import Engine
 from lam.service.images import FORMATS
 from tests.service.conftest import HOST, encoded
 
+pytestmark = pytest.mark.long
+
 
 def bodies(kind: str) -> strategies.SearchStrategy[bytes]:
     """Pictures, pictures that are cut, and noise."""

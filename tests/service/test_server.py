@@ -28,6 +28,8 @@ from lam.utils.files import CorruptFileError
 from tests.service.serve_quickly import BODY, HEADERS, LIMIT
 from tests.service.serving import Served, served
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def shared(calibrated_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:

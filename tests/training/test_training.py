@@ -396,6 +396,7 @@ def test_progress_goes_to_stderr_or_nowhere(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_it_ends_the_same(tmp_path: Path, kills: int) -> None:
     script = Path(__file__).with_name("kill_training.py")

@@ -189,6 +189,7 @@ def test_it_is_off_inside_and_on_again_afterwards_whatever_happens() -> None:
         assert torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
+@pytest.mark.long
 def test_a_program_exported_under_autocast_needs_none_to_run(tmp_path: Path) -> None:
     inputs, _ = make_batches()[0]
     encoder = fit()

@@ -20,6 +20,8 @@ from lam.utils.files import read_tensors, verify
 from tests.conftest import TINY, FinishedRun
 from tests.utils import two_processes
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 TRAINED = {
     "training": 1e-5,

@@ -11,6 +11,8 @@ import torch
 
 from lam.utils import torchvision as torchvision_import
 
+pytestmark = pytest.mark.long
+
 
 def run(code: str) -> str:
     """What the code prints in a fresh interpreter, where a warning is an error."""

@@ -181,6 +181,7 @@ class _Moments(torch.nn.Module):
         return moments.mean, moments.kappa()
 
 
+@pytest.mark.long
 def test_one_program_serves_any_number_of_items() -> None:
     example, other = directions(100, 4, 3), directions(100, 7, 3, seed=1)
     items = {1: torch.export.Dim("items")}

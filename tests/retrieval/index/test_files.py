@@ -340,6 +340,7 @@ def killed_at_random(folder: Path, kills: int) -> None:
     assert int(done.stdout) == kills
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_at_random_moments_of_saving_the_old_index_or_the_new_one_loads(tmp_path: Path) -> None:
     killed_at_random(tmp_path / "index", 20)
@@ -351,6 +352,7 @@ def test_killed_at_300_random_moments_of_saving_the_old_index_or_the_new_one_loa
     killed_at_random(tmp_path / "index", 300)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_at_every_step_of_saving_the_old_index_or_the_new_one_loads(tmp_path: Path) -> None:
     script = [sys.executable, "-W", "error", "-c", textwrap.dedent(_KILLED_AT_EVERY_STEP), str(tmp_path / "index")]

@@ -16,14 +16,14 @@ demo: setup
 	$(BIN)/lam demo
 
 test: setup
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m long
 
 bench: setup
 	$(BIN)/python benchmarks/ggn.py

@@ -60,7 +60,8 @@ class VonMisesFisher(Distribution):
         loc: mean directions (*B, D), unit vectors, D >= 2.
         concentration: kappa (*B), finite and at least 0; 0 is the uniform distribution, whatever `loc`. The batch
             shapes of the two are broadcast against each other.
-        validate_args: whether parameters here and values in `log_prob` are checked; None takes torch's default, yes.
+        validate_args: whether parameters here and values in `log_prob` are checked; None is yes, but for where torch
+            compiles. torch's default for all distributions does not count: torch.compile turns it off for good.
 
     Raises:
         ValueError: if the batch shapes do not go together, or, where validated, if a loc is not a unit vector, a
@@ -93,7 +94,8 @@ class VonMisesFisher(Distribution):
         except RuntimeError:
             shapes = f"{tuple(loc.shape)} and {tuple(concentration.shape)}"
             raise ValueError(f"loc must have shape (*concentration.shape, D), got {shapes}") from None
-        if self._validate_args if validate_args is None else validate_args:  # to name the first offender
+        validate_args = not torch.compiler.is_compiling() if validate_args is None else validate_args
+        if validate_args:  # to name the first offender
             check_dimension(loc.shape[-1])
             fine = (concentration >= 0) & concentration.isfinite()
             check_all(fine, "concentration must be finite and at least 0", concentration)

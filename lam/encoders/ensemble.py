@@ -16,8 +16,8 @@ from lam.encoders.files import SavedEncoder
 from lam.models.head import features_and_output
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import refuse_other_than
-from lam.vmf.distribution import mean_resultant_length
 from lam.vmf.embeddings import Embeddings
+from lam.vmf.resultant import mean_resultant_length
 
 Combine = Literal["concatenate", "mean"]
 

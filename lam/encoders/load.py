@@ -12,6 +12,7 @@ from lam.encoders.deterministic import DeterministicEncoder
 from lam.encoders.dropout import DropoutEncoder
 from lam.encoders.ensemble import EnsembleEncoder
 from lam.encoders.gaussian import GaussianEncoder
+from lam.utils.registry import enter
 
 ENCODERS: dict[str, type[Encoder]] = {
     encoder.kind: encoder
@@ -28,10 +29,8 @@ def register(kind: str, encoder: type[Encoder]) -> None:
     Raises:
         ValueError: for a kind that another class has.
     """
-    if ENCODERS.get(kind, encoder) is not encoder:
-        raise ValueError(f"there is a kind {kind!r} already: {ENCODERS[kind].__name__}; take another name")
+    enter(ENCODERS, "kind", kind, encoder)
     encoder.kind = kind
-    ENCODERS[kind] = encoder
 
 
 def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:

@@ -16,6 +16,7 @@ from lam.methods.mc_dropout import McDropout
 from lam.methods.norm import Norm
 from lam.methods.pfe import Pfe
 from lam.training import Training
+from lam.utils.registry import enter
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
@@ -47,10 +48,8 @@ def register(name: str, method: type[Method]) -> None:
     Raises:
         ValueError: for a name that another method has.
     """
-    if METHODS.get(name, method) is not method:
-        raise ValueError(f"there is a method {name!r} already: {METHODS[name].__name__}; take another name")
+    enter(METHODS, "method", name, method)
     method.name = name
-    METHODS[name] = method
 
 
 __all__ = [

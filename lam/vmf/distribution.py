@@ -8,7 +8,6 @@ posteriors or retrieval.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import numpy as np
@@ -24,15 +23,13 @@ from lam.vmf.bessel import (
     bessel_ratio_derivative,
     check_all,
     check_dimension,
-    kappa_from_resultant,
     log_normalizer,
 )
+from lam.vmf.resultant import UNIT_TOLERANCE, weighted_mean_resultant
 
-_UNIT_TOLERANCE = 1e-4
 _NODES = np.stack(np.polynomial.legendre.leggauss(64), 1).tolist()  # and their weights
 _REACH = 12  # in standard deviations of the polar angle; what lies beyond is below 1e-13
 _SETTLED = 1e-12  # in probability
-_BLOCKS = 64  # the most steps in which samples are summed, each over one block of them
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -42,7 +39,7 @@ class _UnitVector(constraints.Constraint):
     event_dim = 1
 
     def check(self, value: Float[Tensor, "... D"]) -> Bool[Tensor, "..."]:
-        return (torch.linalg.vector_norm(value.detach(), dim=-1) - 1).abs() <= _UNIT_TOLERANCE
+        return (torch.linalg.vector_norm(value.detach(), dim=-1) - 1).abs() <= UNIT_TOLERANCE
 
 
 unit_vector = _UnitVector()
@@ -264,7 +261,7 @@ class VonMisesFisher(Distribution):
             >>> VonMisesFisher.fit(samples).concentration
             tensor(2.2388)
         """
-        moments = _mean_resultant(samples, None if weights is None else _normalised(weights))
+        moments = weighted_mean_resultant(samples, weights)
         return cls(moments.mean, moments.kappa(max_kappa=max_kappa).to(samples.dtype))
 
     def _unit_loc(self) -> Tensor:
@@ -295,62 +292,6 @@ def _kl_divergence(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
     normalizers = log_normalizer(dimension, kappa, scaled=True) - log_normalizer(dimension, other, scaled=True)
     divergence = normalizers + (other - kappa) * complement + other * (1 - complement) * half_square
     return divergence.clamp(min=0).to(torch.promote_types(p.loc.dtype, q.loc.dtype))
-
-
-@dataclass(frozen=True, eq=False)
-class MeanResultant:
-    """Mean direction of samples and length of their mean.
-
-    Args:
-        mean: mean directions (*B, D), unit vectors, in the type of the samples.
-        resultant: lengths R (*B) in [0, 1], float64.
-        one_minus_resultant: 1 - R, float64, precise also where R is near 1.
-    """
-
-    mean: Float[Tensor, "*B D"]
-    resultant: Float[Tensor, "*B"]
-    one_minus_resultant: Float[Tensor, "*B"]
-
-    def kappa(self, *, max_kappa: float = 1e8) -> Float[Tensor, "*B"]:
-        """Concentration of that length, float64, at most `max_kappa`; see `lam.vmf.bessel.kappa_from_resultant`."""
-        rest = self.one_minus_resultant
-        return kappa_from_resultant(self.resultant, self.mean.shape[-1], one_minus_resultant=rest, max_kappa=max_kappa)
-
-
-def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -> MeanResultant:
-    """Mean direction and mean resultant length over the first axis.
-
-    R = ||sum_s x_s|| / S and 1 - R = sum_s ||x_s - mean||^2 / (2 S). Chance alone gives R about 1 / sqrt(S), so the
-    unbiased estimate is R^2 = max(0, (S R^2 - 1) / (S - 1)).
-
-    Source: Mardia and Jupp (2000), section 9.2.1.
-
-    Args:
-        samples: unit vectors (S, *B, D), D >= 2, S >= 1.
-        unbiased: correct R for chance, which needs S >= 2.
-
-    Returns:
-        Mean directions, R and 1 - R.
-
-    Raises:
-        ValueError: if there are too few samples, or, naming the first such item, if its samples are not unit vectors
-            (NaN included) or cancel, so that their mean has no direction.
-
-    Example:
-        >>> moments = mean_resultant_length(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), unbiased=False)
-        >>> moments.mean, moments.resultant
-        (tensor([0.7071, 0.7071]), tensor(0.7071, dtype=torch.float64))
-    """
-    n_samples = len(samples)
-    if unbiased and n_samples < 2:
-        raise ValueError(f"the unbiased length needs at least 2 samples, got {n_samples}; pass unbiased=False")
-    moments = _mean_resultant(samples, None)
-    if not unbiased:
-        return moments
-    squared = (n_samples * moments.resultant.square() - 1) / (n_samples - 1)
-    shortfall = n_samples / (n_samples - 1) * moments.one_minus_resultant * (1 + moments.resultant)  # 1 - squared
-    resultant = squared.clamp(min=0).sqrt()
-    return MeanResultant(moments.mean, resultant, shortfall.clamp(max=1) / (1 + resultant))
 
 
 def fuse(means: Float[Tensor, "*B K D"], kappas: Float[Tensor, "*B K"]) -> VonMisesFisher:
@@ -387,40 +328,6 @@ def fuse(means: Float[Tensor, "*B K D"], kappas: Float[Tensor, "*B K"]) -> VonMi
 def _check_unit(vectors: Tensor, name: str) -> None:
     length = torch.linalg.vector_norm(vectors.detach(), dim=-1)
     check_all(unit_vector.check(vectors), f"{name} must be of unit length (normalise it first)", length)
-
-
-def _normalised(weights: Tensor) -> Tensor:
-    check_all((weights >= 0) & weights.isfinite(), "weights must be finite and at least 0", weights)
-    total = weights.double().sum(0)
-    check_all(total > 0, "weights must have a positive sum over the samples", total)
-    return weights.double() / total
-
-
-def _mean_resultant(samples: Tensor, weights: Tensor | None) -> MeanResultant:
-    """One pass for the mean and one for the spread around it, in blocks: no float64 copy of all samples is made.
-
-    Of unit vectors 1 - R equals the mean of ||x - mean||^2 / 2; where it does not, some were not unit vectors.
-    """
-    if samples.ndim < 2 or len(samples) < 1 or samples.shape[-1] < 2:
-        raise ValueError(f"samples must have shape (S, ..., D) with S >= 1 and D >= 2, got {tuple(samples.shape)}")
-    if weights is None:
-        weights = samples.new_full((len(samples), *[1] * (samples.ndim - 2)), 1 / len(samples), dtype=torch.float64)
-    size = -(-len(samples) // _BLOCKS)
-    totals = torch.zeros_like(samples[:size], dtype=torch.float64)
-    for block, weight in zip(samples.split(size), weights[..., None].split(size), strict=True):
-        totals[: len(block)].addcmul_(block, weight)
-    total = totals[0] if size == 1 else totals.sum(0)
-    length = torch.linalg.vector_norm(total, dim=-1)
-    vanishes = length <= torch.finfo(samples.dtype).eps
-    check_all(~vanishes, "samples of an item must have a mean of positive length", length)
-    mean = total / length[..., None]
-    spreads = torch.zeros_like(totals[..., 0])
-    for block, weight in zip(samples.split(size), weights.split(size), strict=True):
-        spreads[: len(block)].addcmul_(weight, torch.linalg.vector_norm(block - mean, dim=-1).square(), value=0.5)
-    spread = spreads.sum(0)
-    square = 2 * (spread + length) - 1
-    check_all((square - 1).abs() <= _UNIT_TOLERANCE, "samples of an item must have a mean squared length of 1", square)
-    return MeanResultant(mean.to(samples.dtype), torch.where(length < 0.5, length, 1 - spread), spread)
 
 
 def _draw(mean: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lam.vmf.distribution import mean_resultant_length
+from lam.vmf.resultant import mean_resultant_length
 
 Mean = Literal["network", "sampled"]
 """Which direction is retrieved: the network's own, or that of the mean of S samples, which depends on S."""

@@ -120,7 +120,9 @@ def test_what_is_not_registered_is_neither_saved_nor_loaded(tmp_path: Path):
 
 def test_a_name_is_given_once():
     register("contrastive", ContrastiveCurvature)
-    with pytest.raises(ValueError, match="'contrastive' is the name of ContrastiveCurvature: choose another one"):
+    with pytest.raises(
+        ValueError, match="there is a curvature 'contrastive' already: ContrastiveCurvature; take another name"
+    ):
         register("contrastive", SoftmaxCurvature)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from lam.hessians.losses.base import Curvature
 from lam.hessians.losses.contrastive import ContrastiveCurvature
+from lam.utils.registry import enter
 
 CURVATURES: dict[str, type[Curvature]] = {"contrastive": ContrastiveCurvature}
 """Every curvature that a file can name; see `register`."""
@@ -20,8 +21,7 @@ def register(name: str, cls: type[Curvature]) -> None:
     Raises:
         ValueError: where another class has the name.
     """
-    if CURVATURES.setdefault(name, cls) is not cls:
-        raise ValueError(f"{name!r} is the name of {CURVATURES[name].__name__}: choose another one")
+    enter(CURVATURES, "curvature", name, cls)
 
 
 def to_settings(curvature: Curvature) -> dict[str, Any]:

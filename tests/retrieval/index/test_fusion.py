@@ -6,8 +6,9 @@ import torch
 from lam.hessians import ContrastiveCurvature, Diagonal
 from lam.posteriors.diagonal import LastLayerPosterior
 from lam.retrieval.index.fusion import fuse_identities
-from lam.vmf.distribution import fuse, mean_resultant_length
+from lam.vmf.distribution import fuse
 from lam.vmf.embeddings import Embeddings
+from lam.vmf.resultant import mean_resultant_length
 
 
 def _embeddings(mean: torch.Tensor, kappa: torch.Tensor) -> Embeddings:

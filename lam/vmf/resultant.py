@@ -1,0 +1,115 @@
+"""The mean resultant length of unit vectors: how concentrated they are, and what κ that is."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.vmf.bessel import check_all, kappa_from_resultant
+
+UNIT_TOLERANCE = 1e-4
+"""How far the length of a unit vector may be from 1: what float16 rounds."""
+
+_BLOCKS = 64  # the most steps in which samples are summed, each over one block of them
+
+
+@dataclass(frozen=True, eq=False)
+class MeanResultant:
+    """Mean direction of samples and length of their mean.
+
+    Args:
+        mean: mean directions (*B, D), unit vectors, in the type of the samples.
+        resultant: lengths R (*B) in [0, 1], float64.
+        one_minus_resultant: 1 - R, float64, precise also where R is near 1.
+    """
+
+    mean: Float[Tensor, "*B D"]
+    resultant: Float[Tensor, "*B"]
+    one_minus_resultant: Float[Tensor, "*B"]
+
+    def kappa(self, *, max_kappa: float = 1e8) -> Float[Tensor, "*B"]:
+        """Concentration of that length, float64, at most `max_kappa`; see `lam.vmf.bessel.kappa_from_resultant`."""
+        rest = self.one_minus_resultant
+        return kappa_from_resultant(self.resultant, self.mean.shape[-1], one_minus_resultant=rest, max_kappa=max_kappa)
+
+
+def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -> MeanResultant:
+    """Mean direction and mean resultant length over the first axis.
+
+    R = ||sum_s x_s|| / S and 1 - R = sum_s ||x_s - mean||^2 / (2 S). Chance alone gives R about 1 / sqrt(S), so the
+    unbiased estimate is R^2 = max(0, (S R^2 - 1) / (S - 1)).
+
+    Source: Mardia and Jupp (2000), section 9.2.1.
+
+    Args:
+        samples: unit vectors (S, *B, D), D >= 2, S >= 1.
+        unbiased: correct R for chance, which needs S >= 2.
+
+    Returns:
+        Mean directions, R and 1 - R.
+
+    Raises:
+        ValueError: if there are too few samples, or, naming the first such item, if its samples are not unit vectors
+            (NaN included) or cancel, so that their mean has no direction.
+
+    Example:
+        >>> moments = mean_resultant_length(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), unbiased=False)
+        >>> moments.mean, moments.resultant
+        (tensor([0.7071, 0.7071]), tensor(0.7071, dtype=torch.float64))
+    """
+    n_samples = len(samples)
+    if unbiased and n_samples < 2:
+        raise ValueError(f"the unbiased length needs at least 2 samples, got {n_samples}; pass unbiased=False")
+    moments = weighted_mean_resultant(samples, None)
+    if not unbiased:
+        return moments
+    squared = (n_samples * moments.resultant.square() - 1) / (n_samples - 1)
+    shortfall = n_samples / (n_samples - 1) * moments.one_minus_resultant * (1 + moments.resultant)  # 1 - squared
+    resultant = squared.clamp(min=0).sqrt()
+    return MeanResultant(moments.mean, resultant, shortfall.clamp(max=1) / (1 + resultant))
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    check_all((weights >= 0) & weights.isfinite(), "weights must be finite and at least 0", weights)
+    total = weights.double().sum(0)
+    check_all(total > 0, "weights must have a positive sum over the samples", total)
+    return weights.double() / total
+
+
+def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Tensor, "S *#B"] | None) -> MeanResultant:
+    """Mean direction and mean resultant length of weighted samples; see `mean_resultant_length`.
+
+    One pass for the mean and one for the spread around it, in blocks: no float64 copy of all samples is made. Of unit
+    vectors 1 - R equals the mean of ||x - mean||^2 / 2; where it does not, some were not unit vectors.
+
+    Args:
+        samples: (S, *B, D) unit vectors.
+        weights: (S, *B) or broadcasting to it, at least 0; equal ones by default.
+
+    Raises:
+        ValueError: for samples that are no unit vectors or cancel out, or weights that are negative, not finite or all
+            0.
+    """
+    if samples.ndim < 2 or len(samples) < 1 or samples.shape[-1] < 2:
+        raise ValueError(f"samples must have shape (S, ..., D) with S >= 1 and D >= 2, got {tuple(samples.shape)}")
+    if weights is None:
+        weights = samples.new_full((len(samples), *[1] * (samples.ndim - 2)), 1 / len(samples), dtype=torch.float64)
+    else:
+        weights = _normalised(weights)
+    size = -(-len(samples) // _BLOCKS)
+    totals = torch.zeros_like(samples[:size], dtype=torch.float64)
+    for block, weight in zip(samples.split(size), weights[..., None].split(size), strict=True):
+        totals[: len(block)].addcmul_(block, weight)
+    total = totals[0] if size == 1 else totals.sum(0)
+    length = torch.linalg.vector_norm(total, dim=-1)
+    vanishes = length <= torch.finfo(samples.dtype).eps
+    check_all(~vanishes, "samples of an item must have a mean of positive length", length)
+    mean = total / length[..., None]
+    spreads = torch.zeros_like(totals[..., 0])
+    for block, weight in zip(samples.split(size), weights.split(size), strict=True):
+        spreads[: len(block)].addcmul_(weight, torch.linalg.vector_norm(block - mean, dim=-1).square(), value=0.5)
+    spread = spreads.sum(0)
+    square = 2 * (spread + length) - 1
+    check_all((square - 1).abs() <= UNIT_TOLERANCE, "samples of an item must have a mean squared length of 1", square)
+    return MeanResultant(mean.to(samples.dtype), torch.where(length < 0.5, length, 1 - spread), spread)

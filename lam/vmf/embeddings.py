@@ -102,7 +102,7 @@ class Embeddings:
             One record of N items.
 
         Raises:
-            ValueError: as `lam.vmf.distribution.mean_resultant_length`.
+            ValueError: as `lam.vmf.mean_resultant_length`.
 
         Example:
             >>> samples = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 0.0]]])

@@ -138,7 +138,7 @@ def test_embeddings_are_those_of_samples_written_out_by_hand(unit_mean):
     for item in range(6):
         samples = F.normalize(mean[item].double() + variance[item].double().sqrt() * noise)
         resultant = ((50 * samples.mean(0).norm() ** 2 - 1) / 49).sqrt()
-        kappa = lam.vmf.distribution.kappa_from_resultant(resultant, 3)
+        kappa = lam.vmf.kappa_from_resultant(resultant, 3)
         torch.testing.assert_close(found.resultant[item].double(), resultant, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(found.kappa[item].double(), kappa, rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(found.mean, encoder.network(images).detach())

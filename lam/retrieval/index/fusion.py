@@ -1,6 +1,6 @@
 """Several images of one identity as one entry of a gallery, no surer of itself than the weights allow.
 
-The product of densities itself is `lam.vmf.distribution.fuse`; which images show the same is the caller's to say.
+The product of densities itself is `lam.vmf.fuse`; which images show the same is the caller's to say.
 
 Why a cap. The product of K von Mises-Fisher densities adds their concentrations, κ = ‖Σ κ_k μ_k‖ ≤ Σ κ_k, as if each
 image were a measurement of its own. But κ_k comes from the posterior over the *weights*, and one weight error

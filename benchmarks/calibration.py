@@ -20,10 +20,10 @@ from torch import Tensor
 
 from lam import datasets
 from lam.datasets.base import carve
-from lam.encoders.base import N_SAMPLES, Observations
+from lam.encoders.base import N_SAMPLES, Prediction
 from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
-from lam.retrieval.decisions.conformal import Tail
-from lam.retrieval.decisions.flags import FLAGS, Flags
+from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.decisions.flags import FLAGS, OodDetector
 from lam.retrieval.decisions.probability import Correctness, evidence_of, probability_bins
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.index.exact import rank
@@ -58,12 +58,12 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
     others = datasets.load_ood("mnist", like=splits.test, root=mnist)
     reference = reference_features(encoder, splits.train, REFERENCE, seed=config.seed)
 
-    def observe(images: datasets.ImageDataset) -> tuple[Observations, Tensor]:
-        seen = encoder.observe(loader_of(images, EMBEDDING_BATCH), n_samples=N_SAMPLES)
+    def predict(images: datasets.ImageDataset) -> tuple[Prediction, Tensor]:
+        seen = encoder.predict(loader_of(images, EMBEDDING_BATCH), n_samples=N_SAMPLES)
         return seen, knn_distance(seen.features, reference)
 
     parts = carve(splits.validation, (len(splits.validation) // 2,), seed=0)
-    gallery, held, test, outside = (observe(images) for images in (*parts, splits.test, others))
+    gallery, held, test, outside = (predict(images) for images in (*parts, splits.test, others))
     stored, labels = parts[0].labels, (parts[1].labels, splits.test.labels)
     own = search(held[0], gallery[0], labels[0], stored)
     asked = search(test[0], gallery[0], labels[1], stored)
@@ -86,7 +86,7 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
         "verification": verification(test[0], held[0], gallery[0], labels, stored, generator),
         "conformal_depth": {
             "k": made.depth,
-            "miss_target": made.targets.miss,
+            "miss_target": made.targets.conformal_miss,
             "miss_on_test": float((asked.rank > made.depth).double().mean()),
         },
         "open_set": [asdict(open_set_metrics(asked, fpir=fpir)) for fpir in FAR_TARGETS],
@@ -94,27 +94,27 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
     }
 
 
-def search(queries: Observations, gallery: Observations | None, labels: Tensor, others: Tensor) -> Searches:
+def search(queries: Prediction, gallery: Prediction | None, labels: Tensor, others: Tensor) -> Searches:
     items = None if gallery is None else gallery.embeddings.mean
     return search_open_set(queries.embeddings.mean, items, partial(_match, others, labels))
 
 
-def false_flags(test: tuple[Observations, Tensor], generator: torch.Generator) -> list[dict[str, Any]]:
+def false_flags(test: tuple[Prediction, Tensor], generator: torch.Generator) -> list[dict[str, Any]]:
     """Rates on the rest of the test split against the target, and their spread against the Beta-binomial law."""
     kappa, distance = test[0].embeddings.kappa, test[1]
     rates: dict[tuple[str, float], list[float]] = {(flag, target): [] for flag in FLAGS for target in OOD_TARGETS}
     for known, new in partings(len(kappa), generator):
-        flags = Flags.of(kappa[known], distance[known])
+        detector = OodDetector.of(kappa[known], distance[known])
         for (flag, target), found in rates.items():
-            surprise = flags.surprise(flag, kappa[new], distance[new])
-            found.append(float((surprise > flags.tail(flag).threshold(target)).double().mean()))
+            ood_score = detector.ood_score(flag, kappa[new], distance[new])
+            found.append(float((ood_score > detector.known(flag).threshold(target)).double().mean()))
     return [{"flag": flag, **against_law(found, target, flag, len(kappa))} for (flag, target), found in rates.items()]
 
 
 def against_law(rates: list[float], target: float, flag: str, n: int) -> dict[str, Any]:
     calibrated = CALIBRATED // 2 if flag == "combined" else CALIBRATED
     new = n - CALIBRATED
-    law = betabinom(new, *Tail(torch.arange(float(calibrated)).double()).law(target))
+    law = betabinom(new, *ConformalScores(torch.arange(float(calibrated)).double()).law(target))
     found = torch.tensor(rates, dtype=torch.float64)
     counts = (found * new).round().numpy()
     error = float(found.std()) / len(rates) ** 0.5
@@ -134,7 +134,7 @@ def false_accepts(asked: Searches, generator: torch.Generator) -> list[dict[str,
     scores = asked.non_mated
     found: dict[float, list[tuple[float, bool]]] = {target: [] for target in FAR_TARGETS}
     for known, new in partings(len(scores), generator):
-        tail = Tail.of(scores[known])
+        tail = ConformalScores.of(scores[known])
         for target, results in found.items():
             threshold = tail.threshold(target)
             rate = float((scores[new] > threshold).double().mean())
@@ -146,7 +146,7 @@ def false_accepts(asked: Searches, generator: torch.Generator) -> list[dict[str,
     ]
 
 
-def false_accepts_alone(test: Observations, labels: Tensor, generator: torch.Generator) -> list[dict[str, Any]]:
+def false_accepts_alone(test: Prediction, labels: Tensor, generator: torch.Generator) -> list[dict[str, Any]]:
     """The same where the part calibrated on is its own gallery, each query without itself, as no promise can be made.
 
     Two of its items are often each other's nearest non-match, so that fewer of its scores are of their own.
@@ -156,7 +156,7 @@ def false_accepts_alone(test: Observations, labels: Tensor, generator: torch.Gen
     for known, new in partings(len(mean), generator):
         new = new[:CALIBRATED]
         match = partial(_match, labels[known])
-        tail = Tail.of(search_open_set(mean[known], None, partial(match, labels[known])).non_mated)
+        tail = ConformalScores.of(search_open_set(mean[known], None, partial(match, labels[known])).non_mated)
         fresh = search_open_set(mean[new], mean[known], partial(match, labels[new])).non_mated
         for target, results in found.items():
             threshold = tail.threshold(target)
@@ -183,7 +183,7 @@ def summary(target: float, results: list[tuple[float, bool]], gallery_size: int)
 
 def expected_coverage(target: float, new: int) -> float:
     """How often the interval must hold the rate of `new` searches, were scores without ties: that rate is noisy too."""
-    tail = Tail(torch.arange(float(CALIBRATED)).double())
+    tail = ConformalScores(torch.arange(float(CALIBRATED)).double())
     low, high = tail.interval(tail.threshold(target))
     law = betabinom(new, *tail.law(target))
     counts = torch.arange(new + 1).double() / new
@@ -199,9 +199,9 @@ def partings(n: int, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
 def p_correct(
     made: Calibration,
     asked: Searches,
-    test: Observations,
-    held: Observations,
-    gallery: Observations,
+    test: Prediction,
+    held: Prediction,
+    gallery: Prediction,
     labels: tuple[Tensor, Tensor],
 ) -> dict[str, float]:
     """ECE on the test split: in the gallery calibrated with, and in itself, four times as large.
@@ -226,16 +226,16 @@ def p_correct(
 
 
 def verification(
-    test: Observations,
-    held: Observations,
-    gallery: Observations,
+    test: Prediction,
+    held: Prediction,
+    gallery: Prediction,
     labels: tuple[Tensor, Tensor],
     stored: Tensor,
     generator: torch.Generator,
 ) -> dict[str, Any]:
     """Pairs of an image and one of the gallery: over partings of the test split, and learnt from the validation."""
 
-    def pairs(queries: Observations, of: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def pairs(queries: Prediction, of: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         drawn = draw_pairs(partial(_match, stored, of), len(of), len(stored), generator=generator)
         one, other = queries.embeddings, gallery.embeddings
         cosine = (one.mean[drawn.queries].double() * other.mean[drawn.items].double()).sum(1)
@@ -246,7 +246,7 @@ def verification(
     impostors = cosine[~same]
     parted: dict[float, list[float]] = {target: [] for target in FAR_TARGETS}
     for known, new in partings(len(impostors), generator):
-        tail = Tail.of(impostors[known])
+        tail = ConformalScores.of(impostors[known])
         for target, rates in parted.items():
             rates.append(float((impostors[new] > tail.threshold(target)).double().mean()))
     rows = []
@@ -269,19 +269,19 @@ def verification(
 
 
 def no_match(
-    made: Calibration, own: Searches, gallery: Observations, asked: dict[str, tuple[Observations, Tensor]]
+    made: Calibration, own: Searches, gallery: Prediction, asked: dict[str, tuple[Prediction, Tensor]]
 ) -> list[dict[str, Any]]:
     """Shares flagged at one false-flag target by each score, and decisions: FashionMNIST is asked, and MNIST."""
     rows = []
     found = {name: hits_of(seen, gallery) for name, (seen, _) in asked.items()}
     for score in (*FLAGS, COSINE):
-        tail = Tail.of(-own.score) if score == COSINE else made.flags.tail(score)
+        tail = ConformalScores.of(-own.score) if score == COSINE else made.detector.known(score)
         threshold = tail.threshold(made.targets.ood)
         row: dict[str, Any] = {"score": score, "target": made.targets.ood, "gallery_size": len(gallery.embeddings)}
         for name, (seen, distance) in asked.items():
             kappa, hits = seen.embeddings.kappa, found[name]
-            surprise = -hits.scores[:, 0] if score == COSINE else made.flags.surprise(score, kappa, distance)
-            flagged = surprise > threshold
+            ood_score = -hits.scores[:, 0] if score == COSINE else made.detector.ood_score(score, kappa, distance)
+            flagged = ood_score > threshold
             accepted = ~flagged & (hits.scores[:, 0] > made.accept_above)
             row[f"{name}_flagged"] = float(flagged.double().mean())
             row[f"{name}_answered_match_at_far_{made.targets.far:g}"] = float(accepted.double().mean())
@@ -289,7 +289,7 @@ def no_match(
     return rows
 
 
-def hits_of(queries: Observations, gallery: Observations) -> Hits:
+def hits_of(queries: Prediction, gallery: Prediction) -> Hits:
     ids, scores = rank(queries.embeddings.mean, gallery.embeddings.mean, k=2)
     return Hits(ids, scores, gallery.embeddings.kappa[ids], queries.embeddings.kappa)
 

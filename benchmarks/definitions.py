@@ -61,7 +61,7 @@ def main() -> None:
         sets = [DataLoader(images, batch_size=500) for images in (splits.test, next(iter(ood.values())))]
         n_samples = config.evaluation.n_samples
         inside, outside = (
-            encoder.observe((x for x, _ in batches), joint=True, n_samples=n_samples).samples for batches in sets
+            encoder.predict((x for x, _ in batches), joint=True, n_samples=n_samples).samples for batches in sets
         )
         found["ours"][config.seed] = {figure: metrics[figure] for figure in OURS}
         found["theirs"][config.seed] = theirs(inside, outside, splits.test.targets)

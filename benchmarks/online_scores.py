@@ -19,7 +19,7 @@ from validation import means, on_validation
 from lam import datasets
 from lam.encoders.evaluation import Evaluation, evaluate
 from lam.encoders.load import load
-from lam.retrieval.decisions.flags import Flags
+from lam.retrieval.decisions.flags import OodDetector
 from lam.retrieval.metrics.ood import auroc
 from lam.runs.config_files import load_config
 from lam.runs.data import reference_features
@@ -31,12 +31,12 @@ def by_scores(found: Evaluation) -> dict[str, float]:
     """AUROC by κ, by another score, which takes the place of the k-NN distance, and by the greater rank of both."""
     rows = {}
     for other in ("variance", "knn"):
-        flags = Flags.of(-found.scores["kappa"], found.scores[other])
+        detector = OodDetector.of(-found.scores["kappa"], found.scores[other])
         inside = {score: values[1::2] for score, values in found.scores.items()}
         for flag, name in (("kappa", "kappa"), ("knn", other), ("combined", f"kappa, {other}")):
-            known = flags.surprise(flag, -inside["kappa"], inside[other])
+            known = detector.ood_score(flag, -inside["kappa"], inside[other])
             for ood, values in found.ood_scores.items():
-                rows[f"{name}@{ood}"] = auroc(known, flags.surprise(flag, -values["kappa"], values[other]))
+                rows[f"{name}@{ood}"] = auroc(known, detector.ood_score(flag, -values["kappa"], values[other]))
     return rows
 
 

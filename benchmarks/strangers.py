@@ -17,9 +17,9 @@ from timing import write
 from torch import Tensor
 
 from lam.cli import DEMO
-from lam.encoders.base import N_SAMPLES, Observations
-from lam.retrieval.decisions.conformal import Tail
-from lam.retrieval.decisions.flags import Flags
+from lam.encoders.base import N_SAMPLES, Prediction
+from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.decisions.flags import OodDetector
 from lam.retrieval.metrics.ood import knn_distance
 from lam.retrieval.metrics.searches import search_open_set
 from lam.runs.calibrate import REFERENCE
@@ -38,8 +38,8 @@ def measure(seed: int) -> list[dict[str, Any]]:
         encoder = Run(run(config, progress=False).folder).encoder
     splits, ood = load_data(config.data)
     reference = reference_features(encoder, splits.train, REFERENCE, seed=seed)
-    seen: list[Observations] = [
-        encoder.observe(loader_of(part, EMBEDDING_BATCH), n_samples=N_SAMPLES)
+    seen: list[Prediction] = [
+        encoder.predict(loader_of(part, EMBEDDING_BATCH), n_samples=N_SAMPLES)
         for part in (splits.validation, splits.test, ood["digits_held_out"])
     ]
     known, gallery, strangers = (part.embeddings.mean for part in seen)
@@ -47,19 +47,19 @@ def measure(seed: int) -> list[dict[str, Any]]:
     labels, stored = splits.validation.labels, splits.test.labels
     of_known = search_open_set(known, gallery, lambda rows: labels[rows][:, None] == stored).non_mated
     of_strangers = search_open_set(strangers, gallery, lambda rows: torch.zeros(len(rows), len(stored)).bool()).score
-    flags = Flags.of(seen[0].embeddings.kappa, distances[0])
-    surprise = flags.surprise("combined", seen[2].embeddings.kappa, distances[2])
-    judged = surprise <= flags.tail("combined").threshold(OOD_TARGET)
+    detector = OodDetector.of(seen[0].embeddings.kappa, distances[0])
+    ood_score = detector.ood_score("combined", seen[2].embeddings.kappa, distances[2])
+    judged = ood_score <= detector.known("combined").threshold(OOD_TARGET)
     return [against(target, of_known, of_strangers, judged) for target in FAR_TARGETS]
 
 
 def against(target: float, of_known: Tensor, of_strangers: Tensor, judged: Tensor) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
-    accepted = of_strangers > Tail.of(of_known).threshold(target)
+    accepted = of_strangers > ConformalScores.of(of_known).threshold(target)
     learnt, answered = [], []
     for _ in range(PARTINGS):
         one, other = torch.randperm(len(of_strangers), generator=generator).chunk(2)
-        found = of_strangers[other] > Tail.of(of_strangers[one]).threshold(target)
+        found = of_strangers[other] > ConformalScores.of(of_strangers[one]).threshold(target)
         learnt.append(share(found))
         answered.append(share(found & judged[other]))
     return {

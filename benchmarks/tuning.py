@@ -131,14 +131,14 @@ def of_texts(name: str, parts: list[tuple[list[str], list[str]]], parsed: argpar
         for number, (texts, labels) in enumerate(parts)
     ]
     for seed in range(parsed.seeds):
-        (features, labels), (held_out, truth) = sets if len(sets) == 2 else parted(*sets[0], seed)
+        (features, labels), (held_out, truth) = sets if len(sets) == 2 else folds(*sets[0], seed)
         generator = torch.Generator().manual_seed(seed)
         loader = DataLoader(TensorDataset(features, labels), batch_size=256, shuffle=True, generator=generator)
         options: dict[str, Any] = {"margin": 0.7, "head": "train", "dimension": 64, "seed": seed, "progress": False}
         yield name, lam.fit(nn.Identity(), loader, **options).posterior, held_out, truth
 
 
-def parted(features: Tensor, labels: Tensor, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def folds(features: Tensor, labels: Tensor, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Training and held-out items, where a data set has no part to choose on."""
     held, rest = stratified_split(labels, (1500, len(labels) - 1500), seed=seed)
     return (features[rest], labels[rest]), (features[held], labels[held])

@@ -219,12 +219,12 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
         embedded=parsed.embeddings,
         factory=parsed.factory,
         fuse=parsed.fuse,
-        skip_poor=parsed.skip_poor,
+        skip_uncertain=parsed.skip_uncertain,
         progress=not parsed.quiet,
     )
-    if made.poor:
-        print(f"poor, kappa below the flag, {'skipped' if made.skipped else 'kept'}: {len(made.poor)}")
-        for path, kappa in made.poor:
+    if made.uncertain:
+        print(f"uncertain, kappa below the flag, {'skipped' if made.skipped else 'kept'}: {len(made.uncertain)}")
+        for path, kappa in made.uncertain:
             print(f"{kappa:10.4g}  {path}")
     print(f"{len(made)} {'identities' if parsed.fuse else 'images'}: {Path(parsed.run) / GALLERY}")
 
@@ -260,14 +260,14 @@ def _show_answer(found: Any, row: int) -> None:
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.retrieval.decisions.calibration import Targets
-    from lam.runs.calibrate import calibrate_run, standing
+    from lam.runs.calibrate import calibrate_run, current_calibration
 
-    before = standing(parsed.run)
+    before = current_calibration(parsed.run)
     flag = before.flag if parsed.flag is None and before is not None else parsed.flag
     if parsed.flag is None and flag not in (None, "kappa") and parsed.reference == 0:
         _complain(f"warning: flag {flag} compares with training features, and --reference 0 asks for none: kappa flags")
         flag = "kappa"
-    given = {"far": parsed.target_far, "ood": parsed.target_ood, "miss": parsed.target_miss}
+    given = {"far": parsed.target_far, "ood": parsed.target_ood, "conformal_miss": parsed.target_miss}
     wanted = {name: target for name, target in given.items() if target is not None}
     made = calibrate_run(
         parsed.run,
@@ -293,9 +293,12 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     print(f"abstain: {flagged}; false flags at most {made.targets.ood:g}")
     print(f"P(correct): cross-validated ECE {made.reliability.expected_error:.4f}")
     if made.depth is None:
-        print(f"too few queries had a match to say how many hits hold one with probability {1 - made.targets.miss:g}")
+        print(
+            "too few queries had a match to say how many hits hold one with probability "
+            f"{1 - made.targets.conformal_miss:g}"
+        )
     else:
-        print(f"a match is among the first {made.depth} hits with probability {1 - made.targets.miss:g}")
+        print(f"a match is among the first {made.depth} hits with probability {1 - made.targets.conformal_miss:g}")
     print(f"calibration: {Path(parsed.run) / 'calibration'}")
 
 
@@ -391,7 +394,7 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument("--csv", metavar="FILE", help="a list: path, and if wanted id, label and any other columns")
     index.add_argument("--embeddings", metavar="FILE", nargs="+", help="what `lam embed` wrote, all shards")
     index.add_argument("--fuse", action="store_true", help="one entry for the images of one id, or else label")
-    index.add_argument("--skip-poor", action="store_true", help="leave out images whose kappa is below the flag")
+    index.add_argument("--skip-uncertain", action="store_true", help="leave out images whose kappa is below the flag")
     index.add_argument("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32 (default: Flat)")
     search = command("search", _search, "Search a run's gallery for images.")
     search.add_argument("run", help="the folder of a finished run")

@@ -30,7 +30,7 @@ N_SAMPLES = 32
 
 
 @dataclass(frozen=True)
-class Observations:
+class Prediction:
     """What one pass over N inputs gives.
 
     Attributes:
@@ -46,7 +46,7 @@ class Observations:
     samples: Float[Tensor, "S N E"] | None = None
 
     @staticmethod
-    def concatenate(parts: "list[Observations]") -> "Observations":
+    def concatenate(parts: "list[Prediction]") -> "Prediction":
         """Join batches, in order.
 
         Raises:
@@ -55,14 +55,14 @@ class Observations:
         if not parts:
             raise ValueError(NO_INPUTS)
         drawn = [part.samples for part in parts if part.samples is not None]
-        return Observations(
+        return Prediction(
             torch.cat([part.features for part in parts]),
             Embeddings.concatenate([part.embeddings for part in parts]),
             torch.cat(drawn, 1) if len(drawn) == len(parts) else None,
         )
 
 
-Observer = Callable[[Any], Observations]
+Predictor = Callable[[Any], Prediction]
 """Maps one batch of inputs to what is seen of it."""
 
 
@@ -125,7 +125,7 @@ class Encoder(ABC):
         return self.dimension
 
     @abstractmethod
-    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+    def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """Give what a batch of inputs goes through; what is drawn once for all batches is drawn here.
 
         Args:
@@ -144,14 +144,14 @@ class Encoder(ABC):
             self.network.to(device)
         return self
 
-    def observe(
+    def predict(
         self,
         inputs: Batch | Iterable[Batch],
         *,
         n_samples: int | None = None,
         joint: bool = False,
         progress: bool = False,
-    ) -> Observations:
+    ) -> Prediction:
         """Give features, embeddings and, with `joint`, samples in one pass.
 
         Args:
@@ -164,12 +164,12 @@ class Encoder(ABC):
             ValueError: for no item at all, features that are not finite, or fewer than 2 samples.
         """
         options: dict[str, Any] = {"n_samples": n_samples, "joint": joint, "progress": progress}
-        return Observations.concatenate(list(self.observed(inputs, **options)))
+        return Prediction.concatenate(list(self.observed(inputs, **options)))
 
     def embed(
         self, inputs: Batch | Iterable[Batch], *, n_samples: int | None = None, progress: bool = False
     ) -> Embeddings:
-        """Embed inputs with a concentration κ each; arguments and errors as those of `observe`."""
+        """Embed inputs with a concentration κ each; arguments and errors as those of `predict`."""
         seen = self.observed(inputs, n_samples=n_samples, progress=progress)
         return Embeddings.concatenate([batch.embeddings for batch in seen])
 
@@ -203,11 +203,11 @@ class Encoder(ABC):
         n_samples: int | None = None,
         joint: bool = False,
         progress: bool = False,
-    ) -> Iterator[Observations]:
-        """Observe batch by batch, for passes whose features would not fit; arguments and errors as `observe`."""
-        observe, seen = self.observer(n_samples=self.samples_of(n_samples), joint=joint), 0
+    ) -> Iterator[Prediction]:
+        """Observe batch by batch, for passes whose features would not fit; arguments and errors as `predict`."""
+        predict, seen = self.predictor(n_samples=self.samples_of(n_samples), joint=joint), 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
-            found = observe(split_batch(batch)[0])
+            found = predict(split_batch(batch)[0])
             check_finite(found.features, seen)
             seen += len(found.features)
             yield found
@@ -244,9 +244,9 @@ def common_of(saved: SavedEncoder) -> dict[str, Any]:
 
 def own_direction(output: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
     """The directions f/‖f‖ of a network's output, float32 or wider; zero where f is."""
-    return F.normalize(widened(output))
+    return F.normalize(at_least_float32(output))
 
 
-def widened(output: Float[Tensor, "*A"]) -> Float[Tensor, "*A"]:
+def at_least_float32(output: Float[Tensor, "*A"]) -> Float[Tensor, "*A"]:
     """What a network computed, in a type of at least float32: of half precision, nothing is summed or divided."""
     return output.to(torch.promote_types(output.dtype, torch.float32))

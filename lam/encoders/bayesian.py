@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lam.encoders.base import NO_INPUTS, Encoder, Observations, Observer, common_of
+from lam.encoders.base import NO_INPUTS, Encoder, Prediction, Predictor, common_of
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.export import export_encoder
 from lam.encoders.files import SavedEncoder
@@ -141,16 +141,16 @@ class BayesianEncoder(Encoder):
             raise ValueError(NO_INPUTS)
         return Embeddings.concatenate(parts)
 
-    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+    def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """Give what a batch goes through: κ by marginal samples, joint samples by whole last layers."""
-        predict = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
+        embeddings_of = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
         draw = self.posterior.joint_predictor(n_samples=n_samples) if joint else None
 
-        def observe(inputs: Any) -> Observations:
+        def predict(inputs: Any) -> Prediction:
             features, output = self._features_and_output(inputs)
-            return Observations(features, predict(features, output), None if draw is None else draw(features))
+            return Prediction(features, embeddings_of(features, output), None if draw is None else draw(features))
 
-        return observe
+        return predict
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
         """Give how much of the curvature was negative and clipped, what that makes of the variance, and the tuning."""

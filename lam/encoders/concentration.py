@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Observations, Observer, own_direction, widened
+from lam.encoders.base import Prediction, Predictor, at_least_float32, own_direction
 from lam.encoders.seeded import SeededEncoder
 from lam.models.head import features_and_output
 from lam.retrieval.metrics.ood import NEIGHBOUR, check_neighbours, unit_knn_distance
@@ -29,11 +29,11 @@ class ConcentrationEncoder(SeededEncoder):
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
         """Give κ ≥ 0, float64, of what enters the head; beyond `KAPPA_RANGE` it is cut to the nearest end."""
 
-    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+    def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """Give what a batch goes through; `n_samples` are drawn only with `joint`."""
         seen = 0
 
-        def observe(inputs: Any) -> Observations:
+        def predict(inputs: Any) -> Prediction:
             nonlocal seen
             features, output = features_and_output(self._module, self.head, inputs)
             mean = own_direction(output)
@@ -48,9 +48,9 @@ class ConcentrationEncoder(SeededEncoder):
                     lambda number, generator: VonMisesFisher(*items[number]).sample((n_samples,), generator=generator),
                 ).to(mean)
             seen += len(mean)
-            return Observations(features, Embeddings(mean, *known), samples)
+            return Prediction(features, Embeddings(mean, *known), samples)
 
-        return observe
+        return predict
 
 
 class NormEncoder(ConcentrationEncoder):
@@ -136,4 +136,4 @@ class NeighbourEncoder(ConcentrationEncoder):
 
 
 def _unit(features: Tensor) -> Tensor:
-    return F.normalize(widened(features))
+    return F.normalize(at_least_float32(features))

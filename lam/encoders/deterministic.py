@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lam.encoders.base import Encoder, Observations, Observer, common_of, own_direction
+from lam.encoders.base import Encoder, Prediction, Predictor, common_of, own_direction
 from lam.encoders.files import SavedEncoder
 from lam.models.head import features_and_output
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
@@ -31,14 +31,14 @@ class DeterministicEncoder(Encoder):
         layer: Any = self._module.get_submodule(self.head)
         return layer.out_features
 
-    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+    def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """Give what a batch goes through; nothing is drawn."""
 
-        def observe(inputs: Any) -> Observations:
+        def predict(inputs: Any) -> Prediction:
             features, output = features_and_output(self._module, self.head, inputs)
-            return Observations(features, certain(own_direction(output)))
+            return Prediction(features, without_uncertainty(own_direction(output)))
 
-        return observe
+        return predict
 
     @classmethod
     def restored(cls, saved: SavedEncoder) -> "DeterministicEncoder":
@@ -53,7 +53,7 @@ class DeterministicEncoder(Encoder):
         return network
 
 
-def certain(mean: Tensor) -> Embeddings:
+def without_uncertainty(mean: Tensor) -> Embeddings:
     """Give unit vectors (N, D) as embeddings of which no uncertainty is known."""
     one = mean.new_ones(len(mean))
     return Embeddings(mean, one * KAPPA_RANGE[1], one, 0 * one)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Observations, Observer
+from lam.encoders.base import Prediction, Predictor
 from lam.encoders.seeded import SeededEncoder
 from lam.models.head import features_and_output
 from lam.models.weights import plain_names
@@ -46,18 +46,18 @@ class DropoutEncoder(SeededEncoder):
         check_network(network)
         super().__init__(network, head, seed=seed, **common)
 
-    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+    def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """Give what a batch goes through: κ and joint samples are of the same thinned networks."""
 
-        def observe(inputs: Any) -> Observations:
+        def predict(inputs: Any) -> Prediction:
             features, outputs = self._outputs(inputs, n_samples)
             samples = F.normalize(outputs, dim=-1)
             embeddings = Embeddings.from_samples(
                 samples, outputs.var(0).sum(1) if len(features) else outputs.new_zeros(0)
             )
-            return Observations(features, embeddings, samples if joint else None)
+            return Prediction(features, embeddings, samples if joint else None)
 
-        return observe
+        return predict
 
     def _outputs(self, inputs: Any, n_samples: int) -> tuple[Tensor, Tensor]:
         """Features (N, P) without dropout and sampled outputs (S, N, D) before normalisation."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Encoder, Observations, Observer, common_of, widened
+from lam.encoders.base import Encoder, Prediction, Predictor, at_least_float32, common_of
 from lam.encoders.files import SavedEncoder
 from lam.models.head import features_and_output
 from lam.utils.autocast import without_autocast
@@ -95,10 +95,10 @@ class EnsembleEncoder(Encoder):
         self.rotations = None if self.rotations is None else self.rotations.to(device)
         return self
 
-    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+    def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """Give what a batch goes through; the samples are the M members, whatever `n_samples` says."""
 
-        def observe(inputs: Any) -> Observations:
+        def predict(inputs: Any) -> Prediction:
             features, units = features_and_units(self.members, self.head, inputs)
             with without_autocast():
                 aligned = units if self.rotations is None else F.normalize(units @ self.rotations.to(units), dim=-1)
@@ -106,9 +106,9 @@ class EnsembleEncoder(Encoder):
             variance = length.one_minus_resultant * (1 + length.resultant)
             mean = concatenated(units) if self.combine == "concatenate" else F.normalize(units.mean(0))
             embeddings = Embeddings.from_samples(aligned, variance.to(units), mean=mean)
-            return Observations(features, embeddings, aligned if joint else None)
+            return Prediction(features, embeddings, aligned if joint else None)
 
-        return observe
+        return predict
 
     def settings(self) -> dict[str, Any]:
         """How members are combined."""
@@ -172,4 +172,4 @@ def features_and_units(
     """Run a batch through all members: what enters the first one's head, and the M unit vectors of each item."""
     seen = [features_and_output(member, head, inputs) for member in members]
     outputs = torch.stack([output for _, output in seen])
-    return seen[0][0], F.normalize(widened(outputs), dim=-1)
+    return seen[0][0], F.normalize(at_least_float32(outputs), dim=-1)

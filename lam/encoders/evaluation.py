@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lam.encoders.base import Encoder, Observations
+from lam.encoders.base import Encoder, Prediction
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.pairs.pairs import as_targets
 from lam.pairs.relevance import Relevance, relevance_of
@@ -173,7 +173,7 @@ def evaluate(
 
 def _observe_with_targets(
     encoder: Encoder, batches: Iterable[Batch], n_samples: int | None, progress: bool
-) -> tuple[Observations, Tensor]:
+) -> tuple[Prediction, Tensor]:
     targets: list[Tensor] = []
 
     def remembered() -> Iterator[Any]:
@@ -183,7 +183,7 @@ def _observe_with_targets(
             targets.append(as_targets(found))
             yield inputs
 
-    seen = encoder.observe(remembered(), n_samples=n_samples, joint=True, progress=progress)
+    seen = encoder.predict(remembered(), n_samples=n_samples, joint=True, progress=progress)
     given = torch.cat(targets).to(seen.features.device)
     if len(given) != len(seen.features):
         raise ValueError(f"there are {len(seen.features)} items and {len(given)} labels")
@@ -194,12 +194,12 @@ def _observe_with_targets(
 
 def _observe_outside(
     encoder: Encoder, name: str, batches: Iterable[Batch], n_samples: int | None, progress: bool
-) -> Observations:
+) -> Prediction:
     rest = iter(as_batches(batches))
     first = next(rest, None)
     if first is None:
         raise ValueError(f"the OOD set {name!r} is empty")
-    return encoder.observe(chain([first], rest), n_samples=n_samples, progress=progress)
+    return encoder.predict(chain([first], rest), n_samples=n_samples, progress=progress)
 
 
 def _nearest_cosines(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "G D"]) -> Float[Tensor, "Q K"]:

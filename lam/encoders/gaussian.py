@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Observations, Observer, common_of, own_direction
+from lam.encoders.base import Prediction, Predictor, common_of, own_direction
 from lam.encoders.files import SavedEncoder
 from lam.encoders.seeded import SeededEncoder
 from lam.hessians.batch import check_finite
@@ -63,14 +63,14 @@ class GaussianEncoder(SeededEncoder):
         mean = self.unnormalised(features)
         return F.normalize(mean) if self.unit_mean else mean, self.uncertainty(features.float())
 
-    def observer(self, *, n_samples: int, joint: bool = False) -> Observer:
+    def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """Give what a batch goes through: κ by noise shared by all items, joint samples by noise of their own."""
         shape = (n_samples, self.dimension)
         shared = _noise(shape, torch.Generator().manual_seed(self.seed))[:, None]
         rows = max(1, CHUNK_ELEMENTS // shared.numel())
         seen = 0
 
-        def observe(inputs: Any) -> Observations:
+        def predict(inputs: Any) -> Prediction:
             nonlocal seen
             features, output = features_and_output(self._module, self.head, inputs)
             check_finite(features, seen)
@@ -86,9 +86,9 @@ class GaussianEncoder(SeededEncoder):
                     noise = self.drawn(places, lambda _, generator: _noise(shape, generator))
                     samples.append(sampled(noise).to(mean.dtype))
                 seen += len(chunk)
-            return Observations(features, Embeddings.concatenate(parts), torch.cat(samples, 1) if joint else None)
+            return Prediction(features, Embeddings.concatenate(parts), torch.cat(samples, 1) if joint else None)
 
-        return observe
+        return predict
 
     def settings(self) -> dict[str, Any]:
         """What μ is, the seed, and what rebuilds the uncertainty head."""

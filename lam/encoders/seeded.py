@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import common_of, widened
+from lam.encoders.base import at_least_float32, common_of
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.encoders.files import SavedEncoder
 from lam.utils.random import derive_seed
@@ -42,7 +42,7 @@ class SeededEncoder(DeterministicEncoder):
     def unnormalised(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N D"]:
         """Give what the head makes of features, before normalisation, float32 or wider."""
         with torch.no_grad():
-            return widened(self._module.get_submodule(self.head)(features))
+            return at_least_float32(self._module.get_submodule(self.head)(features))
 
     def drawn(
         self, places: Iterable[int], draw: Callable[[int, torch.Generator], Float[Tensor, "S D"]]

@@ -4,7 +4,7 @@ item.py         one item, what its parts may be, its content hash
 image_list.py   lists of images as CSV
 shards.py       embeddings of a folder as files
 embed.py        images of folders and lists, embedded
-enrolment.py    embedded images as items: ids, the gate for poor ones, fusion
+enrolment.py    embedded images as items: ids, the gate for uncertain ones, fusion
 fusing.py       one more image fused into an item
 store.py        the items on disk: SQLite, durable before anything is acknowledged
 local_index.py  the FAISS index that follows the store

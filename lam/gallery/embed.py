@@ -73,8 +73,8 @@ def embed_folder(
     for seen in encoder.observed(_loader(wanted), progress=progress):
         parts.append(seen.embeddings)
         if calibration is not None:
-            surprise = calibration.surprise(seen.embeddings, seen.features)
-            flagged.append((surprise > calibration.flag_above).cpu())
+            ood_score = calibration.ood_score(seen.embeddings, seen.features)
+            flagged.append((ood_score > calibration.flag_above).cpu())
     return EmbeddedFolder(images, Embeddings.concatenate(parts), torch.cat(flagged) if flagged else None)
 
 

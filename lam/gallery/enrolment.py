@@ -1,4 +1,4 @@
-"""From embedded images to items: their ids, the gate for poor images, and fusion of one identity's.
+"""From embedded images to items: their ids, the gate for uncertain images, and fusion of one identity's.
 
 The id of an image is the one that its list gives it, or else its number by content. Reading images and lists, and
 storing the items, is done elsewhere.
@@ -76,13 +76,13 @@ class Enrolled:
     Attributes:
         items: in the order of each one's first image.
         embeddings: of the items.
-        poor: path and κ of every image below the flag.
+        uncertain: path and κ of every image below the flag.
         skipped: whether those were left out.
     """
 
     items: tuple[Item, ...]
     embeddings: Embeddings
-    poor: tuple[tuple[str, float], ...] = ()
+    uncertain: tuple[tuple[str, float], ...] = ()
     skipped: bool = False
 
     def __len__(self) -> int:
@@ -98,7 +98,7 @@ def enrol(
     embeddings: Embeddings,
     *,
     flag_below: float | None = None,
-    skip_poor: bool = False,
+    skip_uncertain: bool = False,
     fuse: bool = False,
 ) -> Enrolled:
     """Gate, and drop or fuse what belongs to one id; the order is that of each id's first image.
@@ -110,8 +110,8 @@ def enrol(
     Args:
         entries: N images.
         embeddings: of those.
-        flag_below: the κ below which an image is poor; None for no gate.
-        skip_poor: leave poor images out.
+        flag_below: the κ below which an image is uncertain; None for no gate.
+        skip_uncertain: leave uncertain images out.
         fuse: make one item of each identity, instead of one of each image.
 
     Raises:
@@ -119,9 +119,9 @@ def enrol(
             id or label, or labels that differ within one identity.
     """
     kappa = embeddings.kappa.tolist()
-    is_poor = [flag_below is not None and value < flag_below for value in kappa]
-    poor = tuple((entry.path, kappa[row]) for row, entry in enumerate(entries) if is_poor[row])
-    kept = [row for row in range(len(entries)) if not (skip_poor and is_poor[row])]
+    is_uncertain = [flag_below is not None and value < flag_below for value in kappa]
+    uncertain = tuple((entry.path, kappa[row]) for row, entry in enumerate(entries) if is_uncertain[row])
+    kept = [row for row in range(len(entries)) if not (skip_uncertain and is_uncertain[row])]
     if not kept:
         raise ValueError(f"no image is left: kappa is below the flag {flag_below:.4g} for all {len(entries)}")
     groups: dict[str, list[int]] = {}
@@ -138,7 +138,7 @@ def enrol(
         )
         for at, (identity, of_one) in enumerate(alone.items())
     )  # fmt: skip
-    return Enrolled(items, made, poor, skip_poor)
+    return Enrolled(items, made, uncertain, skip_uncertain)
 
 
 def item_of_embedding(

@@ -78,7 +78,7 @@ def replace_items(store: ItemStore, enrolled: Enrolled, *, factory: str = "Flat"
 
 
 @dataclass(frozen=True)
-class Described:
+class HitInfo:
     """What a hit is, beside its score and κ."""
 
     id: str
@@ -132,7 +132,7 @@ class Gallery:
         """Why it cannot be searched now, or None."""
         return self._index.complaint
 
-    def search(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, Described]]:
+    def search(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, HitInfo]]:
         """Find the k nearest items of each query, as they are before a write or after it, and say what the hits are.
 
         Returns:
@@ -203,11 +203,11 @@ class Gallery:
             refusal = self._index.unerased()
         return {} if refusal is None else dict.fromkeys(deleted, refusal)
 
-    def _found(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, Described], set[int]]:
+    def _found(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, HitInfo], set[int]]:
         """Hits, what they are, and those of them that the store no longer holds."""
         hits = self._index.search(queries, k)
         keys = set(hits.ids.flatten().tolist())
-        described = {key: Described(*what) for key, what in self._store.described(keys).items()}
+        described = {key: HitInfo(*what) for key, what in self._store.described(keys).items()}
         return hits, described, keys - described.keys()
 
     def _apply(self, changes: Sequence[Change]) -> None:

@@ -95,7 +95,7 @@ class StoredItems:
 Gallery = Literal["held-out", "index"] | StoredItems
 
 
-def standing(run: str | Path) -> Calibration | None:
+def current_calibration(run: str | Path) -> Calibration | None:
     """Give the calibration that a run has; None where it has none that can be read and is of its encoder."""
     try:
         return Run(run).calibration
@@ -151,7 +151,7 @@ def calibrate_run(
     config = opened.configured([] if data_root is None else [f"--data.root={data_root}"])
     splits = None if folder is not None and reference == 0 else _splits(opened.folder, config)
     images = _held_out(encoder, folder, splits)
-    seen = encoder.observe(loader_of(images, EMBEDDING_BATCH), progress=progress)
+    seen = encoder.predict(loader_of(images, EMBEDDING_BATCH), progress=progress)
     known = None
     if splits is not None and reference:
         known = reference_features(encoder, splits.train, reference, seed=config.seed).cpu()

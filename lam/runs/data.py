@@ -106,7 +106,7 @@ def reference_features(
 ) -> Float[Tensor, "M P"]:
     """Give features of at most so many images, drawn at random: what the k-NN distance compares with."""
     loader = loader_of(images.limit(count, seed=seed), EMBEDDING_BATCH, num_workers)
-    return encoder.observe(loader, n_samples=2).features
+    return encoder.predict(loader, n_samples=2).features
 
 
 @contextmanager

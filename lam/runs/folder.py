@@ -92,7 +92,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, ImageDataset]) -> Iterator[None]:
+def open_for_writing(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, ImageDataset]) -> Iterator[None]:
     """Begin or continue a run in a folder that no other process writes to meanwhile.
 
     Of several processes that run together the first one claims it for all.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lam.runs.index import Found
+from lam.runs.index import SearchResult
 from lam.utils.files import write_json, write_text
 
 SUFFIXES = (".csv", ".json")
@@ -25,7 +25,7 @@ def check_suffix(path: str | Path) -> None:
         raise ValueError(f"what is found can be written as {' or '.join(SUFFIXES)}, got {path}")
 
 
-def write_found(path: str | Path, found: Found) -> None:
+def write_found(path: str | Path, found: SearchResult) -> None:
     """Write what was found, all of the file or nothing: images in the order given, hits best first.
 
     Without a calibration there is no decision, no probability and no p-value: JSON has null there, CSV nothing. An
@@ -48,7 +48,7 @@ def write_found(path: str | Path, found: Found) -> None:
     write_text(path, text.getvalue())
 
 
-def _entries(found: Found) -> Iterator[dict[str, Any]]:
+def _entries(found: SearchResult) -> Iterator[dict[str, Any]]:
     for row, image in enumerate(found.images):
         decisions = found.decisions
         answer = (

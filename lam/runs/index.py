@@ -42,13 +42,13 @@ def index_images(
     embedded: Sequence[str | Path] | None = None,
     factory: str = "Flat",
     fuse: bool = False,
-    skip_poor: bool = False,
+    skip_uncertain: bool = False,
     progress: bool = True,
 ) -> Enrolled:
     """Replace what a run's gallery was filled with by images, given as one of a folder, a list, or embeddings.
 
-    Items that were added or changed while serving stay. Where the run is calibrated, images are poor whose κ is below
-    its flag for κ.
+    Items that were added or changed while serving stay. Where the run is calibrated, images are uncertain whose κ is
+    below its flag for κ.
 
     Args:
         run: the run's folder.
@@ -57,11 +57,11 @@ def index_images(
         embedded: files of a folder's shards; see `lam.gallery.shards`.
         factory: the FAISS type.
         fuse: make one item of the images of one identity; see `lam.gallery.enrolment.enrol`.
-        skip_poor: leave poor images out.
+        skip_uncertain: leave uncertain images out.
         progress: show a progress bar on standard error.
 
     Returns:
-        What was put into the gallery, and which images are poor.
+        What was put into the gallery, and which images are uncertain.
 
     Raises:
         ValueError: for none or several of the three, a folder that is no finished run or that another process writes
@@ -76,7 +76,7 @@ def index_images(
     require_faiss()
     Index(encoder.dimension, factory)  # refuses a type before the images are read
     with opened.lock(), open_for_writing(opened.gallery_folder) as store:
-        flag_below = _flag_below(opened, skip_poor)
+        flag_below = _flag_below(opened, skip_uncertain)
         if listed is not None:
             entries, embeddings = embed_list(encoder, read_list(listed, repeated_ids=fuse), progress=progress)
         elif embedded is not None:
@@ -84,13 +84,13 @@ def index_images(
         else:
             images = embed_folder(encoder, str(folder), progress=progress)
             entries, embeddings = images.entries, images.embeddings
-        made = enrol(entries, embeddings, flag_below=flag_below, skip_poor=skip_poor, fuse=fuse).pictured()
+        made = enrol(entries, embeddings, flag_below=flag_below, skip_uncertain=skip_uncertain, fuse=fuse).pictured()
         replace_items(store, made, factory=factory)
     return made
 
 
 def _flag_below(run: Run, required: bool) -> float | None:
-    """The κ below which an image is poor; None where the run has no calibration of its own that says."""
+    """The κ below which an image is uncertain; None where the run has no calibration of its own that says."""
     found = load_calibration(run.folder, key=run.fingerprint) if required else calibration_of(run)
     return None if found is None else found.kappa_below
 
@@ -131,7 +131,7 @@ def _picture(images: ImageDataset, row: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The answers to Q images.
 
     Attributes:
@@ -149,7 +149,7 @@ class Found:
     decisions: Decisions | None
 
 
-def search(run: str | Path, *images: str | Path, k: int = 5, progress: bool = False) -> Found:
+def search(run: str | Path, *images: str | Path, k: int = 5, progress: bool = False) -> SearchResult:
     """Search a run's gallery for images.
 
     Args:
@@ -173,14 +173,14 @@ def search(run: str | Path, *images: str | Path, k: int = 5, progress: bool = Fa
     size = BATCH if preprocessing.shape is not None else 1
     inputs = [files[start : start + size] for start in range(0, len(files), size)]
     batches = (torch.stack([preprocessing(file) for file in part]) for part in inputs)
-    seen = encoder.observe(batches, n_samples=gallery.mean_samples, progress=progress and len(inputs) > 1)
+    seen = encoder.predict(batches, n_samples=gallery.mean_samples, progress=progress and len(inputs) > 1)
     queries, decisions, calibration = seen.embeddings, None, opened.calibration
     if calibration is not None:
         first = gallery.search(queries, 2)  # the margin to the second is part of the evidence, whatever k
         decisions = calibration.decide(first, queries, features=seen.features, gallery_size=len(gallery))
     hits = gallery.search(queries, k)
     items = tuple(tuple(gallery.items[place] for place in row) for row in hits.ids.tolist())
-    return Found(files, queries, hits, items, decisions)
+    return SearchResult(files, queries, hits, items, decisions)
 
 
 def _image_files(image: Path) -> list[Path]:

@@ -46,7 +46,7 @@ from lam.runs.config import RunConfig
 from lam.runs.corruption import corruption_metrics, measure_corruption
 from lam.runs.curves import CURVES, Curves
 from lam.runs.data import EMBEDDING_BATCH, check_files, check_splits, load_data, loader_of, reference_features
-from lam.runs.folder import CONFIG, DATA, ENCODER, METRICS, claimed, is_finished, refuse_other_run
+from lam.runs.folder import CONFIG, DATA, ENCODER, METRICS, is_finished, open_for_writing, refuse_other_run
 from lam.runs.index import index_dataset
 from lam.runs.report import write_plots_and_report
 from lam.training import Training, device_of
@@ -103,7 +103,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     if not (folder / DATA).is_file():  # an earlier start has checked them
         distributed.broadcast_from_rank_zero(lambda: check_files(parts.values(), progress))
     network = distributed.rank_zero_first(lambda: _build_network(config, splits.train))
-    with claimed(folder, settings, parts):
+    with open_for_writing(folder, settings, parts):
         return _run(config, folder, network, splits, ood, progress)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lam.gallery.gallery import Described
+from lam.gallery.gallery import HitInfo
 from lam.gallery.item import Images, Item, content_id, packed
 from lam.retrieval.decisions.calibration import Calibration, credible_cosine
 from lam.retrieval.decisions.conformal import needed
@@ -83,7 +83,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Judge:
+class Responder:
     """Decides by a calibration, or says that there is none.
 
     Attributes:
@@ -100,15 +100,15 @@ class Judge:
             return "none"
         return "stale" if self.calibration.is_stale(size) else "current"
 
-    def poor(self, kappa: float) -> bool | None:
-        """Tell whether an image is too poor to be enrolled without a second look; None where nobody knows.
+    def uncertain(self, kappa: float) -> bool | None:
+        """Tell whether an image is too uncertain to be enrolled without a second look; None where nobody knows.
 
-        Of an item it is told by its least κ, so that one which holds a poor image is poor.
+        Of an item it is told by its least κ, so that one which holds an uncertain image is uncertain.
         """
         return None if self.calibration is None else kappa < self.calibration.kappa_below
 
     def answer(
-        self, query: Query, hits: Hits, described: Mapping[int, Described], *, k: int, size: int, least: float = 0.0
+        self, query: Query, hits: Hits, described: Mapping[int, HitInfo], *, k: int, size: int, least: float = 0.0
     ) -> Answer:
         """Answer a search.
 
@@ -135,7 +135,7 @@ class Judge:
                     label=item.label,
                     images=item.images,
                     resultant=item.resultant,
-                    poor=self.poor(item.least_kappa),
+                    uncertain=self.uncertain(item.least_kappa),
                     thumbnail=thumbnail_path(item.id) if item.pictured else None,
                     accepted=None if made is None else verdict["decision"] == "match" and score > made.accept_above,
                     credible=score >= cap,
@@ -213,12 +213,12 @@ class Judge:
         if made is None:
             return None
         cosines = _points(made.false_accepts.scores, made.accept_above)
-        kappas = [-surprise for surprise in reversed(_points(made.flags.kappa.scores, -made.kappa_below))]
+        kappas = [-ood_score for ood_score in reversed(_points(made.detector.kappa.scores, -made.kappa_below))]
         return {
             "threshold": self.thresholds,
             "gallery_size": made.gallery_size,
             "false_accept": [{"cosine": at, "rate": made.false_accepts.rate(at)} for at in cosines],
-            "false_flag": [{"kappa": at, "rate": made.flags.kappa.rate(-at)} for at in kappas],
+            "false_flag": [{"kappa": at, "rate": made.detector.kappa.rate(-at)} for at in kappas],
             "kappa": {"counts": made.kappa.counts.tolist(), "edges": made.kappa.edges.tolist()},
             "reliability": {
                 name: [None if math.isnan(value) else value for value in values.tolist()]
@@ -278,13 +278,13 @@ def _thresholds(made: Calibration) -> Threshold:
         "kappa_below": made.kappa_below,
         "far": made.targets.far,
         "ood": made.targets.ood,
-        "miss": made.targets.miss,
+        "conformal_miss": made.targets.conformal_miss,
     }
 
 
 def _verdict(made: Calibration | None, query: Query, hits: Hits, least: float) -> Decided:
     if made is None:
-        return {"decision": None, "probability": None, "surprise": None, "p_value": None, "flagged_by": None}
+        return {"decision": None, "probability": None, "ood_score": None, "p_value": None, "flagged_by": None}
     features = None if made.flag == "kappa" else query.features
     found = hits.scores.shape[1]  # two or more, or all there were when it was searched
     decided = made.decide(hits, query.embedding, features=features, gallery_size=found)
@@ -294,7 +294,7 @@ def _verdict(made: Calibration | None, query: Query, hits: Hits, least: float) -
     return {
         "decision": decision,
         "probability": probability,
-        "surprise": float(decided.surprise[0]),
+        "ood_score": float(decided.ood_score[0]),
         "p_value": float(decided.p_value[0]),
         "flagged_by": made.flag,
     }

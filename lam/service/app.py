@@ -17,7 +17,7 @@ from lam.gallery.item import ID_RULE, MAX_LABEL, Item, checked_id, checked_label
 from lam.gallery.refusal import busy
 from lam.gallery.store import Fuse
 from lam.service import models
-from lam.service.answers import Judge, as_json, thumbnail_path
+from lam.service.answers import Responder, as_json, thumbnail_path
 from lam.service.bodies import Given, content_type, item_of, pair_of, query_of
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
@@ -31,9 +31,11 @@ PAGE = Path(__file__).parent / "page"
 _PAGE_SIZE = 100
 _VERSIONS = ("torch", "faiss-cpu", "pillow", "fastapi", "uvicorn")
 
-Poor = Annotated[
+Uncertain = Annotated[
     Literal["keep", "refuse"],
-    Query(description="what becomes of an image whose κ is below the flag: added and reported as `poor`, or refused"),
+    Query(
+        description="what becomes of an image whose κ is below the flag: added and reported as `uncertain`, or refused"
+    ),
 ]
 Fusing = Annotated[
     bool,
@@ -121,18 +123,18 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         request: Request,
         id: Annotated[str | None, Query(description=f"{ID_RULE}; without one, the content is the id")] = None,
         label: Label = None,
-        poor: Poor = "keep",
+        uncertain: Uncertain = "keep",
         fuse: Fusing = False,
     ) -> Response:
         """Add an item, on disk and found when this is answered; without an id, its content is its id."""
-        return await _enrol(engine, request, id, label, poor=poor, fuse=fuse)
+        return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
 
     @app.put("/v1/items/{id}", responses=models.ENROLLED, openapi_extra=models.ITEM)
     async def update(
-        request: Request, id: str, label: Label = None, poor: Poor = "keep", fuse: Fusing = False
+        request: Request, id: str, label: Label = None, uncertain: Uncertain = "keep", fuse: Fusing = False
     ) -> Response:
         """Add an item under this id, put another in its place, or fuse an image into it."""
-        return await _enrol(engine, request, id, label, poor=poor, fuse=fuse)
+        return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
 
     @app.get("/v1/items", responses=models.LISTED)
     async def page(
@@ -174,7 +176,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
 
 
 async def _enrol(
-    engine: Engine, request: Request, given_id: str | None, label: str | None, *, poor: Poor, fuse: bool
+    engine: Engine, request: Request, given_id: str | None, label: str | None, *, uncertain: Uncertain, fuse: bool
 ) -> Response:
     """Put or fuse what a request brings."""
     kind = content_type(request.headers, *CONTENT_TYPES, JSON)
@@ -194,8 +196,8 @@ async def _enrol(
     else:
         query = given.query
         item = query.item(identity, label=label, metadata=given.metadata)
-    if poor == "refuse":
-        _refuse_poor(engine.judge, query.kappa)
+    if uncertain == "refuse":
+        _refuse_uncertain(engine.judge, query.kappa)
     change = await engine.write(Fuse(item) if fuse else item)
     if change.refused is not None:
         raise change.refused
@@ -275,7 +277,7 @@ def _listed(engine: Engine, after: str, limit: int) -> str:
     return as_json(known, items=f"[{shown}]")
 
 
-def _described(item: Item, judge: Judge, **more: Any) -> str:
+def _described(item: Item, judge: Responder, **more: Any) -> str:
     """What is said of an item, as JSON."""
     known: models.ItemShown = {
         "id": item.id,
@@ -283,22 +285,24 @@ def _described(item: Item, judge: Judge, **more: Any) -> str:
         "kappa": item.kappa,
         "images": item.images.count,
         "resultant": item.images.resultant,
-        "poor": judge.poor(item.least_kappa),
+        "uncertain": judge.uncertain(item.least_kappa),
         "thumbnail": None if item.thumbnail is None else thumbnail_path(item.id),
         "sha256": item.sha256.hex(),
     }
     return as_json({**known, **more}, metadata=item.metadata)
 
 
-def _refuse_poor(judge: Judge, kappa: float) -> None:
+def _refuse_uncertain(judge: Responder, kappa: float) -> None:
     if judge.calibration is None:
-        raise ServiceError(409, "the run is not calibrated: nothing says which images are poor", allowed="poor=keep")
-    if judge.poor(kappa):
+        raise ServiceError(
+            409, "the run is not calibrated: nothing says which images are uncertain", allowed="uncertain=keep"
+        )
+    if judge.uncertain(kappa):
         least = judge.calibration.kappa_below
         raise ServiceError(
             422,
-            f"the image is poor: its κ of {kappa:.6g} is below the flag at {least:.6g}; nothing was stored",
-            allowed={"kappa_at_least": least, "or": "poor=keep"},
+            f"the image is uncertain: its κ of {kappa:.6g} is below the flag at {least:.6g}; nothing was stored",
+            allowed={"kappa_at_least": least, "or": "uncertain=keep"},
         )
 
 

@@ -25,7 +25,7 @@ from lam.inputs.thumbnails import thumbnail
 from lam.retrieval.index.entries import unit_vectors
 from lam.retrieval.index.hits import Hits
 from lam.runs.finished import Run
-from lam.service.answers import Answer, Judge, Query
+from lam.service.answers import Answer, Query, Responder
 from lam.service.errors import ServiceError
 from lam.service.images import read_image
 from lam.service.settings import ServiceSettings
@@ -69,7 +69,7 @@ class Engine:
         require_faiss()
         self.encoder = _moved(self.run.encoder, device)
         self.device = device
-        self.judge = Judge(self.run.calibration, self.encoder.kappa_dimension)
+        self.judge = Responder(self.run.calibration, self.encoder.kappa_dimension)
         self.gallery = self.run.open_gallery(drop_corrupt=drop_corrupt, index=index)
         self._start(threads)
         self._warm_up()
@@ -112,7 +112,7 @@ class Engine:
     def recalibrate(self) -> None:
         """Decide by the calibration that the run has now; one that cannot be read is logged, and the old one stays."""
         try:
-            self.judge = Judge(self.run.calibration, self.encoder.kappa_dimension)
+            self.judge = Responder(self.run.calibration, self.encoder.kappa_dimension)
         except (OSError, ValueError) as error:
             _LOG.error("the calibration in force stays: %s", error)
         else:
@@ -221,7 +221,7 @@ class Engine:
     def _embedded(self, batch: Tensor) -> list[Query | Exception]:
         """The batch's queries; where it is refused as a whole, each image by itself, so that one does not spoil it."""
         try:
-            seen = self.encoder.observe(batch.to(self.device))
+            seen = self.encoder.predict(batch.to(self.device))
         except ValueError:
             if len(batch) > 1:
                 return [result for image in batch for result in self._embedded(image[None])]

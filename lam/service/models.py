@@ -99,7 +99,7 @@ class Threshold(PairThreshold):
 
     flag: str
     flag_above: float
-    miss: Share
+    conformal_miss: Share
 
 
 @_CLOSED
@@ -111,7 +111,7 @@ class Shown(TypedDict):
     kappa: Kappa
     images: Annotated[int, Field(ge=1)]
     resultant: Share
-    poor: bool | None
+    uncertain: bool | None
     thumbnail: str | None
 
 
@@ -138,7 +138,7 @@ class Decided(TypedDict):
 
     decision: Verdict
     probability: Share | None
-    surprise: float | None
+    ood_score: float | None
     p_value: Share | None
     flagged_by: str | None
 

@@ -94,7 +94,7 @@ class Loop:
         if distributed.world_size() > 1:
             self.module.register_forward_hook(lambda _module, _inputs, output: self._gathered(output))
         self.n_batches = math.ceil(len(dataset) / training.batch_size)
-        self.decisive = self._decisive()
+        self.resume_key = self._resume_key()
         self.at = _Progress()
         self.best: dict[str, Tensor] = {}
 
@@ -251,7 +251,7 @@ class Loop:
         }
         tensors = _prefixed("last", self._weights()) | _prefixed("best", self.best) | _prefixed("optimizer", optimizer)
         state = {
-            "settings": self.decisive,
+            "settings": self.resume_key,
             "progress": asdict(self.at),
             "scaler": self.fabric.strategy.precision.state_dict(),
         }
@@ -276,7 +276,7 @@ class Loop:
         self.fabric.strategy.precision.load_state_dict(found.state["scaler"])
 
     def _check_settings(self, found: checkpoints.Checkpoint) -> None:
-        stored, now = found.state["settings"], self.decisive
+        stored, now = found.state["settings"], self.resume_key
         other = [name for name in now if stored.get(name) != now[name]]
         if other:
             raise ValueError(
@@ -291,10 +291,10 @@ class Loop:
                 "ask for more epochs, or use another folder"
             )
 
-    def _decisive(self) -> dict[str, Any]:
+    def _resume_key(self) -> dict[str, Any]:
         """Everything that decides the weights, as JSON: a checkpoint is taken up only under the same."""
         shapes = {name: tuple(tensor.shape) for name, tensor in self.network.state_dict().items()}
-        decisive = {
+        resume_key = {
             "method": self.method,
             **self.training.resume_key(),
             "loss": repr(self.training.loss),
@@ -306,7 +306,7 @@ class Loop:
             **{name: _values(self.dataset, name) for name in ("labels", "targets")},
             "network": f"{type(self.network).__name__} of shapes {_fingerprint(shapes)}",
         }
-        return json.loads(json.dumps(decisive))
+        return json.loads(json.dumps(resume_key))
 
 
 def _prefixed(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

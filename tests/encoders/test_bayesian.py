@@ -37,7 +37,7 @@ def test_the_direction_is_the_networks_own_to_the_bit_however_wide_the_posterior
         expected = F.normalize(F.linear(output, encoder.posterior.weight, encoder.posterior.bias))
     for n_samples in (2, 32, 101):
         assert torch.equal(encoder.embed(inputs, n_samples=n_samples).mean, expected)
-        assert torch.equal(encoder.observe(inputs, n_samples=n_samples, joint=True).embeddings.mean, expected)
+        assert torch.equal(encoder.predict(inputs, n_samples=n_samples, joint=True).embeddings.mean, expected)
     assert torch.equal(encoder.embed(inputs, mode="network").mean, expected)
     # samples are drawn in parts, directions are not
     monkeypatch.setattr("lam.posteriors.base.CHUNK_ELEMENTS", 32 * 3 * 5)
@@ -282,4 +282,4 @@ def test_one_batch_is_enough_for_every_call():
         with pytest.raises(ValueError, match="there are no inputs to embed"):
             encoder.embed(nothing)
         with pytest.raises(ValueError, match="there are no inputs to embed"):
-            encoder.observe(nothing)
+            encoder.predict(nothing)

@@ -90,7 +90,7 @@ def test_inputs_of_another_type_are_refused_in_words(dtype: torch.dtype, advice:
     said = (
         rf"the network does not take inputs of {dtype} \(.*\): its weights are torch.float32, so convert them, {advice}"
     )
-    for call in (lambda: fit(others), lambda: encoder.embed(others), lambda: encoder.observe(others[0])):
+    for call in (lambda: fit(others), lambda: encoder.embed(others), lambda: encoder.predict(others[0])):
         with pytest.raises(ValueError, match=said):
             call()
 

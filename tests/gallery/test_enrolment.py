@@ -26,9 +26,9 @@ def test_the_gate_looks_at_images_before_they_are_fused() -> None:
     entries = [Entry(path, "x", number) for number, path in enumerate("abcd")]
     given = embeddings(4)
     made = enrol(entries, given, flag_below=2.5, fuse=True)
-    assert made.poor == (("a", 1.0), ("b", 2.0))
+    assert made.uncertain == (("a", 1.0), ("b", 2.0))
     assert (made.items[0].images.least_kappa, made.items[0].images.count) == (1.0, 4)
-    made = enrol(entries, given, flag_below=2.5, skip_poor=True, fuse=True)
+    made = enrol(entries, given, flag_below=2.5, skip_uncertain=True, fuse=True)
     assert json.loads(made.items[0].images.paths) == ["c", "d"]
     assert made.skipped
     assert made.items[0].images.least_kappa == 3.0

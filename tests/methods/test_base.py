@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lam.datasets.augmented import AugmentationOptions, Augmented
-from lam.encoders.base import widened
+from lam.encoders.base import at_least_float32
 from lam.encoders.concentration import NormEncoder
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.methods import DeepEnsemble, Deterministic, find
@@ -59,7 +59,7 @@ def test_the_head_is_found_without_drawing_a_view() -> None:
     ],
 )
 def test_half_precision_is_widened_and_nothing_else(given: torch.dtype, expected: torch.dtype) -> None:
-    assert widened(torch.ones(2, 3, dtype=given)).dtype == expected
+    assert at_least_float32(torch.ones(2, 3, dtype=given)).dtype == expected
 
 
 def test_embeddings_of_a_half_precision_network_are_float32() -> None:
@@ -74,7 +74,7 @@ def test_the_direction_is_the_networks_own_to_the_bit_whatever_is_sampled(method
     with torch.no_grad():
         output = encoder.network(inputs)
     for n_samples in (2, 9):
-        found = encoder.observe(inputs, n_samples=n_samples, joint=True).embeddings
+        found = encoder.predict(inputs, n_samples=n_samples, joint=True).embeddings
         if method == "mc_dropout":  # which has no direction of its own
             assert found.mean_samples == n_samples
         else:

@@ -55,7 +55,7 @@ def test_the_cosine_of_embeddings_is_the_mean_of_the_members_cosines(encoder: En
 
 
 def test_kappa_is_that_of_the_aligned_members(encoder: EnsembleEncoder):
-    seen = encoder.observe(TEST.images, joint=True)
+    seen = encoder.predict(TEST.images, joint=True)
     aligned = units_of(encoder, TEST.images) @ encoder.rotations
     torch.testing.assert_close(seen.samples, aligned)
     expected = mean_resultant_length(F.normalize(aligned, dim=-1), unbiased=True)
@@ -111,7 +111,7 @@ def test_disagreement_and_not_rotation_makes_an_item_uncertain():
 
 def test_the_papers_mean_takes_directions_as_they_are(encoder: EnsembleEncoder):
     plain = EnsembleEncoder(encoder.members, "head", rotations=None, combine="mean")
-    seen = plain.observe(TEST.images, joint=True)
+    seen = plain.predict(TEST.images, joint=True)
     units = units_of(encoder, TEST.images)
     assert plain.dimension == 3
     torch.testing.assert_close(seen.embeddings.mean, F.normalize(units.mean(0)))

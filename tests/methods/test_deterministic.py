@@ -48,7 +48,7 @@ def test_an_encoder_is_read_back_to_the_bit(tmp_path: Path):
 
 def test_it_is_evaluated_without_a_calibration_and_its_kappa_tells_nothing():
     encoder = Deterministic().train(small.network(), DATA, small.training()).encoder
-    features = encoder.observe(DATA.images).features
+    features = encoder.predict(DATA.images).features
     evaluation = lam.evaluate(encoder, small.batches(small.images(seed=3)), [small.outside()], reference=features)
     assert evaluation.calibration is None
     assert evaluation.metrics["ece"] is None

@@ -56,10 +56,10 @@ def test_kappa_of_an_item_is_the_same_alone_and_in_any_batch(encoder: NeighbourE
 
 
 def test_joint_samples_do_not_depend_on_the_batches(encoder: NeighbourEncoder):
-    whole = encoder.observe(DATA.images[:12], n_samples=20, joint=True).samples
+    whole = encoder.predict(DATA.images[:12], n_samples=20, joint=True).samples
     parts = [DATA.images[:1], DATA.images[1:6], DATA.images[6:12]]
-    torch.testing.assert_close(encoder.observe(parts, n_samples=20, joint=True).samples, whole, rtol=1e-3, atol=1e-3)
-    same = encoder.observe(DATA.images[:1].expand(2, -1, -1, -1), n_samples=20, joint=True).samples
+    torch.testing.assert_close(encoder.predict(parts, n_samples=20, joint=True).samples, whole, rtol=1e-3, atol=1e-3)
+    same = encoder.predict(DATA.images[:1].expand(2, -1, -1, -1), n_samples=20, joint=True).samples
     assert not torch.equal(same[:, 0], same[:, 1])  # of each item its own, whatever it shows
 
 

@@ -69,13 +69,13 @@ def law_the_same_seed_gives_the_same_to_the_bit_and_draws_nothing_from_torch(met
 
 def law_joint_samples_are_unit_vectors_or_none_where_there_is_no_kappa(method: str, folder: Path) -> None:
     encoder = trained(method).encoder
-    seen = encoder.observe(NEW, n_samples=3, joint=True)
+    seen = encoder.predict(NEW, n_samples=3, joint=True)
     assert len(seen.features) == 12
     assert (seen.samples is not None) == encoder.has_kappa
     if seen.samples is not None:
         torch.testing.assert_close(seen.samples.norm(dim=-1), torch.ones(seen.samples.shape[:2]))
         assert seen.samples.shape[1:] == (12, encoder.kappa_dimension)
-    assert encoder.observe(NEW[:2]).samples is None
+    assert encoder.predict(NEW[:2]).samples is None
 
 
 def law_an_encoder_is_read_back_to_the_bit(method: str, folder: Path) -> None:

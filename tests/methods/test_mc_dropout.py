@@ -41,7 +41,7 @@ def by_hand(network: EmbeddingNetwork, inputs: Tensor, seed: int, sample: int) -
 
 
 def test_samples_are_those_of_thinned_networks_made_by_hand(encoder: DropoutEncoder):
-    seen = encoder.observe(DATA.images, n_samples=6, joint=True)
+    seen = encoder.predict(DATA.images, n_samples=6, joint=True)
     with torch.no_grad():
         outputs = torch.stack([by_hand(encoder.network, DATA.images, 4, s) for s in range(6)])
     torch.testing.assert_close(seen.samples, F.normalize(outputs, dim=-1))
@@ -55,8 +55,8 @@ def test_samples_are_those_of_thinned_networks_made_by_hand(encoder: DropoutEnco
 
 
 def test_an_item_is_the_same_alone_and_in_any_batch(encoder: DropoutEncoder):
-    together = encoder.observe(DATA.images, n_samples=5, joint=True)
-    alone = encoder.observe([DATA.images[:1], DATA.images[1:8]], n_samples=5, joint=True)
+    together = encoder.predict(DATA.images, n_samples=5, joint=True)
+    alone = encoder.predict([DATA.images[:1], DATA.images[1:8]], n_samples=5, joint=True)
     torch.testing.assert_close(alone.embeddings.kappa, together.embeddings.kappa[:8], rtol=1e-3, atol=0)
     torch.testing.assert_close(alone.samples, together.samples[:, :8])
     assert torch.equal(encoder.embed(DATA.images, n_samples=5).kappa, together.embeddings.kappa)
@@ -121,7 +121,7 @@ class Backbone(nn.Module):
 def test_layers_below_the_only_dropout_before_the_head_run_once():
     network = Backbone()
     inputs = torch.randn(5, 6)
-    seen = DropoutEncoder(network, "head", seed=2).observe(inputs, n_samples=4, joint=True)
+    seen = DropoutEncoder(network, "head", seed=2).predict(inputs, n_samples=4, joint=True)
     assert network.passes == 1
     for sample, expected in enumerate(seen.samples):
         network.eval()
@@ -142,7 +142,7 @@ def test_an_encoder_is_read_back_to_the_bit_and_evaluated(encoder: DropoutEncode
 
 def test_float64_stays_and_kappa_is_that_of_the_fitted_distribution():
     network = Backbone().double()
-    seen = DropoutEncoder(network, "head").observe(torch.randn(5, 6, dtype=torch.float64), n_samples=400, joint=True)
+    seen = DropoutEncoder(network, "head").predict(torch.randn(5, 6, dtype=torch.float64), n_samples=400, joint=True)
     assert seen.embeddings.kappa.dtype == torch.float64
     fitted = VonMisesFisher.fit(seen.samples)
     torch.testing.assert_close(seen.embeddings.kappa, fitted.concentration, rtol=0.05, atol=0)

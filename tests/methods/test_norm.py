@@ -51,24 +51,24 @@ def test_kappa_of_an_item_is_the_same_alone_and_in_any_batch(encoder: NormEncode
 
 
 def test_joint_samples_do_not_depend_on_the_batches(encoder: NormEncoder):
-    whole = encoder.observe(DATA.images[:12], n_samples=20, joint=True).samples
+    whole = encoder.predict(DATA.images[:12], n_samples=20, joint=True).samples
     parts = [DATA.images[:1], DATA.images[1:6], DATA.images[6:12]]
-    torch.testing.assert_close(encoder.observe(parts, n_samples=20, joint=True).samples, whole)
-    same = encoder.observe(DATA.images[:1].expand(2, -1, -1, -1), n_samples=20, joint=True).samples
+    torch.testing.assert_close(encoder.predict(parts, n_samples=20, joint=True).samples, whole)
+    same = encoder.predict(DATA.images[:1].expand(2, -1, -1, -1), n_samples=20, joint=True).samples
     assert not torch.equal(same[:, 0], same[:, 1])  # of each item its own, whatever it shows
 
 
 def test_joint_samples_are_of_the_distribution_and_repeat(encoder: NormEncoder):
-    seen = encoder.observe(DATA.images[:4], n_samples=1000, joint=True)
+    seen = encoder.predict(DATA.images[:4], n_samples=1000, joint=True)
     assert seen.samples.shape == (1000, 4, 3)
     cosines = (seen.samples * seen.embeddings.mean).sum(-1).double()
     error = cosines.std(0) / 1000**0.5
     assert ((cosines.mean(0) - seen.embeddings.resultant).abs() < 4 * error).all()
     state = torch.get_rng_state()
-    again = encoder.observe(DATA.images[:4], n_samples=1000, joint=True)
+    again = encoder.predict(DATA.images[:4], n_samples=1000, joint=True)
     assert torch.equal(again.samples, seen.samples)
     assert torch.equal(torch.get_rng_state(), state)
-    other = NormEncoder(encoder.network, encoder.head, seed=1).observe(DATA.images[:4], n_samples=1000, joint=True)
+    other = NormEncoder(encoder.network, encoder.head, seed=1).predict(DATA.images[:4], n_samples=1000, joint=True)
     assert not torch.equal(other.samples, seen.samples)
 
 

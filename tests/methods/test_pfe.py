@@ -148,27 +148,27 @@ def test_embeddings_are_those_of_samples_written_out_by_hand(unit_mean):
 
 def test_kappa_and_joint_samples_do_not_depend_on_the_batches():
     encoder, images = make_encoder(), make_data().batch(torch.arange(12))
-    whole = encoder.observe(images, n_samples=20, joint=True)
-    parts = encoder.observe([images[:1], images[1:6], images[6:]], n_samples=20, joint=True)
+    whole = encoder.predict(images, n_samples=20, joint=True)
+    parts = encoder.predict([images[:1], images[1:6], images[6:]], n_samples=20, joint=True)
     alone = encoder.embed(images[7:8], n_samples=20)
     torch.testing.assert_close(parts.embeddings.kappa, whole.embeddings.kappa, rtol=1e-4, atol=0)
     torch.testing.assert_close(alone.kappa, whole.embeddings.kappa[7:8], rtol=1e-4, atol=0)
     torch.testing.assert_close(parts.samples, whole.samples)
-    assert encoder.observe(images[:1], n_samples=2).samples is None
+    assert encoder.predict(images[:1], n_samples=2).samples is None
 
 
 def test_many_items_are_taken_in_chunks_without_a_change(monkeypatch):
     encoder, images = make_encoder(), make_data().batch(torch.arange(12))
-    whole = encoder.observe(images, n_samples=20, joint=True)
+    whole = encoder.predict(images, n_samples=20, joint=True)
     monkeypatch.setattr("lam.encoders.gaussian.CHUNK_ELEMENTS", 5 * 20 * 3)
-    chunked = encoder.observe(images, n_samples=20, joint=True)
+    chunked = encoder.predict(images, n_samples=20, joint=True)
     torch.testing.assert_close(chunked.embeddings.kappa, whole.embeddings.kappa, rtol=1e-4, atol=0)
     torch.testing.assert_close(chunked.samples, whole.samples)
 
 
 def test_joint_samples_have_the_distribution_and_are_independent_between_items():
     encoder, images = make_encoder(unit_mean=False), make_data().batch(torch.zeros(2, dtype=torch.long))
-    samples = encoder.observe(images, n_samples=4000, joint=True).samples.double()
+    samples = encoder.predict(images, n_samples=4000, joint=True).samples.double()
     assert samples.shape == (4000, 2, 3)
     torch.testing.assert_close(samples.norm(dim=-1), torch.ones(4000, 2, dtype=torch.float64))
     mean, log_variance = encoder.distribution(encoder.network.features(images))

@@ -14,7 +14,7 @@ from lam import datasets
 from lam.cli import main
 from lam.gallery.embed import embed_folder
 from lam.retrieval.decisions.calibration import Targets
-from lam.retrieval.decisions.conformal import Tail
+from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibrate import StoredItems, calibrate_run
 from lam.runs.finished import Run
@@ -45,7 +45,7 @@ def _rates(scores: Tensor, target: float, *, known: int, times: int) -> tuple[Te
     rates, held = [], []
     for _ in range(times):
         order = torch.randperm(len(scores), generator=generator)
-        tail = Tail.of(scores[order[:known]])
+        tail = ConformalScores.of(scores[order[:known]])
         threshold = tail.threshold(target)
         low, high = tail.interval(threshold)
         rates.append(float((scores[order[known:]] > threshold).double().mean()))
@@ -60,7 +60,7 @@ def test_false_flags_of_digits_keep_the_target_and_follow_the_law(
     scores = -digits[0].kappa
     rates, _ = _rates(scores, target, known=99, times=200)
     new = len(scores) - 99
-    law = betabinom(new, *Tail(torch.arange(99.0).double()).law(target))
+    law = betabinom(new, *ConformalScores(torch.arange(99.0).double()).law(target))
     assert float(rates.mean()) <= target + 2 * float(rates.std()) / math.sqrt(200)
     assert float(rates.std()) * new == pytest.approx(law.std(), rel=0.2)
 
@@ -69,7 +69,7 @@ def test_false_accepts_of_digits_are_in_their_interval(digits: tuple[Embeddings,
     scores = digits[1].non_mated
     rates, held = _rates(scores, 0.1, known=99, times=200)
     assert float(rates.mean()) <= 0.1 + 2 * float(rates.std()) / math.sqrt(200)
-    tail = Tail(torch.arange(99.0).double())
+    tail = ConformalScores(torch.arange(99.0).double())
     law, (low, high) = betabinom(len(scores) - 99, *tail.law(0.1)), tail.interval(tail.threshold(0.1))
     rest = len(scores) - 99
     expected = law.cdf(math.floor(high * rest)) - law.cdf(math.ceil(low * rest) - 1)
@@ -85,7 +85,7 @@ def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: py
     assert f"\n       {made.facts['false_accepts']}\n" in printed
     assert made.key == Run(run_copy).fingerprint
     assert (made.gallery_size, made.facts["data"], made.facts["queries"]) == (60, "validation split", 60)
-    assert made.targets == Targets(far=0.05, ood=0.05, miss=0.1)
+    assert made.targets == Targets(far=0.05, ood=0.05, conformal_miss=0.1)
     assert (run_copy / "plots" / "probability.png").is_file()
     encoder, index = Run(run_copy).encoder, Run(run_copy).gallery
     queries = encoder.embed(datasets.load("digits").test.images[:20])  # type: ignore[attr-defined]
@@ -96,7 +96,7 @@ def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: py
     assert set(verified.decision) <= {"match", "abstain"}
     assert ((verified.probability > 0) & (verified.probability < 1)).all()
     for flag in ("kappa", "knn", "combined"):
-        assert len(made.flags.tail(flag)) in (30, 60)
+        assert len(made.detector.known(flag)) in (30, 60)
 
 
 def test_a_search_of_a_calibrated_run_says_its_decision(
@@ -209,7 +209,7 @@ def test_a_calibration_again_asks_for_what_the_last_one_did(run_copy: Path) -> N
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--flag=combined"]) == 0
     assert main(["calibrate", str(run_copy), "--quiet", "--target-ood=0.2"]) == 0
     made = Run(run_copy).calibration
-    assert (made.targets, made.flag) == (Targets(far=0.05, ood=0.2, miss=0.1), "combined")
+    assert (made.targets, made.flag) == (Targets(far=0.05, ood=0.2, conformal_miss=0.1), "combined")
 
 
 def test_what_is_printed_can_be_acted_on(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -251,32 +251,32 @@ def test_folders_fuse_by_class(run_copy: Path, digit_folder: Path, capsys: pytes
     assert {(item.label, item.images.count) for item in found.items[0]} == {("0", 8), ("1", 8), ("2", 8)}
 
 
-def test_poor_images_are_told_and_skipped_where_that_is_asked_for(
+def test_uncertain_images_are_told_and_skipped_where_that_is_asked_for(
     run_copy: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert gallery.index_images(run_copy, folder=digit_folder, progress=False).poor == ()
+    assert gallery.index_images(run_copy, folder=digit_folder, progress=False).uncertain == ()
     with pytest.raises(ValueError, match="has no calibration: `lam calibrate .*` makes one"):
-        gallery.index_images(run_copy, folder=digit_folder, skip_poor=True, progress=False)
+        gallery.index_images(run_copy, folder=digit_folder, skip_uncertain=True, progress=False)
     assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.3"]) == 0
     flag = Run(run_copy).calibration.kappa_below
     made = gallery.index_images(run_copy, folder=digit_folder, progress=False)
     kappa = {item.path: value for item, value in zip(made.items, made.embeddings.kappa.tolist(), strict=True)}
-    assert dict(made.poor) == {path: value for path, value in kappa.items() if value < flag}
+    assert dict(made.uncertain) == {path: value for path, value in kappa.items() if value < flag}
     middle = sorted(kappa.values())[5]
     monkeypatch.setattr(Calibration, "kappa_below", middle)
     made = gallery.index_images(run_copy, folder=digit_folder, progress=False)
-    assert (len(made), len(made.poor)) == (24, 5)
+    assert (len(made), len(made.uncertain)) == (24, 5)
     assert sum(item.least_kappa < middle for item in made.items) == 5
     capsys.readouterr()
-    assert main(["index", str(run_copy), str(digit_folder), "--skip-poor", "--quiet"]) == 0
+    assert main(["index", str(run_copy), str(digit_folder), "--skip-uncertain", "--quiet"]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[0] == "poor, kappa below the flag, skipped: 5"
-    assert {line.split()[1] for line in told[1:6]} == {path for path, _ in made.poor}
+    assert told[0] == "uncertain, kappa below the flag, skipped: 5"
+    assert {line.split()[1] for line in told[1:6]} == {path for path, _ in made.uncertain}
     assert told[6].startswith("19 images: ")
     assert len(Run(run_copy).gallery) == 19
     monkeypatch.setattr(Calibration, "kappa_below", 1e9)
     with pytest.raises(ValueError, match=r"no image is left: kappa is below the flag 1e\+09 for all 24"):
-        gallery.index_images(run_copy, folder=digit_folder, skip_poor=True, progress=False)
+        gallery.index_images(run_copy, folder=digit_folder, skip_uncertain=True, progress=False)
     assert len(Run(run_copy).gallery) == 19
 
 
@@ -286,9 +286,9 @@ def test_a_calibration_of_another_encoder_flags_nothing(
     assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.3"]) == 0
     monkeypatch.setattr(Run, "fingerprint", "of another")
     with pytest.warns(UserWarning, match="is of another network, posterior or .*; nothing is flagged"):
-        assert gallery.index_images(run_copy, folder=flat_folder, progress=False).poor == ()
+        assert gallery.index_images(run_copy, folder=flat_folder, progress=False).uncertain == ()
     with pytest.raises(ValueError, match="is of another network, posterior or preprocessing"):
-        gallery.index_images(run_copy, folder=flat_folder, skip_poor=True, progress=False)
+        gallery.index_images(run_copy, folder=flat_folder, skip_uncertain=True, progress=False)
 
 
 def test_images_come_from_one_place(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

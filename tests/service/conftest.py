@@ -26,7 +26,7 @@ SMALL = ServiceSettings(
 def calibrated_run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The finished run with thresholds at ten percent, which its 60 items can promise; tests must not change it."""
     folder = Path(shutil.copytree(finished_run.folder, tmp_path_factory.mktemp("calibrated") / "run"))
-    calibrate_run(folder, targets=Targets(far=0.1, ood=0.1, miss=0.1), progress=False)
+    calibrate_run(folder, targets=Targets(far=0.1, ood=0.1, conformal_miss=0.1), progress=False)
     return folder
 
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from lam.retrieval.decisions.calibration import Calibration, Targets, credible_cosine
-from lam.service.answers import Judge, Query
+from lam.service.answers import Query, Responder
 from lam.service.engine import Engine, embedding_of
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 
 @pytest.mark.parametrize("dimension", [2, 3, 64, 512])
 def test_the_credible_cap_is_that_of_the_distribution(dimension: int) -> None:
-    judge = Judge(None, dimension)
+    judge = Responder(None, dimension)
     generator = torch.Generator().manual_seed(0)
     kappa = 10 ** (14 * torch.rand(50, generator=generator, dtype=torch.float64) - 6)
     kappa = torch.cat([kappa, torch.tensor(KAPPA_RANGE, dtype=torch.float64)])
@@ -26,9 +26,9 @@ def test_the_credible_cap_is_that_of_the_distribution(dimension: int) -> None:
 
 
 def test_without_calibration_nothing_is_promised() -> None:
-    judge = Judge(None, 3)
+    judge = Responder(None, 3)
     assert judge.state(10) == "none"
-    assert judge.poor(1.0) is None
+    assert judge.uncertain(1.0) is None
     assert judge.thresholds is None
     assert judge.described is None
 
@@ -52,13 +52,13 @@ def image(shared_engine: Engine) -> Query:
 
 def said(engine: Engine, made: Calibration | None, query: Query, **options: Any) -> dict[str, Any]:
     hits, described = engine.gallery.search(replace(query.embedding, samples=None), 10)
-    return json.loads(Judge(made, 3).answer(query, hits, described, k=10, size=60, **options).text)
+    return json.loads(Responder(made, 3).answer(query, hits, described, k=10, size=60, **options).text)
 
 
 def surest(engine: Engine, made: Calibration) -> Query:
     """A query that is an item of the gallery, and as sure as can be."""
     (item,) = engine.gallery.page(after="", limit=1)
-    return Query(embedding_of(torch.from_numpy(item.embedding.copy()), 10 * -made.flags.kappa.scores.min().item()))
+    return Query(embedding_of(torch.from_numpy(item.embedding.copy()), 10 * -made.detector.kappa.scores.min().item()))
 
 
 @pytest.mark.parametrize("flag", ["kappa", "knn", "combined"])
@@ -68,11 +68,11 @@ def test_thresholds_are_those_in_force_for_the_query(
     made = replace(made, flag=flag)
     answer = said(shared_engine, made, image)
     assert (answer["flagged_by"], answer["threshold"]["flag"]) == (flag, flag)
-    assert answer["threshold"] == Judge(made, 3).thresholds
+    assert answer["threshold"] == Responder(made, 3).thresholds
     answer = said(shared_engine, made, replace(image, features=None))
     assert (answer["flagged_by"], answer["threshold"]["flag"]) == ("kappa", "kappa")
     assert answer["threshold"]["flag_above"] == -made.kappa_below
-    assert (answer["decision"] == "abstain") == (answer["surprise"] > answer["threshold"]["flag_above"])
+    assert (answer["decision"] == "abstain") == (answer["ood_score"] > answer["threshold"]["flag_above"])
 
 
 def test_hits_are_accepted_in_a_match_alone(shared_engine: Engine, made: Calibration) -> None:
@@ -102,7 +102,7 @@ def test_the_conformal_set_is_the_first_hits(shared_engine: Engine, made: Calibr
 
 def test_a_pair_is_judged_at_thresholds_of_its_own(made: Calibration, image: Query) -> None:
     assert made.verifier is not None
-    judge = Judge(replace(made, flag="combined"), 3)
+    judge = Responder(replace(made, flag="combined"), 3)
     threshold = {"accept_above": made.verifier.impostors.threshold(0.1), "kappa_below": made.kappa_below}
     assert judge.same(image, image)["threshold"] == threshold | {"far": 0.1, "ood": 0.1}
     assert threshold["accept_above"] < made.accept_above
@@ -114,6 +114,6 @@ def test_a_pair_is_judged_at_thresholds_of_its_own(made: Calibration, image: Que
 
 def test_pairs_that_are_too_few_promise_nothing(made: Calibration, image: Query) -> None:
     for calibration in (None, replace(made, verifier=None), replace(made, targets=Targets(far=1e-9, ood=0.1))):
-        answer = Judge(calibration, 3).same(image, image)
+        answer = Responder(calibration, 3).same(image, image)
         assert answer["score"] == pytest.approx(1)
         assert {answer[name] for name in ("same", "decision", "probability", "far", "threshold")} == {None}

@@ -43,7 +43,7 @@ def test_what_happens_is_counted(engine: Engine, png: bytes) -> None:
     assert f"lam_index_items {len(engine.gallery)}.0" in text
     assert 'lam_query_kappa{quantile="0.5"}' in text
     assert engine.judge.calibration is not None
-    known = -engine.judge.calibration.flags.kappa.scores
+    known = -engine.judge.calibration.detector.kappa.scores
     drift = max(float((known < kappa).double().mean()), float((known > kappa).double().mean()))  # of one κ, three times
     assert float(text.split("\nlam_kappa_drift ")[1].split()[0]) == pytest.approx(drift, abs=1e-12)
     assert 'lam_worker_restarts{worker="network"} 0.0' in text
@@ -156,7 +156,7 @@ WHOLE, SHARE = {"type": "integer", "minimum": 1, "maximum": 100}, {"type": "numb
     [
         *(("/v1/search", f"k={k}", WHOLE) for k in ("0", "-1", "101", "x", "1.5", "")),
         *(("/v1/search", f"min_probability={least}", SHARE) for least in ("nan", "2", "inf", "few")),
-        ("/v1/items", "poor=drop", {"enum": ["keep", "refuse"]}),
+        ("/v1/items", "uncertain=drop", {"enum": ["keep", "refuse"]}),
         ("/v1/items", "fuse=perhaps", {"type": "boolean"}),
     ],
 )
@@ -179,7 +179,7 @@ def test_of_every_parameter_it_is_published_what_it_may_be(client: TestClient) -
             said |= {one["name"]: one["schema"] for one in given}
     assert {"type": "integer", "minimum": 1, "maximum": 1000}.items() <= said["limit"].items()
     assert {"type": "string", "maxLength": 128}.items() <= said["after"].items()
-    assert set(said) == {"k", "min_probability", "id", "label", "poor", "fuse", "after", "limit"}
+    assert set(said) == {"k", "min_probability", "id", "label", "uncertain", "fuse", "after", "limit"}
 
 
 def test_unknown_parameters_are_refused_on_every_route(client: TestClient, shared_engine: Engine, png: bytes) -> None:
@@ -332,7 +332,7 @@ def test_a_lost_device_is_replaced_by_the_cpu(engine: Engine, png: bytes, monkey
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(engine, "device", "meta")
-    monkeypatch.setattr(engine.encoder, "observe", lost)
+    monkeypatch.setattr(engine.encoder, "predict", lost)
     client = client_of(engine)
     assert "lost" in refused(client.post("/v1/search", content=png, headers=PNG), 503)
     assert engine.device == "cpu"

@@ -1,4 +1,4 @@
-"""Items added over HTTP: what is said and refused of poor images, and images that become one item."""
+"""Items added over HTTP: what is said and refused of uncertain images, and images that become one item."""
 
 import concurrent.futures
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from lam.retrieval.index.fusion import fuse_identities
-from lam.service.answers import Judge
+from lam.service.answers import Responder
 from lam.service.engine import Engine
 from lam.vmf.embeddings import Embeddings
 from tests.service.asking import PNG, client_of, embedding, refused
@@ -20,36 +20,41 @@ def flag_of(engine: Engine) -> float:
     return engine.judge.calibration.kappa_below
 
 
-def test_poor_items_are_kept_and_told(engine: Engine) -> None:
+def test_uncertain_items_are_kept_and_told(engine: Engine) -> None:
     client, flag = client_of(engine), flag_of(engine)
     body = embedding(engine.gallery.dimension, kappa=flag / 2)
-    added = client.post("/v1/items?id=poor", json=body)
-    assert (added.status_code, added.json()["poor"]) == (201, True)
-    assert not client.put("/v1/items/good?poor=keep", json={**body, "kappa": flag * 2}).json()["poor"]
-    assert client.get("/v1/items/poor").json()["poor"]
-    listed = {item["id"]: item["poor"] for item in client.get("/v1/items?limit=1000").json()["items"]}
-    assert (listed["poor"], listed["good"]) == (True, False)
-    hits = {hit["id"]: hit["poor"] for hit in client.post("/v1/search?k=2", json=body).json()["hits"]}
-    assert hits == {"poor": True, "good": False}
+    added = client.post("/v1/items?id=uncertain", json=body)
+    assert (added.status_code, added.json()["uncertain"]) == (201, True)
+    assert not client.put("/v1/items/good?uncertain=keep", json={**body, "kappa": flag * 2}).json()["uncertain"]
+    assert client.get("/v1/items/uncertain").json()["uncertain"]
+    listed = {item["id"]: item["uncertain"] for item in client.get("/v1/items?limit=1000").json()["items"]}
+    assert (listed["uncertain"], listed["good"]) == (True, False)
+    hits = {hit["id"]: hit["uncertain"] for hit in client.post("/v1/search?k=2", json=body).json()["hits"]}
+    assert hits == {"uncertain": True, "good": False}
     made = engine.judge.calibration
-    engine.judge = Judge(None, engine.judge.dimension)  # what is poor is told by the calibration in force when asked
-    assert client.get("/v1/items/poor").json()["poor"] is None
-    assert {hit["poor"] for hit in client.post("/v1/search?k=2", json=body).json()["hits"]} == {None}
-    engine.judge = Judge(made, engine.judge.dimension)
-    assert client.get("/v1/items/poor").json()["poor"]
+    engine.judge = Responder(
+        None, engine.judge.dimension
+    )  # what is uncertain is told by the calibration in force when asked
+    assert client.get("/v1/items/uncertain").json()["uncertain"] is None
+    assert {hit["uncertain"] for hit in client.post("/v1/search?k=2", json=body).json()["hits"]} == {None}
+    engine.judge = Responder(made, engine.judge.dimension)
+    assert client.get("/v1/items/uncertain").json()["uncertain"]
 
 
-def test_poor_images_are_refused_where_that_is_asked_for(engine: Engine, png: bytes) -> None:
+def test_uncertain_images_are_refused_where_that_is_asked_for(engine: Engine, png: bytes) -> None:
     client, flag, size = client_of(engine), flag_of(engine), len(engine.gallery)
     body = embedding(engine.gallery.dimension, kappa=flag / 2)
     for send, path in ((client.post, "/v1/items?id=it&"), (client.put, "/v1/items/it?"), (client.post, "/v1/items?")):
-        response = send(f"{path}poor=refuse", json=body)
+        response = send(f"{path}uncertain=refuse", json=body)
         said = refused(response, 422)
-        assert said == f"the image is poor: its κ of {flag / 2:.6g} is below the flag at {flag:.6g}; nothing was stored"
-        assert response.json()["allowed"] == {"kappa_at_least": flag, "or": "poor=keep"}
-    assert "poor" in refused(client.post("/v1/items?poor=drop", content=png, headers=PNG), 422)
+        assert (
+            said
+            == f"the image is uncertain: its κ of {flag / 2:.6g} is below the flag at {flag:.6g}; nothing was stored"
+        )
+        assert response.json()["allowed"] == {"kappa_at_least": flag, "or": "uncertain=keep"}
+    assert "uncertain" in refused(client.post("/v1/items?uncertain=drop", content=png, headers=PNG), 422)
     assert len(engine.gallery) == size
-    assert client.put("/v1/items/it?poor=refuse", json={**body, "kappa": flag}).status_code == 201
+    assert client.put("/v1/items/it?uncertain=refuse", json={**body, "kappa": flag}).status_code == 201
 
 
 def test_images_of_one_identity_become_one_item(engine: Engine) -> None:
@@ -74,12 +79,12 @@ def test_images_of_one_identity_become_one_item(engine: Engine) -> None:
     (hit,) = client.post("/v1/search?k=1", json=query).json()["hits"]
     assert hit["score"] == pytest.approx(1)
     for shown in (found, hit):
-        assert (shown["id"], shown["label"], shown["images"], shown["poor"]) == ("oak", "oak", 12, False)
+        assert (shown["id"], shown["label"], shown["images"], shown["uncertain"]) == ("oak", "oak", 12, False)
         assert shown["kappa"] == pytest.approx(float(expected.embeddings.kappa), rel=1e-5)
         assert shown["resultant"] == pytest.approx(float(expected.embeddings.resultant), rel=1e-5)
-    poor = {**bodies[0], "embedding": [0.0, 0.0, 1.0], "kappa": flag / 2}
-    refused(client.put("/v1/items/oak?fuse=true&poor=refuse", json=poor), 422)
-    assert client.put("/v1/items/oak?fuse=true", json=poor).json()["poor"]
+    uncertain = {**bodies[0], "embedding": [0.0, 0.0, 1.0], "kappa": flag / 2}
+    refused(client.put("/v1/items/oak?fuse=true&uncertain=refuse", json=uncertain), 422)
+    assert client.put("/v1/items/oak?fuse=true", json=uncertain).json()["uncertain"]
     assert client.put("/v1/items/oak", json=bodies[0]).json()["images"] == 1
     assert client.delete("/v1/items/oak").json()["gallery_size"] == size
 

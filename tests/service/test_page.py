@@ -74,7 +74,7 @@ def first(address: str, images: Iterator[bytes], decision: str) -> tuple[bytes, 
 def address(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The finished run, served; its features tell photographs from digits, which its κ after two epochs does not."""
     run = Path(shutil.copytree(finished_run.folder, tmp_path_factory.mktemp("page") / "run"))
-    calibrate_run(run, targets=Targets(far=0.1, ood=0.1, miss=0.1), flag="combined", progress=False)
+    calibrate_run(run, targets=Targets(far=0.1, ood=0.1, conformal_miss=0.1), flag="combined", progress=False)
     with serving(run) as found:
         yield found
 
@@ -295,13 +295,13 @@ def test_no_label_breaks_the_page(page: Browser, address: str, tmp_path: Path, l
 
 @needs_chromium
 def test_hits_say_what_they_were_made_of(page: Browser, address: str, tmp_path: Path) -> None:
-    hits = [{"images": 1, "poor": None}, {"images": 1, "poor": True}, {"images": 3, "poor": False}]
+    hits = [{"images": 1, "uncertain": None}, {"images": 1, "uncertain": True}, {"images": 3, "uncertain": False}]
     script = f"(async () => {json.dumps(hits)}.map((await import('/words.js')).aboutImages))()"
-    assert page.run(script) == ["", " (poor: below the flag)", " of 3 images"]
+    assert page.run(script) == ["", " (uncertain: below the flag)", " of 3 images"]
     image, answer = first(address, digits(), "match")
     upload(page, tmp_path / "digit.png", image)
     shown = page.run("[...document.querySelectorAll('#hits li')].map((card) => card.innerText)")
-    assert ["poor" in card for card in shown[:11]] == [hit["poor"] for hit in answer["hits"][:11]]
+    assert ["uncertain" in card for card in shown[:11]] == [hit["uncertain"] for hit in answer["hits"][:11]]
 
 
 @needs_chromium
@@ -313,7 +313,7 @@ def test_what_is_promised_of_hits_is_said_where_it_is_promised(page: Browser) ->
         (4, None),  # so many hits are not there
         (None, None),
     ):
-        given = json.dumps([answer, {"depth": depth, "threshold": {"miss": 0.05}}])
+        given = json.dumps([answer, {"depth": depth, "threshold": {"conformal_miss": 0.05}}])
         found = page.run(f"(async () => (await import('/words.js')).aboutSet(...{given}))()")
         assert (found or None) is said or found.endswith(f" at least 95.0\xa0% have one {said}")
 

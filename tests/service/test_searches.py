@@ -48,15 +48,15 @@ def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(
 ) -> None:
     engine = Engine(served_run, replace(SMALL, batch_seconds=0.5))
     good = engine._decode([(png, False)])[0][0]
-    whole = engine.encoder.observe
+    whole = engine.encoder.predict
 
-    def observe(batch: torch.Tensor, **options: Any) -> Any:
+    def predict(batch: torch.Tensor, **options: Any) -> Any:
         """Of a network that takes any shape, whose head without bias gives 0 for an image in which it finds nothing."""
         seen = whole(batch[..., :8, :8], **options)
         nothing = (batch == 0).flatten(1).all(1)[:, None]
         return replace(seen, embeddings=replace(seen.embeddings, mean=seen.embeddings.mean.where(~nothing, 0.0)))
 
-    monkeypatch.setattr(engine.encoder, "observe", observe)
+    monkeypatch.setattr(engine.encoder, "predict", predict)
     for bad in (good * torch.inf, good * 0, torch.cat([good, good], 1) * torch.inf):
         futures = [engine.network.submit(tensor) for tensor in (good, bad, good)]
         assert futures[0].result(5).kappa == futures[2].result(5).kappa
@@ -68,7 +68,7 @@ def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(
 
 def test_a_match_must_be_as_probable_as_is_asked(engine: Engine, png: bytes) -> None:
     client = client_of(engine)
-    kappa = engine.judge.calibration.flags.kappa.scores.min().neg().item() + 1
+    kappa = engine.judge.calibration.detector.kappa.scores.min().neg().item() + 1
     client.post("/v1/items", json=embedding(engine.gallery.dimension, kappa=kappa, id="one"))
     search = embedding(engine.gallery.dimension, kappa=kappa)
     found = client.post("/v1/search", json=search).json()
@@ -109,9 +109,9 @@ def test_a_run_without_calibration_gives_hits_and_no_decision(run_copy: Path, pn
     assert (answer["decision"], answer["probability"], answer["calibration"]) == (None, None, "none")
     assert len(answer["hits"]) == 2
     refused(client.get("/v1/calibration"), 404)
-    said = refused(client.post("/v1/items?poor=refuse", content=png, headers=PNG), 409)
-    assert said == "the run is not calibrated: nothing says which images are poor"
-    assert client.post("/v1/items", content=png, headers=PNG).json()["poor"] is None
+    said = refused(client.post("/v1/items?uncertain=refuse", content=png, headers=PNG), 409)
+    assert said == "the run is not calibrated: nothing says which images are uncertain"
+    assert client.post("/v1/items", content=png, headers=PNG).json()["uncertain"] is None
     engine.close()
 
 

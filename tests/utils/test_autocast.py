@@ -166,9 +166,9 @@ def test_an_ensemble_embeds_in_float32() -> None:
 
 
 def accepted_under_autocast(encoder: lam.Encoder) -> None:
-    alone = encoder.observe(outside(), n_samples=8, joint=True)
+    alone = encoder.predict(outside(), n_samples=8, joint=True)
     with mixed():
-        seen = encoder.observe(outside(), n_samples=8, joint=True)
+        seen = encoder.predict(outside(), n_samples=8, joint=True)
         index = Index(encoder.dimension)
         index.add(seen.embeddings, ids=range(len(seen.embeddings)))
         assert index.search(seen.embeddings, 1).ids[:, 0].tolist() == list(range(len(seen.embeddings)))

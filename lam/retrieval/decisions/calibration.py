@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from lam.retrieval.decisions.conformal import LEVEL, Tail, conformal_depth
+from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth
 from lam.retrieval.decisions.decisions import Decisions, decision_codes
-from lam.retrieval.decisions.flags import Flag, Flags
-from lam.retrieval.decisions.probability import Correctness, evidence_of, parted, probability_bins
+from lam.retrieval.decisions.flags import Flag, OodDetector
+from lam.retrieval.decisions.probability import Correctness, evidence_of, folds, probability_bins
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.ood import NEIGHBOUR, knn_distance
@@ -40,12 +40,12 @@ class Targets:
         far: the share of searches without a match in the gallery that are answered all the same (FPIR), of searches
             like those calibrated on.
         ood: the share of in-distribution queries that are flagged.
-        miss: the share of queries whose conformal set holds no match.
+        conformal_miss: the share of queries whose conformal set holds no match.
     """
 
     far: float = TARGET_FAR
     ood: float = TARGET_OOD
-    miss: float = TARGET_MISS
+    conformal_miss: float = TARGET_MISS
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -84,11 +84,11 @@ class Calibration:
         gallery_size: how many items the calibration searched; the false-accept rate grows with it.
         targets: the error rates in force.
         flag: the score in force by which queries are flagged.
-        flags: the surprise of in-distribution queries.
+        detector: the OOD scores of in-distribution queries.
         false_accepts: the highest cosines of searches without a match.
         correctness: P(first hit is right).
         reliability: of those probabilities on data that they were not learnt from, by cross-validation.
-        depth: the smallest k whose first k hits hold a match with probability 1 − `targets.miss`; None where too few
+        depth: the smallest k whose first k hits hold a match with probability 1 − `conformal_miss`; None where too few
             queries have a match to promise it.
         kappa: of the calibration queries, to be shown.
         dimension: of the embeddings.
@@ -101,8 +101,8 @@ class Calibration:
     gallery_size: int
     targets: Targets
     flag: Flag
-    flags: Flags
-    false_accepts: Tail
+    detector: OodDetector
+    false_accepts: ConformalScores
     correctness: Correctness
     reliability: CalibrationBins
     depth: int | None
@@ -119,16 +119,16 @@ class Calibration:
 
     @cached_property
     def flag_above(self) -> float:
-        """The surprise above which a query is flagged: P(an in-distribution query exceeds it) ≤ `targets.ood`."""
-        return self.flags.tail(self.flag).threshold(self.targets.ood)
+        """The ood_score above which a query is flagged: P(an in-distribution query exceeds it) ≤ `targets.ood`."""
+        return self.detector.known(self.flag).threshold(self.targets.ood)
 
     @cached_property
     def kappa_below(self) -> float:
         """The κ below which a query is flagged where κ alone decides, at the same target."""
-        return -self.flags.kappa.threshold(self.targets.ood)
+        return -self.detector.kappa.threshold(self.targets.ood)
 
     def false_accept_rate(self, cosine: float) -> tuple[float, tuple[float, float]]:
-        """Give the rate that an accept threshold promises (see `Tail.rate`), and its 95 % interval."""
+        """Give the rate that an accept threshold promises (see `ConformalScores.rate`), and its 95 % interval."""
         return self.false_accepts.rate(cosine), self.false_accepts.interval(cosine)
 
     def is_stale(self, gallery_size: int) -> bool:
@@ -153,7 +153,7 @@ class Calibration:
             features: (Q, P) of the queries, which flags other than `kappa` need.
             gallery_size: of the index now; None where it has not changed since the calibration.
             accept_above: another cosine than that in force, such as one from a slider.
-            flag_above: another surprise than that in force; of κ it is −κ.
+            flag_above: another ood_score than that in force; of κ it is −κ.
 
         Returns:
             One answer a query, on the device of the hits.
@@ -166,8 +166,8 @@ class Calibration:
         size, k = self.gallery_size if gallery_size is None else gallery_size, hits.scores.shape[1]
         if len(hits) and k < min(2, size):
             raise ValueError(f"P(correct) rests on the second hit too: search a gallery of {size} with k=2, got k={k}")
-        surprise, tail = self.surprise(queries, features), self.flags.tail(self.flag)
-        flagged = surprise > (self.flag_above if flag_above is None else flag_above)
+        ood_score, known = self.ood_score(queries, features), self.detector.known(self.flag)
+        flagged = ood_score > (self.flag_above if flag_above is None else flag_above)
         score = _column(hits.scores, 0, -torch.inf)
         return Decisions(
             codes=decision_codes(
@@ -177,19 +177,19 @@ class Calibration:
             ),
             probability=self.probability(hits, queries),
             score=score,
-            surprise=surprise,
-            p_value=tail.p_values(surprise),
+            ood_score=ood_score,
+            p_value=known.p_values(ood_score),
             stale=gallery_size is not None and self.is_stale(gallery_size),
         )
 
-    def surprise(self, queries: Embeddings, features: Float[Tensor, "Q P"] | None = None) -> Float[Tensor, " Q"]:
+    def ood_score(self, queries: Embeddings, features: Float[Tensor, "Q P"] | None = None) -> Float[Tensor, " Q"]:
         """The OOD score in force; queries are flagged where it is above `flag_above`.
 
         Raises:
             ValueError: for features that are missing, where the flag needs them, or of another width.
         """
         distance = None if self.flag == "kappa" else self.distance(features)
-        return self.flags.surprise(self.flag, queries.kappa, distance)
+        return self.detector.ood_score(self.flag, queries.kappa, distance)
 
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
         """Say of each of M pairs whether they match: abstain where κ flags either, at `targets.ood` each.
@@ -212,14 +212,14 @@ class Calibration:
                 f"got shapes {tuple(first.mean.shape)} and {tuple(second.mean.shape)}"
             )
         score = (first.mean.double() * second.mean.double()).sum(1).clamp(-1, 1)
-        surprise = -torch.minimum(first.kappa, second.kappa).double()
+        ood_score = -torch.minimum(first.kappa, second.kappa).double()
         accept = self.verifier.impostors.threshold(self.targets.far)
         return Decisions(
-            codes=decision_codes(surprise > -self.kappa_below, score, accept_above=accept),
+            codes=decision_codes(ood_score > -self.kappa_below, score, accept_above=accept),
             probability=self.verifier.probability(score, first.kappa.double(), second.kappa.double()),
             score=score,
-            surprise=surprise,
-            p_value=self.flags.kappa.p_values(surprise),
+            ood_score=ood_score,
+            p_value=self.detector.kappa.p_values(ood_score),
             stale=False,
         )
 
@@ -233,15 +233,15 @@ class Calibration:
         return self.correctness(evidence_of(hits.scores[:, 0], kappa, hits.kappa[:, 0], second))
 
     def conformal_set(self, hits: Hits) -> Bool[Tensor, "Q K"]:
-        """Say which hits are of the smallest set that holds a match with probability 1 − `targets.miss`: the first k.
+        """Say which hits are of the smallest set that holds a match with probability 1 − `conformal_miss`: the first k.
 
         Raises:
             ValueError: where no k could be promised.
         """
         if self.depth is None:
             raise ValueError(
-                f"too few calibration queries had a match to promise a miss rate of {self.targets.miss:g}: calibrate "
-                "on more data, or at a greater target"
+                f"too few calibration queries had a match to promise a miss rate of {self.targets.conformal_miss:g}: "
+                "calibrate on more data, or at a greater target"
             )
         return (torch.arange(hits.scores.shape[1], device=hits.scores.device) < self.depth).expand(hits.scores.shape)
 
@@ -309,7 +309,7 @@ def calibrate(
     targets = Targets() if targets is None else targets
     non_mated = searches.non_mated if strangers is None else strangers
     non_mated = non_mated[non_mated.isfinite()]
-    flags = Flags.of(kappa, distance)
+    detector = OodDetector.of(kappa, distance)
     if len(non_mated) == 0:
         raise ValueError(
             "no query has an item in the gallery that does not match it: there is no false accept to learn"
@@ -323,11 +323,11 @@ def calibrate(
         gallery_size=searches.gallery_size,
         targets=targets,
         flag=flag,
-        flags=flags,
-        false_accepts=Tail.of(non_mated),
+        detector=detector,
+        false_accepts=ConformalScores.of(non_mated),
         correctness=Correctness.fit(evidence, correct),
         reliability=probability_bins(cross_validated(evidence, correct), correct),
-        depth=_depth(ranks, targets.miss),
+        depth=_depth(ranks, targets.conformal_miss),
         kappa=Histogram.of(kappa),
         dimension=dimension,
         reference=reference,
@@ -362,7 +362,7 @@ def credible_cosine(queries: Embeddings, *, level: float = LEVEL, dimension: int
 def cross_validated(evidence: Float[Tensor, "N E"], correct: Bool[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Give each search's probability by what was learnt from the other four fifths, parted by turns."""
     probability = torch.empty(len(evidence), dtype=torch.float64)
-    for held, rest in parted(len(evidence)):
+    for held, rest in folds(len(evidence)):
         probability[held] = Correctness.fit(evidence[rest], correct[rest])(evidence[held])
     return probability
 

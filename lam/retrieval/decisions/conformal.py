@@ -1,7 +1,7 @@
 """Split conformal prediction: thresholds whose error rate on new data is promised by counting calibration scores.
 
-`Tail` is what calibration scores say about how often new ones exceed a threshold; flags and accept thresholds are both
-made of it. Which scores those are is not known here.
+`ConformalScores` is what calibration scores say about how often new ones exceed a threshold; flags and accept
+thresholds are both made of it. Which scores those are is not known here.
 
 The one assumption is exchangeability: calibration scores and new ones come in an order that tells nothing, as draws of
 one source do. Data on which the network was trained, tuned or its epoch chosen are exchangeable with new data only
@@ -22,17 +22,17 @@ LEVEL = 0.95
 
 
 @dataclass(frozen=True, eq=False)
-class Tail:
+class ConformalScores:
     """How often scores exceed a threshold, learnt from N of them.
 
     Attributes:
         scores: (N,) calibration scores, rising, float64, higher meaning more to be flagged or accepted.
 
     Raises:
-        ValueError: for no score, NaN, or scores that do not rise; `Tail.of` sorts them.
+        ValueError: for no score, NaN, or scores that do not rise; `ConformalScores.of` sorts them.
 
     Example:
-        >>> tail = Tail.of(torch.arange(99.0))
+        >>> tail = ConformalScores.of(torch.arange(99.0))
         >>> tail.threshold(0.05), tail.rate(94.0), tail.law(0.05)
         (94.0, 0.05, (5, 95))
     """
@@ -44,10 +44,10 @@ class Tail:
             raise ValueError("there must be at least one calibration score, got none")
         refuse_nan("calibration scores", self.scores)
         if (self.scores[1:] < self.scores[:-1]).any():
-            raise ValueError("calibration scores must rise: make the tail by Tail.of, which sorts them")
+            raise ValueError("calibration scores must rise: make the tail by ConformalScores.of, which sorts them")
 
     @classmethod
-    def of(cls, scores: Float[Tensor, " N"]) -> "Tail":
+    def of(cls, scores: Float[Tensor, " N"]) -> "ConformalScores":
         """Sort scores; infinities have an order and may be among them."""
         return cls(scores.detach().cpu().double().sort().values)
 
@@ -203,8 +203,8 @@ def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float,
 def conformal_depth(ranks: Int[Tensor, " N"], *, target: float) -> int:
     """Give the smallest k such that the first k hits hold a match of a new query with probability 1 − target.
 
-    k is the ⌈(N + 1)(1 − target)⌉-th smallest rank of the first match; see `Tail.threshold` for the promise and what it
-    assumes. It speaks of queries that have a match in the gallery.
+    k is the ⌈(N + 1)(1 − target)⌉-th smallest rank of the first match; see `ConformalScores.threshold` for the promise
+    and what it assumes. It speaks of queries that have a match in the gallery.
 
     Source: Angelopoulos and Bates (2023), section 1, with the rank of the first match as the score.
 
@@ -221,7 +221,7 @@ def conformal_depth(ranks: Int[Tensor, " N"], *, target: float) -> int:
     """
     if (ranks < 1).any():
         raise ValueError(f"ranks are counted from 1, got {int(ranks.min())}")
-    return int(Tail.of(ranks.double()).threshold(target))
+    return int(ConformalScores.of(ranks.double()).threshold(target))
 
 
 def _check_rate(name: str, value: float) -> None:

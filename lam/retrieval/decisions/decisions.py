@@ -22,7 +22,7 @@ class Decisions:
         codes: (Q,) positions in `DECISIONS`.
         probability: (Q,) that the first hit is right, of a query that has a match; 0 where there is no hit.
         score: (Q,) cosine of the first hit; −∞ where there is none.
-        surprise: (Q,) the OOD score that the flag looked at, higher meaning more OOD.
+        ood_score: (Q,) the OOD score that the flag looked at, higher meaning more OOD.
         p_value: (Q,) the share of calibration data that is as surprising.
         stale: whether the gallery's size has left the range that the thresholds were made for.
     """
@@ -30,7 +30,7 @@ class Decisions:
     codes: Int64[Tensor, " Q"]
     probability: Float[Tensor, " Q"]
     score: Float[Tensor, " Q"]
-    surprise: Float[Tensor, " Q"]
+    ood_score: Float[Tensor, " Q"]
     p_value: Float[Tensor, " Q"]
     stale: bool
 

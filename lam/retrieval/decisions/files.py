@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets
-from lam.retrieval.decisions.conformal import Tail
-from lam.retrieval.decisions.flags import Flags
+from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.decisions.flags import OodDetector
 from lam.retrieval.decisions.probability import Correctness
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.metrics.uncertainty import CalibrationBins
@@ -80,8 +80,8 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
     return Calibration(
         **{name: found[name] for name in _PLAIN},
         targets=Targets(**found["targets"]),
-        flags=_flags(tables),
-        false_accepts=Tail(_table(tables, "false_accepts")),
+        detector=_detector(tables),
+        false_accepts=ConformalScores(_table(tables, "false_accepts")),
         correctness=Correctness.from_json(found["correctness"]),
         reliability=CalibrationBins(_defined(bins, "confidence"), _defined(bins, "accuracy"), bins["count"].long()),
         kappa=Histogram(
@@ -97,11 +97,11 @@ def _defined(bins: dict[str, Tensor], name: str) -> Tensor:
 
 
 def _tables(calibration: Calibration) -> dict[str, Tensor]:
-    flags = calibration.flags
-    tables = {"false_accepts": calibration.false_accepts.scores, "flag_kappa": flags.kappa.scores}
-    if flags.knn is not None and flags.combined is not None and flags.ranks is not None:
-        tables |= {"flag_knn": flags.knn.scores, "flag_combined": flags.combined.scores}
-        tables |= {"rank_kappa": flags.ranks[0], "rank_knn": flags.ranks[1]}
+    detector = calibration.detector
+    tables = {"false_accepts": calibration.false_accepts.scores, "flag_kappa": detector.kappa.scores}
+    if detector.knn is not None and detector.combined is not None and detector.ranks is not None:
+        tables |= {"flag_knn": detector.knn.scores, "flag_combined": detector.combined.scores}
+        tables |= {"rank_kappa": detector.ranks[0], "rank_knn": detector.ranks[1]}
     if calibration.verifier is not None:
         tables["impostors"] = calibration.verifier.impostors.scores
     if calibration.reference is not None:
@@ -109,16 +109,18 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
     return tables
 
 
-def _flags(tables: dict[str, Tensor]) -> Flags:
-    kappa = Tail(_table(tables, "flag_kappa"))
+def _detector(tables: dict[str, Tensor]) -> OodDetector:
+    kappa = ConformalScores(_table(tables, "flag_kappa"))
     if "flag_knn" not in tables:
-        return Flags(kappa)
+        return OodDetector(kappa)
     ranks = _table(tables, "rank_kappa"), _table(tables, "rank_knn")
-    return Flags(kappa, Tail(tables["flag_knn"]), Tail(_table(tables, "flag_combined")), ranks)
+    return OodDetector(
+        kappa, ConformalScores(tables["flag_knn"]), ConformalScores(_table(tables, "flag_combined")), ranks
+    )
 
 
 def _verifier(sameness: dict[str, Any], tables: dict[str, Tensor]) -> Verifier:
-    return Verifier(Tail(_table(tables, "impostors")), Correctness.from_json(sameness))
+    return Verifier(ConformalScores(_table(tables, "impostors")), Correctness.from_json(sameness))
 
 
 def _table(tables: dict[str, Tensor], name: str) -> Tensor:

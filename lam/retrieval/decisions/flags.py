@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.retrieval.decisions.conformal import Tail
+from lam.retrieval.decisions.conformal import ConformalScores
 from lam.utils.checks import refuse_nan, refuse_other_length
 
 Flag = Literal["kappa", "knn", "combined"]
@@ -15,7 +15,7 @@ FLAGS: tuple[Flag, ...] = get_args(Flag)
 
 
 @dataclass(frozen=True, eq=False)
-class Flags:
+class OodDetector:
     """Surprise of in-distribution data, by each way to measure it; higher means more out of distribution.
 
     `kappa` is −κ and `knn` the distance to known features. `combined` asks for the more surprising of the two: the
@@ -31,13 +31,13 @@ class Flags:
         ranks: of the other half, −κ and distances, each rising: F and G.
     """
 
-    kappa: Tail
-    knn: Tail | None = None
-    combined: Tail | None = None
+    kappa: ConformalScores
+    knn: ConformalScores | None = None
+    combined: ConformalScores | None = None
     ranks: tuple[Float[Tensor, " M"], Float[Tensor, " M"]] | None = None
 
     @classmethod
-    def of(cls, kappa: Float[Tensor, " N"], distance: Float[Tensor, " N"] | None = None) -> "Flags":
+    def of(cls, kappa: Float[Tensor, " N"], distance: Float[Tensor, " N"] | None = None) -> "OodDetector":
         """Learn from N in-distribution items that nothing was fitted to, in an order that tells nothing.
 
         Args:
@@ -47,19 +47,19 @@ class Flags:
         Raises:
             ValueError: for no item, or only one where there are distances; NaN; or another length.
         """
-        surprise = -kappa.detach().cpu().double()
+        ood_score = -kappa.detach().cpu().double()
         if distance is None:
-            return cls(Tail.of(surprise))
+            return cls(ConformalScores.of(ood_score))
         refuse_other_length("distance", distance, "the values of kappa", len(kappa))
         if len(kappa) < 2:
             raise ValueError(f"kappa and distance are combined from at least 2 items, got {len(kappa)}")
         distance = distance.detach().cpu().double()
         learn, hold = slice(0, None, 2), slice(1, None, 2)
-        ranks = surprise[learn].sort().values, distance[learn].sort().values
-        combined = Tail.of(_greater_rank(ranks, surprise[hold], distance[hold]))
-        return cls(Tail.of(surprise), Tail.of(distance), combined, ranks)
+        ranks = ood_score[learn].sort().values, distance[learn].sort().values
+        combined = ConformalScores.of(_greater_rank(ranks, ood_score[hold], distance[hold]))
+        return cls(ConformalScores.of(ood_score), ConformalScores.of(distance), combined, ranks)
 
-    def tail(self, flag: Flag) -> Tail:
+    def known(self, flag: Flag) -> ConformalScores:
         """Give what is known of one score.
 
         Raises:
@@ -72,10 +72,10 @@ class Flags:
             raise ValueError(f"flag {flag!r} needs k-NN distances, and this calibration has none: use 'kappa'")
         return found
 
-    def surprise(
+    def ood_score(
         self, flag: Flag, kappa: Float[Tensor, " Q"], distance: Float[Tensor, " Q"] | None = None
     ) -> Float[Tensor, " Q"]:
-        """Give the score of new items; they are flagged where it is above a threshold of `tail(flag)`.
+        """Give the score of new items; they are flagged where it is above a threshold of `known(flag)`.
 
         Args:
             flag: which score.
@@ -88,11 +88,11 @@ class Flags:
         Raises:
             ValueError: as `tail`; for a distance that is missing or of another length; or NaN.
         """
-        self.tail(flag)
+        self.known(flag)
         refuse_nan("kappa", kappa)
-        surprise = -kappa.detach().double()
+        ood_score = -kappa.detach().double()
         if flag == "kappa":
-            return surprise
+            return ood_score
         if distance is None:
             raise ValueError(f"flag {flag!r} needs the distance of every query to the reference features")
         refuse_other_length("distance", distance, "the values of kappa", len(kappa))
@@ -100,12 +100,12 @@ class Flags:
         distance = distance.detach().double().to(kappa.device)
         if flag == "knn" or self.ranks is None:
             return distance
-        return _greater_rank(self.ranks, surprise.cpu(), distance.cpu()).to(kappa.device)
+        return _greater_rank(self.ranks, ood_score.cpu(), distance.cpu()).to(kappa.device)
 
 
-def _greater_rank(ranks: tuple[Tensor, Tensor], surprise: Tensor, distance: Tensor) -> Tensor:
+def _greater_rank(ranks: tuple[Tensor, Tensor], ood_score: Tensor, distance: Tensor) -> Tensor:
     """max(F, G), and above 1 by how far the item is beyond all that F or G have seen, so that order is kept there."""
-    return torch.maximum(_rank(ranks[0], surprise), _rank(ranks[1], distance))
+    return torch.maximum(_rank(ranks[0], ood_score), _rank(ranks[1], distance))
 
 
 def _rank(known: Tensor, values: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class Correctness:
         x = (x - center) / scale
         weights, n = _weights(x, right), len(right)
         sums = torch.empty(n, dtype=torch.float64)
-        for held, rest in parted(n):
+        for held, rest in folds(n):
             sums[held] = x[held] @ _weights(x[rest], right[rest])
         rising: Any = IsotonicRegression().fit(sums.numpy(), right.double().numpy())
         least = 1 / (n + 2)
@@ -120,7 +120,7 @@ class Correctness:
         return cls(**{name: tuple(values) for name, values in numbers.items() if name != "n"}, n=n)
 
 
-def parted(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:
+def folds(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:
     """Give, for each fifth of N items by turns, which are in it and which are in the rest; a lone item is in both."""
     turn = torch.arange(n) % FOLDS
     for fold in range(min(FOLDS, n)):

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from lam.retrieval.decisions.conformal import Tail
+from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.probability import Correctness, evidence_of
 from lam.retrieval.metrics.searches import Matches
 from lam.utils.checks import refuse_other_length
@@ -64,7 +64,7 @@ class Verifier:
         sameness: P(the two match) where half of all pairs do, from their cosine and their κ.
     """
 
-    impostors: Tail
+    impostors: ConformalScores
     sameness: Correctness
 
     @classmethod
@@ -95,7 +95,7 @@ class Verifier:
             )
         kept = torch.cat([kind.nonzero()[:count, 0] for kind in (same, ~same)]).sort().values
         sameness = Correctness.fit(_evidence(cosine, kappa, other)[kept], same[kept])
-        return cls(Tail.of(cosine[~same]), sameness)
+        return cls(ConformalScores.of(cosine[~same]), sameness)
 
     def probability(
         self, cosine: Float[Tensor, " M"], kappa: Float[Tensor, " M"], other: Float[Tensor, " M"]

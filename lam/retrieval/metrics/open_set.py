@@ -81,7 +81,7 @@ def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
 def threshold_at(non_mated: Float[Tensor, " M"], rate: float) -> float:
     """Give the least score of a non-mated search above which at most a share `rate` of them lies.
 
-    It describes these searches; `lam.retrieval.decisions.conformal.Tail.threshold` promises a rate for new ones.
+    It describes these searches; `ConformalScores.threshold` promises a rate for new ones.
 
     Args:
         non_mated: (M,) scores of the first hits.

@@ -85,7 +85,7 @@ export function aboutAngles(answer, thresholds) {
 
 /** What is known of the images that a hit was made of, said behind its κ. */
 export function aboutImages(hit) {
-  return `${hit.images > 1 ? ` of ${hit.images} images` : ""}${hit.poor ? " (poor: below the flag)" : ""}`;
+  return `${hit.images > 1 ? ` of ${hit.images} images` : ""}${hit.uncertain ? " (uncertain: below the flag)" : ""}`;
 }
 
 export function aboutRejected(answer, nearest) {
@@ -103,7 +103,7 @@ export function aboutSet(answer, { depth, threshold }) {
     return "";
   }
   const where = depth === 1 ? "as the first item" : `among the first ${depth} items`;
-  return ` Of images like those it was calibrated on that have a match, at least ${percent(1 - threshold.miss)} have ` +
+  return ` Of images like those it was calibrated on that have a match, at least ${percent(1 - threshold.conformal_miss)} have ` +
     `one ${where}.`;
 }
 

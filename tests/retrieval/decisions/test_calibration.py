@@ -16,7 +16,7 @@ from lam.retrieval.decisions.calibration import (
     credible_cosine,
     cross_validated,
 )
-from lam.retrieval.decisions.conformal import Tail
+from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.decisions import DECISIONS, Decisions, decision_codes
 from lam.retrieval.decisions.files import load_calibration, save_calibration
 from lam.retrieval.decisions.probability import Correctness, evidence_of, probability_bins
@@ -27,7 +27,7 @@ from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import Embeddings
 
-TARGETS = Targets(far=0.05, ood=0.1, miss=0.1)
+TARGETS = Targets(far=0.05, ood=0.1, conformal_miss=0.1)
 
 
 def _items(n: int, seed: int, *, classes: int = 6) -> tuple[Embeddings, torch.Tensor]:
@@ -81,7 +81,7 @@ def test_thresholds_of_a_slider_stand_above_those_in_force() -> None:
     assert calibration.decide(hits, asked, accept_above=-2.0, flag_above=math.inf).share("match") == 1
     assert calibration.decide(hits, asked, flag_above=-math.inf).share("abstain") == 1
     assert calibration.false_accept_rate(calibration.accept_above)[0] <= 0.05
-    assert calibration.flags.kappa.rate(-calibration.kappa_below) <= 0.1
+    assert calibration.detector.kappa.rate(-calibration.kappa_below) <= 0.1
     rate, (low, high) = calibration.false_accept_rate(1.0)
     assert low == 0 < rate == 1 / 401 < high
 
@@ -193,7 +193,7 @@ def test_targets_that_the_sample_cannot_promise_are_refused_with_how_many_it_tak
         _calibration(targets=Targets())
     with pytest.raises(ValueError, match="target ood: a rate of 0.002 needs at least 499"):
         _calibration(targets=Targets(far=0.05, ood=0.002))
-    assert _calibration(targets=Targets(far=0.05, miss=0.001)).depth is None
+    assert _calibration(targets=Targets(far=0.05, conformal_miss=0.001)).depth is None
 
 
 def test_what_is_refused() -> None:
@@ -275,7 +275,7 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference:
     assert isinstance(one, Decisions)
     assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("codes", "probability", "p_value"))
     for flag in ("kappa", "knn", "combined") if with_reference else ("kappa",):
-        assert read.flags.tail(flag).threshold(0.1) == made.flags.tail(flag).threshold(0.1)
+        assert read.detector.known(flag).threshold(0.1) == made.detector.known(flag).threshold(0.1)
 
 
 def test_a_calibration_of_another_encoder_is_refused_and_a_missing_one_named(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_calibration_of_another_encoder_is_refused_and_a_missing_one_named(tmp
 
 
 def test_a_tail_is_shown_by_its_sorted_scores() -> None:
-    assert Tail.of(torch.tensor([3.0, 1.0])).scores.tolist() == [1.0, 3.0]
+    assert ConformalScores.of(torch.tensor([3.0, 1.0])).scores.tolist() == [1.0, 3.0]
 
 
 def test_the_cap_of_concatenated_members_is_that_of_their_own_sphere() -> None:

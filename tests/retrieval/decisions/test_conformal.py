@@ -8,13 +8,13 @@ from scipy.special import betaincinv
 from scipy.stats import beta, betabinom, binom, kstest
 from torch.testing import assert_close
 
-from lam.retrieval.decisions.conformal import Tail, clopper_pearson, conformal_depth, needed
+from lam.retrieval.decisions.conformal import ConformalScores, clopper_pearson, conformal_depth, needed
 
 
 @pytest.mark.parametrize(("n", "target"), [(19, 0.05), (20, 0.05), (99, 0.1), (999, 0.001), (57, 0.3)])
 def test_the_threshold_is_the_least_that_keeps_the_promise(n: int, target: float) -> None:
     scores = torch.randn(n, generator=torch.Generator().manual_seed(n))
-    tail = Tail.of(scores)
+    tail = ConformalScores.of(scores)
     threshold = tail.threshold(target)
     assert sum(score > threshold for score in scores.double().tolist()) + 1 <= target * (n + 1) + 1e-9
     lower = [score for score in scores.double().tolist() if score < threshold]
@@ -25,7 +25,7 @@ def test_the_threshold_is_the_least_that_keeps_the_promise(n: int, target: float
 def test_p_values_equal_counting_and_agree_with_the_threshold() -> None:
     generator = torch.Generator().manual_seed(0)
     known, new = (torch.randint(0, 20, (size,), generator=generator).double() for size in (60, 40))
-    tail = Tail.of(known)
+    tail = ConformalScores.of(known)
     slow = [(1 + sum(k >= q for k in known.tolist())) / 61 for q in new.tolist()]
     assert_close(tail.p_values(new), torch.tensor(slow, dtype=torch.float64))
     assert torch.equal(tail.p_values(new) <= 0.1 + 1e-12, new > tail.threshold(0.1))
@@ -37,9 +37,9 @@ def test_rates_over_calibration_sets_follow_the_beta_law(target: float) -> None:
     n, new = 200, 400
     rates = []
     for _ in range(600):
-        tail = Tail.of(torch.randn(n, generator=generator))
+        tail = ConformalScores.of(torch.randn(n, generator=generator))
         rates.append(int((torch.randn(new, generator=generator) > tail.threshold(target)).sum()))
-    law = betabinom(new, *Tail.of(torch.arange(float(n))).law(target))
+    law = betabinom(new, *ConformalScores.of(torch.arange(float(n))).law(target))
     mean, deviation = sum(rates) / len(rates), torch.tensor(rates).double().std()
     assert mean <= new * target + 4 * float(deviation) / math.sqrt(len(rates))
     assert 0.85 < float(deviation) / law.std() < 1.15
@@ -62,7 +62,7 @@ def test_intervals_hold_any_rate_at_least_as_often_as_they_say(n: int) -> None:
 @pytest.mark.parametrize(("n", "target"), [(19, 0.05), (99, 0.01), (500, 0.05), (1000, 0.001)])
 def test_intervals_of_a_threshold_that_was_learnt_hold_its_rate(n: int, target: float, level: float) -> None:
     """Exactly, by the law of the rate over calibration sets; the upper end misses as often as it may."""
-    tail = Tail.of(torch.arange(float(n)))
+    tail = ConformalScores.of(torch.arange(float(n)))
     low, high = tail.interval(tail.threshold(target), level=level)
     law = beta(*tail.law(target))
     assert law.cdf(high) - law.cdf(low) >= level - 1e-9
@@ -83,17 +83,17 @@ def test_depth_equals_counting() -> None:
 
 
 def test_ties_and_infinities_lower_the_rate_and_never_raise_it() -> None:
-    tail = Tail.of(torch.tensor([1.0] * 99))
+    tail = ConformalScores.of(torch.tensor([1.0] * 99))
     assert tail.threshold(0.05) == 1.0
     assert tail.rate(1.0) == 0.01
-    assert Tail.of(torch.tensor([-math.inf, 0.0, math.inf])).threshold(0.5) == 0.0
+    assert ConformalScores.of(torch.tensor([-math.inf, 0.0, math.inf])).threshold(0.5) == 0.0
     assert (tail.rate(-math.inf), tail.rate(math.inf)) == (1.0, 0.01)
     assert tail.p_values(torch.empty(0)).shape == (0,)
 
 
 @pytest.mark.parametrize("count", [1, 7, 20, 99, 333, 1234, 1979])
 def test_the_target_that_is_advised_is_promised(count: int) -> None:
-    tail = Tail.of(torch.zeros(count))
+    tail = ConformalScores.of(torch.zeros(count))
     with pytest.raises(ValueError, match="or a target of at least ") as refused:
         tail.threshold(1e-6)
     tail.threshold(min(float(str(refused.value).split()[-1]), 0.999))
@@ -101,27 +101,27 @@ def test_the_target_that_is_advised_is_promised(count: int) -> None:
 
 def test_too_few_scores_are_refused_with_how_many_it_takes() -> None:
     assert needed(0.05) == 19
-    assert len(Tail.of(torch.zeros(19))) == 19
-    assert Tail.of(torch.arange(19.0)).threshold(0.05) == 18.0
+    assert len(ConformalScores.of(torch.zeros(19))) == 19
+    assert ConformalScores.of(torch.arange(19.0)).threshold(0.05) == 18.0
     with pytest.raises(ValueError, match="needs at least 999 calibration scores to be promised, got 998"):
-        Tail.of(torch.zeros(998)).threshold(0.001)
+        ConformalScores.of(torch.zeros(998)).threshold(0.001)
     with pytest.raises(ValueError, match=r"or a target of at least 0.0527"):
-        Tail.of(torch.zeros(18)).law(0.01)
+        ConformalScores.of(torch.zeros(18)).law(0.01)
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one calibration score"):
-        Tail.of(torch.empty(0))
+        ConformalScores.of(torch.empty(0))
     with pytest.raises(ValueError, match="must not hold NaN, got one at index"):
-        Tail.of(torch.tensor([0.0, math.nan]))
+        ConformalScores.of(torch.tensor([0.0, math.nan]))
     with pytest.raises(ValueError, match="must rise"):
-        Tail(torch.tensor([1.0, 0.0]))
+        ConformalScores(torch.tensor([1.0, 0.0]))
     with pytest.raises(ValueError, match=r"target must lie in \(0, 1\), got 1"):
         needed(1.0)
     with pytest.raises(ValueError, match="threshold must be a number"):
-        Tail.of(torch.zeros(1)).rate(math.nan)
+        ConformalScores.of(torch.zeros(1)).rate(math.nan)
     with pytest.raises(ValueError, match="scores must not hold NaN"):
-        Tail.of(torch.zeros(1)).p_values(torch.tensor([math.nan]))
+        ConformalScores.of(torch.zeros(1)).p_values(torch.tensor([math.nan]))
     with pytest.raises(ValueError, match="count must be from 0 to n"):
         clopper_pearson(3, 2)
     with pytest.raises(ValueError, match="level must lie"):

@@ -1,4 +1,4 @@
-"""Images made worse in three ways: whether κ falls as answers go wrong.
+"""Images made worse in four ways: whether κ falls as answers go wrong.
 
 Noise, blur and low contrast are kinds of Hendrycks and Dietterich (2019); how strong they are is chosen here, blur in
 relation to the image, so that any size can be corrupted alike.
@@ -16,15 +16,17 @@ from lam.datasets import ImageDataset
 from lam.encoders.base import Encoder
 from lam.encoders.evaluation import Evaluation
 
-Kind = Literal["noise", "blur", "contrast"]
+Kind = Literal["noise", "blur", "contrast", "crop"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 STRENGTHS: dict[Kind, tuple[float, ...]] = {
-    "noise": (0.1, 0.2, 0.4),
-    "blur": (0.02, 0.05, 0.1),
-    "contrast": (0.5, 0.25, 0.1),
+    "noise": (0.05, 0.1, 0.2, 0.3, 0.4),
+    "blur": (0.01, 0.02, 0.05, 0.075, 0.1),
+    "contrast": (0.75, 0.5, 0.25, 0.15, 0.1),
+    "crop": (0.9, 0.8, 0.7, 0.6, 0.5),
 }
-"""At severities 1, 2 and 3: the standard deviation of Gaussian noise on values in [0, 1]; the standard deviation of a
-Gaussian blur, in shorter sides; what is left of each value's distance from the image's mean."""
+"""At severities 1 to 5: the standard deviation of Gaussian noise on values in [0, 1]; the standard deviation of a
+Gaussian blur, in shorter sides; what is left of each value's distance from the image's mean; and the share of each side
+that is left around the centre, enlarged to the size of the image."""
 
 BATCH = 100
 
@@ -37,7 +39,7 @@ def corrupted(
     Args:
         images: values in [0, 1].
         kind: how.
-        severity: 0 for not at all, up to 3.
+        severity: 0 for not at all, up to 5.
         generator: of the noise.
 
     Returns:
@@ -60,6 +62,11 @@ def corrupted(
 
         sigma = strength * min(images.shape[-2:])
         worse = gaussian_blur(images, [2 * max(1, round(2 * sigma)) + 1] * 2, [sigma, sigma])
+    elif kind == "crop":
+        from torchvision.transforms.v2.functional import center_crop, resize
+
+        size = list(images.shape[-2:])
+        worse = resize(center_crop(images, [max(1, round(strength * side)) for side in size]), size)
     else:
         mean = images.mean((1, 2, 3), keepdim=True)
         worse = mean + strength * (images - mean)

@@ -24,8 +24,10 @@ def generator() -> torch.Generator:
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_of_any_size_get_worse_step_by_step(kind, shape):
     images = torch.rand(shape, generator=generator())
+    if kind == "crop":  # of what has no structure at any scale, a part differs as much as any other
+        images = torch.linspace(0, 1, shape[2])[:, None].expand(shape)
     change = []
-    for severity in range(4):
+    for severity in range(6):
         worse = corrupted(images, kind, severity, generator=generator())
         assert worse.shape == images.shape
         assert ((worse >= 0) & (worse <= 1)).all()
@@ -38,7 +40,7 @@ def test_images_of_any_size_get_worse_step_by_step(kind, shape):
 def test_noise_and_contrast_are_what_they_say():
     images = torch.full((1, 1, 200, 200), 0.5)
     noise = corrupted(images, "noise", 1, generator=generator()) - images
-    assert float(noise.std()) == pytest.approx(0.1, rel=0.02)
+    assert float(noise.std()) == pytest.approx(STRENGTHS["noise"][0], rel=0.02)
     images = torch.rand(2, 3, 9, 9)
     for severity, left in enumerate(STRENGTHS["contrast"], start=1):
         flat = corrupted(images, "contrast", severity, generator=generator())
@@ -48,16 +50,26 @@ def test_noise_and_contrast_are_what_they_say():
 
 def test_blur_is_that_of_scipy_away_from_the_border():
     image = torch.rand(1, 1, 60, 60, generator=generator())
-    blurred = corrupted(image, "blur", 1, generator=generator())[0, 0]
+    blurred = corrupted(image, "blur", 2, generator=generator())[0, 0]
     twin = gaussian_filter(image[0, 0].numpy(), 0.02 * 60, mode="reflect", truncate=2 * 1.0)
     np.testing.assert_allclose(blurred[8:-8, 8:-8], twin[8:-8, 8:-8], atol=0.01)
 
 
+def test_a_crop_is_the_centre_enlarged():
+    image = torch.zeros(1, 1, 100, 60)
+    image[..., 25:75, 15:45] = 1
+    assert torch.equal(corrupted(image, "crop", 5, generator=generator()), torch.ones(1, 1, 100, 60))
+    ramp = torch.linspace(0, 1, 101).expand(1, 1, 101, 101)
+    half = corrupted(ramp, "crop", 5, generator=generator())
+    assert float(half.max() - half.min()) == pytest.approx(0.5, abs=0.02)
+    assert float(half.mean()) == pytest.approx(0.5, abs=0.01)
+
+
 def test_bad_kinds_and_severities_are_refused():
-    with pytest.raises(ValueError, match="kind must be one of noise, blur, contrast, got 'rain'"):
+    with pytest.raises(ValueError, match="kind must be one of noise, blur, contrast, crop, got 'rain'"):
         unchecked(corrupted)(torch.rand(1, 1, 8, 8), "rain", 1, generator=generator())
-    with pytest.raises(ValueError, match="severity must be from 0 to 3, got 4"):
-        corrupted(torch.rand(1, 1, 8, 8), "noise", 4, generator=generator())
+    with pytest.raises(ValueError, match="severity must be from 0 to 5, got 6"):
+        corrupted(torch.rand(1, 1, 8, 8), "noise", 6, generator=generator())
 
 
 def test_the_trend_is_the_mean_rank_correlation_of_images():
@@ -78,17 +90,17 @@ def test_corrupted_queries_search_the_clean_gallery_without_themselves():
     evaluation = lam.evaluate(encoder, small.batches(images))
     curves = measure_corruption(encoder, images, evaluation, size=25, seed=3)
     assert tuple(curves) == KINDS
-    assert all(curve.kappa.shape == curve.correct.shape == (4, 25) for curve in curves.values())
+    assert all(curve.kappa.shape == curve.correct.shape == (6, 25) for curve in curves.values())
     rows = torch.randperm(60, generator=torch.Generator().manual_seed(3))[:25]
     for curve in curves.values():
         assert torch.equal(curve.correct[0], evaluation.correct[rows])
         torch.testing.assert_close(curve.kappa[0], evaluation.embeddings.kappa[rows], rtol=1e-3, atol=0)
-    worse = corrupted(images.images[rows], "contrast", 3, generator=generator())
+    worse = corrupted(images.images[rows], "contrast", 5, generator=generator())
     mean = encoder.embed(worse).mean
     cosines = mean @ evaluation.gallery.mean.T
     cosines[torch.arange(25), rows] = -2
     expected = images.labels[cosines.argmax(1)] == images.labels[rows]
-    assert torch.equal(curves["contrast"].correct[3], expected)
+    assert torch.equal(curves["contrast"].correct[5], expected)
     again = measure_corruption(encoder, images, evaluation, size=25, seed=3)
     assert all(torch.equal(again[kind].kappa, curve.kappa) for kind, curve in curves.items())
     none = replace(evaluation, answerable=torch.zeros(60, dtype=torch.bool))
@@ -106,5 +118,5 @@ def test_metrics_name_every_kind_and_severity():
     assert metrics["corruption_blur_trend"] is None  # κ is one bound
     without = corruption_metrics(curves, has_kappa=False)
     assert {name for name in metrics if name.endswith("recall@1")} == without.keys()
-    assert len(without) == 1 + 3 * 3
+    assert len(without) == 1 + 4 * 5
     assert F.relu(torch.tensor(list(without.values()))).le(1).all()

@@ -1,4 +1,1 @@
-"""What is saved, loaded, evaluated and served: a network, and what is known of its uncertainty.
-
-How one comes about is told by `lam.methods`.
-"""
+"""Encoders, saved, loaded, evaluated and served: a network and its uncertainty. Training is in `lam.methods`."""

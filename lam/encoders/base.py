@@ -1,6 +1,6 @@
 """`Encoder`: what every method hands back, and all that index, metrics, report and service know of a method.
 
-How one is trained is in `lam.methods`; how one is read back from a folder in `lam.encoders.load`.
+Training is in `lam.methods`, reading from a folder in `lam.encoders.load`.
 """
 
 from abc import ABC, abstractmethod
@@ -26,24 +26,24 @@ from lam.vmf.embeddings import Embeddings
 OodScore = Literal["kappa", "knn"]
 NO_INPUTS = "there are no inputs to embed"
 N_SAMPLES = 32
-"""Samples behind a κ, of an encoder that is not told otherwise."""
+"""Samples S behind a κ, unless an encoder is given another number."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one pass over N inputs gives.
+    """Features, embeddings and samples of N inputs, from one pass.
 
     Attributes:
-        features: (N, P) what k-NN compares and `norm` measures: what enters the head.
+        features: (N, P) inputs of the head, which k-NN compares and `norm` measures.
         embeddings: of the N inputs.
-        samples: (S, N, E) unit vectors, of which those with one s may be compared with each other: drawn under one
+        samples: (S, N, D) unit vectors, of which those with one s may be compared with each other: drawn under one
             sampled network, or, where a method has distributions of embeddings alone, one from each. None where samples
             were not asked for, or the method has none.
     """
 
     features: Float[Tensor, "N P"]
     embeddings: Embeddings
-    samples: Float[Tensor, "S N E"] | None = None
+    samples: Float[Tensor, "S N D"] | None = None
 
     @staticmethod
     def concatenate(parts: "list[Prediction]") -> "Prediction":
@@ -54,39 +54,33 @@ class Prediction:
         """
         if not parts:
             raise ValueError(NO_INPUTS)
-        drawn = [part.samples for part in parts if part.samples is not None]
+        samples = [part.samples for part in parts if part.samples is not None]
         return Prediction(
             torch.cat([part.features for part in parts]),
             Embeddings.concatenate([part.embeddings for part in parts]),
-            torch.cat(drawn, 1) if len(drawn) == len(parts) else None,
+            torch.cat(samples, 1) if len(samples) == len(parts) else None,
         )
 
 
 Predictor = Callable[[Any], Prediction]
-"""Maps one batch of inputs to what is seen of it."""
+"""Maps one batch of inputs to its prediction."""
 
 
 class Encoder(ABC):
     """Map inputs to embeddings that know how sure they are.
 
     Attributes:
-        kind: what `lam.load` finds the class by.
+        kind: the name by which `lam.load` finds the class.
         has_kappa: whether κ says anything: not of an encoder without uncertainty.
-        network: any module; None where features are given directly.
+
+    Args:
+        network: any module; None where inputs are features already.
         head: path of the network's last linear layer, or `lam.models.head.ADDED` for one that comes after the network.
         relation: what makes two items match.
         preprocessing: how an image file becomes an input, where that is known.
         ood_score: by what an input is recognised as out of distribution: `kappa`, or `knn` where κ cannot know.
         n_samples: S ≥ 2 samples behind each κ, unless a call asks for others. It is saved with the encoder, since a
-            threshold on κ, or the mean of samples, is comparable with those of as many samples alone.
-
-    Args:
-        network: see above.
-        head: see above.
-        relation: see above.
-        preprocessing: see above.
-        ood_score: see above.
-        n_samples: see above.
+            threshold on κ, or the mean of samples, is comparable only with those of as many samples.
 
     Raises:
         ValueError: for another `ood_score`.
@@ -126,7 +120,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """Give what a batch of inputs goes through; what is drawn once for all batches is drawn here.
+        """A function of a batch of inputs; noise that all batches share is drawn once, here.
 
         Args:
             n_samples: S ≥ 2 samples behind each κ, where a method draws any.
@@ -136,7 +130,7 @@ class Encoder(ABC):
     @classmethod
     @abstractmethod
     def restored(cls, saved: SavedEncoder) -> "Encoder":
-        """Make the encoder again from what `save` wrote."""
+        """The encoder that `save` wrote."""
 
     def to(self, device: torch.device | str) -> "Encoder":
         """Move the encoder to a device, in place."""
@@ -152,7 +146,7 @@ class Encoder(ABC):
         joint: bool = False,
         progress: bool = False,
     ) -> Prediction:
-        """Give features, embeddings and, with `joint`, samples in one pass.
+        """Features, embeddings and, with `joint`, samples of inputs, from one pass.
 
         Args:
             inputs: a batch, or a loader of batches (alone, or followed by targets).
@@ -163,18 +157,18 @@ class Encoder(ABC):
         Raises:
             ValueError: for no item at all, features that are not finite, or fewer than 2 samples.
         """
-        options: dict[str, Any] = {"n_samples": n_samples, "joint": joint, "progress": progress}
-        return Prediction.concatenate(list(self.observed(inputs, **options)))
+        parts = self.predict_batches(inputs, n_samples=n_samples, joint=joint, progress=progress)
+        return Prediction.concatenate(list(parts))
 
     def embed(
         self, inputs: Batch | Iterable[Batch], *, n_samples: int | None = None, progress: bool = False
     ) -> Embeddings:
-        """Embed inputs with a concentration κ each; arguments and errors as those of `predict`."""
-        seen = self.observed(inputs, n_samples=n_samples, progress=progress)
-        return Embeddings.concatenate([batch.embeddings for batch in seen])
+        """Embeddings of inputs, with a concentration κ each; arguments and errors as those of `predict`."""
+        parts = self.predict_batches(inputs, n_samples=n_samples, progress=progress)
+        return Embeddings.concatenate([part.embeddings for part in parts])
 
-    def samples_of(self, n_samples: int | None) -> int:
-        """How many samples S a call takes that asks for this many, or for none in particular.
+    def n_samples_or_default(self, n_samples: int | None) -> int:
+        """The number of samples S of a call: the one asked for, or else the encoder's own.
 
         Raises:
             ValueError: for fewer than 2.
@@ -185,18 +179,18 @@ class Encoder(ABC):
         return n_samples
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
-        """Give what a method has to say of itself in a run's metrics; nothing by default."""
+        """Metrics of the method itself, for a run's `metrics.json`; none by default."""
         return {}
 
     def settings(self) -> dict[str, Any]:
-        """What `save` keeps beside the tensors, as JSON."""
+        """The constructor's further arguments, as JSON, that `save` keeps."""
         return {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """What `save` keeps beside the network."""
+        """The tensors that `save` keeps beside the network."""
         return {}
 
-    def observed(
+    def predict_batches(
         self,
         inputs: Batch | Iterable[Batch],
         *,
@@ -204,14 +198,14 @@ class Encoder(ABC):
         joint: bool = False,
         progress: bool = False,
     ) -> Iterator[Prediction]:
-        """Observe batch by batch, for passes whose features would not fit; arguments and errors as `predict`."""
-        predict, seen = self.predictor(n_samples=self.samples_of(n_samples), joint=joint), 0
+        """Predictions batch by batch, for passes whose features would not fit; arguments and errors as `predict`."""
+        predict, n_items = self.predictor(n_samples=self.n_samples_or_default(n_samples), joint=joint), 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
-            found = predict(split_batch(batch)[0])
-            check_finite(found.features, seen)
-            seen += len(found.features)
-            yield found
-        if seen == 0:
+            prediction = predict(split_batch(batch)[0])
+            check_finite(prediction.features, n_items)
+            n_items += len(prediction.features)
+            yield prediction
+        if n_items == 0:
             raise ValueError(NO_INPUTS)
 
     def save(self, folder: str | Path) -> None:
@@ -232,8 +226,8 @@ class Encoder(ABC):
         )
 
 
-def common_of(saved: SavedEncoder) -> dict[str, Any]:
-    """Give the keywords that every encoder is made with, from what was saved."""
+def base_arguments(saved: SavedEncoder) -> dict[str, Any]:
+    """The arguments of `Encoder` itself, from a saved one."""
     return {
         "relation": Relation(**saved.relation),
         "preprocessing": None if saved.preprocessing is None else Preprocessing.from_json(saved.preprocessing),
@@ -243,10 +237,10 @@ def common_of(saved: SavedEncoder) -> dict[str, Any]:
 
 
 def own_direction(output: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-    """The directions f/‖f‖ of a network's output, float32 or wider; zero where f is."""
+    """Directions f/‖f‖ of a network's output f, float32 or wider; zero where f is."""
     return F.normalize(at_least_float32(output))
 
 
 def at_least_float32(output: Float[Tensor, "*A"]) -> Float[Tensor, "*A"]:
-    """What a network computed, in a type of at least float32: of half precision, nothing is summed or divided."""
+    """A network's output in float32 or wider, since sums and quotients of half precision lose digits."""
     return output.to(torch.promote_types(output.dtype, torch.float32))

@@ -10,7 +10,7 @@ Batch = Any
 
 
 def split_batch(batch: Batch) -> tuple[Any, Any]:
-    """Give inputs and targets of a batch; targets are None where it has none."""
+    """Inputs and targets of a batch; targets are None where it has none."""
     if isinstance(batch, tuple | list):
         if not batch:
             raise ValueError("a batch must hold inputs, got an empty one")
@@ -19,14 +19,14 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
 
 
 def as_batches(inputs: Batch | Iterable[Batch]) -> Iterable[Batch]:
-    """Give an iterable of batches: a batch as a loader yields it, inputs alone or (inputs, labels), is one of them."""
+    """The batches of a loader; a single batch, inputs alone or (inputs, labels), is the only one."""
     if isinstance(inputs, Tensor | Mapping):
         return [inputs]
     if isinstance(inputs, tuple | list) and len(inputs) > 1:
         first, second = inputs[:2]
         if isinstance(first, Mapping):
             return [inputs] if isinstance(second, Tensor) else inputs
-        both = isinstance(first, Tensor) and isinstance(second, Tensor)
-        if both and second.ndim == 1 < first.ndim and len(first) == len(second):
+        are_tensors = isinstance(first, Tensor) and isinstance(second, Tensor)
+        if are_tensors and second.ndim == 1 < first.ndim and len(first) == len(second):
             return [inputs]
     return inputs

@@ -1,7 +1,4 @@
-"""`BayesianEncoder`: a network whose last layer has a posterior.
-
-How one is fitted is in `lam.methods`; what it shares with the encoders of other methods in `lam.encoders.base`.
-"""
+"""`BayesianEncoder`: a network whose last layer has a posterior. Fitting one is in `lam.methods`."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
@@ -13,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lam.encoders.base import NO_INPUTS, Encoder, Prediction, Predictor, common_of
+from lam.encoders.base import NO_INPUTS, Encoder, Prediction, Predictor, base_arguments
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.export import export_encoder
 from lam.encoders.files import SavedEncoder
@@ -90,7 +87,7 @@ class BayesianEncoder(Encoder):
         return self
 
     def features(self, inputs: Batch | Iterable[Batch], *, progress: bool = False) -> Float[Tensor, "N P"]:
-        """Give what enters the head.
+        """Inputs of the head.
 
         Args:
             inputs: a batch for the network, or a loader of batches (alone, or followed by targets); without a network,
@@ -116,7 +113,7 @@ class BayesianEncoder(Encoder):
         return_samples: bool = False,
         progress: bool = False,
     ) -> Embeddings:
-        """Embed inputs with a concentration κ each.
+        """Embeddings of inputs, with a concentration κ each.
 
         Args:
             inputs: as `features` takes them.
@@ -135,25 +132,25 @@ class BayesianEncoder(Encoder):
             ValueError: for no item at all, features that are not finite, or options outside their range.
         """
         options: dict[str, Any] = {"mode": mode, "mean": mean or self.mean, "return_samples": return_samples}
-        predict = self.posterior.predictor(n_samples=self.samples_of(n_samples), **options)
+        predict = self.posterior.predictor(n_samples=self.n_samples_or_default(n_samples), **options)
         parts = [predict(*batch) for batch in self._forward(inputs, progress)]
         if sum(map(len, parts)) == 0:
             raise ValueError(NO_INPUTS)
         return Embeddings.concatenate(parts)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """Give what a batch goes through: κ by marginal samples, joint samples by whole last layers."""
-        embeddings_of = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
-        draw = self.posterior.joint_predictor(n_samples=n_samples) if joint else None
+        """A function of a batch of inputs: κ by marginal samples, joint samples by whole last layers."""
+        embed = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
+        sample = self.posterior.joint_predictor(n_samples=n_samples) if joint else None
 
         def predict(inputs: Any) -> Prediction:
             features, output = self._features_and_output(inputs)
-            return Prediction(features, embeddings_of(features, output), None if draw is None else draw(features))
+            return Prediction(features, embed(features, output), None if sample is None else sample(features))
 
         return predict
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
-        """Give how much of the curvature was negative and clipped, what that makes of the variance, and the tuning."""
+        """Share of the curvature that is negative and clipped, its share of the variance, and the tuning."""
         return {
             **({} if self.tuning is None else self.tuning.metrics()),
             "share_clipped": self.posterior.curvature.clipped,
@@ -197,8 +194,8 @@ class BayesianEncoder(Encoder):
             step = options.pop("step", None)
             if options:
                 raise ValueError(f"marginal_likelihood takes no option but step, got {', '.join(options)}")
-            best = step is None
-            self.posterior = self.posterior.with_best_prior() if best else self.posterior.with_prior_step(step)
+            posterior = self.posterior
+            self.posterior = posterior.with_best_prior() if step is None else posterior.with_prior_step(step)
             return
         batches = [
             (self._features_and_output(inputs)[0], targets) for inputs, targets in map(split_batch, as_batches(loader))
@@ -262,11 +259,10 @@ class BayesianEncoder(Encoder):
             raise ValueError(
                 f"only encoders fitted in batches, with one relation, add up; got {self.relation} and {other.relation}"
             )
-        posterior = self.posterior + other.posterior
         return BayesianEncoder(
             self.network,
             self.head,
-            posterior,
+            self.posterior + other.posterior,
             relation=self.relation,
             mean=self.mean,
             preprocessing=self.preprocessing,
@@ -275,7 +271,7 @@ class BayesianEncoder(Encoder):
         )
 
     def settings(self) -> dict[str, Any]:
-        """Settings of the posterior and its curvature, and what the last tuning tried."""
+        """Settings of the posterior and its curvature, and the trials of the last tuning."""
         structure = next(name for name, cls in POSTERIORS.items() if cls is type(self.posterior))
         return {
             "mean": self.mean,
@@ -289,11 +285,11 @@ class BayesianEncoder(Encoder):
 
     @classmethod
     def restored(cls, saved: SavedEncoder) -> "BayesianEncoder":
-        """Make the encoder again from what `save` wrote."""
+        """The encoder that `save` wrote."""
         settings = saved.settings
         kind: Any = POSTERIORS[settings["posterior"]["structure"]]
         posterior = kind.restored(saved.tensors, settings["posterior"])
-        encoder = cls(saved.network, saved.head, posterior, mean=settings["mean"], **common_of(saved))
+        encoder = cls(saved.network, saved.head, posterior, mean=settings["mean"], **base_arguments(saved))
         if settings["tuning"] is not None:
             trials = tuple(Trial(**trial) for trial in settings["tuning"]["trials"])
             encoder.tuning = Tuning(**{**settings["tuning"], "trials": trials})
@@ -318,26 +314,28 @@ class BayesianEncoder(Encoder):
             if shape is None:
                 raise ValueError("the shape of an input is not known: give an example, a batch of at least 2 inputs")
             example = torch.zeros(2, *shape, device=self.posterior.weight.device)
-        predict = self.posterior.unchecked_predictor(n_samples=self.samples_of(n_samples), mean=self.mean)
+        predict = self.posterior.unchecked_predictor(n_samples=self.n_samples_or_default(n_samples), mean=self.mean)
         export_encoder(path, example, self.network, self.head, predict)
 
     def _forward(self, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
-        seen = 0
+        n_items = 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
-            features, output = self._features_and_output(split_batch(batch)[0], seen)
-            seen += len(features)
+            features, output = self._features_and_output(split_batch(batch)[0], n_items)
+            n_items += len(features)
             yield features, output
 
     def _features_and_output(self, inputs: Any, offset: int = 0) -> tuple[Tensor, Tensor | None]:
-        """What enters the head, and the network's output where that is the head's."""
+        """Inputs of the head, and the network's output where that is the head's."""
         output = None
         if self.network is None:
             features = inputs
         else:
             features, output = features_and_output(self.network, self.head, inputs)
         if features.ndim != 2 or features.is_complex():
-            given = f"{features.dtype} of shape {tuple(features.shape)}"
-            raise ValueError(f"features must be real numbers (N, P), a row for each item, got {given}")
+            raise ValueError(
+                "features must be real numbers of shape (N, P), a row for each item, got "
+                f"{features.dtype} of shape {tuple(features.shape)}"
+            )
         features = features.to(self.posterior.weight.dtype)
         check_finite(features, offset)
         return features, None if self.head == ADDED else output
@@ -346,8 +344,8 @@ class BayesianEncoder(Encoder):
 def _same_network(one: nn.Module | None, other: nn.Module | None) -> bool:
     if one is other or one is None or other is None:
         return one is other
-    mine, yours = (
+    first, second = (
         {plain: state[name] for name, plain in plain_names(state).items()}
         for state in (one.state_dict(), other.state_dict())
     )
-    return mine.keys() == yours.keys() and all(torch.equal(tensor, yours[name]) for name, tensor in mine.items())
+    return first.keys() == second.keys() and all(torch.equal(tensor, second[name]) for name, tensor in first.items())

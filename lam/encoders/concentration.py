@@ -27,28 +27,29 @@ class ConcentrationEncoder(SeededEncoder):
 
     @abstractmethod
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
-        """Give κ ≥ 0, float64, of what enters the head; beyond `KAPPA_RANGE` it is cut to the nearest end."""
+        """κ ≥ 0, float64, from inputs of the head; beyond `KAPPA_RANGE` it is cut to the nearest end."""
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """Give what a batch goes through; `n_samples` are drawn only with `joint`."""
-        seen = 0
+        """A function of a batch of inputs; `n_samples` are drawn only with `joint`."""
+        n_items = 0
 
         def predict(inputs: Any) -> Prediction:
-            nonlocal seen
+            nonlocal n_items
             features, output = features_and_output(self._module, self.head, inputs)
             mean = own_direction(output)
             kappa = self.concentration(features).clamp(*KAPPA_RANGE)
-            rest = bessel_ratio_complement(self.dimension, kappa)
-            known = (kappa.to(mean), (1 - rest).to(mean), (rest * (2 - rest)).to(mean))
+            complement = bessel_ratio_complement(self.dimension, kappa)
+            resultant, variance = 1 - complement, complement * (2 - complement)
             samples = None
             if joint:
-                items = list(zip(mean.cpu(), kappa.cpu(), strict=True))
-                samples = self.drawn(
-                    range(seen, seen + len(items)),
-                    lambda number, generator: VonMisesFisher(*items[number]).sample((n_samples,), generator=generator),
+                parameters = list(zip(mean.cpu(), kappa.cpu(), strict=True))
+                samples = self.draw_each(
+                    range(n_items, n_items + len(mean)),
+                    lambda row, generator: VonMisesFisher(*parameters[row]).sample((n_samples,), generator=generator),
                 ).to(mean)
-            seen += len(mean)
-            return Prediction(features, Embeddings(mean, *known), samples)
+            n_items += len(mean)
+            embeddings = Embeddings(mean, kappa.to(mean), resultant.to(mean), variance.to(mean))
+            return Prediction(features, embeddings, samples)
 
         return predict
 
@@ -68,7 +69,7 @@ class NormEncoder(ConcentrationEncoder):
     kind = "norm"
 
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
-        """Give ‖f‖, float64."""
+        """‖f‖, float64."""
         return self.unnormalised(features).double().norm(dim=1)
 
 
@@ -119,7 +120,7 @@ class NeighbourEncoder(ConcentrationEncoder):
         return self
 
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
-        """Solve for κ in float64, from 1 − c, which keeps its digits near 1."""
+        """The κ that solves A_D(κ) = max(0, c), in float64, from 1 − c, which keeps its digits where c is near 1."""
         distance = unit_knn_distance(_unit(features).to(self.reference), self.reference, k=self.k)
         cosine = (1 - distance).clamp(min=0)
         return kappa_from_resultant(

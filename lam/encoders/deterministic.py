@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lam.encoders.base import Encoder, Prediction, Predictor, common_of, own_direction
+from lam.encoders.base import Encoder, Prediction, Predictor, base_arguments, own_direction
 from lam.encoders.files import SavedEncoder
 from lam.models.head import features_and_output
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
@@ -32,7 +32,7 @@ class DeterministicEncoder(Encoder):
         return layer.out_features
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """Give what a batch goes through; nothing is drawn."""
+        """A function of a batch of inputs; nothing is drawn."""
 
         def predict(inputs: Any) -> Prediction:
             features, output = features_and_output(self._module, self.head, inputs)
@@ -42,10 +42,10 @@ class DeterministicEncoder(Encoder):
 
     @classmethod
     def restored(cls, saved: SavedEncoder) -> "DeterministicEncoder":
-        """Make the encoder again from what `save` wrote."""
+        """The encoder that `save` wrote."""
         if saved.network is None:
             raise ValueError(f"an encoder of kind {saved.kind} needs its network")
-        return cls(saved.network, saved.head, **common_of(saved))
+        return cls(saved.network, saved.head, **base_arguments(saved))
 
     @property
     def _module(self) -> nn.Module:
@@ -54,6 +54,6 @@ class DeterministicEncoder(Encoder):
 
 
 def without_uncertainty(mean: Tensor) -> Embeddings:
-    """Give unit vectors (N, D) as embeddings of which no uncertainty is known."""
+    """Embeddings of unit vectors (N, D) whose uncertainty is unknown: R = 1, variance 0, κ at its upper end."""
     one = mean.new_ones(len(mean))
     return Embeddings(mean, one * KAPPA_RANGE[1], one, 0 * one)

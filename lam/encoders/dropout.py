@@ -3,7 +3,7 @@
 Source: Gal and Ghahramani (2016); Warburg et al. (2023), appendix G.4.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -47,14 +47,13 @@ class DropoutEncoder(SeededEncoder):
         super().__init__(network, head, seed=seed, **common)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """Give what a batch goes through: κ and joint samples are of the same thinned networks."""
+        """A function of a batch of inputs: κ and joint samples come from the same thinned networks."""
 
         def predict(inputs: Any) -> Prediction:
             features, outputs = self._outputs(inputs, n_samples)
             samples = F.normalize(outputs, dim=-1)
-            embeddings = Embeddings.from_samples(
-                samples, outputs.var(0).sum(1) if len(features) else outputs.new_zeros(0)
-            )
+            variance = outputs.var(0).sum(1) if len(features) else outputs.new_zeros(0)
+            embeddings = Embeddings.from_samples(samples, variance)
             return Prediction(features, embeddings, samples if joint else None)
 
         return predict
@@ -62,15 +61,15 @@ class DropoutEncoder(SeededEncoder):
     def _outputs(self, inputs: Any, n_samples: int) -> tuple[Tensor, Tensor]:
         """Features (N, P) without dropout and sampled outputs (S, N, D) before normalisation."""
         network, head = self._module, self.head
-        with _caught(network) as caught:
+        with _dropout_outputs(network) as dropped:
             features, _ = features_and_output(network, head, inputs)
-        if len(caught) == 1 and caught[0][1] is features:
-            path = caught[0][0]
+        if len(dropped) == 1 and dropped[0][1] is features:
+            path = dropped[0][0]
             seeds, layer = (derive_seed(self.seed, s, path) for s in range(n_samples)), dropouts_of(network)[path]
-            sampled = (features * mask_of(layer, features, seed) for seed in seeds)
+            samples = (features * mask_of(layer, features, seed) for seed in seeds)
         else:
-            sampled = (self._thinned_features(inputs, s) for s in range(n_samples))
-        return features, torch.stack([self.unnormalised(kept) for kept in sampled])
+            samples = (self._thinned_features(inputs, s) for s in range(n_samples))
+        return features, torch.stack([self.unnormalised(sample) for sample in samples])
 
     def _thinned_features(self, inputs: Any, sample: int) -> Tensor:
         with thinned(self._module, seed=self.seed, sample=sample):
@@ -79,7 +78,7 @@ class DropoutEncoder(SeededEncoder):
 
 @contextmanager
 def thinned(network: nn.Module, *, seed: int, sample: int) -> Iterator[None]:
-    """Thin a network in evaluation mode: each of its dropout layers multiplies by one mask, the same for all items.
+    """Within the context, each dropout layer of a network multiplies by one mask, the same for all items.
 
     A layer that runs twice in one pass drops the same both times. torch's global generator is not used, and afterwards
     the network is as it was.
@@ -96,40 +95,33 @@ def thinned(network: nn.Module, *, seed: int, sample: int) -> Iterator[None]:
         >>> torch.equal(rows[0], rows[1]), rows.unique().tolist()
         (True, [0.0, 2.0])
     """
-    handles = [
-        module.register_forward_hook(partial(_masked, seed=derive_seed(seed, sample, path)))
-        for path, module in dropouts_of(network).items()
-    ]
-    try:
+    with _hooks(network, lambda path: partial(_masked, seed=derive_seed(seed, sample, path))):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def mask_of(module: Dropout, values: Float[Tensor, "N ..."], seed: int) -> Float[Tensor, "1 ..."]:
-    """Draw the mask of one dropout layer, 0 or 1/(1 − rate): of single values, or of whole channels where it is such.
+    """Mask of one dropout layer, 0 or 1/(1 − rate): of single values, or of whole channels where the layer drops those.
 
     Args:
         module: the layer.
-        values: what it is applied to, items first; the mask is of the shape of one item, or broadcasts to it.
+        values: (N, ...) inputs of the layer; the mask has the shape of one item, or broadcasts to it.
         seed: of the draw, made on the CPU, so that every device sees the same.
     """
     shape = values.shape[1:] if isinstance(module, nn.Dropout) else (values.shape[1], *[1] * (values.ndim - 2))
-    kept = torch.rand(1, *shape, generator=torch.Generator().manual_seed(seed)) >= module.p
-    return kept.to(values) / (1 - module.p)
+    keep = torch.rand(1, *shape, generator=torch.Generator().manual_seed(seed)) >= module.p
+    return keep.to(values) / (1 - module.p)
 
 
 def dropouts_of(network: nn.Module) -> dict[str, Dropout]:
-    """Give the dropout layers of a network that drop something, by the path that they have outside of wrappers."""
-    found = {
+    """The dropout layers of a network with a rate in (0, 1), by the path that they have outside of wrappers."""
+    layers = {
         path: module for path, module in network.named_modules() if isinstance(module, Dropout) and 0 < module.p < 1
     }
-    return {plain: found[path] for path, plain in plain_names(found).items()}
+    return {plain: layers[path] for path, plain in plain_names(layers).items()}
 
 
 def check_network(network: nn.Module) -> None:
-    """Refuse a network that nothing can be dropped out of.
+    """Refuse a network without dropout.
 
     Raises:
         ValueError: saying how it gets dropout.
@@ -146,15 +138,19 @@ def _masked(module: Dropout, _inputs: Any, output: Tensor, *, seed: int) -> Tens
 
 
 @contextmanager
-def _caught(network: nn.Module) -> Iterator[list[tuple[str, Any]]]:
-    """Collect what each dropout layer gives while the network runs, with the layer's path."""
-    caught: list[tuple[str, Any]] = []
-    handles = [
-        module.register_forward_hook(lambda _module, _inputs, output, path=path: caught.append((path, output)))
-        for path, module in dropouts_of(network).items()
-    ]
+def _dropout_outputs(network: nn.Module) -> Iterator[list[tuple[str, Any]]]:
+    """Path and output of each dropout layer, in the order in which they run."""
+    outputs: list[tuple[str, Any]] = []
+    with _hooks(network, lambda path: lambda _module, _inputs, output: outputs.append((path, output))):
+        yield outputs
+
+
+@contextmanager
+def _hooks(network: nn.Module, hook: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
+    """Within the context, each dropout layer of a network runs the forward hook made for its path."""
+    handles = [module.register_forward_hook(hook(path)) for path, module in dropouts_of(network).items()]
     try:
-        yield caught
+        yield
     finally:
         for handle in handles:
             handle.remove()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Encoder, Prediction, Predictor, at_least_float32, common_of
+from lam.encoders.base import Encoder, Prediction, Predictor, at_least_float32, base_arguments
 from lam.encoders.files import SavedEncoder
 from lam.models.head import features_and_output
 from lam.utils.autocast import without_autocast
@@ -21,10 +21,8 @@ from lam.vmf.resultant import mean_resultant_length
 
 Combine = Literal["concatenate", "mean"]
 
-
 ROUNDS = 10
 """The most rounds of an alignment; two or three come within `SETTLED` as a rule."""
-
 
 SETTLED = 1e-6
 """An alignment ends when a round brings the members closer by no more than this, in mean squared resultant length."""
@@ -96,7 +94,7 @@ class EnsembleEncoder(Encoder):
         return self
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """Give what a batch goes through; the samples are the M members, whatever `n_samples` says."""
+        """A function of a batch of inputs; the samples are the M members, whatever `n_samples` says."""
 
         def predict(inputs: Any) -> Prediction:
             features, units = features_and_units(self.members, self.head, inputs)
@@ -120,19 +118,19 @@ class EnsembleEncoder(Encoder):
 
     @classmethod
     def restored(cls, saved: SavedEncoder) -> "EnsembleEncoder":
-        """Make the encoder again from what `save` wrote."""
+        """The encoder that `save` wrote."""
         members: Any = saved.network
         rotations = saved.tensors.get("rotations")
-        return cls(members, saved.head, rotations=rotations, **saved.settings, **common_of(saved))
+        return cls(members, saved.head, rotations=rotations, **saved.settings, **base_arguments(saved))
 
 
 def concatenated(units: Float[Tensor, "M N D"]) -> Float[Tensor, "N MD"]:
-    """Put M unit vectors an item one after the other, divided by √M: their cosine is the mean of the M cosines."""
+    """M unit vectors of each item one after the other, divided by √M: cosines of rows are means of M cosines."""
     return units.transpose(0, 1).flatten(1) / len(units) ** 0.5
 
 
 def align(units: Float[Tensor, "M N D"]) -> Float[Tensor, "M D D"]:
-    """Find the rotations, reflections included, that bring M embeddings of the same items closest together.
+    """The rotations, reflections included, that bring M embeddings of the same items closest together.
 
     argmin Σ_m ‖X_m Q_m − X̄‖², X̄ the mean of all X_m Q_m, Q_m orthogonal: generalised Procrustes analysis, which favours
     no member. Each round takes Q_m = U Vᵀ from X_mᵀ X̄ = U S Vᵀ, which is the closest for a given X̄, the first of which
@@ -169,7 +167,6 @@ def align(units: Float[Tensor, "M N D"]) -> Float[Tensor, "M D D"]:
 def features_and_units(
     members: Iterable[nn.Module], head: str, inputs: Any
 ) -> tuple[Float[Tensor, "N P"], Float[Tensor, "M N D"]]:
-    """Run a batch through all members: what enters the first one's head, and the M unit vectors of each item."""
-    seen = [features_and_output(member, head, inputs) for member in members]
-    outputs = torch.stack([output for _, output in seen])
-    return seen[0][0], F.normalize(at_least_float32(outputs), dim=-1)
+    """Inputs of the first member's head, and the M unit vectors of each item."""
+    features, outputs = zip(*(features_and_output(member, head, inputs) for member in members), strict=True)
+    return features[0], F.normalize(at_least_float32(torch.stack(outputs)), dim=-1)

@@ -24,8 +24,9 @@ class _Program(nn.Module):
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         with caught_input(self.network, self._head) as caught:
             output = self.network(inputs)
-        embeddings = self._predict(caught[-1], None if self._head == ADDED else output)
-        return caught[-1], embeddings.mean, embeddings.kappa, embeddings.variance
+        features = caught[-1]
+        embeddings = self._predict(features, None if self._head == ADDED else output)
+        return features, embeddings.mean, embeddings.kappa, embeddings.variance
 
 
 @without_autocast()  # or the program would work under autocast alone

@@ -30,17 +30,17 @@ METADATA, TENSORS, NETWORK = "encoder.json", "posterior.safetensors", "network.s
 
 @dataclass(frozen=True)
 class SavedEncoder:
-    """What a folder holds.
+    """The contents of an encoder's folder.
 
     Attributes:
-        kind: what `lam.load` finds the class by.
+        kind: the name by which `lam.load` finds the class.
         network: rebuilt, with its weights, or None.
         head: path of its last linear layer.
         relation: fields of `lam.pairs.Relation`.
         preprocessing: as `Preprocessing.to_json` gives it, or None.
         ood_score, n_samples: see `lam.encoders.base.Encoder`.
-        settings: what else the kind keeps, as JSON.
-        tensors: what else it keeps, by name.
+        settings: `Encoder.settings`.
+        tensors: `Encoder.tensors`.
     """
 
     kind: str
@@ -55,9 +55,9 @@ class SavedEncoder:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """What tells a network, posterior and preprocessing from others: the SHA-256 over the hashes of their files.
+    """SHA-256 over the hashes of an encoder's files, which tells network, posterior and preprocessing from others.
 
-    The names of the generation, which change whenever the encoder is written, do not enter.
+    The name of the generation, which changes whenever the encoder is written, does not enter.
 
     Args:
         folder: of the encoder.
@@ -68,7 +68,7 @@ def fingerprint(folder: str | Path) -> str:
     folder = Path(folder)
     read_generation(folder)
     hashes = read_json(folder / MANIFEST)["sha256"]
-    lines = sorted(f"{Path(name).name} {found}" for name, found in hashes.items())
+    lines = sorted(f"{Path(name).name} {digest}" for name, digest in hashes.items())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -84,8 +84,9 @@ def save(folder: str | Path, encoder: SavedEncoder) -> None:
         write_json(generation / METADATA, metadata)
         write_tensors(generation / TENSORS, encoder.tensors)
         if network is not None:
-            own = network.state_dict()
-            write_tensors(generation / NETWORK, {plain: own[name].clone() for name, plain in plain_names(own).items()})
+            state = network.state_dict()
+            tensors = {plain: state[name].clone() for name, plain in plain_names(state).items()}
+            write_tensors(generation / NETWORK, tensors)
 
     write_generation(folder, write)
 
@@ -94,8 +95,8 @@ def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
     """Read an encoder, checked before anything is parsed; see `lam.load`."""
     generation = read_generation(folder, [METADATA, TENSORS])
     metadata = read_json(generation / METADATA)
-    if (found := metadata.pop("format")) != FORMAT:
-        raise ValueError(f"{generation / METADATA} has format {found}, this version of lam reads {FORMAT}")
+    if (number := metadata.pop("format")) != FORMAT:
+        raise ValueError(f"{generation / METADATA} has format {number}, this version of lam reads {FORMAT}")
     has_network, recipe = metadata.pop("has_network"), metadata.pop("recipe")
     if has_network:
         network = _network(generation, recipe, network)
@@ -106,12 +107,12 @@ def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
 
 
 def _member(network: nn.Module) -> nn.Module:
-    """The network that the path of a head is of: the first of an ensemble, whose members are alike."""
+    """The network in which a head's path is looked up: the first of an ensemble, whose members are alike."""
     return network[0] if isinstance(network, nn.ModuleList) else network
 
 
 def _recipe(network: nn.Module | None) -> Any:
-    """How lam builds the network by name; of several networks, how each is built; None where it cannot."""
+    """The arguments of `lam.models.build`, a list of them for several networks; None where lam cannot build it."""
     if isinstance(network, nn.ModuleList):
         recipes = [_recipe(member) for member in network]
         return recipes if all(recipes) else None
@@ -132,6 +133,5 @@ def _network(generation: Path, recipe: Any, network: nn.Module | None) -> nn.Mod
 
         several = isinstance(recipe, list)
         network = nn.ModuleList([build(**member) for member in recipe]) if several else build(**recipe)
-    state = read_tensors(generation / NETWORK)
-    load_state(network, state)
+    load_state(network, read_tensors(generation / NETWORK))
     return network.eval()

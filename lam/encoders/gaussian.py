@@ -1,6 +1,5 @@
-"""`GaussianEncoder`: what PFE and HIB hand back, a Gaussian embedding for every input. Each trains in its own file."""
+"""`GaussianEncoder`: a Gaussian embedding of every input, as PFE and HIB learn it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Prediction, Predictor, common_of, own_direction
+from lam.encoders.base import Prediction, Predictor, base_arguments, own_direction
 from lam.encoders.files import SavedEncoder
 from lam.encoders.seeded import SeededEncoder
 from lam.hessians.batch import check_finite
@@ -59,39 +58,39 @@ class GaussianEncoder(SeededEncoder):
 
     @torch.no_grad()
     def distribution(self, features: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
-        """Give μ and log σ² of items, from what enters the head."""
+        """μ and log σ² of items, from the inputs of the head."""
         mean = self.unnormalised(features)
         return F.normalize(mean) if self.unit_mean else mean, self.uncertainty(features.float())
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """Give what a batch goes through: κ by noise shared by all items, joint samples by noise of their own."""
+        """A function of a batch of inputs: κ by noise shared by all items, joint samples by noise of their own."""
         shape = (n_samples, self.dimension)
         shared = _noise(shape, torch.Generator().manual_seed(self.seed))[:, None]
         rows = max(1, CHUNK_ELEMENTS // shared.numel())
-        seen = 0
+        n_items = 0
 
         def predict(inputs: Any) -> Prediction:
-            nonlocal seen
+            nonlocal n_items
             features, output = features_and_output(self._module, self.head, inputs)
-            check_finite(features, seen)
-            parts: list[Embeddings] = []
+            check_finite(features, n_items)
+            embeddings: list[Embeddings] = []
             samples: list[Tensor] = []
             for chunk, direction in zip(features.split(rows), own_direction(output).split(rows), strict=True):
                 mean, log_variance = self.distribution(chunk)
-                sampled = _projected(mean, log_variance)
                 variance = log_variance.double().exp().sum(1).to(direction)
-                parts.append(Embeddings.from_samples(sampled(shared), variance, mean=direction))
+                samples_of_kappa = _projected_samples(mean, log_variance, shared)
+                embeddings.append(Embeddings.from_samples(samples_of_kappa, variance, mean=direction))
                 if joint:
-                    places = range(seen, seen + len(chunk))
-                    noise = self.drawn(places, lambda _, generator: _noise(shape, generator))
-                    samples.append(sampled(noise).to(mean.dtype))
-                seen += len(chunk)
-            return Prediction(features, Embeddings.concatenate(parts), torch.cat(samples, 1) if joint else None)
+                    positions = range(n_items, n_items + len(chunk))
+                    noise = self.draw_each(positions, lambda _, generator: _noise(shape, generator))
+                    samples.append(_projected_samples(mean, log_variance, noise).to(mean.dtype))
+                n_items += len(chunk)
+            return Prediction(features, Embeddings.concatenate(embeddings), torch.cat(samples, 1) if joint else None)
 
         return predict
 
     def settings(self) -> dict[str, Any]:
-        """What μ is, the seed, and what rebuilds the uncertainty head."""
+        """Whether μ is a unit vector, the seed, and the recipe of the uncertainty head."""
         return {**super().settings(), "unit_mean": self.unit_mean, "uncertainty": self.uncertainty.recipe}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -100,18 +99,18 @@ class GaussianEncoder(SeededEncoder):
 
     @classmethod
     def restored(cls, saved: SavedEncoder) -> "GaussianEncoder":
-        """Make the encoder again from what `save` wrote."""
+        """The encoder that `save` wrote."""
         network: Any = saved.network
         settings = dict(saved.settings)
         uncertainty = UncertaintyHead(**settings.pop("uncertainty"))
         uncertainty.load_state_dict(saved.tensors)
-        return cls(network, saved.head, uncertainty, **settings, **common_of(saved))
+        return cls(network, saved.head, uncertainty, **settings, **base_arguments(saved))
 
 
 def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def _projected(mean: Tensor, log_variance: Tensor) -> Callable[[Tensor], Tensor]:
-    deviation = (log_variance.double() / 2).exp()
-    return lambda noise: F.normalize(mean.double() + deviation * noise.to(mean.device), dim=-1)
+def _projected_samples(mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
+    """μ + σ ε, projected to the sphere."""
+    return F.normalize(mean.double() + (log_variance.double() / 2).exp() * noise.to(mean.device), dim=-1)

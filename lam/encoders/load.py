@@ -1,4 +1,4 @@
-"""Reading an encoder of any kind back from its folder."""
+"""Encoders by kind, and reading one of any kind from its folder."""
 
 from pathlib import Path
 
@@ -24,10 +24,10 @@ ENCODERS: dict[str, type[Encoder]] = {
 
 
 def register(kind: str, encoder: type[Encoder]) -> None:
-    """Make a class of encoders known by a kind, which its folders then name.
+    """Enter a class of encoders under a kind, which its folders then name.
 
     Raises:
-        ValueError: for a kind that another class has.
+        ValueError: for a kind that another class has already.
     """
     enter(ENCODERS, "kind", kind, encoder)
     encoder.kind = kind

@@ -1,4 +1,4 @@
-"""What encoders share that are one trained network and a seed of all that is drawn when they embed."""
+"""`SeededEncoder`: one trained network and the seed of all draws, which several encoders begin with."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import at_least_float32, common_of
+from lam.encoders.base import at_least_float32, base_arguments
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.encoders.files import SavedEncoder
 from lam.utils.random import derive_seed
@@ -35,24 +35,24 @@ class SeededEncoder(DeterministicEncoder):
 
     @classmethod
     def restored(cls, saved: SavedEncoder) -> "SeededEncoder":
-        """Make the encoder again from what `save` wrote."""
+        """The encoder that `save` wrote."""
         network: Any = saved.network
-        return cls(network, saved.head, **saved.settings, **saved.tensors, **common_of(saved))
+        return cls(network, saved.head, **saved.settings, **saved.tensors, **base_arguments(saved))
 
     def unnormalised(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N D"]:
-        """Give what the head makes of features, before normalisation, float32 or wider."""
+        """Outputs of the head before normalisation, float32 or wider."""
         with torch.no_grad():
             return at_least_float32(self._module.get_submodule(self.head)(features))
 
-    def drawn(
-        self, places: Iterable[int], draw: Callable[[int, torch.Generator], Float[Tensor, "S D"]]
+    def draw_each(
+        self, positions: Iterable[int], draw: Callable[[int, torch.Generator], Float[Tensor, "S D"]]
     ) -> Float[Tensor, "S N D"]:
-        """Draw for N items one by one, each from a generator of its own: the same however a pass is cut into batches.
+        """Draws for N items, each from its own generator: the same however a pass is cut into batches.
 
         Args:
-            places: of the items in the whole pass, counted from 0.
-            draw: gives what is drawn for one of the N, by its number among them and its generator; this is on the CPU,
-                so that every device sees the same.
+            positions: of the N items in the whole pass, counted from 0.
+            draw: draws for one item, by its number among the N and its generator; this is on the CPU, so that every
+                device sees the same.
         """
-        generators = (torch.Generator().manual_seed(derive_seed(self.seed, place)) for place in places)
+        generators = (torch.Generator().manual_seed(derive_seed(self.seed, position)) for position in positions)
         return torch.stack([draw(number, generator) for number, generator in enumerate(generators)], 1)

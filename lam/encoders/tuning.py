@@ -47,7 +47,7 @@ METRICS |= {
 
 @dataclass(frozen=True)
 class Trial:
-    """What one likelihood scale s gave on the held-out data.
+    """One likelihood scale s, judged on held-out data.
 
     Attributes:
         scale: s.
@@ -71,7 +71,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was tried and what was chosen.
+    """The likelihood scales that were tried, and the chosen one.
 
     Attributes:
         likelihood_scale: the scale s that was chosen.
@@ -85,7 +85,7 @@ class Tuning:
 
     @property
     def chosen(self) -> Trial:
-        """What the chosen scale gave."""
+        """The trial of the chosen scale."""
         return next(trial for trial in self.trials if trial.scale == self.likelihood_scale)
 
     @property
@@ -95,7 +95,7 @@ class Tuning:
         return scales[0], scales[-1]
 
     def metrics(self) -> dict[str, float]:
-        """What a run's metrics say of it."""
+        """Metrics of the chosen scale, by name."""
         low, high = self.interval
         return {
             "tuned_scale": self.likelihood_scale,
@@ -172,14 +172,14 @@ def calibrate_scale(
 
 
 class _Tuner:
-    """Judges exponents of s, each once."""
+    """Judges exponents log₁₀ s, each once."""
 
     def __init__(self, posterior: LastLayerPosterior, features: Tensor, relevance: Relevance, n_samples: int) -> None:
         self.posterior, self.features, self.relevance, self.n_samples = posterior, features, relevance, n_samples
         own = F.normalize(F.linear(features, posterior.weight, posterior.bias))
         queries, gallery = relevance.queries.to(own.device), relevance.gallery
         self.hits, _ = rank(own[queries], None if gallery is None else own[gallery.to(own.device)], k=_DEPTH)
-        self.judged: dict[float, tuple[Tensor, float]] = {}
+        self.evaluated: dict[float, tuple[Tensor, float]] = {}
 
     def search(self, low: float, high: float, refinements: int) -> list[float]:
         """Every power of ten, and more around the best and around the ends of what cannot be told from it."""
@@ -199,24 +199,24 @@ class _Tuner:
             best = min((max(best - step, grid[0]), best, min(best + step, grid[-1])), key=self.score)
         for side in (min, max):
             for _ in range(refinements):
-                known = sorted(self.judged)
+                known = sorted(self.evaluated)
                 end = side(exponent for exponent in known if self.trial(exponent, best).within_error)
                 beyond = known.index(end) + (1 if side is max else -1)
                 if 0 <= beyond < len(known):
                     self.score((end + known[beyond]) / 2)
-        return list(self.judged)
+        return list(self.evaluated)
 
     def score(self, exponent: float) -> float:
         """The mean log score."""
-        if exponent not in self.judged:
+        if exponent not in self.evaluated:
             samples = self._posterior(exponent).sampled_embeddings(self.features, n_samples=self.n_samples)
             answers = answers_of(samples, self.relevance, self.hits)
-            self.judged[exponent] = answers.votes_for_first_hit().log_score, answers.votes().binned().expected_error
-        return float(self.judged[exponent][0].mean())
+            self.evaluated[exponent] = answers.votes_for_first_hit().log_score, answers.votes().binned().expected_error
+        return float(self.evaluated[exponent][0].mean())
 
     def trial(self, exponent: float, best: float) -> Trial:
-        scores, ece = self.judged[exponent]
-        behind = scores - self.judged[best][0]
+        scores, ece = self.evaluated[exponent]
+        behind = scores - self.evaluated[best][0]
         error = float(behind.var(correction=0) / max(1, len(behind) - 1)) ** 0.5
         return Trial(10.0**exponent, float(scores.mean()), ece, float(behind.mean()), error)
 

@@ -70,7 +70,7 @@ def embed_folder(
     wanted = images if shard is None else images.subset(shard.positions(len(images)))
     parts: list[Embeddings] = []
     flagged: list[Tensor] = []
-    for seen in encoder.observed(_loader(wanted), progress=progress):
+    for seen in encoder.predict_batches(_loader(wanted), progress=progress):
         parts.append(seen.embeddings)
         if calibration is not None:
             ood_score = calibration.ood_score(seen.embeddings, seen.features)

@@ -31,7 +31,7 @@ from lam import losses, models
 from lam.datasets import ImageDataset, Splits
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.base import Encoder
-from lam.encoders.evaluation import evaluate
+from lam.encoders.evaluation import Evaluation, evaluate
 from lam.encoders.load import load
 from lam.gallery.local_index import require_faiss
 from lam.methods.base import Trained
@@ -43,7 +43,7 @@ from lam.pairs.relevance import relevance_of
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import registry
 from lam.runs.config import RunConfig
-from lam.runs.corruption import corruption_metrics, measure_corruption
+from lam.runs.corruption import CorruptionCurve, Kind, corruption_metrics, measure_corruption
 from lam.runs.curves import CURVES, Curves
 from lam.runs.data import EMBEDDING_BATCH, check_files, check_splits, load_data, loader_of, reference_features
 from lam.runs.folder import CONFIG, DATA, ENCODER, METRICS, is_finished, open_for_writing, refuse_other_run
@@ -120,7 +120,7 @@ def _run(
     ood: dict[str, ImageDataset],
     progress: bool,
 ) -> RunResult:
-    stages = _Stages(progress, _seconds_so_far(folder))
+    stages = Stages(progress, _seconds_so_far(folder))
     is_trained = distributed.broadcast_from_rank_zero((folder / ENCODER / MANIFEST).is_file)
     trained = None if is_trained else _train(config, network, splits, folder, stages, progress)
     return distributed.broadcast_from_rank_zero(lambda: _evaluate(config, folder, trained, splits, ood, stages))
@@ -132,10 +132,29 @@ def _evaluate(
     trained: Trained | None,
     splits: Splits,
     ood: dict[str, ImageDataset],
-    stages: "_Stages",
+    stages: "Stages",
 ) -> RunResult:
     encoder = _encoder(config, trained, splits.validation, folder, stages)
-    workers = config.data.num_workers
+    evaluation, corrupted, measured = evaluate_splits(config, encoder, splits, ood, stages)
+    with stages("index"):
+        index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
+    seconds = {f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}
+    metrics = {**measured, **_skipped(folder), **seconds}
+    write_json(folder / METRICS, metrics)
+    Curves.of(evaluation).save(folder)
+    plots = write_plots_and_report(folder, config.resolved(), metrics, encoder, evaluation, corrupted, splits.test, ood)
+    return _finish(folder, metrics, plots)
+
+
+def evaluate_splits(
+    config: RunConfig,
+    encoder: Encoder,
+    splits: Splits,
+    ood: dict[str, ImageDataset],
+    stages: "Stages | None" = None,
+) -> tuple[Evaluation, dict[Kind, CorruptionCurve], dict[str, float | None]]:
+    """What a run measures of its encoder: the evaluation, what corrupting test images did, and the metrics of both."""
+    stages, workers = stages or Stages(progress=False), config.data.num_workers
     with stages("evaluate"):
         evaluation = evaluate(
             encoder,
@@ -151,15 +170,8 @@ def _evaluate(
     with stages("corrupt"):
         size = config.evaluation.corrupted
         corrupted = measure_corruption(encoder, splits.test, evaluation, size=size, seed=config.seed) if size else {}
-    with stages("index"):
-        index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
-    seconds = {f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}
-    corruption = corruption_metrics(corrupted, has_kappa=encoder.has_kappa)
-    metrics = {**evaluation.metrics, **corruption, **_skipped(folder), **seconds}
-    write_json(folder / METRICS, metrics)
-    Curves.of(evaluation).save(folder)
-    plots = write_plots_and_report(folder, config.resolved(), metrics, encoder, evaluation, corrupted, splits.test, ood)
-    return _finish(folder, metrics, plots)
+    metrics = {**evaluation.metrics, **corruption_metrics(corrupted, has_kappa=encoder.has_kappa)}
+    return evaluation, corrupted, metrics
 
 
 registry.METRICS["batches_without_positives"] = registry.Metric(
@@ -207,7 +219,7 @@ def _network(config: RunConfig, seed: int) -> EmbeddingNetwork:
 
 
 def _train(
-    config: RunConfig, network: EmbeddingNetwork, splits: Splits, folder: Path, stages: "_Stages", progress: bool
+    config: RunConfig, network: EmbeddingNetwork, splits: Splits, folder: Path, stages: "Stages", progress: bool
 ) -> Trained:
     relation = config.relation_of(splits.train)
     options = {name: value for name, value in vars(config.training).items() if name != "loss"}
@@ -237,7 +249,7 @@ def _train(
 
 
 def _encoder(
-    config: RunConfig, trained: Trained | None, validation: ImageDataset, folder: Path, stages: "_Stages"
+    config: RunConfig, trained: Trained | None, validation: ImageDataset, folder: Path, stages: "Stages"
 ) -> Encoder:
     """Tune and save what was trained; or read what an earlier start saved."""
     if trained is None:
@@ -292,7 +304,7 @@ def _seconds_so_far(folder: Path) -> dict[str, float]:
 
 
 @dataclass
-class _Stages:
+class Stages:
     """Says which stage runs and how long each took."""
 
     progress: bool

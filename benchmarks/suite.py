@@ -1,0 +1,206 @@
+"""Every kind of data by every method over seeds: photographs, faces, characters, clothes and digits, each cell one run.
+
+    python benchmarks/suite.py --data FOLDER [--only NAME ...] [--methods NAME ...] [--seeds 5]
+        [--work FOLDER] [--again]
+
+FOLDER holds `mnist`, `cifar10/images.tar`, `faces/faces.tar.gz`, `omniglot/images_background_small1.zip`, and
+`fashion-mnist`, or `--fashionmnist` says where that is; what is missing is left out, and said. A cell is one `lam run`
+with the method's settings for every data set alike, kept in `--work`, so that a finished one is not trained again;
+`--again` measures all cells anew, by the code of today, from the encoders that were trained. Seeds beyond the first are
+run of the methods in REPEATED alone. results/suite.json holds, by data set and method, every metric's mean and standard
+deviation over seeds; what other calls wrote stays in it.
+"""
+
+import argparse
+import json
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from timing import RESULTS, write
+
+from lam.methods import METHODS
+from lam.runs.config import OodConfig, RunConfig
+from lam.runs.config_files import load_config
+from lam.runs.data import load_data
+from lam.runs.finished import Run
+from lam.runs.run import evaluate_splits, run
+from lam.runs.sweep import summary
+
+REPEATED = ("laplace_posthoc", "laplace_online", "norm", "knn_distance")
+PHOTOGRAPHS_OUTSIDE = ("bird", "dog", "truck")
+ALPHABET_OUTSIDE = "Korean"
+PEOPLE_KNOWN = 15
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set of the suite.
+
+    Attributes:
+        configuration: of `lam run`.
+        settings: that do not depend on the method.
+        ood: outsiders, the main ones first.
+    """
+
+    configuration: str
+    settings: tuple[str, ...] = ()
+    ood: tuple[OodConfig, ...] = ()
+
+
+def digits(parsed: argparse.Namespace) -> Source:
+    """Scikit-learn's digits; 8 and 9, and patches of photographs, are outside."""
+    return Source("digits")
+
+
+def fashionmnist(parsed: argparse.Namespace) -> Source:
+    """Clothes; digits are outside."""
+    root = existing(Path(parsed.fashionmnist or parsed.data / "fashion-mnist"))
+    mnist = existing(parsed.data / "mnist")
+    return Source("fashionmnist", (f"--data.root={root}",), (OodConfig("mnist", str(mnist)),))
+
+
+def photographs(parsed: argparse.Namespace) -> Source:
+    """CIFAR-10: seven classes are known; birds, dogs and trucks are outside, and so are clothes and digits."""
+    folder = unpacked(parsed.data / "cifar10" / "images.tar", parsed.work) / "cifar10"
+    known, outside = parted(folder, lambda path: path.parts[-2] not in PHOTOGRAPHS_OUTSIDE)
+    sets = (OodConfig("folder", str(outside), title="held-out classes"), *elsewhere(parsed))
+    return folder_of(known, sets, "mode: RGB, size: 32", "convnet32", 16, epochs=12, batch_size=128)
+
+
+def faces(parsed: argparse.Namespace) -> Source:
+    """The ORL faces: fifteen people are known, five are strangers."""
+    folder = unpacked(parsed.data / "faces" / "faces.tar.gz", parsed.work) / "faces"
+    known, outside = parted(folder, lambda path: int(path.parts[-2][1:]) <= PEOPLE_KNOWN)
+    sets = (OodConfig("folder", str(outside), title="strangers"),)
+    return folder_of(known, sets, "mode: RGB, size: 64", "resnet18", 64, epochs=5, batch_size=64)
+
+
+def characters(parsed: argparse.Namespace) -> Source:
+    """Omniglot: the characters of four alphabets are known, those of a fifth are outside, and so are digits."""
+    archive = parsed.data / "omniglot" / "images_background_small1.zip"
+    folder = unpacked(archive, parsed.work) / "images_background_small1"
+    known, outside = parted(folder, lambda path: path.parts[-3] != ALPHABET_OUTSIDE)
+    sets = (OodConfig("folder", str(outside), title="another alphabet"), *elsewhere(parsed)[:1])
+    return folder_of(known, sets, "mode: L, size: 28", "convnet28", 32, epochs=20, batch_size=128, per_class=8)
+
+
+SOURCES: dict[str, Callable[[argparse.Namespace], Source]] = {
+    "digits": digits,
+    "fashionmnist": fashionmnist,
+    "photographs": photographs,
+    "faces": faces,
+    "characters": characters,
+}
+
+
+def folder_of(
+    known: Path, ood: tuple[OodConfig, ...], preprocessing: str, network: str, dimension: int, **training: int
+) -> Source:
+    """Images in class folders, by the settings for one's own images but for size, network and length of training."""
+    settings = (
+        *(f"--data.root={known}", f"--data.options={{preprocessing: {{{preprocessing}}}}}", "--network.weights=null"),
+        *(f"--network.name={network}", f"--network.dimension={dimension}"),
+        *(f"--training.{name}={value}" for name, value in training.items()),
+    )
+    return Source("folder", settings, ood)
+
+
+def elsewhere(parsed: argparse.Namespace) -> tuple[OodConfig, ...]:
+    """Digits and clothes, which no data set here looks like, as far as they are there."""
+    clothes = Path(parsed.fashionmnist or parsed.data / "fashion-mnist")
+    sets = {"mnist": parsed.data / "mnist", "fashionmnist": clothes}
+    return tuple(OodConfig(name, str(root)) for name, root in sets.items() if root.is_dir())
+
+
+def existing(path: Path) -> Path:
+    """The path itself.
+
+    Raises:
+        FileNotFoundError: where there is none.
+    """
+    if not path.exists():
+        raise FileNotFoundError(path)
+    return path
+
+
+def unpacked(archive: Path, work: Path) -> Path:
+    """The folder that an archive was unpacked into, once."""
+    folder = work / "data" / archive.parent.name
+    if not folder.is_dir():
+        existing(archive)
+        unfinished = folder.with_suffix(".unfinished")
+        if archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as opened:
+                opened.extractall(unfinished)
+        else:
+            with tarfile.open(archive) as opened:
+                opened.extractall(unfinished, filter="data")
+        unfinished.rename(folder)
+    return folder
+
+
+def parted(folder: Path, is_known: Callable[[Path], bool]) -> tuple[Path, Path]:
+    """Two folders of links to the images of one, by class: those that are known and the others.
+
+    Parts such as `train` stay; folders above a class that are no part, as alphabets are, become part of its name.
+    """
+    sides = folder.with_name("known"), folder.with_name("outside")
+    if not sides[0].is_dir():
+        for image in sorted(path for path in folder.rglob("*") if path.is_file()):
+            part, *rest = image.relative_to(folder).parts[:-1]
+            place = Path(part, *rest) if part in ("train", "validation", "test") else Path("-".join((part, *rest)))
+            link = sides[0 if is_known(image) else 1] / place / image.name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(image)
+    return sides
+
+
+def configured(parsed: argparse.Namespace, name: str, source: Source, method: str, seed: int) -> RunConfig:
+    """The cell's configuration."""
+    output = parsed.work / f"{name}-{method}-{seed}"
+    settings = (*source.settings, f"--seed={seed}", f"--output={output}", "--accelerator=cpu")
+    config = load_config(f"{source.configuration} {method}", list(settings))
+    if source.ood:
+        config.data.ood = list(source.ood)
+    return config
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="the folder of the data sets")
+    parser.add_argument("--fashionmnist", help="the folder of FashionMNIST's IDX files")
+    parser.add_argument("--only", nargs="+", choices=SOURCES, default=list(SOURCES))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=5, help=f"of {', '.join(REPEATED)}; one of the others")
+    parser.add_argument("--work", type=Path, default=Path("runs/suite"), help="where data and runs are kept")
+    parser.add_argument("--again", action="store_true", help="measure finished cells anew")
+    parsed = parser.parse_args()
+    parsed.data, parsed.work = parsed.data.resolve(), parsed.work.resolve()
+    file = RESULTS / "suite.json"
+    for name in parsed.only:
+        try:
+            source = SOURCES[name](parsed)
+        except FileNotFoundError as missing:
+            print(f"{name} is left out: there is no {missing}", file=sys.stderr)
+            continue
+        for method in parsed.methods:
+            rows: dict[int, dict[str, Any]] = {}
+            for seed in range(parsed.seeds if method in REPEATED else 1):
+                config = configured(parsed, name, source, method, seed)
+                rows[seed] = run(config, progress=False).metrics
+                if parsed.again:
+                    rows[seed] = evaluate_splits(config, Run(config.folder).encoder, *load_data(config.data))[2]
+                print(f"{name}, {method}, seed {seed}: {rows[seed]}", file=sys.stderr, flush=True)
+            results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+            results.setdefault(name, {})[method] = {"seeds": rows, **summary(rows)}
+            results.pop("machine", None)
+            write("suite", results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

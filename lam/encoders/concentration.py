@@ -121,7 +121,7 @@ class NeighbourEncoder(ConcentrationEncoder):
 
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
         """The κ that solves A_D(κ) = max(0, c), in float64, from 1 − c, which keeps its digits where c is near 1."""
-        distance = unit_knn_distance(_unit(features).to(self.reference), self.reference, k=self.k)
+        distance = unit_knn_distance(unit_features(features).to(self.reference), self.reference, k=self.k)
         cosine = (1 - distance).clamp(min=0)
         return kappa_from_resultant(
             cosine, self.dimension, one_minus_resultant=distance.clamp(max=1), max_kappa=KAPPA_RANGE[1]
@@ -136,5 +136,6 @@ class NeighbourEncoder(ConcentrationEncoder):
         return {"reference": self.reference}
 
 
-def _unit(features: Tensor) -> Tensor:
+def unit_features(features: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
+    """Features as unit vectors, float32 or wider; zeros stay zeros."""
     return F.normalize(at_least_float32(features))

@@ -1,8 +1,8 @@
 """One file a system: how it trains, up to the encoder that it hands back.
 
 A method is an object whose fields are its options, `Hib(n_samples=4)`, with the verbs of `lam.methods.base.Method`:
-`train(network, dataset, training)` above all. `METHODS` has the classes by name; `register` makes another known, with
-which configurations, `lam run` and whatever else goes by names then work.
+`train(network, dataset, training)` above all. `METHODS` has the classes by name; `register` enters another, which
+configurations and `lam run` then know.
 """
 
 from lam.methods.base import Method, Trained
@@ -43,10 +43,10 @@ def find(name: str) -> type[Method]:
 
 
 def register(name: str, method: type[Method]) -> None:
-    """Make a method known by a name; what reads its encoders back is told by `lam.encoders.load.register`.
+    """Enter a method under a name; `lam.encoders.load.register` enters its encoder.
 
     Raises:
-        ValueError: for a name that another method has.
+        ValueError: for a name that another method has already.
     """
     enter(METHODS, "method", name, method)
     method.name = name

@@ -1,6 +1,6 @@
-"""The layer that is added after a network without a head of its own, trained on what the network gives.
+"""The layer that is added after a network without a head of its own, trained on the network's output.
 
-The network stays as it is; a posterior is put on the layer afterwards, by `lam.fit`.
+The network stays as it is; `lam.fit` then puts a posterior on the layer.
 """
 
 import math
@@ -41,7 +41,7 @@ def train_layer(
     where they would hold no positive or no negative pair, all are trained on and the last epoch is kept.
 
     Args:
-        features: (N, P) what a network gives.
+        features: (N, P) outputs of a network.
         targets: (N,) labels or (N, X) positions.
         relation: what makes a pair.
         margin: of the loss.
@@ -88,7 +88,7 @@ def train_layer(
 
 
 def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None) -> nn.Linear:
-    """Give the layer that decorrelates features and evens out their variance, of their D first principal components.
+    """The layer that decorrelates features and evens out their variance, of their D first principal components.
 
     W = diag(λ + λ̄)^(−1/2) Uᵀ, b = −W m, with m the mean, U and λ the eigenvectors and eigenvalues of the covariance, λ̄
     the mean of all these. λ̄ keeps directions of little variance, mostly noise where items are few, from being blown up.
@@ -121,7 +121,7 @@ def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None
 
 
 def _split(targets: Tensor, relation: Relation, seed: int) -> tuple[Tensor, Tensor]:
-    """Give the indices of the items to train on and of those held out, none where these would say nothing."""
+    """Indices of the items to train on and of those held out; none is held out where some would lack a kind of pair."""
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed)).to(targets.device)
     count = min(math.ceil(HELD_OUT * len(order)), MOST_HELD_OUT)
     held_out, items = order[:count], order[count:]

@@ -17,11 +17,11 @@ from lam.training import train as train_by_loop
 
 
 class Trained(NamedTuple):
-    """What `train` of any method gives.
+    """An encoder, and how its networks were trained.
 
     Attributes:
         encoder: fitted, in evaluation mode.
-        histories: of every training that was part of it, by name: that of the network is `network`.
+        histories: of each training, by name: that of the network is `network`.
     """
 
     encoder: Encoder
@@ -33,8 +33,8 @@ class Method(ABC):
     """How a network becomes an encoder; the fields of a method are its options, which check themselves.
 
     Attributes:
-        name: by which configurations and `lam.methods.METHODS` know it.
-        encoder: the class of the encoders that it gives.
+        name: its key in `lam.methods.METHODS` and in configurations.
+        encoder: the class of its encoders.
     """
 
     name: ClassVar[str] = ""
@@ -94,7 +94,7 @@ class Method(ABC):
         """Train a network in place, unless it is trained already; then only move it to its device.
 
         Returns:
-            The history by name, or nothing.
+            The history under the name `network`; nothing for a network that is trained already.
         """
         self.check(network)
         self.check_start(pretrained=training.pretrained)
@@ -106,11 +106,11 @@ class Method(ABC):
 
 
 def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:
-    """Find the head of a network on the first items of a data set, not augmented; see `lam.models.head.find_head`."""
+    """Path of a network's head, by the first items of a data set, not augmented; see `lam.models.head.find_head`."""
     plain = without_augmentation(dataset)
     return find_head(network, torch.stack([plain[index][0] for index in range(min(2, len(plain)))]), head)
 
 
 def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
-    """What every encoder is told of its inputs: what makes two of them match, and how a file becomes one."""
+    """Every encoder's arguments about its inputs: what makes two of them match, and how a file becomes one."""
     return {"relation": training.relation, "preprocessing": getattr(dataset, "preprocessing", None)}

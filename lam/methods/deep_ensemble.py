@@ -90,8 +90,8 @@ class DeepEnsemble(Method):
                 folder=training.part(part),
                 stage=lambda _, part=part: training.stage(part),
             )
-            found = self.trained_network(member, dataset, own)
-            histories |= {part: found["network"]} if found else {}
+            for history in self.trained_network(member, dataset, own).values():
+                histories[part] = history
         rotations = None
         if self.combine == "concatenate":
             with training.stage("align"):
@@ -114,12 +114,12 @@ class DeepEnsemble(Method):
 def _common_head(members: Sequence[nn.Module], dataset: Any) -> str:
     heads = [head_of(member, dataset) for member in members]
     layers: list[Any] = [member.get_submodule(head) for member, head in zip(members, heads, strict=True)]
-    described = [
+    shapes = [
         f"{head} ({layer.in_features} -> {layer.out_features})" for head, layer in zip(heads, layers, strict=True)
     ]
-    for number, found in enumerate(described, start=1):
-        if found != described[0]:
+    for number, shape in enumerate(shapes, start=1):
+        if shape != shapes[0]:
             raise ValueError(
-                f"members must have one shape: the head of member {number} is {found}, of 1 {described[0]}"
+                f"members must have one shape: the head of member {number} is {shape}, that of member 1 {shapes[0]}"
             )
     return heads[0]

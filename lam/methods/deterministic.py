@@ -1,11 +1,12 @@
 """The network as it is, without any uncertainty: what every other method is compared with."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
 from lam.encoders.deterministic import DeterministicEncoder
+from lam.encoders.seeded import SeededEncoder
 from lam.methods.base import Method, Trained, head_of, inputs_of
 from lam.training import Training
 
@@ -15,10 +16,12 @@ class Deterministic(Method):
     """Train a network, and nothing more."""
 
     name = "deterministic"
-    encoder = DeterministicEncoder
+    encoder: ClassVar[type[DeterministicEncoder]] = DeterministicEncoder
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network; see `Method.train`."""
+        """Train a network; see `Method.train`. An encoder that draws samples gets the seed of the training."""
+        self.check(network)
         head = head_of(network, dataset)
         histories = self.trained_network(network, dataset, training)
-        return Trained(DeterministicEncoder(network, head, **inputs_of(dataset, training)), histories)
+        seed = {"seed": training.seed} if issubclass(self.encoder, SeededEncoder) else {}
+        return Trained(self.encoder(network, head, **seed, **inputs_of(dataset, training)), histories)

@@ -37,10 +37,10 @@ from lam.posteriors.diagonal import LastLayerPosterior
 from lam.utils import distributed
 from lam.utils.checks import refuse_other_than
 
-_IMAGENET = (1000, 21841, 21843)
-"""How many classes the networks tell that are trained on its parts."""
+_IMAGENET_CLASSES = (1000, 21841, 21843)
+"""Numbers of classes of ImageNet's usual parts."""
 
-_MANY = 100
+_MANY_CLASSES = 100
 """Fewer classes may well be as many as an embedding has dimensions."""
 
 
@@ -106,8 +106,8 @@ def fit(
         pairs = Relation(pairs)
     curvature, margin = _with_margin(curvature, margin)
     curvature.check_scope(pairs.scope)
-    mined = pairs.mining != ALL_PAIRS and pairs.triplet_margin is None
-    relation = replace(pairs, triplet_margin=margin) if mined else pairs
+    lacks_margin = pairs.mining != ALL_PAIRS and pairs.triplet_margin is None
+    relation = replace(pairs, triplet_margin=margin) if lacks_margin else pairs
     refuse_dimension_of_other_head(dimension, head)
     dataset = getattr(loader, "dataset", None)
     labels = getattr(dataset, "labels", getattr(dataset, "targets", None))
@@ -119,36 +119,39 @@ def fit(
     first, batches = distributed.shard(loader)
     if first is None:
         raise ValueError("the loader gave no batch")
-    total = ceil(len(loader) / distributed.world_size()) if isinstance(loader, Sized) else None
-    shown = tqdm(batches, total=total, desc="fitting", unit="batch", disable=not progress)
+    n_batches = ceil(len(loader) / distributed.world_size()) if isinstance(loader, Sized) else None
+    batches = tqdm(batches, total=n_batches, desc="fitting", unit="batch", disable=not progress)
     path = ADDED if head in ("identity", "train") else find_head(network, split_batch(first)[0], head)
     if head == "identity":
-        weight, bias, features = _with_identity(network, first, shown)
+        weight, bias, features = _with_identity(network, first, batches)
     elif head == "train":
         if margin is None:
             raise ValueError('head="train" trains a layer by the contrastive loss: give its margin')
         training = {"margin": margin, "dimension": dimension, "seed": seed, "progress": progress}
-        weight, bias, features = _with_trained_layer(network, first, shown, relation, **training)
+        weight, bias, features = _with_trained_layer(network, first, batches, relation, **training)
     else:
         layer: Any = network.get_submodule(path)
         _hint_at_logits(path, layer.out_features, labels)
-        with evaluating(layer):  # where looking at a spectral norm's weight changes nothing
-            weight, bias = _copied(layer.weight, layer.bias)
-        features = _features(network, path, weight.dtype, shown)
+        with evaluating(layer):  # in which reading a spectral norm's weight changes nothing
+            weight, bias = _detached_copies(layer.weight, layer.bias)
+        features = _features(network, path, weight.dtype, batches)
     if relation.in_batches:
-        own, n_own = curvature_in_batches(features, weight, bias, relation, curvature, seed=seed)
-        total, n_items = own.all_reduce(), int(distributed.all_reduce(torch.tensor(n_own, device=weight.device)))
-        check_counts(total, n_items)
+        share, n_share = curvature_in_batches(features, weight, bias, relation, curvature, seed=seed)
+        sums, n_items = share.all_reduce(), int(distributed.all_reduce(torch.tensor(n_share, device=weight.device)))
+        check_counts(sums, n_items)
     else:
-        total, n_items = curvature_of_dataset(features, weight, bias, relation, curvature, progress=progress)
+        sums, n_items = curvature_of_dataset(features, weight, bias, relation, curvature, progress=progress)
     if likelihood_scale is None and not curvature.average:
         likelihood_scale = 1.0
-    posterior = LastLayerPosterior(weight, bias, total, n_items, prior_precision, likelihood_scale, seed)
-    if preprocessing is None:
-        preprocessing = getattr(dataset, "preprocessing", None)
-    ood_score = "knn" if head == "identity" else "kappa"
-    common: dict[str, Any] = {"relation": relation, "preprocessing": preprocessing, "ood_score": ood_score}
-    return BayesianEncoder(network, path, posterior, **common)
+    posterior = LastLayerPosterior(weight, bias, sums, n_items, prior_precision, likelihood_scale, seed)
+    return BayesianEncoder(
+        network,
+        path,
+        posterior,
+        relation=relation,
+        preprocessing=preprocessing or getattr(dataset, "preprocessing", None),
+        ood_score="knn" if head == "identity" else "kappa",
+    )
 
 
 def fit_features(
@@ -196,11 +199,11 @@ def fit_features(
         raise ValueError(f"there are {len(features)} items and {len(labels)} labels")
     if relation.positive_within is None:
         check_labels(labels)
-    weight, bias = _copied(weight, bias)
-    total = all_pairs(features, labels, weight, bias, relation, curvature, progress=progress)
+    weight, bias = _detached_copies(weight, bias)
+    sums = all_pairs(features, labels, weight, bias, relation, curvature, progress=progress)
     if likelihood_scale is None and not curvature.average:
         likelihood_scale = 1.0
-    posterior = LastLayerPosterior(weight, bias, total, len(features), prior_precision, likelihood_scale, seed)
+    posterior = LastLayerPosterior(weight, bias, sums, len(features), prior_precision, likelihood_scale, seed)
     return BayesianEncoder(None, "", posterior, relation=relation)
 
 
@@ -224,7 +227,13 @@ def _hint_at_logits(path: str, dimension: int, labels: Any) -> None:
     """Warn where the outputs of a head are as many as there are classes: they may be logits, no embedding."""
     targets = as_targets([] if labels is None else labels)
     n_classes = len(targets.unique()) if targets.ndim == 1 else 0
-    whose = "ImageNet" if dimension in _IMAGENET else "the data" if dimension == n_classes >= _MANY else None
+    whose = (
+        "ImageNet"
+        if dimension in _IMAGENET_CLASSES
+        else "the data"
+        if dimension == n_classes >= _MANY_CLASSES
+        else None
+    )
     if whose is not None:
         warnings.warn(
             f"the last layer, {path or 'the network itself'}, has {dimension} outputs, as many as {whose} has classes: "
@@ -243,22 +252,19 @@ def refuse_dimension_of_other_head(dimension: int | None, head: str | None) -> N
 def _features(
     network: nn.Module, head: str, dtype: torch.dtype, batches: Iterable[Batch]
 ) -> Iterator[tuple[Tensor, Any]]:
-    seen = 0
+    n_items = 0
     for batch in batches:
         inputs, targets = split_batch(batch)
         features = features_and_output(network, head, inputs)[0].to(dtype)
-        check_finite(features, seen)
-        seen += len(features)
+        check_finite(features, n_items)
+        n_items += len(features)
         yield features, targets
 
 
 def _with_identity(
     network: nn.Module, first: Batch, batches: Iterable[Batch]
 ) -> tuple[Tensor, None, Iterable[tuple[Tensor, Any]]]:
-    """Give the weight of an identity after the network, and what enters it.
-
-    It has no bias: that would add the same variance to all items.
-    """
+    """Weight of an identity after the network, and its inputs; a bias would add the same variance to all items."""
     output = probe_output(network, split_batch(first)[0])
     dtype = torch.promote_types(output.dtype, torch.float32)
     weight = torch.eye(output.shape[1], dtype=dtype, device=output.device)
@@ -268,20 +274,19 @@ def _with_identity(
 def _with_trained_layer(
     network: nn.Module, first: Batch, batches: Iterable[Batch], relation: Relation, **training: Any
 ) -> tuple[Tensor, Tensor | None, Iterable[tuple[Tensor, Any]]]:
-    """Give weight and bias of a layer trained on what the network gives, and that once more."""
+    """Weight and bias of a layer trained on the network's outputs, and its inputs."""
     output = probe_output(network, split_batch(first)[0])
     dtype = torch.promote_types(output.dtype, torch.float32)
-    everything = distributed.batches_of_all(_features(network, ADDED, dtype, batches))
-    kept = [(features.to(output.device), targets) for features, targets in everything]
-    targets = torch.cat([checked_targets(features, targets) for features, targets in kept])
+    of_all_processes = distributed.batches_of_all(_features(network, ADDED, dtype, batches))
+    inputs = [(features.to(output.device), targets) for features, targets in of_all_processes]
+    targets = torch.cat([checked_targets(features, targets) for features, targets in inputs])
     if relation.positive_within is None:
         check_labels(targets)
-    layer = train_layer(torch.cat([features for features, _ in kept]), targets, relation, **training)
-    return *_copied(layer.weight, layer.bias), distributed.shard(kept)[1]
+    layer = train_layer(torch.cat([features for features, _ in inputs]), targets, relation, **training)
+    return *_detached_copies(layer.weight, layer.bias), distributed.shard(inputs)[1]
 
 
-def _copied(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _detached_copies(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Copies that later training does not change, float32 or wider."""
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    copied = weight.detach().to(dtype, copy=True)
-    return copied, None if bias is None else bias.detach().to(dtype, copy=True)
+    return weight.detach().to(dtype, copy=True), None if bias is None else bias.detach().to(dtype, copy=True)

@@ -1,4 +1,4 @@
-"""HIB, hedged instance embeddings: network and uncertainty are trained together, by what samples of embeddings say.
+"""HIB, hedged instance embeddings: network and uncertainty are trained together, by a loss of sampled embeddings.
 
 Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding"; Warburg et al. (2023), appendix G.4.
 """
@@ -74,11 +74,8 @@ class Hib(Method):
         layer: Any = network.get_submodule(path)
         uncertainty = UncertaintyHead(layer.in_features, layer.out_features, shared=self.shared, seed=training.seed)
         validate: Any = training.validate
-        own = replace(
-            training,
-            pretrained=False,
-            validate=None if validate is None else lambda trained: validate(trained.network),
-        )
+        validate_network = None if validate is None else lambda model: validate(model.network)
+        own = replace(training, pretrained=False, validate=validate_network)
         histories = self.trained_network(HibNetwork(network, path, uncertainty, self), dataset, own, HibStep(self))
         common = {"unit_mean": False, "seed": training.seed, **inputs_of(dataset, training)}
         return Trained(GaussianEncoder(network, path, uncertainty, **common), histories)
@@ -91,7 +88,7 @@ class HibNetwork(nn.Module):
         network: maps (N, ...) inputs to (N, D) by a linear layer at its end, normalised or not.
         head: path of that layer.
         uncertainty: maps what enters that layer to log variances (N, D).
-        options: where a and b begin.
+        options: a and b at the beginning.
     """
 
     def __init__(self, network: nn.Module, head: str, uncertainty: UncertaintyHead, options: Hib) -> None:
@@ -101,7 +98,7 @@ class HibNetwork(nn.Module):
         self.offset = nn.Parameter(torch.tensor(float(options.offset)))
 
     def forward(self, inputs: Any) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
-        """Give μ, the output of the head before normalisation, and log σ²."""
+        """μ, the output of the head before normalisation, and log σ²."""
         with caught_input(self.network, self.head) as caught:
             self.network(inputs)
         return self.network.get_submodule(self.head)(caught[-1]), self.uncertainty(caught[-1])
@@ -134,7 +131,7 @@ class HibStep(Step):
 def divergence_from_unit_gaussian(
     mean: Float[Tensor, "N D"], log_variance: Float[Tensor, "N D"]
 ) -> Float[Tensor, " N"]:
-    """Compute KL(N(μ, diag(σ²)) ‖ N(0, I)) = ½ Σ_d (μ² + σ² − 1 − log σ²) of each item.
+    """KL(N(μ, diag(σ²)) ‖ N(0, I)) = ½ Σ_d (μ² + σ² − 1 − log σ²) of each item.
 
     Example:
         >>> divergence_from_unit_gaussian(torch.tensor([[0.0, 2.0]]), torch.zeros(1, 2))

@@ -1,4 +1,4 @@
-"""Online Laplace: the posterior is kept during training, and its noise shapes the network.
+"""Online Laplace: the posterior is learnt during training, and its noise shapes the network.
 
 Monte-Carlo EM: each step samples the last layer from the posterior, takes the gradient of the training loss there and
 applies it to the mean, and moves the curvature towards that of the batch.
@@ -8,7 +8,7 @@ Source: Warburg et al. (2023), section 3 and appendix E.2; Miani et al. (2022).
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +29,9 @@ from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils.checks import refuse_below, refuse_non_positive, refuse_other_than
 
 Update = Literal["average", "accumulate"]
-_SHARED = ("margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
-_AFTERWARDS = ("refit", "tune", "tune_step", "mean")
-"""What comes after training, and may be asked for later."""
+_OF_REFIT = ("margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
+_AFTER_TRAINING = ("refit", "tune", "tune_step", "mean")
+"""Options of what follows training, which a resumed run may change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,19 +147,19 @@ class LaplaceOnline(LaplaceMethod):
         return Trained(BayesianEncoder(network, step.head, posterior, mean=self.mean, **common), histories)
 
     def _refit(self, head: str, miner: Miner | None, relation: Relation, training: Training) -> LaplacePosthoc:
-        """What a refit is done by. Shuffled batches of places hold hardly a pair: there every pair counts."""
-        places = relation.positive_within is not None
-        if miner is not None or (places and self.hessian_miner != "all"):
+        """The method that refits. Shuffled batches of places hold hardly a pair: there every pair counts."""
+        has_places = relation.positive_within is not None
+        if miner is not None or (has_places and self.hessian_miner != "all"):
             raise ValueError(
                 "refit forms the curvature over all pairs, or, of labels, over those of a miner given by its name: "
                 "leave the miner of the curvature out, or refit"
             )
         return LaplacePosthoc(
             head=head,
-            **{name: getattr(self, name) for name in _SHARED},
-            pairs="dataset" if places else "batch",
+            **{name: getattr(self, name) for name in _OF_REFIT},
+            pairs="dataset" if has_places else "batch",
             miner=self.hessian_miner,
-            max_pairs=None if places else self.hessian_max_pairs,
+            max_pairs=None if has_places else self.hessian_max_pairs,
             batch_size=training.batch_size,
         )
 
@@ -187,15 +187,15 @@ class OnlineLaplaceStep(Step):
     def settings(self) -> dict[str, Any]:
         """Options as JSON; a run is resumed only with the same."""
         options = {**asdict(self.options), "hessian_miner": self.mining.settings["miner"]}
-        for name in _AFTERWARDS:
+        for name in _AFTER_TRAINING:
             del options[name]
         return {**options, "head": self.head, "margin": self.curvature.margin}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient at the samples, averaged, and update h; see `Step.backward`.
 
-        Miners see the embeddings of each sample, for its loss and for its curvature: what is averaged over the samples
-        is then what one sample would give, and no pair is judged by a distance other than that in its own term.
+        Miners see the embeddings of each sample, for its loss and for its curvature, so that no pair is chosen by a
+        distance other than that in its own term.
         """
         layer: Any = network.get_submodule(self.head)
         with caught_input(network, self.head) as caught:
@@ -207,22 +207,20 @@ class OnlineLaplaceStep(Step):
         self.h = self.h.to(theta.device)
         deviation = self._deviation(batch.epoch)
         samples: list[Tensor] = []
-        embedded: list[Tensor] = []
+        embeddings: list[Tensor] = []
         value = torch.zeros((), device=theta.device)
         for _ in range(self.options.n_samples):
             noise = torch.randn(theta.shape, generator=batch.generator).to(theta)
             samples.append(theta + deviation * noise)
             weight, bias = _split(samples[-1], layer.bias is not None)
-            embeddings = F.normalize(
-                F.linear(features, weight.to(features), None if bias is None else bias.to(features))
-            )
-            embedded.append(embeddings.to(theta.dtype))
-            mined = batch.mined(embedded[-1], margin_of(loss))
-            value = value + loss(embedded[-1], mined) / self.options.n_samples
+            output = F.linear(features, weight.to(features), None if bias is None else bias.to(features))
+            embeddings.append(F.normalize(output).to(theta.dtype))
+            mined = batch.mined(embeddings[-1], margin_of(loss))
+            value = value + loss(embeddings[-1], mined) / self.options.n_samples
         backward(value)
         if self._steps % self.options.refresh_every == 0 and value.isfinite():
-            pairs = [batch.chosen(self.mining, embeddings, margin_of(loss)) for embeddings in embedded]
-            self._follow(features.detach().float(), [sample.detach().float() for sample in samples], pairs, layer)
+            pairs = [batch.chosen(self.mining, sample, margin_of(loss)) for sample in embeddings]
+            self._update_h(features.detach().float(), [sample.detach().float() for sample in samples], pairs, layer)
         self._steps += 1
         return value.detach()
 
@@ -237,11 +235,11 @@ class OnlineLaplaceStep(Step):
         return Diagonal(self.h[None], None, self.curvature, has_bias)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Give h and the number of steps."""
+        """h and the number of steps."""
         return {} if self.h is None else {"h": self.h, "steps": torch.tensor(self._steps)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` gave."""
+        """Take up h and the number of steps from `state_dict`."""
         self.h = state["h"].clone() if "h" in state else None
         self._steps = int(state["steps"]) if "steps" in state else 0
 
@@ -251,34 +249,33 @@ class OnlineLaplaceStep(Step):
         return initial / scale
 
     def _deviation(self, epoch: int) -> Tensor:
-        h: Any = self.h
+        h = cast(Tensor, self.h)
         if epoch < self.options.warmup_epochs:
             return torch.zeros_like(h)
         return (self.options.likelihood_scale * h.relu() + self.options.prior_precision).rsqrt()
 
-    def _follow(self, features: Tensor, samples: list[Tensor], pairs: list[Pairs], layer: Any) -> None:
-        options = self.options
+    def _update_h(self, features: Tensor, samples: list[Tensor], pairs: list[Pairs], layer: Any) -> None:
+        options, h = self.options, cast(Tensor, self.h)
         h_batch = torch.zeros_like(samples[0])
-        for sample, chosen in zip(samples, pairs, strict=True):
+        for sample, mined in zip(samples, pairs, strict=True):
             weight, bias = _split(sample, layer.bias is not None)
-            counted = _over_chosen(chosen) if options.update == "accumulate" else chosen
+            averaged = _over_mined(mined) if options.update == "accumulate" else mined
             try:
-                ggn = diagonal_ggn(features, weight, bias, counted, self.curvature)
+                ggn = diagonal_ggn(features, weight, bias, averaged, self.curvature)
             except ValueError as error:
                 raise DivergenceError(f"the curvature cannot be followed ({error})") from error
             h_batch += ggn.h / len(samples)
-        new = (1 - options.memory_factor) * h_batch if options.update == "average" else h_batch.relu()
-        h: Any = self.h
-        followed = options.memory_factor * h + new
-        if not followed.isfinite().all():
+        increment = (1 - options.memory_factor) * h_batch if options.update == "average" else h_batch.relu()
+        new_h = options.memory_factor * h + increment
+        if not new_h.isfinite().all():
             raise DivergenceError("the curvature h is not finite")
-        self.h = followed
+        self.h = new_h
 
 
-def _over_chosen(chosen: Pairs) -> Pairs:
-    """Count the pairs that were chosen, in place of those that there were to choose from."""
-    n_positives, n_negatives = (max(1, round(float(weights.sum()))) for weights in (chosen.positive, chosen.negative))
-    return replace(chosen, n_positives=n_positives, n_negatives=n_negatives)
+def _over_mined(mined: Pairs) -> Pairs:
+    """Pairs averaged over those that the miner chose, in place of all in the batch."""
+    n_positives, n_negatives = (max(1, round(float(weights.sum()))) for weights in (mined.positive, mined.negative))
+    return replace(mined, n_positives=n_positives, n_negatives=n_negatives)
 
 
 def _split(theta: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:

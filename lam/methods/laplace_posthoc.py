@@ -5,7 +5,7 @@ Source: Warburg et al. (2023), section 3.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ Tune = Literal["calibration", "marginal_likelihood", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceMethod(Method):
-    """What both Laplace methods share: what is retrieved, and how the posterior is tuned after it was fitted.
+    """Options of both Laplace methods: which direction is retrieved, and how the posterior is tuned.
 
     Attributes:
         tune: by what s or α of the posterior is chosen, on held-out data, after training.
@@ -55,16 +55,16 @@ class LaplaceMethod(Method):
 
     @property
     def tunes(self) -> bool:
-        """Whether the options ask for it."""
+        """Whether the options ask for tuning."""
         return self.tune != "none"
 
     def tune_on(self, encoder: Encoder, held_out: Iterable[Batch], **queries: Any) -> None:
         """Choose s or α of the posterior as the options say; see `BayesianEncoder.tune`."""
-        tuned: Any = encoder
+        bayesian = cast(BayesianEncoder, encoder)
         if self.tune == "calibration":
-            tuned.tune(held_out, by="calibration", **queries)
+            bayesian.tune(held_out, by="calibration", **queries)
         elif self.tune == "marginal_likelihood":
-            tuned.tune([], by="marginal_likelihood", step=self.tune_step)
+            bayesian.tune([], by="marginal_likelihood", step=self.tune_step)
 
 
 @dataclass(frozen=True, kw_only=True)

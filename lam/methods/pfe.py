@@ -106,8 +106,8 @@ class MutualLikelihoodStep(Step):
 
 
 def _fingerprint(network: nn.Module) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, tensor in network.state_dict().items():
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()[:12]
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:12]

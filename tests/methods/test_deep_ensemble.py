@@ -175,7 +175,7 @@ def test_a_network_of_ones_own_comes_with_what_makes_the_others():
     assert (found.dimension, seeds) == (12, [5, 6])
     with pytest.raises(ValueError, match=r"did not build this network, .* give what does, Training\(another=...\)"):
         method.train(own(), DATA, small.training())
-    with pytest.raises(ValueError, match=r"the head of member 3 is 3 \(16 -> 5\), of 1 3 \(16 -> 4\)"):
+    with pytest.raises(ValueError, match=r"the head of member 3 is 3 \(16 -> 5\), that of member 1 3 \(16 -> 4\)"):
         method.train(own(), DATA, small.training(another=lambda seed: own(3 + seed)))
 
 

@@ -120,16 +120,16 @@ def _find(known: Mapping[str, T], name: str, kind: str) -> T:
     return known[name]
 
 
-def _call(loader: Callable[..., T], name: str, options: dict[str, Any], **given: Any) -> T:
+def _call(loader: Callable[..., T], name: str, options: dict[str, Any], **common: Any) -> T:
     parameters = inspect.signature(loader).parameters
-    allowed = [option for option in parameters if option not in given]
+    allowed = [option for option in parameters if option not in common]
     if unknown := sorted(set(options) - set(allowed)):
-        has = f"allowed: {', '.join(allowed)}" if allowed else "it has none"
-        raise ValueError(f"{name} has no option {', '.join(unknown)}; {has}")
-    if given["root"] is None:
-        del given["root"]
+        advice = f"allowed: {', '.join(allowed)}" if allowed else "it has none"
+        raise ValueError(f"{name} has no option {', '.join(unknown)}; {advice}")
+    if common["root"] is None:
+        del common["root"]
         if "root" in parameters and parameters["root"].default is inspect.Parameter.empty:
             raise MissingDataError(f"{name} needs a root: the folder of its images")
     elif "root" not in parameters:
-        raise ValueError(f"{name} ships with a library and has no root, got {given['root']}")
-    return loader(**{key: value for key, value in given.items() if key in parameters}, **options)
+        raise ValueError(f"{name} ships with a library and has no root, got {common['root']}")
+    return loader(**{key: value for key, value in common.items() if key in parameters}, **options)

@@ -96,8 +96,8 @@ class Augmented(ImageDataset):
         return self._view(self._source[index])
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int | Tensor]]:
-        read: Any = getattr(self._source, "__getitems__", None)
-        items = [self._source[index] for index in indices] if read is None else read(indices)
+        read_batch: Any = getattr(self._source, "__getitems__", None)
+        items = [self._source[index] for index in indices] if read_batch is None else read_batch(indices)
         return [self._view(item) for item in items]
 
     def _view(self, item: tuple[Tensor, int | Tensor]) -> tuple[Tensor, int | Tensor]:
@@ -109,7 +109,7 @@ class Augmented(ImageDataset):
 
 
 def without_augmentation(dataset: Any) -> Any:
-    """Give the data set that is augmented, any other as it is: what is fitted after training sees plain images."""
+    """The data set behind an `Augmented`, any other as it is: what is fitted after training sees plain images."""
     return dataset.dataset if isinstance(dataset, Augmented) else dataset
 
 

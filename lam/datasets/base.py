@@ -19,7 +19,7 @@ from lam.inputs.preprocessing import Preprocessing
 
 Images = TypeVar("Images", bound="ImageDataset")
 
-_ALIKE = 4  # images of one class where there are too many classes to draw from each
+_PER_CLASS = 4  # images of one class where there are too many classes to draw from each
 
 
 class MissingDataError(FileNotFoundError, ValueError):
@@ -77,12 +77,6 @@ class ImageDataset(Dataset[tuple[Tensor, int | Tensor]], ABC):
         """Items of one number match (N,): the labels, or of places those that are close together."""
         return self.labels
 
-    @property
-    def singletons(self) -> tuple[str, ...]:
-        """The classes with exactly one image here: as queries they have nothing to find."""
-        counts = torch.bincount(self.labels, minlength=len(self.classes))
-        return tuple(self.classes[label] for label in (counts == 1).nonzero().flatten().tolist())
-
     def subset(self: Images, indices: Sequence[int] | Integer[Tensor, " M"]) -> Images:
         """The images at these positions, in this order.
 
@@ -111,9 +105,9 @@ class ImageDataset(Dataset[tuple[Tensor, int | Tensor]], ABC):
         """
         if n < 1:
             raise ValueError(f"limit must be at least 1, got {n}")
-        return self if n >= len(self) else self._part(self._drawn(n, seed))
+        return self if n >= len(self) else self._part(self._draw(n, seed))
 
-    def _drawn(self, n: int, seed: int) -> Int64[Tensor, " n"]:
+    def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:
         classes, counts = self.labels.unique(return_counts=True)
         if n >= 2 * len(classes):
             return stratified_split(self.labels, (n,), seed=seed)[0]
@@ -123,17 +117,17 @@ class ImageDataset(Dataset[tuple[Tensor, int | Tensor]], ABC):
         drawn: list[int] = []
         for label in classes[order].tolist():
             members = (self.labels == label).nonzero().flatten()
-            drawn += members[torch.randperm(len(members), generator=generator)[:_ALIKE]].tolist()
+            drawn += members[torch.randperm(len(members), generator=generator)[:_PER_CLASS]].tolist()
             if len(drawn) >= n:
                 break
-        return first_drawn(drawn, n, len(self), generator)
+        return top_up(drawn, n, len(self), generator)
 
 
 class TensorImages(ImageDataset):
-    """Images held in memory, 8-bit ones as they are: they are scaled and normalised when read.
+    """Images held in memory; 8-bit ones are scaled and normalised when they are read.
 
     Args:
-        images: (N, C, H, W), 1 or 3 channels; uint8, or floating point for values that are ready.
+        images: (N, C, H, W), 1 or 3 channels; uint8, or floating point for values that a network takes as they are.
         labels: (N,) int64.
         name: what the data set is called in tables.
         classes: the name of every class; by default the labels themselves.
@@ -160,13 +154,13 @@ class TensorImages(ImageDataset):
         preprocessing: Preprocessing | None = None,
     ) -> None:
         modes = {1: "L", 3: "RGB"}
-        ready = images.is_floating_point()
-        if images.ndim != 4 or images.shape[1] not in modes or not (ready or images.dtype == torch.uint8):
-            kind = f"{images.dtype} of shape {tuple(images.shape)}"
-            raise ValueError(f"images must be uint8 or floating point of shape (N, 1 or 3, H, W), got {kind}")
+        is_float = images.is_floating_point()
+        if images.ndim != 4 or images.shape[1] not in modes or not (is_float or images.dtype == torch.uint8):
+            actual = f"{images.dtype} of shape {tuple(images.shape)}"
+            raise ValueError(f"images must be uint8 or floating point of shape (N, 1 or 3, H, W), got {actual}")
         if len(images) != len(labels):
             raise ValueError(f"images and labels must be as many, got {len(images)} images and {len(labels)} labels")
-        if ready and not images.isfinite().all():
+        if is_float and not images.isfinite().all():
             first = int((~images.flatten(1).isfinite().all(1)).nonzero()[0])
             raise ValueError(f"images must be finite, got NaN or infinity in the image at index {first}")
         shape = (images.shape[1], images.shape[2], images.shape[3])
@@ -182,21 +176,21 @@ class TensorImages(ImageDataset):
     @property
     def images(self) -> Float[Tensor, "N C H W"]:
         """All images at once, as items are: (N, C, H, W)."""
-        return self._ready(self._stored)
+        return self._scaled(self._stored)
 
     def batch(self, indices: Sequence[int] | Integer[Tensor, " M"]) -> Float[Tensor, "M C H W"]:
         """The images at these positions, stacked."""
-        return self._ready(self._stored[torch.as_tensor(indices)])
+        return self._scaled(self._stored[torch.as_tensor(indices)])
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int]:
-        return self._ready(self._stored[index]), int(self.labels[index])
+        return self._scaled(self._stored[index]), int(self.labels[index])
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
         # DataLoader calls this, where it exists, with a whole batch.
         images = self.batch(indices).unbind()
         return list(zip(images, self.labels[indices].tolist(), strict=True))
 
-    def _ready(self, images: Tensor) -> Tensor:
+    def _scaled(self, images: Tensor) -> Tensor:
         return images if images.is_floating_point() else self.preprocessing.normalize(images)
 
     def _part(self, indices: Int64[Tensor, " M"]) -> "TensorImages":
@@ -230,10 +224,10 @@ class Splits:
 
 
 def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed: int) -> tuple[Tensor, ...]:
-    """Draw disjoint random parts with each class in proportion.
+    """Disjoint random parts with each class in proportion.
 
     The items of each class, in random order, are spread evenly over one sequence, each class from its own random start;
-    the parts are cut from it one after the other. A class that divides evenly is divided exactly, and a small one has
+    parts are consecutive pieces of it. A class that divides evenly is divided exactly, and a small one has
     its fair chance to be in any part.
 
     Args:
@@ -242,7 +236,7 @@ def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed:
         seed: of the draw.
 
     Returns:
-        For every size, that many positions, int64, rising.
+        The positions of each part, int64, rising.
 
     Raises:
         ValueError: If a size is below 1 or together they exceed N.
@@ -259,20 +253,20 @@ def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed:
 
 
 def carve(dataset: Images, sizes: Sequence[int], *, seed: int) -> tuple[Images, ...]:
-    """Part a data set at random, by class, into subsets of these sizes and, last, one of all that remains."""
+    """Random subsets of these sizes, with each class in proportion, and, last, the one of all that remains."""
     rest = len(dataset) - sum(sizes)
     parts = stratified_split(dataset.labels, (*sizes, rest), seed=seed)
     return tuple(dataset.subset(part) for part in parts)
 
 
-def first_drawn(drawn: Sequence[int], n: int, size: int, generator: torch.Generator) -> Int64[Tensor, " n"]:
+def top_up(positions: Sequence[int], n: int, size: int, generator: torch.Generator) -> Int64[Tensor, " n"]:
     """The first n different positions of a sequence, topped up at random from all `size` of them; rising."""
     rest = torch.randperm(size, generator=generator).tolist()
-    return torch.tensor(list(dict.fromkeys((*drawn, *rest)))[:n]).sort().values
+    return torch.tensor(list(dict.fromkeys((*positions, *rest)))[:n]).sort().values
 
 
 def fraction_of(n: int, fraction: float, *, name: str) -> int:
-    """How many of n items a part has that takes this fraction of them: at least one.
+    """How many of n items this fraction is: at least one.
 
     Raises:
         ValueError: If the fraction is not between 0 and 1.

@@ -100,8 +100,9 @@ def _annotations(path: Path, field: str, n_classes: int) -> tuple[list[str], lis
     annotations = np.atleast_1d(annotations)
     fields = annotations.dtype.names or ()
     if absent := [name for name in (field, "class") if name not in fields]:
-        has = f"it has {', '.join(fields)}" if fields else "it has none"
-        raise ValueError(f"{path}: annotations have no field {', '.join(absent)}; {has}")
+        raise ValueError(
+            f"{path}: annotations have no field {', '.join(absent)}; they have {', '.join(fields) or 'none'}"
+        )
     numbers = [int(number) for number in annotations["class"]]
     if wrong := [number for number in numbers if not 1 <= number <= n_classes]:
         raise ValueError(f"{path}: classes must be from 1 to {n_classes}, got {wrong[0]}; get it again")

@@ -31,18 +31,14 @@ def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float
         >>> len(parts.train), len(parts.validation), len(parts.test), parts.train.shape
         (865, 289, 289, (1, 8, 8))
     """
-    wrong = [digit for digit in held_out if digit not in range(10)]
-    if wrong or len(set(held_out)) > 8:
+    if not set(held_out) <= set(range(10)) or len(set(held_out)) > 8:
         raise ValueError(f"held_out must be digits from 0 to 9 that leave at least two, got {tuple(held_out)}")
-    digits = _of([digit for digit in range(10) if digit not in held_out], name="digits")
-    sizes = (
-        fraction_of(len(digits), test, name="test"),
-        fraction_of(len(digits), validation, name="validation"),
-    )
+    digits = _images([digit for digit in range(10) if digit not in held_out], name="digits")
+    fractions = {"test": test, "validation": validation}
+    sizes = [fraction_of(len(digits), fraction, name=part) for part, fraction in fractions.items()]
     if sum(sizes) >= len(digits):
         raise ValueError(f"validation and test must leave images to train on, got {validation} and {test}")
-    tested, validated, trained = carve(digits, sizes, seed=seed)
-    return Splits(train=trained, validation=validated, test=tested)
+    return Splits(**dict(zip((*fractions, "train"), carve(digits, sizes, seed=seed), strict=True)))
 
 
 def held_out(*, like: ImageDataset) -> TensorImages:
@@ -56,7 +52,7 @@ def held_out(*, like: ImageDataset) -> TensorImages:
     rest = [digit for digit in range(10) if str(digit) not in like.classes]
     if not rest:
         raise ValueError("no digit is held out; load digits with held_out=(8, 9), say")
-    return _of(rest, name="digits_held_out")
+    return _images(rest, name="digits_held_out")
 
 
 def patches(*, like: ImageDataset, seed: int = 0) -> TensorImages:
@@ -83,11 +79,11 @@ def patches(*, like: ImageDataset, seed: int = 0) -> TensorImages:
     return TensorImages(images, labels, name="digits_patches", classes=("china", "flower"))
 
 
-def _of(digits: Sequence[int], *, name: str) -> TensorImages:
+def _images(digits: Sequence[int], *, name: str) -> TensorImages:
     from sklearn.datasets import load_digits  # heavy, and needed here alone
 
     pixels, target = map(torch.from_numpy, load_digits(return_X_y=True))
-    chosen = torch.isin(target, torch.tensor(digits))
-    images = pixels[chosen].reshape(-1, 1, _SIDE, _SIDE).float() / _LARGEST
-    labels = torch.searchsorted(torch.tensor(digits), target[chosen])
+    mask = torch.isin(target, torch.tensor(digits))
+    images = pixels[mask].reshape(-1, 1, _SIDE, _SIDE).float() / _LARGEST
+    labels = torch.searchsorted(torch.tensor(digits), target[mask])
     return TensorImages(images, labels, name=name, classes=tuple(map(str, digits)))

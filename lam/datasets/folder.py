@@ -78,7 +78,7 @@ def splits(
 
     Args:
         root: the folder.
-        seed: of what is carved.
+        seed: of the parts that have no folder.
         preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's at 224 pixels,
             such as {"size": 32}.
         validation: fraction of the training images for validation, where it has no folder.
@@ -88,24 +88,23 @@ def splits(
         MissingDataError: If the folder is missing or has no class folders.
         ValueError: If a class has no image, a folder is neither part nor class, or too few images are there to split.
     """
-    root = _existing(root)
+    root = _resolved(root)
     if preprocessing is None:
         preprocessing = Preprocessing.imagenet()
     elif isinstance(preprocessing, Mapping):
         preprocessing = Preprocessing.from_options(preprocessing)
     folders = _part_folders(root) or {"train": root}
-    found = {part: _classes(folder) for part, folder in folders.items()}
-    names = sorted({name for classes in found.values() for name in classes})
-    parts = {part: _images(classes, names, preprocessing) for part, classes in found.items()}
-    wanted = {part: share for part, share in (("test", test), ("validation", validation)) if part not in parts}
-    sizes = [fraction_of(len(parts["train"]), share, name=part) for part, share in wanted.items()]
+    classes = {part: _classes(folder) for part, folder in folders.items()}
+    names = sorted({name for of_part in classes.values() for name in of_part})
+    parts = {part: _images(of_part, names, preprocessing) for part, of_part in classes.items()}
+    missing = {part: share for part, share in (("test", test), ("validation", validation)) if part not in parts}
+    sizes = [fraction_of(len(parts["train"]), share, name=part) for part, share in missing.items()]
     if sum(sizes) >= len(parts["train"]):
         raise ValueError(
-            f"{root} has {len(parts['train'])} images, too few to carve {' and '.join(wanted)} out of them"
+            f"{root} has {len(parts['train'])} images, too few to carve {' and '.join(missing)} out of them"
         )
-    *carved, train = carve(parts["train"], sizes, seed=seed)
-    parts |= dict(zip(wanted, carved, strict=True)) | {"train": train}
-    return Splits(**parts)
+    *others, train = carve(parts["train"], sizes, seed=seed)
+    return Splits(**parts | dict(zip(missing, others, strict=True)) | {"train": train})
 
 
 def read(*, root: str | Path, preprocessing: Preprocessing, name: str = "folder") -> FolderImages:
@@ -122,7 +121,7 @@ def read(*, root: str | Path, preprocessing: Preprocessing, name: str = "folder"
         MissingDataError: If the folder is missing or has no image.
         ValueError: If a class has no image.
     """
-    root = _existing(root)
+    root = _resolved(root)
     root = _part_folders(root).get("test", root)
     classes = _classes(root) if any(_folders(root)) else {root.name: image_files(root)}
     if not any(classes.values()):
@@ -130,7 +129,7 @@ def read(*, root: str | Path, preprocessing: Preprocessing, name: str = "folder"
     return _images(classes, sorted(classes), preprocessing, name=name)
 
 
-def _existing(root: str | Path) -> Path:
+def _resolved(root: str | Path) -> Path:
     root = Path(root).expanduser()
     if not root.is_dir():
         raise MissingDataError(f"there is no folder {root}; give the folder that has one sub-folder a class")
@@ -147,8 +146,8 @@ def _part_folders(root: Path) -> dict[str, Path]:
         return {}
     allowed = {name: part for part, names in _PARTS.items() for name in names}
     folders = list(_folders(root))
-    if strange := [folder.name for folder in folders if folder.name not in allowed]:
-        raise ValueError(f"{root} has a folder train, so others must be {', '.join(allowed)}, got {', '.join(strange)}")
+    if unknown := [folder.name for folder in folders if folder.name not in allowed]:
+        raise ValueError(f"{root} has a folder train, so others must be {', '.join(allowed)}, got {', '.join(unknown)}")
     parts = {allowed[folder.name]: folder for folder in folders}
     if len(parts) < len(folders):
         raise ValueError(f"{root} has both validation and val; keep one of them")
@@ -159,7 +158,7 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
     classes = {path.name: image_files(path) for path in _folders(folder)}
     if not classes:
         raise MissingDataError(f"{folder} has no class folders; put the images of each class into one of its own")
-    _leave_out(folder, [path for path in sorted(folder.iterdir()) if _is_image(path)], "belong to no class")
+    _warn_left_out(folder, [path for path in sorted(folder.iterdir()) if _is_image(path)], "belong to no class")
     if empty := [name for name, files in classes.items() if not files]:
         raise ValueError(f"{folder}: no images in {', '.join(empty)}; allowed: {', '.join(sorted(_SUFFIXES))}")
     return classes
@@ -168,7 +167,7 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
 def image_files(folder: Path) -> list[Path]:
     """All images below a folder, by name; other files are left out with a warning."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
-    _leave_out(folder, [path for path in files if not _is_image(path)], "are no images by name")
+    _warn_left_out(folder, [path for path in files if not _is_image(path)], "are no images by name")
     return [path for path in files if _is_image(path)]
 
 
@@ -176,10 +175,10 @@ def _is_image(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
 
 
-def _leave_out(folder: Path, files: Sequence[Path], reason: str) -> None:
+def _warn_left_out(folder: Path, files: Sequence[Path], reason: str) -> None:
     if files:
-        named = ", ".join(path.name for path in files[:5])
-        warnings.warn(f"{folder}: {len(files)} file(s) {reason} and are left out: {named}", stacklevel=2)
+        names = ", ".join(path.name for path in files[:5])
+        warnings.warn(f"{folder}: {len(files)} file(s) {reason} and are left out: {names}", stacklevel=2)
 
 
 def _images(

@@ -39,8 +39,7 @@ def splits(
 ) -> Splits:
     """Faces with the published split of people, as networks for ImageNet expect them.
 
-    Classes are people; no person is in two parts. Most people have a single image, which no other can be found for
-    (`singletons` names them).
+    Classes are people; no person is in two parts. Most people have a single image: as queries they have no match.
 
     Source: G. B. Huang, M. Ramesh, T. Berg and E. Learned-Miller (2007), view 1: 4,038 people to train on, 1,711 to
         test on. The paper does not say what it chose epochs on: here it is people that are held out of training.
@@ -65,32 +64,32 @@ def splits(
     if lists is None:
         names = sorted(path.name for path in people.iterdir() if path.is_dir())
         paths = [path for name in names for path in sorted((people / name).glob("*.jpg"))]
-        tested, annotated_in = None, people
+        test_people, annotated_in = None, people
     else:
-        train, tested = map(_read_list, lists)
-        if both := sorted(train.keys() & tested.keys()):
-            raise ValueError(f"{lists[0]} and {lists[1]} must share no person, got {both[0]} in both; get them again")
-        counts = train | tested
+        train_people, test_people = map(_read_list, lists)
+        if shared := sorted(train_people.keys() & test_people.keys()):
+            raise ValueError(f"{lists[0]} and {lists[1]} must share no person, got {shared[0]} in both; get them again")
+        counts = train_people | test_people
         names, annotated_in = sorted(counts), lists[0].with_name("peopleDev*.txt")
         paths = [people / name / f"{name}_{i:04d}.jpg" for name in names for i in range(1, counts[name] + 1)]
     if not paths:
         raise MissingDataError(f"{people} has no images <Person_Name>/<Person_Name>_0001.jpg. {_SOURCE.advice}")
-    position = {name: label for label, name in enumerate(names)}
+    label_of = {name: label for label, name in enumerate(names)}
     images = annotated_images(
         paths,
-        [position[path.parent.name] for path in paths],
+        [label_of[path.parent.name] for path in paths],
         name="lfw",
         classes=names,
         preprocessing=preprocessing,
         annotated_in=annotated_in,
         allow_missing=allow_missing,
     )
-    if tested is None:
+    if test_people is None:
         is_test = torch.zeros(len(names), dtype=torch.bool)
-        several = torch.bincount(images.labels, minlength=len(names)) > 1
-        is_test[stratified_split(several.long(), (fraction_of(len(names), test, name="test"),), seed=seed)[0]] = True
+        has_match = torch.bincount(images.labels, minlength=len(names)) > 1
+        is_test[stratified_split(has_match.long(), (fraction_of(len(names), test, name="test"),), seed=seed)[0]] = True
     else:
-        is_test = torch.tensor([name in tested for name in names])
+        is_test = torch.tensor([name in test_people for name in names])
     return split_by_class(images, is_test, validation=validation, seed=seed)
 
 
@@ -98,8 +97,8 @@ def _people_folder(root: Path) -> Path:
     """The folder of people below the root, also where an archive unpacked into a folder of its own name."""
     tops = (root, root / "lfw-py")  # torchvision's
     candidates = [place for top in tops for name in _FOLDERS for place in (top / name / name, top / name)]
-    if found := [folder for folder in candidates if folder.is_dir()]:
-        return found[0]
+    if folders := [folder for folder in candidates if folder.is_dir()]:
+        return folders[0]
     if any(root.glob("*/*_0001.jpg")):
         return root
     raise _SOURCE.missing([root / " or ".join(_FOLDERS)])

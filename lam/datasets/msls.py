@@ -14,6 +14,7 @@ Tested on files made in this layout, not on the real ones.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from lam.datasets.base import Splits
 from lam.datasets.place_images import PlaceImages
-from lam.datasets.published import Source, existing, resolve_preprocessing
+from lam.datasets.published import Source, check_present, resolve_preprocessing
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.tables import Table
 
@@ -38,6 +39,8 @@ TEST = ("cph", "sf")
 UNPUBLISHED = ("miami", "athens", "buenosaires", "stockholm", "bengaluru", "kampala")
 
 _ROLES = ("query", "database")
+_SUBTASKS = "subtask_index.csv"  # which training does not need
+_FILES = ("postprocessed.csv", "raw.csv", _SUBTASKS, "images")
 _SOURCE = Source(
     "msls",
     "Unpack metadata.zip and images_vol_1.zip to images_vol_6.zip there, from https://www.mapillary.com/dataset/places "
@@ -87,26 +90,28 @@ def splits(
     _check(parts, subtask)
     cities = [city for part in parts.values() for city in part]
     top = _SOURCE.root(root) / "train_val"
-    files = [top / city / role / name for city in cities for role in _ROLES for name in _needed(city in train_cities)]
-    if missing := [file for file in files if not file.exists()]:
+    files = [(city, top / city / role / name) for city in cities for role in _ROLES for name in _FILES]
+    needed = [file for city, file in files if file.name != _SUBTASKS or city not in train_cities]
+    if missing := [file for file in needed if not file.exists()]:
         raise _SOURCE.missing(missing)
-    found: dict[str, PlaceImages] = {}
-    for part, wanted in parts.items():
-        chosen = None if part == "train" else subtask
-        folders = [(cities.index(city), top / city / role) for city in wanted for role in _ROLES]
-        read = {folder: _read(folder, chosen, angles=angles, allow_missing=allow_missing) for _, folder in folders}
-        counts = torch.tensor([len(rows.paths) for rows in read.values()])
-        found[part] = PlaceImages(
-            [path for rows in read.values() for path in rows.paths],
+    places: dict[str, PlaceImages] = {}
+    for part, part_cities in parts.items():
+        part_subtask = None if part == "train" else subtask
+        folders = [(cities.index(city), top / city / role) for city in part_cities for role in _ROLES]
+        options = {"angles": angles, "allow_missing": allow_missing}
+        rows = {folder: _read(folder, part_subtask, **options) for _, folder in folders}
+        counts = torch.tensor([len(of_folder.paths) for of_folder in rows.values()])
+        places[part] = PlaceImages(
+            [path for of_folder in rows.values() for path in of_folder.paths],
             torch.tensor([label for label, _ in folders]).repeat_interleave(counts),
-            torch.cat([rows.positions for rows in read.values()]),
+            torch.cat([of_folder.positions for of_folder in rows.values()]),
             name="msls",
             classes=cities,
             preprocessing=preprocessing,
-            angles=torch.cat([rows.angles for rows in read.values()]) if angles else None,
-            is_query=torch.tensor([folder.name == "query" for folder in read]).repeat_interleave(counts),
+            angles=torch.cat([of_folder.angles for of_folder in rows.values()]) if angles else None,
+            is_query=torch.tensor([folder.name == "query" for folder in rows]).repeat_interleave(counts),
         )
-    return Splits(**found)
+    return Splits(**places)
 
 
 @dataclass(frozen=True)
@@ -122,21 +127,18 @@ def _read(folder: Path, subtask: str | None, *, angles: bool, allow_missing: boo
     table = Table.read(folder / "postprocessed.csv", needed=("key", "easting", "northing"))
     raw = Table.read(folder / "raw.csv", needed=("key", "pano", *(("ca",) if angles else ())))
     keys = table.columns["key"]
-    row = _rows_of(raw, keys)
-    kept = ~raw.truths("pano")[row]
+    raw_rows = _rows_of(raw, keys)
+    selected = ~raw.booleans("pano")[raw_rows]
     if subtask is not None:
-        index = Table.read(folder / "subtask_index.csv", needed=("key", subtask))
-        kept &= index.truths(subtask)[_rows_of(index, keys)]
-    paths = [folder / "images" / f"{keys[i]}.jpg" for i in kept.nonzero().flatten().tolist()]
-    there = existing(paths, annotated_in=table.path, allow_missing=allow_missing)
+        index = Table.read(folder / _SUBTASKS, needed=("key", subtask))
+        selected &= index.booleans(subtask)[_rows_of(index, keys)]
+    rows = selected.nonzero().flatten()
+    paths = [folder / "images" / f"{keys[row]}.jpg" for row in rows.tolist()]
+    present = check_present(paths, annotated_in=table.path, allow_missing=allow_missing)
+    rows = rows[present]
     positions = torch.stack([table.numbers("easting"), table.numbers("northing")], 1)
-    turned = raw.numbers("ca", unknown=True)[row] if angles else positions.new_full((len(keys),), torch.nan)
-    found = [path for path, is_there in zip(paths, there.tolist(), strict=True) if is_there]
-    return _Rows(found, positions[kept][there], turned[kept][there])
-
-
-def _needed(training: bool) -> tuple[str, ...]:
-    return ("postprocessed.csv", "raw.csv", *(() if training else ("subtask_index.csv",)), "images")
+    compass = raw.numbers("ca", unknown=True)[raw_rows] if angles else positions.new_full((len(keys),), torch.nan)
+    return _Rows(list(compress(paths, present.tolist())), positions[rows], compass[rows])
 
 
 def _rows_of(table: Table, keys: Sequence[str]) -> Int64[Tensor, " N"]:
@@ -156,10 +158,10 @@ def _check(parts: Mapping[str, Sequence[str]], subtask: str) -> None:
     for name, part in parts.items():
         if isinstance(part, str) or not part:
             raise ValueError(f"{name}_cities must be a list of cities, got {part!r}")
-        if hidden := [city for city in part if city in UNPUBLISHED]:
+        if unpublished := [city for city in part if city in UNPUBLISHED]:
             raise ValueError(
-                f"{name}_cities: the positions of {', '.join(hidden)} are not published, so nothing can be measured "
-                "there; take other cities"
+                f"{name}_cities: the positions of {', '.join(unpublished)} are not published, so nothing can be "
+                "measured there; take other cities"
             )
-    if twice := sorted({city for city in cities if cities.count(city) > 1}):
-        raise ValueError(f"a city must be in one part alone, got {', '.join(twice)} twice")
+    if repeated := sorted({city for city in cities if cities.count(city) > 1}):
+        raise ValueError(f"a city must be in one part alone, got {', '.join(repeated)} twice")

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from lam.datasets.base import first_drawn
+from lam.datasets.base import top_up
 from lam.datasets.folder import FolderImages
 from lam.inputs.preprocessing import Preprocessing
 
@@ -20,7 +20,7 @@ AREA_DISTANCE = 1e7
 CELL = 7.0
 """Metres of a side of the cells that group places: the diagonal is within 10 m, where positive pairs are by default."""
 
-_NEAREST = 4  # places that a limit draws together
+_NEAREST = 4  # places of the database that a limit draws with each query
 
 
 class PlaceImages(FolderImages):
@@ -94,8 +94,8 @@ class PlaceImages(FolderImages):
             is_query=None if self.is_query is None else self.is_query[indices],
         )
 
-    def _drawn(self, n: int, seed: int) -> Int64[Tensor, " n"]:
-        """Draw places that have matches: random queries, each with its nearest images of the database."""
+    def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:
+        """Positions of places that have matches: random queries, each with its nearest images of the database."""
         from scipy.spatial import KDTree
 
         generator = torch.Generator().manual_seed(seed)
@@ -103,13 +103,13 @@ class PlaceImages(FolderImages):
         queries = everything if self.is_query is None else everything[self.is_query]
         database = everything if self.is_query is None else everything[~self.is_query]
         if min(len(queries), len(database)) == 0:
-            return first_drawn([], n, len(self), generator)
+            return top_up([], n, len(self), generator)
         anchors = queries[torch.randperm(len(queries), generator=generator)[:n]]
         tree = KDTree(self.positions[database].numpy())
         ranks = list(range(1, min(_NEAREST, len(database)) + 1))
         _, near = tree.query(self.positions[anchors].numpy(), k=ranks)  # pyright: ignore[reportArgumentType]
         groups = torch.cat([anchors[:, None], database[torch.as_tensor(near)]], 1)
-        return first_drawn(groups.flatten().tolist(), n, len(self), generator)
+        return top_up(groups.flatten().tolist(), n, len(self), generator)
 
 
 def _check(paths: Sequence[Path], positions: Tensor, angles: Tensor | None, is_query: Tensor | None) -> None:
@@ -118,10 +118,10 @@ def _check(paths: Sequence[Path], positions: Tensor, angles: Tensor | None, is_q
             raise ValueError(f"{name} must be as many as the {len(paths)} images, got {len(values)}")
     if positions.ndim != 2 or not positions.is_floating_point():
         raise ValueError(f"positions must be numbers of shape (N, X), got {positions.dtype} {tuple(positions.shape)}")
-    for values, wrong, allowed in (
+    for values, is_invalid, rule in (
         (positions, ~positions.isfinite().all(1), "positions must be finite"),
         (angles, None if angles is None else angles.isinf(), "angles must be degrees, or NaN where unknown"),
     ):
-        if values is not None and wrong is not None and wrong.any():
-            index = int(wrong.nonzero()[0])
-            raise ValueError(f"{allowed}, got {values[index].tolist()} for {paths[index]}")
+        if values is not None and is_invalid is not None and is_invalid.any():
+            index = int(is_invalid.nonzero()[0])
+            raise ValueError(f"{rule}, got {values[index].tolist()} for {paths[index]}")

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lam.datasets.base import MissingDataError, Splits, fraction_of
 from lam.datasets.place_images import PlaceImages
-from lam.datasets.published import existing, resolve_preprocessing
+from lam.datasets.published import check_present, resolve_preprocessing
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.tables import Table
 
@@ -46,7 +46,7 @@ def splits(
     angles: bool = False,
     allow_missing: bool = False,
 ) -> Splits:
-    """Read places in three parts: those of the column `split`, or strips of land.
+    """Photographs of places in three parts: those of the column `split`, or strips of land.
 
     Without that column each area is cut along its longer side into three strips, for training, validation and testing
     in this order, so that few places are in two parts; nothing is drawn at random.
@@ -75,13 +75,13 @@ def splits(
     names = sorted(set(area))
     label_of = {name: label for label, name in enumerate(names)}
     labels = torch.tensor([label_of[name] for name in area], dtype=torch.int64)
-    part = _given_parts(table) if "split" in table else _strips(positions, labels, validation=validation, test=test)
+    part = _parts_of_column(table) if "split" in table else _strips(positions, labels, validation=validation, test=test)
     if "role" in table:
         table.check_choices("role", ("query", "database"))
     if angles and "angle" not in table:
         raise ValueError(f"{table.path} has no column angle; leave out angles=True")
     paths = [Path(root).expanduser() / path for path in table.columns["path"]]
-    found = existing(paths, annotated_in=table.path, allow_missing=allow_missing)
+    present = check_present(paths, annotated_in=table.path, allow_missing=allow_missing)
     places = PlaceImages(
         paths,
         labels,
@@ -92,7 +92,7 @@ def splits(
         angles=table.numbers("angle", unknown=True) if angles else None,
         is_query=torch.tensor([role.lower() == "query" for role in table.columns["role"]]) if "role" in table else None,
     )
-    return Splits(**{name: _part(places, (part == i) & found, name, table) for i, name in enumerate(_PARTS)})
+    return Splits(**{name: _subset(places, (part == i) & present, name, table) for i, name in enumerate(_PARTS)})
 
 
 def _table(root: Path, csv: str) -> Table:
@@ -127,11 +127,11 @@ def _positions(table: Table) -> Float64[Tensor, "N X"]:
             f"and lon in degrees; it has {', '.join(table.columns)}"
         )
     degrees = torch.stack([table.numbers(name) for name in _DEGREES], 1)
-    for name, values, most in zip(_DEGREES, degrees.T, (90, 180), strict=True):
-        if (outside := (values.abs() > most).nonzero()).numel():
+    for name, values, limit in zip(_DEGREES, degrees.T, (90, 180), strict=True):
+        if (outside := (values.abs() > limit).nonzero()).numel():
             row = int(outside[0])
-            got = f"{values[row]:g} in line {table.lines[row]}"
-            raise ValueError(f"{table.path}: {name} must be from -{most} to {most} degrees, got {got}")
+            first = f"{values[row]:g} in line {table.lines[row]}"
+            raise ValueError(f"{table.path}: {name} must be from -{limit} to {limit} degrees, got {first}")
     return earth_centred(degrees)
 
 
@@ -163,7 +163,7 @@ def earth_centred(degrees: Float64[Tensor, "N 2"]) -> Float64[Tensor, "N 3"]:
     return torch.stack([across * longitude.cos(), across * longitude.sin(), up], 1)
 
 
-def _given_parts(table: Table) -> Int64[Tensor, " N"]:
+def _parts_of_column(table: Table) -> Int64[Tensor, " N"]:
     table.check_choices("split", (*_PARTS, "val"))
     names = [name.lower() for name in table.columns["split"]]
     return torch.tensor([_PARTS.index("validation" if name == "val" else name) for name in names])
@@ -187,7 +187,7 @@ def _strips(
     return part
 
 
-def _part(places: PlaceImages, chosen: Tensor, name: str, table: Table) -> PlaceImages:
-    if not chosen.any():
+def _subset(places: PlaceImages, mask: Tensor, name: str, table: Table) -> PlaceImages:
+    if not mask.any():
         raise ValueError(f"{table.path} leaves no image for {name}: name more images, or parts in a column split")
-    return places.subset(chosen.nonzero().flatten())
+    return places.subset(mask.nonzero().flatten())

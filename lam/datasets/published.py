@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lam.datasets.folder import FolderImages
 from lam.inputs.preprocessing import Preprocessing
 
 DEFAULT_SIZE = 227
-_NAMED = 5
+_LISTED = 5
 
 
 @dataclass(frozen=True)
@@ -34,31 +35,31 @@ class Source:
     name: str
     advice: str
 
-    def root(self, given: str | Path | None) -> Path:
-        """The folder that was given, or $LAM_DATA/<name>.
+    def root(self, root: str | Path | None) -> Path:
+        """The root itself, or $LAM_DATA/<name> where it is None.
 
         Raises:
             MissingDataError: If there is neither.
         """
-        if given is not None:
-            return Path(given).expanduser()
+        if root is not None:
+            return Path(root).expanduser()
         if data := os.environ.get("LAM_DATA"):
             return Path(data).expanduser() / self.name
         raise MissingDataError(f"{self.name} needs root=<folder>, or LAM_DATA in the environment. {self.advice}")
 
-    def folder(self, given: str | Path | None, *, needed: Sequence[str], below: Sequence[str] = ()) -> Path:
-        """Find the folder that has every needed file.
+    def folder(self, root: str | Path | None, *, needed: Sequence[str], below: Sequence[str] = ()) -> Path:
+        """The folder that has every needed file.
 
         Args:
-            given: the root, as for `root`.
+            root: as for `root`.
             needed: files and folders, relative to the folder that is looked for.
             below: folders of the root where they may be, too.
 
         Raises:
             MissingDataError: If no folder has them all; it names what the fullest one lacks.
         """
-        root = self.root(given)
-        places = [root, *(root / place for place in below)]
+        top = self.root(root)
+        places = [top, *(top / place for place in below)]
         missing = {place: [place / path for path in needed if not (place / path).exists()] for place in places}
         fullest = min(places, key=lambda place: len(missing[place]))
         if missing[fullest]:
@@ -67,12 +68,12 @@ class Source:
 
     def missing(self, paths: Sequence[Path], *, looked_in: Sequence[Path] = ()) -> MissingDataError:
         """The error that names every missing path, where it was looked for, and how to get it."""
-        listed = "".join(f"\n  {path}" for path in paths)
+        lines = "".join(f"\n  {path}" for path in paths)
         places = f"\nLooked in {', '.join(map(str, looked_in))}." if looked_in else ""
-        return MissingDataError(f"{self.name}: these are missing:{listed}{places}\n{self.advice}")
+        return MissingDataError(f"{self.name}: these are missing:{lines}{places}\n{self.advice}")
 
 
-def existing(paths: Sequence[Path], *, annotated_in: Path, allow_missing: bool) -> Bool[Tensor, " N"]:
+def check_present(paths: Sequence[Path], *, annotated_in: Path, allow_missing: bool) -> Bool[Tensor, " N"]:
     """Which of the annotated images exist.
 
     Args:
@@ -88,15 +89,15 @@ def existing(paths: Sequence[Path], *, annotated_in: Path, allow_missing: bool) 
     """
     folders = {path.parent for path in paths}
     names = {folder: {file.name for file in folder.iterdir()} if folder.is_dir() else set() for folder in folders}
-    found = [path.name in names[path.parent] for path in paths]  # many times faster than asking for each
-    absent = [path for path, is_there in zip(paths, found, strict=True) if not is_there]
+    present = [path.name in names[path.parent] for path in paths]  # many times faster than asking for each
+    absent = [path for path, is_present in zip(paths, present, strict=True) if not is_present]
     if absent:
-        first = ", ".join(map(str, absent[:_NAMED])) + (", ..." if len(absent) > _NAMED else "")
-        said = f"{annotated_in} names {len(absent)} of {len(paths)} images that do not exist: {first}"
+        first = ", ".join(map(str, absent[:_LISTED])) + (", ..." if len(absent) > _LISTED else "")
+        message = f"{annotated_in} names {len(absent)} of {len(paths)} images that do not exist: {first}"
         if not allow_missing:
-            raise MissingDataError(f"{said}; get them, or leave them out with allow_missing=True")
-        warnings.warn(f"{said}; they are left out", stacklevel=2)
-    return torch.tensor(found, dtype=torch.bool)
+            raise MissingDataError(f"{message}; get them, or leave them out with allow_missing=True")
+        warnings.warn(f"{message}; they are left out", stacklevel=2)
+    return torch.tensor(present, dtype=torch.bool)
 
 
 def annotated_images(
@@ -109,11 +110,10 @@ def annotated_images(
     annotated_in: Path,
     allow_missing: bool,
 ) -> FolderImages:
-    """The annotated images that exist, of which there must be some; the arguments are of `FolderImages`, `existing`."""
-    found = existing(paths, annotated_in=annotated_in, allow_missing=allow_missing)
-    kept = [path for path, is_there in zip(paths, found.tolist(), strict=True) if is_there]
-    labelled = torch.tensor(labels, dtype=torch.int64)[found]
-    return FolderImages(kept, labelled, name=name, classes=classes, preprocessing=preprocessing)
+    """The annotated images that exist, at least one; arguments as of `FolderImages` and `check_present`."""
+    present = check_present(paths, annotated_in=annotated_in, allow_missing=allow_missing)
+    kept, kept_labels = list(compress(paths, present.tolist())), torch.tensor(labels, dtype=torch.int64)[present]
+    return FolderImages(kept, kept_labels, name=name, classes=classes, preprocessing=preprocessing)
 
 
 def resolve_preprocessing(
@@ -132,7 +132,7 @@ def resolve_preprocessing(
 
 
 def split_by_class(images: ImageDataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> Splits:
-    """Part images so that no class is in two parts: as in testing, validation meets classes that training never saw.
+    """Splits by class, none in two parts: as in testing, validation meets classes that training never saw.
 
     Source: K. Musgrave, S. Belongie and S.-N. Lim (2020), A metric learning reality check, section 3.
 
@@ -154,24 +154,21 @@ def split_by_class(images: ImageDataset, is_test: Bool[Tensor, " C"], *, validat
             f"{len(candidates)} and {int((is_test & (counts > 0)).sum())}"
         )
     n_held_out = min(fraction_of(len(candidates), validation, name="validation"), len(candidates) - 1)
-    (drawn,) = stratified_split((counts[candidates] > 1).long(), (n_held_out,), seed=seed)
-    held_out = torch.isin(images.labels, candidates[drawn])
-    tested = is_test[images.labels]
-    return Splits(
-        train=images.subset((~held_out & ~tested).nonzero().flatten()),
-        validation=images.subset(held_out.nonzero().flatten()),
-        test=images.subset(tested.nonzero().flatten()),
-    )
+    (held_out,) = stratified_split((counts[candidates] > 1).long(), (n_held_out,), seed=seed)
+    in_validation = torch.isin(images.labels, candidates[held_out])
+    in_test = is_test[images.labels]
+    masks = {"train": ~in_validation & ~in_test, "validation": in_validation, "test": in_test}
+    return Splits(**{part: images.subset(mask.nonzero().flatten()) for part, mask in masks.items()})
 
 
 def open_set(images: ImageDataset, *, validation: float, seed: int) -> Splits:
-    """Train on the first half of the classes, part of them held out for validation, and test on the last half."""
+    """Splits by class: the first half of the classes trains and validates, the last half tests."""
     is_test = torch.arange(len(images.classes)) >= len(images.classes) // 2
     return split_by_class(images, is_test, validation=validation, seed=seed)
 
 
 def read_mat(path: Path, *names: str) -> list[Any]:
-    """Read variables of a MATLAB file, axes of length one squeezed.
+    """Variables of a MATLAB file, axes of length one squeezed.
 
     Raises:
         ValueError: If the file is no MATLAB file or lacks one of them; it names the file.

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.models.head import ADDED, caught_input, evaluating
+from lam.models.head import ADDED, evaluating, recorded_head_inputs
 from lam.posteriors.base import Predictor
 from lam.utils.autocast import without_autocast
 from lam.utils.files import write_atomically
@@ -22,9 +22,9 @@ class _Program(nn.Module):
         self._head, self._predict = head, predict
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        with caught_input(self.network, self._head) as caught:
+        with recorded_head_inputs(self.network, self._head) as head_inputs:
             output = self.network(inputs)
-        features = caught[-1]
+        features = head_inputs[-1]
         embeddings = self._predict(features, None if self._head == ADDED else output)
         return features, embeddings.mean, embeddings.kappa, embeddings.variance
 

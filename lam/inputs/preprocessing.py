@@ -17,13 +17,15 @@ from jaxtyping import Float, UInt8
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
+from lam.utils.checks import refuse_other_than
+
 _CHANNELS = {"L": 1, "RGB": 3}
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # none that runs another program to decode
 _DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 _GREY_MODES = ("1", "L", "LA", "La", "F", *_DEEP_MODES)
-_KEPT = 2  # times as large as is wanted, so that what a reduction leaves is resized as well as the whole
-_NEVER_BELOW = 256
+_OVERSAMPLING = 2  # a reduced image is this many times the final size: it is resized as well as the whole would be
+_LEAST_SIDE = 256  # pixels of the shorter side that no reduction goes below
 _STRIP = 2**17  # pixels
 _ORIENTATION = ExifTags.Base.Orientation
 
@@ -63,15 +65,15 @@ class Preprocessing:
     resampling: Literal["bilinear", "bicubic"] = "bilinear"
 
     def __post_init__(self) -> None:
-        _check_choice("mode", self.mode, _CHANNELS)
-        _check_choice("resampling", self.resampling, _RESAMPLING)
+        refuse_other_than("mode", self.mode, tuple(_CHANNELS))
+        refuse_other_than("resampling", self.resampling, tuple(_RESAMPLING))
         for name in ("size", "crop"):
             _check_extent(name, getattr(self, name))
         for name in ("mean", "std"):
             _check_per_channel(name, getattr(self, name), self.mode)
         if self.crop is not None and self.size is not None:
-            smallest, crop = _pair(self.size), _pair(self.crop)
-            if crop[0] > smallest[0] or crop[1] > smallest[1]:
+            size, crop = _pair(self.size), _pair(self.crop)
+            if crop[0] > size[0] or crop[1] > size[1]:
                 raise ValueError(f"crop must fit into size, got crop={self.crop} with size={self.size}; enlarge size")
 
     @classmethod
@@ -89,7 +91,7 @@ class Preprocessing:
     @property
     def reduced_to(self) -> int | None:
         """Pixels that the shorter side keeps where an image is reduced before it is resized; None where none is."""
-        return None if self.size is None else max(_KEPT * max(_pair(self.size)), _NEVER_BELOW)
+        return None if self.size is None else max(_OVERSAMPLING * max(_pair(self.size)), _LEAST_SIDE)
 
     def __call__(self, image: Image.Image | str | Path) -> Float[Tensor, "C H W"]:
         """The tensor of one image.
@@ -106,9 +108,9 @@ class Preprocessing:
         """
         if isinstance(image, Image.Image):
             return self._tensor(decode(image, self.reduced_to))
-        opened = open_image(image, self.reduced_to)
+        decoded = open_image(image, self.reduced_to)
         try:
-            return self._tensor(opened)
+            return self._tensor(decoded)
         except ValueError as error:
             raise ValueError(f"{image}: {error}") from error
 
@@ -133,11 +135,11 @@ class Preprocessing:
 
     def denormalize(self, values: Float[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
         """Undo the mean and the standard deviation, so that an input can be shown: the same shape, within [0, 1]."""
-        shown = values.clone()
-        for operation, numbers in ((shown.mul_, self.std), (shown.add_, self.mean)):
+        values = values.clone()
+        for operation, numbers in ((values.mul_, self.std), (values.add_, self.mean)):
             if numbers is not None:
                 operation(torch.tensor(numbers, dtype=values.dtype, device=values.device)[:, None, None])
-        return shown.clamp_(0, 1)
+        return values.clamp_(0, 1)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON has them (lists for tuples)."""
@@ -145,7 +147,7 @@ class Preprocessing:
 
     @classmethod
     def from_json(cls, fields: object) -> "Preprocessing":
-        """What `to_json` gave; fields that are left out have their defaults.
+        """The record that `to_json` wrote; fields that are left out have their defaults.
 
         Raises:
             ValueError: If a key is unknown or a value is not allowed.
@@ -160,10 +162,10 @@ class Preprocessing:
 
     @classmethod
     def from_options(cls, fields: object) -> "Preprocessing":
-        """ImageNet's, but for the fields that are given: what a user says of a data set of their own.
+        """ImageNet's preprocessing with some fields replaced, as a user writes them for a data set of their own.
 
         One number for the size alone is a square: the shorter side is resized to it and the centre taken. Grey images
-        have no mean and no standard deviation unless they are given.
+        have no mean and no standard deviation unless `fields` has them.
 
         Raises:
             ValueError: as `from_json`.
@@ -174,13 +176,13 @@ class Preprocessing:
         """
         if not isinstance(fields, Mapping):
             return cls.from_json(fields)
-        usual = cls.imagenet()
-        default: dict[str, Any] = {} if fields.get("mode") == "L" else {"mean": usual.mean, "std": usual.std}
+        imagenet = cls.imagenet()
+        defaults: dict[str, Any] = {} if fields.get("mode") == "L" else {"mean": imagenet.mean, "std": imagenet.std}
         if "size" not in fields and "crop" not in fields:
-            default |= {"size": usual.size, "crop": usual.crop}
+            defaults |= {"size": imagenet.size, "crop": imagenet.crop}
         elif "crop" not in fields and isinstance(fields["size"], int):
-            default["crop"] = fields["size"]
-        return cls.from_json({**default, **fields})
+            defaults["crop"] = fields["size"]
+        return cls.from_json({**defaults, **fields})
 
     def _tensor(self, image: Image.Image) -> Float[Tensor, "C H W"]:
         pixels = torch.from_numpy(np.array(self._resize_and_crop(_to_mode(image, self.mode)), ndmin=3))
@@ -213,7 +215,7 @@ class Preprocessing:
 
 
 def open_image(path: str | Path, least: int | None = None) -> Image.Image:
-    """Read an image file: the first frame of an animation, turned as its EXIF data say.
+    """The image in a file: the first frame of an animation, turned as its EXIF data say.
 
     Args:
         path: a JPEG, PNG, WebP, BMP, GIF, PPM or TIFF file.
@@ -274,21 +276,21 @@ def reduction(image: Image.Image, least: int | None) -> int:
 
 
 def _to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
-    """Convert the pixels, and reduce them by a factor, in strips: a copy of all of them would cost as much again."""
+    """The image in another mode, reduced by a factor; in strips, as a whole copy would cost as much again."""
     if 0 in image.size:
         raise ValueError(f"the image has no pixels: {image.height} x {image.width}")
     if factor == 1 and image.mode == mode and not image.has_transparency_data:
         return image
     width, height = image.size
     rows = factor * max(1, _STRIP // (width * factor))
-    made = Image.new(mode, (-(-width // factor), -(-height // factor)))
+    converted = Image.new(mode, (-(-width // factor), -(-height // factor)))
     for top in range(0, height, rows):
-        strip = _converted(image.crop((0, top, width, min(top + rows, height))), mode)
-        made.paste(strip.reduce(factor), (0, top // factor))
-    return made
+        strip = _convert(image.crop((0, top, width, min(top + rows, height))), mode)
+        converted.paste(strip.reduce(factor), (0, top // factor))
+    return converted
 
 
-def _converted(image: Image.Image, mode: str) -> Image.Image:
+def _convert(image: Image.Image, mode: str) -> Image.Image:
     if image.mode in _DEEP_MODES:
         image = _eight_bits(image)
     if image.has_transparency_data:
@@ -315,11 +317,6 @@ def _pair(extent: int | tuple[int, int]) -> tuple[int, int]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_choice(name: str, value: object, allowed: Mapping[str, object]) -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def _check_extent(name: str, value: object) -> None:

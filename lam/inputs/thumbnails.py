@@ -9,7 +9,7 @@ from lam.inputs.preprocessing import open_image
 
 SIZE = 128
 _QUALITY = 85
-_SHARP_BELOW = 64  # so few pixels are kept as they are
+_LOSSLESS_BELOW = 64  # so few pixels are kept as they are
 _GREY = ("1", "L", "LA", "I", "I;16", "F")
 
 
@@ -20,12 +20,12 @@ def thumbnail(image: Image.Image) -> bytes:
     small.thumbnail((SIZE, SIZE))
     pixels = Image.new(small.mode, small.size)
     pixels.paste(small)
-    shown = io.BytesIO()
-    if transparent or max(small.size) < _SHARP_BELOW:
-        pixels.save(shown, "PNG")
+    file = io.BytesIO()
+    if transparent or max(small.size) < _LOSSLESS_BELOW:
+        pixels.save(file, "PNG")
     else:
-        pixels.save(shown, "JPEG", quality=_QUALITY)
-    return shown.getvalue()
+        pixels.save(file, "JPEG", quality=_QUALITY)
+    return file.getvalue()
 
 
 def thumbnail_of_file(path: str | Path) -> bytes | None:

@@ -17,7 +17,7 @@ from lam.encoders.gaussian import GaussianEncoder
 from lam.losses import Loss, margin_of
 from lam.losses.soft_contrastive import soft_contrastive
 from lam.methods.base import Method, Trained, head_of, inputs_of
-from lam.models.head import caught_input
+from lam.models.head import recorded_head_inputs
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import Training
 from lam.training.steps import Minibatch, Step
@@ -99,9 +99,9 @@ class HibNetwork(nn.Module):
 
     def forward(self, inputs: Any) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
         """μ, the output of the head before normalisation, and log σ²."""
-        with caught_input(self.network, self.head) as caught:
+        with recorded_head_inputs(self.network, self.head) as head_inputs:
             self.network(inputs)
-        return self.network.get_submodule(self.head)(caught[-1]), self.uncertainty(caught[-1])
+        return self.network.get_submodule(self.head)(head_inputs[-1]), self.uncertainty(head_inputs[-1])
 
 
 class HibStep(Step):

@@ -19,7 +19,7 @@ from lam.hessians import ContrastiveCurvature, Diagonal, Fix, Split, diagonal_gg
 from lam.losses import Loss, margin_of
 from lam.methods.base import Trained, head_of, inputs_of
 from lam.methods.laplace_posthoc import LaplaceMethod, LaplacePosthoc, fit_with
-from lam.models.head import caught_input
+from lam.models.head import recorded_head_inputs
 from lam.pairs.mining import Miner, MinerName, Mining
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
@@ -198,9 +198,9 @@ class OnlineLaplaceStep(Step):
         distance other than that in its own term.
         """
         layer: Any = network.get_submodule(self.head)
-        with caught_input(network, self.head) as caught:
+        with recorded_head_inputs(network, self.head) as head_inputs:
             network(batch.inputs)
-        features = batch.gathered(caught[-1])
+        features = batch.gathered(head_inputs[-1])
         theta = layer.weight if layer.bias is None else torch.cat([layer.weight, layer.bias[:, None]], 1)
         if self.h is None:
             self.h = torch.full_like(theta, self._initial_h(), dtype=torch.float32)

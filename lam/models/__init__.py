@@ -28,7 +28,7 @@ _LIBRARIES: dict[str, Callable[..., EmbeddingNetwork]] = {"torchvision": from_to
 def build(
     name: str, *, dimension: int, weights: str | None = None, seed: int = 0, **options: Option
 ) -> EmbeddingNetwork:
-    """Make a network by its name; `build(**network.recipe)` makes another of the same shape.
+    """A new network by its name; `build(**network.recipe)` is another of the same shape.
 
     Args:
         name: "convnet8", "convnet28", "convnet32", "resnet18", "resnet50", "torchvision:NAME" or "timm:NAME".
@@ -54,22 +54,22 @@ def build(
     """
     if dimension < 2:
         raise ValueError(f"dimension must be at least 2, got {dimension}")
-    make = _maker(name)
+    constructor = _constructor(name)
     if weights is not None:
-        make = partial(make, weights=weights)
+        constructor = partial(constructor, weights=weights)
     try:
-        inspect.signature(make).bind(dimension=dimension, **options)
+        inspect.signature(constructor).bind(dimension=dimension, **options)
     except TypeError as error:
-        allowed = ", ".join(inspect.signature(make).parameters)
+        allowed = ", ".join(inspect.signature(constructor).parameters)
         raise ValueError(f"{name} does not take these options ({error}); it takes {allowed}") from None
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        network = make(dimension=dimension, **options)
+        network = constructor(dimension=dimension, **options)
     network.recipe = {"name": name, "dimension": dimension, **options, **network.recipe}
     return network
 
 
-def _maker(name: str) -> Callable[..., EmbeddingNetwork]:
+def _constructor(name: str) -> Callable[..., EmbeddingNetwork]:
     library, _, architecture = name.partition(":")
     if name in _NETWORKS:
         return _NETWORKS[name]

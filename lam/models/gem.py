@@ -38,7 +38,7 @@ class GeM(nn.Module):
         self.eps = eps
 
     def forward(self, maps: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C"]:
-        """Pool feature maps (N, C, H, W) of any size to (N, C)."""
+        """Generalised means (N, C) of feature maps (N, C, H, W) of any size."""
         wide = torch.promote_types(maps.dtype, torch.float32)
         p = self.p.to(wide)
         logarithms = maps.to(wide).clamp(min=self.eps).flatten(2).log()

@@ -24,8 +24,10 @@ _ADD = 'Or let lam.fit add a layer after the network: head="train", or, to keep 
 
 
 def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
-    """Find the linear layer that gives the direction of the network's output: that is a positive multiple of its own,
-    the output itself, normalised, or, as for ArcFace, scaled, by one factor or by one an item.
+    """Path of the linear layer that gives the direction of the network's output.
+
+    The output is a positive multiple of that layer's own: the same, normalised, or, as for ArcFace, scaled, by one
+    factor or by one an item.
 
     Args:
         network: any module; it is run once, in evaluation mode.
@@ -41,10 +43,10 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     """
     linear = {path: module for path, module in network.named_modules() if isinstance(module, nn.Linear)}
     if head is not None and head not in linear:
-        raise ValueError(f"head {head!r} is no linear layer of the network, which has {_list(linear)}. {_ADD}")
-    seen: dict[str, Tensor] = {}
+        raise ValueError(f"head {head!r} is no linear layer of the network, which has {_listed(linear)}. {_ADD}")
+    outputs: dict[str, Tensor] = {}
     handles = [
-        module.register_forward_hook(lambda _module, _inputs, output, path=path: _record(seen, path, output))
+        module.register_forward_hook(lambda _module, _inputs, output, path=path: _record(outputs, path, output))
         for path, module in linear.items()
     ]
     try:
@@ -52,20 +54,20 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     finally:
         for handle in handles:
             handle.remove()
-    matching = [path for path, candidate in seen.items() if _gives(candidate, output)]
+    matching = [path for path, candidate in outputs.items() if _same_direction(candidate, output)]
     if head is not None:
         matching = [path for path in matching if path == head]
     if not matching:
         which = "no linear layer gives" if head is None else f"head {head!r} does not give"
         raise ValueError(
-            f"{which} the direction of the network's output {tuple(output.shape)}; the network has {_list(linear)}. "
+            f"{which} the direction of the network's output {tuple(output.shape)}; the network has {_listed(linear)}. "
             f"Make the embedding the output of a linear layer, followed at most by a normalisation or a scale. {_ADD}"
         )
     return matching[-1]
 
 
 def probe_output(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
-    """Run a network once, in evaluation mode, and refuse what is no batch of embeddings.
+    """Output of a network on one batch, in evaluation mode; what is no batch of embeddings is refused.
 
     Raises:
         ValueError: where the network does not take the batch by name, or its output is not a matrix (N, D), with how to
@@ -83,10 +85,10 @@ def probe_output(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
     with evaluating(network):
         output = run(network, probe)
     if not isinstance(output, Tensor) or output.ndim != 2:
-        called = f"self.network({'**' if named else ''}inputs)"
+        call = f"self.network({'**' if named else ''}inputs)"
         raise ValueError(
-            f"the network must map a batch to embeddings (N, D), it gave {_described(output)}: wrap it in a module "
-            f"whose forward returns them, such as {_selected(called, output)}"
+            f"the network must map a batch to embeddings (N, D), it gave {_in_words(output)}: wrap it in a module "
+            f"whose forward returns them, such as {_selection(call, output)}"
         )
     if len(output) == 0:
         raise ValueError("the first batch is empty: the head cannot be found on it")
@@ -96,37 +98,38 @@ def probe_output(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
 
 
 def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Float[Tensor, "N P"], Tensor]:
-    """Run a batch through the network, in evaluation mode, and give what enters the head beside the network's output.
+    """What enters the head, and the network's output, of a batch run through it in evaluation mode.
 
     Raises:
         ValueError: where what enters the head is not a matrix (N, P).
     """
-    with evaluating(network), caught_input(network, head) as caught:
+    with evaluating(network), recorded_head_inputs(network, head) as head_inputs:
         output = run(network, inputs)
-    if not caught or not isinstance(caught[-1], Tensor) or caught[-1].ndim != 2:
-        given = "nothing" if not caught else f"shape {tuple(getattr(caught[-1], 'shape', ()))}"
-        raise ValueError(f"features must enter head {head!r} as (N, P), got {given}")
-    return caught[-1], output
+    features = head_inputs[-1] if head_inputs else None
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        actual = "nothing" if not head_inputs else f"shape {tuple(getattr(features, 'shape', ()))}"
+        raise ValueError(f"features must enter head {head!r} as (N, P), got {actual}")
+    return features, output
 
 
 @contextmanager
-def caught_input(network: nn.Module, head: str) -> Iterator[list[Any]]:
-    """Collect what enters the head while the network runs, given by position or by name."""
-    caught: list[Any] = []
+def recorded_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
+    """A list to which all that enters the head, by position or by name, is added while the network runs."""
+    head_inputs: list[Any] = []
     if head == ADDED:
-        handle = network.register_forward_hook(lambda _module, _inputs, output: caught.append(output))
+        handle = network.register_forward_hook(lambda _module, _inputs, output: head_inputs.append(output))
     else:
         handle = network.get_submodule(head).register_forward_pre_hook(
-            lambda _module, args, kwargs: caught.append(args[0] if args else kwargs["input"]), with_kwargs=True
+            lambda _module, args, kwargs: head_inputs.append(args[0] if args else kwargs["input"]), with_kwargs=True
         )
     try:
-        yield caught
+        yield head_inputs
     finally:
         handle.remove()
 
 
 def run(network: nn.Module, inputs: Any) -> Any:
-    """Call the network on a batch, on the network's own device; a batch of named inputs is given by name.
+    """Output of a network on a batch, on the network's own device; a batch of named inputs is passed by name.
 
     Raises:
         ValueError: for a network without weights, a batch that is neither tensor nor dictionary, or inputs of a type
@@ -159,7 +162,7 @@ def run(network: nn.Module, inputs: Any) -> Any:
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode without gradients, and every module back into its own mode afterwards."""
+    """The network in evaluation mode, without gradients; afterwards every module is back in its own mode."""
     training = [module for module in network.modules() if module.training]
     if training:
         network.eval()
@@ -171,28 +174,28 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _record(seen: dict[str, Tensor], path: str, output: Any) -> None:
-    seen.pop(path, None)
+def _record(outputs: dict[str, Tensor], path: str, output: Any) -> None:
+    outputs.pop(path, None)  # so that the layer that ran last stands last
     if isinstance(output, Tensor):
-        seen[path] = output
+        outputs[path] = output
 
 
-def _described(output: Any) -> str:
+def _in_words(output: Any) -> str:
     if isinstance(output, Tensor):
         return f"shape {tuple(output.shape)}"
     return type(output).__name__ + (f" of {', '.join(output)}" if isinstance(output, Mapping) else "")
 
 
-def _selected(called: str, output: Any) -> str:
-    """Write how the last matrix among several outputs is selected."""
+def _selection(call: str, output: Any) -> str:
+    """Code that selects the last matrix among several outputs."""
     parts = output.items() if isinstance(output, Mapping) else enumerate(output) if isinstance(output, tuple) else ()
-    found = [key for key, part in parts if isinstance(part, Tensor) and part.ndim == 2 and part.is_floating_point()]
-    if not found:
-        return f"pool({called})"
-    return f'{called}["{found[-1]}"]' if isinstance(found[-1], str) else f"{called}[{found[-1]}]"
+    keys = [key for key, part in parts if isinstance(part, Tensor) and part.ndim == 2 and part.is_floating_point()]
+    if not keys:
+        return f"pool({call})"
+    return f'{call}["{keys[-1]}"]' if isinstance(keys[-1], str) else f"{call}[{keys[-1]}]"
 
 
-def _gives(candidate: Tensor, output: Tensor) -> bool:
+def _same_direction(candidate: Tensor, output: Tensor) -> bool:
     """Whether every row of the output is a positive multiple of the candidate's."""
     if candidate.shape != output.shape:
         return False
@@ -200,7 +203,7 @@ def _gives(candidate: Tensor, output: Tensor) -> bool:
     return bool((gap.norm(dim=1) <= RELATIVE_TOLERANCE.get(output.dtype, 1e-4)).all())
 
 
-def _list(linear: dict[str, nn.Linear]) -> str:
+def _listed(linear: dict[str, nn.Linear]) -> str:
     if not linear:
         return "no linear layer"
     return "these linear layers: " + ", ".join(

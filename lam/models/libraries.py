@@ -18,7 +18,7 @@ _INCEPTIONS = ("googlenet", "inception_v3")
 def from_torchvision(
     architecture: str, *, dimension: int, weights: str | None = None, **options: Option
 ) -> EmbeddingNetwork:
-    """Take a classification network of torchvision; its last linear layer, the classifier, is replaced.
+    """A classification network of torchvision whose last linear layer, the classifier, is replaced.
 
     Args:
         architecture: torchvision's name, such as "resnet50" or "vit_b_16".
@@ -51,7 +51,7 @@ def from_torchvision(
     path, classifier = _classifier(network, architecture)
     network.set_submodule(path, nn.Identity())
     if file is not None:
-        _fill(network, file, classifier=path)
+        _load_file(network, file, classifier=path)
     embedding = EmbeddingNetwork(network, nn.Linear(classifier.in_features, dimension))
     if isinstance(network, models.VisionTransformer):
         embedding.recipe["image_size"] = network.image_size  # some weights change it
@@ -59,7 +59,7 @@ def from_torchvision(
 
 
 def from_timm(architecture: str, *, dimension: int, weights: str | None = None, **options: Option) -> EmbeddingNetwork:
-    """Take a network of timm without its classifier.
+    """A network of timm without its classifier.
 
     Args:
         architecture: timm's name, such as "resnet50.a1_in1k", which also names the weights.
@@ -84,11 +84,11 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None, 
     return EmbeddingNetwork(network, nn.Linear(width, dimension))
 
 
-def _fill(network: nn.Module, file: str, *, classifier: str) -> None:
+def _load_file(network: nn.Module, file: str, *, classifier: str) -> None:
     if not Path(file).is_file():
         raise ValueError(f"there is no file of weights {file}")
     state = {name: value for name, value in read_weights(Path(file)).items() if not name.startswith(f"{classifier}.")}
-    counters = {name: own for name, own in network.state_dict().items() if name.endswith(".num_batches_tracked")}
+    counters = {name: value for name, value in network.state_dict().items() if name.endswith(".num_batches_tracked")}
     state = counters | state  # files of old versions of torch do not have these
     try:
         load_state(network, state)

@@ -23,7 +23,7 @@ class EmbeddingNetwork(nn.Module):
         self.recipe: dict[str, Option] = {}
 
     def forward(self, inputs: Float[Tensor, "N ..."]) -> Float[Tensor, "N D"]:
-        """Embed a batch: unit rows (N, D)."""
+        """Unit rows (N, D) of a batch."""
         return F.normalize(self.head(self.features(inputs)), dim=1)
 
 

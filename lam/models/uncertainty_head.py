@@ -56,7 +56,7 @@ class UncertaintyHead(nn.Module):
         self.shift = nn.Parameter(torch.full(shape, -7.0))
 
     def forward(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N D"]:
-        """Predict log variances (N, D).
+        """Log variances (N, D).
 
         Raises:
             ValueError: where features do not have P columns, or a single item is given in training mode: batch norm

@@ -43,7 +43,7 @@ def load_weights(network: nn.Module, path: str | Path) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the plain tensors of a file; errors as of `load_weights`."""
+    """The plain tensors of a file; errors as of `load_weights`."""
     try:
         if path.suffix == ".safetensors":
             return read_tensors(path)
@@ -63,23 +63,24 @@ def load_state(network: nn.Module, state: dict[str, Tensor]) -> None:
         ValueError: naming the first tensors that are missing, left over, or of another shape or type.
     """
     own = network.state_dict()
-    mine, theirs = ({plain: name for name, plain in plain_names(names).items()} for names in (own, state))
-    problems = [f"{name} is missing in the network" for plain, name in theirs.items() if plain not in mine]
-    problems += [f"{name} is missing in the file" for plain, name in mine.items() if plain not in theirs]
-    for name, found in ((mine[plain], state[theirs[plain]]) for plain in mine.keys() & theirs.keys()):
-        if own[name].shape != found.shape:
-            problems.append(f"{name} is {tuple(own[name].shape)} in the network, {tuple(found.shape)} in the file")
-        elif torch.is_floating_point(own[name]) != torch.is_floating_point(found):
-            problems.append(f"{name} is {own[name].dtype} in the network, {found.dtype} in the file")
+    own_names, saved_names = ({plain: name for name, plain in plain_names(names).items()} for names in (own, state))
+    problems = [f"{name} is missing in the network" for plain, name in saved_names.items() if plain not in own_names]
+    problems += [f"{name} is missing in the file" for plain, name in own_names.items() if plain not in saved_names]
+    for plain in own_names.keys() & saved_names.keys():
+        name, value, saved = own_names[plain], own[own_names[plain]], state[saved_names[plain]]
+        if value.shape != saved.shape:
+            problems.append(f"{name} is {tuple(value.shape)} in the network, {tuple(saved.shape)} in the file")
+        elif torch.is_floating_point(value) != torch.is_floating_point(saved):
+            problems.append(f"{name} is {value.dtype} in the network, {saved.dtype} in the file")
     if problems:
-        shown = "; ".join(sorted(problems)[:5])
+        first = "; ".join(sorted(problems)[:5])
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise ValueError(f"the network is not the one that was saved: {shown}{more}")
-    network.load_state_dict({name: state[theirs[plain]] for plain, name in mine.items()})
+        raise ValueError(f"the network is not the one that was saved: {first}{more}")
+    network.load_state_dict({name: state[saved_names[plain]] for plain, name in own_names.items()})
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Give the names that the tensors of a network have outside of wrappers, by the names that they have.
+    """The names of a network's tensors outside of wrappers, by the names that they have in it.
 
     `torch.compile` puts `_orig_mod` before the names of what it wraps, parallel training `module` before all names.
 
@@ -94,7 +95,7 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def plain_path(network: nn.Module, path: str) -> str:
-    """Give the path that a layer has outside of wrappers; a path that leads to no tensor is given back."""
+    """The path of a layer outside of wrappers; a path that leads to no tensor is returned as it is."""
     prefix = f"{path}." if path else ""
     names = plain_names(network.state_dict())
     inside = next((name for name in names if name.startswith(prefix)), None)
@@ -102,6 +103,6 @@ def plain_path(network: nn.Module, path: str) -> str:
 
 
 def own_path(network: nn.Module, plain: str) -> str:
-    """Give the path that a linear layer has in a network, in a wrapper or not, by its plain one, which it is else."""
+    """The path in a network, wrapped or not, of the linear layer with this plain path; without one, the plain path."""
     linear = (path for path, module in network.named_modules() if isinstance(module, nn.Linear))
     return next((path for path in linear if plain_path(network, path) == plain), plain)

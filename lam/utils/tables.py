@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Table:
 
     @classmethod
     def read(cls, path: Path, *, needed: Sequence[str] = ()) -> "Table":
-        """Read a file in UTF-8, with commas and a first line that names the columns; empty lines count for nothing.
+        """The table of a file in UTF-8, with commas and a first line that names the columns; empty lines are skipped.
 
         Raises:
             ValueError: If it lacks a needed column, names two alike, or a row has more or fewer values than there are
@@ -46,8 +46,7 @@ class Table:
                 raise ValueError(f"{path} is not in UTF-8: {error}") from None
         if absent := [name for name in needed if name not in names]:
             raise ValueError(f"{path} has no column {', '.join(absent)}; it has {', '.join(names) or 'none'}")
-        named = [name for name in names if name]
-        if len(set(named)) < len(named):
+        if any(names.count(name) > 1 for name in names if name):
             raise ValueError(f"{path}: columns must have names that differ, got {', '.join(names)}")
         for line, row in rows:
             if len(row) != len(names):
@@ -70,21 +69,20 @@ class Table:
         """
         values = [_number(text, unknown) for text in self.columns[name]]
         if wrong := [row for row, value in enumerate(values) if value is None]:
-            first = self.columns[name][wrong[0]]
+            first, line = self.columns[name][wrong[0]], self.lines[wrong[0]]
             raise ValueError(
-                f"{self.path}: {name} must be numbers, got {first!r} in line {self.lines[wrong[0]]} "
-                f"({len(wrong)} such lines)"
+                f"{self.path}: {name} must be numbers, got {first!r} in line {line} ({len(wrong)} such lines)"
             )
         return torch.tensor(values, dtype=torch.float64)
 
-    def truths(self, name: str) -> Bool[Tensor, " N"]:
+    def booleans(self, name: str) -> Bool[Tensor, " N"]:
         """A column of True and False, or 1 and 0.
 
         Raises:
             ValueError: If a value is none of these.
         """
         self.check_choices(name, ("True", "False", "1", "0"))
-        return torch.tensor([_TRUTH[text.lower()] for text in self.columns[name]], dtype=torch.bool)
+        return torch.tensor([_BOOLEANS[text.lower()] for text in self.columns[name]], dtype=torch.bool)
 
     def check_choices(self, name: str, allowed: Sequence[str]) -> None:
         """Refuse a column with a value that is not allowed, upper or lower case.

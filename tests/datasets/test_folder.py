@@ -78,13 +78,14 @@ def test_a_class_may_be_called_train(tmp_path):
     assert load("folder", root=tmp_path, preprocessing=SMALL).train.classes == ("plane", "train")
 
 
-def test_classes_of_one_image_are_counted(tmp_path):
+def test_parts_share_the_classes_of_all(tmp_path):
     make(tmp_path / "train", {"cat": 10, "dog": 10, "bird": 1})
     make(tmp_path / "validation", {"cat": 2})
     make(tmp_path / "test", {"dog": 1, "fish": 1})
     parts = load("folder", root=tmp_path, preprocessing=SMALL)
-    assert parts.train.singletons == ("bird",)
-    assert parts.test.singletons == ("dog", "fish")
+    assert parts.train.classes == parts.test.classes == ("bird", "cat", "dog", "fish")
+    assert parts.train.labels.bincount(minlength=4).tolist() == [1, 10, 10, 0]
+    assert parts.test.labels.bincount(minlength=4).tolist() == [0, 0, 1, 1]
 
 
 def test_images_may_lie_deeper_and_hidden_files_do_not_count(tmp_path):

@@ -93,10 +93,6 @@ class TestTensorImages:
     def test_targets_are_the_labels(self):
         assert torch.equal(data_set().targets, data_set().labels)
 
-    def test_singletons_are_named(self):
-        images = TensorImages(pixels(4), torch.tensor([0, 2, 3, 3]), classes=("a", "b", "c", "d"))
-        assert images.singletons == ("a", "c")
-
     def test_global_randomness_is_untouched(self):
         state = torch.get_rng_state()
         data_set().limit(5)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lam.models.head import ADDED, caught_input, features_and_output, find_head
+from lam.models.head import ADDED, features_and_output, find_head, recorded_head_inputs
 
 
 class Classifier(nn.Module):
@@ -125,17 +125,17 @@ def test_what_the_network_gives_enters_a_layer_added_after_it():
 
 
 def test_what_the_network_gives_is_caught_in_an_exported_program_too():
-    class Caught(nn.Module):
+    class Recorded(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.network = nn.Sequential(nn.Linear(5, 3), nn.Tanh())
 
         def forward(self, inputs: Tensor) -> Tensor:
-            with caught_input(self.network, ADDED) as caught:
+            with recorded_head_inputs(self.network, ADDED) as head_inputs:
                 self.network(inputs)
-            return 2 * caught[-1]
+            return 2 * head_inputs[-1]
 
-    network, inputs = Caught(), torch.randn(4, 5)
+    network, inputs = Recorded(), torch.randn(4, 5)
     exported = torch.export.export(network, (inputs,)).module()
     torch.testing.assert_close(exported(inputs), network(inputs))
 

@@ -130,7 +130,7 @@ def kappa_from_resultant(
     one_minus_resultant: Float[Tensor, "*B"] | None = None,
     max_kappa: float = 1e8,
 ) -> Float[Tensor, "*B"]:
-    """Concentration whose mean resultant length is the one given: the inverse of `bessel_ratio`.
+    """Concentration that has a mean resultant length: the inverse of `bessel_ratio`.
 
     A_D(kappa) = R by Newton's method from kappa = R (D - R^2) / (1 - R^2), four steps, which reach full precision.
 
@@ -162,8 +162,8 @@ def kappa_from_resultant(
     length = resultant.detach().double()
     complement = 1 - length
     if one_minus_resultant is not None:
-        agree = (one_minus_resultant - complement).abs() <= _SLACK
-        check_all(agree, "one_minus_resultant must be 1 - resultant", one_minus_resultant)
+        adds_up = (one_minus_resultant - complement).abs() <= _SLACK
+        check_all(adds_up, "one_minus_resultant must be 1 - resultant", one_minus_resultant)
         complement = one_minus_resultant.detach().double()
     return _solve(dimension, length.clamp(0, 1), complement.clamp(0, 1), max_kappa).to(resultant.dtype)
 
@@ -180,11 +180,11 @@ def check_parameters(dimension: int, kappa: Float[Tensor, "*B"]) -> None:
     check_all((kappa >= 0) & torch.isfinite(kappa), "kappa must be finite and at least 0", kappa)
 
 
-def check_all(fine: Bool[Tensor, "*B"], rule: str, values: Float[Tensor, "*B"]) -> None:
+def check_all(valid: Bool[Tensor, "*B"], rule: str, values: Float[Tensor, "*B"]) -> None:
     """Raise `ValueError` with the rule, the first value that breaks it, and its index."""
-    if torch.compiler.is_exporting() or fine.all():  # a program that is traced cannot look at its values
+    if torch.compiler.is_exporting() or valid.all():  # a program that is traced cannot look at its values
         return
-    index = tuple((~fine).nonzero()[0].tolist())
+    index = tuple((~valid).nonzero()[0].tolist())
     place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
     raise ValueError(f"{rule}, got {values[index].item()}{place}")
 

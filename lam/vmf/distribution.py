@@ -94,8 +94,8 @@ class VonMisesFisher(Distribution):
         validate_args = not torch.compiler.is_compiling() if validate_args is None else validate_args
         if validate_args:  # to name the first offender
             check_dimension(loc.shape[-1])
-            fine = (concentration >= 0) & concentration.isfinite()
-            check_all(fine, "concentration must be finite and at least 0", concentration)
+            valid = (concentration >= 0) & concentration.isfinite()
+            check_all(valid, "concentration must be finite and at least 0", concentration)
             _check_unit(loc, "loc")
         self.loc = loc.expand(*batch_shape, -1)
         self.concentration = concentration.expand(batch_shape)
@@ -330,19 +330,19 @@ def _check_unit(vectors: Tensor, name: str) -> None:
     check_all(unit_vector.check(vectors), f"{name} must be of unit length (normalise it first)", length)
 
 
-def _draw(mean: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Polar angles (M,) and unit tangents (M, D).
+def _draw(loc: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Polar angles (N,) and unit tangents (N, D).
 
     A uniform point on the sphere gives both: its cosine, moved by Ulrich's Moebius map, is the proposal, and its
     tangent does not depend on it. With b = (D - 1) / (2 kappa + sqrt(4 kappa^2 + (D - 1)^2)) and z = (1 - cosine) / 2
     the proposal has 1 - w = 2 b z / (1 - (1 - b) z), from which everything follows without cancellation.
     """
-    n = mean.shape[-1] - 1
+    n = loc.shape[-1] - 1
     b = n / (2 * kappa + torch.hypot(2 * kappa, kappa.new_tensor(n)))
-    angle, tangent = torch.empty_like(kappa), torch.empty_like(mean)
+    angle, tangent = torch.empty_like(kappa), torch.empty_like(loc)
     pending = torch.arange(len(kappa), device=kappa.device)
     while len(pending):
-        pole = mean[pending]
+        pole = loc[pending]
         point = torch.randn(pole.shape, dtype=pole.dtype, device=pole.device, generator=generator)
         point = point / torch.linalg.vector_norm(point, dim=-1, keepdim=True)
         cosine = (point * pole).sum(-1)
@@ -351,9 +351,9 @@ def _draw(mean: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tup
         log_odds = kappa[pending] * centre * (1 - ratio) + n * torch.log((1 + (1 - centre) * ratio) / (2 - centre))
         uniform = torch.rand(cosine.shape, dtype=pole.dtype, device=pole.device, generator=generator)
         accepted = log_odds >= uniform.log()
-        chosen = pending[accepted]
-        angle[chosen] = 2 * (centre * ratio / 2).clamp(max=1).sqrt().asin()[accepted]
-        tangent[chosen] = torch.nn.functional.normalize(point - cosine[:, None] * pole, dim=-1)[accepted]
+        done = pending[accepted]
+        angle[done] = 2 * (centre * ratio / 2).clamp(max=1).sqrt().asin()[accepted]
+        tangent[done] = torch.nn.functional.normalize(point - cosine[:, None] * pole, dim=-1)[accepted]
         pending, b = pending[~accepted], b[~accepted]
     return angle, tangent
 

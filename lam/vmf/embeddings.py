@@ -74,32 +74,29 @@ class Embeddings:
         return self.mean.shape[1]
 
     def to(self, device: torch.device | str) -> "Embeddings":
-        """Move every tensor to a device."""
+        """The same embeddings on a device."""
         samples = None if self.samples is None else self.samples.to(device)
-        moved = {name: getattr(self, name).to(device) for name in _BY_ITEM}
-        return replace(self, samples=samples, **moved)
+        rows = {name: getattr(self, name).to(device) for name in _BY_ITEM}
+        return replace(self, samples=samples, **rows)
 
     @staticmethod
     def from_samples(
         samples: Float[Tensor, "S N D"],
         variance: Float[Tensor, " N"],
         *,
-        mean: Float[Tensor, "N E"] | None = None,
+        mean: Float[Tensor, "N _"] | None = None,
         keep: bool = False,
     ) -> "Embeddings":
-        """Summarise samples: κ from their mean resultant length, corrected for chance.
+        """Embeddings from samples: κ from their mean resultant length, corrected for chance.
 
         Source: Sra (2012).
 
         Args:
             samples: (S, N, D) unit vectors, S ≥ 2.
             variance: (N,) before normalisation; its type is that of the embeddings.
-            mean: (N, E) the directions that are retrieved, on the samples' sphere or on one of their own; by default
-                the mean directions of the samples.
+            mean: (N, D) the directions that are retrieved; by default the mean directions of the samples. They may lie
+                on a sphere of another dimension than the samples, unless these are kept.
             keep: keep the samples.
-
-        Returns:
-            One record of N items.
 
         Raises:
             ValueError: as `lam.vmf.mean_resultant_length`.
@@ -110,11 +107,11 @@ class Embeddings:
             tensor([0.5774])
         """
         length = mean_resultant_length(samples, unbiased=True)
-        least, most = KAPPA_RANGE
+        lowest, highest = KAPPA_RANGE
         dtype = variance.dtype
         return Embeddings(
             (length.mean if mean is None else mean).to(dtype),
-            length.kappa(max_kappa=most).clamp(min=least).to(dtype),
+            length.kappa(max_kappa=highest).clamp(min=lowest).to(dtype),
             length.resultant.to(dtype),
             variance,
             samples.to(dtype) if keep else None,
@@ -123,24 +120,21 @@ class Embeddings:
 
     @staticmethod
     def concatenate(parts: Sequence["Embeddings"]) -> "Embeddings":
-        """Join batches of embeddings, in order.
+        """One record of all items of several batches, in order.
 
         Args:
             parts: at least one; either all with samples, of the same number, or none.
 
-        Returns:
-            One record of all items.
-
         Raises:
-            ValueError: for no part at all, or means that may not be compared with each other.
+            ValueError: without any part, or for means that may not be compared with each other.
         """
         if not parts:
             raise ValueError("nothing to concatenate: give at least one batch of embeddings")
         for part in parts:
             refuse_other_means(part, parts[0].mean_samples)
         samples = [part.samples for part in parts if part.samples is not None]
-        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in _BY_ITEM}
-        return replace(parts[0], samples=torch.cat(samples, 1) if len(samples) == len(parts) else None, **joined)
+        rows = {name: torch.cat([getattr(part, name) for part in parts]) for name in _BY_ITEM}
+        return replace(parts[0], samples=torch.cat(samples, 1) if len(samples) == len(parts) else None, **rows)
 
 
 _BY_ITEM = ("mean", "kappa", "resultant", "variance")
@@ -150,11 +144,11 @@ def refuse_other_means(embeddings: Embeddings, mean_samples: int | None) -> None
     """Refuse embeddings whose means may not be compared with means of `mean_samples` samples.
 
     Raises:
-        ValueError: saying what either mean is.
+        ValueError: naming both kinds of mean.
     """
     if embeddings.mean_samples != mean_samples:
         kinds = [
-            "the network's own directions" if number is None else f"means of {number} samples"
-            for number in (embeddings.mean_samples, mean_samples)
+            "the network's own directions" if n_samples is None else f"means of {n_samples} samples"
+            for n_samples in (embeddings.mean_samples, mean_samples)
         ]
         raise ValueError(f"embeddings that are {kinds[0]} cannot be compared with {kinds[1]}: embed both alike")

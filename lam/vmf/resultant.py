@@ -30,8 +30,8 @@ class MeanResultant:
 
     def kappa(self, *, max_kappa: float = 1e8) -> Float[Tensor, "*B"]:
         """Concentration of that length, float64, at most `max_kappa`; see `lam.vmf.bessel.kappa_from_resultant`."""
-        rest = self.one_minus_resultant
-        return kappa_from_resultant(self.resultant, self.mean.shape[-1], one_minus_resultant=rest, max_kappa=max_kappa)
+        one_minus, dimension = self.one_minus_resultant, self.mean.shape[-1]
+        return kappa_from_resultant(self.resultant, dimension, one_minus_resultant=one_minus, max_kappa=max_kappa)
 
 
 def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -> MeanResultant:
@@ -70,7 +70,7 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
     return MeanResultant(moments.mean, resultant, shortfall.clamp(max=1) / (1 + resultant))
 
 
-def _normalised(weights: Tensor) -> Tensor:
+def _normalise(weights: Tensor) -> Tensor:
     check_all((weights >= 0) & weights.isfinite(), "weights must be finite and at least 0", weights)
     total = weights.double().sum(0)
     check_all(total > 0, "weights must have a positive sum over the samples", total)
@@ -96,7 +96,7 @@ def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Ten
     if weights is None:
         weights = samples.new_full((len(samples), *[1] * (samples.ndim - 2)), 1 / len(samples), dtype=torch.float64)
     else:
-        weights = _normalised(weights)
+        weights = _normalise(weights)
     size = -(-len(samples) // _BLOCKS)
     totals = torch.zeros_like(samples[:size], dtype=torch.float64)
     for block, weight in zip(samples.split(size), weights[..., None].split(size), strict=True):

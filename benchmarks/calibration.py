@@ -58,7 +58,7 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
     others = datasets.load_ood("mnist", like=splits.test, root=mnist)
     reference = reference_features(encoder, splits.train, REFERENCE, seed=config.seed)
 
-    def predict(images: datasets.ImageDataset) -> tuple[Prediction, Tensor]:
+    def predict(images: datasets.Dataset) -> tuple[Prediction, Tensor]:
         seen = encoder.predict(loader_of(images, EMBEDDING_BATCH), n_samples=N_SAMPLES)
         return seen, knn_distance(seen.features, reference)
 

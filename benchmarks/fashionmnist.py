@@ -54,7 +54,7 @@ def variants_of(parsed: argparse.Namespace, seed: int) -> dict[str, dict[str, An
     splits = datasets.load(config.data.name, root=config.data.root, seed=config.data.seed)
     ood = datasets.load_ood("mnist", like=splits.test, root=parsed.mnist)
 
-    def features(images: datasets.ImageDataset) -> tuple[Tensor, Tensor]:
+    def features(images: datasets.Dataset) -> tuple[Tensor, Tensor]:
         return encoder.features(DataLoader(images, batch_size=500)), images.labels
 
     inputs, labels = features(splits.train)

@@ -1,4 +1,4 @@
-"""What is embedded: labelled or placed images by name, in three disjoint splits, and out-of-distribution (OOD) sets.
+"""What is embedded: labelled texts, labelled or placed images, by name, in three disjoint splits, and out-of-distribution (OOD) sets.
 
 `load` and `load_ood` find a data set by its name. One file a source; what they share is in `lam.datasets.base`.
 """
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lam.datasets import cars196, cub200, digits, folder, lfw, msls, places
-from lam.datasets.base import ImageDataset, MissingDataError, Splits, TensorImages
+from lam.datasets.base import Dataset, MissingDataError, Splits, TensorImages
 from lam.datasets.cifar import cifar10, svhn
 from lam.datasets.folder import FolderImages
 from lam.datasets.idx import fashionmnist, mnist
 from lam.datasets.place_images import PlaceImages
 
 __all__ = [
+    "Dataset",
     "FolderImages",
-    "ImageDataset",
     "MissingDataError",
     "PlaceImages",
     "Splits",
@@ -29,7 +29,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-def _folder_like(*, root: str | Path, like: ImageDataset) -> ImageDataset:
+def _folder_like(*, root: str | Path, like: Dataset) -> Dataset:
     return folder.read(root=root, preprocessing=like.preprocessing)
 
 
@@ -46,7 +46,7 @@ DATASETS: dict[str, Callable[..., Splits]] = {
     "msls": msls.splits,
     "places": places.splits,
 }
-OOD_SETS: dict[str, Callable[..., ImageDataset]] = {  # beside these, the test split of any data set
+OOD_SETS: dict[str, Callable[..., Dataset]] = {  # beside these, the test split of any data set
     "digits_held_out": digits.held_out,
     "digits_patches": digits.patches,
     "fashionmnist": fashionmnist.test_images,
@@ -80,10 +80,8 @@ def load(name: str, *, root: str | Path | None = None, seed: int = 0, **options:
     return _call(loader, name, options, root=root, seed=seed)
 
 
-def load_ood(
-    name: str, *, like: ImageDataset, root: str | Path | None = None, seed: int = 0, **options: Any
-) -> ImageDataset:
-    """Load images that are out of the distribution of `like`, in its shape.
+def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: int = 0, **options: Any) -> Dataset:
+    """Load items that are out of the distribution of `like`, in its shape.
 
     Args:
         name: "digits_patches", "digits_held_out", or any data set of `load`, of which the test split is taken (of a
@@ -95,7 +93,7 @@ def load_ood(
         options: those of the data set.
 
     Raises:
-        ValueError: If the name or an option is unknown, or the images differ in shape from those of `like`.
+        ValueError: If the name or an option is unknown, or the items differ in shape from those of `like`.
         MissingDataError: If files are missing.
 
     Example:
@@ -104,14 +102,12 @@ def load_ood(
     """
     _find(DATASETS | OOD_SETS, name, "OOD set")
     if name in OOD_SETS:
-        images = _call(OOD_SETS[name], name, options, root=root, seed=seed, like=like)
+        items = _call(OOD_SETS[name], name, options, root=root, seed=seed, like=like)
     else:
-        images = _call(DATASETS[name], name, options, root=root, seed=seed, preprocessing=like.preprocessing).test
-    if images.shape != like.shape:
-        raise ValueError(
-            f"{name} has images of shape {images.shape}, but {like.name} of {like.shape}; take another set"
-        )
-    return images
+        items = _call(DATASETS[name], name, options, root=root, seed=seed, preprocessing=like.preprocessing).test
+    if items.shape != like.shape:
+        raise ValueError(f"{name} has items of shape {items.shape}, but {like.name} of {like.shape}; take another set")
+    return items
 
 
 def _find(known: Mapping[str, T], name: str, kind: str) -> T:

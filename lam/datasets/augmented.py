@@ -5,6 +5,7 @@ How an image becomes a tensor without chance is `lam.inputs.preprocessing`.
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor
 
-from lam.datasets.base import ImageDataset
+from lam.datasets.base import Dataset, Shown
 from lam.datasets.folder import FolderImages
 from lam.inputs.preprocessing import Preprocessing
 
@@ -52,7 +53,7 @@ class AugmentationOptions:
             raise ValueError(f"flip must be a probability in [0, 1], got {self.flip}")
 
 
-class Augmented(ImageDataset):
+class Augmented(Dataset):
     """A data set whose images are a random view of themselves each time that they are read.
 
     Where images are files (`FolderImages`), crops are taken from the whole image in its own resolution, before anything
@@ -73,7 +74,7 @@ class Augmented(ImageDataset):
         (torch.Size([1, 8, 8]), 1)
     """
 
-    def __init__(self, dataset: ImageDataset, options: AugmentationOptions) -> None:
+    def __init__(self, dataset: Dataset, options: AugmentationOptions) -> None:
         super().__init__(
             dataset.labels, name=dataset.name, classes=dataset.classes, preprocessing=dataset.preprocessing
         )
@@ -86,6 +87,15 @@ class Augmented(ImageDataset):
     def targets(self) -> Tensor:
         """What says which items match, as in the data set."""
         return self.dataset.targets
+
+    @property
+    def names(self) -> Sequence[str]:
+        """As in the data set."""
+        return self.dataset.names
+
+    def shown(self, index: int) -> Shown:
+        """As in the data set."""
+        return self.dataset.shown(index)
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:
@@ -130,7 +140,7 @@ class _RandomViews(Preprocessing):
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if _draw_flip(self.options) else image
 
 
-def _with_random_views(dataset: ImageDataset, options: AugmentationOptions) -> ImageDataset:
+def _with_random_views(dataset: Dataset, options: AugmentationOptions) -> Dataset:
     views = copy.copy(dataset)
     views.preprocessing = _RandomViews(**vars(dataset.preprocessing), options=options)
     return views

@@ -1,71 +1,95 @@
-"""What every data set of images is: labelled tensors of one shape, subsets of them, and three disjoint splits.
+"""What every data set is: labelled tensors of one shape, subsets of them, and three disjoint splits.
 
-Images in memory live here (`TensorImages`); what is read from files or ships with a library has its own file. How an
-image becomes a tensor is `lam.inputs.preprocessing`.
+Images in memory live here (`TensorImages`); images in files, texts and what ships with a library have files of their
+own. How an image or a text becomes a tensor is `lam.inputs`.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float, Int64, Integer, Shaped, UInt8
+from jaxtyping import Bool, Float, Int64, Integer, Shaped, UInt8
+from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils import data
 
-from lam.inputs.preprocessing import Preprocessing
+from lam.inputs import AnyPreprocessing, Preprocessing
+from lam.inputs.thumbnails import thumbnail
 
-Images = TypeVar("Images", bound="ImageDataset")
+Items = TypeVar("Items", bound="Dataset")
 
-_PER_CLASS = 4  # images of one class where there are too many classes to draw from each
+_PER_CLASS = 4  # items of one class where there are too many classes to draw from each
 
 
 class MissingDataError(FileNotFoundError, ValueError):
     """Files of a data set are not where they were looked for; the message names each and says how to get them."""
 
 
-class ImageDataset(Dataset[tuple[Tensor, int | Tensor]], ABC):
-    """N labelled images of one shape (C, H, W), by position; an item is an image and its target.
+@dataclass(frozen=True)
+class Shown:
+    """How an item is shown to people: by a picture or by its text.
+
+    Attributes:
+        path: its file, or else what it is called.
+        picture: a small PNG or JPEG, or None.
+        text: None of an image.
+        metadata: what else is known of it, by name.
+    """
+
+    path: str
+    picture: bytes | None = None
+    text: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
+    """N labelled inputs of one shape, images or texts, by position; an item is an input and its target.
 
     Attributes:
         name: what the data set is called in tables.
         labels: (N,) int64, positions in `classes`.
-        classes: the name of every class; parts of one data set share them, so that some may have no image here.
-        preprocessing: how an image file becomes an item.
+        classes: the name of every class; parts of one data set share them, so that some may have no item here.
+        preprocessing: how an image file, or a text, becomes an input.
+        shape: of an input.
+        is_query: (N,) whether each item is a query, else it belongs to the gallery; None where every item is both, and
+            a query is not found as its own match.
 
     Raises:
-        ValueError: If there is no image, a label is no position in `classes`, or `preprocessing` leaves the shape open.
+        ValueError: If there is no item, a label is no position in `classes`, or `preprocessing` leaves the shape open.
     """
 
+    is_query: Bool[Tensor, " N"] | None = None
+
     def __init__(
-        self, labels: Int64[Tensor, " N"], *, name: str, classes: Sequence[str], preprocessing: Preprocessing
+        self, labels: Int64[Tensor, " N"], *, name: str, classes: Sequence[str], preprocessing: AnyPreprocessing
     ) -> None:
         if labels.ndim != 1 or labels.dtype != torch.int64:
             raise ValueError(f"labels must be int64 of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}")
         if len(labels) == 0:
-            raise ValueError(f"data set {name!r} has no images; give at least one")
+            raise ValueError(f"data set {name!r} has no items; give at least one")
         outside = ((labels < 0) | (labels >= len(classes))).nonzero()
         if len(outside):
             index = int(outside[0])
             raise ValueError(f"labels must be from 0 to {len(classes) - 1}, got {int(labels[index])} at index {index}")
         if preprocessing.shape is None:
-            raise ValueError(f"images of a data set need one shape: set a crop or an exact size in {preprocessing}")
+            raise ValueError(f"items of a data set need one shape: set a crop or an exact size in {preprocessing}")
         self.labels = labels
         self.name = name
         self.classes = tuple(classes)
-        self.preprocessing = preprocessing
-        self.shape: tuple[int, int, int] = preprocessing.shape
+        self.preprocessing: Any = preprocessing  # of images or of texts, as each data set knows
+        self.shape: tuple[int, ...] = preprocessing.shape
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @abstractmethod
-    def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int | Tensor]: ...
+    def __getitem__(self, index: int) -> tuple[Shaped[Tensor, "..."], int | Tensor]: ...
 
     @abstractmethod
-    def _part(self: Images, indices: Int64[Tensor, " M"]) -> Images: ...
+    def _part(self: Items, indices: Int64[Tensor, " M"]) -> Items: ...
 
     @property
     def targets(self) -> Shaped[Tensor, "N ..."]:
@@ -77,8 +101,17 @@ class ImageDataset(Dataset[tuple[Tensor, int | Tensor]], ABC):
         """Items of one number match (N,): the labels, or of places those that are close together."""
         return self.labels
 
-    def subset(self: Images, indices: Sequence[int] | Integer[Tensor, " M"]) -> Images:
-        """The images at these positions, in this order.
+    @property
+    def names(self) -> Sequence[str]:
+        """What tells items from others of the same targets, such as names of files; none where nothing does."""
+        return ()
+
+    def shown(self, index: int) -> Shown:
+        """How the item at a position is shown to people."""
+        return Shown(f"{self.name} {index}")
+
+    def subset(self: Items, indices: Sequence[int] | Integer[Tensor, " M"]) -> Items:
+        """The items at these positions, in this order.
 
         Args:
             indices: (M,) positions from 0 to N − 1.
@@ -94,11 +127,11 @@ class ImageDataset(Dataset[tuple[Tensor, int | Tensor]], ABC):
             raise ValueError(f"indices must be from 0 to {len(self) - 1}, got {int(positions[outside[0]])}")
         return self._part(positions.long())
 
-    def limit(self: Images, n: int, *, seed: int = 0) -> Images:
-        """At most n images, drawn at random so that most have a match; all of them where there are no more.
+    def limit(self: Items, n: int, *, seed: int = 0) -> Items:
+        """At most n items, drawn at random so that most have a match; all of them where there are no more.
 
-        Each class is in proportion where that gives it two images on average. Where it would not, n images are of few
-        classes: up to four of each, classes with a single image last.
+        Each class is in proportion where that gives it two items on average. Where it would not, n items are of few
+        classes: up to four of each, classes with a single item last.
 
         Raises:
             ValueError: If n is below 1.
@@ -123,7 +156,7 @@ class ImageDataset(Dataset[tuple[Tensor, int | Tensor]], ABC):
         return top_up(drawn, n, len(self), generator)
 
 
-class TensorImages(ImageDataset):
+class TensorImages(Dataset):
     """Images held in memory; 8-bit ones are scaled and normalised when they are read.
 
     Args:
@@ -190,6 +223,12 @@ class TensorImages(ImageDataset):
         images = self.batch(indices).unbind()
         return list(zip(images, self.labels[indices].tolist(), strict=True))
 
+    def shown(self, index: int) -> Shown:
+        """The image itself, in small."""
+        pixels = self.preprocessing.denormalize(self[index][0]).mul(255).round().byte().permute(1, 2, 0).numpy()
+        image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+        return Shown(f"{self.name} {index}", thumbnail(image))
+
     def _scaled(self, images: Tensor) -> Tensor:
         return images if images.is_floating_point() else self.preprocessing.normalize(images)
 
@@ -208,17 +247,17 @@ class Splits:
     """Three disjoint parts of a data set: to train and fit on, to tune and choose on, and to report on.
 
     Raises:
-        ValueError: If their images differ in shape or their labels in meaning.
+        ValueError: If their items differ in shape or their labels in meaning.
     """
 
-    train: ImageDataset
-    validation: ImageDataset
-    test: ImageDataset
+    train: Dataset
+    validation: Dataset
+    test: Dataset
 
     def __post_init__(self) -> None:
         for name, part in (("validation", self.validation), ("test", self.test)):
             if part.shape != self.train.shape:
-                raise ValueError(f"train has images of shape {self.train.shape}, {name} of shape {part.shape}")
+                raise ValueError(f"train has items of shape {self.train.shape}, {name} of shape {part.shape}")
             if part.classes != self.train.classes:
                 raise ValueError(f"train and {name} must share one list of classes, so that labels mean the same")
 
@@ -252,7 +291,7 @@ def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed:
     return tuple(part.sort().values for part in parts)
 
 
-def carve(dataset: Images, sizes: Sequence[int], *, seed: int) -> tuple[Images, ...]:
+def carve(dataset: Items, sizes: Sequence[int], *, seed: int) -> tuple[Items, ...]:
     """Random subsets of these sizes, with each class in proportion, and, last, the one of all that remains."""
     rest = len(dataset) - sum(sizes)
     parts = stratified_split(dataset.labels, (*sizes, rest), seed=seed)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lam.datasets.base import ImageDataset, Splits, TensorImages, carve, fraction_of
+from lam.datasets.base import Dataset, Splits, TensorImages, carve, fraction_of
 
 _SIDE = 8
 _LARGEST = 16  # grey values are from 0 to 16
@@ -41,7 +41,7 @@ def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float
     return Splits(**dict(zip((*fractions, "train"), carve(digits, sizes, seed=seed), strict=True)))
 
 
-def held_out(*, like: ImageDataset) -> TensorImages:
+def held_out(*, like: Dataset) -> TensorImages:
     """The digits of the classes that `like`, a part of the digits, does not have.
 
     Raises:
@@ -55,7 +55,7 @@ def held_out(*, like: ImageDataset) -> TensorImages:
     return _images(rest, name="digits_held_out")
 
 
-def patches(*, like: ImageDataset, seed: int = 0) -> TensorImages:
+def patches(*, like: Dataset, seed: int = 0) -> TensorImages:
     """Grey patches of 8 × 8 pixels at random positions of scikit-learn's two photographs, as many as `like` has images.
 
     Args:

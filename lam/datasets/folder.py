@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from lam.datasets.base import ImageDataset, MissingDataError, Splits, carve, fraction_of
+from lam.datasets.base import Dataset, MissingDataError, Shown, Splits, carve, fraction_of
 from lam.inputs.preprocessing import Preprocessing
+from lam.inputs.thumbnails import thumbnail_of_file
 
 _SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
@@ -22,7 +23,7 @@ _SUFFIXES = frozenset(
 _PARTS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
 
 
-class FolderImages(ImageDataset):
+class FolderImages(Dataset):
     """Images on disk, decoded and preprocessed each time that they are read.
 
     Args:
@@ -52,6 +53,16 @@ class FolderImages(ImageDataset):
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int | Tensor]:
         return self.preprocessing(self.paths[index]), int(self.labels[index])
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The last two parts of every path: wherever the folder lies."""
+        return ["/".join(path.parts[-2:]) for path in self.paths]
+
+    def shown(self, index: int) -> Shown:
+        """The file, in small."""
+        path = str(self.paths[index])
+        return Shown(path, thumbnail_of_file(path))
 
     def _part(self, indices: Int64[Tensor, " M"]) -> "FolderImages":
         return FolderImages(

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from lam.datasets.base import ImageDataset, MissingDataError, Splits, fraction_of, stratified_split
+from lam.datasets.base import Dataset, MissingDataError, Splits, fraction_of, stratified_split
 from lam.datasets.folder import FolderImages
 from lam.inputs.preprocessing import Preprocessing
 
@@ -131,7 +131,7 @@ def resolve_preprocessing(
     return preprocessing if isinstance(preprocessing, Preprocessing) else Preprocessing.from_options(preprocessing)
 
 
-def split_by_class(images: ImageDataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> Splits:
+def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> Splits:
     """Splits by class, none in two parts: as in testing, validation meets classes that training never saw.
 
     Source: K. Musgrave, S. Belongie and S.-N. Lim (2020), A metric learning reality check, section 3.
@@ -161,7 +161,7 @@ def split_by_class(images: ImageDataset, is_test: Bool[Tensor, " C"], *, validat
     return Splits(**{part: images.subset(mask.nonzero().flatten()) for part, mask in masks.items()})
 
 
-def open_set(images: ImageDataset, *, validation: float, seed: int) -> Splits:
+def open_set(images: Dataset, *, validation: float, seed: int) -> Splits:
     """Splits by class: the first half of the classes trains and validates, the last half tests."""
     is_test = torch.arange(len(images.classes)) >= len(images.classes) // 2
     return split_by_class(images, is_test, validation=validation, seed=seed)

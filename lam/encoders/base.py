@@ -19,7 +19,7 @@ from lam.encoders import files as encoder_files
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.files import SavedEncoder
 from lam.hessians.batch import check_finite
-from lam.inputs.preprocessing import Preprocessing
+from lam.inputs import AnyPreprocessing, preprocessing_from_json
 from lam.pairs.relation import Relation
 from lam.vmf.embeddings import Embeddings
 
@@ -95,7 +95,7 @@ class Encoder(ABC):
         head: str,
         *,
         relation: Relation | None = None,
-        preprocessing: Preprocessing | None = None,
+        preprocessing: AnyPreprocessing | None = None,
         ood_score: OodScore = "kappa",
         n_samples: int = N_SAMPLES,
     ) -> None:
@@ -230,7 +230,7 @@ def base_arguments(saved: SavedEncoder) -> dict[str, Any]:
     """The arguments of `Encoder` itself, from a saved one."""
     return {
         "relation": Relation(**saved.relation),
-        "preprocessing": None if saved.preprocessing is None else Preprocessing.from_json(saved.preprocessing),
+        "preprocessing": None if saved.preprocessing is None else preprocessing_from_json(saved.preprocessing),
         "ood_score": saved.ood_score,
         "n_samples": saved.n_samples,
     }

@@ -27,7 +27,7 @@ from lam.hessians.accumulate import (
 )
 from lam.hessians.batch import check_finite
 from lam.hessians.losses import ContrastiveCurvature, Curvature
-from lam.inputs.preprocessing import Preprocessing
+from lam.inputs import AnyPreprocessing
 from lam.methods.added_head import train_layer
 from lam.models.head import ADDED, evaluating, features_and_output, find_head, probe_output
 from lam.pairs.mining import ALL_PAIRS
@@ -55,7 +55,7 @@ def fit(
     dimension: int | None = None,
     prior_precision: float = 1.0,
     likelihood_scale: float | None = None,
-    preprocessing: Preprocessing | None = None,
+    preprocessing: AnyPreprocessing | None = None,
     seed: int = 0,
     progress: bool = True,
 ) -> BayesianEncoder:

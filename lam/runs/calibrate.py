@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam import datasets
-from lam.datasets import ImageDataset, Splits
+from lam.datasets import Dataset, Splits
 from lam.datasets.base import stratified_split
 from lam.encoders.base import Encoder
 from lam.gallery.embed import embed_folder, preprocessing_of
@@ -214,15 +214,15 @@ def _splits(run: Path, config: RunConfig) -> Splits:
     return splits
 
 
-def _held_out(encoder: Encoder, folder: str | Path | None, splits: Splits | None) -> ImageDataset:
+def _held_out(encoder: Encoder, folder: str | Path | None, splits: Splits | None) -> Dataset:
     if folder is None and splits is not None:
         return splits.validation
     return datasets.folder.read(root=str(folder), preprocessing=preprocessing_of(encoder))
 
 
-def _relevance(encoder: Encoder, images: ImageDataset, stored: StoredItems | None, config: RunConfig) -> Relevance:
+def _relevance(encoder: Encoder, images: Dataset, stored: StoredItems | None, config: RunConfig) -> Relevance:
     if stored is None:
-        is_query = getattr(images, "is_query", None)
+        is_query = images.is_query
         if is_query is None:
             is_query = _half(images, config.seed)
         within = config.places.relevant_within
@@ -250,7 +250,7 @@ def _found(searches: Searches) -> dict[str, float | int]:
     }
 
 
-def _half(images: ImageDataset, seed: int) -> Tensor:
+def _half(images: Dataset, seed: int) -> Tensor:
     """Which items are queries: half of each class."""
     if len(images) < 2:
         raise ValueError(f"at least 2 images are parted into queries and a gallery, got {len(images)}")

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lam.datasets import ImageDataset
+from lam.datasets import Dataset
 from lam.encoders.base import Encoder
 from lam.encoders.evaluation import Evaluation
 
@@ -105,7 +105,7 @@ class CorruptionCurve:
 
 
 def measure_corruption(
-    encoder: Encoder, images: ImageDataset, evaluation: Evaluation, *, size: int, seed: int = 0
+    encoder: Encoder, images: Dataset, evaluation: Evaluation, *, size: int, seed: int = 0
 ) -> dict[Kind, CorruptionCurve]:
     """Search for corrupted queries of an evaluated set in the gallery as it is.
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from lam import datasets
-from lam.datasets import FolderImages, ImageDataset, MissingDataError, Splits
+from lam.datasets import Dataset, FolderImages, MissingDataError, Splits
 from lam.encoders.base import Encoder
 from lam.inputs.preprocessing import Preprocessing
 from lam.pairs.pairs import check_labels
@@ -27,7 +27,7 @@ EMBEDDING_BATCH = 500
 _DOWNLOAD = "--data.options='{download: true}'"
 
 
-def load_data(data: DataConfig) -> tuple[Splits, dict[str, ImageDataset]]:
+def load_data(data: DataConfig) -> tuple[Splits, dict[str, Dataset]]:
     """Load the splits and the OOD sets by title, cut to the limit.
 
     Raises:
@@ -36,7 +36,7 @@ def load_data(data: DataConfig) -> tuple[Splits, dict[str, ImageDataset]]:
     """
     with _told_how("--data.root=DIR"):
         splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
-    ood: dict[str, ImageDataset] = {}
+    ood: dict[str, Dataset] = {}
     for found in data.ood:
         with _told_how(f"--data.ood='[{{name: {found.name}, root: DIR}}]'"):
             images = datasets.load_ood(found.name, like=splits.test, root=found.root, seed=data.seed, **found.options)
@@ -72,7 +72,7 @@ def check_splits(splits: Splits) -> None:
         raise ValueError(f"the train split cannot be learned from: {error}; give more data") from None
 
 
-def check_files(parts: Iterable[ImageDataset], progress: bool) -> None:
+def check_files(parts: Iterable[Dataset], progress: bool) -> None:
     """Read every image file as it will be read: one that cannot be would otherwise end the run when its turn comes.
 
     Raises:
@@ -94,7 +94,7 @@ def check_files(parts: Iterable[ImageDataset], progress: bool) -> None:
             raise ValueError(f"{error}: replace or remove it") from None
 
 
-def loader_of(images: ImageDataset, batch_size: int, num_workers: int = 0) -> DataLoader[Any]:
+def loader_of(images: Dataset, batch_size: int, num_workers: int = 0) -> DataLoader[Any]:
     """Give a loader in the order of the images; torch's global random state stays as it is."""
     context = distributed.worker_context(num_workers)
     generator = torch.Generator()
@@ -102,7 +102,7 @@ def loader_of(images: ImageDataset, batch_size: int, num_workers: int = 0) -> Da
 
 
 def reference_features(
-    encoder: Encoder, images: ImageDataset, count: int, *, seed: int, num_workers: int = 0
+    encoder: Encoder, images: Dataset, count: int, *, seed: int, num_workers: int = 0
 ) -> Float[Tensor, "M P"]:
     """Give features of at most so many images, drawn at random: what the k-NN distance compares with."""
     loader = loader_of(images.limit(count, seed=seed), EMBEDDING_BATCH, num_workers)

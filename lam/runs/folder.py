@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from lam.datasets import ImageDataset
+from lam.datasets import Dataset
 from lam.runs.config import RunConfig
 from lam.utils import distributed
 from lam.utils.files import MANIFEST, CorruptFileError, locked, read_json, verify, write_json, write_text
@@ -92,7 +92,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def open_for_writing(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, ImageDataset]) -> Iterator[None]:
+def open_for_writing(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset]) -> Iterator[None]:
     """Begin or continue a run in a folder that no other process writes to meanwhile.
 
     Of several processes that run together the first one claims it for all.
@@ -113,7 +113,7 @@ def open_for_writing(folder: Path, settings: Mapping[str, Any], parts: Mapping[s
 
 
 @contextmanager
-def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, ImageDataset]) -> Iterator[None]:
+def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset]) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         refuse_other_run(folder, settings)
@@ -131,20 +131,19 @@ def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Imag
         yield
 
 
-def changed_parts(folder: Path, parts: Mapping[str, ImageDataset]) -> list[str]:
+def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
     """Name the parts that are not those which the run in a folder began with."""
     began = read_json(folder / DATA)
     return [name for name, images in parts.items() if began.get(name) != _summary(images)]
 
 
-def _summary(images: ImageDataset) -> dict[str, Any]:
+def _summary(images: Dataset) -> dict[str, Any]:
     return {"items": len(images), "sha256": _fingerprint(images)}
 
 
-def _fingerprint(images: ImageDataset) -> str:
-    """What tells one collection of images from another without reading them: targets, classes and names of files."""
-    names = ["/".join(path.parts[-2:]) for path in getattr(images, "paths", ())]
-    return hashlib.sha256(repr((images.targets.tolist(), images.classes, names)).encode()).hexdigest()
+def _fingerprint(items: Dataset) -> str:
+    """What tells one collection from another without reading its files: targets, classes and names."""
+    return hashlib.sha256(repr((items.targets.tolist(), items.classes, list(items.names))).encode()).hexdigest()
 
 
 def _is_temporary(path: Path) -> bool:

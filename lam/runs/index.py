@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from PIL import Image
 
 from lam import datasets
-from lam.datasets import FolderImages, ImageDataset
+from lam.datasets import Dataset
 from lam.gallery.embed import BATCH, embed_folder, embed_list, preprocessing_of
 from lam.gallery.enrolment import Enrolled, enrol, item_of_embedding
 from lam.gallery.gallery import open_for_writing, replace_items
@@ -17,7 +16,6 @@ from lam.gallery.image_list import read_list
 from lam.gallery.item import Item
 from lam.gallery.local_index import require_faiss
 from lam.gallery.shards import merge_embeddings
-from lam.inputs.thumbnails import thumbnail, thumbnail_of_file
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.decisions import Decisions
 from lam.retrieval.decisions.files import load_calibration
@@ -104,7 +102,7 @@ def calibration_of(run: Run) -> Calibration | None:
         return None
 
 
-def index_dataset(run: Path, embeddings: Embeddings, images: ImageDataset) -> None:
+def index_dataset(run: Path, embeddings: Embeddings, images: Dataset) -> None:
     """Fill the gallery of a run that ends by a data set's items, under their positions.
 
     Args:
@@ -114,20 +112,12 @@ def index_dataset(run: Path, embeddings: Embeddings, images: ImageDataset) -> No
     """
     vectors, kappa = unit_vectors(embeddings, embeddings.dimension).numpy(), embeddings.kappa.double().tolist()
     labels = [images.classes[label].encode(errors="replace").decode() for label in images.labels.tolist()]
-    is_files = isinstance(images, FolderImages)
     items = []
     for row, label in enumerate(labels):
-        path = str(images.paths[row]) if is_files else f"{images.name} test {row}"
-        picture = thumbnail_of_file(path) if is_files else _picture(images, row)
-        items.append(item_of_embedding(str(row), vectors[row], kappa[row], label, path, picture))
+        shown = images.shown(row)
+        items.append(item_of_embedding(str(row), vectors[row], kappa[row], label, shown.path, shown.picture))
     with open_for_writing(run / GALLERY) as store:
         replace_items(store, Enrolled(tuple(items), embeddings))
-
-
-def _picture(images: ImageDataset, row: int) -> bytes:
-    """A small picture of an item that has no file of its own."""
-    pixels = images.preprocessing.denormalize(images[row][0]).mul(255).round().byte().permute(1, 2, 0).numpy()
-    return thumbnail(Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
 
 
 @dataclass(frozen=True)

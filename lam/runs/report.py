@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lam.datasets import ImageDataset
+from lam.datasets import Dataset
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import Evaluation
@@ -25,8 +25,8 @@ def write_plots_and_report(
     encoder: Encoder,
     evaluation: Evaluation,
     corrupted: Mapping[Kind, CorruptionCurve],
-    test: ImageDataset,
-    ood: Mapping[str, ImageDataset],
+    test: Dataset,
+    ood: Mapping[str, Dataset],
 ) -> list[Path]:
     """Write plots/*.png and report.html.
 
@@ -93,7 +93,7 @@ def _calibration_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
 
 
 def _extremes_plots(
-    folder: Path, evaluation: Evaluation, test: ImageDataset, ood: Mapping[str, ImageDataset], has_kappa: bool
+    folder: Path, evaluation: Evaluation, test: Dataset, ood: Mapping[str, Dataset], has_kappa: bool
 ) -> list[Plot]:
     if not has_kappa:
         return []
@@ -107,14 +107,14 @@ def _extremes_plots(
     return shown
 
 
-def _draw_extremes(path: Path, evaluation: Evaluation, test: ImageDataset, ood: Mapping[str, ImageDataset]) -> None:
+def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mapping[str, Dataset]) -> None:
     """Show the ends of κ among the queries, 0 to Q − 1, and the items of the OOD sets, which follow them."""
     n_queries = len(evaluation.queries)
     outside = [(name, row) for name, images in ood.items() for row in range(len(images))]
     embeddings = [evaluation.embeddings, *(evaluation.ood_embeddings[name] for name in ood)]
     mean, kappa = (torch.cat([getattr(part, name) for part in embeddings]) for name in ("mean", "kappa"))
 
-    def image(images: ImageDataset, index: int) -> Tensor:
+    def image(images: Dataset, index: int) -> Tensor:
         return images.preprocessing.denormalize(images[index][0])
 
     def verdict(query: int) -> bool | str:

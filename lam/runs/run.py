@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from lam import losses, models
-from lam.datasets import ImageDataset, Splits
+from lam.datasets import Dataset, Splits
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.base import Encoder
 from lam.encoders.evaluation import Evaluation, evaluate
@@ -99,7 +99,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
         return finished
     splits, ood = distributed.rank_zero_first(lambda: load_data(config.data))
     check_splits(splits)
-    parts: dict[str, ImageDataset] = {**vars(splits), **{f"OOD set {name}": images for name, images in ood.items()}}
+    parts: dict[str, Dataset] = {**vars(splits), **{f"OOD set {name}": images for name, images in ood.items()}}
     if not (folder / DATA).is_file():  # an earlier start has checked them
         distributed.broadcast_from_rank_zero(lambda: check_files(parts.values(), progress))
     network = distributed.rank_zero_first(lambda: _build_network(config, splits.train))
@@ -117,7 +117,7 @@ def _run(
     folder: Path,
     network: EmbeddingNetwork,
     splits: Splits,
-    ood: dict[str, ImageDataset],
+    ood: dict[str, Dataset],
     progress: bool,
 ) -> RunResult:
     stages = Stages(progress, _seconds_so_far(folder))
@@ -131,7 +131,7 @@ def _evaluate(
     folder: Path,
     trained: Trained | None,
     splits: Splits,
-    ood: dict[str, ImageDataset],
+    ood: dict[str, Dataset],
     stages: "Stages",
 ) -> RunResult:
     encoder = _encoder(config, trained, splits.validation, folder, stages)
@@ -150,7 +150,7 @@ def evaluate_splits(
     config: RunConfig,
     encoder: Encoder,
     splits: Splits,
-    ood: dict[str, ImageDataset],
+    ood: dict[str, Dataset],
     stages: "Stages | None" = None,
 ) -> tuple[Evaluation, dict[Kind, CorruptionCurve], dict[str, float | None]]:
     """What a run measures of its encoder: the evaluation, what corrupting test images did, and the metrics of both."""
@@ -163,7 +163,7 @@ def evaluate_splits(
             reference=reference_features(
                 encoder, splits.train, config.evaluation.reference, seed=config.seed, num_workers=workers
             ),
-            is_query=getattr(splits.test, "is_query", None),
+            is_query=splits.test.is_query,
             relevant_within=config.places.relevant_within,
             progress=stages.progress,
         )
@@ -196,18 +196,18 @@ def _finish(folder: Path, metrics: dict[str, Any], plots: list[Path]) -> RunResu
     return RunResult(folder, metrics)
 
 
-def _build_network(config: RunConfig, images: ImageDataset) -> EmbeddingNetwork:
+def _build_network(config: RunConfig, images: Dataset) -> EmbeddingNetwork:
     network = _network(config, config.seed)
     if config.checkpoint is not None:
         load_weights(network, config.checkpoint)
     try:
         with evaluating(network):
-            network(torch.zeros(2, *images.shape))
+            network(torch.stack([images[0][0]] * 2))
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
-            f"network {config.network.name} does not take images of shape {images.shape} ({reason}): choose another "
-            "network.name or network.options, or another size of the images"
+            f"network {config.network.name} does not take inputs of shape {images.shape} ({reason}): choose another "
+            "network.name or network.options, or another size of the inputs"
         ) from None
     config.method.check(network)
     return network
@@ -249,7 +249,7 @@ def _train(
 
 
 def _encoder(
-    config: RunConfig, trained: Trained | None, validation: ImageDataset, folder: Path, stages: "Stages"
+    config: RunConfig, trained: Trained | None, validation: Dataset, folder: Path, stages: "Stages"
 ) -> Encoder:
     """Tune and save what was trained; or read what an earlier start saved."""
     if trained is None:
@@ -265,7 +265,7 @@ def _encoder(
             config.method.tune_on(
                 encoder,
                 loader_of(validation, EMBEDDING_BATCH, config.data.num_workers),
-                is_query=getattr(validation, "is_query", None),
+                is_query=validation.is_query,
                 relevant_within=config.places.relevant_within,
             )
     write_json(folder / "seconds.json", stages.seconds)
@@ -275,7 +275,7 @@ def _encoder(
 
 def nearest_is_relevant(
     network: nn.Module,
-    images: ImageDataset,
+    images: Dataset,
     relation: Relation | None = None,
     *,
     relevant_within: float | None = None,
@@ -285,7 +285,7 @@ def nearest_is_relevant(
 
     Queries that nothing answers are left out; 0 where that are all.
     """
-    is_query = getattr(images, "is_query", None)
+    is_query = images.is_query
     relation = relation or Relation()
     relevance = relevance_of(relation, images.targets, is_query=is_query, relevant_within=relevant_within)
     with evaluating(network):

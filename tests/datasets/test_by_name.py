@@ -44,7 +44,7 @@ def test_roots_where_there_is_one_alone():
 
 
 def test_another_shape_is_refused_with_both():
-    message = r"digits_patches has images of shape \(1, 8, 8\), but mine of \(3, 8, 8\); take another set"
+    message = r"digits_patches has items of shape \(1, 8, 8\), but mine of \(3, 8, 8\); take another set"
     with pytest.raises(ValueError, match=message):
         load_ood("digits_patches", like=like((3, 8, 8)))
 

@@ -109,7 +109,7 @@ class TestRefusals:
             (pixels(2)[0], torch.tensor([0, 0]), r"shape \(N, 1 or 3, H, W\), got torch.uint8 of shape \(1, 4, 4\)"),
             (pixels(2, channels=2), torch.tensor([0, 0]), r"of shape \(N, 1 or 3, H, W\)"),
             (pixels(2).int(), torch.tensor([0, 0]), "images must be uint8 or floating point .* got torch.int32"),
-            (pixels(0), torch.tensor([]).long(), "data set 'tensors' has no images"),
+            (pixels(0), torch.tensor([]).long(), "data set 'tensors' has no items"),
             (pixels(2), torch.tensor([0.0, 1.0]), r"labels must be int64 of shape \(N,\), got torch.float32"),
             (pixels(2), torch.tensor([0, -1]), "labels must be from 0 to 0, got -1 at index 1"),
         ],
@@ -167,7 +167,7 @@ class TestRefusals:
 
     def test_splits_of_different_kinds(self):
         images = data_set()
-        with pytest.raises(ValueError, match=r"train has images of shape \(1, 4, 4\), test of shape \(3, 4, 4\)"):
+        with pytest.raises(ValueError, match=r"train has items of shape \(1, 4, 4\), test of shape \(3, 4, 4\)"):
             Splits(train=images, validation=images, test=TensorImages(pixels(2, channels=3), torch.tensor([0, 1])))
         with pytest.raises(ValueError, match="train and validation must share one list of classes"):
             Splits(train=images, validation=data_set(30, 2), test=images)

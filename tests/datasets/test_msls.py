@@ -50,7 +50,7 @@ def test_panoramas_are_left_out_and_subtasks_are_for_evaluation(root):
     assert not any(key.endswith("5") for part in (parts.train, parts.validation, parts.test) for key in keys(part))
     assert keys(parts.validation) == [f"amman_{role}{i}" for role in "qd" for i in range(1, 5)]
     assert "cph_q0" not in keys(parts.test)
-    with pytest.raises(ValueError, match="data set 'msls' has no images"):
+    with pytest.raises(ValueError, match="data set 'msls' has no items"):
         load("msls", root=root, subtask="n2d", **OPTIONS)
 
 

@@ -129,7 +129,7 @@ class TestMissing:
             path.unlink()
         with (
             pytest.warns(UserWarning, match="names 32 of 32"),
-            pytest.raises(ValueError, match="'cub200' has no images"),
+            pytest.raises(ValueError, match="'cub200' has no items"),
         ):
             load("cub200", root=root, allow_missing=True)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from lam.datasets import ImageDataset
+from lam.datasets import Dataset
 from lam.methods import METHODS
 from lam.runs.config import RunConfig
 from lam.runs.config_files import SHIPPED, load_config, shipped
@@ -215,7 +215,7 @@ def test_runs_to_its_end(name: str, data: Path, tmp_path: Path, monkeypatch: pyt
     assert_images_find_themselves(tmp_path / "run", load_data(config.data)[0].test)
 
 
-def assert_images_find_themselves(folder: Path, images: ImageDataset) -> None:
+def assert_images_find_themselves(folder: Path, images: Dataset) -> None:
     """Whatever the encoder, and however alone an image is embedded, its first hit is what was indexed for it."""
     encoder, index = Run(folder).encoder, Run(folder).gallery
     assert encoder.n_samples == 3

@@ -269,7 +269,7 @@ def test_the_seconds_of_training_are_those_of_every_start(tmp_path: Path, monkey
     ("overrides", "message"),
     [
         (["--data.limit=4"], "the train split must have at least 5 images, got 4: give more data"),
-        (["--network.name=convnet28"], r"convnet28 does not take images of shape \(1, 8, 8\) .*: choose another"),
+        (["--network.name=convnet28"], r"convnet28 does not take inputs of shape \(1, 8, 8\) .*: choose another"),
         (["--network.options={width: 3}"], "convnet8 does not take these options"),
         (["--data.ood=[{name: digits_patches}, {name: digits_patches}]"], "2 sets called digits_patches: give each"),
     ],

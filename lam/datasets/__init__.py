@@ -1,4 +1,4 @@
-"""What is embedded: labelled texts, labelled or placed images, by name, in three disjoint splits, and out-of-distribution (OOD) sets.
+"""What is embedded: images and texts by name, in three disjoint splits, and out-of-distribution (OOD) sets.
 
 `load` and `load_ood` find a data set by its name. One file a source; what they share is in `lam.datasets.base`.
 """

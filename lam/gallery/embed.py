@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool
@@ -17,11 +17,12 @@ from lam.gallery.enrolment import Entry
 from lam.gallery.image_list import ListedImage
 from lam.gallery.item import file_id
 from lam.gallery.shards import Shard
-from lam.inputs.preprocessing import Preprocessing
+from lam.inputs import Preprocessing, TextPreprocessing
 from lam.retrieval.decisions.calibration import Calibration
 from lam.vmf.embeddings import Embeddings
 
 BATCH = 64
+Kind = TypeVar("Kind", Preprocessing, TextPreprocessing)
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def embed_folder(
         ValueError: for an encoder that does not know how an image becomes an input, a shard without an image, or naming
             a file that is no image.
     """
-    images = datasets.folder.read(root=folder, preprocessing=preprocessing_of(encoder))
+    images = datasets.folder.read(root=folder, preprocessing=preprocessing_of(encoder, Preprocessing))
     wanted = images if shard is None else images.subset(shard.positions(len(images)))
     parts: list[Embeddings] = []
     flagged: list[Tensor] = []
@@ -97,21 +98,29 @@ def embed_list(
         torch.tensor([names[image.label] for image in listed]),
         name="list",
         classes=list(names),
-        preprocessing=preprocessing_of(encoder),
+        preprocessing=preprocessing_of(encoder, Preprocessing),
     )
     entries = [Entry(str(image.path), image.label, file_id(image.path), image.name, image.metadata) for image in listed]
     return entries, encoder.embed(_loader(images), progress=progress)
 
 
-def preprocessing_of(encoder: Encoder) -> Preprocessing:
-    """Give how an image becomes an input of an encoder.
+def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
+    """How an image, or a text, becomes an input of an encoder.
+
+    Args:
+        encoder: of a run.
+        kind: of what shall become an input: `Preprocessing` of images, `TextPreprocessing` of texts.
 
     Raises:
-        ValueError: where the encoder does not know it.
+        ValueError: where the encoder does not know it, or takes the other kind.
     """
-    if encoder.preprocessing is None:
+    found = encoder.preprocessing
+    if found is None:
         raise ValueError("the encoder does not know how an image becomes an input: fit it with preprocessing=...")
-    return encoder.preprocessing
+    if not isinstance(found, kind):
+        takes = "texts: give --text or a CSV file of texts" if isinstance(found, TextPreprocessing) else "images"
+        raise ValueError(f"this run takes {takes}")
+    return found
 
 
 def _loader(images: FolderImages) -> DataLoader[Any]:

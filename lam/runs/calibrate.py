@@ -27,6 +27,7 @@ from lam.encoders.base import Encoder
 from lam.gallery.embed import embed_folder, preprocessing_of
 from lam.gallery.local_index import embeddings_of
 from lam.gallery.snapshot import Snapshot
+from lam.inputs import Preprocessing
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
 from lam.retrieval.decisions.files import save_calibration
@@ -217,7 +218,7 @@ def _splits(run: Path, config: RunConfig) -> Splits:
 def _held_out(encoder: Encoder, folder: str | Path | None, splits: Splits | None) -> Dataset:
     if folder is None and splits is not None:
         return splits.validation
-    return datasets.folder.read(root=str(folder), preprocessing=preprocessing_of(encoder))
+    return datasets.folder.read(root=str(folder), preprocessing=preprocessing_of(encoder, Preprocessing))
 
 
 def _relevance(encoder: Encoder, images: Dataset, stored: StoredItems | None, config: RunConfig) -> Relevance:

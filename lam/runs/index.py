@@ -16,6 +16,7 @@ from lam.gallery.image_list import read_list
 from lam.gallery.item import Item
 from lam.gallery.local_index import require_faiss
 from lam.gallery.shards import merge_embeddings
+from lam.inputs import Preprocessing
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.decisions import Decisions
 from lam.retrieval.decisions.files import load_calibration
@@ -159,7 +160,7 @@ def search(run: str | Path, *images: str | Path, k: int = 5, progress: bool = Fa
     opened = Run(run)
     encoder = opened.encoder
     require_faiss()
-    gallery, preprocessing = opened.gallery, preprocessing_of(encoder)
+    gallery, preprocessing = opened.gallery, preprocessing_of(encoder, Preprocessing)
     size = BATCH if preprocessing.shape is not None else 1
     inputs = [files[start : start + size] for start in range(0, len(files), size)]
     batches = (torch.stack([preprocessing(file) for file in part]) for part in inputs)

@@ -21,6 +21,7 @@ from lam.encoders.base import Encoder
 from lam.gallery.local_index import require_faiss
 from lam.gallery.refusal import Refusal, busy
 from lam.gallery.store import Change, Operation
+from lam.inputs import Preprocessing
 from lam.inputs.thumbnails import thumbnail
 from lam.retrieval.index.entries import unit_vectors
 from lam.retrieval.index.hits import Hits
@@ -202,7 +203,7 @@ class Engine:
     def _decoded(self, body: bytes, picture: bool) -> tuple[Tensor, bytes | None] | Exception:
         try:
             preprocessing = self.encoder.preprocessing
-            if preprocessing is None:
+            if not isinstance(preprocessing, Preprocessing):
                 raise ServiceError(422, "this run does not know how an image becomes an input", allowed="embeddings")
             image = read_image(body, self.settings, least=preprocessing.reduced_to)
             return preprocessing(image), thumbnail(image) if picture else None

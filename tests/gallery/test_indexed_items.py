@@ -16,6 +16,7 @@ from lam.gallery.item import Images, Item, file_id, packed
 from lam.gallery.local_index import LocalIndex
 from lam.gallery.refusal import Refusal, full
 from lam.gallery.store import Change, Fuse, ItemStore
+from lam.inputs import Preprocessing
 from lam.retrieval.index.fusion import fuse_identities
 from lam.runs.finished import Run
 from lam.runs.index import index_folder, index_images
@@ -55,7 +56,7 @@ def test_items_of_a_list_have_its_ids_and_metadata(run_copy: Path, digit_folder:
     vase = found["vase-17"]
     assert (vase.label, json.loads(vase.metadata), vase.origin) == ("vase", {"city": "Kyoto"}, "index")
     encoder = Run(run_copy).encoder
-    alone = encoder.embed(preprocessing_of(encoder)(first)[None])
+    alone = encoder.embed(preprocessing_of(encoder, Preprocessing)(first)[None])
     assert vase.kappa == pytest.approx(float(alone.kappa[0]), rel=1e-4)
     assert vase.thumbnail is not None
     assert vase.images == Images(contents=packed([file_id(first)]), paths=json.dumps([str(first)]))
@@ -67,7 +68,7 @@ def test_what_was_fused_comes_with_its_images(run_copy: Path, digit_folder: Path
     paths = digits(digit_folder)[:3]
     index_list(run_copy, *(f"a,{path},," for path in paths), f"b,{digits(digit_folder)[4]},,", fuse=True)
     encoder = Run(run_copy).encoder
-    alone = encoder.embed(torch.stack([preprocessing_of(encoder)(path) for path in paths]))
+    alone = encoder.embed(torch.stack([preprocessing_of(encoder, Preprocessing)(path) for path in paths]))
     fused = fuse_identities(alone, [0, 0, 0]).embeddings
     with opened(run_copy) as gallery:
         item = gallery.get("a")
@@ -93,7 +94,7 @@ def test_fusing_goes_on_from_what_the_index_fused(run_copy: Path, digit_folder: 
     paths = digits(digit_folder)[:4]
     index_list(run_copy, *(f"a,{path},," for path in paths[:3]), fuse=True)
     encoder = Run(run_copy).encoder
-    alone = encoder.embed(torch.stack([preprocessing_of(encoder)(path) for path in paths]))
+    alone = encoder.embed(torch.stack([preprocessing_of(encoder, Preprocessing)(path) for path in paths]))
     expected = fuse_identities(alone, [0] * 4).embeddings
     vector = alone.mean[3].numpy().tobytes()
     new = Item("a", vector, float(alone.kappa[3]), images=Images(contents=packed([file_id(paths[3])])))

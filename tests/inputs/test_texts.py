@@ -33,7 +33,7 @@ def test_an_empty_text_is_refused(text: str) -> None:
         TextPreprocessing()(text)
 
 
-@pytest.mark.parametrize("max_bytes", [3, 0, 2.5, True])
+@pytest.mark.parametrize("max_bytes", [3, 0, -1])
 def test_length_is_checked(max_bytes: int) -> None:
     with pytest.raises(ValueError, match="max_bytes must be a number of bytes, at least 4, got"):
         TextPreprocessing(max_bytes=max_bytes)

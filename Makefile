@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check bench faults mutants docs clean
+.PHONY: setup demo test check bench faults mutants tables docs clean
 
 setup: .venv/installed
 
@@ -35,6 +35,9 @@ faults: setup
 
 mutants: setup
 	$(BIN)/python benchmarks/mutants.py
+
+tables: setup
+	$(BIN)/python benchmarks/table.py
 
 docs: setup
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'

@@ -1,32 +1,111 @@
-"""Tables from the results: all methods on FashionMNIST against MNIST, as the README has it, and other data.
+"""The tables of README and docs, written between their markers from the results.
 
-python benchmarks/table.py
+    python benchmarks/table.py
+
+A page holds `<!-- table NAME -->`, the table, and `<!-- end -->`; NAME is a function of this file, decorated with
+`@table`. A test holds that what stands there is what the functions make of benchmarks/results today.
 """
 
 import json
+import re
 import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
+import yaml
 from methods import FIGURES, PAPER
 from timing import RESULTS
 
-from lam.retrieval.metrics.registry import describe
+from lam.retrieval.metrics.registry import METRICS, SCORES, describe
 
-ROWS = (  # what a row is called, and its results
-    ("laplace_online", "fashionmnist_laplace_online"),
-    ("laplace_online, one sample", "fashionmnist_laplace_online_one_sample"),
-    ("laplace_online, one sample, ten epochs", "fashionmnist_laplace_online_one_sample_ten_epochs"),
-    ("laplace_online, one sample, not refitted", "fashionmnist_laplace_online_followed"),
-    ("laplace_posthoc", "fashionmnist"),
-    ("mc_dropout", "fashionmnist_mc_dropout"),
-    ("deep_ensemble", "fashionmnist_deep_ensemble"),
-    ("deep_ensemble, plain mean", "fashionmnist_deep_ensemble_mean"),
-    ("pfe", "fashionmnist_pfe"),
-    ("hib", "fashionmnist_hib"),
-    ("norm", "fashionmnist_norm"),
-    ("knn_distance", "fashionmnist_knn_distance"),
-    ("deterministic", "fashionmnist_deterministic"),
-)
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+NOTHING = "—"
+Row = Sequence[str]
+TABLES: dict[str, Callable[[], list[Row]]] = {}
+
+
+def table(make: Callable[[], list[Row]]) -> Callable[[], list[Row]]:
+    """Enter a function that gives rows, the head first, under its name."""
+    TABLES[make.__name__] = make
+    return make
+
+
+def filled(text: str) -> str:
+    """A page with its tables made anew."""
+
+    def made(found: re.Match[str]) -> str:
+        head, *rows = TABLES[found[2]]()
+        lines = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+        return "\n".join((found[1], "", *lines, "", found[3]))
+
+    return re.sub(r"(<!-- table (\w+) -->)\n.*?(<!-- end -->)", made, text, flags=re.DOTALL)
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def over_seeds(results: dict[str, Any], figures: Iterable[str], digits: int = 3) -> list[str]:
+    """Mean ± standard deviation of each figure, a dash where it was not measured."""
+    means, deviations = results["mean"], results["std"]
+    return [
+        f"{means[figure]:.{digits}f} ± {deviations[figure]:.{digits}f}" if means.get(figure) is not None else NOTHING
+        for figure in figures
+    ]
+
+
+def names(figures: Iterable[str]) -> list[str]:
+    return [describe(figure).name for figure in figures]
+
+
+# Both questions, by score: the README has these.
+
+DATA = {  # what the post-hoc posterior was measured on, and its results
+    "FashionMNIST": lambda: read("fashionmnist"),
+    "photographs": lambda: read("other_data")["photographs"]["laplace_posthoc"],
+    "faces": lambda: read("other_data")["faces"]["laplace_posthoc"],
+    "characters": lambda: read("other_data")["characters"]["laplace_posthoc"],
+}
+
+
+def by_score(metric: str) -> list[Row]:
+    """A metric that every score has, one row a score that was measured, one column a data set."""
+    results = {name: load() for name, load in DATA.items()}
+    rows: list[Row] = [["score", *results]]
+    for key, score in SCORES.items():
+        figure = metric if key == "kappa" else f"{metric}_{key}"
+        cells = [over_seeds(one, [figure], 2)[0] for one in results.values()]
+        if set(cells) != {NOTHING}:
+            rows.append([score.name, *cells])
+    return rows
+
+
+@table
+def elsewhere() -> list[Row]:
+    return by_score("auroc")
+
+
+# All systems on FashionMNIST against MNIST.
+
+SYSTEMS = {  # what a row is called, and its results
+    "laplace_online": "fashionmnist_laplace_online",
+    "laplace_online, one sample": "fashionmnist_laplace_online_one_sample",
+    "laplace_online, one sample, ten epochs": "fashionmnist_laplace_online_one_sample_ten_epochs",
+    "laplace_online, one sample, not refitted": "fashionmnist_laplace_online_followed",
+    "laplace_posthoc": "fashionmnist",
+    "laplace_posthoc, three epochs": "fashionmnist_three_epochs",
+    "mc_dropout": "fashionmnist_mc_dropout",
+    "deep_ensemble": "fashionmnist_deep_ensemble",
+    "deep_ensemble, plain mean": "fashionmnist_deep_ensemble_mean",
+    "pfe": "fashionmnist_pfe",
+    "hib": "fashionmnist_hib",
+    "norm": "fashionmnist_norm",
+    "knn_distance": "fashionmnist_knn_distance",
+    "deterministic": "fashionmnist_deterministic",
+}
 PAPER_BELOW = (  # the rows that the paper's is like
     "laplace_online",
     "laplace_posthoc",
@@ -37,49 +116,472 @@ PAPER_BELOW = (  # the rows that the paper's is like
     "deterministic",
 )
 SHOWN = (*FIGURES[:-1], "ece_below_one", "ece")
-HEADS = [describe(figure).name for figure in SHOWN]
 UNCERTAIN = ("auroc", "auprc", "ausc", "ece_below_one", "ece")
 
 
-def row(name: str, file: str) -> list[str]:
-    """Ours and, where there is one, the paper's row below it."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{file}.json").read_text())
-    method = name.partition(",")[0]
-    cells = []
-    for figure in SHOWN:
-        meaningless = method == "deterministic" and figure in UNCERTAIN
-        known = figure in found["mean"] and not meaningless
-        cells.append(f"{found['mean'][figure]:.3f} ± {found['std'][figure]:.3f}" if known else "—")
-    lines = [f"| {name} ({len(found['seeds'])}) | {' | '.join(cells)} |"]
-    if name in PAPER_BELOW:
-        figures = [("—" if value is None else f"{value:.2f}") for value in (*PAPER[method], None)]
-        lines.append(f"| *paper* | {' | '.join(figures)} |")
-    return lines
+def system(name: str, figures: Sequence[str]) -> Row:
+    results = read(SYSTEMS[name])
+    cells = over_seeds(results, figures)
+    if name == "deterministic":
+        cells = [NOTHING if figure in UNCERTAIN else cell for figure, cell in zip(figures, cells, strict=True)]
+    return [f"{name} ({len(results['seeds'])})", *cells]
 
 
-def table() -> str:
-    """The whole table in Markdown."""
-    lines = [f"| method (seeds) | {' | '.join(HEADS)} |", "| --- " * (len(HEADS) + 1) + "|"]
-    for entry in ROWS:
-        lines += row(*entry)
-    return "\n".join(lines)
+@table
+def first_hit() -> list[Row]:
+    figures = ("map@1", "ausc", "ece", "auroc")
+    return [["method (seeds)", *names(figures)], *(system(name, figures) for name in SYSTEMS if "," not in name)]
 
 
-def other_data() -> str:
-    """The table of photographs, faces and characters in Markdown, as docs/results.md has it."""
-    heads = ("recall@1", "ECE", "AUSC", "AUROC by κ", "by k-NN", "noise", "blur", "contrast")
-    trends = (f"corruption_{kind}_trend" for kind in ("noise", "blur", "contrast"))
-    figures = ("recall@1", "ece", "ausc", "auroc", "auroc_knn", *trends)
-    lines = [f"| data, method (seeds) | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
-    found: dict[str, Any] = json.loads((RESULTS / "other_data.json").read_text())
-    del found["machine"]
-    for data, methods in found.items():
-        for method, rows in methods.items():
-            cells = [f"{rows['mean'][figure]:.2f} ± {rows['std'][figure]:.2f}" for figure in figures]
-            lines.append(f"| {data}, {method} ({len(rows['seeds'])}) | {' | '.join(cells)} |")
-    return "\n".join(lines)
+@table
+def systems() -> list[Row]:
+    rows: list[Row] = [["method (seeds)", *names(SHOWN)]]
+    for name in SYSTEMS:
+        rows.append(system(name, SHOWN))
+        if name in PAPER_BELOW:
+            figures = (*PAPER[name.partition(",")[0]], None)
+            rows.append(["*paper*", *(NOTHING if value is None else f"{value:.2f}" for value in figures)])
+    return rows
+
+
+# Post hoc on FashionMNIST.
+
+
+@table
+def ood_scores() -> list[Row]:
+    results = read("fashionmnist")
+    suffixes = {"kappa": "", "variance": "_variance", "norm": "_norm", "knn": "_knn"}
+    return [
+        ["score", *names(("auroc", "auprc"))],
+        *([SCORES[key].name, *over_seeds(results, (f"auroc{end}", f"auprc{end}"))] for key, end in suffixes.items()),
+    ]
+
+
+@table
+def losses() -> list[Row]:
+    figures = ("map@1", "auroc", "auroc_variance", "ausc", "ece")
+    parts = {"contrastive": read("fashionmnist"), **read("fashionmnist_losses")}
+    del parts["machine"]
+    return [
+        ["training loss (seeds)", *names(figures)],
+        *([f"`{name}` ({len(part['seeds'])})", *over_seeds(part, figures)] for name, part in parts.items()),
+    ]
+
+
+@table
+def variants() -> list[Row]:
+    figures = ("map@1", "auroc", "auroc_variance", "ausc", "ece")
+    parts = read("fashionmnist_variants")
+    del parts["machine"]
+    rows: list[Row] = [["split, fix", *names(figures), "entries clipped", "seconds"]]
+    for name, part in parts.items():
+        extra = f"{part['mean']['share_clipped']:.4f}", f"{part['mean']['seconds_curvature']:.0f}"
+        rows.append([name, *over_seeds(part, figures), *extra])
+    return rows
+
+
+@table
+def authors_scales() -> list[Row]:
+    rows: list[Row] = [["data", "images", "N² over, one number a network"]]
+    for data, name in (("digits", "digits"), ("FashionMNIST", "fashionmnist")):
+        scales = read(f"posthoc_rules_{name}")["authors_scale_is_squared_over"].values()
+        for images in sorted({int(n_images) for scale in scales for n_images in scale}):
+            rows.append([data, f"{images:,}", ", ".join(f"{scale[str(images)]:,.0f}" for scale in scales)])
+    return rows
+
+
+@table
+def authors_posterior() -> list[Row]:
+    figures = ("map@1", "auroc", "ausc", "ece", "ece_below_one")
+    rows: list[Row] = [
+        ["posterior", "mean precision", *names(figures), "weights clipped", "their share of the variance"]
+    ]
+    results = read("posthoc_rules_fashionmnist")
+    for name, title in (("tuned", "tuned"), ("squared", "s = N²"), ("authors", "their sum")):
+        means = results[name]["mean"]
+        shares = f"{means['share_clipped']:.3f}", f"{means['variance_clipped']:.3f}"
+        rows.append([title, f"{means['precision_of_data']:.1e}", *over_seeds(results[name], figures), *shares])
+    return rows
+
+
+@table
+def definitions() -> list[Row]:
+    results, figures = read("definitions_fashionmnist"), ("map@1", "auroc", "auprc", "ausc")
+    rows: list[Row] = [["definitions", *names(figures), "ECE"]]
+    for name, title, ece in (("ours", "here", "ece"), ("theirs", "theirs", "ece_below_one")):
+        rows.append([title, *over_seeds(results[name], figures), *over_seeds(results["ours"], [ece])])
+    return rows
+
+
+# Online.
+
+HELD_OUT = ("inverted", "permuted", "digits")
+
+
+@table
+def online() -> list[Row]:
+    figures = ("map@1", "auroc", "auroc_variance", "ausc", "ece")
+    rows: list[Row] = [["", *names(figures)]]
+    titles = {
+        "four samples, refitted": "laplace_online",
+        "one sample, refitted": "laplace_online, one sample",
+        "one sample, refitted, ten epochs": "laplace_online, one sample, ten epochs",
+        "one sample, followed during training": "laplace_online, one sample, not refitted",
+    }
+    for title, name in titles.items():
+        rows.append([f"{title} ({len(read(SYSTEMS[name])['seeds'])})", *system(name, figures)[1:]])
+    paper = dict(zip(FIGURES, PAPER["laplace_online"], strict=True))
+    cells = (paper.get(figure) for figure in figures)
+    return [*rows, ["*paper*", *(NOTHING if value is None else f"{value:.2f}" for value in cells)]]
+
+
+def _on_validation(heading: str, results: dict[str, Any], titles: dict[str, str]) -> list[Row]:
+    figures = ("map@1", "ausc", "ece", *(f"auroc@{name}" for name in HELD_OUT))
+    heads = [heading, *names(("map@1", "ausc", "ece")), "AUROC, inverted", "permuted", "digits"]
+    rows = [[title, *(f"{results[name][figure]:.3f}" for figure in figures)] for name, title in titles.items()]
+    return [heads, *rows]
+
+
+@table
+def online_curvature() -> list[Row]:
+    titles = {"followed": "followed during training", "unbiased": "the same without its start", "refitted": "refitted"}
+    return _on_validation("curvature", read("online_curvature")["mean"], titles)
+
+
+@table
+def online_settings() -> list[Row]:
+    titles = {
+        "n_samples=1": "one sample",
+        "n_samples=4": "four samples",
+        "n_samples=16": "sixteen samples",
+        "likelihood_scale=3e6": "one sample, s = 3e6",
+        "likelihood_scale=3e7": "one sample, s = 3e7",
+        "memory_factor=0.99": "one sample, memory 0.99",
+    }
+    return _on_validation("change", read("online_settings")["mean"], titles)
+
+
+@table
+def online_scores() -> list[Row]:
+    results = read("online_scores")["auroc"]
+    titles = {"kappa": "κ", "variance": "variance", "kappa, variance": "κ and variance", "knn": "k-NN"}
+    titles |= {"kappa, knn": "κ and k-NN"}
+    return [
+        ["AUROC by", "validation: inverted", "permuted", "digits", "test: MNIST"],
+        *([title, *(f"{results[f'{key}@{on}']:.3f}" for on in (*HELD_OUT, "mnist"))] for key, title in titles.items()),
+    ]
+
+
+@table
+def online_cost() -> list[Row]:
+    rows: list[Row] = [["network", "samples", "deterministic step", "online over deterministic (quartiles)"]]
+    for case in read("online")["cases"]:
+        network = f"{case['network']}, D = {case['D']}, batch {case['batch']}"
+        ratio = f"{case['ratio']:.3f} ({' to '.join(f'{end:.3f}' for end in case['ratio_quartiles'])})"
+        rows.append([network, str(case["n_samples"]), f"{case['deterministic_seconds']:.3f} s", ratio])
+    return rows
+
+
+# Other data, and what things cost.
+
+
+@table
+def other_data() -> list[Row]:
+    kinds = ("noise", "blur", "contrast")
+    figures = ("recall@1", "ece", "ausc", "auroc", "auroc_knn", *(f"corruption_{kind}_trend" for kind in kinds))
+    rows: list[Row] = [["data, method (seeds)", *names(figures[:3]), "AUROC by κ", "by k-NN", *kinds]]
+    results = {**read("other_data"), "FashionMNIST": {"laplace_posthoc": read("fashionmnist")}}
+    del results["machine"]
+    for data, methods in results.items():
+        for method, part in methods.items():
+            rows.append([f"{data}, {method} ({len(part['seeds'])})", *over_seeds(part, figures, 2)])
+    return rows
+
+
+@table
+def corrupted() -> list[Row]:
+    rows: list[Row] = [
+        ["data", "", "as it is", *(f"{kind} {n}" for kind in ("noise", "blur", "contrast") for n in (1, 2, 3))]
+    ]
+    keys = ["clean", *(f"{kind}_{n}" for kind in ("noise", "blur", "contrast") for n in (1, 2, 3))]
+    for data, load in DATA.items():
+        means = load()["mean"]
+        rows.append([data, "recall@1", *(f"{means[f'corruption_{key}_recall@1']:.2f}" for key in keys)])
+        rows.append(["", "κ", *(f"{means[f'corruption_{key}_kappa']:.0f}" for key in keys)])
+    return rows
+
+
+@table
+def curvature() -> list[Row]:
+    heads = ["N, D, P", "pairs", "arccos fixed", "arccos full", "300 pairs, one at a time"]
+    rows: list[Row] = [[*heads, "all pairs, one at a time over ours", "BackPACK over ours"]]
+    for case in read("ggn")["all_pairs"]:
+        times, alone = case["milliseconds"], case["one_pair_at_a_time_milliseconds_for_300"]["arccos fixed"]
+        seconds = [
+            f"{value:.2g} ms" if value < 10 else f"{value:.0f} ms"
+            for value in (times["arccos fixed"], times["arccos full"], alone)
+        ]
+        ratios = f"{case['ratio_one_pair_at_a_time']['arccos fixed']:,.0f} ×", f"{case['ratio_backpack']:.1f} ×"
+        rows.append([f"{case['N']}, {case['D']}, {case['P']}", f"{case['ordered_pairs']:,}", *seconds, *ratios])
+    return rows
+
+
+@table
+def curvature_size() -> list[Row]:
+    results = read("ggn")
+    memory, data = results["memory"], results["data_set"]
+    most = max(variant["mebibytes"] for variant in memory["variants"].values())
+    return [
+        ["what", "N, D, P", "measured"],
+        ["memory, the largest of the six variants", f"{memory['N']}, {memory['D']}, {memory['P']}", f"{most:.0f} MiB"],
+        [
+            f"all {data['unordered_pairs']:,} pairs of a data set, exactly",
+            f"{data['N']}, {data['D']}, {data['P']}",
+            f"{data['seconds_margin_0.7']:.0f} s",
+        ],
+    ]
+
+
+@table
+def embedding_cost() -> list[Row]:
+    rows: list[Row] = [["network", "batch", "forward pass", "κ alone", "embedding over forward pass (range)"]]
+    for case in read("embed")["cases"]:
+        times = (f"{1000 * case[f'{part}_seconds']:.1f} ms" for part in ("forward", "kappa_alone"))
+        ratio = f"{case['ratio_embed_to_forward']:.2f} ({' to '.join(f'{end:.2f}' for end in case['ratio_range'])})"
+        rows.append([f"{case['network']}, D = {case['D']}", str(case["batch"]), *times, ratio])
+    return rows
+
+
+@table
+def pretrained() -> list[Row]:
+    figures = ("recall@1", "ausc", "ece", "auroc_kappa", "auroc_knn")
+    rows: list[Row] = [
+        ["head", *names(figures[:3]), "AUROC by κ", "by k-NN", "cosine of the mean of samples to the own direction"]
+    ]
+    runs = read("pretrained")["runs"]
+    for head, split, fix in dict.fromkeys((run["head"], run["split"], run["fix"]) for run in runs):
+        parts = [run for run in runs if (run["head"], run["split"], run["fix"]) == (head, split, fix)]
+        spread = [f"{mean(p[name] for p in parts):.3f} ± {stdev(p[name] for p in parts):.3f}" for name in figures]
+        cosine = f"{mean(part['cosine_of_samples'] for part in parts):.3f}"
+        rows.append([f"`{head}`, {split} {fix}", *spread, cosine])
+    return rows
+
+
+# What is measured.
+
+
+@table
+def metrics() -> list[Row]:
+    return [
+        ["metric", "key", "better", "what it says"],
+        *(
+            [metric.name, f"`{key}`", metric.reading.partition(" ")[0], metric.meaning]
+            for key, metric in METRICS.items()
+            if metric.function is not None and not key.endswith(("@1", "@5"))
+        ),
+    ]
+
+
+@table
+def scores() -> list[Row]:
+    rows = [[score.name, f"`{key}`", score.meaning] for key, score in SCORES.items()]
+    return [["score", "key", "what it says where it is high"], *rows]
+
+
+# Calibration.
+
+FLAGS = {"kappa": "κ", "knn": "k-NN distance", "combined": "both", "cosine": "cosine"}
+
+
+def calibrated() -> dict[str, Any]:
+    return read("calibration")["mean"]
+
+
+def rate(row: dict[str, Any]) -> Row:
+    return [f"{row['target']:g}", f"{row['mean']:.4f} ± {row['standard_error']:.4f}"]
+
+
+@table
+def false_flags() -> list[Row]:
+    rows: list[Row] = [["flag", "target", "false flags", "spread", "spread by the law"]]
+    for row in calibrated()["false_flags"]:
+        spread = (f"{row[name]:.4f}" for name in ("standard_deviation", "standard_deviation_by_law"))
+        rows.append([FLAGS[row["flag"]], *rate(row), *spread])
+    return rows
+
+
+@table
+def false_accepts() -> list[Row]:
+    rows: list[Row] = [["target", "false accepts", "interval held", "by the law"]]
+    for row in calibrated()["false_accepts"]:
+        rows.append([*rate(row), *(f"{row[name]:.3f}" for name in ("interval_holds", "interval_holds_by_law"))])
+    return rows
+
+
+@table
+def no_match() -> list[Row]:
+    rows: list[Row] = [["flagged by", "FashionMNIST flagged", "MNIST flagged", "MNIST answered `match`"]]
+    for row in calibrated()["no_match"]:
+        shares = f"{row['fashionmnist_flagged']:.3f}", f"{row['mnist_flagged']:.3f}"
+        rows.append([FLAGS[row["score"]], *shares, f"{row['mnist_answered_match_at_far_0.01']:.4f}"])
+    return rows
+
+
+@table
+def verification() -> list[Row]:
+    rows: list[Row] = [["target", "false accepts", "learnt from the validation split", "true accepts then"]]
+    for row in calibrated()["verification"]["rates"]:
+        rows.append([*rate(row), f"{row['of_validation']:.4f}", f"{row['true_accepts_of_validation']:.3f}"])
+    return rows
+
+
+@table
+def probability() -> list[Row]:
+    right, cells = calibrated()["p_correct"], []
+    titles = {
+        "same_gallery": "with the gallery of the calibration",
+        "stale": "with a larger gallery, nothing done about it",
+        "calibrated_again": "with the larger gallery, calibrated again",
+    }
+    for key, title in titles.items():
+        cells.append([title, f"{right[f'gallery_size_{key}']:,.0f}", f"{right[f'ece_{key}']:.3f}"])
+    return [
+        ["probability", "items", "ECE"],
+        *cells,
+        ["of a pair", NOTHING, f"{calibrated()['verification']['ece']:.3f}"],
+    ]
+
+
+@table
+def strangers() -> list[Row]:
+    heads = ["above, learnt from known classes", "answered", "above, learnt from strangers", "answered"]
+    rows: list[Row] = [["target", *heads]]
+    for row in read("strangers")["rates"]:
+        shares = (
+            f"{row[name]['mean']:.3f} ± {row[name]['std']:.3f}"
+            for source in ("known_classes", "strangers")
+            for name in (f"accepted_learnt_from_{source}", f"answered_match_learnt_from_{source}")
+        )
+        rows.append([f"{row['target']:g}", *shares])
+    return rows
+
+
+# Faults, mutants, loads.
+
+
+@table
+def faults() -> list[Row]:
+    checks = read("faults")["checks"]
+    rows: list[Row] = [["fault", "tested each time", "full count", "its record"]]
+    for one in yaml.safe_load((ROOT / "benchmarks" / "faults.yaml").read_text(encoding="utf-8")):
+        named = [f"tests.{test.replace('.py::', '.').replace('/', '.')}" for test in one.get("full_tests", ())]
+        ran = [checks[name] for name in named if name in checks]
+        passed, failed = (sum(check[ending] for check in ran) for ending in ("passed", "failed"))
+        record = f"{passed} passed, {failed} missed" if failed else "passed" if ran else "none" if "full" in one else ""
+        rows.append([one["fault"], one["light"], one.get("full", NOTHING), record])
+    return rows
+
+
+@table
+def crowds() -> list[Row]:
+    heads = [
+        "what 1,100 connections do",
+        "addresses",
+        "health checks answered",
+        "their p99",
+        "and alone",
+        "memory",
+        "logged",
+    ]
+    rows: list[Row] = [heads]
+    titles = {
+        "closed": "are closed by their clients at once",
+        "idle": "are idle",
+        "unread": "do not read",
+        "dripped": "drip a body",
+        "chunks": "send floods of small chunks",
+        "upgraded": "ask for HTTP/2",
+        "pings": "begin HTTP/2, with PINGs",
+    }
+    checks = read("faults")["checks"]
+    crowd = checks["tests.service.test_crowds.test_a_crowd_of_1100_shuts_nobody_out"]["measured"]
+    for name, row in crowd.items():
+        way, addresses = re.fullmatch(r"(\w+), of (\d+) addresses", name).groups()  # type: ignore[union-attr]
+        rows.append([titles[way], addresses, *_beside(row)])
+    traffic = checks["tests.service.test_crowds.test_good_requests_among_bad_ones_are_answered_for_minutes"]["measured"]
+    minutes = f"all of these beside good requests, {traffic['traffic']['seconds'] / 60:.0f} minutes"
+    return [*rows, [minutes, "8", *_beside(traffic["traffic"])]]
+
+
+def _beside(row: dict[str, Any]) -> Row:
+    asked, answered = sum(row["health"].values()), row["health"].get("200", 0)
+    times = (f"{row[name]:.0f} ms" for name in ("health_p99_ms", "health_p99_ms_alone"))
+    return [f"{answered:,} of {asked:,}", *times, f"{row['memory_mib']:.0f} MiB", f"{row['logged_bytes']:,} B"]
+
+
+@table
+def mutants() -> list[Row]:
+    rows = []
+    for row in read("mutants")["mutants"]:
+        path = row["test"].partition("::")[0]
+        rows.append([row["name"], f"`{row['function'].partition(':')[0]}`", f"`{path}`", row["outcome"]])
+    return [["taken out", "of", "test that must fail", "outcome"], *rows]
+
+
+@table
+def loads() -> list[Row]:
+    now, before = read("service"), read("service_hypercorn")
+    rows: list[Row] = [["work", "asked", "target", "measured", "beside churn", "earlier, a faster machine"]]
+    asked = {
+        "vector_flat": ("vector query, Flat", "40/s, p99 ≤ 100 ms, no error"),
+        "vector_hnsw": ("vector query, HNSW32", "200/s, p99 ≤ 50 ms, recall@10 ≥ 0.95"),
+        "image_resnet50": ("image query, ResNet-50", "8/s, p99 ≤ 300 ms"),
+        "image_resnet50_overload": ("image overload, ResNet-50", "≥ 12/s served, p99 ≤ 2 s, 503 within 50 ms"),
+    }
+    for name, (title, target) in asked.items():
+        measured = [_load(row.get(name)) for row in (now, before)]
+        rate = f"{now[name]['asked_per_second']:g}/s"
+        rows.append([title, rate, target, measured[0], _load(now[name].get("beside_churn")), measured[1]])
+    for row, other in zip(now["closed_loop"], before["closed_loop"], strict=True):
+        rows.append([*_loop(row["kind"], row["clients"]), _load(row), NOTHING, _load(other)])
+    row = now["image_resnet50_64_clients"]
+    rows.append([*_loop("image, ResNet-50", row["clients"]), _load(row), NOTHING, NOTHING])
+    row = now["churn"]
+    title = "`/v1/health` on connections that clients close"
+    return [*rows, [*_loop(title, row["clients"]), _load(row), NOTHING, NOTHING]]
+
+
+def _loop(kind: str, clients: int) -> Row:
+    return [f"{kind}, {clients} client{'s' * (clients > 1)} in a loop", "as fast as answered", NOTHING]
+
+
+def _load(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return NOTHING
+    refused = row["statuses"].get("503", 0)
+    parts = [f"{row['served_per_second']:g}/s", f"p50 {row['p50_ms']:.0f} ms", f"p99 {row['p99_ms']:.0f} ms"]
+    if refused:
+        parts.append(f"{refused} of {sum(row['statuses'].values())} refused, within {row['refused_p99_ms']:.0f} ms")
+    return ", ".join(parts)
+
+
+@table
+def search_alone() -> list[Row]:
+    now, before = read("service"), read("service_hypercorn")
+    ratios = [
+        [f"{one[key]:.2f}" for one in part["search_alone"]] for part, key in ((now, "index_ratio"), (before, "ratio"))
+    ]
+    batches = [f"speed beside bare FAISS, {one['batch']} a batch" for one in now["search_alone"]]
+    kinds = {"flat_seconds_until_ready": "ready after, Flat", "hnsw_seconds_until_ready": "ready after, HNSW32"}
+    rows: list[Row] = [["", "measured", "earlier, a faster machine"], *zip(batches, *ratios, strict=True)]
+    rows += [[title, *(f"{part[key]:.1f} s" for part in (now, before))] for key, title in kinds.items()]
+    return [*rows, ["recall@10, HNSW32", *(f"{part['hnsw_recall_at_10']:.3f}" for part in (now, before))]]
+
+
+def main() -> None:
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    print(table(), other_data(), sep="\n\n")
-    sys.exit()
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """From batches of features and targets to the curvature of the last layer.
 
-The two ways to go through a data set: batch by batch, where pairs never cross batches, and all at once. What makes two
-items a pair is told by `lam.pairs.Relation`; the formulas are in `lam.hessians.batch` and `lam.hessians.dataset`.
+The two ways to go through a data set: batch by batch, where pairs never cross batches, and all at once.
+`lam.pairs.Relation` says what makes two items a pair; the formulas are in `batch` and `dataset`.
 """
 
 import mmap
@@ -26,10 +26,10 @@ from lam.utils.autocast import without_autocast
 
 
 def check_counts(total: Diagonal, n_items: int) -> None:
-    """Refuse a curvature that not every term has something in.
+    """Refuse a curvature with a term that nothing was counted for.
 
     Raises:
-        ValueError: saying what there is none of.
+        ValueError: naming what no batch holds.
     """
     if n_items < 2:
         raise ValueError(f"at least 2 items are needed to form a pair, got {n_items}")
@@ -50,7 +50,7 @@ def curvature_in_batches(
     *,
     seed: int = 0,
 ) -> tuple[Diagonal, int]:
-    """Sum the curvature over batches of (features, targets).
+    """Curvature summed over batches of (features, targets).
 
     Args:
         batches: (N, P) features with (N,) labels or (N, X) positions each.
@@ -66,9 +66,9 @@ def curvature_in_batches(
     Raises:
         ValueError: for a batch without targets, or with another number of targets than items.
     """
-    total, n_items = Diagonal.nothing(weight, curvature, has_bias=bias is not None), 0
+    total, n_items = Diagonal.zeros(weight, curvature, has_bias=bias is not None), 0
     for features, targets in batches:
-        targets = checked_targets(features, targets)
+        targets = targets_of(features, targets)
         pairs = relation.pairs(targets)
         if relation.mining != ALL_PAIRS:
             with without_autocast():
@@ -90,32 +90,32 @@ def curvature_of_dataset(
     *,
     progress: bool,
 ) -> tuple[Diagonal, int]:
-    """Form the curvature over every pair of all batches; features are kept in a temporary file meanwhile.
+    """Curvature over every pair of all batches; features are kept in a temporary file meanwhile.
 
     Of several processes each gives its own batches; the first one keeps the features of all and forms the curvature.
 
     Args, Returns, Raises: as `curvature_in_batches`.
     """
 
-    def formed() -> tuple[Diagonal, int]:
+    def compute() -> tuple[Diagonal, int]:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
             features = torch.frombuffer(mapped, dtype=weight.dtype).view(-1, weight.shape[1])
-            diagonal = all_pairs(features, targets, weight, bias, relation, curvature, progress=progress)
+            diagonal = curvature_over_all_pairs(features, targets, weight, bias, relation, curvature, progress=progress)
             n_items = len(features)
             del features  # the map closes only when nothing looks into it
         return diagonal.to("cpu"), n_items
 
     with tempfile.TemporaryFile() as file:
-        targets = _written(file, batches, weight.dtype)
-        diagonal, n_items = distributed.broadcast_from_rank_zero(formed)
+        targets = _write_features(file, batches, weight.dtype)
+        diagonal, n_items = distributed.broadcast_from_rank_zero(compute)
     return diagonal.to(weight.device), n_items
 
 
-def _written(file: IO[bytes], batches: Iterable[tuple[Tensor, Any]], dtype: torch.dtype) -> Tensor:
-    """Put the features of all processes into the first one's file, and give their targets."""
+def _write_features(file: IO[bytes], batches: Iterable[tuple[Tensor, Any]], dtype: torch.dtype) -> Tensor:
+    """Write the features of all processes to the file of the first; returns their targets."""
     targets = []
     for features, batch_targets in distributed.batches_of_all(batches):
-        targets.append(checked_targets(features, batch_targets))
+        targets.append(targets_of(features, batch_targets))
         if distributed.is_rank_zero():
             file.write(features.to(device="cpu", dtype=dtype).numpy().tobytes())
     if not targets:
@@ -124,7 +124,7 @@ def _written(file: IO[bytes], batches: Iterable[tuple[Tensor, Any]], dtype: torc
     return torch.cat(targets)
 
 
-def all_pairs(
+def curvature_over_all_pairs(
     features: Float[Tensor, "N P"],
     targets: Tensor,
     weight: Float[Tensor, "D P"],
@@ -134,23 +134,22 @@ def all_pairs(
     *,
     progress: bool,
 ) -> Diagonal:
-    """Form the curvature over every pair of features held at once: (N,) labels or (N, X) positions as targets."""
-    targets = checked_targets(features, targets).to(weight.device)
+    """Curvature over every pair of features in memory, with (N,) labels or (N, X) positions as targets."""
+    targets = targets_of(features, targets).to(weight.device)
     if not isinstance(curvature, ContrastiveCurvature) or curvature.fix == "full":
         return diagonal_ggn(features, weight, bias, relation.pairs(targets), curvature)
-    options: dict[str, Any] = {"progress": progress}
     if relation.positive_within is None:
         check_labels(targets)
-        return diagonal_ggn_dataset(features, weight, bias, curvature, labels=targets, **options)
-    near = relation.neighbours(targets)
-    diagonal = diagonal_ggn_dataset(features, weight, bias, curvature, neighbours=near, **options)
+        return diagonal_ggn_dataset(features, weight, bias, curvature, labels=targets, progress=progress)
+    neighbours = relation.neighbours(targets)
+    diagonal = diagonal_ggn_dataset(features, weight, bias, curvature, neighbours=neighbours, progress=progress)
     if 0 in (diagonal.counts or ()):
         raise ValueError(f"all {len(features)} places are near each other: there is no negative pair")
     return diagonal
 
 
-def checked_targets(features: Tensor, targets: Any) -> Tensor:
-    """Give targets as a tensor on the device of the features.
+def targets_of(features: Tensor, targets: Any) -> Tensor:
+    """Targets as a tensor on the device of the features.
 
     Raises:
         ValueError: where they are missing, or not as many as there are items.

@@ -13,7 +13,7 @@ from lam.utils.autocast import without_autocast
 
 ALL_ZERO = "features are all zero: the network says nothing about its inputs"
 
-_LENGTHEN = "scale the network's output up, or give features and weight in float64"
+_ADVICE = "scale the network's output up, or give features and weight in float64"
 
 
 @without_autocast()
@@ -43,8 +43,7 @@ def diagonal_ggn(
     """
     check_layer(features, weight, bias)
     check_not_all_zero(features)
-    if pairs.size != len(features):
-        raise ValueError(f"pairs speak of {pairs.size} items, features of {len(features)}")
+    pairs.check_size(len(features))
     inputs, n, r = outputs(features, weight, bias, curvature.working_dtype(features))
     sums = (curvature.diagonal(n, r, pairs).flatten(1).T @ inputs.square()).unflatten(0, (-1, len(weight)))
     cross = curvature.cross(inputs, n, r, pairs)
@@ -80,27 +79,27 @@ def outputs(
     *,
     offset: int = 0,
 ) -> tuple[Float[Tensor, "N F"], Float[Tensor, "N D"], Float[Tensor, "N 1"]]:
-    """Give the layer's inputs (with a column of ones for a bias), its unit outputs and their lengths.
+    """The layer's inputs (with a column of ones for a bias), its unit outputs and their lengths.
 
     Raises:
         ValueError: where an output has length zero, or one whose inverse square the type of the features cannot hold.
     """
-    given = torch.finfo(torch.promote_types(features.dtype, torch.float32))
-    least = given.max**-0.25
+    storage = torch.finfo(torch.promote_types(features.dtype, torch.float32))
+    least = storage.max**-0.25
     features, weight = features.to(dtype), weight.to(dtype)
     if bias is not None:
         features = torch.cat([features, features.new_ones(len(features), 1)], 1)
         weight = torch.cat([weight, bias.to(dtype)[:, None]], 1)
     f = features @ weight.T
     r = torch.linalg.vector_norm(f, dim=1, keepdim=True, dtype=torch.float64)  # squares would leave float32 before f
-    for wrong, why in (
+    for is_invalid, problem in (
         (r == 0, "is zero and has no direction"),
-        (r < least, f"has a length of {{:.2g}}, too short for {given.dtype}, at least {least:.2g}: {_LENGTHEN}"),
+        (r < least, f"has a length of {{:.2g}}, too short for {storage.dtype}, at least {least:.2g}: {_ADVICE}"),
         (~r.isfinite(), f"is too large for {dtype}"),
     ):
-        if wrong.any():
-            item = int(wrong.nonzero()[0, 0])
-            raise ValueError(f"the output of item {item + offset} {why.format(r[item].item())}")
+        if is_invalid.any():
+            item = int(is_invalid.nonzero()[0, 0])
+            raise ValueError(f"the output of item {item + offset} {problem.format(r[item].item())}")
     r = r.to(dtype)
     return features, f / r, r
 
@@ -140,8 +139,7 @@ def check_finite(features: Tensor, offset: int = 0) -> None:
     low, high = features.aminmax()
     if -limit <= low and high <= limit:  # false for NaN
         return
-    bad = ~(features.abs() <= limit)
-    item, feature = bad.nonzero()[0].tolist()
+    item, feature = (~(features.abs() <= limit)).nonzero()[0].tolist()
     place = f"got {features[item, feature].item():.3g} at item {item + offset}, feature {feature}"
     if features.isfinite().all():
         raise ValueError(f"features must be at most {limit:.2g} in size, so that sums of squares stay finite, {place}")

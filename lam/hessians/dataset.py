@@ -72,8 +72,8 @@ def diagonal_ggn_dataset(
     if curvature.fix == "fixed":
         partners.append(_negative_partners(n, relation, curvature.least_cosine, block_size, progress))
     wide_n, wide_r = n.double(), r.double()
-    own = torch.cat([own_curvature(curvature.split, wide_n, wide_r, *sums) for sums in partners], 1)
-    sums = _weigh_squares(features, own, bias is not None, curvature).unflatten(0, (-1, len(weight)))
+    own = torch.cat([own_curvature(curvature.split, wide_n, wide_r, *totals) for totals in partners], 1)
+    sums = _weighted_squares(features, own, bias is not None, curvature).unflatten(0, (-1, len(weight)))
     if isinstance(features, Tensor) and curvature.fix == "positive":
         sums = sums + relation.cross_terms(features, weight, bias, progress=progress)
     counts = (relation.n_positives, relation.n_negatives)[: len(sums)]
@@ -92,9 +92,9 @@ def contrastive_ggn_dataset(
     **settings: Any,
 ) -> Diagonal:
     """Diagonal GGN over every pair: `diagonal_ggn_dataset` of a `ContrastiveCurvature` with these settings."""
-    how: dict[str, Any] = {"block_size": block_size, "progress": progress}
+    options: dict[str, Any] = {"block_size": block_size, "progress": progress}
     curvature = ContrastiveCurvature(**settings)
-    return diagonal_ggn_dataset(features, weight, bias, curvature, labels=labels, neighbours=neighbours, **how)
+    return diagonal_ggn_dataset(features, weight, bias, curvature, labels=labels, neighbours=neighbours, **options)
 
 
 def _relation(
@@ -102,16 +102,16 @@ def _relation(
 ) -> LabelRelation | NeighbourRelation:
     if (labels is None) == (neighbours is None):
         raise ValueError("give either labels or neighbours")
-    known = len(labels) if labels is not None else 0 if neighbours is None else neighbours.size
-    if known != size:
-        raise ValueError(f"there are {size} items, but the labels or neighbours are of {known}")
+    n_related = len(labels) if labels is not None else 0 if neighbours is None else neighbours.size
+    if n_related != size:
+        raise ValueError(f"there are {size} items, but the labels or neighbours are of {n_related}")
     return LabelRelation(labels) if labels is not None else NeighbourRelation(neighbours, block_size)  # pyright: ignore
 
 
 def _negative_partners(
     n: Tensor, relation: LabelRelation | NeighbourRelation, cosine: float, block_size: int, progress: bool
 ) -> tuple[Tensor, Tensor]:
-    """Sum 1 and n over the negative partners of each item that are nearer than the margin."""
+    """Sums of 1 and of n over the negative partners of each item that are nearer than the margin."""
     extended = torch.cat([n, n.new_ones(len(n), 1)], 1)[relation.order]
     blocks = [slice(i, min(i + block_size, len(n))) for i in range(0, len(n), block_size)]
     total = torch.zeros_like(extended, dtype=torch.float64)
@@ -120,12 +120,12 @@ def _negative_partners(
         for index, rows in enumerate(blocks):
             for columns in blocks[index:]:
                 bar.update()
-                T = (extended[rows, :-1] @ extended[columns, :-1].T).gt_(cosine)
-                if not relation.exclude(T, rows, columns):
+                t = (extended[rows, :-1] @ extended[columns, :-1].T).gt_(cosine)
+                if not relation.exclude(t, rows, columns):
                     continue
-                total[rows] += T @ extended[columns]
+                total[rows] += t @ extended[columns]
                 if rows != columns:
-                    total[columns] += T.T @ extended[rows]
+                    total[columns] += t.T @ extended[rows]
     unsorted = torch.empty_like(total)
     unsorted[relation.order] = total
     return unsorted[:, -1:], unsorted[:, :-1]
@@ -141,23 +141,23 @@ def _all_outputs(
     features: Tensor | Iterable[Tensor], weight: Tensor, bias: Tensor | None, curvature: ContrastiveCurvature
 ) -> tuple[Tensor, Tensor]:
     parts: list[tuple[Tensor, Tensor]] = []
-    seen, something = 0, False
+    n_items, any_nonzero = 0, False
     for batch in _stream(features, weight.device):
-        check_layer(batch, weight, bias) if not parts else check_finite(batch, seen)
-        _, n, r = outputs(batch, weight, bias, curvature.working_dtype(batch), offset=seen)
+        check_layer(batch, weight, bias) if not parts else check_finite(batch, n_items)
+        _, n, r = outputs(batch, weight, bias, curvature.working_dtype(batch), offset=n_items)
         parts.append((n, r))
-        seen, something = seen + len(batch), something or bool(batch.any())
-    if seen < 2:
-        raise ValueError(f"at least 2 items are needed to form a pair, got {seen}")
-    if not something:
+        n_items, any_nonzero = n_items + len(batch), any_nonzero or bool(batch.any())
+    if n_items < 2:
+        raise ValueError(f"at least 2 items are needed to form a pair, got {n_items}")
+    if not any_nonzero:
         raise ValueError(ALL_ZERO)
     return torch.cat([n for n, _ in parts]), torch.cat([r for _, r in parts])
 
 
-def _weigh_squares(
+def _weighted_squares(
     features: Tensor | Iterable[Tensor], own: Tensor, has_bias: bool, curvature: ContrastiveCurvature
 ) -> Tensor:
-    """Sum 2 own_aᵀ φ_a² over all items: one streamed matmul."""
+    """Σ_a 2 own_aᵀ φ_a² over all items: one streamed matmul."""
     total: Tensor | None = None
     start = 0
     for batch in _stream(features, own.device):

@@ -27,23 +27,23 @@ class LabelRelation:
         self.n_negatives = len(labels) ** 2 - int(self._sizes.square().sum())
 
     def positive_partners(self, n: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
-        """Sum 1 and n over the positive partners of each item, in float64."""
+        """Sums of 1 and of n over the positive partners of each item, in float64."""
         n = n.double()
         totals = n.new_zeros(len(self._sizes), n.shape[1]).index_add_(0, self._class, n)
         return (self._sizes[self._class] - 1).double()[:, None], totals[self._class] - n
 
-    def exclude(self, T: Float[Tensor, "I J"], rows: slice, columns: slice) -> bool:
-        """Zero the pairs of a block (in sorted order) that are not negative; say whether any negative is left."""
+    def exclude(self, t: Float[Tensor, "rows columns"], rows: slice, columns: slice) -> bool:
+        """Zero the pairs of a block (in sorted order) that are not negative; returns whether any negative is left."""
         left, right = self._sorted[rows], self._sorted[columns]
         if left[-1] < right[0]:
             return True
-        T.mul_(left[:, None] != right[None, :])
+        t.mul_(left[:, None] != right[None, :])
         return not (left[0] == left[-1] == right[0] == right[-1])
 
     def cross_terms(
         self, features: Tensor, weight: Tensor, bias: Tensor | None, *, progress: bool
     ) -> Float[Tensor, "D F"]:
-        """Sum the cross terms over all positive pairs, class by class: over its pairs, or from its moments."""
+        """Sum of the cross terms over all positive pairs, class by class: over its pairs, or from its moments."""
         total = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)
         sizes = self._sizes.tolist()
         title = cost(self.n_positives // 2, 8 * total.shape[1] * (2 * max(sizes) + 4 * total.shape[0]))
@@ -74,28 +74,28 @@ class NeighbourRelation:
         self._near, self._key = near[by_block], key
 
     def positive_partners(self, n: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
-        """Sum 1 and n over the positive partners of each item, in float64."""
+        """Sums of 1 and of n over the positive partners of each item, in float64."""
         extended = torch.cat([n.double(), n.new_ones(len(n), 1).double()], 1)
         first, second = self._positive.T
         totals = torch.zeros_like(extended)
         totals.index_add_(0, first, extended[second]).index_add_(0, second, extended[first])
         return totals[:, -1:], totals[:, :-1]
 
-    def exclude(self, T: Float[Tensor, "I J"], rows: slice, columns: slice) -> bool:
-        """Zero the pairs of a block that are not negative; say whether any negative may be left."""
+    def exclude(self, t: Float[Tensor, "rows columns"], rows: slice, columns: slice) -> bool:
+        """Zero the pairs of a block that are not negative; returns whether any negative may be left."""
         key = rows.start // self._block_size * self._blocks + columns.start // self._block_size
         bounds = torch.searchsorted(self._key, torch.tensor([key, key + 1], device=self._key.device))
         first, second = self._near[bounds[0] : bounds[1]].T
-        T[first - rows.start, second - columns.start] = 0
+        t[first - rows.start, second - columns.start] = 0
         if rows == columns:
-            T[second - rows.start, first - columns.start] = 0
-            T.fill_diagonal_(0)
+            t[second - rows.start, first - columns.start] = 0
+            t.fill_diagonal_(0)
         return True
 
     def cross_terms(
         self, features: Tensor, weight: Tensor, bias: Tensor | None, *, progress: bool
     ) -> Float[Tensor, "D F"]:
-        """Sum the cross terms over the listed positive pairs, block by block: only their items are held."""
+        """Sum of the cross terms over the listed positive pairs, block by block: only their items are held."""
         total = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)
         size = max(1, BLOCK_ELEMENTS // features.shape[1])
         title = f"{len(self._positive):,} positive pairs"
@@ -115,17 +115,17 @@ def cost(n_pairs: int, n_bytes: int) -> str:
 def cross_sum_of_class(
     inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"]
 ) -> Float[Tensor, "D F"]:
-    """Sum 2 H12_i φ_aj φ_bj over all ordered pairs of one class from its moments, with no pair formed.
+    """Σ 2 H12_i φ_aj φ_bj over all ordered pairs of one class from its moments, with no pair formed.
 
-    With ψ = φ/r the sum over a, b of ψ_aj ψ_bj (1 − n_ai² − n_bi² + c_ab n_ai n_bi) is s_j² − 2 s_j u_ij + Σ_k G_kij²,
-    where s = Σ_a ψ_a, u_i = Σ_a n_ai² ψ_a and G_ki = Σ_a n_ak n_ai ψ_a; the terms a = b are taken away.
+    With ψ = φ/r the sum over a, b of ψ_aj ψ_bj (1 − n_ai² − n_bi² + c_ab n_ai n_bi) is s_j² − 2 s_j u_ij + Σ_k Γ_kij²,
+    where s = Σ_a ψ_a, u_i = Σ_a n_ai² ψ_a and Γ_ki = Σ_a n_ak n_ai ψ_a; the terms a = b are taken away.
     """
     psi, square = inputs / r, n.square()
     s, u = psi.sum(0), square.T @ psi
     moments = torch.zeros_like(u)
     for k in range(n.shape[1]):
-        G_square = ((n[:, k : k + 1] * n[:, k:]).T @ psi).square_()
-        moments[k:] += G_square
-        moments[k] += G_square[1:].sum(0)
+        square_of_gamma = ((n[:, k : k + 1] * n[:, k:]).T @ psi).square_()
+        moments[k:] += square_of_gamma
+        moments[k] += square_of_gamma[1:].sum(0)
     itself = (1 - square).T @ psi.square()
     return -2 * (s * (s - 2 * u) + moments - itself)

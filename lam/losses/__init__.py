@@ -23,7 +23,7 @@ _LOSSES: dict[str, type[MarginLoss]] = {
 
 
 def build(name: str = "contrastive", *, margin: float) -> Loss:
-    """Make a training loss by its name.
+    """A training loss by its name.
 
     Args:
         name: "contrastive" (mean d², active mean (margin − d)²), "log_posterior" (mean ½d², mean over all negatives

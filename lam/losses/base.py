@@ -17,7 +17,7 @@ class Loss(ABC):
     """A loss of unit embeddings and the pairs among them."""
 
     def __call__(self, embeddings: Float[Tensor, "N D"], pairs: Pairs) -> Float[Tensor, ""]:
-        """Compute the loss of a batch; lower is better, and zero where there is no pair.
+        """Loss of a batch; lower is better, and zero where there is no pair.
 
         Args:
             embeddings: (N, D) unit rows.
@@ -27,10 +27,9 @@ class Loss(ABC):
             A scalar whose gradient is finite also at distance 0 and at the margin.
 
         Raises:
-            ValueError: where the pairs speak of another number of items.
+            ValueError: where the pairs are of another number of items.
         """
-        if pairs.size != len(embeddings):
-            raise ValueError(f"pairs must speak of the {len(embeddings)} embeddings given, got pairs of {pairs.size}")
+        pairs.check_size(len(embeddings))
         return self._compute(embeddings, pairs)
 
     @abstractmethod
@@ -65,16 +64,12 @@ def squared_distances(embeddings: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:
     return 2 - 2 * embeddings @ embeddings.T
 
 
-def weighted_mean(values: Float[Tensor, "N N"], weights: Shaped[Tensor, "N N"]) -> Float[Tensor, ""]:
+def weighted_mean(values: Float[Tensor, "*B"], weights: Shaped[Tensor, "*B"]) -> Float[Tensor, ""]:
     """Σ w x / Σ w, or zero where all weights are zero."""
-    return weighted_sum(values, weights) / positive_or_one(weights.sum().to(values.dtype))
+    total = weights.sum().to(values.dtype)
+    return weighted_sum(values, weights) / torch.where(total > 0, total, torch.ones_like(total))
 
 
-def weighted_sum(values: Float[Tensor, "N N"], weights: Shaped[Tensor, "N N"]) -> Float[Tensor, ""]:
+def weighted_sum(values: Float[Tensor, "*B"], weights: Shaped[Tensor, "*B"]) -> Float[Tensor, ""]:
     """Σ w x."""
     return (weights.to(values.dtype) * values).sum()
-
-
-def positive_or_one(total: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """Replace an empty sum's count, zero, by one, so that its mean is zero."""
-    return torch.where(total > 0, total, torch.ones_like(total))

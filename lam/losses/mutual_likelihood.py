@@ -4,14 +4,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.losses.base import positive_or_one
+from lam.losses.base import weighted_mean
 from lam.pairs.pairs import Pairs
 
 
 def mutual_likelihood(
     mean: Float[Tensor, "N D"], log_variance: Float[Tensor, "N D"], pairs: Pairs
 ) -> Float[Tensor, ""]:
-    """Compute minus the mean log likelihood that the two embeddings of a positive pair are the same point.
+    """Minus the mean log likelihood that the two embeddings of a positive pair are the same point.
 
     ½ Σ_d [(μ₁ − μ₂)² / (σ₁² + σ₂²) + log(σ₁² + σ₂²)], without the constant ½ D log 2π: minus the log of
     ∫ N(z; μ₁, σ₁²) N(z; μ₂, σ₂²) dz. Log variances are taken, so that none is too small. Negative pairs do not count.
@@ -27,7 +27,7 @@ def mutual_likelihood(
         A scalar, which may be negative; zero where there is no positive pair.
 
     Raises:
-        ValueError: where mean and variance have different shapes, or the pairs speak of another number of items.
+        ValueError: where mean and variance have different shapes, or the pairs are of another number of items.
 
     Example:
         >>> mean, log_variance = torch.tensor([[0.0], [2.0]]), torch.zeros(2, 1)
@@ -38,11 +38,10 @@ def mutual_likelihood(
         raise ValueError(
             f"mean and log_variance must have one shape, got {tuple(mean.shape)} and {tuple(log_variance.shape)}"
         )
-    if pairs.size != len(mean):
-        raise ValueError(f"pairs must speak of the {len(mean)} embeddings given, got pairs of {pairs.size}")
+    pairs.check_size(len(mean))
     first, second = pairs.positive.triu().nonzero(as_tuple=True)  # the pairs are symmetric, and so is the score
     weights = pairs.positive[first, second].to(mean.dtype)
     log_sum = torch.logaddexp(log_variance[first], log_variance[second])
     scaled = (mean[first] - mean[second]) * (-log_sum / 2).exp()
     score = (scaled.square() + log_sum).sum(1) / 2
-    return (weights * score).sum() / positive_or_one(weights.sum())
+    return weighted_mean(score, weights)

@@ -33,7 +33,7 @@ class PytorchMetricLearning(MarginLoss):
 
 
 def _indices(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """List the pairs, each as often as it counts: a multiple of ½, which cancels from a mean."""
+    """Indices of the pairs, each as often as it counts: a multiple of ½, which cancels from a mean."""
     first, second = weights.nonzero(as_tuple=True)
     times = (2 * weights[first, second].to(torch.float64)).round().long()
     return first.repeat_interleave(times), second.repeat_interleave(times)

@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.losses.base import positive_or_one
+from lam.losses.base import weighted_mean
 from lam.pairs.pairs import Pairs
 
 
 def soft_contrastive(
     samples: Float[Tensor, "S N D"], pairs: Pairs, *, scale: Float[Tensor, ""], offset: Float[Tensor, ""]
 ) -> Float[Tensor, ""]:
-    """Compute minus the log probability that positive pairs match and negative pairs do not.
+    """Minus the log probability that positive pairs match and negative pairs do not.
 
     p(match) = 1/S² Σ_st sigmoid(b − a ‖z₁ˢ − z₂ᵗ‖). The loss is the mean of −log p over positive pairs plus the mean of
     −log(1 − p) over negative pairs: the source draws as many pairs of one kind as of the other. Both logarithms are of
@@ -32,7 +32,7 @@ def soft_contrastive(
         A scalar, ≥ 0; zero where there is no pair.
 
     Raises:
-        ValueError: where the pairs speak of another number of items.
+        ValueError: where the pairs are of another number of items.
 
     Example:
         >>> samples, one = torch.tensor([[[0.0], [1.0]]]), torch.tensor(1.0)
@@ -40,18 +40,17 @@ def soft_contrastive(
         tensor(0.6931)
     """
     n_samples, n_items, dimension = samples.shape
-    if pairs.size != n_items:
-        raise ValueError(f"pairs must speak of the {n_items} items sampled, got pairs of {pairs.size}")
+    pairs.check_size(n_items)
     flat = samples.transpose(0, 1).reshape(n_items * n_samples, dimension)
     # Not by ‖x‖² + ‖y‖² − 2xy: the root of that has no gradient at 0 and loses half of the digits.
     distance = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
     blocks = distance.view(n_items, n_samples, n_items, n_samples).transpose(1, 2)
 
-    def surprise(kind: Tensor, sign: int) -> Tensor:
+    def mean_log_probability(kind: Tensor, sign: int) -> Tensor:
         first, second = kind.triu().nonzero(as_tuple=True)  # the pairs are symmetric, and so is the probability
         log_matches = F.logsigmoid(sign * (offset - scale * blocks[first, second]))  # 1 − sigmoid(x) = sigmoid(−x)
         log_probability = log_matches.flatten(1).logsumexp(1) - 2 * math.log(n_samples)
         weights = kind[first, second].to(samples.dtype)
-        return -(weights * log_probability).sum() / positive_or_one(weights.sum())
+        return weighted_mean(log_probability, weights)
 
-    return surprise(pairs.positive, 1) + surprise(pairs.negative, -1)
+    return -mean_log_probability(pairs.positive, 1) - mean_log_probability(pairs.negative, -1)

@@ -19,11 +19,11 @@ from tqdm import tqdm
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians.accumulate import (
-    all_pairs,
     check_counts,
-    checked_targets,
     curvature_in_batches,
     curvature_of_dataset,
+    curvature_over_all_pairs,
+    targets_of,
 )
 from lam.hessians.batch import check_finite
 from lam.hessians.losses import ContrastiveCurvature, Curvature
@@ -200,7 +200,7 @@ def fit_features(
     if relation.positive_within is None:
         check_labels(labels)
     weight, bias = _detached_copies(weight, bias)
-    sums = all_pairs(features, labels, weight, bias, relation, curvature, progress=progress)
+    sums = curvature_over_all_pairs(features, labels, weight, bias, relation, curvature, progress=progress)
     if likelihood_scale is None and not curvature.average:
         likelihood_scale = 1.0
     posterior = LastLayerPosterior(weight, bias, sums, len(features), prior_precision, likelihood_scale, seed)
@@ -279,7 +279,7 @@ def _with_trained_layer(
     dtype = torch.promote_types(output.dtype, torch.float32)
     of_all_processes = distributed.batches_of_all(_features(network, ADDED, dtype, batches))
     inputs = [(features.to(output.device), targets) for features, targets in of_all_processes]
-    targets = torch.cat([checked_targets(features, targets) for features, targets in inputs])
+    targets = torch.cat([targets_of(features, targets) for features, targets in inputs])
     if relation.positive_within is None:
         check_labels(targets)
     layer = train_layer(torch.cat([features for features, _ in inputs]), targets, relation, **training)

@@ -219,7 +219,7 @@ class OnlineLaplaceStep(Step):
             value = value + loss(embeddings[-1], mined) / self.options.n_samples
         backward(value)
         if self._steps % self.options.refresh_every == 0 and value.isfinite():
-            pairs = [batch.chosen(self.mining, sample, margin_of(loss)) for sample in embeddings]
+            pairs = [batch.mined(sample, margin_of(loss), self.mining) for sample in embeddings]
             self._update_h(features.detach().float(), [sample.detach().float() for sample in samples], pairs, layer)
         self._steps += 1
         return value.detach()

@@ -75,7 +75,7 @@ class Mining:
     @property
     def settings(self) -> dict[str, Any]:
         """What decides the choice, as JSON."""
-        return {"miner": _described(self.miner), "max_pairs": self.max_pairs}
+        return {"miner": _in_json(self.miner), "max_pairs": self.max_pairs}
 
     def choose(
         self,
@@ -86,7 +86,7 @@ class Mining:
         margin: float | None,
         generator: torch.Generator,
     ) -> Pairs:
-        """Choose among the pairs of a batch; the same object comes back where there is nothing to choose.
+        """The chosen pairs of a batch; the same object where there is nothing to choose.
 
         Args:
             embeddings: (N, D) unit rows; no gradient goes through the choice.
@@ -96,32 +96,31 @@ class Mining:
             generator: on the CPU; `max_pairs` draws from it.
 
         Returns:
-            The chosen pairs, none of them where no triplet is of the kind.
+            The chosen pairs: none where no triplet is of the kind.
 
         Raises:
             ValueError: for pairs of another number of items, a margin that is not positive, or a miner of
                 pytorch-metric-learning with targets that are no labels.
         """
-        if pairs.size != len(embeddings):
-            raise ValueError(f"pairs must speak of the {len(embeddings)} embeddings given, got pairs of {pairs.size}")
+        pairs.check_size(len(embeddings))
         if margin is not None and not margin > 0:
             raise ValueError(f"margin must be positive, got {margin}")
         embeddings = embeddings.detach()
         if embeddings.dtype in (torch.bfloat16, torch.float16):
             embeddings = embeddings.float()
         if callable(self.miner):
-            pairs = _named_by(self.miner, embeddings, pairs, targets)
+            pairs = _choose_by_miner(self.miner, embeddings, pairs, targets)
         elif self.miner != "all":
             if margin is None:
                 raise ValueError(f"{self.miner} triplets need a margin, and the loss has none: give one")
-            return _of_triplets(self.miner, embeddings, pairs, margin, self.max_pairs, generator)
-        return pairs if self.max_pairs is None else _drawn(pairs, self.max_pairs, generator)
+            return _choose_triplets(self.miner, embeddings, pairs, margin, self.max_pairs, generator)
+        return pairs if self.max_pairs is None else _draw_pairs(pairs, self.max_pairs, generator)
 
 
 ALL_PAIRS = Mining()
 
 
-def _named_by(miner: Miner, embeddings: Tensor, pairs: Pairs, targets: Tensor | None) -> Pairs:
+def _choose_by_miner(miner: Miner, embeddings: Tensor, pairs: Pairs, targets: Tensor | None) -> Pairs:
     if targets is None or targets.ndim != 1:
         raise ValueError(
             "a miner of pytorch-metric-learning needs labels, and these targets are none: "
@@ -129,10 +128,10 @@ def _named_by(miner: Miner, embeddings: Tensor, pairs: Pairs, targets: Tensor | 
         )
     check_label_vector(targets)
     counts = {"n_positives": pairs.n_positives, "n_negatives": pairs.n_negatives}
-    return _in_units(Pairs.from_tuples(miner(embeddings, targets), pairs.size, **counts))
+    return _count_by_weight(Pairs.from_tuples(miner(embeddings, targets), pairs.size, **counts))
 
 
-def _of_triplets(
+def _choose_triplets(
     kind: str, embeddings: Tensor, pairs: Pairs, margin: float, max_triplets: int | None, generator: torch.Generator
 ) -> Pairs:
     """Count the triplets of a kind in which each pair stands, with no triplet formed: O(N² log N); or draw some.
@@ -152,32 +151,30 @@ def _of_triplets(
         "violating": (torch.zeros_like(nearer), inside),
         "easy": (inside, n_negatives),
     }[kind]
-    each = positive.to(distance)
+    weight = positive.to(distance)
     steps = distance.new_zeros(pairs.size, pairs.size + 1)
-    steps.scatter_add_(1, first, each).scatter_add_(1, last, -each)
+    steps.scatter_add_(1, first, weight).scatter_add_(1, last, -weight)
     with_negative = torch.zeros_like(distance).scatter_(1, order, steps.cumsum(1)[:, :-1])
     counts = (last - first) * positive
-    chosen = replace(pairs, positive=_symmetric(counts * each), negative=_symmetric(with_negative))
-    chosen, total = _in_units(chosen), int(counts.sum())
+    chosen = replace(pairs, positive=_symmetric(counts * weight), negative=_symmetric(with_negative))
+    chosen, total = _count_by_weight(chosen), int(counts.sum())
     if max_triplets is None or total <= max_triplets:
         return chosen
     ends = counts.flatten().cumsum(0)
-    places = _distinct(total, max_triplets, generator).to(ends.device)
+    places = _draw_distinct(total, max_triplets, generator).to(ends.device)
     of_pair = torch.searchsorted(ends, places, right=True)
     anchor, other = of_pair // pairs.size, of_pair % pairs.size
     rank = first[anchor, other] + places - (ends[of_pair] - counts[anchor, other])
-    left = {
-        "n_positives": max(1, round(chosen.n_positives * max_triplets / total)),
-        "n_negatives": max(1, round(chosen.n_negatives * max_triplets / total)),
-    }
-    drawn = Pairs.from_tuples(
-        (anchor, other, order[anchor, rank]), pairs.size, n_positives=2 * total, n_negatives=2 * total
+    triplets = anchor, other, order[anchor, rank]
+    return replace(
+        Pairs.from_tuples(triplets, pairs.size, n_positives=2 * total, n_negatives=2 * total),
+        n_positives=max(1, round(chosen.n_positives * max_triplets / total)),
+        n_negatives=max(1, round(chosen.n_negatives * max_triplets / total)),
     )
-    return replace(drawn, **left)
 
 
-def _distinct(total: int, count: int, generator: torch.Generator) -> Tensor:
-    """Draw `count` different numbers below `total`, which may be too many to be put into an order."""
+def _draw_distinct(total: int, count: int, generator: torch.Generator) -> Tensor:
+    """`count` different random numbers below `total`, which may be too many to be put into an order."""
     drawn = torch.randint(total, (count,), generator=generator).unique()
     while len(drawn) < count:
         drawn = torch.cat([drawn, torch.randint(total, (count,), generator=generator)]).unique()
@@ -188,8 +185,8 @@ def _symmetric(directed: Tensor) -> Tensor:
     return (directed + directed.T) / 2
 
 
-def _in_units(pairs: Pairs) -> Pairs:
-    """Count n⁺ and n⁻ in the unit of the weights."""
+def _count_by_weight(pairs: Pairs) -> Pairs:
+    """The same pairs with n⁺ and n⁻ in the unit of the weights."""
     return replace(
         pairs,
         n_positives=_times_mean_weight(pairs.n_positives, pairs.positive),
@@ -198,38 +195,38 @@ def _in_units(pairs: Pairs) -> Pairs:
 
 
 def _times_mean_weight(n: int, weights: Tensor) -> int:
-    named = int(weights.count_nonzero())
-    return max(1, round(n * float(weights.double().sum()) / named)) if named else n
+    n_chosen = int(weights.count_nonzero())
+    return max(1, round(n * float(weights.double().sum()) / n_chosen)) if n_chosen else n
 
 
-def _drawn(pairs: Pairs, max_pairs: int, generator: torch.Generator) -> Pairs:
-    positive, n_positives = _drawn_of(pairs.positive, pairs.n_positives, max_pairs, generator)
-    negative, n_negatives = _drawn_of(pairs.negative, pairs.n_negatives, max_pairs, generator)
+def _draw_pairs(pairs: Pairs, max_pairs: int, generator: torch.Generator) -> Pairs:
+    positive, n_positives = _draw_kind(pairs.positive, pairs.n_positives, max_pairs, generator)
+    negative, n_negatives = _draw_kind(pairs.negative, pairs.n_negatives, max_pairs, generator)
     return Pairs(positive, negative, n_positives, n_negatives)
 
 
-def _drawn_of(weights: Tensor, n: int, max_pairs: int, generator: torch.Generator) -> tuple[Tensor, int]:
-    """Draw from the unordered pairs, without replacement; n falls to the share that is kept."""
-    there = weights.triu(1).nonzero()
-    if len(there) <= max_pairs:
+def _draw_kind(weights: Tensor, n: int, max_pairs: int, generator: torch.Generator) -> tuple[Tensor, int]:
+    """Random unordered pairs, without replacement, and n times the share that they are."""
+    candidates = weights.triu(1).nonzero()
+    if len(candidates) <= max_pairs:
         return weights, n
-    kept = there[torch.randperm(len(there), generator=generator)[:max_pairs].to(there.device)]
+    drawn = candidates[torch.randperm(len(candidates), generator=generator)[:max_pairs].to(candidates.device)]
     mask = torch.zeros_like(weights, dtype=torch.bool)
-    mask[kept[:, 0], kept[:, 1]] = True
-    return weights * (mask | mask.T), max(1, round(n * max_pairs / len(there)))
+    mask[drawn[:, 0], drawn[:, 1]] = True
+    return weights * (mask | mask.T), max(1, round(n * max_pairs / len(candidates)))
 
 
-def _described(miner: object) -> Any:
-    """Say what a miner is: its name, or its class with what it was made with and keeps under the same name."""
+def _in_json(miner: object) -> Any:
+    """A miner as JSON: its name, or its class with the arguments of its constructor that it keeps as attributes."""
     if isinstance(miner, str):
         return miner
     if inspect.isroutine(miner):
         return miner.__qualname__
-    made_with = {name for kind in type(miner).__mro__[:-1] for name in inspect.signature(kind.__init__).parameters}
-    kept = {name: getattr(miner, name) for name in sorted(made_with) if hasattr(miner, name)}
+    parameters = {name for kind in type(miner).__mro__[:-1] for name in inspect.signature(kind.__init__).parameters}
+    attributes = {name: getattr(miner, name) for name in sorted(parameters) if hasattr(miner, name)}
     options = {
-        name: _described(value) if isinstance(value, nn.Module) else repr(value)
-        for name, value in kept.items()
+        name: _in_json(value) if isinstance(value, nn.Module) else repr(value)
+        for name, value in attributes.items()
         if isinstance(value, nn.Module | int | float | str | tuple | list | None)
     }
     return {"class": type(miner).__qualname__, **options}

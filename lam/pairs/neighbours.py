@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lam.pairs.pairs import check_angles, checked_distances, directions_fit, squared_distance
+from lam.pairs.pairs import check_angles, directions_match, negative_distance, squared_distance
 
 _MARGIN = 1e-9  # by which a tree looks farther than it must, as it rounds in a way of its own
 
@@ -16,13 +16,13 @@ class Neighbours:
     """The near pairs among N places, each unordered pair once; every other pair is negative.
 
     Attributes:
-        positive: (E, 2) indices of the positive pairs.
-        neither: (F, 2) indices of the pairs that count as neither.
+        positive: two indices for each positive pair.
+        neither: two indices for each pair that counts as neither.
         size: the number of places N.
     """
 
-    positive: Int[Tensor, "E 2"]
-    neither: Int[Tensor, "F 2"]
+    positive: Int[Tensor, "_ 2"]
+    neither: Int[Tensor, "_ 2"]
     size: int
 
     def __post_init__(self) -> None:
@@ -47,22 +47,22 @@ class Neighbours:
         angles: Float[Tensor, " N"] | None = None,
         angle_within: float | None = None,
     ) -> "Neighbours":
-        """Find the near pairs with a k-d tree; the counterpart of `Pairs.by_distance` for a whole data set.
+        """Near pairs, by a k-d tree: the counterpart of `Pairs.by_distance` for a whole data set.
 
         Args, Raises: as `Pairs.by_distance`.
         """
         from scipy.spatial import KDTree
 
-        beyond = checked_distances(positions, positive_within, negative_beyond)
+        beyond = negative_distance(positions, positive_within, negative_beyond)
         points = positions.double().cpu()
         reach = beyond * (1 + _MARGIN)
-        found = torch.as_tensor(KDTree(points.numpy()).query_pairs(reach, output_type="ndarray")).long().reshape(-1, 2)
-        square = squared_distance(points[found[:, 0]], points[found[:, 1]])
-        near, square = found[square <= beyond**2], square[square <= beyond**2]
-        first, second = near.T
+        indices = KDTree(points.numpy()).query_pairs(reach, output_type="ndarray")
+        pairs = torch.as_tensor(indices).long().reshape(-1, 2)
+        square = squared_distance(points[pairs[:, 0]], points[pairs[:, 1]])
+        near, square = pairs[square <= beyond**2], square[square <= beyond**2]
         is_positive = square <= positive_within**2
         check_angles(angles, angle_within, len(positions))
         if angles is not None and angle_within is not None:
-            turned = angles.cpu()
-            is_positive &= directions_fit(turned[first], turned[second], angle_within)
+            one, other = angles.cpu()[near].T
+            is_positive &= directions_match(one, other, angle_within)
         return cls(near[is_positive].to(positions.device), near[~is_positive].to(positions.device), len(positions))

@@ -32,18 +32,24 @@ class Pairs:
 
     @property
     def size(self) -> int:
-        """How many items N the pairs speak of."""
+        """The number of items N."""
         return self.positive.shape[0]
+
+    def check_size(self, size: int) -> None:
+        """Refuse pairs of another number of items.
+
+        Raises:
+            ValueError: with both numbers.
+        """
+        if self.size != size:
+            raise ValueError(f"pairs must be of the same {size} items, got pairs of {self.size}")
 
     @classmethod
     def by_label(cls, labels: Shaped[Tensor, " N"]) -> "Pairs":
-        """Make every two items of one label a positive pair, every other two a negative pair.
+        """Pairs by label: every two items of one label are a positive pair, every other two a negative pair.
 
         Args:
             labels: (N,) one integer label an item.
-
-        Returns:
-            All N(N − 1) ordered pairs.
 
         Raises:
             ValueError: where labels are not one-dimensional integers.
@@ -53,10 +59,7 @@ class Pairs:
             >>> pairs.n_positives, pairs.n_negatives
             (2, 4)
         """
-        if labels.ndim != 1 or labels.is_floating_point():
-            raise ValueError(
-                f"labels must be integers of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}"
-            )
+        check_label_vector(labels)
         same = labels[:, None] == labels[None, :]
         different = ~same
         return cls._counted(same.fill_diagonal_(False), different)
@@ -71,7 +74,7 @@ class Pairs:
         angles: Float[Tensor, " N"] | None = None,
         angle_within: float | None = None,
     ) -> "Pairs":
-        """Make near places positive pairs and far ones negative; in between they count as neither.
+        """Pairs by distance: near places are positive pairs, far ones negative, those in between neither.
 
         Near places photographed in directions that differ too much count as neither, too: they show different things.
 
@@ -82,9 +85,6 @@ class Pairs:
             angles: (N,) compass angles in degrees; one that is NaN, unknown, fits any other.
             angle_within: the largest difference of the angles of a positive pair, in (0, 180] degrees.
 
-        Returns:
-            The ordered pairs of both kinds.
-
         Raises:
             ValueError: where a position is not finite, the distances do not satisfy 0 < within ≤ beyond, an angle is
                 infinite, or `angle_within` is not in (0, 180] or comes without angles, or these without it.
@@ -94,13 +94,13 @@ class Pairs:
             >>> pairs.n_positives, pairs.n_negatives
             (2, 6)
         """
-        negative_beyond = checked_distances(positions, positive_within, negative_beyond)
+        beyond = negative_distance(positions, positive_within, negative_beyond)
         square = squared_distance(positions[:, None], positions[None])
         positive = (square <= positive_within**2).fill_diagonal_(False)
         check_angles(angles, angle_within, len(positions))
         if angles is not None and angle_within is not None:
-            positive &= directions_fit(angles[:, None], angles[None, :], angle_within)
-        return cls._counted(positive, square > negative_beyond**2)
+            positive &= directions_match(angles[:, None], angles[None, :], angle_within)
+        return cls._counted(positive, square > beyond**2)
 
     @classmethod
     def from_tuples(
@@ -111,7 +111,7 @@ class Pairs:
         n_positives: int,
         n_negatives: int,
     ) -> "Pairs":
-        """Take the pairs that a miner of pytorch-metric-learning chose.
+        """Pairs that a miner of pytorch-metric-learning chose.
 
         The tuples are directed and may repeat. With M the matrix that counts them, the weights are (M + Mᵀ)/2: the
         same loss, over a symmetric matrix.
@@ -121,9 +121,6 @@ class Pairs:
             size: how many items N the indices point into.
             n_positives: how many ordered positive pairs the miner chose from.
             n_negatives: how many ordered negative pairs the miner chose from.
-
-        Returns:
-            The chosen pairs.
 
         Raises:
             ValueError: for another number of tensors or of indices in them, an index outside [0, N), an item paired
@@ -151,7 +148,7 @@ class Pairs:
 
 
 def as_targets(targets: Any) -> Tensor:
-    """Labels or positions, however a loader gives them, as a tensor.
+    """Labels or positions, in whatever form a loader has them, as a tensor.
 
     Raises:
         ValueError: for what are no numbers, such as names of classes.
@@ -171,8 +168,8 @@ def check_label_vector(labels: Tensor) -> None:
         raise ValueError(f"labels must be integers of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}")
 
 
-def checked_distances(positions: Tensor, positive_within: float, negative_beyond: float | None) -> float:
-    """Refuse positions that are not finite and distances that make no sense; give `negative_beyond`."""
+def negative_distance(positions: Tensor, positive_within: float, negative_beyond: float | None) -> float:
+    """`negative_beyond`, by default `positive_within`; positions and distances that make no sense are refused."""
     beyond = positive_within if negative_beyond is None else negative_beyond
     if not 0 < positive_within <= beyond:
         raise ValueError(
@@ -183,8 +180,8 @@ def checked_distances(positions: Tensor, positive_within: float, negative_beyond
         raise ValueError(f"positions must be numbers of shape (N, X), got {positions.dtype} {tuple(positions.shape)}")
     finite = positions.isfinite().all(1)
     if not finite.all():
-        bad = int((~finite).nonzero()[0, 0])
-        raise ValueError(f"positions must be finite, got {positions[bad].tolist()} at index {bad}")
+        index = int((~finite).nonzero()[0, 0])
+        raise ValueError(f"positions must be finite, got {positions[index].tolist()} at index {index}")
     return beyond
 
 
@@ -212,8 +209,8 @@ def check_angles(angles: Tensor | None, angle_within: float | None, size: int) -
         raise ValueError(f"angles must be degrees, or NaN where unknown, got infinity at index {int(infinite[0])}")
 
 
-def directions_fit(one: Float[Tensor, "*#A"], other: Float[Tensor, "*#A"], within: float) -> Bool[Tensor, "*B"]:
-    """Say where two compass angles differ by at most so many degrees, the shorter way round, or one is NaN."""
+def directions_match(one: Float[Tensor, "*#B"], other: Float[Tensor, "*#B"], within: float) -> Bool[Tensor, "*B"]:
+    """Whether two compass angles differ by at most so many degrees, the shorter way round, or one is NaN."""
     difference = (one.double() - other.double()).remainder(360)
     return ~(torch.minimum(difference, 360 - difference) > within)
 
@@ -235,12 +232,12 @@ def _count_directed(first: Tensor, second: Tensor, size: int) -> Tensor:
     return (counts + counts.T) / 2
 
 
-def _check_considered(name: str, given: int, weights: Tensor) -> None:
-    different = int((weights > 0).sum())
-    if given < different:
+def _check_considered(name: str, n_considered: int, weights: Tensor) -> None:
+    n_chosen = int((weights > 0).sum())
+    if n_considered < n_chosen:
         raise ValueError(
             f"{name} must be the number of ordered pairs that the miner chose from, "
-            f"got {given} for {different} different ones chosen"
+            f"got {n_considered} for {n_chosen} different ones chosen"
         )
 
 

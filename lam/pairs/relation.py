@@ -10,8 +10,6 @@ from lam.pairs.neighbours import Neighbours
 from lam.pairs.pairs import Pairs
 
 Scope = Literal["batch", "dataset"]
-
-
 SCOPES: tuple[str, ...] = get_args(Scope)
 
 
@@ -29,7 +27,7 @@ class Relation:
             angle, NaN where it is unknown, which fits any other; None means that all columns are coordinates.
         miner: which pairs of a batch count for the curvature; see `lam.pairs.Mining`.
         max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
-        triplet_margin: of the miner's triplets; `lam.fit` puts in that of the loss by default.
+        triplet_margin: of the miner's triplets; by default `lam.fit` takes that of the loss.
     """
 
     scope: Scope = "batch"
@@ -66,20 +64,20 @@ class Relation:
         return self.scope == "batch"
 
     def pairs(self, targets: Tensor) -> Pairs:
-        """Form the pairs of a batch from its labels (N,) or positions (N, X), with angles or without."""
+        """Pairs of a batch, from its labels (N,) or positions (N, X), with angles or without."""
         if self.positive_within is None:
             return Pairs.by_label(targets)
-        return Pairs.by_distance(**self._places(targets))
+        return Pairs.by_distance(**self._by_distance(targets))
 
     def neighbours(self, targets: Tensor) -> Neighbours:
-        """Form the pairs of a whole data set of places from their positions (N, X), with angles or without."""
-        return Neighbours.by_distance(**self._places(targets))
+        """Near pairs of a whole data set of places, from their positions (N, X), with angles or without."""
+        return Neighbours.by_distance(**self._by_distance(targets))
 
     def positions(self, targets: Tensor) -> Tensor:
-        """Give the positions alone of the targets of places: all columns, or all but the angle."""
+        """Positions among the targets of places: all columns, or all but the angle."""
         return targets if self.angle_within is None else targets[..., :-1]
 
-    def _places(self, targets: Tensor) -> dict[str, Any]:
+    def _by_distance(self, targets: Tensor) -> dict[str, Any]:
         return {
             "positions": self.positions(targets),
             "positive_within": self.positive_within,

@@ -1,6 +1,6 @@
 """Which items of a gallery answer which query: those of its label, or the places near it.
 
-Tensors in, tensors out: rankings come from `lam.retrieval.rank`, what they are worth is told by `lam.retrieval`.
+Tensors in, tensors out: `lam.retrieval` ranks, and says what a ranking is worth.
 """
 
 from abc import ABC, abstractmethod
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from lam.pairs.pairs import check_label_vector, checked_distances, squared_distance
+from lam.pairs.pairs import check_label_vector, negative_distance, squared_distance
 from lam.pairs.relation import Relation
 
 _BLOCK_ELEMENTS = 1 << 22
@@ -36,7 +36,7 @@ class Relevance(ABC):
         if is_query is None:
             return
         if len(is_query) != n_items:
-            raise ValueError(f"is_query must say it of each of {n_items} items, got {len(is_query)}")
+            raise ValueError(f"is_query must have one value for each of {n_items} items, got {len(is_query)}")
         self.queries, self.gallery = is_query.cpu().nonzero()[:, 0], (~is_query.cpu()).nonzero()[:, 0]
         if len(self.queries) == 0 or len(self.gallery) == 0:
             raise ValueError(
@@ -49,16 +49,16 @@ class Relevance(ABC):
         return self.queries if self.gallery is None else self.gallery
 
     def of_hits(self, hits: Int[Tensor, "Q K"]) -> Bool[Tensor, "Q K"]:
-        """Say which hits, indices into the gallery, answer their query."""
+        """Which hits, indices into the gallery, answer their query."""
         hits = hits.cpu()
         return self._match(self.queries[:, None].expand_as(hits), self.candidates[hits])
 
-    def alike(self, one: Int[Tensor, "*B Q"], other: Int[Tensor, " Q"]) -> Bool[Tensor, "*B Q"]:
-        """Say where two hits give the same answer: one label, or places near each other."""
+    def same_answer(self, one: Int[Tensor, "*B Q"], other: Int[Tensor, " Q"]) -> Bool[Tensor, "*B Q"]:
+        """Whether two hits are the same answer: of one label, or places near each other."""
         return self._match(self.candidates[one.cpu()], self.candidates[other.cpu()].expand_as(one))
 
     def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:
-        """Say which items of the gallery answer the queries at these rows; each answers itself."""
+        """Which items of the gallery answer the queries at these rows; each answers itself."""
         shape = len(rows), len(self.candidates)
         return self._match(self.queries[rows.cpu()][:, None].expand(shape), self.candidates[None].expand(shape))
 
@@ -70,7 +70,7 @@ class Relevance(ABC):
 
     @abstractmethod
     def _match(self, one: Tensor, other: Tensor) -> Tensor:
-        """Say which pairs of positions, of one shape, match."""
+        """Which of these pairs of items, index arrays of one shape, match."""
 
 
 class LabelRelevance(Relevance):
@@ -98,7 +98,7 @@ class LabelRelevance(Relevance):
         return sizes[classes[self.queries]] - int(self.gallery is None)
 
     def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:
-        """Say which items of the gallery answer the queries at these rows; each answers itself."""
+        """Which items of the gallery answer the queries at these rows; each answers itself."""
         return self.labels[self.queries[rows.cpu()]][:, None] == self.labels[self.candidates]
 
     def _match(self, one: Tensor, other: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class PlaceRelevance(Relevance):
     """
 
     def __init__(self, positions: Tensor, within: float, is_query: Bool[Tensor, " N"] | None = None) -> None:
-        checked_distances(positions, within, None)
+        negative_distance(positions, within, None)
         super().__init__(len(positions), is_query)
         self.positions, self.within = positions.double().cpu(), within
 
@@ -137,10 +137,10 @@ def relevance_of(
     is_query: Bool[Tensor, " N"] | None = None,
     relevant_within: float | None = None,
 ) -> Relevance:
-    """Give what makes items match: their labels, or, for an encoder of places, their positions.
+    """Relevance by label, or, for a relation of places, by position.
 
     Args:
-        relation: of the encoder.
+        relation: what makes two items match.
         targets: (N,) labels or (N, X) positions in metres.
         is_query: (N,) which items are queries, the others being the gallery.
         relevant_within: of places, in metres; by default the distance of a positive pair in training.

@@ -84,7 +84,7 @@ class Posterior(ABC):
     def sample(
         self, n_samples: int, *, generator: torch.Generator | None = None
     ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
-        """Draw whole last layers.
+        """Random whole last layers.
 
         Args:
             n_samples: S ≥ 1.
@@ -111,7 +111,7 @@ class Posterior(ABC):
         mean: Mean = "network",
         return_samples: bool = False,
     ) -> Embeddings:
-        """Turn features into embeddings that know how sure they are.
+        """Embeddings with their uncertainty, from features.
 
         Marginally f | φ ~ N(Wφ + b, diag(v)), v_i = Σ_j φ_j² σ²_ij + σ²_bi. `marginal` draws S of these directly, with
         the same noise for every input: exact for anything about one input, and the same for an item alone or in any
@@ -136,10 +136,10 @@ class Posterior(ABC):
     def predictor(
         self, *, n_samples: int = 32, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
     ) -> Predictor:
-        """Give `predict` with its noise drawn once, for many batches.
+        """`predict` with its noise drawn once, for many batches.
 
-        It may be given the network's output beside the features, whose directions are then retrieved to the bit, where
-        the layer's own output computed anew could differ in the last.
+        It takes the network's output beside the features, where it is at hand: its directions are then retrieved to the
+        bit, while the layer's output computed anew could differ in the last.
         """
         compute = self.unchecked_predictor(n_samples=n_samples, mode=mode, mean=mean, return_samples=return_samples)
         rows = max(1, CHUNK_ELEMENTS // (n_samples * len(self.weight)))
@@ -156,7 +156,7 @@ class Posterior(ABC):
     def unchecked_predictor(
         self, *, n_samples: int, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
     ) -> Predictor:
-        """Give `predictor` without a look at the features, all at once: what a program can be traced from."""
+        """`predictor` without checks of the features, all at once: what a program can be traced from."""
         refuse_below("n_samples", n_samples, 2)
         refuse_other_than("mode", mode, MODES)
         refuse_other_than("mean", mean, MEANS)
@@ -168,22 +168,22 @@ class Posterior(ABC):
             features = features.to(self.weight.dtype)
             f = self._output(features)
             v = variance(features)
-            own = F.normalize((f if output is None else output).to(f)) if mean == "network" else None
+            direction = F.normalize((f if output is None else output).to(f)) if mean == "network" else None
             samples = F.normalize(draw(features, f, v), dim=-1)
-            return Embeddings.from_samples(samples, v.sum(1), mean=own, keep=return_samples)
+            return Embeddings.from_samples(samples, v.sum(1), mean=direction, keep=return_samples)
 
         return compute
 
     def sampled_embeddings(
         self, features: Float[Tensor, "N P"], *, n_samples: int, generator: torch.Generator | None = None
     ) -> Float[Tensor, "S N D"]:
-        """Embed under S sampled networks, each the same for all inputs: (S, N, D) unit vectors."""
+        """Embeddings under S sampled networks, each the same for all inputs: (S, N, D) unit vectors."""
         return self.joint_predictor(n_samples=n_samples, generator=generator)(features)
 
     def joint_predictor(
         self, *, n_samples: int, generator: torch.Generator | None = None
     ) -> Callable[[Tensor], Tensor]:
-        """Give `sampled_embeddings` with its networks drawn once, for many batches."""
+        """`sampled_embeddings` with its networks drawn once, for many batches."""
         weights, biases = self.sample(n_samples, generator=generator)
 
         @without_autocast()
@@ -194,7 +194,7 @@ class Posterior(ABC):
         return draw
 
     def with_best_prior(self: Same) -> Same:
-        """Maximise `log_marginal_likelihood` over α in [1e-8, 1e8], by Brent's method on log α."""
+        """The same with the α in [1e-8, 1e8] of the highest `log_marginal_likelihood`, by Brent's method on log α."""
         from scipy.optimize import minimize_scalar
 
         best: Any = minimize_scalar(
@@ -203,26 +203,25 @@ class Posterior(ABC):
         return replace(self, prior_precision=float(10.0**best.x))
 
     def to(self: Same, device: torch.device | str) -> Same:
-        """Move weights and curvature to a device."""
+        """The same with weights and curvature on a device."""
         bias = None if self.bias is None else self.bias.to(device)
         return replace(self, weight=self.weight.to(device), bias=bias, curvature=self.curvature.to(device))
 
     def tensors(self) -> dict[str, Tensor]:
         """Weight, bias and curvature, by name."""
-        own = {"weight": self.weight, **self.curvature.tensors()}
-        return own if self.bias is None else {**own, "bias": self.bias}
+        tensors = {"weight": self.weight, **self.curvature.tensors()}
+        return tensors if self.bias is None else {**tensors, "bias": self.bias}
 
     def settings(self) -> dict[str, Any]:
         """All else, as JSON."""
-        own = {name: getattr(self, name) for name in _SETTINGS}
-        return {**own, "curvature": self.curvature.settings()}
+        return {**{name: getattr(self, name) for name in _SETTINGS}, "curvature": self.curvature.settings()}
 
     @classmethod
     def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Same:
-        """Make it again from `tensors` and `settings`."""
+        """The posterior that has these `tensors` and `settings`."""
         curvature = cls.structure.restored(tensors, settings["curvature"])
-        own = {name: settings[name] for name in _SETTINGS}
-        return cls(tensors["weight"], tensors.get("bias"), curvature, **own)
+        fields = {name: settings[name] for name in _SETTINGS}
+        return cls(tensors["weight"], tensors.get("bias"), curvature, **fields)
 
     def __add__(self: Same, other: Same) -> Same:
         self._check_same_layer(other)
@@ -238,7 +237,7 @@ class Posterior(ABC):
         )
         if not (same_bias and torch.equal(self.weight, other.weight)):
             raise ValueError("only posteriors of the same trained layer add up: their weights differ")
-        settings = [(found.prior_precision, found.likelihood_scale, found.seed) for found in (self, other)]
+        settings = [(term.prior_precision, term.likelihood_scale, term.seed) for term in (self, other)]
         if settings[0] != settings[1]:
             raise ValueError(
                 "only posteriors with the same prior precision, likelihood scale and seed add up, "

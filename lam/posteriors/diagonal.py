@@ -37,7 +37,7 @@ class LastLayerPosterior(Posterior):
         return self._variance(weight), None if bias is None else self._variance(bias)
 
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
-        """Give the share of the predictive variance of N items that is due to weights with a negative curvature.
+        """Share of the predictive variance of N items that is due to weights with a negative curvature.
 
         Clipped to zero, they keep the prior's variance, which no likelihood scale changes.
         """
@@ -48,7 +48,7 @@ class LastLayerPosterior(Posterior):
     def sample(
         self, n_samples: int, *, generator: torch.Generator | None = None
     ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
-        """Draw whole last layers; see `Posterior.sample`."""
+        """Random whole last layers; see `Posterior.sample`."""
         refuse_below("n_samples", n_samples, 1)
         generator = self._generator() if generator is None else generator
         variance, bias_variance = self.variance
@@ -78,7 +78,7 @@ class LastLayerPosterior(Posterior):
         return -0.5 * float(fit)
 
     def with_prior_step(self, rate: float) -> "LastLayerPosterior":
-        """Move log α by `rate` in the direction in which `log_marginal_likelihood` rises: the first step of Adam."""
+        """The same with log α moved by `rate` to where `log_marginal_likelihood` rises: the first step of Adam."""
         weight, bias = self.curvature.relu()
         alpha, slope = self.prior_precision, 0.0
         for h, theta in ((weight, self.weight), (bias, self.bias)):

@@ -4,7 +4,7 @@ A method that trains otherwise hands in a `Step` of its own: how the gradient of
 remembered between batches. Here the data are checked, in `lam.training.settings` the options; the loop is in
 `lam.training.loop`. Which loss, which network and which data are chosen elsewhere.
 
-Under torchrun several processes train one network on one device each, as `lam.training.loop` tells.
+Under torchrun several processes train one network on one device each; see `lam.training.loop`.
 """
 
 import os
@@ -40,7 +40,7 @@ def train(
         network: maps (N, ...) inputs to unit rows (N, D); left in evaluation mode, with the weights of the best epoch.
         dataset: of (input, label), with a length; read in batches where it has `__getitems__`, and checked ahead where
             it has `labels`.
-        training: how; `pretrained`, `another` and `stage` are for methods, and say nothing here.
+        training: how; `pretrained`, `another` and `stage` are for methods, and have no effect here.
         step: how the gradient of a batch is taken; by default at the network's own weights.
         method: whose training this is, kept in the checkpoints: those of another are refused.
 
@@ -65,8 +65,8 @@ def train(
         (2, 2)
     """
     per_class, batch_size = training.per_class, training.batch_size
-    classes = None if per_class is None else batch_size // per_class
-    _check_data(dataset, by_label=training.pairs == Pairs.by_label, classes=classes)
+    n_classes = None if per_class is None else batch_size // per_class
+    _check_data(dataset, by_label=training.pairs == Pairs.by_label, n_classes=n_classes)
     fabric = _fabric(training.accelerator, training.devices, training.precision)
     n_processes = distributed.world_size()
     least = 2 * n_processes
@@ -79,7 +79,7 @@ def train(
 
 
 def device_of(accelerator: Accelerator) -> torch.device:
-    """Give the device that `train` uses in this process: for what comes after it.
+    """The device that `train` uses in this process, for what comes after it.
 
     Raises:
         ValueError: for an accelerator that is unknown or not there.
@@ -116,42 +116,46 @@ def _fabric_of_processes(accelerator: str, precision: Precision) -> Any:
             f"torch.distributed runs {distributed.world_size()} processes that torchrun did not start: "
             f"start them by torchrun --nproc_per_node {distributed.world_size()}"
         )
-    here = int(os.environ["LOCAL_WORLD_SIZE"])
-    if accelerator == "cuda" and torch.cuda.device_count() < here:
+    n_local = int(os.environ["LOCAL_WORLD_SIZE"])
+    if accelerator == "cuda" and torch.cuda.device_count() < n_local:
         raise ValueError(
-            f"torchrun started {here} processes here, and there are {torch.cuda.device_count()} CUDA devices: "
+            f"torchrun started {n_local} processes here, and there are {torch.cuda.device_count()} CUDA devices: "
             "lower --nproc_per_node, or take the accelerator cpu"
         )
-    options: dict[str, Any] = {"devices": here, "num_nodes": distributed.world_size() // here, "precision": precision}
+    options: dict[str, Any] = {
+        "devices": n_local,
+        "num_nodes": distributed.world_size() // n_local,
+        "precision": precision,
+    }
     fabric = Fabric(accelerator=accelerator, strategy=DDPStrategy(), **options)
     fabric.launch()
     return fabric
 
 
-def _check_data(dataset: Any, *, by_label: bool, classes: int | None) -> None:
+def _check_data(dataset: Any, *, by_label: bool, n_classes: int | None) -> None:
     if len(dataset) < 2:
         raise ValueError(f"dataset must hold at least 2 items, got {len(dataset)}")
-    if classes is not None and not hasattr(dataset, "labels"):
+    if n_classes is not None and not hasattr(dataset, "labels"):
         raise ValueError("per_class needs a data set with labels, and this one has none: leave it out")
-    if not hasattr(dataset, "labels") or not (by_label or classes):
+    if not hasattr(dataset, "labels") or not (by_label or n_classes):
         return
     labels = labels_of(dataset)
     if len(labels) != len(dataset):
         raise ValueError(f"dataset has {len(dataset)} items, but {len(labels)} labels")
     (check_labels if by_label else check_label_vector)(labels)
-    if classes is not None:
-        _check_classes(len(classes_of(dataset)), classes)
+    if n_classes is not None:
+        _check_classes(len(classes_of(dataset)), n_classes)
 
 
-def _check_classes(there: int, wanted: int) -> None:
-    if there == 0:
+def _check_classes(available: int, needed: int) -> None:
+    if available == 0:
         raise ValueError(
             "per_class draws from classes, or groups of places, of 2 items or more, and the data have none: leave it "
             "out, or give data in which items match"
         )
-    if there < wanted:
+    if available < needed:
         raise ValueError(
-            f"batch_size / per_class = {wanted} classes are wanted in a batch, and the data have {there} of 2 items or "
+            f"a batch needs batch_size / per_class = {needed} classes, and the data have {available} of 2 items or "
             "more: lower batch_size or raise per_class"
         )
 

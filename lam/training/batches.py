@@ -21,7 +21,7 @@ class Batches(Dataset):
         dataset: of (input, label), with a length.
         batch_size: items a batch; the last one may be smaller.
         seed: of the run.
-        epoch: whose order is wanted.
+        epoch: whose order this is.
         process: the number of the process that reads, and how many there are. Each reads its part of every batch; the
             parts, put together in the order of the processes, are the batch that one process reads. What the data set
             draws while it reads is the same for all in the first part only.

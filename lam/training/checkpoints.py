@@ -84,7 +84,7 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
 
 
 def load(folder: str | Path) -> Checkpoint | None:
-    """Read the last good checkpoint; one that was altered is named in a warning and passed over.
+    """The last good checkpoint; one that was altered is named in a warning and passed over.
 
     Args:
         folder: holds the checkpoints; it may be missing.
@@ -108,9 +108,9 @@ def load(folder: str | Path) -> Checkpoint | None:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    """List the checkpoints, oldest first."""
-    found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("checkpoint-*"))
-    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+    """The checkpoints of a folder, oldest first."""
+    matches = ((_NAME.fullmatch(path.name), path) for path in folder.glob("checkpoint-*"))
+    return [path for _, path in sorted((int(match[1]), path) for match, path in matches if match)]
 
 
 def _discard(path: Path) -> None:

@@ -1,6 +1,6 @@
 """The training loop itself: epochs, updates, validation, and all that a checkpoint has to hold.
 
-`lam.training.train` is the way in; it checks what it is given, and nothing is checked again here. Every random number
+`lam.training.train` is the way in; it checks its arguments, and nothing is checked again here. Every random number
 follows from the seed, the epoch and the batch, so a resumed run needs no random state to end where an uninterrupted one
 ends.
 
@@ -48,7 +48,7 @@ class History:
 
     Attributes:
         losses: mean training loss of each epoch.
-        validation: what `validate` gave after each epoch; empty without it.
+        validation: what `validate` returned after each epoch; empty without it.
         seconds: how long each epoch took, validation included.
         best_epoch: the epoch, counted from 1, whose weights the network was left with.
         batches_without_positives: how many batches were skipped because they held no positive pair.
@@ -63,7 +63,7 @@ class History:
 
 @dataclass
 class _Progress:
-    """How far training is; the checkpoint holds it as JSON."""
+    """How far training is, as checkpoints hold it in JSON."""
 
     epoch: int = 0
     batch: int = 0
@@ -92,7 +92,7 @@ class Loop:
         self.module, self.optimizer = fabric.setup(network, self.plain_optimizer)
         self.sizes: tuple[int, ...] = ()
         if distributed.world_size() > 1:
-            self.module.register_forward_hook(lambda _module, _inputs, output: self._gathered(output))
+            self.module.register_forward_hook(lambda _module, _inputs, output: self._gather(output))
         self.n_batches = math.ceil(len(dataset) / training.batch_size)
         self.resume_key = self._resume_key()
         self.at = _Progress()
@@ -102,15 +102,15 @@ class Loop:
         """Train to the last epoch, from the last checkpoint if there is one."""
         self._restore()
         at, epochs = self.at, self.training.epochs
-        progress = self.training.progress and distributed.is_rank_zero()
+        show_bar = self.training.progress and distributed.is_rank_zero()
         self.clock = time.perf_counter()
         done = at.epoch * self.n_batches + at.batch
-        with tqdm(total=epochs * self.n_batches, initial=done, unit="batch", disable=not progress) as bar:
+        with tqdm(total=epochs * self.n_batches, initial=done, unit="batch", disable=not show_bar) as bar:
             while at.epoch < epochs:
                 bar.set_description(f"epoch {at.epoch + 1}/{epochs}")
                 self._epoch(bar)
         if self.best:
-            self._take_up(self.best)
+            self._load_weights(self.best)
         self.network.eval()
         return History(tuple(at.losses), tuple(at.validation), tuple(at.seconds), at.best_epoch, at.skipped)
 
@@ -149,7 +149,7 @@ class Loop:
     def _batch(self, inputs: Tensor, labels: Tensor) -> None:
         at = self.at
         inputs, labels = self.fabric.to_device((inputs, labels))
-        labels = self._gathered(labels)
+        labels = self._gather(labels)
         pairs = self.pairs(labels)
         if pairs.n_positives == 0:
             at.skipped += 1
@@ -169,7 +169,7 @@ class Loop:
         at.loss_sum += loss
         at.loss_count += 1
 
-    def _gathered(self, output: Any) -> Any:
+    def _gather(self, output: Any) -> Any:
         if not self.sizes:
             return output
         from lightning_utilities import apply_to_collection
@@ -211,10 +211,10 @@ class Loop:
             return float(validate(self.network))
 
     def _weights(self) -> dict[str, Tensor]:
-        """What an epoch leaves behind: the network and what the step remembers."""
+        """The weights of the network and what the step remembers."""
         return _prefixed("network", self.network.state_dict()) | _prefixed("step", self.step.state_dict())
 
-    def _take_up(self, weights: Mapping[str, Tensor]) -> None:
+    def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
         self.network.load_state_dict(_group("network", weights))
         self.step.load_state_dict(_group("step", weights))
 
@@ -223,11 +223,11 @@ class Loop:
             if not tensor.isfinite().all():
                 raise self._diverged(f"{name} is not finite", self.at.batch)
 
-    def _diverged(self, what: str, batch: int) -> DivergenceError:
-        stands = "" if self.folder is None else f"; the last checkpoint in {self.folder} stands"
+    def _diverged(self, problem: str, batch: int) -> DivergenceError:
+        remaining = "" if self.folder is None else f"; the last checkpoint in {self.folder} stands"
         return DivergenceError(
-            f"{what} at epoch {self.at.epoch + 1}, step {self.at.epoch * self.n_batches + batch}: lower "
-            f"learning_rate (now {self.training.learning_rate}) or check the data{stands}"
+            f"{problem} at epoch {self.at.epoch + 1}, step {self.at.epoch * self.n_batches + batch}: lower "
+            f"learning_rate (now {self.training.learning_rate}) or check the data{remaining}"
         )
 
     def _tick(self) -> None:
@@ -259,51 +259,51 @@ class Loop:
 
     def _restore(self) -> None:
         folder = self.folder
-        found = None if folder is None else distributed.broadcast_from_rank_zero(lambda: checkpoints.load(folder))
-        if found is None:
+        if folder is None:
             return
-        self._check_settings(found)
-        for name, value in found.state["progress"].items():
-            setattr(self.at, name, value)
-        self._take_up(_group("last", found.tensors))
-        self.best = _group("best", found.tensors)
+        checkpoint = distributed.broadcast_from_rank_zero(lambda: checkpoints.load(folder))
+        if checkpoint is None:
+            return
+        self._check_settings(checkpoint)
+        self.at = _Progress(**checkpoint.state["progress"])
+        self._load_weights(_group("last", checkpoint.tensors))
+        self.best = _group("best", checkpoint.tensors)
         state: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in _group("optimizer", found.tensors).items():
+        for key, tensor in _group("optimizer", checkpoint.tensors).items():
             parameter, name = key.split("/", 1)
             state.setdefault(int(parameter), {})[name] = tensor
         groups = self.plain_optimizer.state_dict()["param_groups"]
         self.plain_optimizer.load_state_dict({"state": state, "param_groups": groups})
-        self.fabric.strategy.precision.load_state_dict(found.state["scaler"])
+        self.fabric.strategy.precision.load_state_dict(checkpoint.state["scaler"])
 
-    def _check_settings(self, found: checkpoints.Checkpoint) -> None:
-        stored, now = found.state["settings"], self.resume_key
-        other = [name for name in now if stored.get(name) != now[name]]
-        if other:
+    def _check_settings(self, checkpoint: checkpoints.Checkpoint) -> None:
+        saved, now = checkpoint.state["settings"], self.resume_key
+        if changed := [name for name in now if saved.get(name) != now[name]]:
             raise ValueError(
-                f"{found.path} was made with other settings: "
-                + ", ".join(f"{name} {stored.get(name)!r}, now {now[name]!r}" for name in other)
+                f"{checkpoint.path} was made with other settings: "
+                + ", ".join(f"{name} {saved.get(name)!r}, now {now[name]!r}" for name in changed)
                 + "; use those, or another folder"
             )
-        reached = found.state["progress"]
+        reached = checkpoint.state["progress"]
         if (reached["epoch"], reached["batch"]) > (self.training.epochs, 0):
             raise ValueError(
-                f"{found.path} is in epoch {reached['epoch'] + 1}, beyond the epochs={self.training.epochs} asked for; "
-                "ask for more epochs, or use another folder"
+                f"{checkpoint.path} is in epoch {reached['epoch'] + 1}, beyond epochs={self.training.epochs}: ask for "
+                "more epochs, or use another folder"
             )
 
     def _resume_key(self) -> dict[str, Any]:
-        """Everything that decides the weights, as JSON: a checkpoint is taken up only under the same."""
+        """Everything that decides the weights, as JSON: a checkpoint is loaded only under the same."""
         shapes = {name: tuple(tensor.shape) for name, tensor in self.network.state_dict().items()}
         resume_key = {
             "method": self.method,
             **self.training.resume_key(),
             "loss": repr(self.training.loss),
-            "pairs": _described(self.pairs),
+            "pairs": _name_of(self.pairs),
             "step": type(self.step).__name__,
             "step_settings": self.step.settings,
             "validated": self.training.validate is not None,
             "items": len(self.dataset),
-            **{name: _values(self.dataset, name) for name in ("labels", "targets")},
+            **{name: _fingerprint_of(self.dataset, name) for name in ("labels", "targets")},
             "network": f"{type(self.network).__name__} of shapes {_fingerprint(shapes)}",
         }
         return json.loads(json.dumps(resume_key))
@@ -317,14 +317,14 @@ def _group(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(f"{group}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{group}/")}
 
 
-def _described(pairs: Callable[[Tensor], Pairs]) -> str:
-    """Name what makes the pairs; of a relation, with its distances."""
+def _name_of(pairs: Callable[[Tensor], Pairs]) -> str:
+    """Name of what makes the pairs; of a relation, with its distances."""
     owner = getattr(pairs, "__self__", None)
     return repr(owner) if isinstance(owner, Relation) else getattr(pairs, "__qualname__", type(pairs).__name__)
 
 
-def _values(dataset: Any, name: str) -> str | None:
-    """Fingerprint what a data set may keep at hand for all its items."""
+def _fingerprint_of(dataset: Any, name: str) -> str | None:
+    """Fingerprint of what a data set may have in memory for all its items."""
     values = getattr(dataset, name, None)
     return None if values is None else _fingerprint(values.tolist() if hasattr(values, "tolist") else list(values))
 

@@ -19,13 +19,13 @@ Optimizer = Literal["adam", "adamw", "rmsprop", "sgd"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 Accelerator = Literal["auto", "cpu", "cuda"]
 Stage = Callable[[str], AbstractContextManager[Any]]
-"""Called with the name of a stage, gives the context that it runs in: who called can time and announce it."""
+"""Called with the name of a stage, returns the context that it runs in: the caller can time and announce it."""
 
 _LEAST = {"epochs": 1, "batch_size": 2, "weight_decay": 0, "checkpoint_every": 1}
 
 
 def silent(_: str) -> AbstractContextManager[Any]:
-    """A stage that nobody watches."""
+    """A stage that is neither timed nor announced."""
     return nullcontext()
 
 
@@ -74,7 +74,7 @@ class TrainingOptions:
             raise ValueError(f"learning_rate_decay must lie in (0, 1], got {self.learning_rate_decay}")
         refuse_other_than("optimizer", self.optimizer, get_args(Optimizer))
         refuse_other_than("precision", self.precision, get_args(Precision))
-        _refuse_uneven(self.per_class, self.batch_size)
+        _check_divisible(self.per_class, self.batch_size)
         Mining(self.miner, self.max_pairs)  # which refuses others
 
     @property
@@ -92,7 +92,7 @@ class Training(TrainingOptions):
         relation: what makes two items a positive or a negative pair; by default their labels.
         seed: of the order of the data and of everything drawn; at least 0.
         pretrained: the network is trained already; a method then does only what comes after that.
-        another: gives a network like the one to train, with the weights that a seed draws, for a method that trains
+        another: returns a network like the one to train, with the random weights of a seed, for a method that trains
             several; by default the recipe of the network, by which `lam.models.build` made it, is followed.
         validate: called after each epoch with the network in evaluation mode; higher is better, and the first epoch
             with the highest value is kept. Without it the last epoch is.
@@ -143,7 +143,7 @@ class Training(TrainingOptions):
 
 
 def resolve_accelerator(accelerator: str) -> str:
-    """Give what trains, "cpu" or "cuda": of "auto" the latter where there is one.
+    """The accelerator that trains, "cpu" or "cuda"; of "auto" the latter where there is one.
 
     Apple's mps is never chosen: it has no float64, in which curvatures are summed.
 
@@ -158,7 +158,7 @@ def resolve_accelerator(accelerator: str) -> str:
     return accelerator
 
 
-def _refuse_uneven(per_class: int | None, batch_size: int) -> None:
+def _check_divisible(per_class: int | None, batch_size: int) -> None:
     refuse_below("per_class", per_class, 2)
     if per_class is not None and (batch_size % per_class or batch_size == per_class):
         raise ValueError(

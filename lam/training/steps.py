@@ -22,7 +22,7 @@ class DivergenceError(ValueError):
 
 @dataclass(frozen=True)
 class Minibatch:
-    """What a step is given.
+    """A batch as a step receives it.
 
     Attributes:
         inputs: (N, ...) inputs of the network, on its device; of several processes each has its own part of them, and
@@ -44,18 +44,15 @@ class Minibatch:
     sizes: tuple[int, ...] = ()
 
     def gathered(self, rows: Tensor) -> Tensor:
-        """Give the N rows of all processes from those of this one's items; the same tensor in one process.
+        """The N rows of all processes from those of this one's items; the same tensor in one process.
 
         What the network that a step is given returns is gathered already; this is for what is taken from inside it.
         """
         return distributed.all_gather(rows, self.sizes) if self.sizes else rows
 
-    def mined(self, embeddings: Tensor, margin: float | None) -> Pairs:
-        """Choose the pairs of the loss by these embeddings (N, D), unit rows; all pairs where nothing is mined."""
-        return self.chosen(self.mining, embeddings, margin)
-
-    def chosen(self, mining: Mining, embeddings: Tensor, margin: float | None) -> Pairs:
-        """Choose pairs for another purpose."""
+    def mined(self, embeddings: Tensor, margin: float | None, mining: Mining | None = None) -> Pairs:
+        """Pairs chosen by these embeddings (N, D), unit rows: those of the loss, or of another mining."""
+        mining = mining or self.mining
         if mining == ALL_PAIRS:
             return self.pairs
         return mining.choose(embeddings, self.pairs, self.targets, margin=margin, generator=self.generator)
@@ -96,4 +93,4 @@ class Step:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` gave; read from a checkpoint, it lies on the CPU."""
+        """Restore what `state_dict` returned; read from a checkpoint, it is on the CPU."""

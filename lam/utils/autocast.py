@@ -10,7 +10,7 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """Turn autocast off on every device where it is on, as a context or as a decorator; afterwards it is as it was.
+    """No autocast on any device, as a context or as a decorator; afterwards it is as it was.
 
     Under it a matrix product of float32 is of bfloat16 or float16: three digits, where curvature and κ need seven.
 

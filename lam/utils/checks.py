@@ -1,4 +1,4 @@
-"""What the functions of this folder refuse, in one wording. Nothing is computed here."""
+"""Checks of arguments that every room makes, in one wording."""
 
 import math
 import operator
@@ -20,9 +20,10 @@ def refuse_non_finite(name: str, values: Tensor) -> None:
     Raises:
         ValueError: naming the first row with a value that is not finite.
     """
-    bad = (~values.isfinite()).nonzero()
-    if len(bad):
-        raise ValueError(f"{name} must be finite, got {float(values[tuple(bad[0])])} at index {int(bad[0, 0])}")
+    places = (~values.isfinite()).nonzero()
+    if len(places):
+        first = float(values[tuple(places[0])])
+        raise ValueError(f"{name} must be finite, got {first} at index {int(places[0, 0])}")
 
 
 def refuse_nan(name: str, values: Tensor) -> None:
@@ -36,7 +37,7 @@ def refuse_nan(name: str, values: Tensor) -> None:
 
 
 def positive_integer(name: str, value: Any) -> int:
-    """Give a count as an `int`, also that of NumPy, refusing what is no integer of at least 1.
+    """A count as an `int`, also one of NumPy; what is no integer of at least 1 is refused.
 
     Raises:
         ValueError: with the value.
@@ -51,7 +52,7 @@ def positive_integer(name: str, value: Any) -> int:
 
 
 def integers(name: str, values: Any) -> Tensor:
-    """Give a tensor, an array or a sequence of integers as an int64 tensor on the CPU.
+    """A tensor, an array or a sequence of integers as an int64 tensor on the CPU.
 
     Raises:
         ValueError: for floats, booleans and whatever else is no integer.
@@ -73,12 +74,12 @@ def refuse_other_length(name: str, values: Tensor, reference: str, length: int) 
         ValueError: with both shapes.
     """
     if values.shape != (length,):
-        given = tuple(values.shape)
-        raise ValueError(f"{name} must have shape ({length},), one value for each of {reference}, got {given}")
+        shape = tuple(values.shape)
+        raise ValueError(f"{name} must have shape ({length},), one value for each of {reference}, got {shape}")
 
 
 def unit_rows(name: str, vectors: Tensor) -> Tensor:
-    """Scale rows to length one in float64, refusing what has no direction.
+    """Rows scaled to length one in float64; what has no direction is refused.
 
     Float32 rows are of length one only to 6e-8, more than separates near neighbours of a tight cluster.
 

@@ -1,7 +1,7 @@
-"""Several processes that work as one, started by torchrun: who is first, what all hear from it, and the rows of all.
+"""Several processes that work as one, started by torchrun: ranks, broadcasts from rank zero, gathered rows, shards.
 
-In one process every function here gives back what it was given. Which device a process has, and how gradients are
-averaged, is decided in `lam.training`; what is shared out, where it is computed.
+In one process every function here returns its argument unchanged. `lam.training` decides which device a process has,
+and how gradients are averaged.
 """
 
 import atexit
@@ -45,7 +45,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """The number of this process, from 0; that which torchrun has given it before they `join`."""
+    """The number of this process, from 0; before they `join`, the one that torchrun says."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
     return int(os.environ["RANK"]) if dist.is_torchelastic_launched() else 0
@@ -57,7 +57,7 @@ def is_rank_zero() -> bool:
 
 
 def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
-    """Call a function in the first process alone, and give to all what it returned, or raise in all what it raised.
+    """Call a function in the first process alone, and return in all what it returned, or raise in all what it raised.
 
     The others wait for it, and so does any of them for the slowest to get here.
 
@@ -67,19 +67,18 @@ def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
     """
     if world_size() == 1:
         return function()
-    told: list[Any] = [None, None]
-    raised: Exception | None = None
+    outcome: list[Any] = [None, None]
+    own_error: Exception | None = None
     if is_rank_zero():
         try:
-            told[0] = function()
+            outcome[0] = function()
         except Exception as error:
-            told[1] = raised = error
-    dist.broadcast_object_list(told, src=0)
-    if raised is not None:
-        raise raised
-    if told[1] is not None:
-        raise told[1]
-    return told[0]
+            outcome[1] = own_error = error
+    dist.broadcast_object_list(outcome, src=0)
+    value, error = outcome
+    if own_error is not None or error is not None:
+        raise own_error or error
+    return value
 
 
 def rank_zero_first(function: Callable[[], T]) -> T:
@@ -89,13 +88,13 @@ def rank_zero_first(function: Callable[[], T]) -> T:
         >>> rank_zero_first(lambda: 1 + 1)
         2
     """
-    made: list[T] = []
-    broadcast_from_rank_zero(lambda: made.append(function()))
-    return made[0] if is_rank_zero() else function()
+    values: list[T] = []
+    broadcast_from_rank_zero(lambda: values.append(function()))
+    return values[0] if is_rank_zero() else function()
 
 
 def all_reduce(tensor: Tensor) -> Tensor:
-    """Add up a tensor over all processes; each gets the sum, of the same bits."""
+    """Sum of a tensor over all processes, of the same bits in each."""
     if world_size() == 1:
         return tensor
     total = tensor.clone()
@@ -104,17 +103,17 @@ def all_reduce(tensor: Tensor) -> Tensor:
 
 
 def overwrite_by_rank_zero(tensors: Iterable[Tensor]) -> None:
-    """Give tensors the values that they have in the first process, in place."""
+    """Overwrite tensors, in place, by their values in the first process."""
     if world_size() > 1:
         for tensor in tensors:
             dist.broadcast(tensor, src=0)
 
 
 def all_gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Put the rows of all processes one below the other, in the order of their numbers; gradients flow back.
+    """Rows of all processes one below the other, in the order of their ranks; gradients flow back.
 
-    The gradient of a process's rows is the sum of what all processes ask of them. Where each computes the same loss of
-    all rows, and the gradients of the weights are then averaged over processes, that is the gradient in one process.
+    The gradient of a process's rows is the sum of their gradients in all processes. Where each computes the same loss
+    of all rows, and the gradients of the weights are then averaged over processes, that is the gradient in one process.
 
     Args:
         rows: (n, ...) of this process.
@@ -127,7 +126,7 @@ def all_gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
-    """Share the batches of a loader out, one after the other: process r of W takes batches r, r + W, r + 2W, ...
+    """This process's share of the batches of a loader: of W processes, process r takes batches r, r + W, r + 2W, ...
 
     The loader must give the same batches in every process, but for a `DataLoader` with a batch size: its order is drawn
     in the first process, and each reads its own batches alone. Of others every process reads all and leaves out those
@@ -147,7 +146,7 @@ def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
     if world_size() == 1:
         batches = iter(loader)
     elif isinstance(loader, DataLoader) and loader.batch_sampler is not None:
-        batches = iter(_own_part(loader))
+        batches = iter(_own_loader(loader))
     else:
         batches = (batch for i, batch in enumerate(loader) if i == 0 or i % world_size() == rank())
     first = next(batches, None)
@@ -157,7 +156,7 @@ def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
 
 
 def worker_context(num_workers: int) -> BaseContext | None:
-    """Give how the workers of a `DataLoader` must be started, once there are several processes; None for as usual.
+    """How the workers of a `DataLoader` must be started where there are several processes; None for as usual.
 
     Neither gloo nor NCCL survives a fork: a worker forked at the wrong moment never comes to life, and all processes
     wait for it. They are therefore forked from a server that has no threads; data sets must then be picklable.
@@ -172,26 +171,23 @@ def worker_context(num_workers: int) -> BaseContext | None:
 
 
 def batches_of_all(batches: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Give the batches of all processes to all, in the order that they had before they were shared out.
-
-    Of several processes they are given on the CPU.
-    """
+    """Batches of all processes, in the order that they had before `shard`; of several processes, on the CPU."""
     if world_size() == 1:
         yield from batches
         return
     iterator = iter(batches)
     while True:
-        found: list[Any] = [None] * world_size()
+        gathered: list[Any] = [None] * world_size()
         own = next(iterator, None)
-        dist.all_gather_object(found, own and tuple(x.cpu() if isinstance(x, Tensor) else x for x in own))
-        there = [batch for batch in found if batch is not None]
-        yield from there
-        if len(there) < world_size():
+        dist.all_gather_object(gathered, own and tuple(x.cpu() if isinstance(x, Tensor) else x for x in own))
+        present = [batch for batch in gathered if batch is not None]
+        yield from present
+        if len(present) < world_size():
             return
 
 
 class _AllGather(torch.autograd.Function):
-    """What `torch.distributed.nn.all_gather` does, and Fabric's by it, for as many rows as each process has.
+    """`torch.distributed.nn.all_gather`, and so Fabric's, for as many rows as each process has.
 
     Theirs is deprecated in torch 2.13, wants equally many rows of all, and sums gradients of half precision as such.
     """
@@ -201,9 +197,9 @@ class _AllGather(torch.autograd.Function):
         ctx.sizes = sizes
         padded = rows.new_zeros(max(sizes), *rows.shape[1:])
         padded[: len(rows)] = rows
-        found = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(found, padded)
-        return torch.cat([part[:size] for part, size in zip(found, sizes, strict=True)])
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -213,14 +209,14 @@ class _AllGather(torch.autograd.Function):
 
 
 class _Indices(Dataset[Any]):
-    """Whose item of an index is the index."""
+    """A data set whose item at an index is the index."""
 
     def __getitem__(self, index: Any) -> Any:
         return index
 
 
-def _own_part(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Give a loader of the first batch of all, and of this process's."""
+def _own_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A loader of the first batch of all, and of this process's."""
     if isinstance(loader.sampler, DistributedSampler):
         raise ValueError(
             "batches are shared out between processes here, and this loader's DistributedSampler has done so with the "
@@ -230,10 +226,10 @@ def _own_part(loader: DataLoader[Any]) -> DataLoader[Any]:
     # it draws as the loader itself
     order: list[Any] = broadcast_from_rank_zero(lambda: list(DataLoader(_Indices(), **indices)))
     own = [batch for i, batch in enumerate(order) if i == 0 or i % world_size() == rank()]
-    options = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
-    kept: dict[str, Any] = {name: getattr(loader, name) for name in options}
-    kept["multiprocessing_context"] = kept["multiprocessing_context"] or worker_context(loader.num_workers)
-    return DataLoader(loader.dataset, batch_sampler=own, generator=loader.generator, **kept)
+    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+    options: dict[str, Any] = {name: getattr(loader, name) for name in names}
+    options["multiprocessing_context"] = options["multiprocessing_context"] or worker_context(loader.num_workers)
+    return DataLoader(loader.dataset, batch_sampler=own, generator=loader.generator, **options)
 
 
 def _leave() -> None:

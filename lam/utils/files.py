@@ -22,6 +22,7 @@ from torch import Tensor
 
 MANIFEST = "MANIFEST.json"
 _GENERATION = "generation-"
+_ALIGNMENT = 64  # bytes, as torch allocates
 
 
 class CorruptFileError(ValueError):
@@ -99,23 +100,20 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[s
     write_atomically(path, write)
 
 
-_ALIGNMENT = 64  # bytes, as torch allocates
-
-
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Read a safetensors file; `verify` its folder first.
+    """Tensors of a safetensors file; `verify` its folder first.
 
     Tensors are aligned in memory as torch aligns its own: a product with one that is not may differ in the last bit,
     and what was saved shall compute as it did before.
     """
     from safetensors.torch import load_file
 
-    found = load_file(path)
-    return {name: tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor for name, tensor in found.items()}
+    tensors = load_file(path)
+    return {name: tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor for name, tensor in tensors.items()}
 
 
 def read_json(path: str | Path) -> Any:
-    """Read a JSON file, naming it where it is none."""
+    """Value of a JSON file; an error names a file that is none."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -196,12 +194,12 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
     for other in folder.glob(f"{_GENERATION}*"):
         if other != generation:
             shutil.rmtree(other, ignore_errors=True)
-    for left in folder.glob(f".{MANIFEST}.*.tmp"):  # of a process that was killed
-        left.unlink(missing_ok=True)
+    for leftover in folder.glob(f".{MANIFEST}.*.tmp"):  # of a process that was killed
+        leftover.unlink(missing_ok=True)
 
 
 def read_generation(folder: str | Path, names: Iterable[str] = ()) -> Path:
-    """Give the current sub-folder of a folder that `write_generation` wrote, checked.
+    """The current sub-folder of a folder that `write_generation` wrote, checked.
 
     Args:
         folder: the folder.
@@ -227,7 +225,7 @@ def _current_generation(folder: Path) -> Path | None:
 
 
 def sha256_of(path: Path) -> str:
-    """Give the SHA-256 of a file, in hexadecimal."""
+    """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

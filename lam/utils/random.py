@@ -8,12 +8,12 @@ import torch
 
 
 def derive_seed(*place: int | str) -> int:
-    """Mix numbers and words into one seed below 2⁵⁶."""
+    """A seed below 2⁵⁶ that follows from numbers and words."""
     return int.from_bytes(hashlib.sha256(repr(place).encode()).digest()[:7])
 
 
 def derive_seed_of_part(part: int, *place: int | str) -> int:
-    """Mix as `derive_seed` for the first part of a batch, which one process takes whole, and otherwise for the rest."""
+    """As `derive_seed`, a seed for each part of a batch; the first part has that of the whole batch in one process."""
     return derive_seed(*place, *((part,) if part else ()))
 
 

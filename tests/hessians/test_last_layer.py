@@ -181,7 +181,7 @@ def test_a_batch_without_positive_pairs_adds_its_counts_only():
         ({"negative_weight": 1.5}, "negative_weight must be in"),
         ({"features": torch.zeros(7, 4)}, "features are all zero"),
         ({"features": torch.ones(7, 5)}, "features must be"),
-        ({"features": torch.ones(6, 4)}, "pairs speak of 7 items, features of 6"),
+        ({"features": torch.ones(6, 4)}, "pairs must be of the same 6 items, got pairs of 7"),
         ({"weight": torch.full((3, 4), float("inf"))}, "weight must be finite"),
         ({"weight": torch.ones(1, 4), "bias": None}, "at least 2 outputs"),
         ({"bias": torch.ones(2)}, "bias must have shape"),

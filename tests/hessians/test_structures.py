@@ -50,7 +50,7 @@ def test_it_adds_up_in_any_order_and_forgets(parts: list[Any]) -> None:
 
 def test_nothing_is_the_zero_of_addition(parts: list[Any], structure: Any) -> None:
     _, weight, _, _ = make()
-    nothing = structure.nothing(weight, parts[0].curvature, has_bias=True)
+    nothing = structure.zeros(weight, parts[0].curvature, has_bias=True)
     assert torch.equal((nothing + parts[0]).sums, parts[0].sums)
     assert (nothing + parts[0]).counts == parts[0].counts
     with pytest.raises(ValueError, match="there is no (positive pair|item)"):

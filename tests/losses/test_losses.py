@@ -129,5 +129,5 @@ def test_unknown_name_lists_the_allowed() -> None:
 
 
 def test_pairs_of_another_batch_are_refused() -> None:
-    with pytest.raises(ValueError, match="the 5 embeddings given, got pairs of 6"):
+    with pytest.raises(ValueError, match="the same 5 items, got pairs of 6"):
         losses.build("contrastive", margin=0.7)(unit(5, 3), PAIRS["labels"])

@@ -320,7 +320,7 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             Mining(BatchEasyHardMiner()).choose(
                 points(), Pairs.by_distance(positions, 0.5), targets, margin=1.0, generator=generator()
             )
-    with pytest.raises(ValueError, match="pairs must speak of the 5 embeddings given, got pairs of 12"):
+    with pytest.raises(ValueError, match="pairs must be of the same 5 items, got pairs of 12"):
         choose(Mining("hard"), points(5))
     with pytest.raises(ValueError, match=r"margin must be positive, got 0.0"):
         Mining("hard").choose(points(), Pairs.by_label(LABELS), LABELS, margin=0.0, generator=generator())

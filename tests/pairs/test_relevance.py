@@ -32,7 +32,7 @@ def test_relevance_is_that_of_a_double_loop(kind: str, apart: bool) -> None:
     hits = torch.randint(len(candidates), (len(queries), 5), generator=generator)
     twin = [[match(q, candidates[hit]) for hit in row] for q, row in zip(queries, hits.tolist(), strict=True)]
     assert relevance.of_hits(hits).tolist() == twin
-    alike = relevance.alike(hits.T, hits[:, 0])
+    alike = relevance.same_answer(hits.T, hits[:, 0])
     assert alike.shape == (5, len(queries))
     assert alike[2].tolist() == [match(candidates[row[2]], candidates[row[0]]) for row in hits.tolist()]
 
@@ -63,7 +63,7 @@ def test_networks_that_find_the_same_place_agree() -> None:
 def test_what_cannot_be_relevant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     labels = torch.tensor([0, 0, 1])
-    with pytest.raises(ValueError, match="is_query must say it of each of 3 items, got 2"):
+    with pytest.raises(ValueError, match="is_query must have one value for each of 3 items, got 2"):
         LabelRelevance(labels, torch.tensor([True, False]))
     with pytest.raises(ValueError, match="there must be queries and a gallery, got 3 queries among 3"):
         LabelRelevance(labels, torch.ones(3, dtype=torch.bool))

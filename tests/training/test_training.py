@@ -294,7 +294,7 @@ def test_a_validation_that_is_not_finite_is_an_error() -> None:
         ({"relation": Relation(positive_within=1.0)}, r"pairs 'Pairs.by_label', now .Relation\("),
         ({"dataset": Images(size=44)}, "items 40, now 44, labels"),
         ({"dataset": Images(classes=5)}, "labels '.*', now"),
-        ({"epochs": 1}, r"in epoch 3, beyond the epochs=1 asked for"),
+        ({"epochs": 1}, r"in epoch 3, beyond epochs=1: ask for more epochs"),
     ],
 )
 def test_other_settings_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:

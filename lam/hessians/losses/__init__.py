@@ -12,7 +12,7 @@ CURVATURES: dict[str, type[Curvature]] = {"contrastive": ContrastiveCurvature}
 
 
 def register(name: str, cls: type[Curvature]) -> None:
-    """Make the curvature of another loss known by a name, under which encoders are saved and loaded.
+    """Enter the curvature of another loss under a name, by which encoders are saved and loaded.
 
     Args:
         name: what files call it.
@@ -30,15 +30,15 @@ def to_settings(curvature: Curvature) -> dict[str, Any]:
     Raises:
         ValueError: where its class is not registered.
     """
+    fields: Any = curvature
     for name, cls in CURVATURES.items():
         if cls is type(curvature):
-            settings: Any = curvature
-            return {"name": name, **asdict(settings)}
+            return {"name": name, **asdict(fields)}
     raise ValueError(f"{type(curvature).__name__} has no name: register it with lam.hessians.register")
 
 
 def from_settings(settings: dict[str, Any]) -> Curvature:
-    """Make a curvature again from its name and settings.
+    """The curvature of a name and settings.
 
     Raises:
         ValueError: for a name that is not registered.

@@ -21,7 +21,7 @@ class Curvature(ABC):
     is that of a loss with one term, averaged over the items.
 
     Attributes:
-        average: whether each term is averaged over what was counted, or is a plain sum.
+        average: whether each term is averaged over its count, or is a plain sum.
     """
 
     average: bool = True
@@ -32,7 +32,7 @@ class Curvature(ABC):
         return {"item": 1.0}
 
     def counts(self, pairs: Pairs) -> tuple[int, ...]:
-        """Count what each of the T terms is averaged over."""
+        """How many of them each of the T terms is averaged over."""
         return (pairs.size,)
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Curvature(ABC):
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs
     ) -> Float[Tensor, "T D F"] | None:
-        """Sum what the outputs of two items share over all pairs, in the weights of a layer with these inputs."""
+        """Sum over all pairs of what the outputs of two items share, in the weights of a layer with these inputs."""
         return None
 
     def working_dtype(self, features: Tensor) -> torch.dtype:

@@ -71,7 +71,7 @@ class ContrastiveCurvature(Curvature):
             raise ValueError(f"negative_weight must be in [0, 1], got {self.negative_weight}")
 
     def with_margin(self, margin: float | None) -> "ContrastiveCurvature":
-        """Take this margin where there is none yet."""
+        """The same with this margin where it has none yet."""
         return self if self.margin is not None else replace(self, margin=margin)
 
     @property
@@ -94,15 +94,15 @@ class ContrastiveCurvature(Curvature):
     def diagonal(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D"]:
         """H11 of each item, summed over its partners, and twice: every item is first and second in ordered pairs."""
         kinds = self._kinds(n, pairs)
-        return 2 * torch.stack([own_curvature(self.split, n, r, T.sum(1, keepdim=True), T @ n) for T in kinds], 1)
+        return 2 * torch.stack([own_curvature(self.split, n, r, t.sum(1, keepdim=True), t @ n) for t in kinds], 1)
 
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs
     ) -> Float[Tensor, "T D F"] | None:
-        """Sum 2 T_ab H12_i φ_aj φ_bj over ordered pairs; None where the partner is held still."""
+        """Σ 2 t_ab H12_i φ_aj φ_bj over ordered pairs; None where the partner is held still."""
         if self.fix == "fixed":
             return None
-        return torch.stack([cross_sum(inputs, n, r, T) for T in self._kinds(n, pairs)])
+        return torch.stack([cross_sum(inputs, n, r, t) for t in self._kinds(n, pairs)])
 
     def working_dtype(self, features: Tensor) -> torch.dtype:
         """The type to compute in: where the cross terms cancel most of the rest, float32 would lose its digits."""
@@ -128,17 +128,17 @@ def own_curvature(
     count: Float[Tensor, "N 1"],
     partners: Float[Tensor, "N D"],
 ) -> Float[Tensor, "N D"]:
-    """Sum H11 of each item over its partners.
+    """Σ_b t_ab H11 of each item a over its partners b.
 
     euclidean: H11_i = (1 − n1_i²)/r1²; arccos: H11_i = (c + 2 n1_i n2_i − 3 c n1_i²)/r1². Both are linear in the
-    partner n2, so the sum over partners b with weights T_ab needs only Σ_b T_ab and Σ_b T_ab n_b.
+    partner n2, so the sum over partners b with weights t_ab needs only Σ_b t_ab and Σ_b t_ab n_b.
 
     Args:
         split: how loss∘network is split.
         n: (N, D) unit outputs.
         r: (N, 1) their lengths before normalisation.
-        count: (N, 1) Σ_b T_ab.
-        partners: (N, D) Σ_b T_ab n_b.
+        count: (N, 1) Σ_b t_ab.
+        partners: (N, D) Σ_b t_ab n_b.
 
     Returns:
         (N, D) the summed diagonals.
@@ -155,7 +155,7 @@ def cross_curvature(
     n2: Float[Tensor, "*pairs D"],
     r2: Float[Tensor, "*pairs 1"],
 ) -> Float[Tensor, "*pairs D"]:
-    """Give H12_i = −(1 − n1_i² − n2_i² + c n1_i n2_i)/(r1 r2) of each pair, alike for both splits.
+    """H12_i = −(1 − n1_i² − n2_i² + c n1_i n2_i)/(r1 r2) of each pair, alike for both splits.
 
     Args:
         n1: (*pairs, D) unit output of the first item.
@@ -171,14 +171,14 @@ def cross_curvature(
 
 
 def cross_sum(
-    inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], T: Float[Tensor, "N N"]
+    inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], t: Float[Tensor, "N N"]
 ) -> Float[Tensor, "D F"]:
-    """Sum 2 T_ab H12_i φ_aj φ_bj over ordered pairs."""
+    """Σ 2 t_ab H12_i φ_aj φ_bj over ordered pairs."""
     N, D = n.shape
-    first, second = T.triu(1).nonzero(as_tuple=True)
+    first, second = t.triu(1).nonzero(as_tuple=True)
     if len(first) * (2 * D + GATHER_COST) < 2 * D * N * N:
-        return cross_sum_over_pairs(inputs, n, r, first, second, T[first, second])
-    return _cross_sum_by_output(inputs, n, r, T)
+        return cross_sum_over_pairs(inputs, n, r, first, second, t[first, second])
+    return _cross_sum_by_output(inputs, n, r, t)
 
 
 def cross_sum_over_pairs(
@@ -189,18 +189,18 @@ def cross_sum_over_pairs(
     second: Tensor,
     weights: Float[Tensor, " pairs"],
 ) -> Float[Tensor, "D F"]:
-    """Sum 4 T_ab H12_i φ_aj φ_bj over unordered pairs, listed: a matmul over blocks of pairs."""
+    """Σ 4 t_ab H12_i φ_aj φ_bj over unordered pairs, listed: a matmul over blocks of pairs."""
     total = inputs.new_zeros(n.shape[1], inputs.shape[1])
     size = max(1, BLOCK_ELEMENTS // max(inputs.shape[1], n.shape[1]))
-    for a, b, t in zip(first.split(size), second.split(size), weights.split(size), strict=True):
-        H12 = cross_curvature(n[a], r[a], n[b], r[b]) * (4 * t[:, None])
+    for a, b, t_ab in zip(first.split(size), second.split(size), weights.split(size), strict=True):
+        H12 = cross_curvature(n[a], r[a], n[b], r[b]) * (4 * t_ab[:, None])
         total.addmm_(H12.T, inputs[a] * inputs[b])
     return total
 
 
-def _cross_sum_by_output(inputs: Tensor, n: Tensor, r: Tensor, T: Tensor) -> Tensor:
+def _cross_sum_by_output(inputs: Tensor, n: Tensor, r: Tensor, t: Tensor) -> Tensor:
     total = inputs.new_empty(n.shape[1], inputs.shape[1])
-    scaled = 2 * T / (r * r.T)
+    scaled = 2 * t / (r * r.T)
     scaled_cosine = scaled * (n @ n.T)
     for i, n_i in enumerate(n.T):
         square = n_i.square()

@@ -34,7 +34,7 @@ class Diagonal:
     has_bias: bool
 
     @classmethod
-    def nothing(cls, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool) -> "Diagonal":
+    def zeros(cls, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool) -> "Diagonal":
         """The sums over no batch at all, float64."""
         n_terms, (D, P) = len(curvature.terms), weight.shape
         sums = weight.new_zeros(n_terms, D, P + has_bias, dtype=torch.float64)
@@ -93,11 +93,11 @@ class Diagonal:
         return self.weight.relu(), None if bias is None else bias.relu()
 
     def to(self, device: torch.device | str) -> "Diagonal":
-        """Move the sums to a device."""
+        """The same sums on a device."""
         return replace(self, sums=self.sums.to(device))
 
     def all_reduce(self) -> "Diagonal":
-        """Add up the sums of all processes; each gets the total."""
+        """The total over all processes, the same in each."""
         counts = distributed.all_reduce(torch.tensor(self._counts, device=self.sums.device))
         return replace(self, sums=distributed.all_reduce(self.sums), counts=tuple(counts.tolist()))
 
@@ -116,7 +116,7 @@ class Diagonal:
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> "Diagonal":
-        """Make it again from `tensors` and `settings`."""
+        """The structure that has these `tensors` and `settings`."""
         counts = None if settings["counts"] is None else tuple(settings["counts"])
         return cls(tensors["sums"], counts, from_settings(settings["loss"]), settings["has_bias"])
 
@@ -128,13 +128,13 @@ class Diagonal:
 
     def _combined(self, other: "Diagonal", sign: int) -> "Diagonal":
         counts, others = self._counts, other._counts
-        mine, yours = ((found.curvature, tuple(found.sums.shape), found.has_bias) for found in (self, other))
-        if mine != yours:
-            raise ValueError(f"only Diagonals of the same layer and settings add up, got {mine} and {yours}")
+        left, right = ((term.curvature, tuple(term.sums.shape), term.has_bias) for term in (self, other))
+        if left != right:
+            raise ValueError(f"only Diagonals of the same layer and settings add up, got {left} and {right}")
         counts = tuple(n + sign * m for n, m in zip(counts, others, strict=True))
         if min(counts) < 0:
-            taken, there = (" and ".join(found._counted()) for found in (other, self))
-            raise ValueError(f"cannot take away {taken} from {there}: they were never added")
+            removed, total = (" and ".join(term._counted()) for term in (other, self))
+            raise ValueError(f"cannot take away {removed} from {total}: they were never added")
         return replace(self, sums=torch.add(self.sums.double(), other.sums.double(), alpha=sign), counts=counts)
 
     @property

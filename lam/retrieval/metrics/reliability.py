@@ -40,7 +40,7 @@ class SampledAnswers:
     def votes_for_first_hit(self) -> Votes:
         """How many networks agree with the first hit, by its label or by finding a place near it; no posterior
         changes what that is, so that one posterior's votes can be held against another's."""
-        agree = self.relevance.alike(self.nearest, self.hits[:, 0]).sum(0)
+        agree = self.relevance.same_answer(self.nearest, self.hits[:, 0]).sum(0)
         return Votes(agree, self.relevance.of_hits(self.hits[:, :1])[:, 0], len(self.nearest))
 
 

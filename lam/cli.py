@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,12 @@ RUNS = ("run", "demo", "sweep")
 FLAGS = ("--quiet", "--help", "--allow-missing", "--paper", "--print")
 _DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # which the demo's 289 held-out digits are enough for
 STOPPED, READER_GONE = 130, 141  # as shells have it for SIGINT and SIGPIPE
+HEADLINES = {
+    "retrieval": ("recall@1", "map@5"),
+    "is the first hit right?": ("ausc", "ece"),
+    "is it out of distribution?": ("auroc", "auprc"),
+}
+"""The metrics that commands print; `metrics.json` and the report have all of them."""
 _EXAMPLES = """examples:
   lam demo                                     train, fit, report and calibrate on the digits that ship with lam
   lam run fashionmnist laplace_posthoc --data.root=DIR
@@ -49,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _execute(arguments: list[str]) -> int:
     if arguments and arguments[0] in RUNS:
-        arguments = _joined(arguments)
+        arguments = _attach_values(arguments)
     parsed, rest = _parser().parse_known_args(arguments)
     if parsed.command == "index" and parsed.folder is None and len(rest) == 1 and not rest[0].startswith("-"):
         parsed.folder = rest.pop()  # argparse takes an optional positional only beside the one before it
@@ -74,14 +80,14 @@ def _execute(arguments: list[str]) -> int:
     return 0
 
 
-def _joined(arguments: list[str]) -> list[str]:
+def _attach_values(arguments: list[str]) -> list[str]:
     """Write `--name value` as `--name=value`, so that no value is taken for the configuration."""
     joined: list[str] = []
     for argument in arguments:
-        before = joined[-1] if joined else ""
-        open_setting = before.startswith("--") and "=" not in before and before not in FLAGS
-        if open_setting and not argument.startswith("--"):
-            joined[-1] = f"{before}={argument}"
+        last = joined[-1] if joined else ""
+        lacks_value = last.startswith("--") and "=" not in last and last not in FLAGS
+        if lacks_value and not argument.startswith("--"):
+            joined[-1] = f"{last}={argument}"
         else:
             joined.append(argument)
     return joined
@@ -115,15 +121,30 @@ def _run_or_print(parsed: argparse.Namespace, overrides: list[str]) -> None:
 
 def _run(parsed: argparse.Namespace, overrides: list[str]) -> Path:
     config = _config(parsed, overrides)
-    from lam.runs.run import run  # heavy: a mistake in the settings is told sooner
+    from lam.runs.folder import METRICS
+    from lam.runs.run import run  # slow to import: mistakes in settings are told before
 
     result = run(config, progress=not parsed.quiet)
     if distributed.is_rank_zero():
-        for name, value in result.metrics.items():
-            if _is_shown(name):
-                print(f"{name:<32}{'undefined' if value is None else format(value, '.4f'):>10}")
+        _print_metrics({key: _number(value) for key, value in result.metrics.items()})
+        print(f"all metrics: {result.folder / METRICS}")
         print(f"report: {result.report}")
     return result.folder
+
+
+def _number(value: Any) -> str:
+    return "undefined" if value is None else f"{value:.4f}" if isinstance(value, float | int) else str(value)
+
+
+def _print_metrics(texts: Mapping[str, str]) -> None:
+    """Print the headlines among metrics by flat key, in groups: of each OOD set, by the encoder's own score alone."""
+    from lam.retrieval.metrics.registry import Key
+
+    keys = [Key.parse(key) for key in texts]
+    for group, names in HEADLINES.items():
+        headlines = [str(key) for key in keys if key.metric in names and not key.score]
+        if headlines:
+            print("\n".join([group, *(f"  {key:<32}{texts[key]:>10}" for key in headlines)]))
 
 
 def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
@@ -157,29 +178,18 @@ def _sweep(parsed: argparse.Namespace, overrides: list[str]) -> None:
     result = sweep(config, seeds_of(config, parsed.seeds), progress=not parsed.quiet)
     if not distributed.is_rank_zero():
         return
-    for name, mean in result.mean.items():
-        if _is_shown(name):
-            print(f"{name:<32}{mean:>10.4f}" + (f" ± {result.std[name]:.4f}" if result.std else ""))
-    for name, seeds in result.undefined.items():
-        if _is_shown(name):
-            print(f"{name:<32}{'undefined':>10} for seed {', '.join(map(str, seeds))}")
-    print(f"seeds: {result.folder / SWEEP}")
+    texts = {key: f"{mean:.4f}" for key, mean in result.mean.items()}
+    texts |= {key: f"{texts[key]} ± {std:.4f}" for key, std in result.std.items()}
+    _print_metrics(texts | {key: f"undefined for seed {', '.join(map(str, s))}" for key, s in result.undefined.items()})
+    print(f"all metrics: {result.folder / SWEEP}")
 
 
 def _compare(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.runs.comparison import compare
     from lam.runs.folder import run_at
 
-    made = compare([run_at(Path(run)) for run in parsed.runs], parsed.output)
-    print(made)
-    for path in made.written:
-        print(path)
-
-
-def _is_shown(name: str) -> bool:
-    from lam.retrieval.metrics.registry import describe
-
-    return "command line" in describe(name).shown
+    comparison = compare([run_at(Path(run)) for run in parsed.runs], parsed.output)
+    print("\n".join(map(str, [comparison, *comparison.written])))
 
 
 def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
@@ -199,20 +209,21 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
         output = output.with_stem(f"{output.stem}-{shard.number}-of-{shard.count}")
     else:
         shard = Shard() if parsed.shard is None else Shard.parse(parsed.shard)
-    run = Run(parsed.run)
-    calibration = calibration_of(run)
-    made = embed_folder(run.encoder, parsed.folder, shard=shard, calibration=calibration, progress=not parsed.quiet)
-    options: dict[str, Any] = {"encoder": run.fingerprint, "shard": shard, "flagged": made.flagged}
-    save_embeddings(output, made.images, made.embeddings, **options)
-    flagged = "" if made.flagged is None else f", {int(made.flagged.sum())} flagged"
-    print(f"{len(made.embeddings)} embeddings{flagged}: {output}")
+    run, quiet = Run(parsed.run), parsed.quiet
+    embedded = embed_folder(
+        run.encoder, parsed.folder, shard=shard, calibration=calibration_of(run), progress=not quiet
+    )
+    options: dict[str, Any] = {"encoder": run.fingerprint, "shard": shard, "flagged": embedded.flagged}
+    save_embeddings(output, embedded.images, embedded.embeddings, **options)
+    flagged = "" if embedded.flagged is None else f", {int(embedded.flagged.sum())} flagged"
+    print(f"{len(embedded.embeddings)} embeddings{flagged}: {output}")
 
 
 def _index(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.runs.folder import GALLERY
     from lam.runs.index import index_images
 
-    made = index_images(
+    enrolled = index_images(
         parsed.run,
         folder=parsed.folder,
         listed=parsed.csv,
@@ -222,11 +233,12 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
         skip_uncertain=parsed.skip_uncertain,
         progress=not parsed.quiet,
     )
-    if made.uncertain:
-        print(f"uncertain, kappa below the flag, {'skipped' if made.skipped else 'kept'}: {len(made.uncertain)}")
-        for path, kappa in made.uncertain:
+    if enrolled.uncertain:
+        skipped_or_kept = "skipped" if enrolled.skipped else "kept"
+        print(f"uncertain, kappa below the flag, {skipped_or_kept}: {len(enrolled.uncertain)}")
+        for path, kappa in enrolled.uncertain:
             print(f"{kappa:10.4g}  {path}")
-    print(f"{len(made)} {'identities' if parsed.fuse else 'images'}: {Path(parsed.run) / GALLERY}")
+    print(f"{len(enrolled)} {'identities' if parsed.fuse else 'images'}: {Path(parsed.run) / GALLERY}")
 
 
 def _search(parsed: argparse.Namespace, _: list[str]) -> None:
@@ -237,24 +249,24 @@ def _search(parsed: argparse.Namespace, _: list[str]) -> None:
     if parsed.output is not None:
         check_suffix(parsed.output)
         check_output(parsed.output)
-    found = index.search(parsed.run, *parsed.image, k=parsed.k, progress=not parsed.quiet)
+    result = index.search(parsed.run, *parsed.image, k=parsed.k, progress=not parsed.quiet)
     if parsed.output is not None:
-        write_found(parsed.output, found)
-        print(f"{len(found.images)} images: {parsed.output}")
+        write_found(parsed.output, result)
+        print(f"{len(result.images)} images: {parsed.output}")
         return
-    for row, image in enumerate(found.images):
-        if len(found.images) > 1:
+    for row, image in enumerate(result.images):
+        if len(result.images) > 1:
             print(f"image: {image}" if row == 0 else f"\nimage: {image}")
-        _show_answer(found, row)
+        _show_answer(result, row)
 
 
-def _show_answer(found: Any, row: int) -> None:
-    print(f"query: kappa {float(found.queries.kappa[row]):.4g}, variance {float(found.queries.variance[row]):.4g}")
-    if (decisions := found.decisions) is not None:
+def _show_answer(result: Any, row: int) -> None:
+    print(f"query: kappa {float(result.queries.kappa[row]):.4g}, variance {float(result.queries.variance[row]):.4g}")
+    if (decisions := result.decisions) is not None:
         stale = ", calibration: stale" if decisions.stale else ""
         print(f"decision: {decisions.decision[row]}, probability {float(decisions.probability[row]):.3f}{stale}")
     print(f"{'score':>8} {'kappa':>10}  label  path")
-    for score, kappa, item in zip(found.hits.scores[row], found.hits.kappa[row], found.items[row], strict=True):
+    for score, kappa, item in zip(result.hits.scores[row], result.hits.kappa[row], result.items[row], strict=True):
         print(f"{float(score):8.4f} {float(kappa):10.4g}  {item.label}  {item.path}")
 
 
@@ -262,16 +274,16 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.retrieval.decisions.calibration import Targets
     from lam.runs.calibrate import calibrate_run, current_calibration
 
-    before = current_calibration(parsed.run)
-    flag = before.flag if parsed.flag is None and before is not None else parsed.flag
+    previous = current_calibration(parsed.run)
+    flag = previous.flag if parsed.flag is None and previous is not None else parsed.flag
     if parsed.flag is None and flag not in (None, "kappa") and parsed.reference == 0:
         _complain(f"warning: flag {flag} compares with training features, and --reference 0 asks for none: kappa flags")
         flag = "kappa"
-    given = {"far": parsed.target_far, "ood": parsed.target_ood, "conformal_miss": parsed.target_miss}
-    wanted = {name: target for name, target in given.items() if target is not None}
-    made = calibrate_run(
+    rates = {"far": parsed.target_far, "ood": parsed.target_ood, "conformal_miss": parsed.target_miss}
+    targets = Targets() if previous is None else previous.targets
+    calibration = calibrate_run(
         parsed.run,
-        targets=replace(Targets() if before is None else before.targets, **wanted),
+        targets=replace(targets, **{name: rate for name, rate in rates.items() if rate is not None}),
         flag=flag,
         gallery=parsed.gallery,
         folder=parsed.folder,
@@ -280,26 +292,28 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
         reference=parsed.reference,
         progress=not parsed.quiet,
     )
-    far, (low, high) = made.false_accept_rate(made.accept_above)
-    left_out = f", {made.facts['unlabelled']} more without label left out" if made.facts["unlabelled"] else ""
-    print(f"gallery: {made.gallery_size} items{left_out}; calibrated on {made.facts['queries']} queries")
-    print(
-        f"match: cosine above {made.accept_above:.9g}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
-    )
-    print(f"       {made.facts['false_accepts']}")
-    flagged = (
-        f"kappa below {made.kappa_below:.6g}" if made.flag == "kappa" else f"{made.flag} above {made.flag_above:.6g}"
-    )
-    print(f"abstain: {flagged}; false flags at most {made.targets.ood:g}")
-    print(f"P(correct): cross-validated ECE {made.reliability.expected_error:.4f}")
-    if made.depth is None:
-        print(
-            "too few queries had a match to say how many hits hold one with probability "
-            f"{1 - made.targets.conformal_miss:g}"
-        )
-    else:
-        print(f"a match is among the first {made.depth} hits with probability {1 - made.targets.conformal_miss:g}")
+    print("\n".join(_described(calibration)))
     print(f"calibration: {Path(parsed.run) / 'calibration'}")
+
+
+def _described(calibration: Any) -> Iterator[str]:
+    """What a calibration promises, in lines."""
+    facts, targets = calibration.facts, calibration.targets
+    left_out = f", {facts['unlabelled']} more without label left out" if facts["unlabelled"] else ""
+    yield f"gallery: {calibration.gallery_size} items{left_out}; calibrated on {facts['queries']} queries"
+    threshold = calibration.accept_above
+    far, (low, high) = calibration.false_accept_rate(threshold)
+    yield f"match: cosine above {threshold:.9g}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    yield f"       {facts['false_accepts']}"
+    flagged = f"{calibration.flag} above {calibration.flag_above:.6g}"
+    flagged = f"kappa below {calibration.kappa_below:.6g}" if calibration.flag == "kappa" else flagged
+    yield f"abstain: {flagged}; false flags at most {targets.ood:g}"
+    yield f"P(correct): cross-validated ECE {calibration.reliability.expected_error:.4f}"
+    share = f"{1 - targets.conformal_miss:g}"
+    if calibration.depth is None:
+        yield f"too few queries had a match to say how many hits hold one with probability {share}"
+    else:
+        yield f"a match is among the first {calibration.depth} hits with probability {share}"
 
 
 def _serve(parsed: argparse.Namespace, _: list[str]) -> None:

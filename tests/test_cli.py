@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lam import __version__
-from lam.cli import main
+from lam.cli import HEADLINES, main
 from lam.runs.finished import Run
 from tests.conftest import TINY, FinishedRun
 
@@ -29,12 +29,14 @@ def failure(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_run_prints_its_metrics_and_the_path_of_its_report(finished_run: FinishedRun) -> None:
-    *table, last = finished_run.printed.splitlines()
+    *table, all_metrics, last = finished_run.printed.splitlines()
     assert last == f"report: {finished_run.folder / 'report.html'}"
+    assert all_metrics == f"all metrics: {finished_run.folder / 'metrics.json'}"
     metrics = json.loads((finished_run.folder / "metrics.json").read_text())
-    printed = dict(line.split() for line in table)
-    assert {"recall@1", "map@5", "ece", "ausc", "auroc", "auprc_knn", "auroc@digits_held_out"} <= printed.keys()
-    assert {"prevalence", "prevalence@digits_held_out"} <= printed.keys()
+    assert [line for line in table if not line.startswith(" ")] == list(HEADLINES)
+    printed = dict(line.split() for line in table if line.startswith(" "))
+    ood = [f"{name}{ood_set}" for ood_set in ("", "@digits_held_out") for name in ("auroc", "auprc")]
+    assert list(printed) == ["recall@1", "map@5", "ausc", "ece", *ood]
     assert all(float(value) == pytest.approx(metrics[name], abs=6e-5) for name, value in printed.items())
 
 

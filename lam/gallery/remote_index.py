@@ -156,7 +156,7 @@ class RemoteIndex:
         with closing(self._connected()) as index:
             if count := len(index):
                 raise ValueError(
-                    f"the collection {place.collection!r} in {place.shown} holds {count} items that are not of this "
+                    f"the collection {place.collection!r} in {place.server} holds {count} items that are not of this "
                     "gallery: name one that is empty, or that does not exist"
                 )
         self._store.write([], facts={fact: "of this store"})

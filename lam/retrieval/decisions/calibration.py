@@ -1,7 +1,7 @@
 """`Calibration`: the thresholds, probabilities and sets behind an answer, with the error rates that they promise.
 
-Tensors in, tensors out: what is calibrated on, and for which run, is `lam.runs.calibrate`'s; files are
-`lam.retrieval.decisions.files`'; which promise rests on what is said in `lam.retrieval.decisions.conformal`.
+Tensors in, tensors out: the data of a run are chosen in `lam.runs.calibrate`, files written in
+`lam.retrieval.decisions.files`, and the assumptions of each promise stated in `lam.retrieval.decisions.conformal`.
 """
 
 from dataclasses import dataclass, field
@@ -77,10 +77,10 @@ class Histogram:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What was learnt on held-out data, and what it says of new queries.
+    """Thresholds, probabilities and sets learnt on held-out data, for new queries.
 
     Attributes:
-        key: what tells the network, posterior and preprocessing from others.
+        key: fingerprint of the network, posterior and preprocessing.
         gallery_size: how many items the calibration searched; the false-accept rate grows with it.
         targets: the error rates in force.
         flag: the score in force by which queries are flagged.
@@ -94,7 +94,7 @@ class Calibration:
         dimension: of the embeddings.
         reference: (M, P) features of known items, for the k-NN distance; None where κ alone flags.
         verifier: of pairs of images; None where none were given.
-        facts: what else is worth knowing of how it was made, as JSON.
+        facts: further facts of how it was made, as JSON.
     """
 
     key: str
@@ -119,7 +119,7 @@ class Calibration:
 
     @cached_property
     def flag_above(self) -> float:
-        """The ood_score above which a query is flagged: P(an in-distribution query exceeds it) ≤ `targets.ood`."""
+        """The OOD score above which a query is flagged: P(an in-distribution query exceeds it) ≤ `targets.ood`."""
         return self.detector.known(self.flag).threshold(self.targets.ood)
 
     @cached_property
@@ -128,11 +128,11 @@ class Calibration:
         return -self.detector.kappa.threshold(self.targets.ood)
 
     def false_accept_rate(self, cosine: float) -> tuple[float, tuple[float, float]]:
-        """Give the rate that an accept threshold promises (see `ConformalScores.rate`), and its 95 % interval."""
+        """The rate that an accept threshold promises (see `ConformalScores.rate`), and its 95 % interval."""
         return self.false_accepts.rate(cosine), self.false_accepts.interval(cosine)
 
     def is_stale(self, gallery_size: int) -> bool:
-        """Tell whether a gallery's size is beyond ±20 % of that at calibration: its rates are no longer known."""
+        """Whether a gallery's size is beyond ±20 % of that at calibration: its rates are no longer known."""
         return abs(gallery_size - self.gallery_size) > STALE_BEYOND * self.gallery_size
 
     def decide(
@@ -153,7 +153,7 @@ class Calibration:
             features: (Q, P) of the queries, which flags other than `kappa` need.
             gallery_size: of the index now; None where it has not changed since the calibration.
             accept_above: another cosine than that in force, such as one from a slider.
-            flag_above: another ood_score than that in force; of κ it is −κ.
+            flag_above: another OOD score than that in force; of κ it is −κ.
 
         Returns:
             One answer a query, on the device of the hits.
@@ -192,7 +192,7 @@ class Calibration:
         return self.detector.ood_score(self.flag, queries.kappa, distance)
 
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
-        """Say of each of M pairs whether they match: abstain where κ flags either, at `targets.ood` each.
+        """Whether each of M pairs matches: abstain where κ flags either, at `targets.ood` each.
 
         Of pairs that do not match, at most a share `targets.far` is called a match; the probability is that of a match
         where half of all pairs are. A gallery and its size are of no effect.
@@ -224,7 +224,7 @@ class Calibration:
         )
 
     def probability(self, hits: Hits, queries: Embeddings) -> Float[Tensor, " Q"]:
-        """Give P(first hit is right) of queries that have a match in the gallery; 0 where there is no hit."""
+        """P(first hit is right) of queries that have a match in the gallery; 0 where there is no hit."""
         self._check(hits, queries)
         if hits.scores.shape[1] == 0:
             return torch.zeros(len(hits), dtype=torch.float64, device=hits.scores.device)
@@ -233,7 +233,7 @@ class Calibration:
         return self.correctness(evidence_of(hits.scores[:, 0], kappa, hits.kappa[:, 0], second))
 
     def conformal_set(self, hits: Hits) -> Bool[Tensor, "Q K"]:
-        """Say which hits are of the smallest set that holds a match with probability 1 − `conformal_miss`: the first k.
+        """Which hits are of the smallest set that holds a match with probability 1 − `conformal_miss`: the first k.
 
         Raises:
             ValueError: where no k could be promised.
@@ -246,7 +246,7 @@ class Calibration:
         return (torch.arange(hits.scores.shape[1], device=hits.scores.device) < self.depth).expand(hits.scores.shape)
 
     def distance(self, features: Float[Tensor, "Q P"] | None) -> Float[Tensor, " Q"]:
-        """Give the k-NN distance of features to the reference.
+        """The k-NN distance of features to the reference.
 
         Raises:
             ValueError: where there are no features, or no reference, or they differ in width.
@@ -293,10 +293,10 @@ def calibrate(
         flag: the score by which queries shall be flagged.
         distance: (Q,) k-NN distances of the queries to the reference.
         reference: (M, P) features of known items.
-        strangers: (S,) cosines of what things find that are known to have no match in the gallery. False accepts are
+        strangers: (S,) highest cosines of queries that are known to have no match in the gallery. False accepts are
             then learnt from them, in place of the queries with their matches taken out, and promised of their like.
         verifier: of pairs of images, where those shall be verified.
-        facts: what else to keep, as JSON.
+        facts: further facts to keep, as JSON.
 
     Raises:
         ValueError: where the queries are too few to promise a target, saying how many it needs; where none has a match;
@@ -318,7 +318,7 @@ def calibrate(
     evidence = evidence_of(searches.score, kappa.cpu(), gallery_kappa.cpu()[searches.nearest], searches.second)[mated]
     correct = searches.correct[mated]
     ranks = searches.rank[mated]
-    made = Calibration(
+    calibration = Calibration(
         key=key,
         gallery_size=searches.gallery_size,
         targets=targets,
@@ -334,8 +334,8 @@ def calibrate(
         verifier=verifier,
         facts={} if facts is None else facts,
     )
-    _refuse_unpromised(made)
-    return made
+    _refuse_unpromised(calibration)
+    return calibration
 
 
 def credible_cosine(queries: Embeddings, *, level: float = LEVEL, dimension: int | None = None) -> Float[Tensor, " Q"]:
@@ -360,10 +360,10 @@ def credible_cosine(queries: Embeddings, *, level: float = LEVEL, dimension: int
 
 
 def cross_validated(evidence: Float[Tensor, "N E"], correct: Bool[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """Give each search's probability by what was learnt from the other four fifths, parted by turns."""
+    """P(first hit is right) of each search, learnt from the other four fifths of them."""
     probability = torch.empty(len(evidence), dtype=torch.float64)
-    for held, rest in folds(len(evidence)):
-        probability[held] = Correctness.fit(evidence[rest], correct[rest])(evidence[held])
+    for fold, rest in folds(len(evidence)):
+        probability[fold] = Correctness.fit(evidence[rest], correct[rest])(evidence[fold])
     return probability
 
 
@@ -375,9 +375,9 @@ def _depth(ranks: Tensor, miss: float) -> int | None:
 
 
 def _refuse_unpromised(calibration: Calibration) -> None:
-    for name, promised in (("far", "accept_above"), ("ood", "flag_above")):
+    for name, threshold in (("far", "accept_above"), ("ood", "flag_above")):
         try:
-            getattr(calibration, promised)
+            getattr(calibration, threshold)
         except ValueError as error:
             raise ValueError(f"target {name}: {error}") from None
 

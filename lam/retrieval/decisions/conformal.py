@@ -1,7 +1,7 @@
 """Split conformal prediction: thresholds whose error rate on new data is promised by counting calibration scores.
 
-`ConformalScores` is what calibration scores say about how often new ones exceed a threshold; flags and accept
-thresholds are both made of it. Which scores those are is not known here.
+`ConformalScores` tells from calibration scores how often new ones exceed a threshold; flags and accept thresholds are
+both made of it.
 
 The one assumption is exchangeability: calibration scores and new ones come in an order that tells nothing, as draws of
 one source do. Data on which the network was trained, tuned or its epoch chosen are exchangeable with new data only
@@ -32,8 +32,8 @@ class ConformalScores:
         ValueError: for no score, NaN, or scores that do not rise; `ConformalScores.of` sorts them.
 
     Example:
-        >>> tail = ConformalScores.of(torch.arange(99.0))
-        >>> tail.threshold(0.05), tail.rate(94.0), tail.law(0.05)
+        >>> scores = ConformalScores.of(torch.arange(99.0))
+        >>> scores.threshold(0.05), scores.rate(94.0), scores.law(0.05)
         (94.0, 0.05, (5, 95))
     """
 
@@ -44,7 +44,7 @@ class ConformalScores:
             raise ValueError("there must be at least one calibration score, got none")
         refuse_nan("calibration scores", self.scores)
         if (self.scores[1:] < self.scores[:-1]).any():
-            raise ValueError("calibration scores must rise: make the tail by ConformalScores.of, which sorts them")
+            raise ValueError("calibration scores must rise: ConformalScores.of sorts them")
 
     @classmethod
     def of(cls, scores: Float[Tensor, " N"]) -> "ConformalScores":
@@ -55,7 +55,7 @@ class ConformalScores:
         return len(self.scores)
 
     def threshold(self, target: float) -> float:
-        """Give the least threshold that a new score exceeds with a probability of at most `target`.
+        """The least threshold that a new score exceeds with a probability of at most `target`.
 
         t = s_(r), the r-th smallest of N calibration scores, r = ⌈(N + 1)(1 − target)⌉; exceeded means score > t. A new
         score that is exchangeable with them has every rank among the N + 1 equally often, so that
@@ -73,7 +73,7 @@ class ConformalScores:
         return float(self.scores[self._rank(target) - 1])
 
     def law(self, target: float) -> tuple[int, int]:
-        """Give (a, b) of the Beta law of the rate at which new scores exceed `threshold(target)`.
+        """(a, b) of the Beta law of the rate at which new scores exceed `threshold(target)`.
 
         Over calibration sets the rate is Beta(N + 1 − r, r) where scores have no ties, and lower where they have. Among
         M new scores the number is Beta-binomial of the same a and b.
@@ -87,7 +87,7 @@ class ConformalScores:
         return len(self) + 1 - rank, rank
 
     def rate(self, threshold: float) -> float:
-        """Give the rate that a threshold promises: (1 + #{calibration scores > threshold})/(N + 1); see `threshold`.
+        """The rate that a threshold promises: (1 + #{calibration scores > threshold})/(N + 1); see `threshold`.
 
         Never below 1/(N + 1): fewer cannot be promised. For a threshold above all scores and −∞ alike it is a bound.
         """
@@ -105,7 +105,7 @@ class ConformalScores:
         return len(self) - int(torch.searchsorted(self.scores, point, right=True))
 
     def interval(self, threshold: float, *, level: float = LEVEL) -> tuple[float, float]:
-        """Give the Clopper-Pearson interval of the rate at which new scores exceed a threshold.
+        """Clopper-Pearson interval of the rate at which new scores exceed a threshold.
 
         It holds the rate of a threshold that was fixed beforehand, and that of one learnt by `threshold`.
 
@@ -119,7 +119,7 @@ class ConformalScores:
         return clopper_pearson(self.exceeding(threshold), len(self), level=level)
 
     def p_values(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
-        """Give the share of calibration scores, the new one among them, that are as high: small means unusual.
+        """Share of the calibration scores, the new one among them, that are as high: small means unusual.
 
         p = (1 + #{calibration scores ≥ score})/(N + 1). For exchangeable scores P(p ≤ α) ≤ α, and score > threshold(α)
         where p ≤ α.
@@ -148,7 +148,7 @@ class ConformalScores:
 
 
 def needed(target: float) -> int:
-    """Give the least number of calibration scores that can promise a rate: ⌈1/target⌉ − 1.
+    """The least number of calibration scores that can promise a rate: ⌈1/target⌉ − 1.
 
     Raises:
         ValueError: for a target outside (0, 1).
@@ -168,12 +168,12 @@ def _rounded_up(rate: float) -> float:
 
 
 def rank_of(n: int, target: float) -> int:
-    """Give r = ⌈(N + 1)(1 − target)⌉, not disturbed by the rounding of the target."""
+    """r = ⌈(N + 1)(1 − target)⌉, not disturbed by the rounding of the target."""
     return math.ceil(round((n + 1) * (1 - target), 6))
 
 
 def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float, float]:
-    """Give the exact interval of a rate of which `count` among `n` were seen: it holds any rate at least so often.
+    """Exact interval of a rate of which `count` among `n` were seen: it holds any rate at least so often.
 
     Shorter intervals, Wilson's among them, hold some rates less often than they say (0.84 for 0.95).
 
@@ -201,7 +201,7 @@ def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float,
 
 
 def conformal_depth(ranks: Int[Tensor, " N"], *, target: float) -> int:
-    """Give the smallest k such that the first k hits hold a match of a new query with probability 1 − target.
+    """The smallest k such that the first k hits hold a match of a new query with probability 1 − target.
 
     k is the ⌈(N + 1)(1 − target)⌉-th smallest rank of the first match; see `ConformalScores.threshold` for the promise
     and what it assumes. It speaks of queries that have a match in the gallery.

@@ -16,14 +16,14 @@ MATCH, UNKNOWN, ABSTAIN = range(3)
 
 @dataclass(frozen=True)
 class Decisions:
-    """What is answered to each of Q queries.
+    """The answers to Q queries.
 
     Attributes:
         codes: (Q,) positions in `DECISIONS`.
         probability: (Q,) that the first hit is right, of a query that has a match; 0 where there is no hit.
         score: (Q,) cosine of the first hit; −∞ where there is none.
         ood_score: (Q,) the OOD score that the flag looked at, higher meaning more OOD.
-        p_value: (Q,) the share of calibration data that is as surprising.
+        p_value: (Q,) share of the calibration data whose OOD score is as high.
         stale: whether the gallery's size has left the range that the thresholds were made for.
     """
 
@@ -43,7 +43,7 @@ class Decisions:
         return tuple(DECISIONS[code] for code in self.codes.tolist())
 
     def share(self, decision: Decision) -> float:
-        """Give the share of queries that were answered so; NaN for no query.
+        """Share of the queries with this answer; NaN for no query.
 
         Raises:
             ValueError: for another word.

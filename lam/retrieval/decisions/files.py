@@ -68,27 +68,27 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"the run in {run} has no calibration: `lam calibrate {run}` makes one")
     generation = read_generation(folder, [METADATA, TABLES])
-    found, tables = read_json(generation / METADATA), read_tensors(generation / TABLES)
-    if found["format"] != FORMAT:
-        raise ValueError(f"{generation / METADATA} has format {found['format']}, this version of lam reads {FORMAT}")
-    if found["key"] != key:
+    metadata, tables = read_json(generation / METADATA), read_tensors(generation / TABLES)
+    if metadata["format"] != FORMAT:
+        raise ValueError(f"{generation / METADATA} has format {metadata['format']}, this version of lam reads {FORMAT}")
+    if metadata["key"] != key:
         raise ValueError(
             f"the calibration in {folder} is of another network, posterior or preprocessing than the run's: its "
             f"thresholds mean nothing there; run `lam calibrate {run}` again"
         )
-    bins = {name: torch.tensor(value, dtype=torch.float64) for name, value in found["reliability"].items()}
+    bins = {name: torch.tensor(value, dtype=torch.float64) for name, value in metadata["reliability"].items()}
     return Calibration(
-        **{name: found[name] for name in _PLAIN},
-        targets=Targets(**found["targets"]),
+        **{name: metadata[name] for name in _PLAIN},
+        targets=Targets(**metadata["targets"]),
         detector=_detector(tables),
         false_accepts=ConformalScores(_table(tables, "false_accepts")),
-        correctness=Correctness.from_json(found["correctness"]),
+        correctness=Correctness.from_json(metadata["correctness"]),
         reliability=CalibrationBins(_defined(bins, "confidence"), _defined(bins, "accuracy"), bins["count"].long()),
         kappa=Histogram(
-            torch.tensor(found["kappa"]["counts"]), torch.tensor(found["kappa"]["edges"], dtype=torch.float64)
+            torch.tensor(metadata["kappa"]["counts"]), torch.tensor(metadata["kappa"]["edges"], dtype=torch.float64)
         ),
         reference=tables.get("reference"),
-        verifier=_verifier(found["sameness"], tables) if found.get("sameness") else None,
+        verifier=_verifier(metadata["sameness"], tables),
     )
 
 
@@ -119,7 +119,9 @@ def _detector(tables: dict[str, Tensor]) -> OodDetector:
     )
 
 
-def _verifier(sameness: dict[str, Any], tables: dict[str, Tensor]) -> Verifier:
+def _verifier(sameness: dict[str, Any] | None, tables: dict[str, Tensor]) -> Verifier | None:
+    if sameness is None:
+        return None
     return Verifier(ConformalScores(_table(tables, "impostors")), Correctness.from_json(sameness))
 
 

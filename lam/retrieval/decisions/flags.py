@@ -16,9 +16,9 @@ FLAGS: tuple[Flag, ...] = get_args(Flag)
 
 @dataclass(frozen=True, eq=False)
 class OodDetector:
-    """Surprise of in-distribution data, by each way to measure it; higher means more out of distribution.
+    """OOD scores of in-distribution data, of each kind; higher means more out of distribution.
 
-    `kappa` is −κ and `knn` the distance to known features. `combined` asks for the more surprising of the two: the
+    `kappa` is −κ and `knn` the distance to known features. `combined` takes the greater of the two: the
     calibration items are parted by turns, the distribution functions F of −κ and G of the distance are learnt from one
     half, and max(F(−κ), G(distance)) is calibrated on the other. It is one score like the two others, so that its
     false-flag rate is promised alike, whatever the dependence of the two; Bonferroni's 2·min(p, q) would need no other
@@ -54,28 +54,28 @@ class OodDetector:
         if len(kappa) < 2:
             raise ValueError(f"kappa and distance are combined from at least 2 items, got {len(kappa)}")
         distance = distance.detach().cpu().double()
-        learn, hold = slice(0, None, 2), slice(1, None, 2)
-        ranks = ood_score[learn].sort().values, distance[learn].sort().values
-        combined = ConformalScores.of(_greater_rank(ranks, ood_score[hold], distance[hold]))
+        one_half, other_half = slice(0, None, 2), slice(1, None, 2)
+        ranks = ood_score[one_half].sort().values, distance[one_half].sort().values
+        combined = ConformalScores.of(_greater_rank(ranks, ood_score[other_half], distance[other_half]))
         return cls(ConformalScores.of(ood_score), ConformalScores.of(distance), combined, ranks)
 
     def known(self, flag: Flag) -> ConformalScores:
-        """Give what is known of one score.
+        """The calibration scores of one kind.
 
         Raises:
             ValueError: for an unknown flag, or one that needs distances where there were none.
         """
         if flag not in FLAGS:
             raise ValueError(f"flag must be one of {', '.join(FLAGS)}, got {flag!r}")
-        found = {"kappa": self.kappa, "knn": self.knn, "combined": self.combined}[flag]
-        if found is None:
+        scores = {"kappa": self.kappa, "knn": self.knn, "combined": self.combined}[flag]
+        if scores is None:
             raise ValueError(f"flag {flag!r} needs k-NN distances, and this calibration has none: use 'kappa'")
-        return found
+        return scores
 
     def ood_score(
         self, flag: Flag, kappa: Float[Tensor, " Q"], distance: Float[Tensor, " Q"] | None = None
     ) -> Float[Tensor, " Q"]:
-        """Give the score of new items; they are flagged where it is above a threshold of `known(flag)`.
+        """OOD scores of new items; they are flagged where it is above a threshold of `known(flag)`.
 
         Args:
             flag: which score.
@@ -86,7 +86,7 @@ class OodDetector:
             (Q,) scores, float64, on the device of kappa.
 
         Raises:
-            ValueError: as `tail`; for a distance that is missing or of another length; or NaN.
+            ValueError: as `known`; for a distance that is missing or of another length; or NaN.
         """
         self.known(flag)
         refuse_nan("kappa", kappa)

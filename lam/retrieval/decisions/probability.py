@@ -1,4 +1,4 @@
-"""How probable it is that the first hit is right: a regression on what a search returns, kept as plain numbers."""
+"""P(first hit is right): a regression on the result of a search, kept as plain numbers."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ EVIDENCE = ("cosine", "query_kappa", "hit_kappa", "margin")
 _LEAST = 1e-8  # below the resolution of a float32 cosine
 _COUNT = len(EVIDENCE)
 FOLDS = 5
-"""Into how many parts searches are parted to learn from some and judge by the others."""
+"""Parts of a cross-validation."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Correctness:
     def __post_init__(self) -> None:
         for name in ("weights", "center", "scale", "knots", "levels"):
             values = getattr(self, name)
-            wanted = len(values) if name in ("knots", "levels") else _COUNT
-            if len(values) != wanted or not values or not all(map(math.isfinite, values)):
-                raise ValueError(f"{name} must be finite numbers, {wanted} of them, got {values}")
+            count = len(values) if name in ("knots", "levels") else _COUNT
+            if len(values) != count or not values or not all(map(math.isfinite, values)):
+                raise ValueError(f"{name} must be finite numbers, {count} of them, got {values}")
         if len(self.knots) != len(self.levels):
             raise ValueError(f"knots and levels must be as many, got {len(self.knots)} and {len(self.levels)}")
 
@@ -82,8 +82,8 @@ class Correctness:
         x = (x - center) / scale
         weights, n = _weights(x, right), len(right)
         sums = torch.empty(n, dtype=torch.float64)
-        for held, rest in folds(n):
-            sums[held] = x[held] @ _weights(x[rest], right[rest])
+        for fold, rest in folds(n):
+            sums[fold] = x[fold] @ _weights(x[rest], right[rest])
         rising: Any = IsotonicRegression().fit(sums.numpy(), right.double().numpy())
         least = 1 / (n + 2)
         levels = torch.from_numpy(rising.y_thresholds_).double().clamp(least, 1 - least)
@@ -97,7 +97,7 @@ class Correctness:
         )
 
     def __call__(self, evidence: Float[Tensor, "N E"]) -> Float[Tensor, " N"]:
-        """Give the probability for each row of `evidence_of`.
+        """P(first hit is right) for each row of `evidence_of`.
 
         Raises:
             ValueError: for evidence of another width or not finite.
@@ -115,17 +115,17 @@ class Correctness:
 
     @classmethod
     def from_json(cls, numbers: dict[str, Any]) -> "Correctness":
-        """Make it again from what `to_json` gave."""
+        """The regression of numbers by name."""
         n = numbers["n"]
         return cls(**{name: tuple(values) for name, values in numbers.items() if name != "n"}, n=n)
 
 
 def folds(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:
-    """Give, for each fifth of N items by turns, which are in it and which are in the rest; a lone item is in both."""
+    """For each fifth of N items by turns: which are in it, and which in the rest; a lone item is in both."""
     turn = torch.arange(n) % FOLDS
     for fold in range(min(FOLDS, n)):
-        held = turn == fold
-        yield held, ~held if n > 1 else held
+        is_in_fold = turn == fold
+        yield is_in_fold, ~is_in_fold if n > 1 else is_in_fold
 
 
 def evidence_of(
@@ -134,7 +134,7 @@ def evidence_of(
     hit_kappa: Float[Tensor, " N"],
     second: Float[Tensor, " N"],
 ) -> Float[Tensor, "N E"]:
-    """Give the four numbers from which the probability of a right answer is told; see `Correctness`.
+    """The four numbers that P(first hit is right) is computed from; see `Correctness`.
 
     Args:
         cosine: (N,) of the first hit, in [−1, 1].
@@ -205,7 +205,7 @@ def _weights(x: Tensor, correct: Tensor) -> Tensor:
 
 
 def _interpolated(sums: Tensor, knots: Tensor, levels: Tensor) -> Tensor:
-    """Linearly between knots, level beyond them."""
+    """Levels at sums: linear between knots, constant beyond them."""
     right = torch.searchsorted(knots, sums.contiguous()).clamp(max=len(knots) - 1)
     left = (right - 1).clamp(min=0)
     width = (knots[right] - knots[left]).clamp(min=torch.finfo(knots.dtype).tiny)

@@ -34,7 +34,7 @@ class DrawnPairs:
 
 
 def draw_pairs(matches: Matches, n_queries: int, n_items: int, *, generator: torch.Generator) -> DrawnPairs:
-    """Draw for each query an item that matches and one that does not, where there are such.
+    """Pairs of each query with an item that matches and with one that does not, where there are such, drawn at random.
 
     One pair of each kind a query, because pairs that share an image tell less than they are.
 
@@ -44,20 +44,21 @@ def draw_pairs(matches: Matches, n_queries: int, n_items: int, *, generator: tor
         n_items: how many items.
         generator: of the draw, on the CPU.
     """
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    pairs: list[tuple[Tensor, Tensor, Tensor]] = []
     for rows in torch.arange(n_queries).split(max(1, _BLOCK_ELEMENTS // max(1, n_items))):
         matching = matches(rows).cpu()
         for same in (True, False):
             choices = matching == same
-            has = choices.any(1)
+            has_choice = choices.any(1)
             order = torch.rand(choices.shape, generator=generator).masked_fill(~choices, -1.0)
-            found.append((rows[has], order.argmax(1)[has], torch.full((int(has.sum()),), same)))
-    return DrawnPairs(*(torch.cat(column) for column in zip(*found, strict=True)))
+            items = order.argmax(1)[has_choice]
+            pairs.append((rows[has_choice], items, torch.full((len(items),), same)))
+    return DrawnPairs(*(torch.cat(column) for column in zip(*pairs, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
 class Verifier:
-    """What pairs of held-out images say of new ones.
+    """A match threshold and probability for pairs of images, learnt from held-out pairs.
 
     Attributes:
         impostors: cosines of pairs that do not match.
@@ -93,14 +94,14 @@ class Verifier:
                 f"verification needs pairs that match and pairs that do not, got {int(same.sum())} and "
                 f"{int((~same).sum())}"
             )
-        kept = torch.cat([kind.nonzero()[:count, 0] for kind in (same, ~same)]).sort().values
-        sameness = Correctness.fit(_evidence(cosine, kappa, other)[kept], same[kept])
+        balanced = torch.cat([kind.nonzero()[:count, 0] for kind in (same, ~same)]).sort().values
+        sameness = Correctness.fit(_evidence(cosine, kappa, other)[balanced], same[balanced])
         return cls(ConformalScores.of(cosine[~same]), sameness)
 
     def probability(
         self, cosine: Float[Tensor, " M"], kappa: Float[Tensor, " M"], other: Float[Tensor, " M"]
     ) -> Float[Tensor, " M"]:
-        """Give P(the two match), a match being as likely as none before they are seen; arguments as those of `of`."""
+        """P(the two match), where half of all pairs do; arguments as those of `of`."""
         return self.sameness(_evidence(cosine, kappa, other))
 
 

@@ -1,4 +1,4 @@
-"""What every index refuses before it calls whatever searches for it: vectors, κ and ids that cannot be entries.
+"""Checks of vectors, κ and ids before any index takes them, whatever searches for it.
 
 FAISS accepts NaN and checks dimensions with `assert`; a server says what is wrong too late, or in words of its own.
 """
@@ -22,7 +22,7 @@ Ids = Shaped[Tensor, " N"] | Shaped[np.ndarray, " N"] | Sequence[SupportsIndex]
 
 
 def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]:
-    """Give float32 rows of length one on the CPU.
+    """Mean directions as float32 rows of length one, on the CPU.
 
     Args:
         embeddings: N unit vectors, of half precision or better, with κ ≥ 0.
@@ -42,7 +42,7 @@ def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]
 
 
 def _within(values: Tensor, least: float, greatest: float) -> bool:
-    """Whether all are, which NaN is not."""
+    """Whether all values are from least to greatest, which NaN is not."""
     if values.numel() == 0:
         return True
     low, high = values.aminmax()
@@ -60,26 +60,24 @@ def _refuse_bad_rows(embeddings: Embeddings, norm: Tensor) -> None:
     raise ValueError(f"embeddings must be unit vectors, got length {float(norm[row]):.6g} at index {row}")
 
 
-def checked_ids(given: Any) -> Int64[Tensor, " N"]:
-    """Give ids as a tensor.
+def checked_ids(values: Any) -> Int64[Tensor, " N"]:
+    """Ids as a tensor.
 
     Raises:
-        ValueError: for what are no integers, or ids that are negative or repeated.
+        ValueError: for values that are no integers, or ids that are negative or repeated.
     """
-    ids = integers("ids", given)
+    ids = integers("ids", values)
     refuse_other_length("ids", ids, "the items", ids.numel())
     if (ids < 0).any():
         raise ValueError(f"ids must not be negative, got {int(ids[ids < 0][0])}")
-    seen: set[int] = set()
-    for item in ids.tolist():
-        if item in seen:
-            raise ValueError(f"ids must differ, got {item} twice")
-        seen.add(item)
+    distinct, counts = ids.unique(return_counts=True)
+    if len(distinct) < len(ids):
+        raise ValueError(f"ids must differ, got {int(distinct[counts > 1][0])} twice")
     return ids
 
 
 def checked_least_kappa(value: float | None) -> float:
-    """Give the least κ that a hit may have; where none is asked for, one that all have.
+    """The least κ that a hit may have; 0, which every hit has, where none is asked for.
 
     Raises:
         ValueError: for a negative number, infinity or NaN.

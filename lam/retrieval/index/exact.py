@@ -1,7 +1,7 @@
 """Exact nearest neighbours by cosine, on tensors, in blocks.
 
-Here live the ranking that every metric starts from and its counterpart under sampled networks. What a ranking is worth
-is told by `lam.retrieval.metrics`; large and changing collections belong to `lam.retrieval.Index`.
+The ranking that every metric starts from, and its counterpart under sampled networks. Metrics of a ranking are in
+`lam.retrieval.metrics`; large and changing collections belong to `lam.retrieval.Index`.
 """
 
 from collections.abc import Iterator
@@ -68,10 +68,10 @@ def cosines_in_blocks(
     yield from _in_blocks(unit, unit if gallery is None else unit_rows("gallery", gallery), gallery is None)
 
 
-def _in_blocks(queries: Tensor, gallery: Tensor, alone: bool) -> Iterator[tuple[Tensor, Tensor]]:
+def _in_blocks(queries: Tensor, gallery: Tensor, excludes_itself: bool) -> Iterator[tuple[Tensor, Tensor]]:
     for rows in torch.arange(len(queries), device=queries.device).split(_block_rows(len(gallery))):
         cosines = queries[rows] @ gallery.T
-        if alone:
+        if excludes_itself:
             cosines[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
         yield rows, cosines
 
@@ -80,7 +80,7 @@ def _in_blocks(queries: Tensor, gallery: Tensor, alone: bool) -> Iterator[tuple[
 def sampled_nearest(
     samples: Float[Tensor, "S Q D"], gallery_samples: Float[Tensor, "S N D"] | None = None
 ) -> Int64[Tensor, "S Q"]:
-    """Find every query's nearest neighbour by cosine under each of S sampled networks.
+    """Every query's nearest neighbour by cosine under each of S sampled networks.
 
     Query and gallery are embedded by the same sampled network. Exact; where cosines are equal any of them may be taken,
     the same one every time.
@@ -101,54 +101,51 @@ def sampled_nearest(
         tensor([[1, 0, 1]])
     """
     _refuse_other_dimension(samples, gallery_samples)
-    alone = gallery_samples is None
+    excludes_itself = gallery_samples is None
     gallery = samples if gallery_samples is None else gallery_samples
     if len(gallery) != len(samples):
         raise ValueError(
             f"gallery_samples must come from the same networks as samples, got {len(gallery)} and {len(samples)}"
         )
-    if samples.shape[1] and gallery.shape[1] - alone < 1:
-        raise ValueError(f"the gallery must hold a candidate for every query, got {gallery.shape[1] - alone}")
+    if samples.shape[1] and gallery.shape[1] - excludes_itself < 1:
+        raise ValueError(f"the gallery must hold a candidate for every query, got {gallery.shape[1] - excludes_itself}")
     tree = samples.shape[2] <= _TREE_DIMENSION and samples.device.type == "cpu"
     search = _nearest_by_tree if tree else _nearest_by_product
     nearest = torch.empty(samples.shape[:2], dtype=torch.int64, device=samples.device)
     for s in range(len(samples) if samples.shape[1] else 0):
         queries = unit_rows("samples", samples[s])
-        candidates = queries if alone else unit_rows("gallery_samples", gallery[s])
-        nearest[s] = search(queries, candidates, alone, samples.dtype)
+        candidates = queries if excludes_itself else unit_rows("gallery_samples", gallery[s])
+        nearest[s] = search(queries, candidates, excludes_itself, samples.dtype)
     return nearest
 
 
 def _top(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k best of each row; ties by lowest index, which `topk` leaves open."""
     scores, ids = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
-    torn = (scores[:, k - 1] == scores[:, k]).nonzero()[:, 0] if scores.shape[1] > k else ids.new_empty(0)
+    tied = (scores[:, k - 1] == scores[:, k]).nonzero()[:, 0] if scores.shape[1] > k else ids.new_empty(0)
     ids, by_index = ids[:, :k].sort(dim=1)
     scores, by_score = scores[:, :k].gather(1, by_index).sort(dim=1, descending=True, stable=True)
     ids = ids.gather(1, by_score)
-    if len(torn):
-        ids[torn] = similarity[torn].sort(dim=1, descending=True, stable=True).indices[:, :k]
+    if len(tied):
+        ids[tied] = similarity[tied].sort(dim=1, descending=True, stable=True).indices[:, :k]
     return ids, scores
 
 
-def _nearest_by_tree(queries: Tensor, gallery: Tensor, alone: bool, _: torch.dtype) -> Tensor:
+def _nearest_by_tree(queries: Tensor, gallery: Tensor, excludes_itself: bool, _: torch.dtype) -> Tensor:
     from scipy.spatial import KDTree
 
-    _, found = KDTree(gallery.numpy()).query(queries.numpy(), k=1 + alone, workers=torch.get_num_threads())
-    found = torch.as_tensor(found)
-    if not alone:
-        return found
-    first, second = found.unbind(1)
+    k = 1 + excludes_itself
+    nearest = torch.as_tensor(KDTree(gallery.numpy()).query(queries.numpy(), k=k, workers=torch.get_num_threads())[1])
+    if not excludes_itself:
+        return nearest
+    first, second = nearest.unbind(1)
     return torch.where(first == torch.arange(len(queries)), second, first)
 
 
-def _nearest_by_product(queries: Tensor, gallery: Tensor, alone: bool, dtype: torch.dtype) -> Tensor:
+def _nearest_by_product(queries: Tensor, gallery: Tensor, excludes_itself: bool, dtype: torch.dtype) -> Tensor:
     queries, gallery = queries.to(dtype), gallery.to(dtype)
     nearest = []
-    for rows in torch.arange(len(queries), device=queries.device).split(_block_rows(len(gallery))):
-        similarity = queries[rows] @ gallery.T
-        if alone:
-            similarity[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
+    for _, similarity in _in_blocks(queries, gallery, excludes_itself):
         nearest.append(similarity.max(1).indices)
     return torch.cat(nearest)
 

@@ -1,4 +1,4 @@
-"""The calls to FAISS, and what they need to be safe: known types, slots as labels, its errors as ValueError.
+"""The calls to FAISS, made safe: known types, slots as labels, its errors as ValueError.
 
 FAISS checks dimensions with `assert`, accepts NaN and pads with −1: `lam.retrieval.Index` validates before it comes
 here.
@@ -18,7 +18,7 @@ _SWITCHING = threading.Lock()
 
 
 def create(dimension: int, factory: str, parameters: str | None, device: str) -> Any:
-    """Make an empty FAISS index that takes slots as labels.
+    """An empty FAISS index that takes slots as labels.
 
     An IDMap around a type that keeps labels itself mixes them up once items are removed (FAISS 1.15), so it is put
     around the others alone, and a factory that brings its own is refused.
@@ -94,7 +94,7 @@ def remove(index: Any, slots: np.ndarray) -> None:
 
 
 def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
-    """Give (Q, k) candidate slots, −1 where the type found none.
+    """(Q, k) candidate slots, −1 where the type finds none.
 
     Raises:
         ValueError: where FAISS refuses, as it does on GPUs for more than some thousand candidates.
@@ -104,17 +104,17 @@ def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
         return index.search(vectors, k)[1]
 
 
-def emptied(index: Any, device: str) -> Any:
-    """Give an index of the same type, training and parameters that holds nothing."""
+def empty_copy(index: Any, device: str) -> Any:
+    """An index of the same type, training and parameters that holds nothing."""
     import faiss
 
-    fresh = faiss.clone_index(to_cpu(index))
-    fresh.reset()
-    return prepare(fresh, None, device)
+    copy = faiss.clone_index(to_cpu(index))
+    copy.reset()
+    return prepare(copy, None, device)
 
 
 def to_cpu(index: Any) -> Any:
-    """Give the index in the form that can be written to a file."""
+    """The index in the form that can be written to a file."""
     import faiss
 
     return faiss.index_gpu_to_cpu(index) if hasattr(faiss, "index_gpu_to_cpu") else index
@@ -133,17 +133,17 @@ def _matrix_product(queries: int) -> Iterator[None]:
         yield
         return
     with _SWITCHING:
-        before = faiss.cvar.distance_compute_blas_threshold
+        threshold = faiss.cvar.distance_compute_blas_threshold
         faiss.cvar.distance_compute_blas_threshold = 1
         try:
             yield
         finally:
-            faiss.cvar.distance_compute_blas_threshold = before
+            faiss.cvar.distance_compute_blas_threshold = threshold
 
 
 @contextmanager
 def _refusals(sentence: str) -> Iterator[None]:
-    """Turn what FAISS refuses into a `ValueError`, with its reason but without the path of its own source.
+    """Turn an error of FAISS into a `ValueError`, with its reason but without the path of its own source.
 
     A device that is out of memory is no mistake of the caller, and stays the `RuntimeError` that it was.
     """

@@ -1,7 +1,7 @@
 """A searchable collection of embeddings that carries their certainty, over any FAISS index type.
 
-FAISS proposes candidates; what leaves the index is decided here: scores are cosines of the stored vectors whatever the
-type computes inside, ids and κ come from the store, and a query for which FAISS found too few is searched exactly.
+FAISS proposes candidates and this file decides: scores are cosines of the stored vectors whatever the
+type computes inside, ids and κ come from the store, and a query for which FAISS finds too few is searched exactly.
 Files belong to `lam.retrieval.index.files`.
 """
 
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from lam.retrieval.index import faiss_calls as faiss_index
+from lam.retrieval.index import faiss_calls
 from lam.retrieval.index import files as index_files
 from lam.retrieval.index.entries import Ids as Ids
 from lam.retrieval.index.entries import checked_ids, checked_least_kappa, unit_vectors
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lam.retrieval.index.milvus_index import MilvusIndex
 
 _TOMBSTONES = 0.2  # the share of removed rows in the search structure at which it is built anew
-_GATHERED_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
+_SCORED_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
 
 
 class Index:
@@ -73,7 +73,7 @@ class Index:
         self.device = device
         self.mean_samples: int | None = None
         self._store = Store(self.dimension)
-        self._faiss: Any = faiss_index.create(self.dimension, factory, parameters, device)
+        self._faiss: Any = faiss_calls.create(self.dimension, factory, parameters, device)
 
     def __len__(self) -> int:
         return len(self._store)
@@ -100,7 +100,7 @@ class Index:
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         if len(self):
             raise ValueError(f"train the index before items are added: it holds {len(self)}; make a new one instead")
-        faiss_index.train(self._faiss, vectors)
+        faiss_calls.train(self._faiss, vectors)
 
     def add(self, embeddings: Embeddings, ids: Ids) -> None:
         """Add items; all of them, or none where an error is raised.
@@ -128,7 +128,7 @@ class Index:
             return
         slots = self._store.take_slots(len(ids))
         try:
-            faiss_index.add(self._faiss, vectors, slots)
+            faiss_calls.add(self._faiss, vectors, slots)
         except Exception:
             self._rebuild()
             raise
@@ -150,12 +150,12 @@ class Index:
         if len(slots) == 0:
             return
         self._store.remove(slots)
-        faiss_index.remove(self._faiss, slots)
+        faiss_calls.remove(self._faiss, slots)
         if self._faiss.ntotal - len(self) >= _TOMBSTONES * self._faiss.ntotal > 0:
             self._rebuild()
 
     def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
-        """Find the k items of highest cosine for each query; hits of equal cosine stand in the order of adding.
+        """The k items of highest cosine for each query; hits of equal cosine stand in the order of adding.
 
         Types other than Flat may miss a neighbour, but every score is the exact cosine of the stored vectors.
 
@@ -192,7 +192,7 @@ class Index:
         )
 
     def kappa_of(self, ids: Ids) -> Float[Tensor, " N"]:
-        """Look up the concentration stored with each id.
+        """The concentration stored with each id.
 
         Args:
             ids: (N,) ids that are in the index, none twice.
@@ -215,7 +215,7 @@ class Index:
 
     @classmethod
     def open(cls, address: str | Path, *, device: str = "cpu") -> "Index | MilvusIndex":
-        """Open what an address names: a folder that `save` wrote, or a collection of a Milvus server that exists.
+        """The index at an address: a folder that `save` wrote, or a collection of a Milvus server that exists.
 
         Args:
             address: a folder; or `milvus://HOST[:PORT]/COLLECTION`, or `milvus:///FILE.db/COLLECTION`, as
@@ -254,45 +254,46 @@ class Index:
         index = cls(saved.dimension, saved.factory, parameters=saved.parameters, device=device)
         index._store, index.mean_samples = saved.store, saved.mean_samples
         if saved.complaint is None:
-            index._faiss = faiss_index.prepare(saved.faiss, saved.parameters, device)
+            index._faiss = faiss_calls.prepare(saved.faiss, saved.parameters, device)
             return index
         warnings.warn(f"{saved.complaint}: it is built anew from the stored embeddings", RuntimeWarning, stacklevel=2)
         if not index.is_trained and len(index):
-            index._train_anew()
+            index._retrain()
         index._rebuild()
         return index
 
-    def _train_anew(self) -> None:
+    def _retrain(self) -> None:
         try:
-            faiss_index.train(self._faiss, self._store.column("vectors"))
+            faiss_calls.train(self._faiss, self._store.column("vectors"))
         except ValueError as error:
             warnings.warn(f"{error}; the index is Flat from now on", RuntimeWarning, stacklevel=3)
             self.factory, self.parameters = "Flat", None
-            self._faiss = faiss_index.create(self.dimension, self.factory, self.parameters, self.device)
+            self._faiss = faiss_calls.create(self.dimension, self.factory, self.parameters, self.device)
 
     def _rebuild(self) -> None:
-        fresh = faiss_index.emptied(self._faiss, self.device)
+        rebuilt = faiss_calls.empty_copy(self._faiss, self.device)
         if len(self):
-            faiss_index.add(fresh, self._store.column("vectors"), self._store.column("slots"))
-        self._faiss = fresh
+            faiss_calls.add(rebuilt, self._store.column("vectors"), self._store.column("slots"))
+        self._faiss = rebuilt
 
     def _nearest(
         self, vectors: np.ndarray, k: int, allowed: Bool[np.ndarray, " N"] | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(Q, k) rows and scores; rows removed or not allowed are dropped, queries left short are searched exactly."""
-        hidden = self._faiss.ntotal - (len(self) if allowed is None else int(allowed.sum()))
-        fetched = min(k + min(k, hidden), self._faiss.ntotal)
-        found = self._store.rows_of(faiss_index.search(self._faiss, vectors, fetched))
+        """(Q, k) rows and scores; removed rows and those not allowed are dropped, queries that then lack hits are
+        searched exactly."""
+        n_hidden = self._faiss.ntotal - (len(self) if allowed is None else int(allowed.sum()))
+        n_candidates = min(k + min(k, n_hidden), self._faiss.ntotal)
+        candidates = self._store.rows_of(faiss_calls.search(self._faiss, vectors, n_candidates))
         if allowed is not None:
-            found = np.where(allowed[found], found, -1)
-        rows, scores = self._scored(vectors, np.sort(found, axis=1))
+            candidates = np.where(allowed[candidates], candidates, -1)
+        rows, scores = self._scored(vectors, np.sort(candidates, axis=1))
         rows, scores = rows[:, :k], scores[:, :k]
-        short = rows[:, -1] < 0  # as those without a row are last
-        if short.any():
-            among = np.arange(len(self)) if allowed is None else np.flatnonzero(allowed)
-            gallery = torch.from_numpy(self._store.column("vectors")[among])
-            nearest, exact = rank(torch.from_numpy(vectors[short]), gallery, k=k)
-            rows[short], scores[short] = among[nearest.numpy()], exact.numpy()
+        lacks_hits = rows[:, -1] < 0  # as those without a row are last
+        if lacks_hits.any():
+            searched = np.arange(len(self)) if allowed is None else np.flatnonzero(allowed)
+            gallery = torch.from_numpy(self._store.column("vectors")[searched])
+            nearest, cosines = rank(torch.from_numpy(vectors[lacks_hits]), gallery, k=k)
+            rows[lacks_hits], scores[lacks_hits] = searched[nearest.numpy()], cosines.numpy()
         return rows, scores.clip(-1, 1)
 
     def _scored(self, vectors: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -301,13 +302,13 @@ class Index:
         One product a row, as a matrix product would round equal vectors to unequal scores.
         """
         stored = self._store.column("vectors")
-        block = max(1, _GATHERED_ELEMENTS // max(1, rows.shape[1] * self.dimension))
+        block = max(1, _SCORED_ELEMENTS // max(1, rows.shape[1] * self.dimension))
         scores = np.empty(rows.shape, dtype=np.float32)
         for part in (slice(start, start + block) for start in range(0, len(rows), block)):
             scores[part] = np.vecdot(stored[rows[part].clip(min=0)], vectors[part, None])
         scores[rows < 0] = -math.inf
-        each, order = np.arange(len(rows))[:, None], (-scores).argsort(axis=1, kind="stable")
-        return rows[each, order], scores[each, order]
+        order = (-scores).argsort(axis=1, kind="stable")
+        return np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
 
     def _known_ids(self, ids: Any) -> Tensor:
         ids = checked_ids(ids)

@@ -1,6 +1,6 @@
 """An index as a folder, in generations (`lam.utils.files`): a reader sees the old index or the new one.
 
-index.json                format, type, what the vectors are means of, and the SHA-256 of the cache
+index.json                format, type, number of samples behind the vectors, and the SHA-256 of the cache
 embeddings.safetensors    vectors (N, D), κ (N,), ids (N,), slots (N,)
 search.faiss              the FAISS structure: a cache outside the manifest, which can be built from the embeddings
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lam.retrieval.index import faiss_calls as faiss_index
+from lam.retrieval.index import faiss_calls
 from lam.retrieval.index.rows import Store
 from lam.utils.files import (
     MANIFEST,
@@ -33,7 +33,7 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class SavedIndex:
-    """What a folder holds; where the cache must be built anew, `faiss` is None and `complaint` says why."""
+    """Contents of an index's folder; where the cache must be built anew, `faiss` is None and `complaint` says why."""
 
     dimension: int
     factory: str
@@ -47,15 +47,7 @@ class SavedIndex:
 def save(
     folder: str | Path, store: Store, index: Any, factory: str, parameters: str | None, mean_samples: int | None
 ) -> None:
-    """Replace what the folder holds by this index.
-
-    Args:
-        folder: made where it does not exist.
-        store: the rows.
-        index: the FAISS structure over them.
-        factory: its type.
-        parameters: its search parameters.
-        mean_samples: see `lam.retrieval.Index`.
+    """Replace the contents of a folder by an index: rows, the FAISS structure over them, and its settings.
 
     Raises:
         OSError: where it cannot be written; what the folder held stays.
@@ -84,12 +76,6 @@ def load(folder: str | Path) -> SavedIndex:
     Another process may delete that generation while it is read, having put a new one in its place: what fails is tried
     again as long as the manifest is another one than before.
 
-    Args:
-        folder: the folder of the index.
-
-    Returns:
-        What it holds.
-
     Raises:
         CorruptFileError: naming the file of embeddings or metadata that is missing, truncated or altered.
         ValueError: for a format that this version does not know.
@@ -101,7 +87,7 @@ def load(folder: str | Path) -> SavedIndex:
             saved = _read(folder)
             if saved.complaint is None:
                 return saved
-        if _manifest(folder) == manifest:  # nobody replaced anything: the next try is told what is wrong
+        if _manifest(folder) == manifest:  # nobody replaced the index: reading once more raises the error
             break
     return _read(folder)
 
@@ -110,7 +96,7 @@ def _write_cache(index: Any, path: Path) -> None:
     import faiss
 
     try:
-        faiss.write_index(faiss_index.to_cpu(index), str(path))
+        faiss.write_index(faiss_calls.to_cpu(index), str(path))
     except RuntimeError as error:
         raise OSError(errno.EIO, "FAISS cannot write its index", str(path)) from error
 

@@ -33,13 +33,13 @@ from lam.retrieval.index.entries import Ids
 from lam.utils.checks import integers, refuse_non_finite, refuse_other_length
 from lam.vmf.embeddings import Embeddings
 
-_LEAST = 1e-12
+_LEAST_RESULTANT = 1e-12
 """Images cancel whose resultant is at most this."""
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What the images of G identities add up to, in float64; with more images, the sums of those are added.
+    """Sums over the images of G identities, in float64; with more images, the sums of those are added.
 
     Attributes:
         product: (G, D) Σ κ_k μ_k.
@@ -58,7 +58,7 @@ class Sums:
     def uncapped(self) -> Float[Tensor, " G"]:
         """(G,) the κ of the plain product; 0 where the images cancel."""
         length = torch.linalg.vector_norm(self.product, dim=1)
-        return length.masked_fill(length <= _LEAST * self.mass, 0.0)
+        return length.masked_fill(length <= _LEAST_RESULTANT * self.mass, 0.0)
 
     @property
     def resultant(self) -> Float[Tensor, " G"]:
@@ -66,12 +66,12 @@ class Sums:
         return (self.uncapped / self.mass).clamp(max=1)
 
     def kappa(self, correlation: float = 1.0) -> Float[Tensor, " G"]:
-        """Give (G,) the κ of the product with its cap, for ρ in [0, 1]."""
-        shared = (1 - correlation) * self.mass + correlation * self.roots.square()
-        return torch.minimum(self.uncapped, self.uncapped.square() / shared)
+        """(G,) the κ of the product with its cap, for ρ in [0, 1]."""
+        error_variance = (1 - correlation) * self.mass + correlation * self.roots.square()
+        return torch.minimum(self.uncapped, self.uncapped.square() / error_variance)
 
     def direction(self, otherwise: Float[Tensor, "G D"]) -> Float[Tensor, "G D"]:
-        """Give (G, D) the mean directions, and where the images cancel, another."""
+        """(G, D) the mean directions, and where the images cancel, another."""
         length = self.uncapped[:, None]
         return torch.where(length == 0, otherwise, self.product / length.where(length > 0, 1))
 
@@ -85,7 +85,7 @@ class Fused:
             the mean of theirs.
         identities: (G,) whose they are.
         counts: (G,) how many images each was fused from.
-        uncapped: (G,) the κ of the plain product, to be compared.
+        uncapped: (G,) the κ of the plain product, for comparison.
     """
 
     embeddings: Embeddings
@@ -122,28 +122,29 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
     """
     if not 0 <= correlation <= 1:
         raise ValueError(f"correlation must lie in [0, 1], got {correlation}")
-    wanted = integers("identities", identities)
-    refuse_other_length("identities", wanted, "the embeddings", len(embeddings))
+    identity = integers("identities", identities)
+    refuse_other_length("identities", identity, "the embeddings", len(embeddings))
     refuse_non_finite("kappa", embeddings.kappa)
     if len(embeddings) == 0 or not (embeddings.kappa > 0).all():
         least = float(embeddings.kappa.min()) if len(embeddings) else "no image"
         raise ValueError(f"there must be images, each with a positive kappa, got {least}")
-    names, group, counts = wanted.unique(return_inverse=True, return_counts=True)
+    distinct, group, counts = identity.unique(return_inverse=True, return_counts=True)
     group = group.to(embeddings.mean.device)
 
     def total(values: Tensor) -> Tensor:
-        return values.new_zeros(len(names), *values.shape[1:], dtype=torch.float64).index_add(0, group, values.double())
+        return values.new_zeros(len(distinct), *values.shape[1:], dtype=torch.float64).index_add(
+            0, group, values.double()
+        )
 
     kappa, mean = embeddings.kappa.double(), embeddings.mean.double()
     sums = Sums(total(kappa[:, None] * mean), total(kappa), total(kappa.sqrt()))
     first = group.argsort(stable=True)[(counts.cumsum(0) - counts).to(group.device)]
     dtype = embeddings.kappa.dtype
-    share = counts.to(group.device)
     fused = Embeddings(
         sums.direction(mean[first]).to(embeddings.mean.dtype),
         sums.kappa(correlation).to(dtype),
         sums.resultant.to(dtype),
-        (total(embeddings.variance) / share).to(dtype),
+        (total(embeddings.variance) / counts.to(group.device)).to(dtype),
         mean_samples=embeddings.mean_samples,
     )
-    return Fused(fused, names, counts, sums.uncapped.to(dtype))
+    return Fused(fused, distinct, counts, sums.uncapped.to(dtype))

@@ -1,4 +1,4 @@
-"""`Hits`: what a search returns, whichever store it was made in."""
+"""`Hits`: the result of a search of any index."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Hits:
-    """What a search returns: K hits for each of Q queries, best first.
+    """K hits for each of Q queries, best first.
 
     Attributes:
         ids: (Q, K) ids of the hits.

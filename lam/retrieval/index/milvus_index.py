@@ -46,17 +46,17 @@ _FORMS = "milvus://HOST[:PORT]/COLLECTION, milvus+tls://HOST[:PORT]/COLLECTION o
 
 @dataclass(frozen=True)
 class Address:
-    """Where a collection is.
+    """Address of a collection.
 
     Attributes:
-        uri: of the server, as pymilvus wants it; or the path of a file for Milvus Lite.
+        uri: of the server, as pymilvus takes it; or the path of a file for Milvus Lite.
         collection: its name.
-        shown: the server or the file, as errors name it.
+        server: host and port, or the file, as errors name it.
     """
 
     uri: str
     collection: str
-    shown: str
+    server: str
 
     @classmethod
     def parse(cls, address: str) -> "Address":
@@ -67,7 +67,7 @@ class Address:
 
         Example:
             >>> Address.parse("milvus://db.example/items")
-            Address(uri='http://db.example:19530', collection='items', shown='db.example:19530')
+            Address(uri='http://db.example:19530', collection='items', server='db.example:19530')
             >>> Address.parse("milvus:///tmp/items.db/faces").uri
             '/tmp/items.db'
         """
@@ -96,9 +96,8 @@ class Address:
             host, port = None, None
         if not host:
             raise ValueError(f"address must be {_FORMS}, with a port from 1 to 65535, got {address!r}")
-        shown = f"[{host}]" if ":" in host else host
-        shown = f"{shown}:{port or _PORT}"
-        return cls(f"{'https' if parts.scheme == 'milvus+tls' else 'http'}://{shown}", collection, shown)
+        server = (f"[{host}]" if ":" in host else host) + f":{port or _PORT}"
+        return cls(f"{'https' if parts.scheme == 'milvus+tls' else 'http'}://{server}", collection, server)
 
 
 class MilvusIndex:
@@ -128,16 +127,16 @@ class MilvusIndex:
         structure: Structure = "FLAT",
         timeout: float = TIMEOUT,
     ) -> None:
-        wanted = None if dimension is None else positive_integer("dimension", dimension)
+        dimension = None if dimension is None else positive_integer("dimension", dimension)
         if structure not in get_args(Structure):
             raise ValueError(f"structure must be one of {', '.join(get_args(Structure))}, got {structure!r}")
         if not 0 < timeout < float("inf"):
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.address = Address.parse(address)
         self.timeout = timeout
-        self._client = self._connected()
+        self._client = self._connect()
         try:
-            self.dimension = self._opened(wanted, structure)
+            self.dimension = self._open_collection(dimension, structure)
         except BaseException:
             self.close()
             raise
@@ -148,14 +147,14 @@ class MilvusIndex:
     @property
     def ids(self) -> Int64[Tensor, " N"]:
         """(N,) the ids, in rising order; all of them come over the network."""
-        with self._told():
-            found = self._client.query_iterator(
+        with self._named_errors():
+            batches = self._client.query_iterator(
                 self.address.collection, batch_size=MOST_HITS, output_fields=["id"], timeout=self.timeout
             )
             ids: list[int] = []
-            while rows := found.next():
+            while rows := batches.next():
                 ids += [row["id"] for row in rows]
-            found.close()
+            batches.close()
         return torch.tensor(sorted(ids), dtype=torch.int64)
 
     @property
@@ -181,13 +180,14 @@ class MilvusIndex:
             ConnectionError: where the server does not answer or refuses.
         """
         rows = self._rows(embeddings, ids)
-        wanted = [row["id"] for row in rows]
-        if taken := self._kappa_by_id(wanted):
+        new_ids = [row["id"] for row in rows]
+        if taken := self._kappa_by_id(new_ids):
             raise ValueError(f"ids must be new, got {min(taken)}, which is in the index; remove it first")
         try:
             self._send(rows)
         except ConnectionError:
-            self._take_back(wanted)
+            with suppress(ConnectionError):  # the first error is the one to be told
+                self._delete(new_ids)
             raise
 
     def put(self, embeddings: Embeddings, ids: Ids) -> None:
@@ -213,9 +213,7 @@ class MilvusIndex:
             ValueError: for ids that are repeated or not in the index.
             ConnectionError: where the server does not answer or refuses.
         """
-        wanted = checked_ids(ids)
-        self._known(wanted)
-        self._delete(wanted.tolist())
+        self._delete(list(self._kappa_of_known(ids)))
 
     def discard(self, ids: Ids) -> None:
         """Remove those items that are there; done again after an error, it comes to the same.
@@ -230,7 +228,7 @@ class MilvusIndex:
         self._delete(checked_ids(ids).tolist())
 
     def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
-        """Find the k items of highest cosine for each query; `HNSW` may miss a neighbour.
+        """The k items of highest cosine for each query; `HNSW` may miss a neighbour.
 
         Args:
             embeddings: Q queries of dimension D with unit means and finite κ ≥ 0.
@@ -255,19 +253,19 @@ class MilvusIndex:
         options["search_params"] = {"params": {"ef": max(64, 2 * k)}}
         if least > 0:
             options["filter"] = f"kappa >= {least!r}"
-        found: list[list[tuple[int, float, float]]] = []
+        hits: list[list[tuple[int, float, float]]] = []
         for block in _blocks(list(vectors), max(1, min(MOST_HITS, _SENT_ELEMENTS // max(self.dimension, 2 * k)))):
-            found += [_in_order(hits) for hits in self._call("search", data=block, **options)]
-        k = min(map(len, found), default=0)
-        table = torch.tensor([[hit[1:] for hit in hits[:k]] for hits in found], dtype=torch.float64)
-        table = table.reshape(len(found), k, 2)
-        ids = torch.tensor([[hit[0] for hit in hits[:k]] for hits in found], dtype=torch.int64).reshape(len(found), k)
+            hits += [_in_order(answer) for answer in self._call("search", data=block, **options)]
+        k = min(map(len, hits), default=0)
+        table = torch.tensor([[hit[1:] for hit in row[:k]] for row in hits], dtype=torch.float64)
+        table = table.reshape(len(hits), k, 2)
+        ids = torch.tensor([[hit[0] for hit in row[:k]] for row in hits], dtype=torch.int64).reshape(len(hits), k)
         mean, kappa = embeddings.mean, embeddings.kappa
         scores = table[..., 0].clamp(-1, 1).to(mean.device, mean.dtype)
         return Hits(ids.to(mean.device), scores, table[..., 1].to(kappa.device, kappa.dtype), kappa)
 
     def kappa_of(self, ids: Ids) -> Float64[Tensor, " N"]:
-        """Look up the concentration stored with each id.
+        """The concentration stored with each id.
 
         Args:
             ids: (N,) ids that are in the index, none twice.
@@ -276,15 +274,13 @@ class MilvusIndex:
             ValueError: for ids that are repeated or not in the index.
             ConnectionError: where the server does not answer or refuses.
         """
-        wanted = checked_ids(ids)
-        found = self._known(wanted)
-        return torch.tensor([found[item] for item in wanted.tolist()], dtype=torch.float64)
+        return torch.tensor(list(self._kappa_of_known(ids).values()), dtype=torch.float64)
 
     def close(self) -> None:
         """Let go of the connection; the items stay."""
         self._client.close()
 
-    def _connected(self) -> Any:
+    def _connect(self) -> Any:
         try:
             import pymilvus
         except ImportError as error:
@@ -292,38 +288,37 @@ class MilvusIndex:
         path = Path(self.address.uri)
         if path.is_absolute() and not path.parent.is_dir():
             raise ValueError(f"there is no folder {path.parent} for {path.name}: make it first")
-        with self._told():
+        with self._named_errors():
             return pymilvus.MilvusClient(self.address.uri, token=os.environ.get(TOKEN, ""), timeout=self.timeout)
 
-    def _opened(self, dimension: int | None, structure: str) -> int:
+    def _open_collection(self, dimension: int | None, structure: str) -> int:
         if not self._call("has_collection"):
             if dimension is None:
                 raise ValueError(
-                    f"there is no collection {self.address.collection!r} in {self.address.shown}: give MilvusIndex a "
+                    f"there is no collection {self.address.collection!r} in {self.address.server}: give MilvusIndex a "
                     "dimension to make it"
                 )
             self._make(dimension, structure)
-        described = self._call("describe_collection")
-        fields = {field["name"]: field for field in described["fields"]}
+        fields = {field["name"]: field for field in self._call("describe_collection")["fields"]}
         if fields.keys() != _FIELDS:
             raise ValueError(
-                f"the collection {self.address.collection!r} in {self.address.shown} is not one of lam: it must have "
+                f"the collection {self.address.collection!r} in {self.address.server} is not one of lam: it must have "
                 f"the fields {', '.join(sorted(_FIELDS))}, got {', '.join(sorted(fields))}"
             )
-        found = int(fields["vector"]["params"]["dim"])
-        if dimension not in (None, found):
+        stored_dimension = int(fields["vector"]["params"]["dim"])
+        if dimension not in (None, stored_dimension):
             raise ValueError(
-                f"the collection {self.address.collection!r} in {self.address.shown} holds vectors of dimension "
-                f"{found}, got {dimension}: name another collection"
+                f"the collection {self.address.collection!r} in {self.address.server} holds vectors of dimension "
+                f"{stored_dimension}, got {dimension}: name another collection"
             )
         self._call("load_collection")
-        return found
+        return stored_dimension
 
     def _make(self, dimension: int, structure: str) -> None:
         import pymilvus
 
         kind = pymilvus.DataType
-        with self._told():
+        with self._named_errors():
             schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
             schema.add_field("id", kind.INT64, is_primary=True)
             schema.add_field("vector", kind.FLOAT_VECTOR, dim=dimension)
@@ -335,16 +330,16 @@ class MilvusIndex:
 
     def _rows(self, embeddings: Embeddings, ids: Any) -> list[dict[str, Any]]:
         vectors = unit_vectors(embeddings, self.dimension).numpy()
-        wanted = checked_ids(ids)
-        refuse_other_length("ids", wanted, "the embeddings", len(embeddings))
-        if (wanted > GREATEST_ID).any():
+        ids = checked_ids(ids)
+        refuse_other_length("ids", ids, "the embeddings", len(embeddings))
+        if (ids > GREATEST_ID).any():
             raise ValueError(
-                f"ids must be at most {GREATEST_ID}, the greatest that Milvus finds again, got {wanted.max()}"
+                f"ids must be at most {GREATEST_ID}, the greatest that Milvus finds again, got {ids.max()}"
             )
         kappa = embeddings.kappa.detach().cpu().double().tolist()
         return [
             {"id": item, "vector": vector, "kappa": value}
-            for item, vector, value in zip(wanted.tolist(), vectors, kappa, strict=True)
+            for item, vector, value in zip(ids.tolist(), vectors, kappa, strict=True)
         ]
 
     def _send(self, rows: list[dict[str, Any]]) -> None:
@@ -357,30 +352,28 @@ class MilvusIndex:
 
     def _kappa_by_id(self, ids: list[int]) -> dict[int, float]:
         """κ of those ids that are there."""
-        found: dict[int, float] = {}
+        kappa: dict[int, float] = {}
         for block in _blocks(ids, _ASKED_IDS):
             rows = self._call("query", filter=f"id in {block}", output_fields=["id", "kappa"])
-            found |= {row["id"]: row["kappa"] for row in rows}
-        return found
+            kappa |= {row["id"]: row["kappa"] for row in rows}
+        return kappa
 
-    def _known(self, ids: Tensor) -> dict[int, float]:
-        found = self._kappa_by_id(ids.tolist())
-        unknown = [item for item in ids.tolist() if item not in found]
+    def _kappa_of_known(self, ids: Ids) -> dict[int, float]:
+        """κ of ids that are all there, in their order."""
+        known = checked_ids(ids).tolist()
+        kappa = self._kappa_by_id(known)
+        unknown = [item for item in known if item not in kappa]
         if unknown:
             raise ValueError(f"ids must be in the index, got {unknown[0]}, which is not")
-        return found
-
-    def _take_back(self, ids: list[int]) -> None:
-        with suppress(ConnectionError):  # the first error is the one to be told
-            self._delete(ids)
+        return {item: kappa[item] for item in known}
 
     def _call(self, name: str, **options: Any) -> Any:
-        with self._told():
+        with self._named_errors():
             return getattr(self._client, name)(self.address.collection, timeout=self.timeout, **options)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Turn what goes wrong at the server into a `ConnectionError` that names it."""
+    def _named_errors(self) -> Iterator[None]:
+        """Turn an error of the server into a `ConnectionError` that names it."""
         import grpc
         import pymilvus
 
@@ -389,15 +382,15 @@ class MilvusIndex:
         except (pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
             reason = error.message if isinstance(error, pymilvus.MilvusException) else str(error)
             raise ConnectionError(
-                f"Milvus at {self.address.shown} failed: {reason}; see that it runs and takes connections, and that "
+                f"Milvus at {self.address.server} failed: {reason}; see that it runs and takes connections, and that "
                 f"{TOKEN} is right if it wants one"
             ) from None
 
 
 def _in_order(hits: Any) -> list[tuple[int, float, float]]:
     """Id, cosine and κ of one query's hits, best first."""
-    found = [(hit["id"], hit["distance"], hit["entity"]["kappa"]) for hit in hits]
-    return sorted(found, key=lambda hit: (-hit[1], hit[0]))
+    rows = [(hit["id"], hit["distance"], hit["entity"]["kappa"]) for hit in hits]
+    return sorted(rows, key=lambda hit: (-hit[1], hit[0]))
 
 
 def _blocks(rows: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -46,11 +46,11 @@ class Store:
         return item in self._slot_of
 
     def column(self, name: str) -> np.ndarray:
-        """Give a column, as a view of its N rows: `vectors` float32, `kappa` float64, `ids` or `slots` int64."""
+        """A column, as a view of its N rows: `vectors` float32, `kappa` float64, `ids` or `slots` int64."""
         return self._buffers[name][: self._size]
 
     def take_slots(self, count: int) -> Int64[np.ndarray, " N"]:
-        """Give new slots; those of an addition that then fails are never used again."""
+        """New slots; those of an addition that then fails are never used again."""
         first, self._next_slot = self._next_slot, self._next_slot + count
         return np.arange(first, self._next_slot)
 
@@ -71,7 +71,7 @@ class Store:
         self._slot_of.update(zip(ids.tolist(), slots.tolist(), strict=True))
 
     def slots_of(self, ids: Int64[Tensor, " N"]) -> Int64[np.ndarray, " N"]:
-        """Look up the slots of ids that are all here."""
+        """Slots of ids that are all here."""
         return np.array([self._slot_of[item] for item in ids.tolist()], dtype=np.int64)
 
     def remove(self, slots: Int64[np.ndarray, " N"]) -> None:
@@ -80,12 +80,12 @@ class Store:
         They move in place, block by block, and most of the room stays: to copy a large store takes several times as
         long. Ctrl-C waits until every row is whole again.
         """
-        gone = np.isin(self.column("slots"), slots)
-        if not gone.any():
+        is_removed = np.isin(self.column("slots"), slots)
+        if not is_removed.any():
             return
-        first = int(gone.argmax())
-        moved = np.flatnonzero(~gone[first:]) + first
-        removed = self.column("ids")[gone].tolist()
+        first = int(is_removed.argmax())
+        moved = np.flatnonzero(~is_removed[first:]) + first
+        removed_ids = self.column("ids")[is_removed].tolist()
         with _uninterrupted():
             for name in _COLUMNS:
                 column = self.column(name)
@@ -93,36 +93,36 @@ class Store:
                     rows = moved[start : start + _BLOCK]
                     column[first + start :][: len(rows)] = column[rows]
             self._size = first + len(moved)
-            for item in removed:
+            for item in removed_ids:
                 del self._slot_of[item]
             for name, buffer in self._buffers.items():
                 if len(buffer) >= _SPARE * self._size:
                     self._make_room(name, self._size)
 
     def _make_room(self, name: str, count: int) -> None:
-        fresh = np.empty((count, *self._buffers[name].shape[1:]), self._buffers[name].dtype)
-        fresh[: self._size] = self.column(name)
-        self._buffers[name] = fresh
+        buffer = np.empty((count, *self._buffers[name].shape[1:]), self._buffers[name].dtype)
+        buffer[: self._size] = self.column(name)
+        self._buffers[name] = buffer
 
     def rows_of(self, slots: Int64[np.ndarray, "..."]) -> Int64[np.ndarray, "..."]:
-        """Look up the row of each slot; −1 where it is no longer here, or never was."""
-        here = self.column("slots")
-        if len(here) == 0:
+        """Row of each slot; −1 where it is no longer here, or never was."""
+        stored = self.column("slots")
+        if len(stored) == 0:
             return np.full_like(slots, -1)
-        row = np.minimum(here.searchsorted(slots), len(here) - 1)
-        return np.where(here[row] == slots, row, -1)
+        row = np.minimum(stored.searchsorted(slots), len(stored) - 1)
+        return np.where(stored[row] == slots, row, -1)
 
     def kappa_of(self, ids: Int64[Tensor, " N"]) -> Float64[Tensor, " N"]:
-        """Look up κ by id."""
+        """κ of ids that are all here."""
         return torch.from_numpy(self.column("kappa")[self.rows_of(self.slots_of(ids))])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Give what is saved; `from_tensors` takes it back."""
+        """The columns by name, which `from_tensors` takes."""
         return {name: torch.from_numpy(self.column(name)) for name in _COLUMNS}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> "Store":
-        """Make a store of what `tensors` gave."""
+        """The store of columns by name."""
         store = cls(tensors["vectors"].shape[1])
         store.append(*(tensors[name].numpy() for name in _COLUMNS))
         store._next_slot = int(tensors["slots"][-1]) + 1 if len(store) else 0
@@ -132,15 +132,15 @@ class Store:
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Let Ctrl-C, which only ever reaches the main thread, wait until the block has ended."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is None or threading.current_thread() is not threading.main_thread():
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    waiting: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: waiting.append(number))
+    pending: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: pending.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if waiting:
+        signal.signal(signal.SIGINT, handler)
+        if pending:
             signal.raise_signal(signal.SIGINT)

@@ -30,7 +30,7 @@ from lam.retrieval.metrics.ranking import (
 from lam.retrieval.metrics.uncertainty import ausc
 
 Direction = Literal["higher", "lower", "neither"]
-Place = Literal["command line", "tile", "table", "bars"]
+Place = Literal["tile", "table", "bars"]
 OWN = "own"
 """The score that an encoder names as its own: `Encoder.ood_score`."""
 DEPTHS = (1, 5, 10)
@@ -48,8 +48,8 @@ class Metric:
         function: of what it needs, in that order; None for a number that an encoder or a run says of itself.
         needs: which evidence it is made from.
         by_score: the score by which it is where its key names none; None where it is by no score.
-        shown: where it is shown beside `metrics.json` and the report's tables: printed by a command, a tile of the
-            report, the table of a comparison, or its bars.
+        shown: where it is shown beside `metrics.json` and the report's tables: a tile of the report, the table of a
+            comparison, or its bars.
     """
 
     name: str
@@ -152,7 +152,7 @@ METRICS: dict[str, Metric] = {
             f"share of queries with a relevant item among the first {k} hits",
             partial(recall_at_k, k=k),
             _LISTS,
-            shown=("command line", "tile") if k == 1 else ("command line",),
+            shown=("tile",) if k == 1 else (),
         )
         for k in DEPTHS
     },
@@ -163,7 +163,6 @@ METRICS: dict[str, Metric] = {
             f"mean share of relevant items among the first {k} hits",
             partial(precision_at_k, k=k),
             _LISTS,
-            shown=("command line",),
         )
         for k in DEPTHS
     },
@@ -174,7 +173,7 @@ METRICS: dict[str, Metric] = {
             f"mean precision at the relevant items among the first {k} hits",
             partial(map_at_k, k=k),
             _LISTS,
-            shown=("command line", "table", _MAP_ALSO_IN[k]) if k in _MAP_ALSO_IN else ("command line", "table"),
+            shown=("table", _MAP_ALSO_IN[k]) if k in _MAP_ALSO_IN else ("table",),
         )
         for k in DEPTHS
     },
@@ -184,7 +183,6 @@ METRICS: dict[str, Metric] = {
         "mean precision of as many hits as there are relevant items",
         r_precision,
         ("ranks",),
-        shown=("command line",),
     ),
     "mrr": Metric(
         "MRR",
@@ -192,7 +190,6 @@ METRICS: dict[str, Metric] = {
         "mean of 1 / rank of the first relevant item",
         mean_reciprocal_rank,
         ("ranks",),
-        shown=("command line",),
     ),
     "auroc": Metric(
         "AUROC",
@@ -201,7 +198,7 @@ METRICS: dict[str, Metric] = {
         auroc,
         _OOD,
         OWN,
-        ("command line", "tile", "table", "bars"),
+        ("tile", "table", "bars"),
     ),
     "auprc": Metric(
         "AUPRC",
@@ -210,7 +207,7 @@ METRICS: dict[str, Metric] = {
         auprc,
         _OOD,
         OWN,
-        ("command line", "tile", "table"),
+        ("tile", "table"),
     ),
     "prevalence": Metric(
         "prevalence",
@@ -218,7 +215,6 @@ METRICS: dict[str, Metric] = {
         "share of OOD items, the AUPRC of a useless score",
         prevalence,
         _OOD,
-        shown=("command line",),
     ),
     "ausc": Metric(
         "AUSC",
@@ -227,7 +223,7 @@ METRICS: dict[str, Metric] = {
         ausc,
         ("correct", "doubt"),
         "kappa",
-        ("command line", "tile", "table", "bars"),
+        ("tile", "table", "bars"),
     ),
     "ece": Metric(
         "ECE",
@@ -235,7 +231,7 @@ METRICS: dict[str, Metric] = {
         "mean gap between confidence and accuracy, over ten bins",
         lambda votes: votes.binned().expected_error,
         ("votes",),
-        shown=("command line", "tile", "table", "bars"),
+        shown=("tile", "table", "bars"),
     ),
     "ece_below_one": Metric(
         "ECE below 1",

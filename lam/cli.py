@@ -142,7 +142,7 @@ def _print_metrics(texts: Mapping[str, str]) -> None:
 
     keys = [Key.parse(key) for key in texts]
     for group, names in HEADLINES.items():
-        headlines = [str(key) for key in keys if key.metric in names and not key.score]
+        headlines = [str(key) for name in names for key in keys if key.metric == name and not key.score]
         if headlines:
             print("\n".join([group, *(f"  {key:<32}{texts[key]:>10}" for key in headlines)]))
 

@@ -35,7 +35,7 @@ def test_a_run_prints_its_metrics_and_the_path_of_its_report(finished_run: Finis
     metrics = json.loads((finished_run.folder / "metrics.json").read_text())
     assert [line for line in table if not line.startswith(" ")] == list(HEADLINES)
     printed = dict(line.split() for line in table if line.startswith(" "))
-    ood = [f"{name}{ood_set}" for ood_set in ("", "@digits_held_out") for name in ("auroc", "auprc")]
+    ood = [f"{name}{ood_set}" for name in ("auroc", "auprc") for ood_set in ("", "@digits_held_out")]
     assert list(printed) == ["recall@1", "map@5", "ausc", "ece", *ood]
     assert all(float(value) == pytest.approx(metrics[name], abs=6e-5) for name, value in printed.items())
 

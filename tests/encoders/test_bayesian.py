@@ -149,15 +149,6 @@ def test_places_are_paired_by_distance():
     torch.testing.assert_close(one.float(), other.float(), rtol=1e-4, atol=1e-6)
 
 
-def test_one_item_has_the_same_kappa_alone_and_in_any_batch():
-    batches = make_batches()
-    encoder = fit(batches)
-    together = encoder.embed(batches)
-    assert len(together) == 64
-    alone = torch.cat([encoder.embed(batches[1][0][i : i + 1]).kappa for i in range(16)])
-    torch.testing.assert_close(alone, together.kappa[16:32], rtol=1e-4, atol=0)
-
-
 def test_a_batch_is_taken_as_a_loader_yields_it():
     batches = make_batches()
     encoder = fit(batches)
@@ -278,8 +269,3 @@ def test_one_batch_is_enough_for_every_call():
     assert encoder.posterior.n_items == 40
     encoder.tune(batch, n_samples=4)
     assert lam.evaluate(encoder, batch, n_samples=4).metrics["n_queries"] == 40
-    for nothing in ([], batch[0][:0]):
-        with pytest.raises(ValueError, match="there are no inputs to embed"):
-            encoder.embed(nothing)
-        with pytest.raises(ValueError, match="there are no inputs to embed"):
-            encoder.predict(nothing)

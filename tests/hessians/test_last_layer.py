@@ -129,27 +129,7 @@ def test_euclidean_positive_is_never_negative_and_clipping_is_reported():
     assert full.relu()[0].min() == 0
 
 
-@pytest.mark.parametrize("fix", FIXES)
-def test_batches_add_up_in_any_order_and_can_be_taken_away(fix):
-    parts = []
-    for seed in range(4):
-        features, weight, bias, labels = make(N=9, seed=seed, dtype=torch.float32)
-        _, weight, bias, _ = make(seed=99, dtype=torch.float32)
-        parts.append(contrastive_ggn(features, weight, bias, Pairs.by_label(labels), margin=1.0, fix=fix))
-    a, b, c, d = parts
-    first, second = ((a + b) + c) + d, (d + c) + (b + a)
-    torch.testing.assert_close(full_h(first), full_h(second), rtol=1e-12, atol=1e-14)
-    assert first.counts == second.counts
-    forgotten = first - c
-    torch.testing.assert_close(full_h(forgotten), full_h(a + b + d), rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="never added"):
-        a - first
-    other = contrastive_ggn(features, weight, bias, Pairs.by_label(labels), margin=0.5, fix=fix)
-    with pytest.raises(ValueError, match="same layer and settings"):
-        a + other
-
-
-def test_a_plain_sum_adds_up_and_only_with_its_like():
+def test_a_plain_sum_adds_up_only_with_its_like():
     parts = []
     for seed in range(3):
         features, _, _, labels = make(N=9, seed=seed)
@@ -157,7 +137,6 @@ def test_a_plain_sum_adds_up_and_only_with_its_like():
         parts.append(contrastive_ggn(features, weight, bias, Pairs.by_label(labels), margin=1.0, negative_weight=0.5))
     sums = [replace(part, curvature=replace(part.curvature, average=False)) for part in parts]
     torch.testing.assert_close(sums[0].h, parts[0].sums[0] - 0.5 * parts[0].sums[1])
-    torch.testing.assert_close((sums[0] + sums[1] + sums[2] - sums[1]).h, sums[0].h + sums[2].h, rtol=1e-12, atol=1e-12)
     with pytest.raises(ValueError, match="same layer and settings.*average=False.*average=True"):
         sums[0] + parts[1]
 

@@ -1,5 +1,6 @@
 """Laws that every structure of a curvature keeps, for every curvature."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,13 +32,14 @@ def parts(request: pytest.FixtureRequest, structure: Any) -> list[Any]:
     """The structure of three batches."""
     _, weight, bias, _ = make()
     batches = [make(N=9, seed=seed) for seed in range(3)]
-    found = [diagonal_ggn(batch[0], weight, bias, Pairs.by_label(batch[3]), request.param) for batch in batches]
-    assert all(isinstance(part, structure) for part in found)
-    return found
+    parts = [diagonal_ggn(batch[0], weight, bias, Pairs.by_label(batch[3]), request.param) for batch in batches]
+    assert all(isinstance(part, structure) for part in parts)
+    return parts
 
 
-def test_it_adds_up_in_any_order_and_forgets(parts: list[Any]) -> None:
-    a, b, c = parts
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_adds_up_in_any_order_and_forgets(parts: list[Any], dtype: torch.dtype) -> None:
+    a, b, c = (replace(part, sums=part.sums.to(dtype)) for part in parts)
     one, other = (a + b) + c, c + (b + a)
     torch.testing.assert_close(one.sums, other.sums, rtol=1e-12, atol=1e-12)
     assert one.counts == other.counts == tuple(map(sum, zip(a.counts, b.counts, c.counts, strict=True)))
@@ -48,13 +50,13 @@ def test_it_adds_up_in_any_order_and_forgets(parts: list[Any]) -> None:
         _ = a - one
 
 
-def test_nothing_is_the_zero_of_addition(parts: list[Any], structure: Any) -> None:
+def test_zeros_are_the_zero_of_addition(parts: list[Any], structure: Any) -> None:
     _, weight, _, _ = make()
-    nothing = structure.zeros(weight, parts[0].curvature, has_bias=True)
-    assert torch.equal((nothing + parts[0]).sums, parts[0].sums)
-    assert (nothing + parts[0]).counts == parts[0].counts
+    zeros = structure.zeros(weight, parts[0].curvature, has_bias=True)
+    assert torch.equal((zeros + parts[0]).sums, parts[0].sums)
+    assert (zeros + parts[0]).counts == parts[0].counts
     with pytest.raises(ValueError, match="there is no (positive pair|item)"):
-        _ = nothing.h
+        _ = zeros.h
 
 
 def test_h_is_the_weighted_sum_of_its_terms(parts: list[Any]) -> None:

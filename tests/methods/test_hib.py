@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 
 import lam
@@ -26,11 +25,11 @@ OPTIONS = Hib(n_samples=3, kl_weight=0.1)
 def test_the_divergence_is_that_of_torch():
     generator = torch.Generator().manual_seed(0)
     mean, log_variance = torch.randn(2, 5, 4, generator=generator, dtype=torch.float64)
-    found = Independent(Normal(mean, (log_variance / 2).exp()), 1)
+    gaussian = Independent(Normal(mean, (log_variance / 2).exp()), 1)
     unit = Independent(Normal(torch.zeros_like(mean), torch.ones_like(mean)), 1)
     divergence = divergence_from_unit_gaussian(mean, log_variance)
     assert (divergence > 0).all()
-    torch.testing.assert_close(divergence, kl_divergence(found, unit))
+    torch.testing.assert_close(divergence, kl_divergence(gaussian, unit))
     zero = torch.zeros(1, 4)
     assert divergence_from_unit_gaussian(zero, zero) == 0
 
@@ -39,7 +38,7 @@ def test_a_step_is_the_one_written_out_by_hand():
     data, model = make_data(16), HibNetwork(make_network(), "head", UncertaintyHead(512, 3), OPTIONS)
     inputs, pairs = data.batch(torch.arange(16)), lam.Pairs.by_label(data.labels)
     batch = Minibatch(inputs, pairs, 0, torch.Generator().manual_seed(1))
-    value = HibStep(OPTIONS).backward(model, LOSS, batch, lambda found: found.backward())
+    value = HibStep(OPTIONS).backward(model, LOSS, batch, Tensor.backward)
     features = model.network.features(inputs)
     mean, log_variance = model.network.head(features), model.uncertainty(features)
     noise = torch.randn(3, 16, 3, generator=torch.Generator().manual_seed(1))
@@ -48,9 +47,9 @@ def test_a_step_is_the_one_written_out_by_hand():
     divergence = (mean**2 + log_variance.exp() - 1 - log_variance).sum(1).mean() / 2
     expected = soft_contrastive(samples, pairs, scale=five, offset=torch.tensor(5.0)) + 0.1 * divergence
     torch.testing.assert_close(value, expected.detach())
-    wanted = [*model.network.parameters(), *model.uncertainty.parameters()]
-    gradients = torch.autograd.grad(expected, [*wanted, five])
-    for parameter, gradient in zip(wanted, gradients, strict=False):
+    parameters = [*model.network.parameters(), *model.uncertainty.parameters()]
+    gradients = torch.autograd.grad(expected, [*parameters, five])
+    for parameter, gradient in zip(parameters, gradients, strict=False):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(model.log_scale.grad, 5 * gradients[-1])
     assert model.offset.grad != 0
@@ -58,18 +57,18 @@ def test_a_step_is_the_one_written_out_by_hand():
 
 def test_miners_choose_by_the_directions_of_the_means():
     data, model = make_data(16), HibNetwork(make_network(), "head", UncertaintyHead(512, 3), OPTIONS)
-    pairs, seen = lam.Pairs.by_label(data.labels), []
+    pairs, chosen_by = lam.Pairs.by_label(data.labels), []
 
     def miner(embeddings, labels):
-        seen.append(embeddings)
+        chosen_by.append(embeddings)
         none = torch.zeros(0, dtype=torch.long)
         return none, none, none, none
 
     inputs = data.batch(torch.arange(16))
     batch = Minibatch(inputs, pairs, 0, torch.Generator().manual_seed(1), data.labels, Mining(miner))
-    value = HibStep(replace(OPTIONS, kl_weight=0.0)).backward(model, LOSS, batch, lambda found: found.backward())
+    value = HibStep(replace(OPTIONS, kl_weight=0.0)).backward(model, LOSS, batch, Tensor.backward)
     assert value == 0
-    torch.testing.assert_close(seen[0].detach(), model.network(inputs).detach())
+    torch.testing.assert_close(chosen_by[0].detach(), model.network(inputs).detach())
 
 
 def test_network_head_and_match_are_learned_together():
@@ -98,17 +97,17 @@ def test_a_trained_network_is_where_training_begins():
 
 
 def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path):
-    data, seen = make_data(), []
+    data, validated = make_data(), []
 
     def validate(network: nn.Module) -> float:
-        seen.append(type(network))
+        validated.append(type(network))
         return float(network(data.batch(torch.arange(4)))[0, 0])
 
     common = {"loss": LOSS, "options": OPTIONS, "validate": validate, **QUIET}
     whole, histories = train(make_network(), data, epochs=4, **common)
     train(make_network(), data, epochs=2, folder=tmp_path, **common)
     resumed, again = train(make_network(5), data, epochs=4, folder=tmp_path, **common)
-    assert set(seen) == {models.EmbeddingNetwork}
+    assert set(validated) == {models.EmbeddingNetwork}
     assert again["network"].losses == histories["network"].losses
     assert again["network"].validation == histories["network"].validation
     for name, tensor in whole.tensors().items():
@@ -124,16 +123,6 @@ def test_the_checkpoint_holds_what_turns_distance_into_a_match(tmp_path: Path):
     tensors = lam.utils.files.read_tensors(path / "tensors.safetensors")
     assert abs(float(tensors["last/network/log_scale"].exp()) - 5) > 1e-4
     assert abs(float(tensors["last/network/offset"]) - 5) > 1e-4
-
-
-def test_the_encoder_is_saved_and_loaded(tmp_path: Path):
-    data = make_data()
-    encoder, _ = train(make_network(), data, loss=LOSS, epochs=1, **QUIET)
-    encoder.save(tmp_path)
-    images = data.batch(torch.arange(8))
-    assert torch.equal(lam.load(tmp_path).embed(images).kappa, encoder.embed(images).kappa)
-    assert encoder.preprocessing == data.preprocessing
-    torch.testing.assert_close(encoder.embed(images).mean, F.normalize(encoder.network(images)).detach())
 
 
 def test_training_stops_where_the_loss_is_not_finite(tmp_path: Path):

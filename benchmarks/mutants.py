@@ -200,14 +200,14 @@ MUTANTS = (
     ),
     Mutant(
         "connections in all",
-        "lam.service.connections:Crowd.enter",
+        "lam.service.connections:OpenConnections.add",
         "len(_) < self._most or _",
         "True",
         SERVICE + "test_connections.py::test_one_too_many_is_refused_where_all_are_at_work",
     ),
     Mutant(
         "connections of one client",
-        "lam.service.connections:Crowd.enter",
+        "lam.service.connections:OpenConnections.add",
         "_ < self._of_client or _",
         "True",
         SERVICE + "test_connections.py::test_one_client_cannot_take_all",

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from lam import datasets
 from lam.datasets import FolderImages
 from lam.encoders.base import Encoder
-from lam.gallery.enrolment import Entry
+from lam.gallery.enrolment import SourceImage
 from lam.gallery.image_list import ListedImage
 from lam.gallery.item import file_id
 from lam.gallery.shards import Shard
@@ -40,10 +40,12 @@ class EmbeddedFolder:
     flagged: Bool[Tensor, " N"] | None
 
     @property
-    def entries(self) -> list[Entry]:
+    def sources(self) -> list[SourceImage]:
         """What would be indexed, where all were embedded."""
         labels = (self.images.classes[label] for label in self.images.labels.tolist())
-        return [Entry(str(path), label, file_id(path)) for path, label in zip(self.images.paths, labels, strict=True)]
+        return [
+            SourceImage(str(path), label, file_id(path)) for path, label in zip(self.images.paths, labels, strict=True)
+        ]
 
 
 def embed_folder(
@@ -68,20 +70,20 @@ def embed_folder(
             a file that is no image.
     """
     images = datasets.folder.read(root=folder, preprocessing=preprocessing_of(encoder, Preprocessing))
-    wanted = images if shard is None else images.subset(shard.positions(len(images)))
-    parts: list[Embeddings] = []
+    part = images if shard is None else images.subset(shard.positions(len(images)))
+    batches: list[Embeddings] = []
     flagged: list[Tensor] = []
-    for seen in encoder.predict_batches(_loader(wanted), progress=progress):
-        parts.append(seen.embeddings)
+    for prediction in encoder.predict_batches(_loader(part), progress=progress):
+        batches.append(prediction.embeddings)
         if calibration is not None:
-            ood_score = calibration.ood_score(seen.embeddings, seen.features)
+            ood_score = calibration.ood_score(prediction.embeddings, prediction.features)
             flagged.append((ood_score > calibration.flag_above).cpu())
-    return EmbeddedFolder(images, Embeddings.concatenate(parts), torch.cat(flagged) if flagged else None)
+    return EmbeddedFolder(images, Embeddings.concatenate(batches), torch.cat(flagged) if flagged else None)
 
 
 def embed_list(
     encoder: Encoder, listed: Sequence[ListedImage], *, progress: bool = True
-) -> tuple[list[Entry], Embeddings]:
+) -> tuple[list[SourceImage], Embeddings]:
     """Embed the images of a list.
 
     Args:
@@ -100,8 +102,10 @@ def embed_list(
         classes=list(names),
         preprocessing=preprocessing_of(encoder, Preprocessing),
     )
-    entries = [Entry(str(image.path), image.label, file_id(image.path), image.name, image.metadata) for image in listed]
-    return entries, encoder.embed(_loader(images), progress=progress)
+    sources = [
+        SourceImage(str(image.path), image.label, file_id(image.path), image.id, image.metadata) for image in listed
+    ]
+    return sources, encoder.embed(_loader(images), progress=progress)
 
 
 def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
@@ -114,13 +118,13 @@ def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
     Raises:
         ValueError: where the encoder does not know it, or takes the other kind.
     """
-    found = encoder.preprocessing
-    if found is None:
+    preprocessing = encoder.preprocessing
+    if preprocessing is None:
         raise ValueError("the encoder does not know how an image becomes an input: fit it with preprocessing=...")
-    if not isinstance(found, kind):
-        takes = "texts: give --text or a CSV file of texts" if isinstance(found, TextPreprocessing) else "images"
+    if not isinstance(preprocessing, kind):
+        takes = "texts: give --text or a CSV file of texts" if isinstance(preprocessing, TextPreprocessing) else "images"
         raise ValueError(f"this run takes {takes}")
-    return found
+    return preprocessing
 
 
 def _loader(images: FolderImages) -> DataLoader[Any]:

@@ -1,4 +1,4 @@
-"""From embedded images to items: their ids, the gate for uncertain images, and fusion of one identity's.
+"""From embedded images to items: their ids, the gate for uncertain images, and fusion of what has one id.
 
 The id of an image is the one that its list gives it, or else its number by content. Reading images and lists, and
 storing the items, is done elsewhere.
@@ -31,14 +31,14 @@ from lam.vmf.embeddings import Embeddings
 
 
 @dataclass(frozen=True)
-class Entry:
+class SourceImage:
     """An image that shall be indexed.
 
     Attributes:
         path: its file.
         label: what it shows; empty where that is not known.
-        content: its number by content.
-        name: its stable id, where its list gives one.
+        content: its id by content.
+        listed_id: the stable id that a list gives it, if any.
         metadata: whatever else the list says.
 
     Raises:
@@ -48,15 +48,15 @@ class Entry:
     path: str
     label: str
     content: int
-    name: str | None = None
+    listed_id: str | None = None
     metadata: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         try:
-            if self.name is not None:
-                checked_id(self.name)
+            if self.listed_id is not None:
+                checked_id(self.listed_id)
         except Refusal:
-            raise ValueError(f"{self.path}: the id must have {ID_RULE}, got {self.name!r}") from None
+            raise ValueError(f"{self.path}: the id must have {ID_RULE}, got {self.listed_id!r}") from None
         try:
             checked_label(self.label)
             checked_metadata(self.metadata or {})
@@ -66,7 +66,7 @@ class Entry:
     @property
     def id(self) -> str:
         """The id of its item, where images are not fused by label."""
-        return str(self.content) if self.name is None else self.name
+        return str(self.content) if self.listed_id is None else self.listed_id
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ class Enrolled:
     def __len__(self) -> int:
         return len(self.items)
 
-    def pictured(self) -> "Enrolled":
-        """With a picture of each item whose first image is a file."""
+    def with_thumbnails(self) -> "Enrolled":
+        """With a thumbnail of each item whose first image is a file."""
         return replace(self, items=tuple(replace(item, thumbnail=thumbnail_of_file(item.path)) for item in self.items))
 
 
 def enrol(
-    entries: Sequence[Entry],
+    images: Sequence[SourceImage],
     embeddings: Embeddings,
     *,
     flag_below: float | None = None,
@@ -108,7 +108,7 @@ def enrol(
     The item has the first image's metadata; the same image twice counts once.
 
     Args:
-        entries: N images.
+        images: N of them.
         embeddings: of those.
         flag_below: the κ below which an image is uncertain; None for no gate.
         skip_uncertain: leave uncertain images out.
@@ -120,69 +120,69 @@ def enrol(
     """
     kappa = embeddings.kappa.tolist()
     is_uncertain = [flag_below is not None and value < flag_below for value in kappa]
-    uncertain = tuple((entry.path, kappa[row]) for row, entry in enumerate(entries) if is_uncertain[row])
-    kept = [row for row in range(len(entries)) if not (skip_uncertain and is_uncertain[row])]
+    uncertain = tuple((image.path, kappa[row]) for row, image in enumerate(images) if is_uncertain[row])
+    kept = [row for row in range(len(images)) if not (skip_uncertain and is_uncertain[row])]
     if not kept:
-        raise ValueError(f"no image is left: kappa is below the flag {flag_below:.4g} for all {len(entries)}")
-    groups: dict[str, list[int]] = {}
+        raise ValueError(f"no image is left: kappa is below the flag {flag_below:.4g} for all {len(images)}")
+    rows_by_id: dict[str, list[int]] = {}
     for row in kept:
-        groups.setdefault(_identity(entries[row]) if fuse else entries[row].id, []).append(row)
-    alone = {identity: _different(entries, rows) if fuse else rows[:1] for identity, rows in groups.items()}
-    rows = torch.tensor([row for of_one in alone.values() for row in of_one])
-    made, resultants = _fused(embeddings[rows], [len(of_one) for of_one in alone.values()])
-    vectors, fused_kappa = unit_vectors(made, made.dimension).numpy(), made.kappa.double().tolist()
+        rows_by_id.setdefault(_fused_id(images[row]) if fuse else images[row].id, []).append(row)
+    rows_by_id = {item_id: _different(images, rows) if fuse else rows[:1] for item_id, rows in rows_by_id.items()}
+    joined = torch.tensor([row for rows in rows_by_id.values() for row in rows])
+    fused, resultants = _fused(embeddings[joined], [len(rows) for rows in rows_by_id.values()])
+    vectors, fused_kappa = unit_vectors(fused, fused.dimension).numpy(), fused.kappa.double().tolist()
     items = tuple(
         _item(
-            identity, [entries[row] for row in of_one], vectors[at], fused_kappa[at], resultants[at],
-            [kappa[row] for row in of_one],
+            item_id, [images[row] for row in rows], vectors[at], fused_kappa[at], resultants[at],
+            [kappa[row] for row in rows],
         )
-        for at, (identity, of_one) in enumerate(alone.items())
+        for at, (item_id, rows) in enumerate(rows_by_id.items())
     )  # fmt: skip
-    return Enrolled(items, made, uncertain, skip_uncertain)
+    return Enrolled(items, fused, uncertain, skip_uncertain)
 
 
 def item_of_embedding(
-    identity: str, vector: np.ndarray, kappa: float, label: str, path: str, picture: bytes | None
+    item_id: str, vector: np.ndarray, kappa: float, label: str, path: str, thumbnail: bytes | None
 ) -> Item:
     """An item of one image that is known by its path alone."""
     images = Images(paths=json.dumps([path]))
-    return Item(identity, vector.tobytes(), kappa, label, thumbnail=picture, origin=INDEXED, images=images)
+    return Item(item_id, vector.tobytes(), kappa, label, thumbnail=thumbnail, origin=INDEXED, images=images)
 
 
 def _item(
-    identity: str, entries: list[Entry], vector: np.ndarray, kappa: float, resultant: float, alone: list[float]
+    item_id: str, sources: list[SourceImage], vector: np.ndarray, kappa: float, resultant: float, kappas: list[float]
 ) -> Item:
-    """The item of images of one identity, of which each one's κ is known."""
-    contents, paths = packed(entry.content for entry in entries), json.dumps([entry.path for entry in entries])
+    """The item of images of one id, of which each one's κ is known."""
+    contents, paths = packed(source.content for source in sources), json.dumps([source.path for source in sources])
     images = Images(contents=contents, paths=paths)
-    if len(entries) > 1:
-        mass, roots = sum(alone), float(np.sqrt(alone).sum())
+    if len(sources) > 1:
+        mass, roots = sum(kappas), float(np.sqrt(kappas).sum())
         sums = np.concatenate([[mass, roots], resultant * mass * vector.astype(np.float64)])
-        images = Images(len(entries), resultant, min(alone), contents, paths, sums.tobytes())
-    metadata = checked_metadata(entries[0].metadata or {})
-    return Item(identity, vector.tobytes(), kappa, entries[0].label, metadata, origin=INDEXED, images=images)
+        images = Images(len(sources), resultant, min(kappas), contents, paths, sums.tobytes())
+    metadata = checked_metadata(sources[0].metadata or {})
+    return Item(item_id, vector.tobytes(), kappa, sources[0].label, metadata, origin=INDEXED, images=images)
 
 
-def _identity(entry: Entry) -> str:
-    if entry.name is not None:
-        return entry.name
-    if not entry.label:
-        raise ValueError(f"{entry.path} has neither id nor label: images are fused by their id, or else their label")
-    return str(number_of(hashlib.sha256(f"label {entry.label}".encode()).hexdigest()))
+def _fused_id(image: SourceImage) -> str:
+    if image.listed_id is not None:
+        return image.listed_id
+    if not image.label:
+        raise ValueError(f"{image.path} has neither id nor label: images are fused by their id, or else their label")
+    return str(number_of(hashlib.sha256(f"label {image.label}".encode()).hexdigest()))
 
 
-def _different(entries: Sequence[Entry], rows: list[int]) -> list[int]:
-    """The rows of one identity, the same image once."""
-    first = entries[rows[0]]
+def _different(images: Sequence[SourceImage], rows: list[int]) -> list[int]:
+    """The rows of one id, the same image once."""
+    first = images[rows[0]]
     for row in rows:
-        if entries[row].label != first.label:
+        if images[row].label != first.label:
             raise ValueError(
-                f"images of one identity must have one label: id {first.name!r} has {first.label!r} for {first.path}, "
-                f"{entries[row].label!r} for {entries[row].path}"
+                f"images of one id must have one label: id {first.listed_id!r} has {first.label!r} for {first.path}, "
+                f"{images[row].label!r} for {images[row].path}"
             )
     by_content: dict[int, int] = {}
     for row in rows:
-        by_content.setdefault(entries[row].content, row)
+        by_content.setdefault(images[row].content, row)
     return list(by_content.values())
 
 

@@ -22,7 +22,7 @@ def fuse(known: Item, image: Item) -> Item:
     """Fuse an image into an item, to what `fuse_identities` makes of all its images at once.
 
     The same image twice counts once. Where images cancel, κ is 0 and the direction stays what it was. Label, metadata
-    and picture are those of the first image that had them.
+    and thumbnail are those of the first image that had them.
 
     Args:
         known: the item that is there.
@@ -41,11 +41,11 @@ def fuse(known: Item, image: Item) -> Item:
         raise Refusal("conflict", f"the item was made of {known.images.count} images", allowed=f"at most {MAX_IMAGES}")
     sums = _sums(known) + _sums(image)
     direction = sums.direction(_mean(known))[0].float().numpy()
-    of_all = (known.kappa if known.images.least_kappa is None else known.images.least_kappa, image.kappa)
+    kappas = (known.kappa if known.images.least_kappa is None else known.images.least_kappa, image.kappa)
     images = Images(
         known.images.count + 1,
         float(sums.resultant),
-        min(of_all),
+        min(kappas),
         known.images.contents + image.images.contents,
         known.images.paths,
         torch.cat([sums.mass, sums.roots, sums.product[0]]).numpy().tobytes(),
@@ -78,15 +78,15 @@ def _refuse_another(known: Item, image: Item) -> None:
 def _holds(known: Item, image: Item) -> bool:
     """Whether the image is one of the item's; where one of those is not known by content, the item's id may say so."""
     contents, content = known.images.contents, image.images.contents
-    held = {contents[start : start + _BYTES] for start in range(0, len(contents), _BYTES)}
-    unknown = len(held) < known.images.count
-    return content in held or (unknown and known.id == str(int.from_bytes(content, "big")))
+    ids = {contents[start : start + _BYTES] for start in range(0, len(contents), _BYTES)}
+    is_incomplete = len(ids) < known.images.count
+    return content in ids or (is_incomplete and known.id == str(int.from_bytes(content, "big")))
 
 
 def _sums(item: Item) -> Sums:
     if item.images.sums is not None:
-        kept = torch.from_numpy(np.frombuffer(item.images.sums).copy())
-        return Sums(kept[None, 2:], kept[:1], kept[1:2])
+        sums = torch.from_numpy(np.frombuffer(item.images.sums).copy())
+        return Sums(sums[None, 2:], sums[:1], sums[1:2])
     kappa = torch.tensor([item.kappa], dtype=torch.float64)
     return Sums(kappa[:, None] * _mean(item), kappa, kappa.sqrt())
 

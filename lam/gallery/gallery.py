@@ -10,15 +10,15 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lam.gallery.enrolment import Enrolled
 from lam.gallery.item import Item
-from lam.gallery.local_index import LocalIndex, filled
+from lam.gallery.local_index import LocalIndex, filled_index
 from lam.gallery.refusal import Refusal, busy
-from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, Change, ItemStore, Operation
+from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, Change, HitInfo, ItemStore, Operation
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
 from lam.utils.files import locked
@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_for_writing(folder: str | Path) -> Iterator[ItemStore]:
+def open_store(folder: str | Path) -> Iterator[ItemStore]:
     """Open the items of a gallery, which no other process may meanwhile.
 
     Args:
@@ -73,21 +73,8 @@ def replace_items(store: ItemStore, enrolled: Enrolled, *, factory: str = "Flat"
         raise OSError(f"{store.path}: {refusal}") from None
     store.erase_log()
     if factory != "Flat":
-        index = filled(cache, store.keyed(), index.dimension, factory, source=store.path, trained=index)
+        index = filled_index(cache, store.items_by_key(), index.dimension, factory, source=store.path, trained=index)
         index.save(cache)
-
-
-@dataclass(frozen=True)
-class HitInfo:
-    """What a hit is, beside its score and κ."""
-
-    id: str
-    label: str
-    metadata: str
-    images: int
-    resultant: float
-    least_kappa: float
-    pictured: bool
 
 
 class Gallery:
@@ -110,14 +97,14 @@ class Gallery:
         self.dimension = dimension
         self._cache = folder / CACHE
         self._writing = threading.Lock()  # held while the index may lag behind the store
-        with ExitStack() as held:
-            self._store = held.enter_context(open_for_writing(folder))
-            for identity in self._store.check(drop_corrupt=drop_corrupt):
-                _LOG.warning("the row of item %s was altered and is deleted", identity)
+        with ExitStack() as resources:
+            self._store = resources.enter_context(open_store(folder))
+            for item_id in self._store.check(drop_corrupt=drop_corrupt):
+                _LOG.warning("the row of item %s was altered and is deleted", item_id)
             self._store.erase_log()  # which may hold what a process deleted that then was killed
-            self._index = self._opened(index)
-            held.callback(self._index.close)
-            self._held = held.pop_all()
+            self._index = self._open_index(index)
+            resources.callback(self._index.close)
+            self._resources = resources.pop_all()
 
     def __len__(self) -> int:
         return len(self._index)
@@ -141,21 +128,21 @@ class Gallery:
         Raises:
             Refusal: busy, where the index is elsewhere and does not answer.
         """
-        hits, described, gone = self._found(queries, k)
+        hits, infos, gone = self._search_once(queries, k)
         if gone:
             with self._writing:
-                hits, described, gone = self._found(queries, k)
+                hits, infos, gone = self._search_once(queries, k)
                 while gone:  # since a write that failed before the index had followed
                     self._index.apply(gone, {})
-                    hits, described, gone = self._found(queries, k)
-        return hits, described
+                    hits, infos, gone = self._search_once(queries, k)
+        return hits, infos
 
-    def get(self, identity: str) -> Item | None:
+    def get(self, item_id: str) -> Item | None:
         """Look an item up by id."""
-        return self._store.get(identity)
+        return self._store.get(item_id)
 
     def page(self, *, after: str, limit: int) -> list[Item]:
-        """Give items by rising id, from behind one on; fewer, where together they have much metadata."""
+        """The items behind an id, by rising id; fewer, where together they have much metadata."""
         return self._store.page(after=after, limit=limit)
 
     def write(self, operations: Sequence[Operation]) -> list[Change | Refusal]:
@@ -179,13 +166,15 @@ class Gallery:
             self._apply(changes)
         refusals = self._unerased(deleted) if deleted else {}
         pairs = zip(operations, changes, strict=True)
-        return [refusals.get(each, change) if isinstance(each, str) else change for each, change in pairs]
+        return [
+            refusals.get(operation, change) if isinstance(operation, str) else change for operation, change in pairs
+        ]
 
     def close(self) -> None:
         """Write the cache of the index, if its type needs one, and let go of the folder."""
-        self._held.close()
+        self._resources.close()
 
-    def _opened(self, address: str | None) -> "LocalIndex | RemoteIndex":
+    def _open_index(self, address: str | None) -> "LocalIndex | RemoteIndex":
         if address is None:
             return LocalIndex(self._cache, self._store, self.dimension, self._store.fact(FACTORY) or "Flat")
         from lam.gallery.remote_index import RemoteIndex
@@ -194,21 +183,21 @@ class Gallery:
 
     def _unerased(self, deleted: Sequence[str]) -> dict[str, Refusal]:
         """What is answered for deleted items that are left somewhere."""
-        said, refusal = "the item is deleted and is not found again, but", None
+        sentence, refusal = "the item is deleted and is not found again, but", None
         if not self._store.erase_log():
-            refusal = busy(f"{said} a reader of the database keeps its log, which still holds it")
+            refusal = busy(f"{sentence} a reader of the database keeps its log, which still holds it")
         elif self._cache.exists():
-            refusal = busy(f"{said} the cache of the index may still hold it and cannot be deleted now")
+            refusal = busy(f"{sentence} the cache of the index may still hold it and cannot be deleted now")
         elif not isinstance(self._index, LocalIndex) and self._index.complaint is not None:
             refusal = self._index.unerased()
         return {} if refusal is None else dict.fromkeys(deleted, refusal)
 
-    def _found(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, HitInfo], set[int]]:
+    def _search_once(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, HitInfo], set[int]]:
         """Hits, what they are, and those of them that the store no longer holds."""
         hits = self._index.search(queries, k)
         keys = set(hits.ids.flatten().tolist())
-        described = {key: HitInfo(*what) for key, what in self._store.described(keys).items()}
-        return hits, described, keys - described.keys()
+        infos = self._store.hit_infos(keys)
+        return hits, infos, keys - infos.keys()
 
     def _apply(self, changes: Sequence[Change]) -> None:
         """Bring the index to what the store now holds: a key that came and went within one batch never enters."""

@@ -14,14 +14,14 @@ class ListedImage:
 
     Attributes:
         path: an image that exists.
-        name: its stable id, None where the list gives none.
+        id: its stable id, None where the list gives none.
         label: empty where the list gives none.
         metadata: the columns beside these that are not empty.
         line: where it stands.
     """
 
     path: Path
-    name: str | None
+    id: str | None
     label: str
     metadata: dict[str, str]
     line: int
@@ -58,21 +58,22 @@ def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[ListedIma
 
 def _image(table: Table, row: int, line: int) -> ListedImage:
     fields = {name: column[row] for name, column in table.columns.items()}
-    given, name, label = fields.pop("path"), fields.pop("id", ""), fields.pop("label", "")
-    if not given or "\0" in given:
-        raise ValueError(f"{table.path}, line {line}: the path must be the name of a file, got {given!r}")
-    kept = {name: field for name, field in fields.items() if field}
-    return ListedImage((table.path.parent / Path(given).expanduser()).absolute(), name or None, label, kept, line)
+    file, item_id, label = fields.pop("path"), fields.pop("id", ""), fields.pop("label", "")
+    if not file or "\0" in file:
+        raise ValueError(f"{table.path}, line {line}: the path must be the name of a file, got {file!r}")
+    metadata = {name: field for name, field in fields.items() if field}
+    path = (table.path.parent / Path(file).expanduser()).absolute()
+    return ListedImage(path, item_id or None, label, metadata, line)
 
 
 def _refuse_repeated(path: Path, images: list[ListedImage]) -> None:
     lines: dict[str, int] = {}
     for image in images:
-        if image.name is None:
+        if image.id is None:
             continue
-        first = lines.setdefault(image.name, image.line)
+        first = lines.setdefault(image.id, image.line)
         if first != image.line:
             raise ValueError(
-                f"{path}, line {image.line}: id {image.name!r} stands in line {first} already; ids must differ, unless "
+                f"{path}, line {image.line}: id {image.id!r} stands in line {first} already; ids must differ, unless "
                 "images of one id are fused (--fuse)"
             )

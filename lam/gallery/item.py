@@ -125,23 +125,23 @@ def number_of(digest: str) -> int:
 
 
 def packed(contents: Iterable[int]) -> bytes:
-    """Give ids by content as bytes."""
+    """Ids by content as bytes, eight each."""
     return b"".join(content.to_bytes(8, "big") for content in contents)
 
 
-def checked_id(identity: str) -> str:
+def checked_id(item_id: str) -> str:
     """Refuse what cannot be an id.
 
     Raises:
         Refusal: invalid.
     """
-    if _ID.fullmatch(identity) is None:
+    if _ID.fullmatch(item_id) is None:
         raise Refusal("invalid", "the id is not one that an item can have", allowed=ID_RULE)
-    return identity
+    return item_id
 
 
 def checked_metadata(metadata: object) -> str:
-    """Give metadata as the JSON text that is stored.
+    """Metadata as the JSON text that is stored.
 
     Raises:
         Refusal: invalid, for what is no object, holds NaN or halves of characters, is too deep, or too long.
@@ -171,7 +171,7 @@ def _is_deeper(value: object, levels: int) -> bool:
     if not isinstance(value, dict | list):
         return False
     return levels == 0 or any(
-        _is_deeper(one, levels - 1) for one in (value.values() if isinstance(value, dict) else value)
+        _is_deeper(part, levels - 1) for part in (value.values() if isinstance(value, dict) else value)
     )
 
 

@@ -43,7 +43,7 @@ class LocalIndex:
 
     def __init__(self, cache: Path, store: ItemStore, dimension: int, factory: str) -> None:
         self._cache, self._lock = cache, threading.Lock()
-        self.index = filled(cache, store.keyed(), dimension, factory, source=store.path)
+        self.index = filled_index(cache, store.items_by_key(), dimension, factory, source=store.path)
         if not cache.is_dir():
             self._save()
 
@@ -76,11 +76,11 @@ class LocalIndex:
                 self.index.save(self._cache)
 
     def _known(self, keys: set[int]) -> list[int]:
-        wanted = torch.tensor(sorted(keys), dtype=torch.int64)
-        return wanted[torch.isin(wanted, self.index.ids)].tolist()
+        rising = torch.tensor(sorted(keys), dtype=torch.int64)
+        return rising[torch.isin(rising, self.index.ids)].tolist()
 
 
-def filled(
+def filled_index(
     cache: Path,
     items: Iterator[tuple[int, Item]],
     dimension: int,
@@ -141,7 +141,7 @@ def _cached(cache: Path, dimension: int, factory: str) -> Index | None:
 
 
 def embeddings_of(items: Collection[Item]) -> Embeddings:
-    """Give what an index takes of items, which are at least one."""
+    """What an index takes of items, which are at least one."""
     mean = torch.from_numpy(np.stack([item.embedding for item in items]))
     kappa = torch.tensor([item.kappa for item in items], dtype=torch.float64)
     return Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))

@@ -59,10 +59,10 @@ class RemoteIndex:
         try:
             self._close_circuit()
         except ConnectionError as error:
-            self._tell(error)
-        self._ending = threading.Event()
-        self._tender = threading.Thread(target=self._tend, name="lam circuit", daemon=True)
-        self._tender.start()
+            self._log_reason(error)
+        self._is_closing = threading.Event()
+        self._retrying = threading.Thread(target=self._retry_until_closed, name="lam circuit", daemon=True)
+        self._retrying.start()
 
     def __len__(self) -> int:
         return self._count
@@ -109,7 +109,7 @@ class RemoteIndex:
                 self._open_circuit(index, error)
 
     def unerased(self) -> Refusal:
-        """Give the answer to a deletion that the collection has not followed."""
+        """The answer to a deletion that the collection has not followed."""
         return busy(
             "the item is deleted and is not found again, but the index does not answer: it holds the vector until it "
             "is back",
@@ -125,15 +125,15 @@ class RemoteIndex:
         try:
             self._close_circuit()
         except Exception as error:  # the thread that tries again must outlive all of them
-            self._tell(error)
+            self._log_reason(error)
             return False
         _LOG.warning("the index %s is back and up to date", self._address)
         return True
 
     def close(self) -> None:
         """Stop trying, and let go of the connection; what the collection lacks, it gets at the next start."""
-        self._ending.set()
-        self._tender.join(TIMEOUT)
+        self._is_closing.set()
+        self._retrying.join(TIMEOUT)
         if self._index is not None:
             self._index.close()
 
@@ -161,8 +161,8 @@ class RemoteIndex:
                 )
         self._store.write([], facts={fact: "of this store"})
 
-    def _tend(self) -> None:
-        while not self._ending.wait(PAUSE):
+    def _retry_until_closed(self) -> None:
+        while not self._is_closing.wait(PAUSE):
             if self._index is None:
                 self.probe()
 
@@ -170,9 +170,9 @@ class RemoteIndex:
         """A call that was sent before the circuit last closed says nothing of the server now."""
         if self._index is index:
             self._index = None
-            self._tell(error)
+            self._log_reason(error)
 
-    def _tell(self, error: Exception) -> None:
+    def _log_reason(self, error: Exception) -> None:
         if str(error) != self._reason:
             self._reason = str(error)
             _LOG.warning("the index %s is not searched: %s", self._address, error)
@@ -181,9 +181,9 @@ class RemoteIndex:
         with self._changing:
             self._gone, self._new = set(), set()
         index = self._connected()
-        held, there = set(self._store.keys()), set(index.ids.tolist())
-        self._discard(index, there - held)
-        self._put(index, held - there)
+        stored, indexed = set(self._store.keys()), set(index.ids.tolist())
+        self._discard(index, indexed - stored)
+        self._put(index, stored - indexed)
         with self._changing:
             self._follow(index)
             self._index, self._reason = index, ""
@@ -197,7 +197,7 @@ class RemoteIndex:
     def _put(self, index: MilvusIndex, keys: Collection[int]) -> None:
         """Leave out what the store no longer holds."""
         for block in _blocks(keys):
-            if items := self._store.of_keys(block):
+            if items := self._store.items_of(block):
                 require_dimension(items.values(), self._dimension, self._store.path)
                 index.put(embeddings_of(items.values()), list(items))
 

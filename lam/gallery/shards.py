@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool
 
 from lam.datasets import FolderImages
-from lam.gallery.enrolment import Entry
+from lam.gallery.enrolment import SourceImage
 from lam.gallery.item import file_id
 from lam.utils import distributed
 from lam.utils.files import CorruptFileError, write_atomically
@@ -64,10 +64,10 @@ class Shard:
             >>> Shard.parse("2/3").positions(8).tolist()
             [1, 4, 7]
         """
-        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
-        if found is None:
+        numbers = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+        if numbers is None:
             raise ValueError(f"shard must be i/n, such as 1/4, got {text!r}")
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(numbers[1]), int(numbers[2]))
 
     @classmethod
     def of_process(cls) -> "Shard":
@@ -108,9 +108,9 @@ def save_embeddings(
     positions = shard.positions(len(images))
     part = images.subset(positions)
     arrays: dict[str, Any] = {
-        "paths": np.array([str(found) for found in part.paths]),
+        "paths": np.array([str(file) for file in part.paths]),
         "labels": np.array([part.classes[label] for label in part.labels.tolist()]),
-        "ids": np.array([file_id(found) for found in part.paths]),
+        "ids": np.array([file_id(file) for file in part.paths]),
         "positions": positions.numpy(),
         "mean": embeddings.mean.cpu().numpy(),
         "kappa": embeddings.kappa.cpu().numpy(),
@@ -131,7 +131,7 @@ def save_embeddings(
     write_atomically(path, write)
 
 
-def merge_embeddings(paths: Sequence[str | Path], *, encoder: str) -> tuple[list[Entry], Embeddings]:
+def merge_embeddings(paths: Sequence[str | Path], *, encoder: str) -> tuple[list[SourceImage], Embeddings]:
     """Read the shards of a folder, in any order, as one whole in the order of the folder.
 
     Args:
@@ -150,15 +150,15 @@ def merge_embeddings(paths: Sequence[str | Path], *, encoder: str) -> tuple[list
     joined = {name: np.concatenate([part[name] for part in parts.values()]) for name in _ROWS}
     order = np.argsort(joined["positions"], kind="stable")
     rows = {name: array[order] for name, array in joined.items()}
-    entries = [
-        Entry(path, label, content)
+    sources = [
+        SourceImage(path, label, content)
         for path, label, content in zip(
             rows["paths"].tolist(), rows["labels"].tolist(), rows["ids"].tolist(), strict=True
         )
     ]
     tensors = (torch.from_numpy(rows[name]) for name in ("mean", "kappa", "resultant", "variance"))
     mean_samples = int(next(iter(parts.values()))["mean_samples"]) or None  # one encoder, one number
-    return entries, Embeddings(*tensors, mean_samples=mean_samples)
+    return sources, Embeddings(*tensors, mean_samples=mean_samples)
 
 
 def _listing(images: FolderImages) -> str:
@@ -173,8 +173,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"there is no file {path}: give the files that `lam embed` wrote")
     try:
         _refuse_bomb(path)
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            part = {name: found[name] for name in (*_ROWS, *_FACTS)}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            part = {name: arrays[name] for name in (*_ROWS, *_FACTS)}
     except _UNREADABLE as error:
         raise CorruptFileError(
             f"{path} is truncated, altered or no file of embeddings ({error}): write it again by `lam embed`"
@@ -202,7 +202,7 @@ def _refuse_bomb(path: Path) -> None:
 
 def _refuse_others(parts: dict[Path, dict[str, np.ndarray]], encoder: str) -> None:
     first = next(iter(parts))
-    held: dict[int, Path] = {}
+    seen: dict[int, Path] = {}
     count = int(parts[first]["shard"][1])
     for path, part in parts.items():
         if str(part["encoder"]) != encoder:
@@ -217,8 +217,8 @@ def _refuse_others(parts: dict[Path, dict[str, np.ndarray]], encoder: str) -> No
         if part["mean"].shape[1] != parts[first]["mean"].shape[1]:
             widths = part["mean"].shape[1], parts[first]["mean"].shape[1]
             raise ValueError(f"{path} has dimension {widths[0]}, {first} {widths[1]}: embed again")
-        if number in held:
-            raise ValueError(f"shard {number}/{of} is there twice: {held[number]} and {path}")
-        held[number] = path
-    if missing := sorted(set(range(1, count + 1)) - held.keys()):
+        if number in seen:
+            raise ValueError(f"shard {number}/{of} is there twice: {seen[number]} and {path}")
+        seen[number] = path
+    if missing := sorted(set(range(1, count + 1)) - seen.keys()):
         raise ValueError(f"{len(missing)} of {count} shards are missing, such as {missing[0]}/{count}")

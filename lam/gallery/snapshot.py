@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lam.gallery.item import Item
-from lam.gallery.local_index import filled
+from lam.gallery.local_index import filled_index
 from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, ItemStore
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
@@ -26,7 +26,7 @@ class Snapshot:
         folder: of the gallery.
         dimension: of the embeddings.
         keys: of the items, rising.
-        items: without their pictures, in the order of the keys.
+        items: without their thumbnails, in the order of the keys.
         factory: the FAISS type.
         mean_samples: as `Embeddings` have it, of the embeddings that were indexed; what is searched for must be
             embedded with as many.
@@ -56,9 +56,9 @@ class Snapshot:
             CorruptFileError: naming the file that was lost, or the rows that were altered.
             ValueError: where there is no gallery, or another process has locked the file.
         """
-        with closing(ItemStore(Path(folder) / FILE, read_only=True)) as store, store.one_moment():
+        with closing(ItemStore(Path(folder) / FILE, read_only=True)) as store, store.consistent_read():
             store.check()
-            keyed = [(key, replace(item, thumbnail=None)) for key, item in store.keyed()]
+            keyed = [(key, replace(item, thumbnail=None)) for key, item in store.items_by_key()]
             samples = store.fact(MEAN_SAMPLES)
             factory = store.fact(FACTORY) or "Flat"
         keys, items = [key for key, _ in keyed], tuple(item for _, item in keyed)
@@ -79,4 +79,4 @@ class Snapshot:
     @cached_property
     def _index(self) -> Index:
         keyed = zip(self.keys, self.items, strict=True)
-        return filled(self.folder / CACHE, keyed, self.dimension, self.factory, source=self.folder / FILE)
+        return filled_index(self.folder / CACHE, keyed, self.dimension, self.factory, source=self.folder / FILE)

@@ -25,7 +25,7 @@ from lam.utils.files import CorruptFileError, write_text
 FORMAT = 1
 FILE, MARK, CACHE = "items.sqlite", "items.made", "index"
 FACTORY, MEAN_SAMPLES = "factory", "mean_samples"  # facts
-_MARKED = f"{FILE} was made here. Where it is missing or empty it was lost, with all that was in it.\n"
+_MARK_TEXT = f"{FILE} was made here. Where it is missing or empty it was lost, with all that was in it.\n"
 _PAGE = 2**14  # bytes, so that several vectors share one
 _PATIENCE = 5.0  # seconds for which another process may keep the file locked
 _LOCKED, _UNWRITABLE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
@@ -35,9 +35,9 @@ _COLUMNS = (
     "id, vector, kappa, label, metadata, thumbnail, origin, images, resultant, least_kappa, contents, paths, sums"
 )
 _TYPES = (str, bytes, float, str, str, bytes | None, str, int, float, float | None, bytes, str, bytes | None)
-_MARKS = ", ".join("?" * (len(_TYPES) + 1))
+_PLACEHOLDERS = ", ".join("?" * (len(_TYPES) + 1))
 _OF_ITEM = 7  # columns; the others are of its images
-_DESCRIBED = "id, label, metadata, images, resultant, min(kappa, ifnull(least_kappa, kappa))"
+_OF_HIT = "id, label, metadata, images, resultant, min(kappa, ifnull(least_kappa, kappa)), thumbnail IS NOT NULL"
 _ZERO = bytes(32)
 _SCHEMA = f"""
 CREATE TABLE items (
@@ -83,6 +83,27 @@ Operation = Item | Fuse | str
 """An item to put, an image to fuse, or the id of an item to delete."""
 
 
+@dataclass(frozen=True)
+class HitInfo:
+    """What a hit is, beside its score and κ.
+
+    Attributes:
+        id: of the item; label and metadata likewise.
+        images: how many the item was made of.
+        resultant: how far their directions agree.
+        least_kappa: of the item and its images.
+        has_thumbnail: whether there is a small picture of it.
+    """
+
+    id: str
+    label: str
+    metadata: str
+    images: int
+    resultant: float
+    least_kappa: float
+    has_thumbnail: bool
+
+
 class ItemStore:
     """Items under stable ids. Writes are for one thread at a time, reads for any.
 
@@ -102,12 +123,12 @@ class ItemStore:
         self._reading = threading.Lock()
         if not self.path.is_file() or not self.path.stat().st_size:
             self._refuse_lost()
-        with self._told():
+        with self._errors_explained():
             self._writer = self._connect()
             self._prepare()
             self._reader = self._connect()
         if not (read_only or self._mark.is_file()):
-            write_text(self._mark, _MARKED)
+            write_text(self._mark, _MARK_TEXT)
 
     def _connect(self) -> sqlite3.Connection:
         address = f"{self.path.absolute().as_uri()}?mode={'rw' if self._read_only else 'rwc'}"
@@ -129,25 +150,25 @@ class ItemStore:
         return not os.access(self.path.parent, os.W_OK) and not self.path.with_name(f"{self.path.name}-wal").exists()
 
     def _prepare(self) -> None:
-        (found,) = self._writer.execute("PRAGMA user_version").fetchone()
-        if found not in (0, FORMAT):
-            raise ValueError(f"{self.path} has format {found}, this version of lam reads {FORMAT}")
-        if not found:
+        (version,) = self._writer.execute("PRAGMA user_version").fetchone()
+        if version not in (0, FORMAT):
+            raise ValueError(f"{self.path} has format {version}, this version of lam reads {FORMAT}")
+        if not version:
             self._refuse_lost()
         if self._read_only:
             return
         self._writer.execute("PRAGMA journal_mode=WAL")
-        if not found:
+        if not version:
             self._writer.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _errors_explained(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise self._named(error) from None
+            raise self._explained(error) from None
 
-    def _named(self, error: sqlite3.DatabaseError) -> Exception:
+    def _explained(self, error: sqlite3.DatabaseError) -> Exception:
         """What an error means: a file that is locked, or that cannot be written, is whole."""
         code, path = _code_of(error), self.path
         if code in _LOCKED:
@@ -175,9 +196,9 @@ class ItemStore:
         self._writer.close()
 
     @contextmanager
-    def one_moment(self) -> Iterator[None]:
-        """Let `check` and `keyed` see what is there now, whatever another process writes meanwhile."""
-        with self._told():
+    def consistent_read(self) -> Iterator[None]:
+        """Let `check` and `items_by_key` see what is there now, whatever another process writes meanwhile."""
+        with self._errors_explained():
             self._writer.execute("BEGIN")
             try:
                 yield
@@ -197,68 +218,64 @@ class ItemStore:
         Raises:
             CorruptFileError: naming the file and the rows.
         """
-        with self._told():
+        with self._errors_explained():
             (verdict,) = self._writer.execute("PRAGMA integrity_check(1)").fetchone()
             if verdict != "ok":
                 raise sqlite3.DatabaseError(verdict)
-            bad = [(key, name) for key, name, item, sha256 in self._rows() if item is None or item.sha256 != sha256]
+            altered = [(key, name) for key, name, item, sha256 in self._rows() if item is None or item.sha256 != sha256]
             rows, digest = self._writer.execute("SELECT rows, sha256 FROM ledger").fetchone()
-            counted, xor = self._sum()
-        names = [name for _, name in bad]
-        if not bad and (rows, digest) == (counted, xor):
+            counted, xor = self._count_and_hash()
+        names = [name for _, name in altered]
+        if not altered and (rows, digest) == (counted, xor):
             return []
         if not drop_corrupt:
-            what = f"rows {', '.join(names[:5])} are altered" if bad else f"{counted} rows are there, not {rows}"
-            if not bad and counted == rows:
+            what = f"rows {', '.join(names[:5])} are altered" if altered else f"{counted} rows are there, not {rows}"
+            if not altered and counted == rows:
                 what = f"{rows} rows are there, as many as there should be, but not the same ones"
             raise CorruptFileError(
                 f"{self.path}: {what}; restore it from a copy, or start with --drop-corrupt to go on without them"
             )
         with self._transaction():
-            self._writer.executemany("DELETE FROM items WHERE key = ?", [(key,) for key, _ in bad])
-            self._ledger = self._sum()
+            self._writer.executemany("DELETE FROM items WHERE key = ?", [(key,) for key, _ in altered])
+            self._ledger = self._count_and_hash()
         return names
 
     def __len__(self) -> int:
         with self._read() as reader:
             return reader.execute("SELECT rows FROM ledger").fetchone()[0]
 
-    def keyed(self) -> Iterator[tuple[int, Item]]:
+    def items_by_key(self) -> Iterator[tuple[int, Item]]:
         """Go through all items by rising key; nothing may be written meanwhile."""
         return ((key, item) for key, _, item, _ in self._rows() if item is not None)
 
     def keys(self) -> list[int]:
-        """Give the keys of all items, in no order."""
+        """The keys of all items, in no order."""
         with self._read() as reader:
             return [row[0] for row in reader.execute("SELECT key FROM items").fetchall()]
 
-    def of_keys(self, keys: Iterable[int]) -> dict[int, Item]:
+    def items_of(self, keys: Iterable[int]) -> dict[int, Item]:
         """Look items up by key, a thousand or so at a time; keys that are gone are left out."""
-        wanted = list(keys)
-        marks = ", ".join("?" * len(wanted))
-        with self._read() as reader:
-            rows = reader.execute(f"SELECT key, {_COLUMNS} FROM items WHERE key IN ({marks})", wanted).fetchall()
-        return {key: _item(values) for key, *values in rows}
+        return {key: _item(values) for key, *values in self._of_keys(_COLUMNS, keys)}
 
-    def get(self, identity: str) -> Item | None:
+    def get(self, item_id: str) -> Item | None:
         """Look an item up by id."""
         with self._read() as reader:
-            row = reader.execute(f"SELECT {_COLUMNS} FROM items WHERE id = ?", (identity,)).fetchone()
+            row = reader.execute(f"SELECT {_COLUMNS} FROM items WHERE id = ?", (item_id,)).fetchone()
         return None if row is None else _item(row)
 
-    def described(self, keys: Iterable[int]) -> dict[int, tuple[str, str, str, int, float, float, bool]]:
-        """Look up what a hit is, by key: its id, label, metadata, number of images, their resultant, the least κ of it
-        and them, and whether there is a thumbnail; keys that are gone are left out.
-        """
-        wanted = list(keys)
-        marks = ", ".join("?" * len(wanted))
-        query = f"SELECT key, {_DESCRIBED}, thumbnail IS NOT NULL FROM items WHERE key IN ({marks})"
+    def hit_infos(self, keys: Iterable[int]) -> dict[int, HitInfo]:
+        """Look up what hits are, by key; keys that are gone are left out."""
+        rows = self._of_keys(_OF_HIT, keys)
+        return {key: HitInfo(*values, has_thumbnail=bool(thumbnail)) for key, *values, thumbnail in rows}
+
+    def _of_keys(self, columns: str, keys: Iterable[int]) -> list[Sequence[Any]]:
+        known = list(keys)
+        query = f"SELECT key, {columns} FROM items WHERE key IN ({', '.join('?' * len(known))})"
         with self._read() as reader:
-            rows = reader.execute(query, wanted).fetchall()
-        return {key: (*what, bool(pictured)) for key, *what, pictured in rows}
+            return reader.execute(query, known).fetchall()
 
     def page(self, *, after: str, limit: int) -> list[Item]:
-        """Give items by rising id, from behind one on; fewer, where together they have much metadata."""
+        """The items behind an id, by rising id; fewer, where together they have much metadata."""
         query = f"SELECT {_COLUMNS} FROM items WHERE id > ? ORDER BY id LIMIT ?"
         items, size = list[Item](), 0
         with self._read() as reader, closing(reader.execute(query, (after, limit))) as rows:
@@ -294,13 +311,13 @@ class ItemStore:
         """
         try:
             with self._transaction():
-                changes = [self._do(operation) for operation in operations]
-                self._remember(facts or {})
+                changes = [self._apply(operation) for operation in operations]
+                self._write_facts(facts or {})
         except sqlite3.Error as error:
             raise self._unstored(error) from error
         return changes
 
-    def _remember(self, facts: Mapping[str, str]) -> None:
+    def _write_facts(self, facts: Mapping[str, str]) -> None:
         self._writer.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
 
     def _unstored(self, error: sqlite3.Error) -> Refusal:
@@ -331,21 +348,21 @@ class ItemStore:
                         hashed.pop(name, None)
                 self._writer.executemany("DELETE FROM items WHERE key = ?", [(key,) for key, _ in gone])
                 rows = ((*_values(item), sha256) for item, sha256 in hashed.values())
-                self._writer.executemany(f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({_MARKS})", rows)
+                self._writer.executemany(f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({_PLACEHOLDERS})", rows)
                 changed = [sha256 for _, sha256 in (*gone, *hashed.values())]
-                self._account(len(hashed) - len(gone), *changed)
-                self._remember(facts)
+                self._update_ledger(len(hashed) - len(gone), *changed)
+                self._write_facts(facts)
         except sqlite3.Error as error:
             raise self._unstored(error) from error
 
     def erase_log(self) -> bool:
         """Empty the log into the file, where erased content is overwritten; False where another process blocks it."""
         with suppress(sqlite3.Error):
-            (blocked, *_) = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            return not blocked
+            (is_blocked, *_) = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            return not is_blocked
         return False
 
-    def _do(self, operation: Operation) -> Change:
+    def _apply(self, operation: Operation) -> Change:
         if isinstance(operation, Fuse):
             return self._fuse(operation.image)
         return self._delete(operation) if isinstance(operation, str) else self._put(operation)
@@ -365,23 +382,23 @@ class ItemStore:
             return Change(key=row[0], item=item)
         removed = () if row is None else self._delete(item.id).removed
         values = (*_values(item), sha256)
-        added = self._writer.execute(f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({_MARKS})", values)
-        self._account(1, sha256)
+        added = self._writer.execute(f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({_PLACEHOLDERS})", values)
+        self._update_ledger(1, sha256)
         return Change(removed, added.lastrowid, created=row is None, item=item)
 
-    def _delete(self, identity: str) -> Change:
-        row = self._writer.execute("DELETE FROM items WHERE id = ? RETURNING key, sha256", (identity,)).fetchone()
+    def _delete(self, item_id: str) -> Change:
+        row = self._writer.execute("DELETE FROM items WHERE id = ? RETURNING key, sha256", (item_id,)).fetchone()
         if row is None:
             return Change()
-        self._account(-1, row[1])
+        self._update_ledger(-1, row[1])
         return Change((row[0],))
 
-    def _account(self, rows: int, *changed: bytes) -> None:
+    def _update_ledger(self, rows: int, *changed: bytes) -> None:
         """Carry the ledger along: so many more rows, and the hashes of those that came or went."""
         count, digest = self._ledger
         self._ledger = count + rows, reduce(_xor, changed, digest)
 
-    def _sum(self) -> tuple[int, bytes]:
+    def _count_and_hash(self) -> tuple[int, bytes]:
         count, digest = 0, _ZERO
         for (sha256,) in self._writer.execute("SELECT sha256 FROM items"):
             count, digest = count + 1, _xor(digest, sha256)

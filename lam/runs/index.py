@@ -11,7 +11,7 @@ from lam import datasets
 from lam.datasets import Dataset
 from lam.gallery.embed import BATCH, embed_folder, embed_list, preprocessing_of
 from lam.gallery.enrolment import Enrolled, enrol, item_of_embedding
-from lam.gallery.gallery import open_for_writing, replace_items
+from lam.gallery.gallery import open_store, replace_items
 from lam.gallery.image_list import read_list
 from lam.gallery.item import Item
 from lam.gallery.local_index import require_faiss
@@ -74,24 +74,24 @@ def index_images(
     encoder = opened.encoder
     require_faiss()
     Index(encoder.dimension, factory)  # refuses a type before the images are read
-    with opened.lock(), open_for_writing(opened.gallery_folder) as store:
+    with opened.lock(), open_store(opened.gallery_folder) as store:
         flag_below = _flag_below(opened, skip_uncertain)
         if listed is not None:
-            entries, embeddings = embed_list(encoder, read_list(listed, repeated_ids=fuse), progress=progress)
+            sources, embeddings = embed_list(encoder, read_list(listed, repeated_ids=fuse), progress=progress)
         elif embedded is not None:
-            entries, embeddings = merge_embeddings(embedded, encoder=opened.fingerprint)
+            sources, embeddings = merge_embeddings(embedded, encoder=opened.fingerprint)
         else:
-            images = embed_folder(encoder, str(folder), progress=progress)
-            entries, embeddings = images.entries, images.embeddings
-        made = enrol(entries, embeddings, flag_below=flag_below, skip_uncertain=skip_uncertain, fuse=fuse).pictured()
-        replace_items(store, made, factory=factory)
-    return made
+            embedded_folder = embed_folder(encoder, str(folder), progress=progress)
+            sources, embeddings = embedded_folder.sources, embedded_folder.embeddings
+        enrolled = enrol(sources, embeddings, flag_below=flag_below, skip_uncertain=skip_uncertain, fuse=fuse)
+        replace_items(store, enrolled.with_thumbnails(), factory=factory)
+    return enrolled
 
 
 def _flag_below(run: Run, required: bool) -> float | None:
     """The κ below which an image is uncertain; None where the run has no calibration of its own that says."""
-    found = load_calibration(run.folder, key=run.fingerprint) if required else calibration_of(run)
-    return None if found is None else found.kappa_below
+    calibration = load_calibration(run.folder, key=run.fingerprint) if required else calibration_of(run)
+    return None if calibration is None else calibration.kappa_below
 
 
 def calibration_of(run: Run) -> Calibration | None:
@@ -117,7 +117,7 @@ def index_dataset(run: Path, embeddings: Embeddings, images: Dataset) -> None:
     for row, label in enumerate(labels):
         shown = images.shown(row)
         items.append(item_of_embedding(str(row), vectors[row], kappa[row], label, shown.path, shown.picture))
-    with open_for_writing(run / GALLERY) as store:
+    with open_store(run / GALLERY) as store:
         replace_items(store, Enrolled(tuple(items), embeddings))
 
 
@@ -129,7 +129,7 @@ class SearchResult:
         images: the files.
         queries: their embeddings.
         hits: the nearest items of each.
-        items: what each hit is, without its picture.
+        items: what each hit is, without its thumbnail.
         decisions: what is answered, where the run is calibrated.
     """
 
@@ -164,11 +164,11 @@ def search(run: str | Path, *images: str | Path, k: int = 5, progress: bool = Fa
     size = BATCH if preprocessing.shape is not None else 1
     inputs = [files[start : start + size] for start in range(0, len(files), size)]
     batches = (torch.stack([preprocessing(file) for file in part]) for part in inputs)
-    seen = encoder.predict(batches, n_samples=gallery.mean_samples, progress=progress and len(inputs) > 1)
-    queries, decisions, calibration = seen.embeddings, None, opened.calibration
+    prediction = encoder.predict(batches, n_samples=gallery.mean_samples, progress=progress and len(inputs) > 1)
+    queries, decisions, calibration = prediction.embeddings, None, opened.calibration
     if calibration is not None:
-        first = gallery.search(queries, 2)  # the margin to the second is part of the evidence, whatever k
-        decisions = calibration.decide(first, queries, features=seen.features, gallery_size=len(gallery))
+        nearest = gallery.search(queries, 2)  # the margin to the second is part of the evidence, whatever k
+        decisions = calibration.decide(nearest, queries, features=prediction.features, gallery_size=len(gallery))
     hits = gallery.search(queries, k)
     items = tuple(tuple(gallery.items[place] for place in row) for row in hits.ids.tolist())
     return SearchResult(files, queries, hits, items, decisions)

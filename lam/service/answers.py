@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lam.gallery.gallery import HitInfo
 from lam.gallery.item import Images, Item, content_id, packed
+from lam.gallery.store import HitInfo
 from lam.retrieval.decisions.calibration import Calibration, credible_cosine
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.decisions.decisions import Decision
 from lam.retrieval.index.hits import Hits
-from lam.service.models import Decided, HitShown, SearchedShown, State, Threshold, Verified
+from lam.service.models import DecisionFields, HitFields, SearchFields, SearchThresholds, State, VerifyResponse
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _POINTS = 200
@@ -33,12 +33,12 @@ class Query:
     Attributes:
         embedding: of one item.
         features: (1, P) what k-NN compares; None where only an embedding was given.
-        picture: a thumbnail, where one was asked for.
+        thumbnail: a small picture, where one was asked for.
     """
 
     embedding: Embeddings
     features: Tensor | None = None
-    picture: bytes | None = None
+    thumbnail: bytes | None = None
 
     @property
     def kappa(self) -> float:
@@ -50,11 +50,11 @@ class Query:
         """Whether κ is a bound, not an estimate."""
         return bool(self.embedding.capped[0])
 
-    def item(self, identity: str | None, *, label: str, metadata: str, file: bytes | None = None) -> Item:
+    def to_item(self, item_id: str | None, *, label: str, metadata: str, file: bytes | None = None) -> Item:
         """Make an item of it.
 
         Args:
-            identity: its id; None for its content as its id.
+            item_id: its id; None for its content as its id.
             label: what it shows.
             metadata: JSON.
             file: the image; None where only an embedding was given, which then is the content.
@@ -62,9 +62,9 @@ class Query:
         mean = self.embedding.mean[0].detach().cpu().double()
         vector = (mean / mean.norm()).float().numpy().tobytes()
         content = content_id(vector if file is None else file)
-        name = str(content) if identity is None else identity
+        item_id = str(content) if item_id is None else item_id
         images = Images(contents=packed([content]))
-        return Item(name, vector, self.kappa, label, metadata, self.picture, images=images)
+        return Item(item_id, vector, self.kappa, label, metadata, self.thumbnail, images=images)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Responder:
             return "none"
         return "stale" if self.calibration.is_stale(size) else "current"
 
-    def uncertain(self, kappa: float) -> bool | None:
+    def is_uncertain(self, kappa: float) -> bool | None:
         """Tell whether an image is too uncertain to be enrolled without a second look; None where nobody knows.
 
         Of an item it is told by its least κ, so that one which holds an uncertain image is uncertain.
@@ -108,62 +108,64 @@ class Responder:
         return None if self.calibration is None else kappa < self.calibration.kappa_below
 
     def answer(
-        self, query: Query, hits: Hits, described: Mapping[int, HitInfo], *, k: int, size: int, least: float = 0.0
+        self, query: Query, hits: Hits, infos: Mapping[int, HitInfo], *, k: int, size: int, min_probability: float = 0.0
     ) -> Answer:
         """Answer a search.
 
         Args:
             query: what was looked for.
             hits: of it alone; more than k, where k is 1.
-            described: what the hits are.
+            infos: what the hits are.
             k: how many hits to give.
             size: of the gallery.
-            least: the probability that a match must have.
+            min_probability: that a match must have.
         """
-        made = self._in_force(query)
-        verdict = _verdict(made, query, hits, least)
+        calibration = self._calibration_for(query)
+        verdict = _verdict(calibration, query, hits, min_probability)
         cap = self.credible_cosine(query.kappa)
-        sets = _conformal(made, hits)
-        found = [described[key] for key in hits.ids[0].tolist()]
-        rows = zip(found, hits.scores[0].tolist(), hits.kappa[0].tolist(), sets, strict=True)
-        shown = [
+        sets = _conformal(calibration, hits)
+        ranked = [infos[key] for key in hits.ids[0].tolist()]
+        rows = zip(ranked, hits.scores[0].tolist(), hits.kappa[0].tolist(), sets, strict=True)
+        texts = [
             as_json(
-                HitShown(
-                    id=item.id,
+                HitFields(
+                    id=hit.id,
                     score=score,
                     kappa=kappa,
-                    label=item.label,
-                    images=item.images,
-                    resultant=item.resultant,
-                    uncertain=self.uncertain(item.least_kappa),
-                    thumbnail=thumbnail_path(item.id) if item.pictured else None,
-                    accepted=None if made is None else verdict["decision"] == "match" and score > made.accept_above,
+                    label=hit.label,
+                    images=hit.images,
+                    resultant=hit.resultant,
+                    uncertain=self.is_uncertain(hit.least_kappa),
+                    thumbnail=thumbnail_path(hit.id) if hit.has_thumbnail else None,
+                    accepted=None
+                    if calibration is None
+                    else verdict["decision"] == "match" and score > calibration.accept_above,
                     credible=score >= cap,
                     conformal=conformal,
                 ),
-                metadata=item.metadata,
+                metadata=hit.metadata,
             )
-            for item, score, kappa, conformal in islice(rows, k)
+            for hit, score, kappa, conformal in islice(rows, k)
         ]
-        body: SearchedShown = {
+        body: SearchFields = {
             **verdict,
             "kappa": query.kappa,
             "kappa_capped": query.capped,
             "credible_cosine": cap,
-            "threshold": None if made is None else _thresholds(made),
+            "threshold": None if calibration is None else _thresholds(calibration),
             "calibration": self.state(size),
             "gallery_size": size,
         }
-        return Answer(verdict["decision"], query.kappa, as_json(body, hits=f"[{','.join(shown)}]"))
+        return Answer(verdict["decision"], query.kappa, as_json(body, hits=f"[{','.join(texts)}]"))
 
-    def same(self, first: Query, second: Query) -> Verified:
+    def verify(self, first: Query, second: Query) -> VerifyResponse:
         """Say whether two images show the same thing, at the false-accept rate of pairs; see `Calibration.verify`.
 
         κ alone says whether they can be judged, whatever flag is in force for searches.
         """
-        made, above = self.calibration, self._same_above
+        calibration, above = self.calibration, self._verify_above
         kappa = [first.kappa, second.kappa]
-        if made is None or above is None:
+        if calibration is None or above is None:
             score = float((first.embedding.mean[0].double() @ second.embedding.mean[0].double()).clamp(-1, 1))
             return {
                 "same": None,
@@ -174,20 +176,20 @@ class Responder:
                 "score": score,
                 "kappa": kappa,
             }
-        verified = made.verify(first.embedding, second.embedding)
-        decision, far, ood = verified.decision[0], made.targets.far, made.targets.ood
+        verified = calibration.verify(first.embedding, second.embedding)
+        decision, far, ood = verified.decision[0], calibration.targets.far, calibration.targets.ood
         return {
             "same": None if decision == "abstain" else decision == "match",
             "decision": decision,
             "probability": float(verified.probability[0]),
             "far": far,
-            "threshold": {"accept_above": above, "kappa_below": made.kappa_below, "far": far, "ood": ood},
+            "threshold": {"accept_above": above, "kappa_below": calibration.kappa_below, "far": far, "ood": ood},
             "score": float(verified.score[0]),
             "kappa": kappa,
         }
 
     def credible_cosine(self, kappa: float) -> float:
-        """Give the cosine of a query's credible cap, which for one dimension depends on κ alone.
+        """The cosine of a query's credible cap, which for one dimension depends on κ alone.
 
         Interpolated between concentrations that are computed once, to 1e-4: by itself it takes longer than a search.
         """
@@ -202,33 +204,35 @@ class Responder:
         return logs, credible_cosine(Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))).numpy()
 
     @cached_property
-    def thresholds(self) -> Threshold | None:
+    def thresholds(self) -> SearchThresholds | None:
         """What is in force for images, and the error rates that it promises."""
         return None if self.calibration is None else _thresholds(self.calibration)
 
     @cached_property
-    def described(self) -> dict[str, Any] | None:
-        """What the page shows: rates over thresholds, the histogram of κ, reliability, and how it was made."""
-        made = self.calibration
-        if made is None:
+    def summary(self) -> dict[str, Any] | None:
+        """What the page shows: rates over thresholds, the histogram of κ, reliability, and how it was calibration."""
+        calibration = self.calibration
+        if calibration is None:
             return None
-        cosines = _points(made.false_accepts.scores, made.accept_above)
-        kappas = [-ood_score for ood_score in reversed(_points(made.detector.kappa.scores, -made.kappa_below))]
+        cosines = _points(calibration.false_accepts.scores, calibration.accept_above)
+        kappas = [
+            -ood_score for ood_score in reversed(_points(calibration.detector.kappa.scores, -calibration.kappa_below))
+        ]
         return {
             "threshold": self.thresholds,
-            "gallery_size": made.gallery_size,
-            "false_accept": [{"cosine": at, "rate": made.false_accepts.rate(at)} for at in cosines],
-            "false_flag": [{"kappa": at, "rate": made.detector.kappa.rate(-at)} for at in kappas],
-            "kappa": {"counts": made.kappa.counts.tolist(), "edges": made.kappa.edges.tolist()},
+            "gallery_size": calibration.gallery_size,
+            "false_accept": [{"cosine": at, "rate": calibration.false_accepts.rate(at)} for at in cosines],
+            "false_flag": [{"kappa": at, "rate": calibration.detector.kappa.rate(-at)} for at in kappas],
+            "kappa": {"counts": calibration.kappa.counts.tolist(), "edges": calibration.kappa.edges.tolist()},
             "reliability": {
                 name: [None if math.isnan(value) else value for value in values.tolist()]
-                for name, values in vars(made.reliability).items()
+                for name, values in vars(calibration.reliability).items()
             },
-            "depth": made.depth,
-            "facts": made.facts,
+            "depth": calibration.depth,
+            "facts": calibration.facts,
         }
 
-    def _in_force(self, query: Query) -> Calibration | None:
+    def _calibration_for(self, query: Query) -> Calibration | None:
         """The calibration; an embedding comes without features, so that κ alone can flag it."""
         return self._by_kappa if query.features is None else self.calibration
 
@@ -237,7 +241,7 @@ class Responder:
         return None if self.calibration is None else replace(self.calibration, flag="kappa")
 
     @cached_property
-    def _same_above(self) -> float | None:
+    def _verify_above(self) -> float | None:
         """The cosine above which two images show the same; None where too few pairs were seen to promise a rate."""
         verifier = None if self.calibration is None else self.calibration.verifier
         if (
@@ -249,9 +253,9 @@ class Responder:
         return verifier.impostors.threshold(self.calibration.targets.far)
 
 
-def thumbnail_path(identity: str) -> str:
-    """Give where the picture of an item is."""
-    return f"/v1/items/{quote(identity, safe=':@+=')}/thumbnail"
+def thumbnail_path(item_id: str) -> str:
+    """Where the thumbnail of an item is."""
+    return f"/v1/items/{quote(item_id, safe=':@+=')}/thumbnail"
 
 
 def as_json(known: Mapping[str, Any], **texts: str) -> str:
@@ -270,41 +274,41 @@ def as_json(known: Mapping[str, Any], **texts: str) -> str:
     return f"{{{','.join(filter(None, [plain, *(f'{json.dumps(name)}:{text}' for name, text in texts.items())]))}}}"
 
 
-def _thresholds(made: Calibration) -> Threshold:
+def _thresholds(calibration: Calibration) -> SearchThresholds:
     return {
-        "accept_above": made.accept_above,
-        "flag": made.flag,
-        "flag_above": made.flag_above,
-        "kappa_below": made.kappa_below,
-        "far": made.targets.far,
-        "ood": made.targets.ood,
-        "conformal_miss": made.targets.conformal_miss,
+        "accept_above": calibration.accept_above,
+        "flag": calibration.flag,
+        "flag_above": calibration.flag_above,
+        "kappa_below": calibration.kappa_below,
+        "far": calibration.targets.far,
+        "ood": calibration.targets.ood,
+        "conformal_miss": calibration.targets.conformal_miss,
     }
 
 
-def _verdict(made: Calibration | None, query: Query, hits: Hits, least: float) -> Decided:
-    if made is None:
+def _verdict(calibration: Calibration | None, query: Query, hits: Hits, min_probability: float) -> DecisionFields:
+    if calibration is None:
         return {"decision": None, "probability": None, "ood_score": None, "p_value": None, "flagged_by": None}
-    features = None if made.flag == "kappa" else query.features
-    found = hits.scores.shape[1]  # two or more, or all there were when it was searched
-    decided = made.decide(hits, query.embedding, features=features, gallery_size=found)
-    decision, probability = decided.decision[0], float(decided.probability[0])
-    if decision == "match" and probability < least:
+    features = None if calibration.flag == "kappa" else query.features
+    size = hits.scores.shape[1]  # two or more, or all there were when it was searched
+    decisions = calibration.decide(hits, query.embedding, features=features, gallery_size=size)
+    decision, probability = decisions.decision[0], float(decisions.probability[0])
+    if decision == "match" and probability < min_probability:
         decision = "unknown"
     return {
         "decision": decision,
         "probability": probability,
-        "ood_score": float(decided.ood_score[0]),
-        "p_value": float(decided.p_value[0]),
-        "flagged_by": made.flag,
+        "ood_score": float(decisions.ood_score[0]),
+        "p_value": float(decisions.p_value[0]),
+        "flagged_by": calibration.flag,
     }
 
 
-def _conformal(made: Calibration | None, hits: Hits) -> list[bool | None]:
+def _conformal(calibration: Calibration | None, hits: Hits) -> list[bool | None]:
     """Which hits are of the set that holds a match at the promised rate; None each where no rate is promised."""
-    if made is None or made.depth is None:
+    if calibration is None or calibration.depth is None:
         return [None] * hits.scores.shape[1]
-    return made.conformal_set(hits)[0].tolist()
+    return calibration.conformal_set(hits)[0].tolist()
 
 
 def _points(scores: torch.Tensor, in_force: float) -> list[float]:

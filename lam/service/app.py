@@ -1,7 +1,7 @@
 """The routes. What they refuse is a `ServiceError`; what every request passes first is `lam.service.limits`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -18,7 +18,7 @@ from lam.gallery.refusal import busy
 from lam.gallery.store import Fuse
 from lam.service import models
 from lam.service.answers import Responder, as_json, thumbnail_path
-from lam.service.bodies import Given, content_type, item_of, pair_of, query_of
+from lam.service.bodies import ParsedItem, content_type, item_of, pair_of, query_of
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.images import CONTENT_TYPES, media_type
@@ -111,8 +111,8 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         content_type(request.headers, JSON)
         engine.admit(engine.reader, engine.decoder, engine.network)
         pair = await engine.read(partial(pair_of, await request.body(), engine.gallery.dimension, _max_json(engine)))
-        first, second = [await engine.embed(one) if isinstance(one, bytes) else one for one in pair]
-        answer = await engine.read(partial(engine.judge.same, first, second))
+        first, second = [await engine.embed(part) if isinstance(part, bytes) else part for part in pair]
+        answer = await engine.read(partial(engine.responder.verify, first, second))
         metrics.verified(answer["decision"])
         return JSONResponse(answer)
 
@@ -148,14 +148,14 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
     @app.get("/v1/items/{id}", responses=models.FOUND)
     async def one(id: str) -> Response:
         """Look an item up."""
-        return Response(_described(await known(id), engine.judge), media_type=JSON)
+        return Response(_item_json(await known(id), engine.responder), media_type=JSON)
 
-    @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=models.PICTURE)
-    async def picture(id: str) -> Response:
-        """Give an item's picture."""
+    @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
+    async def thumbnail(id: str) -> Response:
+        """Look up the small picture of an item."""
         item = await known(id)
         if item.thumbnail is None:
-            raise ServiceError(404, "the item has no picture", allowed="items that were added as images")
+            raise ServiceError(404, "the item has no thumbnail", allowed="items that were added as images")
         return Response(item.thumbnail, media_type=media_type(item.thumbnail))
 
     @app.delete("/v1/items/{id}", responses=models.DELETED)
@@ -167,49 +167,49 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
             raise ServiceError(404, "there is no item of this id", allowed="the ids of GET /v1/items")
         return JSONResponse({"id": id, "deleted": True, "gallery_size": len(engine.gallery)})
 
-    async def known(identity: str) -> Item:
+    async def known(item_id: str) -> Item:
         engine.admit(engine.reader)
-        item = await engine.read(partial(engine.gallery.get, checked_id(identity)))
+        item = await engine.read(partial(engine.gallery.get, checked_id(item_id)))
         if item is None:
             raise ServiceError(404, "there is no item of this id", allowed="the ids of GET /v1/items")
         return item
 
 
 async def _enrol(
-    engine: Engine, request: Request, given_id: str | None, label: str | None, *, uncertain: Uncertain, fuse: bool
+    engine: Engine, request: Request, item_id: str | None, label: str | None, *, uncertain: Uncertain, fuse: bool
 ) -> Response:
     """Put or fuse what a request brings."""
     kind = content_type(request.headers, *CONTENT_TYPES, JSON)
     body = await request.body()
-    given: Given | None = None
+    parsed: ParsedItem | None = None
     if kind == JSON:
         engine.admit(engine.reader, engine.writer)
-        given = await engine.read(partial(item_of, body, engine.gallery.dimension))
-        given_id, label = _one_of_both("id", given_id, given.said), _one_of_both("label", label, given.said)
-    label, identity = checked_label(label or ""), None if given_id is None else checked_id(given_id)
-    if fuse and identity is None:
+        parsed = await engine.read(partial(item_of, body, engine.gallery.dimension))
+        item_id, label = _same("id", item_id, parsed.id), _same("label", label, parsed.label)
+    label, item_id = checked_label(label or ""), None if item_id is None else checked_id(item_id)
+    if fuse and item_id is None:
         raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
-    if given is None:
+    if parsed is None:
         engine.admit(engine.decoder, engine.network, engine.writer)
-        query = await engine.embed(body, picture=True)
-        item = query.item(identity, label=label, metadata="{}", file=body)
+        query = await engine.embed(body, with_thumbnail=True)
+        item = query.to_item(item_id, label=label, metadata="{}", file=body)
     else:
-        query = given.query
-        item = query.item(identity, label=label, metadata=given.metadata)
+        query = parsed.query
+        item = query.to_item(item_id, label=label, metadata=parsed.metadata)
     if uncertain == "refuse":
-        _refuse_uncertain(engine.judge, query.kappa)
+        _refuse_uncertain(engine.responder, query.kappa)
     change = await engine.write(Fuse(item) if fuse else item)
     if change.refused is not None:
         raise change.refused
-    shown = _described(
+    content = _item_json(
         change.item or item,
-        engine.judge,
+        engine.responder,
         created=change.created,
         kappa_capped=query.capped,
-        calibration=engine.judge.state(len(engine.gallery)),
+        calibration=engine.responder.state(len(engine.gallery)),
         gallery_size=len(engine.gallery),
     )
-    return Response(shown, 201 if change.created else 200, media_type=JSON)
+    return Response(content, 201 if change.created else 200, media_type=JSON)
 
 
 def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
@@ -238,8 +238,8 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             "dimension": encoder.dimension,
             "device": engine.device,
             "preprocessing": None if encoder.preprocessing is None else encoder.preprocessing.to_json(),
-            "calibration": engine.judge.state(len(engine.gallery)),
-            "threshold": engine.judge.thresholds,
+            "calibration": engine.responder.state(len(engine.gallery)),
+            "threshold": engine.responder.thresholds,
             "gallery_size": len(engine.gallery),
             "index": engine.gallery.index.factory,
             "limits": {
@@ -255,16 +255,16 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
     @app.get("/v1/calibration")
     async def calibration() -> dict[str, Any]:
-        """Give the rates that thresholds promise, and the κ of the calibration."""
-        if engine.judge.described is None:
+        """Say which rates thresholds promise, and how κ lay in the calibration."""
+        if engine.responder.summary is None:
             raise ServiceError(
                 404, "the run is not calibrated", allowed="`lam calibrate RUN`, then a SIGHUP or a restart"
             )
-        return engine.judge.described
+        return engine.responder.summary
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def measured() -> Response:
-        """Give the metrics in the format of Prometheus."""
+        """Report metrics in the format of Prometheus."""
         return Response(await asyncio.to_thread(metrics.text), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -272,33 +272,33 @@ def _listed(engine: Engine, after: str, limit: int) -> str:
     """A page of items as JSON, and behind which id the next one begins."""
     items = engine.gallery.page(after=after, limit=limit)
     is_more = bool(items) and bool(engine.gallery.page(after=items[-1].id, limit=1))
-    shown = ",".join(_described(item, engine.judge) for item in items)
-    known = {"after": items[-1].id if is_more else None, "total": len(engine.gallery)}
-    return as_json(known, items=f"[{shown}]")
+    texts = ",".join(_item_json(item, engine.responder) for item in items)
+    fields = {"after": items[-1].id if is_more else None, "total": len(engine.gallery)}
+    return as_json(fields, items=f"[{texts}]")
 
 
-def _described(item: Item, judge: Responder, **more: Any) -> str:
+def _item_json(item: Item, responder: Responder, **more: Any) -> str:
     """What is said of an item, as JSON."""
-    known: models.ItemShown = {
+    fields: models.StoredFields = {
         "id": item.id,
         "label": item.label,
         "kappa": item.kappa,
         "images": item.images.count,
         "resultant": item.images.resultant,
-        "uncertain": judge.uncertain(item.least_kappa),
+        "uncertain": responder.is_uncertain(item.least_kappa),
         "thumbnail": None if item.thumbnail is None else thumbnail_path(item.id),
         "sha256": item.sha256.hex(),
     }
-    return as_json({**known, **more}, metadata=item.metadata)
+    return as_json({**fields, **more}, metadata=item.metadata)
 
 
-def _refuse_uncertain(judge: Responder, kappa: float) -> None:
-    if judge.calibration is None:
+def _refuse_uncertain(responder: Responder, kappa: float) -> None:
+    if responder.calibration is None:
         raise ServiceError(
             409, "the run is not calibrated: nothing says which images are uncertain", allowed="uncertain=keep"
         )
-    if judge.uncertain(kappa):
-        least = judge.calibration.kappa_below
+    if responder.is_uncertain(kappa):
+        least = responder.calibration.kappa_below
         raise ServiceError(
             422,
             f"the image is uncertain: its κ of {kappa:.6g} is below the flag at {least:.6g}; nothing was stored",
@@ -306,11 +306,10 @@ def _refuse_uncertain(judge: Responder, kappa: float) -> None:
         )
 
 
-def _one_of_both(name: str, beside: str | None, said: Mapping[str, str]) -> str | None:
+def _same(name: str, in_address: str | None, in_body: str | None) -> str | None:
     """What is said of an item in the address of a request, in its body, or in both, where it must be the same."""
-    within = said.get(name, beside)
-    if beside not in (None, within):
+    if None not in (in_address, in_body) and in_address != in_body:
         raise ServiceError(
             422, f"the {name} in the address is not the one in the body", allowed="one of them, or equal"
         )
-    return within
+    return in_address if in_body is None else in_body

@@ -13,7 +13,7 @@ from lam.gallery.item import checked_metadata
 from lam.service.answers import Query
 from lam.service.engine import embedding_of
 from lam.service.errors import ServiceError
-from lam.service.models import JSON, EmbeddingGiven, ImageGiven, ItemGiven, PairGiven, checked
+from lam.service.models import JSON, EmbeddingRequest, ImageRequest, ItemRequest, PairRequest, checked
 
 _UNIT_TOLERANCE = 1e-3
 _SHOWN = 80
@@ -22,7 +22,7 @@ _QUOTES = 100  # which two images in JSON are far from having
 
 
 def content_type(headers: Mapping[str, str], *allowed: str) -> str:
-    """Give the content type of a request, without parameters.
+    """The content type of a request, without parameters.
 
     Raises:
         ServiceError: 415, for another, or a body that is compressed.
@@ -48,7 +48,7 @@ def query_of(body: bytes, dimension: int) -> Query:
     Raises:
         ServiceError: for what is no embedding.
     """
-    return _embedded(_parsed(body, EmbeddingGiven), dimension)
+    return _query(_parsed(body, EmbeddingRequest), dimension)
 
 
 def pair_of(body: bytes, dimension: int, max_json: int) -> list[Query | bytes]:
@@ -64,42 +64,44 @@ def pair_of(body: bytes, dimension: int, max_json: int) -> list[Query | bytes]:
     """
     if len(body) > max_json:
         _refuse_costly(body, max_json)
-    given = _parsed(body, PairGiven)
-    return [_one_of(given[name], name, dimension) for name in ("first", "second")]
+    pair = _parsed(body, PairRequest)
+    return [_file_or_query(pair[name], name, dimension) for name in ("first", "second")]
 
 
 @dataclass(frozen=True)
-class Given:
+class ParsedItem:
     """An item in JSON.
 
     Attributes:
         query: its embedding.
-        said: the `id` and the `label`, where they are there.
+        id: where the body has one.
+        label: likewise.
         metadata: as it is stored.
     """
 
     query: Query
-    said: dict[str, str]
+    id: str | None
+    label: str | None
     metadata: str
 
 
-def item_of(body: bytes, dimension: int) -> Given:
+def item_of(body: bytes, dimension: int) -> ParsedItem:
     """Make an item of a body in JSON.
 
     Raises:
         ServiceError: for what is none.
     """
-    given = _parsed(body, ItemGiven)
-    said = {name: given[name] for name in ("id", "label") if name in given}
-    return Given(_embedded(given, dimension), said, checked_metadata(given.get("metadata", {})))
+    item = _parsed(body, ItemRequest)
+    metadata = checked_metadata(item.get("metadata", {}))
+    return ParsedItem(_query(item, dimension), item.get("id"), item.get("label"), metadata)
 
 
 def _parsed(body: bytes, kind: type[Any]) -> Any:
     try:
-        found = json.loads(body.decode())  # else JSON would be tried as UTF-16 too
+        content = json.loads(body.decode())  # else JSON would be tried as UTF-16 too
     except (ValueError, RecursionError):
         raise ServiceError(400, "the body is no valid JSON", allowed=JSON) from None
-    return checked(found, kind)
+    return checked(content, kind)
 
 
 def _refuse_costly(body: bytes, most: int) -> None:
@@ -112,11 +114,11 @@ def _refuse_costly(body: bytes, most: int) -> None:
         )
 
 
-def _one_of(given: ImageGiven | EmbeddingGiven, name: str, dimension: int) -> Query | bytes:
-    if "image" not in given:
-        return _embedded(given, dimension)
+def _file_or_query(part: ImageRequest | EmbeddingRequest, name: str, dimension: int) -> Query | bytes:
+    if "image" not in part:
+        return _query(part, dimension)
     try:
-        return _file(given["image"])
+        return _file(part["image"])
     except ValueError:
         raise ServiceError(422, f"the image of {name} is no base64", allowed="base64 of a file") from None
 
@@ -126,8 +128,8 @@ def _file(text: str) -> bytes:
     return b"".join(base64.b64decode(text[at : at + _PART], validate=True) for at in range(0, len(text), _PART))
 
 
-def _embedded(given: EmbeddingGiven, dimension: int) -> Query:
-    numbers, allowed = given["embedding"], {"embedding": f"{dimension} finite numbers, a unit vector"}
+def _query(request: EmbeddingRequest, dimension: int) -> Query:
+    numbers, allowed = request["embedding"], {"embedding": f"{dimension} finite numbers, a unit vector"}
     if len(numbers) != dimension:
         raise ServiceError(422, f"embedding has dimension {len(numbers)}", allowed=allowed)
     vector = np.array(numbers)
@@ -135,4 +137,4 @@ def _embedded(given: EmbeddingGiven, dimension: int) -> Query:
         norm = float(np.linalg.norm(vector))
     if not abs(norm - 1) <= _UNIT_TOLERANCE:
         raise ServiceError(422, f"embedding has length {norm:.6g}", allowed=allowed)
-    return Query(embedding_of(torch.from_numpy((vector / norm).astype(np.float32)), given["kappa"]))
+    return Query(embedding_of(torch.from_numpy((vector / norm).astype(np.float32)), request["kappa"]))

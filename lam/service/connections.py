@@ -20,7 +20,7 @@ _PIECE = 8192  # bytes after which headers are held to h11's limit of 16 KiB, wi
 _CHUNKS, _CHUNK = 64, 512  # of a body: so many of any size, and beyond those so many bytes in one, on average
 
 
-class Crowd:
+class OpenConnections:
     """The connections that are open, at most so many in all and of one client.
 
     Where there is one too many, another gives way: of those that wait for their client, the one that it has left alone
@@ -41,10 +41,10 @@ class Crowd:
     def __len__(self) -> int:
         return len(self._open)
 
-    def enter(self, new: "Connection") -> bool:
+    def add(self, new: "Connection") -> bool:
         """Count a new connection; False where it is refused, or, where many are, closed without a word."""
-        room = self._of[new.address] < self._of_client or self._one_gives_way(new.address)
-        if room and (len(self._open) < self._most or self._one_gives_way()):
+        room = self._of[new.address] < self._of_client or self._drop_waiting(new.address)
+        if room and (len(self._open) < self._most or self._drop_waiting()):
             self._open.add(new)
             self._of[new.address] += 1
             return True
@@ -53,7 +53,7 @@ class Crowd:
         self._refused.add(new)
         return False
 
-    def leave(self, one: "Connection") -> None:
+    def remove(self, one: "Connection") -> None:
         """Count a connection no longer."""
         self._waiting.pop(one, None)
         self._refused.discard(one)
@@ -63,21 +63,21 @@ class Crowd:
             if not self._of[one.address]:
                 del self._of[one.address]
 
-    def active(self, one: "Connection", *, waits: bool) -> None:
+    def note_activity(self, one: "Connection", *, waits: bool) -> None:
         """Be told that something happened on a connection, and whether it waits for its client now."""
         self._waiting.pop(one, None)
         if waits and one in self._open:
             self._waiting[one] = None
 
-    def unread_gives_way(self) -> bool:
+    def drop_unread(self) -> bool:
         """Close the connection whose client has left its answer unread for longest; False where all read."""
-        return self._one_gives_way(reading=True)
+        return self._drop_waiting(reading=True)
 
-    def _one_gives_way(self, address: str | None = None, *, reading: bool = False) -> bool:
+    def _drop_waiting(self, address: str | None = None, *, reading: bool = False) -> bool:
         for one in self._waiting:
             if address in (None, one.address) and (one.keeps_answer or not reading):
                 one.transport.abort()
-                self.leave(one)
+                self.remove(one)
                 return True
         return False
 
@@ -86,17 +86,17 @@ class Connection(H11Protocol):
     """A connection whose client must send a request's headers, and read its answer, in time.
 
     Args:
-        crowd: the connections that it is one of.
+        connections: that it is one of.
         settings: the deadlines.
         refuse: what answers requests on a connection that is one too many.
-        given: what uvicorn gives.
+        options: of uvicorn's connection.
     """
 
-    def __init__(self, crowd: Crowd, settings: ServiceSettings, refuse: App, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, connections: OpenConnections, settings: ServiceSettings, refuse: App, **options: Any) -> None:
+        super().__init__(**options)
         self.conn = _Requests(h11.SERVER)
         self.address = ""
-        self._crowd, self._refuse = crowd, refuse
+        self._connections, self._refuse = connections, refuse
         self._seconds = {"headers": settings.header_seconds, "reading": settings.write_seconds}
         self._awaited: str | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -104,7 +104,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
-        if not self._crowd.enter(self):
+        if not self._connections.add(self):
             self.app = self._refuse
         self._follow()
 
@@ -133,7 +133,7 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._await(None)
-        self._crowd.leave(self)
+        self._connections.remove(self)
         super().connection_lost(exc)
 
     def _follow(self) -> None:
@@ -143,7 +143,7 @@ class Connection(H11Protocol):
             self._await("reading")
         else:
             self._await("headers" if between else None)
-        self._crowd.active(self, waits=self._awaited is not None or self.cycle.more_body)
+        self._connections.note_activity(self, waits=self._awaited is not None or self.cycle.more_body)
 
     def _await(self, what: str | None) -> None:
         if what == self._awaited:

@@ -70,7 +70,7 @@ class Engine:
         require_faiss()
         self.encoder = _moved(self.run.encoder, device)
         self.device = device
-        self.judge = Responder(self.run.calibration, self.encoder.kappa_dimension)
+        self.responder = Responder(self.run.calibration, self.encoder.kappa_dimension)
         self.gallery = self.run.open_gallery(drop_corrupt=drop_corrupt, index=index)
         self._start(threads)
         self._warm_up()
@@ -102,7 +102,7 @@ class Engine:
 
     def _warm_up(self) -> None:
         """Embed blank images, so that the first request finds everything loaded and it is known how long one takes."""
-        self.judge.credible_cosine(1.0)
+        self.responder.credible_cosine(1.0)
         shape = None if self.encoder.preprocessing is None else self.encoder.preprocessing.shape
         if shape is None:
             return
@@ -113,7 +113,7 @@ class Engine:
     def recalibrate(self) -> None:
         """Decide by the calibration that the run has now; one that cannot be read is logged, and the old one stays."""
         try:
-            self.judge = Responder(self.run.calibration, self.encoder.kappa_dimension)
+            self.responder = Responder(self.run.calibration, self.encoder.kappa_dimension)
         except (OSError, ValueError) as error:
             _LOG.error("the calibration in force stays: %s", error)
         else:
@@ -127,8 +127,8 @@ class Engine:
     @property
     def complaints(self) -> list[str]:
         """Why the service is not ready; nothing where it is."""
-        said = [*(worker.complaint for worker in self.workers), self.gallery.complaint]
-        return [complaint for complaint in said if complaint is not None]
+        complaints = [*(worker.complaint for worker in self.workers), self.gallery.complaint]
+        return [complaint for complaint in complaints if complaint is not None]
 
     def admit(self, *workers: Worker[Any, Any]) -> None:
         """Refuse a request that would wait for long, before any work is put into it.
@@ -149,20 +149,20 @@ class Engine:
         """
         return await self._done(self.reader.submit(job))
 
-    async def embed(self, body: bytes, *, picture: bool = False) -> Query:
-        """Give the embedding of an image that somebody sent.
+    async def embed(self, body: bytes, *, with_thumbnail: bool = False) -> Query:
+        """Embed an image that somebody sent.
 
         Args:
             body: a JPEG, PNG or WebP file.
-            picture: make a thumbnail too.
+            with_thumbnail: make one too.
 
         Raises:
             ServiceError: for anything else.
             Refusal: busy, where too many wait.
         """
-        tensor, made = await self._done(self.decoder.submit((body, picture)))
+        tensor, small = await self._done(self.decoder.submit((body, with_thumbnail)))
         query = await self._done(self.network.submit(tensor))
-        return replace(query, picture=made)
+        return replace(query, thumbnail=small)
 
     async def search(self, query: Query, *, k: int, min_probability: float = 0.0) -> Answer:
         """Find the k nearest items, and decide.
@@ -198,38 +198,38 @@ class Engine:
             raise busy(f"there was no answer within {self.settings.answer_seconds:g} s") from None
 
     def _decode(self, jobs: Sequence[tuple[bytes, bool]]) -> list[tuple[Tensor, bytes | None] | Exception]:
-        return [self._decoded(body, picture) for body, picture in jobs]
+        return [self._decoded(body, with_thumbnail) for body, with_thumbnail in jobs]
 
-    def _decoded(self, body: bytes, picture: bool) -> tuple[Tensor, bytes | None] | Exception:
+    def _decoded(self, body: bytes, with_thumbnail: bool) -> tuple[Tensor, bytes | None] | Exception:
         try:
             preprocessing = self.encoder.preprocessing
             if not isinstance(preprocessing, Preprocessing):
                 raise ServiceError(422, "this run does not know how an image becomes an input", allowed="embeddings")
             image = read_image(body, self.settings, least=preprocessing.reduced_to)
-            return preprocessing(image), thumbnail(image) if picture else None
+            return preprocessing(image), thumbnail(image) if with_thumbnail else None
         except ServiceError as error:
             return error
         except ValueError as error:
             return ServiceError(422, f"the image cannot become an input: {error}", allowed="an ordinary photograph")
 
     def _embed(self, tensors: Sequence[Tensor]) -> list[Query | Exception]:
-        found: dict[int, Query | Exception] = {}
+        results: dict[int, Query | Exception] = {}
         for shape in {tensor.shape for tensor in tensors}:
             rows = [row for row, tensor in enumerate(tensors) if tensor.shape == shape]
-            found |= zip(rows, self._embedded(torch.stack([tensors[row] for row in rows])), strict=True)
-        return [found[row] for row in range(len(tensors))]
+            results |= zip(rows, self._embedded(torch.stack([tensors[row] for row in rows])), strict=True)
+        return [results[row] for row in range(len(tensors))]
 
     def _embedded(self, batch: Tensor) -> list[Query | Exception]:
         """The batch's queries; where it is refused as a whole, each image by itself, so that one does not spoil it."""
         try:
-            seen = self.encoder.predict(batch.to(self.device))
+            prediction = self.encoder.predict(batch.to(self.device))
         except ValueError:
             if len(batch) > 1:
                 return [result for image in batch for result in self._embedded(image[None])]
             return [_no_embedding()]
         except RuntimeError as error:
             raise self._lost(error) from error
-        embeddings, features = seen.embeddings.to("cpu"), seen.features.cpu()
+        embeddings, features = prediction.embeddings.to("cpu"), prediction.features.cpu()
         return [_query(embeddings[row : row + 1], features[row : row + 1]) for row in range(len(batch))]
 
     def _lost(self, error: RuntimeError) -> Exception:
@@ -245,23 +245,25 @@ class Engine:
     def _search(self, jobs: Sequence[tuple[Query, int, float]]) -> list[Answer | Exception]:
         queries = Embeddings.concatenate([query.embedding for query, _, _ in jobs])
         most = max(2, *(k for _, k, _ in jobs))  # the second hit, for the margin
-        hits, described = self.gallery.search(replace(queries, samples=None, mean_samples=None), most)
+        hits, infos = self.gallery.search(replace(queries, samples=None, mean_samples=None), most)
         size = len(self.gallery)
         return _done_each(
-            partial(self.judge.answer, query, _row(hits, row), described, k=k, size=size, least=least)
-            for row, (query, k, least) in enumerate(jobs)
+            partial(
+                self.responder.answer, query, _row(hits, row), infos, k=k, size=size, min_probability=min_probability
+            )
+            for row, (query, k, min_probability) in enumerate(jobs)
         )
 
 
 def _done_each(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:
     """The result of each job, or what it raised."""
-    found: list[Value | Exception] = []
+    results: list[Value | Exception] = []
     for job in jobs:
         try:
-            found.append(job())
+            results.append(job())
         except Exception as error:
-            found.append(error)
-    return found
+            results.append(error)
+    return results
 
 
 def embedding_of(mean: Tensor, kappa: float) -> Embeddings:

@@ -71,16 +71,16 @@ def _refuse_large(image: Image.Image, settings: ServiceSettings, least: int | No
 
 def _bytes_of(image: Image.Image, least: int | None) -> int:
     """What decoding takes: what a decoder holds, the pixels as Pillow keeps them, and two copies of what is left."""
-    pixels, held = image.width * image.height, 0
+    pixels, decoder = image.width * image.height, 0
     if isinstance(image, JpegImageFile) and image.info.get("progressive"):
         shares = [across * down for _, across, down, _ in image.layer]
-        held = 2 * pixels * sum(shares) // max(shares)
+        decoder = 2 * pixels * sum(shares) // max(shares)
     factor = reduction(image, least)
     pixels = image.width * image.height
     stored = _OF_WEBP if image.format == "WEBP" else _STORED.get(image.mode, 4)
-    return _ALWAYS + held + pixels * stored + 2 * 4 * pixels // factor**2
+    return _ALWAYS + decoder + pixels * stored + 2 * 4 * pixels // factor**2
 
 
-def media_type(picture: bytes) -> str:
+def media_type(thumbnail: bytes) -> str:
     """Tell the type of a thumbnail."""
-    return "image/png" if picture.startswith(b"\x89PNG") else "image/jpeg"
+    return "image/png" if thumbnail.startswith(b"\x89PNG") else "image/jpeg"

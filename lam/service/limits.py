@@ -112,11 +112,11 @@ class Limits:
     def _require_key(self, path: str, headers: MutableMapping[bytes, bytes]) -> None:
         if self._key is None or path in OPEN_PATHS or not path.startswith(GUARDED):
             return
-        given = headers.get(b"x-api-key", b"")
+        key = headers.get(b"x-api-key", b"")
         kind, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() == b"bearer":
-            given = bearer.strip()
-        if not hmac.compare_digest(given, self._key):
+            key = bearer.strip()
+        if not hmac.compare_digest(key, self._key):
             raise ServiceError(
                 401,
                 "the API key is missing or wrong",
@@ -195,10 +195,10 @@ class _Sender:
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self.begun, self.status = True, message["status"]
-            given = list(message.get("headers", []))
-            names = {name.lower() for name, _ in given}
-            given += [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in names]
-            await self._send({**message, "headers": given})
+            headers = list(message.get("headers", []))
+            names = {name.lower() for name, _ in headers}
+            headers += [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in names]
+            await self._send({**message, "headers": headers})
         else:
             await self._body(message.get("body", b""), message.get("more_body", False))
 
@@ -230,7 +230,7 @@ class _Sender:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Give a body that was read as if it came now."""
+    """A body that was read, as if it came now."""
     first = True
 
     async def replay() -> MutableMapping[str, Any]:

@@ -81,8 +81,8 @@ class _State(Collector):
         for quantile in _QUANTILES:
             quantiles.add_metric([str(quantile)], float(kappa.quantile(quantile)))
         yield quantiles
-        if engine.judge.calibration is not None:
-            calibrated = -engine.judge.calibration.detector.kappa.scores
+        if engine.responder.calibration is not None:
+            calibrated = -engine.responder.calibration.detector.kappa.scores
             drift: Any = ks_2samp(kappa, calibrated, method="asymp")
             yield GaugeMetricFamily(
                 "lam_kappa_drift",

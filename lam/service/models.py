@@ -32,7 +32,7 @@ _CLOSED = with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=Fals
 
 
 @_CLOSED
-class EmbeddingGiven(TypedDict):
+class EmbeddingRequest(TypedDict):
     """One embedding."""
 
     embedding: Annotated[list[float], FailFast(), Field(description="a unit vector")]
@@ -40,7 +40,7 @@ class EmbeddingGiven(TypedDict):
 
 
 @_CLOSED
-class ItemGiven(EmbeddingGiven):
+class ItemRequest(EmbeddingRequest):
     """An item by its embedding."""
 
     id: NotRequired[Annotated[str, Field(description=f"{ID_RULE}; the same as beside the body, where it is there too")]]
@@ -51,25 +51,27 @@ class ItemGiven(EmbeddingGiven):
 
 
 @_CLOSED
-class ImageGiven(TypedDict):
+class ImageRequest(TypedDict):
     """A file of an image."""
 
     image: Annotated[str, Field(description="base64", json_schema_extra={"format": "byte"})]
 
 
-def _kind(given: Any) -> str:
-    return "image" if isinstance(given, dict) and "image" in given else "embedding"
+def _kind(part: Any) -> str:
+    return "image" if isinstance(part, dict) and "image" in part else "embedding"
 
 
-One = Annotated[Annotated[ImageGiven, Tag("image")] | Annotated[EmbeddingGiven, Tag("embedding")], Discriminator(_kind)]
+ImageOrEmbedding = Annotated[
+    Annotated[ImageRequest, Tag("image")] | Annotated[EmbeddingRequest, Tag("embedding")], Discriminator(_kind)
+]
 
 
 @_CLOSED
-class PairGiven(TypedDict):
+class PairRequest(TypedDict):
     """Two things that are compared."""
 
-    first: One
-    second: One
+    first: ImageOrEmbedding
+    second: ImageOrEmbedding
 
 
 Kappa = Annotated[float, Field(ge=0)]
@@ -84,7 +86,7 @@ State = Annotated[
 
 
 @_CLOSED
-class PairThreshold(TypedDict):
+class PairThresholds(TypedDict):
     """What is in force for pairs, and the rates that it promises."""
 
     accept_above: Cosine
@@ -94,7 +96,7 @@ class PairThreshold(TypedDict):
 
 
 @_CLOSED
-class Threshold(PairThreshold):
+class SearchThresholds(PairThresholds):
     """What is in force for searches."""
 
     flag: str
@@ -103,7 +105,7 @@ class Threshold(PairThreshold):
 
 
 @_CLOSED
-class Shown(TypedDict):
+class ItemFields(TypedDict):
     """What is said of every item, beside its metadata, which are JSON already when they are written."""
 
     id: str
@@ -116,7 +118,7 @@ class Shown(TypedDict):
 
 
 @_CLOSED
-class HitShown(Shown):
+class HitFields(ItemFields):
     """A hit, beside its metadata."""
 
     score: Cosine
@@ -126,14 +128,14 @@ class HitShown(Shown):
 
 
 @_CLOSED
-class Hit(HitShown):
+class Hit(HitFields):
     """A hit."""
 
     metadata: Metadata
 
 
 @_CLOSED
-class Decided(TypedDict):
+class DecisionFields(TypedDict):
     """What was decided, and what it rests on."""
 
     decision: Verdict
@@ -144,26 +146,26 @@ class Decided(TypedDict):
 
 
 @_CLOSED
-class SearchedShown(Decided):
+class SearchFields(DecisionFields):
     """The answer to a search, beside its hits."""
 
     kappa: Kappa
     kappa_capped: bool
     credible_cosine: Cosine
-    threshold: Threshold | None
+    threshold: SearchThresholds | None
     calibration: State
     gallery_size: Count
 
 
 @_CLOSED
-class Searched(SearchedShown):
+class SearchResponse(SearchFields):
     """The answer to a search."""
 
     hits: list[Hit]
 
 
 @_CLOSED
-class Verified(TypedDict):
+class VerifyResponse(TypedDict):
     """The answer to a comparison."""
 
     same: bool | None
@@ -171,26 +173,26 @@ class Verified(TypedDict):
     probability: Share | None
     score: Cosine
     far: Share | None
-    threshold: PairThreshold | None
+    threshold: PairThresholds | None
     kappa: Annotated[list[Kappa], Field(min_length=2, max_length=2)]
 
 
 @_CLOSED
-class ItemShown(Shown):
+class StoredFields(ItemFields):
     """An item, beside its metadata."""
 
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 @_CLOSED
-class Item(ItemShown):
+class ItemResponse(StoredFields):
     """An item."""
 
     metadata: Metadata
 
 
 @_CLOSED
-class Enrolled(Item):
+class EnrolResponse(ItemResponse):
     """An item that was put into the gallery."""
 
     created: bool
@@ -200,16 +202,16 @@ class Enrolled(Item):
 
 
 @_CLOSED
-class Listed(TypedDict):
+class ListResponse(TypedDict):
     """A page of items."""
 
-    items: list[Item]
+    items: list[ItemResponse]
     after: str | None
     total: Count
 
 
 @_CLOSED
-class Deleted(TypedDict):
+class DeleteResponse(TypedDict):
     """What is left once an item is gone."""
 
     id: str
@@ -218,22 +220,22 @@ class Deleted(TypedDict):
 
 
 @_CLOSED
-class Refused(TypedDict):
+class ErrorResponse(TypedDict):
     """What was wrong, and what is allowed."""
 
     error: str
     allowed: Any
 
 
-_ADAPTERS = {kind: TypeAdapter(kind) for kind in (EmbeddingGiven, ItemGiven, PairGiven)}
+_ADAPTERS = {kind: TypeAdapter(kind) for kind in (EmbeddingRequest, ItemRequest, PairRequest)}
 
 
-def checked(given: Any, kind: type[Any]) -> Any:
+def checked(content: Any, kind: type[Any]) -> Any:
     """Tell whether JSON that was read is of one of the kinds that are asked for.
 
     Args:
-        given: what was read.
-        kind: `EmbeddingGiven`, `ItemGiven` or `PairGiven`.
+        content: what was read.
+        kind: `EmbeddingRequest`, `ItemRequest` or `PairRequest`.
 
     Returns:
         It, as that kind.
@@ -242,7 +244,7 @@ def checked(given: Any, kind: type[Any]) -> Any:
         ServiceError: 422, in pydantic's words for the first thing that is wrong; allowed is what OpenAPI says.
     """
     try:
-        return _ADAPTERS[kind].validate_python(given)
+        return _ADAPTERS[kind].validate_python(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = (
@@ -260,44 +262,60 @@ def schema_of(kind: type[Any]) -> dict[str, Any]:
 
     def whole(node: Any) -> Any:
         if isinstance(node, list):
-            return [whole(each) for each in node]
+            return [whole(part) for part in node]
         if not isinstance(node, dict):
             return node
         if "$ref" in node:
             return whole(parts[node["$ref"].rpartition("/")[2]])
-        return {name: whole(each) for name, each in node.items()}
+        return {name: whole(part) for name, part in node.items()}
 
     return whole(schema)
 
 
 Responses = dict[int | str, dict[str, Any]]
-_PICTURE = {"type": "string", "format": "binary"}
+_BINARY = {"type": "string", "format": "binary"}
 
 
 def _answer(kind: type[Any], description: str, *statuses: int) -> Responses:
     return {status: {"model": kind, "description": description} for status in statuses or (200,)}
 
 
-SEARCHED = _answer(Searched, "the decision, what it rests on, and the nearest items")
-VERIFIED = _answer(Verified, "whether they are the same, null where that cannot be judged")
-ENROLLED = _answer(Enrolled, "the id was there; this is its item now") | _answer(Enrolled, "the id is new", 201)
-FOUND = _answer(Item, "the item")
-LISTED = _answer(Listed, "items, and behind which id the next page begins; null at the end")
-DELETED = _answer(Deleted, "it is gone")
-PICTURE: Responses = {
-    200: {"description": "the picture", "content": {kind: {"schema": _PICTURE} for kind in CONTENT_TYPES[:2]}}
+SEARCHED = _answer(SearchResponse, "the decision, what it rests on, and the nearest items")
+VERIFIED = _answer(VerifyResponse, "whether they are the same, null where that cannot be judged")
+ENROLLED = _answer(EnrolResponse, "the id was there; this is its item now") | _answer(
+    EnrolResponse, "the id is new", 201
+)
+FOUND = _answer(ItemResponse, "the item")
+LISTED = _answer(ListResponse, "items, and behind which id the next page begins; null at the end")
+DELETED = _answer(DeleteResponse, "it is gone")
+THUMBNAIL: Responses = {
+    200: {"description": "the thumbnail", "content": {kind: {"schema": _BINARY} for kind in CONTENT_TYPES[:2]}}
 }
 REFUSALS = _answer(
-    Refused, "what was wrong, and what is allowed", 400, 401, 404, 405, 408, 409, 413, 415, 421, 422, 500, 503, 507
+    ErrorResponse,
+    "what was wrong, and what is allowed",
+    400,
+    401,
+    404,
+    405,
+    408,
+    409,
+    413,
+    415,
+    421,
+    422,
+    500,
+    503,
+    507,
 )
 
 
 def _request(kind: type[Any], images: tuple[str, ...] = ()) -> dict[str, Any]:
     """A body of JSON, or of an image of one of these types."""
-    content = {**{image: {"schema": _PICTURE} for image in images}, JSON: {"schema": schema_of(kind)}}
+    content = {**{image: {"schema": _BINARY} for image in images}, JSON: {"schema": schema_of(kind)}}
     return {"requestBody": {"required": True, "content": content}}
 
 
-QUERY = _request(EmbeddingGiven, CONTENT_TYPES)
-ITEM = _request(ItemGiven, CONTENT_TYPES)
-PAIR = _request(PairGiven)
+QUERY = _request(EmbeddingRequest, CONTENT_TYPES)
+ITEM = _request(ItemRequest, CONTENT_TYPES)
+PAIR = _request(PairRequest)

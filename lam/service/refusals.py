@@ -24,13 +24,13 @@ async def refuse_unknown_parameters(request: Request) -> None:
     Raises:
         ServiceError: 422.
     """
-    given = [name for name, _ in request.query_params.multi_items()]
-    known = _parameters(request) if given else {}
-    for name in given:
+    names = [name for name, _ in request.query_params.multi_items()]
+    known = _parameters(request) if names else {}
+    for name in names:
         if name not in known:
             allowed = list(known) or "no query parameter"
             raise ServiceError(422, f"there is no query parameter {name[:_SHOWN]!r} here", allowed=allowed)
-        if given.count(name) > 1:
+        if names.count(name) > 1:
             raise ServiceError(422, f"the query parameter {name!r} is given more than once", allowed="once")
 
 
@@ -80,12 +80,13 @@ def _parameters(request: Request) -> dict[str, dict[str, Any]]:
     """The schema of each query parameter of the route that a request is for."""
     operations = request.app.openapi()["paths"][request.scope["route"].path]
     operation = operations["get" if request.method == "HEAD" else request.method.lower()]
-    return {given["name"]: given["schema"] for given in operation.get("parameters", ()) if given["in"] == "query"}
+    parameters = operation.get("parameters", ())
+    return {each["name"]: each["schema"] for each in parameters if each["in"] == "query"}
 
 
 def _methods(app: FastAPI, request: Request, pages: frozenset[str]) -> list[str]:
-    found = [route for route in app.routes if isinstance(route, Route) and route.matches(request.scope)[0].value]
-    methods = {method for route in found for method in route.methods or ()}
+    routes = [route for route in app.routes if isinstance(route, Route) and route.matches(request.scope)[0].value]
+    methods = {method for route in routes for method in route.methods or ()}
     return sorted(methods) or (["GET", "HEAD"] if request.url.path in pages else [])
 
 

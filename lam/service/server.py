@@ -19,7 +19,7 @@ from typing import Any
 import uvicorn
 
 from lam.service.app import create_app
-from lam.service.connections import Connection, Crowd
+from lam.service.connections import Connection, OpenConnections
 from lam.service.engine import Engine
 from lam.service.limits import LOCAL_HOSTS, Limits
 from lam.service.settings import ServiceSettings
@@ -66,16 +66,16 @@ def serve(
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be from 0 to 65535, got {port}")
     settings = ServiceSettings() if settings is None else settings
-    with ExitStack() as held:
-        listener = held.enter_context(_bound(host, port))
+    with ExitStack() as resources:
+        listener = resources.enter_context(_bound(host, port))
         most = min(settings.max_connections, _open_files() - _OTHER_FILES)
         engine = Engine(run, settings, device=device, drop_corrupt=drop_corrupt, index=index, threads=_THREADS)
         listener.listen()  # who comes between the line below and the server waits, and is not refused
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
         print(f"{engine.run.folder}: {len(engine.gallery)} items at {address}, until interrupted", flush=True)
-        held.enter_context(_sparing_log())
-        server = server_of(create_app(engine, key=key), settings, Crowd(most, settings.client_connections))
+        resources.enter_context(_sparing_log())
+        server = server_of(create_app(engine, key=key), settings, OpenConnections(most, settings.client_connections))
         gc.freeze()  # going through all that was loaded, as Python now and then does, would hold every request up
         asyncio.run(_serve(server, listener, engine))
 
@@ -87,16 +87,16 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, engine: Engine
     await server.serve([listener])
 
 
-def server_of(app: Limits, settings: ServiceSettings, crowd: Crowd) -> uvicorn.Server:
-    """Give a server that holds its connections to the limits.
+def server_of(app: Limits, settings: ServiceSettings, connections: OpenConnections) -> uvicorn.Server:
+    """A server that holds its connections to the limits.
 
     Args:
         app: the application.
         settings: the deadlines.
-        crowd: of which its connections are.
+        connections: those that are open.
     """
-    connection: Any = partial(Connection, crowd, settings, app.crowded)
-    app.make_room_by(crowd.unread_gives_way)
+    connection: Any = partial(Connection, connections, settings, app.crowded)
+    app.make_room_by(connections.drop_unread)
     config = uvicorn.Config(
         app,
         http=connection,

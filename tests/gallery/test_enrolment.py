@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from lam.gallery.enrolment import Entry, enrol
+from lam.gallery.enrolment import SourceImage, enrol
 from lam.vmf.embeddings import Embeddings
 
 
@@ -16,14 +16,19 @@ def embeddings(count: int) -> Embeddings:
 
 
 def test_one_image_is_one_entry_unless_ids_differ() -> None:
-    entries = [Entry("a", "x", 5), Entry("b", "x", 6), Entry("c", "x", 5), Entry("d", "x", 5, "9")]
+    entries = [
+        SourceImage("a", "x", 5),
+        SourceImage("b", "x", 6),
+        SourceImage("c", "x", 5),
+        SourceImage("d", "x", 5, "9"),
+    ]
     made = enrol(entries, embeddings(4))
     assert [(item.id, item.path) for item in made.items] == [("5", "a"), ("6", "b"), ("9", "d")]
     assert made.embeddings.kappa.tolist() == [1, 2, 4]
 
 
 def test_the_gate_looks_at_images_before_they_are_fused() -> None:
-    entries = [Entry(path, "x", number) for number, path in enumerate("abcd")]
+    entries = [SourceImage(path, "x", number) for number, path in enumerate("abcd")]
     given = embeddings(4)
     made = enrol(entries, given, flag_below=2.5, fuse=True)
     assert made.uncertain == (("a", 1.0), ("b", 2.0))
@@ -35,7 +40,7 @@ def test_the_gate_looks_at_images_before_they_are_fused() -> None:
 
 
 def test_a_label_is_another_identity_than_an_id_of_the_same_name() -> None:
-    made = enrol([Entry("a", "3", 1), Entry("b", "3", 2, "3")], embeddings(2), fuse=True)
+    made = enrol([SourceImage("a", "3", 1), SourceImage("b", "3", 2, "3")], embeddings(2), fuse=True)
     assert len(made) == 2
 
 
@@ -43,10 +48,10 @@ def test_a_label_is_another_identity_than_an_id_of_the_same_name() -> None:
     ("wrong", "match"),
     [
         (
-            {"name": "shelf 3/é"},
+            {"listed_id": "shelf 3/é"},
             r"a.jpg: the id must have 1 to 128 letters, digits, spaces or ._:@\+=-, .* got 'shelf 3/é'",
         ),
-        ({"name": ""}, "the id must have 1 to 128 letters"),
+        ({"listed_id": ""}, "the id must have 1 to 128 letters"),
         ({"label": "\ud800"}, "a.jpg: the label must be valid Unicode"),
         ({"label": "x" * 1025}, "a.jpg: the label has 1025 characters, allowed is at most 1024"),
         ({"metadata": {"text": "x" * 20_000}}, "a.jpg: metadata has 20012 characters, allowed is at most 16384"),
@@ -54,11 +59,11 @@ def test_a_label_is_another_identity_than_an_id_of_the_same_name() -> None:
 )
 def test_what_the_service_could_not_know_is_refused_before_it_is_embedded(wrong: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        Entry(**{"path": "a.jpg", "label": "", "content": 1, **wrong})
+        SourceImage(**{"path": "a.jpg", "label": "", "content": 1, **wrong})
 
 
 def test_what_cannot_be_fused_is_refused() -> None:
     with pytest.raises(ValueError, match="b has neither id nor label: images are fused by their id, or else"):
-        enrol([Entry("a", "x", 1), Entry("b", "", 2)], embeddings(2), fuse=True)
+        enrol([SourceImage("a", "x", 1), SourceImage("b", "", 2)], embeddings(2), fuse=True)
     with pytest.raises(ValueError, match="must have one label: id '7' has 'x' for a, 'y' for b"):
-        enrol([Entry("a", "x", 1, "7"), Entry("b", "y", 2, "7")], embeddings(2), fuse=True)
+        enrol([SourceImage("a", "x", 1, "7"), SourceImage("b", "y", 2, "7")], embeddings(2), fuse=True)

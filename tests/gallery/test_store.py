@@ -15,7 +15,7 @@ import pytest
 
 from lam.gallery.item import Images, Item, checked_id, checked_label, checked_metadata
 from lam.gallery.refusal import Refusal
-from lam.gallery.store import FILE, MARK, ItemStore
+from lam.gallery.store import FILE, MARK, HitInfo, ItemStore
 from lam.utils.files import CorruptFileError
 from tests.service.test_full_disk import small_file_system
 
@@ -37,7 +37,7 @@ def test_items_survive_a_restart(tmp_path: Path) -> None:
     assert len(store) == 2
     assert store.get("a") == item("a", 1)
     assert store.get("nobody") is None
-    assert [key for key, _ in store.keyed()] == [change.key for change in added]
+    assert [key for key, _ in store.items_by_key()] == [change.key for change in added]
     store.close()
 
 
@@ -249,7 +249,7 @@ def test_a_disk_that_fails_at_the_start_is_called_that(tmp_path: Path, code: int
     error.sqlite_errorcode = code
     with (
         pytest.raises(OSError, match=r"items.sqlite cannot be used \(disk I/O error\): see to the disk"),
-        store._told(),
+        store._errors_explained(),
     ):
         raise error
     store.close()
@@ -267,8 +267,8 @@ def test_all_that_is_known_of_images_counts(tmp_path: Path) -> None:
         (change,) = store.write([item("a", images=images)])
         assert store.get("a") == item("a", images=images)
         least = 7.5 if images.least_kappa is None else 3.0
-        described = {change.key: ("a", "one", "{}", images.count, images.resultant, least, True)}
-        assert store.described([change.key, 99]) == described
+        infos = {change.key: HitInfo("a", "one", "{}", images.count, images.resultant, least, has_thumbnail=True)}
+        assert store.hit_infos([change.key, 99]) == infos
         assert item("a", images=images).least_kappa == least
     assert store.check() == []
     for column in (
@@ -296,7 +296,7 @@ def damaged(path: Path, whole: bytes, content: dict[str, Item]) -> bool:
         return True
     try:
         store.check()
-        return {found.id: found for _, found in store.keyed()} == content
+        return {found.id: found for _, found in store.items_by_key()} == content
     except (CorruptFileError, ValueError):
         return True
     finally:
@@ -336,7 +336,7 @@ ADDING = """
 import sys
 import numpy as np
 from lam.gallery.item import Item
-from lam.gallery.store import FILE, MARK, ItemStore
+from lam.gallery.store import ItemStore
 from tests.service.test_full_disk import small_file_system
 store, first = ItemStore(sys.argv[1]), int(sys.argv[2])
 for number in range(first, first + 100000):
@@ -367,7 +367,7 @@ def nothing_is_lost_by_kills(folder: Path, kills: int) -> None:
         store = ItemStore(path)
         assert store.check() == []
         found = {number: set() for number in acknowledged}
-        for _, there in store.keyed():
+        for _, there in store.items_by_key():
             number, half = there.id.split("-")
             assert there.embedding[0] == int(number)
             found.setdefault(int(number), set()).add(half)

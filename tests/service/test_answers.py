@@ -15,29 +15,29 @@ from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 @pytest.mark.parametrize("dimension", [2, 3, 64, 512])
 def test_the_credible_cap_is_that_of_the_distribution(dimension: int) -> None:
-    judge = Responder(None, dimension)
+    responder = Responder(None, dimension)
     generator = torch.Generator().manual_seed(0)
     kappa = 10 ** (14 * torch.rand(50, generator=generator, dtype=torch.float64) - 6)
     kappa = torch.cat([kappa, torch.tensor(KAPPA_RANGE, dtype=torch.float64)])
     mean = torch.eye(1, dimension, dtype=torch.float64).expand(len(kappa), -1)
     exact = credible_cosine(Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa)))
-    found = torch.tensor([judge.credible_cosine(value) for value in kappa.tolist()], dtype=torch.float64)
+    found = torch.tensor([responder.credible_cosine(value) for value in kappa.tolist()], dtype=torch.float64)
     torch.testing.assert_close(found, exact, atol=1e-4, rtol=0)
 
 
 def test_without_calibration_nothing_is_promised() -> None:
-    judge = Responder(None, 3)
-    assert judge.state(10) == "none"
-    assert judge.uncertain(1.0) is None
-    assert judge.thresholds is None
-    assert judge.described is None
+    responder = Responder(None, 3)
+    assert responder.state(10) == "none"
+    assert responder.is_uncertain(1.0) is None
+    assert responder.thresholds is None
+    assert responder.summary is None
 
 
 @pytest.fixture
 def made(shared_engine: Engine) -> Calibration:
     """A calibration with features to compare with, and pairs."""
-    assert shared_engine.judge.calibration is not None
-    return shared_engine.judge.calibration
+    assert shared_engine.responder.calibration is not None
+    return shared_engine.responder.calibration
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_hits_are_accepted_in_a_match_alone(shared_engine: Engine, made: Calibra
     assert above[0]
     flagged = replace(query, embedding=replace(query.embedding, kappa=torch.full((1,), 1e-6, dtype=torch.float64)))
     for decision, body in (
-        ("unknown", said(shared_engine, made, query, least=answer["probability"] + 1e-9)),
+        ("unknown", said(shared_engine, made, query, min_probability=answer["probability"] + 1e-9)),
         ("abstain", said(shared_engine, made, flagged)),
     ):
         assert body["decision"] == decision
@@ -102,18 +102,18 @@ def test_the_conformal_set_is_the_first_hits(shared_engine: Engine, made: Calibr
 
 def test_a_pair_is_judged_at_thresholds_of_its_own(made: Calibration, image: Query) -> None:
     assert made.verifier is not None
-    judge = Responder(replace(made, flag="combined"), 3)
+    responder = Responder(replace(made, flag="combined"), 3)
     threshold = {"accept_above": made.verifier.impostors.threshold(0.1), "kappa_below": made.kappa_below}
-    assert judge.same(image, image)["threshold"] == threshold | {"far": 0.1, "ood": 0.1}
+    assert responder.verify(image, image)["threshold"] == threshold | {"far": 0.1, "ood": 0.1}
     assert threshold["accept_above"] < made.accept_above
     for kappa, decision in ((made.kappa_below / 2, "abstain"), (made.kappa_below * 2, "match")):
         one = Query(embedding_of(image.embedding.mean[0], kappa))
         other = Query(embedding_of(image.embedding.mean[0], made.kappa_below * 2))
-        assert judge.same(one, other)["decision"] == decision
+        assert responder.verify(one, other)["decision"] == decision
 
 
 def test_pairs_that_are_too_few_promise_nothing(made: Calibration, image: Query) -> None:
     for calibration in (None, replace(made, verifier=None), replace(made, targets=Targets(far=1e-9, ood=0.1))):
-        answer = Responder(calibration, 3).same(image, image)
+        answer = Responder(calibration, 3).verify(image, image)
         assert answer["score"] == pytest.approx(1)
         assert {answer[name] for name in ("same", "decision", "probability", "far", "threshold")} == {None}

@@ -42,8 +42,8 @@ def test_what_happens_is_counted(engine: Engine, png: bytes) -> None:
     assert 'lam_requests_total{method="POST",route="/v1/search",status="400"} 1.0' in text
     assert f"lam_index_items {len(engine.gallery)}.0" in text
     assert 'lam_query_kappa{quantile="0.5"}' in text
-    assert engine.judge.calibration is not None
-    known = -engine.judge.calibration.detector.kappa.scores
+    assert engine.responder.calibration is not None
+    known = -engine.responder.calibration.detector.kappa.scores
     drift = max(float((known < kappa).double().mean()), float((known > kappa).double().mean()))  # of one κ, three times
     assert float(text.split("\nlam_kappa_drift ")[1].split()[0]) == pytest.approx(drift, abs=1e-12)
     assert 'lam_worker_restarts{worker="network"} 0.0' in text
@@ -345,7 +345,7 @@ def test_a_failure_inside_is_500_and_says_nothing(
     def fail(*_: Any, **__: Any) -> Any:
         raise KeyError("secret")
 
-    monkeypatch.setattr(engine.judge.__class__, "answer", fail)
+    monkeypatch.setattr(engine.responder.__class__, "answer", fail)
     response = client_of(engine).post("/v1/search", content=png, headers=PNG)
     assert "secret" not in refused(response, 500)
     assert "secret" in caplog.text

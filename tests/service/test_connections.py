@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lam.service.connections import Crowd
+from lam.service.connections import OpenConnections
 from lam.service.limits import Limits
 from lam.service.server import _bound, _open_files, _sparing_log, server_of
 from lam.service.settings import ServiceSettings
@@ -30,11 +30,12 @@ class Served:
     """A server in this loop, whose application answers at once, with much, or when it is let."""
 
     def __init__(self, settings: ServiceSettings, most: int) -> None:
-        self.crowd, self.let, self.counted = Crowd(most, settings.client_connections), asyncio.Event(), list[int]()
+        self.connections = OpenConnections(most, settings.client_connections)
+        self.let, self.counted = asyncio.Event(), list[int]()
         limits = Limits(
             self._app, settings, key=None, max_json=1000, count=lambda *answer: self.counted.append(answer[2])
         )
-        self.server, self.port = server_of(limits, settings, self.crowd), 0
+        self.server, self.port = server_of(limits, settings, self.connections), 0
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         message = await receive()
@@ -94,7 +95,7 @@ async def status(client: Client) -> int:
 
 async def closed_after(served: Served, begun: float) -> float:
     """Seconds until the server has no connection."""
-    while len(served.crowd):
+    while len(served.connections):
         assert time.monotonic() - begun < 5
         await asyncio.sleep(0.01)
     return time.monotonic() - begun
@@ -105,7 +106,7 @@ def test_a_connection_that_its_client_closes_is_let_go_at_once() -> None:
         clients = [await served.client(GET % b"/v1/x") for _ in range(5)] + [await served.client(HALF)]
         clients += [await served.client(GET % b"/v1/big"), await served.client(b"GET /v1")]
         assert [await status(client) for client in clients[:5]] == [200] * 5
-        assert len(served.crowd) == 8
+        assert len(served.connections) == 8
         begun = time.monotonic()
         for _, writer in clients:
             writer.close()
@@ -121,7 +122,7 @@ def test_headers_must_come_in_time(first: bytes, drip: bytes) -> None:
     async def kept(served: Served) -> None:
         begun = time.monotonic()
         _, writer = await served.client(first)
-        while len(served.crowd) and time.monotonic() - begun < 5:
+        while len(served.connections) and time.monotonic() - begun < 5:
             writer.write(drip)
             await asyncio.sleep(0.02)
         assert 0.3 < time.monotonic() - begun < 1.5
@@ -149,7 +150,7 @@ def test_clients_that_do_not_read_take_no_memory_from_others() -> None:
         good = await served.client(GET % b"/v1/x")
         try:
             assert await status(good) == 200
-            assert len(served.crowd) == 3  # the last two that do not read, and the one that does
+            assert len(served.connections) == 3  # the last two that do not read, and the one that does
         finally:
             for _, writer in [*unread, good]:
                 writer.close()
@@ -304,7 +305,7 @@ def test_of_very_many_too_many_some_are_closed_without_a_word() -> None:
         clients = [await served.client(GET % b"/v1/work")]
         clients += [await served.client() for _ in range(70)]
         assert await status(clients[-1]) == 0
-        assert len(served.crowd) == 1
+        assert len(served.connections) == 1
         clients[1][1].write(GET % b"/v1/x")
         assert await status(clients[1]) == 503
         for _, writer in clients:

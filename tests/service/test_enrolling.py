@@ -16,8 +16,8 @@ from tests.service.conftest import encoded
 
 
 def flag_of(engine: Engine) -> float:
-    assert engine.judge.calibration is not None
-    return engine.judge.calibration.kappa_below
+    assert engine.responder.calibration is not None
+    return engine.responder.calibration.kappa_below
 
 
 def test_uncertain_items_are_kept_and_told(engine: Engine) -> None:
@@ -31,13 +31,13 @@ def test_uncertain_items_are_kept_and_told(engine: Engine) -> None:
     assert (listed["uncertain"], listed["good"]) == (True, False)
     hits = {hit["id"]: hit["uncertain"] for hit in client.post("/v1/search?k=2", json=body).json()["hits"]}
     assert hits == {"uncertain": True, "good": False}
-    made = engine.judge.calibration
-    engine.judge = Responder(
-        None, engine.judge.dimension
+    made = engine.responder.calibration
+    engine.responder = Responder(
+        None, engine.responder.dimension
     )  # what is uncertain is told by the calibration in force when asked
     assert client.get("/v1/items/uncertain").json()["uncertain"] is None
     assert {hit["uncertain"] for hit in client.post("/v1/search?k=2", json=body).json()["hits"]} == {None}
-    engine.judge = Responder(made, engine.judge.dimension)
+    engine.responder = Responder(made, engine.responder.dimension)
     assert client.get("/v1/items/uncertain").json()["uncertain"]
 
 

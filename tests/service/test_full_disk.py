@@ -53,7 +53,7 @@ def holds(run: Path, found: Served, png: bytes, fail: Callable[[], object], mend
     found.process.wait()
     store = ItemStore(run / GALLERY / FILE)
     assert store.check() == []
-    names = [item.id for _, item in store.keyed()]
+    names = [item.id for _, item in store.items_by_key()]
     store.close()
     assert len(names) == len(set(names)) == total + len(acknowledged)  # one came, one went
     assert {*acknowledged, "later"} <= set(names)

@@ -77,13 +77,13 @@ def test_a_gallery_that_grew_is_calibrated_for_and_the_service_takes_it_over(
     engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grown(engine, 30)
-    assert engine.judge.state(len(engine.gallery)) == "stale"
+    assert engine.responder.state(len(engine.gallery)) == "stale"
     assert main(["calibrate", str(engine.run.folder), *TARGETS]) == 0
     assert "gallery: 90 items" in capsys.readouterr().out
     assert engine.run.calibration.facts["gallery"] == "index"
-    assert engine.judge.state(len(engine.gallery)) == "stale"
+    assert engine.responder.state(len(engine.gallery)) == "stale"
     engine.recalibrate()
-    assert engine.judge.state(len(engine.gallery)) == "current"
+    assert engine.responder.state(len(engine.gallery)) == "current"
 
 
 def test_items_without_label_spoil_no_calibration(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,11 +123,11 @@ def test_no_index_is_written_beneath_a_service(engine: Engine, digit_folder: Pat
 
 
 def test_a_calibration_that_cannot_be_read_leaves_the_old_one(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    before = engine.judge
+    before = engine.responder
     tables = next((engine.run.folder / "calibration").glob("*/tables.safetensors"))
     tables.write_bytes(tables.read_bytes()[:-1])
     engine.recalibrate()
-    assert engine.judge is before
+    assert engine.responder is before
     assert "the calibration in force stays" in caplog.text
     assert "tables.safetensors" in caplog.text
 

@@ -175,7 +175,7 @@ def kills_lose_nothing(run: Path, png: bytes, kills: int, *, ready_within: float
                 thread.join()
         store = ItemStore(run / GALLERY / FILE)
         assert store.check() == []
-        names = [item.id for _, item in store.keyed() if item.origin == "service"]
+        names = [item.id for _, item in store.items_by_key() if item.origin == "service"]
         store.close()
         assert len(names) == len(set(names))
         assert acknowledged <= set(names) <= asked
@@ -227,7 +227,7 @@ def drained(run: Path, png: bytes, clients: int) -> None:
             for job in jobs:
                 job.result()
     store = ItemStore(run / GALLERY / FILE)
-    assert stored <= {item.id for _, item in store.keyed()}
+    assert stored <= {item.id for _, item in store.items_by_key()}
     store.close()
     assert not (run / GALLERY / f"{FILE}-wal").exists()
 

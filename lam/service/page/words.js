@@ -109,7 +109,7 @@ export function aboutSet(answer, { depth, threshold }) {
 
 export function aboutStale(size, calibration) {
   return `The gallery has ${size} items and had ${calibration.gallery_size} when the run was calibrated: the error ` +
-    "rates stated here no longer hold. Run “lam calibrate RUN --gallery service”, send the service a SIGHUP, and " +
+    "rates stated here no longer hold. Run “lam calibrate RUN”, send the service a SIGHUP, and " +
     "reload this page; nothing needs a restart.";
 }
 

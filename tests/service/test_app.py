@@ -1,6 +1,7 @@
 """The application as a whole: what it says of itself, what bad requests get, and what it does when a part fails."""
 
 import json
+import re
 import sqlite3
 from contextlib import closing
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from lam.cli import _parser
 from lam.gallery.store import FILE
 from lam.runs.folder import GALLERY
+from lam.service.app import PAGE
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
@@ -367,3 +370,11 @@ def test_the_schema_names_every_route_and_refusal(client: TestClient) -> None:
 def test_errors_of_the_engine_are_typed() -> None:
     error = ServiceError(418, "short and stout", allowed=["tea"])
     assert error.to_json() == {"error": "short and stout", "allowed": ["tea"]}
+
+
+@pytest.mark.parametrize("file", ["index.html", "words.js"])
+def test_the_commands_that_the_page_names_are_known(file: str) -> None:
+    commands = re.findall(r"lam (calibrate RUN[^\n”]*)", (PAGE / file).read_text(encoding="utf-8"))
+    assert commands
+    for command in commands:
+        _parser().parse_args(command.split())

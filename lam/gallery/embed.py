@@ -122,7 +122,9 @@ def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
     if preprocessing is None:
         raise ValueError("the encoder does not know how an image becomes an input: fit it with preprocessing=...")
     if not isinstance(preprocessing, kind):
-        takes = "texts: give --text or a CSV file of texts" if isinstance(preprocessing, TextPreprocessing) else "images"
+        takes = (
+            "texts: give --text or a CSV file of texts" if isinstance(preprocessing, TextPreprocessing) else "images"
+        )
         raise ValueError(f"this run takes {takes}")
     return preprocessing
 

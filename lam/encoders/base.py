@@ -18,7 +18,7 @@ from tqdm import tqdm
 from lam.encoders import files as encoder_files
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.files import SavedEncoder
-from lam.hessians.batch import check_finite
+from lam.hessians.batch import check_feature_values
 from lam.inputs import AnyPreprocessing, preprocessing_from_json
 from lam.pairs.relation import Relation
 from lam.vmf.embeddings import Embeddings
@@ -202,7 +202,7 @@ class Encoder(ABC):
         predict, n_items = self.predictor(n_samples=self.n_samples_or_default(n_samples), joint=joint), 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
             prediction = predict(split_batch(batch)[0])
-            check_finite(prediction.features, n_items)
+            check_feature_values(prediction.features, n_items)
             n_items += len(prediction.features)
             yield prediction
         if n_items == 0:

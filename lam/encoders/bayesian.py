@@ -16,7 +16,7 @@ from lam.encoders.export import export_encoder
 from lam.encoders.files import SavedEncoder
 from lam.encoders.tuning import Trial, Tuning, calibrate_scale
 from lam.hessians.accumulate import curvature_in_batches
-from lam.hessians.batch import check_finite
+from lam.hessians.batch import check_feature_values
 from lam.models.head import ADDED, features_and_output
 from lam.models.weights import plain_names
 from lam.pairs.pairs import as_targets, check_labels
@@ -337,7 +337,7 @@ class BayesianEncoder(Encoder):
                 f"{features.dtype} of shape {tuple(features.shape)}"
             )
         features = features.to(self.posterior.weight.dtype)
-        check_finite(features, offset)
+        check_feature_values(features, offset)
         return features, None if self.head == ADDED else output
 
 

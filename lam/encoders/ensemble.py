@@ -15,7 +15,7 @@ from lam.encoders.base import Encoder, Prediction, Predictor, at_least_float32, 
 from lam.encoders.files import SavedEncoder
 from lam.models.head import features_and_output
 from lam.utils.autocast import without_autocast
-from lam.utils.checks import refuse_other_than
+from lam.utils.checks import check_choice
 from lam.vmf.embeddings import Embeddings
 from lam.vmf.resultant import mean_resultant_length
 
@@ -68,7 +68,7 @@ class EnsembleEncoder(Encoder):
         self.members = nn.ModuleList(members)
         if len(self.members) < 2:
             raise ValueError(f"an ensemble needs at least 2 members, got {len(self.members)}")
-        refuse_other_than("combine", combine, get_args(Combine))
+        check_choice("combine", combine, get_args(Combine))
         super().__init__(self.members, head, **common)
         first: Any = self.members[0].get_submodule(head)
         shape = (len(self.members), first.out_features, first.out_features)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lam.encoders.base import Prediction, Predictor, base_arguments, own_direction
 from lam.encoders.files import SavedEncoder
 from lam.encoders.seeded import SeededEncoder
-from lam.hessians.batch import check_finite
+from lam.hessians.batch import check_feature_values
 from lam.models.head import features_and_output
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.posteriors.base import CHUNK_ELEMENTS
@@ -72,7 +72,7 @@ class GaussianEncoder(SeededEncoder):
         def predict(inputs: Any) -> Prediction:
             nonlocal n_items
             features, output = features_and_output(self._module, self.head, inputs)
-            check_finite(features, n_items)
+            check_feature_values(features, n_items)
             embeddings: list[Embeddings] = []
             samples: list[Tensor] = []
             for chunk, direction in zip(features.split(rows), own_direction(output).split(rows), strict=True):

@@ -15,7 +15,7 @@ from lam.gallery.local_index import filled_index
 from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, ItemStore
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
-from lam.vmf.embeddings import Embeddings, refuse_other_means
+from lam.vmf.embeddings import Embeddings, check_same_means
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Snapshot:
             ValueError: as `lam.retrieval.Index.search`.
         """
         if self.items:
-            refuse_other_means(queries, self.mean_samples)
+            check_same_means(queries, self.mean_samples)
         hits = self._index.search(replace(queries, samples=None, mean_samples=None), k)
         places = np.searchsorted(np.array(self.keys, np.int64), hits.ids.cpu().numpy())
         return replace(hits, ids=torch.from_numpy(places).to(hits.ids.device))

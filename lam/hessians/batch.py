@@ -122,7 +122,7 @@ def check_features(features: Tensor, weight: Tensor) -> None:
         raise ValueError(
             f"features must be (N, P) and weight (D, P), got {tuple(features.shape)} and {tuple(weight.shape)}"
         )
-    check_finite(features)
+    check_feature_values(features)
 
 
 def check_not_all_zero(features: Tensor) -> None:
@@ -131,7 +131,7 @@ def check_not_all_zero(features: Tensor) -> None:
         raise ValueError(ALL_ZERO)
 
 
-def check_finite(features: Tensor, offset: int = 0) -> None:
+def check_feature_values(features: Tensor, offset: int = 0) -> None:
     """Refuse features that are not finite, or too large for their squares to be summed, naming the first."""
     if not features.numel():
         return

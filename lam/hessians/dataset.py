@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from lam.hessians.batch import ALL_ZERO, check_finite, check_layer, outputs
+from lam.hessians.batch import ALL_ZERO, check_feature_values, check_layer, outputs
 from lam.hessians.losses.contrastive import ContrastiveCurvature, own_curvature
 from lam.hessians.relations import LabelRelation, NeighbourRelation, cost
 from lam.hessians.structures.diagonal import Diagonal
@@ -143,7 +143,7 @@ def _all_outputs(
     parts: list[tuple[Tensor, Tensor]] = []
     n_items, any_nonzero = 0, False
     for batch in _stream(features, weight.device):
-        check_layer(batch, weight, bias) if not parts else check_finite(batch, n_items)
+        check_layer(batch, weight, bias) if not parts else check_feature_values(batch, n_items)
         _, n, r = outputs(batch, weight, bias, curvature.working_dtype(batch), offset=n_items)
         parts.append((n, r))
         n_items, any_nonzero = n_items + len(batch), any_nonzero or bool(batch.any())

@@ -17,7 +17,7 @@ from jaxtyping import Float, UInt8
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
-from lam.utils.checks import refuse_other_than
+from lam.utils.checks import check_choice
 
 _CHANNELS = {"L": 1, "RGB": 3}
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -65,8 +65,8 @@ class Preprocessing:
     resampling: Literal["bilinear", "bicubic"] = "bilinear"
 
     def __post_init__(self) -> None:
-        refuse_other_than("mode", self.mode, tuple(_CHANNELS))
-        refuse_other_than("resampling", self.resampling, tuple(_RESAMPLING))
+        check_choice("mode", self.mode, tuple(_CHANNELS))
+        check_choice("resampling", self.resampling, tuple(_RESAMPLING))
         for name in ("size", "crop"):
             _check_extent(name, getattr(self, name))
         for name in ("mean", "std"):

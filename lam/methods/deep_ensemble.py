@@ -17,7 +17,7 @@ from lam.methods.base import Method, Trained, head_of, inputs_of
 from lam.methods.reference import reference_inputs
 from lam.models.weights import load_weights
 from lam.training import Training
-from lam.utils.checks import refuse_below, refuse_other_than
+from lam.utils.checks import check_at_least, check_choice
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class DeepEnsemble(Method):
 
     def __post_init__(self) -> None:
         for name in ("n_members", "reference"):
-            refuse_below(name, getattr(self, name), 2)
-        refuse_other_than("combine", self.combine, get_args(Combine))
+            check_at_least(name, getattr(self, name), 2)
+        check_choice("combine", self.combine, get_args(Combine))
         if self.checkpoints and len(self.checkpoints) != self.n_members:
             raise ValueError(
                 f"checkpoints must be none, or one file for each of the n_members = {self.n_members} members, "

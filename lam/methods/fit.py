@@ -25,7 +25,7 @@ from lam.hessians.accumulate import (
     curvature_over_all_pairs,
     targets_of,
 )
-from lam.hessians.batch import check_finite
+from lam.hessians.batch import check_feature_values
 from lam.hessians.losses import ContrastiveCurvature, Curvature
 from lam.inputs import AnyPreprocessing
 from lam.methods.added_head import train_layer
@@ -35,7 +35,7 @@ from lam.pairs.pairs import as_targets, check_labels
 from lam.pairs.relation import SCOPES, Relation, Scope
 from lam.posteriors.diagonal import LastLayerPosterior
 from lam.utils import distributed
-from lam.utils.checks import refuse_other_than
+from lam.utils.checks import check_choice
 
 _IMAGENET_CLASSES = (1000, 21841, 21843)
 """Numbers of classes of ImageNet's usual parts."""
@@ -102,7 +102,7 @@ def fit(
         ('2', torch.Size([48]))
     """
     if not isinstance(pairs, Relation):
-        refuse_other_than("pairs", pairs, SCOPES)
+        check_choice("pairs", pairs, SCOPES)
         pairs = Relation(pairs)
     curvature, margin = _with_margin(curvature, margin)
     curvature.check_scope(pairs.scope)
@@ -256,7 +256,7 @@ def _features(
     for batch in batches:
         inputs, targets = split_batch(batch)
         features = features_and_output(network, head, inputs)[0].to(dtype)
-        check_finite(features, n_items)
+        check_feature_values(features, n_items)
         n_items += len(features)
         yield features, targets
 

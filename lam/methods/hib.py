@@ -21,7 +21,7 @@ from lam.models.head import recorded_head_inputs
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import Training
 from lam.training.steps import Minibatch, Step
-from lam.utils.checks import refuse_below, refuse_non_positive
+from lam.utils.checks import check_at_least, check_positive
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Hib(Method):
     encoder = GaussianEncoder
 
     def __post_init__(self) -> None:
-        refuse_below("n_samples", self.n_samples, 1)
-        refuse_below("kl_weight", self.kl_weight, 0)
-        refuse_non_positive("scale", self.scale)
+        check_at_least("n_samples", self.n_samples, 1)
+        check_at_least("kl_weight", self.kl_weight, 0)
+        check_positive("scale", self.scale)
         if not math.isfinite(self.offset):
             raise ValueError(f"offset must be finite, got {self.offset}")
 

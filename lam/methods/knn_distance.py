@@ -12,7 +12,7 @@ from lam.methods.reference import reference_inputs
 from lam.models.head import features_and_output
 from lam.retrieval.metrics.ood import NEIGHBOUR
 from lam.training import Training
-from lam.utils.checks import refuse_below
+from lam.utils.checks import check_at_least
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class KnnDistance(Method):
     encoder = NeighbourEncoder
 
     def __post_init__(self) -> None:
-        refuse_below("k", self.k, 1)
+        check_at_least("k", self.k, 1)
         if self.reference < self.k:
             raise ValueError(f"reference must be at least k = {self.k} items, got {self.reference}")
 

@@ -26,7 +26,7 @@ from lam.pairs.relation import Relation
 from lam.posteriors.diagonal import LastLayerPosterior
 from lam.training import Training
 from lam.training.steps import DivergenceError, Minibatch, Step
-from lam.utils.checks import refuse_below, refuse_non_positive, refuse_other_than
+from lam.utils.checks import check_at_least, check_choice, check_positive
 
 Update = Literal["average", "accumulate"]
 _OF_REFIT = ("margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
@@ -87,12 +87,12 @@ class LaplaceOnline(LaplaceMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("likelihood_scale", "prior_precision", "initial_precision"):
-            refuse_non_positive(name, getattr(self, name))
+            check_positive(name, getattr(self, name))
         if not 0 < self.memory_factor < 1:
             raise ValueError(f"memory_factor must be in (0, 1), got {self.memory_factor}")
-        refuse_other_than("update", self.update, get_args(Update))
+        check_choice("update", self.update, get_args(Update))
         for name, least in (("n_samples", 1), ("refresh_every", 1), ("warmup_epochs", 0)):
-            refuse_below(name, getattr(self, name), least)
+            check_at_least(name, getattr(self, name), least)
         _ = self.curvature
         try:
             Mining(self.hessian_miner, self.hessian_max_pairs)

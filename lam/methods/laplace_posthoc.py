@@ -22,7 +22,7 @@ from lam.methods.fit import fit, refuse_dimension_of_other_head
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
 from lam.training import Training
-from lam.utils.checks import refuse_below, refuse_non_positive, refuse_other_than
+from lam.utils.checks import check_at_least, check_choice, check_positive
 from lam.vmf.embeddings import Mean
 
 Tune = Literal["calibration", "marginal_likelihood", "none"]
@@ -45,9 +45,9 @@ class LaplaceMethod(Method):
     encoder = BayesianEncoder
 
     def __post_init__(self) -> None:
-        refuse_other_than("tune", self.tune, get_args(Tune))
-        refuse_other_than("mean", self.mean, get_args(Mean))
-        refuse_non_positive("tune_step", self.tune_step)
+        check_choice("tune", self.tune, get_args(Tune))
+        check_choice("mean", self.mean, get_args(Mean))
+        check_positive("tune_step", self.tune_step)
         if self.tune_step is not None and self.tune != "marginal_likelihood":
             raise ValueError(
                 f"tune_step is of tune='marginal_likelihood', got {self.tune_step} with tune={self.tune!r}"
@@ -112,9 +112,9 @@ class LaplacePosthoc(LaplaceMethod):
         Relation(self.pairs, miner=self.miner, max_pairs=self.max_pairs)
         self.curvature.check_scope(self.pairs)
         refuse_dimension_of_other_head(self.dimension, self.head)
-        refuse_below("batch_size", self.batch_size, 2)
+        check_at_least("batch_size", self.batch_size, 2)
         for name in ("prior_precision", "likelihood_scale"):
-            refuse_non_positive(name, getattr(self, name))
+            check_positive(name, getattr(self, name))
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and fit the posterior; see `Method.train` and `lam.fit`. Nothing is tuned here.

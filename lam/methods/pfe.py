@@ -21,7 +21,7 @@ from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import Training
 from lam.training import train as train_by_loop
 from lam.training.steps import Minibatch, Step
-from lam.utils.checks import refuse_below, refuse_non_positive
+from lam.utils.checks import check_at_least, check_positive
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Pfe(Method):
     encoder = GaussianEncoder
 
     def __post_init__(self) -> None:
-        refuse_below("epochs", self.epochs, 1)
-        refuse_non_positive("learning_rate", self.learning_rate)
+        check_at_least("epochs", self.epochs, 1)
+        check_positive("learning_rate", self.learning_rate)
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and its uncertainty head; see `Method.train`. Stages are `train` and `head`.

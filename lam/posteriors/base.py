@@ -17,7 +17,7 @@ from torch import Tensor
 from lam.hessians import Diagonal
 from lam.hessians.batch import check_features
 from lam.utils.autocast import without_autocast
-from lam.utils.checks import refuse_below, refuse_non_positive, refuse_other_than
+from lam.utils.checks import check_at_least, check_choice, check_positive
 from lam.vmf.embeddings import Embeddings, Mean
 
 Mode = Literal["marginal", "network"]
@@ -71,9 +71,9 @@ class Posterior(ABC):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        refuse_non_positive("prior_precision", self.prior_precision)
-        refuse_non_positive("likelihood_scale", self.likelihood_scale)
-        refuse_below("n_items", self.n_items, 1)
+        check_positive("prior_precision", self.prior_precision)
+        check_positive("likelihood_scale", self.likelihood_scale)
+        check_at_least("n_items", self.n_items, 1)
 
     @property
     def scale(self) -> float:
@@ -157,9 +157,9 @@ class Posterior(ABC):
         self, *, n_samples: int, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
     ) -> Predictor:
         """`predictor` without checks of the features, all at once: what a program can be traced from."""
-        refuse_below("n_samples", n_samples, 2)
-        refuse_other_than("mode", mode, MODES)
-        refuse_other_than("mean", mean, MEANS)
+        check_at_least("n_samples", n_samples, 2)
+        check_choice("mode", mode, MODES)
+        check_choice("mean", mean, MEANS)
         variance = self.output_variance()
         draw = self._marginal_draw(n_samples) if mode == "marginal" else self._network_draw(n_samples)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lam.hessians import Diagonal
 from lam.posteriors.base import Posterior
-from lam.utils.checks import refuse_below
+from lam.utils.checks import check_at_least
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LastLayerPosterior(Posterior):
         self, n_samples: int, *, generator: torch.Generator | None = None
     ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
         """Random whole last layers; see `Posterior.sample`."""
-        refuse_below("n_samples", n_samples, 1)
+        check_at_least("n_samples", n_samples, 1)
         generator = self._generator() if generator is None else generator
         variance, bias_variance = self.variance
         weight = _draw(self.weight, variance, n_samples, generator)

@@ -40,7 +40,7 @@ from lam.runs.config import RunConfig
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
 from lam.runs.finished import Run
 from lam.runs.folder import changed_parts
-from lam.utils.checks import refuse_other_length
+from lam.utils.checks import check_length
 from lam.vmf.embeddings import Embeddings
 
 REFERENCE = 1000
@@ -63,7 +63,7 @@ class StoredItems:
     labels: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        refuse_other_length("kappa", self.kappa, "the vectors", len(self.vectors))
+        check_length("kappa", self.kappa, "the vectors", len(self.vectors))
         if len(self.labels) != len(self.vectors):
             raise ValueError(f"there must be a label for each of {len(self.vectors)} vectors, got {len(self.labels)}")
 

@@ -21,7 +21,7 @@ from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation
 from lam.retrieval.metrics.ood import NEIGHBOUR
 from lam.training.settings import Accelerator, TrainingOptions, resolve_accelerator
-from lam.utils.checks import refuse_below, refuse_non_positive
+from lam.utils.checks import check_at_least, check_positive
 
 METHOD = "method"
 
@@ -208,11 +208,11 @@ class RunConfig:
             ("evaluation.reference", evaluation.reference, NEIGHBOUR),
             ("evaluation.corrupted", evaluation.corrupted, 0),
         ):
-            refuse_below(name, value, least)
-        refuse_non_positive("places.positive_within", places.positive_within)
-        refuse_non_positive("places.relevant_within", places.relevant_within)
-        refuse_non_positive("places.angle_within", places.angle_within)
-        refuse_below("places.negative_beyond", places.negative_beyond, places.positive_within)
+            check_at_least(name, value, least)
+        check_positive("places.positive_within", places.positive_within)
+        check_positive("places.relevant_within", places.relevant_within)
+        check_positive("places.angle_within", places.angle_within)
+        check_at_least("places.negative_beyond", places.negative_beyond, places.positive_within)
         if (places.angle_within is not None) != bool(self.data.options.get("angles", False)):
             raise ValueError(
                 "places.angle_within and the data's angles go together: give --places.angle_within=DEGREES with "

@@ -13,7 +13,7 @@ from lam.losses import Loss
 from lam.pairs.mining import Miner, MinerName, Mining
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
-from lam.utils.checks import refuse_below, refuse_non_positive, refuse_other_than
+from lam.utils.checks import check_at_least, check_choice, check_positive
 
 Optimizer = Literal["adam", "adamw", "rmsprop", "sgd"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
@@ -68,12 +68,12 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            refuse_below(name, getattr(self, name), least)
-        refuse_non_positive("learning_rate", self.learning_rate)
+            check_at_least(name, getattr(self, name), least)
+        check_positive("learning_rate", self.learning_rate)
         if not 0 < self.learning_rate_decay <= 1:
             raise ValueError(f"learning_rate_decay must lie in (0, 1], got {self.learning_rate_decay}")
-        refuse_other_than("optimizer", self.optimizer, get_args(Optimizer))
-        refuse_other_than("precision", self.precision, get_args(Precision))
+        check_choice("optimizer", self.optimizer, get_args(Optimizer))
+        check_choice("precision", self.precision, get_args(Precision))
         _check_divisible(self.per_class, self.batch_size)
         Mining(self.miner, self.max_pairs)  # which refuses others
 
@@ -122,9 +122,9 @@ class Training(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_other_than("accelerator", self.accelerator, get_args(Accelerator))
-        refuse_below("seed", self.seed, 0)
-        refuse_below("num_workers", self.num_workers, 0)
+        check_choice("accelerator", self.accelerator, get_args(Accelerator))
+        check_at_least("seed", self.seed, 0)
+        check_at_least("num_workers", self.num_workers, 0)
 
     def part(self, name: str) -> Path | None:
         """The folder of the checkpoints of one of several trainings; None where none are kept."""
@@ -150,7 +150,7 @@ def resolve_accelerator(accelerator: str) -> str:
     Raises:
         ValueError: for another accelerator, or one that is not there.
     """
-    refuse_other_than("accelerator", accelerator, get_args(Accelerator))
+    check_choice("accelerator", accelerator, get_args(Accelerator))
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise ValueError("accelerator cuda is not available here: take auto or cpu")
     if accelerator == "auto":
@@ -159,7 +159,7 @@ def resolve_accelerator(accelerator: str) -> str:
 
 
 def _check_divisible(per_class: int | None, batch_size: int) -> None:
-    refuse_below("per_class", per_class, 2)
+    check_at_least("per_class", per_class, 2)
     if per_class is not None and (batch_size % per_class or batch_size == per_class):
         raise ValueError(
             f"batch_size must be per_class={per_class} times the number of classes in a batch, at least 2, "

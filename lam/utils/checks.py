@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def refuse_non_finite(name: str, values: Tensor) -> None:
+def check_finite(name: str, values: Tensor) -> None:
     """Refuse NaN and infinities, naming the first row that holds one.
 
     Args:
@@ -26,7 +26,7 @@ def refuse_non_finite(name: str, values: Tensor) -> None:
         raise ValueError(f"{name} must be finite, got {first} at index {int(places[0, 0])}")
 
 
-def refuse_nan(name: str, values: Tensor) -> None:
+def check_no_nan(name: str, values: Tensor) -> None:
     """Refuse NaN, naming where the first one stands; infinities have an order and may pass.
 
     Raises:
@@ -67,7 +67,7 @@ def integers(name: str, values: Any) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
-def refuse_other_length(name: str, values: Tensor, reference: str, length: int) -> None:
+def check_length(name: str, values: Tensor, reference: str, length: int) -> None:
     """Refuse anything but one value for each of `length` items.
 
     Raises:
@@ -107,19 +107,19 @@ def _first(mask: Tensor) -> int:
     return int(mask.nonzero()[0, 0])
 
 
-def refuse_below(name: str, value: int | float | None, least: int | float) -> None:
+def check_at_least(name: str, value: int | float | None, least: int | float) -> None:
     """Refuse a number below the least or not finite; None is no number and stands."""
     if value is not None and not least <= value < math.inf:
         raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
-def refuse_non_positive(name: str, value: int | float | None) -> None:
+def check_positive(name: str, value: int | float | None) -> None:
     """Refuse a number that is not positive and finite; None is no number and stands."""
     if value is not None and not 0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
-def refuse_other_than(name: str, value: str, allowed: Collection[str]) -> None:
+def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
     """Refuse a choice that is not allowed."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

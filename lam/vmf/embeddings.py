@@ -131,7 +131,7 @@ class Embeddings:
         if not parts:
             raise ValueError("nothing to concatenate: give at least one batch of embeddings")
         for part in parts:
-            refuse_other_means(part, parts[0].mean_samples)
+            check_same_means(part, parts[0].mean_samples)
         samples = [part.samples for part in parts if part.samples is not None]
         rows = {name: torch.cat([getattr(part, name) for part in parts]) for name in _BY_ITEM}
         return replace(parts[0], samples=torch.cat(samples, 1) if len(samples) == len(parts) else None, **rows)
@@ -140,7 +140,7 @@ class Embeddings:
 _BY_ITEM = ("mean", "kappa", "resultant", "variance")
 
 
-def refuse_other_means(embeddings: Embeddings, mean_samples: int | None) -> None:
+def check_same_means(embeddings: Embeddings, mean_samples: int | None) -> None:
     """Refuse embeddings whose means may not be compared with means of `mean_samples` samples.
 
     Raises:

@@ -19,7 +19,7 @@ from torch import Tensor
 from lam.hessians.losses.base import Curvature
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
-from lam.utils.checks import refuse_other_than
+from lam.utils.checks import check_choice
 
 Split = Literal["euclidean", "arccos"]
 Fix = Literal["positive", "fixed", "full"]
@@ -65,8 +65,8 @@ class ContrastiveCurvature(Curvature):
     def __post_init__(self) -> None:
         if self.margin is not None and not 0 < self.margin <= 2:
             raise ValueError(f"margin must be in (0, 2], the distances on the unit sphere, got {self.margin}")
-        refuse_other_than("split", self.split, SPLITS)
-        refuse_other_than("fix", self.fix, FIXES)
+        check_choice("split", self.split, SPLITS)
+        check_choice("fix", self.fix, FIXES)
         if not 0 <= self.negative_weight <= 1:
             raise ValueError(f"negative_weight must be in [0, 1], got {self.negative_weight}")
 

@@ -21,7 +21,7 @@ from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.ood import NEIGHBOUR, knn_distance
 from lam.retrieval.metrics.searches import Searches
 from lam.retrieval.metrics.uncertainty import CalibrationBins
-from lam.utils.checks import positive_integer, refuse_other_length
+from lam.utils.checks import check_length, positive_integer
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import Embeddings
 
@@ -302,7 +302,7 @@ def calibrate(
         ValueError: where the queries are too few to promise a target, saying how many it needs; where none has a match;
             or where one of `distance` and `reference` is missing that the other or the flag needs.
     """
-    refuse_other_length("kappa", kappa, "the searches", len(searches))
+    check_length("kappa", kappa, "the searches", len(searches))
     positive_integer("dimension", dimension)
     if (distance is None) != (reference is None):
         raise ValueError("distance and reference go together: give both, or neither")

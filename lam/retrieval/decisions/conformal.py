@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lam.utils.checks import refuse_nan
+from lam.utils.checks import check_no_nan
 
 LEVEL = 0.95
 """The confidence of an interval, unless another is asked for."""
@@ -42,7 +42,7 @@ class ConformalScores:
     def __post_init__(self) -> None:
         if len(self.scores) == 0:
             raise ValueError("there must be at least one calibration score, got none")
-        refuse_nan("calibration scores", self.scores)
+        check_no_nan("calibration scores", self.scores)
         if (self.scores[1:] < self.scores[:-1]).any():
             raise ValueError("calibration scores must rise: ConformalScores.of sorts them")
 
@@ -133,7 +133,7 @@ class ConformalScores:
         Raises:
             ValueError: for NaN, with its index.
         """
-        refuse_nan("scores", scores)
+        check_no_nan("scores", scores)
         below = torch.searchsorted(self.scores, scores.detach().cpu().double())
         return ((1 + len(self) - below).double() / (len(self) + 1)).to(scores.device)
 

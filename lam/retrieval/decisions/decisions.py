@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from lam.utils.checks import refuse_nan, refuse_other_length
+from lam.utils.checks import check_length, check_no_nan
 
 Decision = Literal["match", "unknown", "abstain"]
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
@@ -74,7 +74,7 @@ def decision_codes(
         >>> [DECISIONS[code] for code in decision_codes(flagged, score, accept_above=0.5).tolist()]
         ['match', 'unknown', 'abstain']
     """
-    refuse_other_length("flagged", flagged, "the scores", len(score))
-    refuse_nan("score", score)
+    check_length("flagged", flagged, "the scores", len(score))
+    check_no_nan("score", score)
     codes = torch.where(score > accept_above, MATCH, UNKNOWN)
     return codes.masked_fill(flagged, ABSTAIN)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.utils.checks import refuse_nan, refuse_other_length
+from lam.utils.checks import check_length, check_no_nan
 
 Flag = Literal["kappa", "knn", "combined"]
 FLAGS: tuple[Flag, ...] = get_args(Flag)
@@ -50,7 +50,7 @@ class OodDetector:
         ood_score = -kappa.detach().cpu().double()
         if distance is None:
             return cls(ConformalScores.of(ood_score))
-        refuse_other_length("distance", distance, "the values of kappa", len(kappa))
+        check_length("distance", distance, "the values of kappa", len(kappa))
         if len(kappa) < 2:
             raise ValueError(f"kappa and distance are combined from at least 2 items, got {len(kappa)}")
         distance = distance.detach().cpu().double()
@@ -89,14 +89,14 @@ class OodDetector:
             ValueError: as `known`; for a distance that is missing or of another length; or NaN.
         """
         self.known(flag)
-        refuse_nan("kappa", kappa)
+        check_no_nan("kappa", kappa)
         ood_score = -kappa.detach().double()
         if flag == "kappa":
             return ood_score
         if distance is None:
             raise ValueError(f"flag {flag!r} needs the distance of every query to the reference features")
-        refuse_other_length("distance", distance, "the values of kappa", len(kappa))
-        refuse_nan("distance", distance)
+        check_length("distance", distance, "the values of kappa", len(kappa))
+        check_no_nan("distance", distance)
         distance = distance.detach().double().to(kappa.device)
         if flag == "knn" or self.ranks is None:
             return distance

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.retrieval.metrics.uncertainty import CalibrationBins
-from lam.utils.checks import positive_integer, refuse_nan, refuse_non_finite, refuse_other_length
+from lam.utils.checks import check_finite, check_length, check_no_nan, positive_integer
 
 EVIDENCE = ("cosine", "query_kappa", "hit_kappa", "margin")
 _LEAST = 1e-8  # below the resolution of a float32 cosine
@@ -70,8 +70,8 @@ class Correctness:
         Raises:
             ValueError: for no search, another length, or evidence that is not finite.
         """
-        refuse_other_length("correct", correct, "the rows of evidence", len(evidence))
-        refuse_non_finite("evidence", evidence)
+        check_length("correct", correct, "the rows of evidence", len(evidence))
+        check_finite("evidence", evidence)
         if len(evidence) == 0:
             raise ValueError("the probability of a right answer needs searches that have a match, got none")
         from sklearn.isotonic import IsotonicRegression
@@ -104,7 +104,7 @@ class Correctness:
         """
         if evidence.shape[1:] != (_COUNT,):
             raise ValueError(f"evidence must have {_COUNT} columns, {EVIDENCE}, got shape {tuple(evidence.shape)}")
-        refuse_non_finite("evidence", evidence)
+        check_finite("evidence", evidence)
         x = evidence.double()
         weights, center, scale = (x.new_tensor(values) for values in (self.weights, self.center, self.scale))
         return _interpolated(((x - center) / scale) @ weights, x.new_tensor(self.knots), x.new_tensor(self.levels))
@@ -150,8 +150,8 @@ def evidence_of(
     """
     columns = {"cosine": cosine, "query_kappa": query_kappa, "hit_kappa": hit_kappa, "second": second}
     for name, values in columns.items():
-        refuse_other_length(name, values, "the cosines", len(cosine))
-        refuse_nan(name, values)
+        check_length(name, values, "the cosines", len(cosine))
+        check_no_nan(name, values)
     distance, kappa, other, margin = (
         values.double().clamp(min=_LEAST).log()
         for values in (1 - cosine.double(), query_kappa, hit_kappa, cosine.double() - second.double())
@@ -181,7 +181,7 @@ def probability_bins(
         0.25
     """
     bins = positive_integer("bins", bins)
-    refuse_other_length("correct", correct, "the probabilities", len(probability))
+    check_length("correct", correct, "the probabilities", len(probability))
     outside = (~((probability >= 0) & (probability <= 1))).nonzero()
     if len(outside):
         index = int(outside[0])

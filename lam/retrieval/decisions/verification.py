@@ -13,7 +13,7 @@ from torch import Tensor
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.probability import Correctness, evidence_of
 from lam.retrieval.metrics.searches import Matches
-from lam.utils.checks import refuse_other_length
+from lam.utils.checks import check_length
 
 _BLOCK_ELEMENTS = 2**22
 
@@ -87,7 +87,7 @@ class Verifier:
         Raises:
             ValueError: where there is no pair of either kind, or as `Correctness.fit`.
         """
-        refuse_other_length("same", same, "the pairs", len(cosine))
+        check_length("same", same, "the pairs", len(cosine))
         count = min(int(same.sum()), int((~same).sum()))
         if count == 0:
             raise ValueError(

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
-from lam.utils.checks import integers, refuse_non_finite, refuse_other_length
+from lam.utils.checks import check_finite, check_length, integers
 from lam.vmf.embeddings import Embeddings
 
 _NORM_TOLERANCE = 1e-3  # half precision keeps a unit vector to about this
@@ -50,8 +50,8 @@ def _within(values: Tensor, least: float, greatest: float) -> bool:
 
 
 def _refuse_bad_rows(embeddings: Embeddings, norm: Tensor) -> None:
-    refuse_non_finite("embeddings", embeddings.mean)
-    refuse_non_finite("kappa", embeddings.kappa)
+    check_finite("embeddings", embeddings.mean)
+    check_finite("kappa", embeddings.kappa)
     negative = (embeddings.kappa < 0).nonzero()
     if len(negative):
         row = int(negative[0])
@@ -67,7 +67,7 @@ def checked_ids(values: Any) -> Int64[Tensor, " N"]:
         ValueError: for values that are no integers, or ids that are negative or repeated.
     """
     ids = integers("ids", values)
-    refuse_other_length("ids", ids, "the items", ids.numel())
+    check_length("ids", ids, "the items", ids.numel())
     if (ids < 0).any():
         raise ValueError(f"ids must not be negative, got {int(ids[ids < 0][0])}")
     distinct, counts = ids.unique(return_counts=True)

@@ -22,8 +22,8 @@ from lam.retrieval.index.entries import checked_ids, checked_least_kappa, unit_v
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.index.rows import Store
-from lam.utils.checks import positive_integer, refuse_other_length
-from lam.vmf.embeddings import Embeddings, refuse_other_means
+from lam.utils.checks import check_length, positive_integer
+from lam.vmf.embeddings import Embeddings, check_same_means
 
 if TYPE_CHECKING:
     from lam.retrieval.index.milvus_index import MilvusIndex
@@ -115,10 +115,10 @@ class Index:
                 repeated or taken, or what FAISS itself refuses.
         """
         if len(self):
-            refuse_other_means(embeddings, self.mean_samples)
+            check_same_means(embeddings, self.mean_samples)
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         ids = checked_ids(ids)
-        refuse_other_length("ids", ids, "the embeddings", len(embeddings))
+        check_length("ids", ids, "the embeddings", len(embeddings))
         taken = [item for item in ids.tolist() if item in self._store]
         if taken:
             raise ValueError(f"ids must be new, got {taken[0]}, which is in the index; remove it first")
@@ -174,7 +174,7 @@ class Index:
                 GPU.
         """
         if len(self):
-            refuse_other_means(embeddings, self.mean_samples)
+            check_same_means(embeddings, self.mean_samples)
         least = checked_least_kappa(least_kappa)
         allowed = None if least == 0 else self._store.column("kappa") >= least
         k = min(positive_integer("k", k), len(self) if allowed is None else int(allowed.sum()))

@@ -30,7 +30,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lam.retrieval.index.entries import Ids
-from lam.utils.checks import integers, refuse_non_finite, refuse_other_length
+from lam.utils.checks import check_finite, check_length, integers
 from lam.vmf.embeddings import Embeddings
 
 _LEAST_RESULTANT = 1e-12
@@ -123,8 +123,8 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
     if not 0 <= correlation <= 1:
         raise ValueError(f"correlation must lie in [0, 1], got {correlation}")
     identity = integers("identities", identities)
-    refuse_other_length("identities", identity, "the embeddings", len(embeddings))
-    refuse_non_finite("kappa", embeddings.kappa)
+    check_length("identities", identity, "the embeddings", len(embeddings))
+    check_finite("kappa", embeddings.kappa)
     if len(embeddings) == 0 or not (embeddings.kappa > 0).all():
         least = float(embeddings.kappa.min()) if len(embeddings) else "no image"
         raise ValueError(f"there must be images, each with a positive kappa, got {least}")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lam.retrieval.index.entries import Ids, checked_ids, checked_least_kappa, unit_vectors
 from lam.retrieval.index.hits import Hits
-from lam.utils.checks import positive_integer, refuse_other_length
+from lam.utils.checks import check_length, positive_integer
 from lam.vmf.embeddings import Embeddings
 
 Structure = Literal["FLAT", "HNSW"]
@@ -331,7 +331,7 @@ class MilvusIndex:
     def _rows(self, embeddings: Embeddings, ids: Any) -> list[dict[str, Any]]:
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         ids = checked_ids(ids)
-        refuse_other_length("ids", ids, "the embeddings", len(embeddings))
+        check_length("ids", ids, "the embeddings", len(embeddings))
         if (ids > GREATEST_ID).any():
             raise ValueError(
                 f"ids must be at most {GREATEST_ID}, the greatest that Milvus finds again, got {ids.max()}"

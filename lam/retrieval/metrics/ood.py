@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.utils.autocast import without_autocast
-from lam.utils.checks import refuse_non_finite
+from lam.utils.checks import check_finite
 
 NEIGHBOUR = 5
 """The k of the k-NN score, unless another is asked for."""
@@ -206,8 +206,8 @@ def _curve(metric: Callable[..., Any], in_distribution: Tensor, out_of_distribut
 
 
 def _target_and_scores(in_distribution: Tensor, out_of_distribution: Tensor) -> tuple[Any, Any]:
-    refuse_non_finite("in_distribution", in_distribution)
-    refuse_non_finite("out_of_distribution", out_of_distribution)
+    check_finite("in_distribution", in_distribution)
+    check_finite("out_of_distribution", out_of_distribution)
     target = torch.cat([torch.zeros(len(in_distribution)), torch.ones(len(out_of_distribution))])
     return target.numpy(), torch.cat([in_distribution, out_of_distribution]).detach().double().cpu().numpy()
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.retrieval.metrics.searches import Searches
-from lam.utils.checks import refuse_nan, refuse_other_length
+from lam.utils.checks import check_length, check_no_nan
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def threshold_at(non_mated: Float[Tensor, " M"], rate: float) -> float:
     """
     if not 0 < rate < 1:
         raise ValueError(f"rate must lie in (0, 1), got {rate}")
-    refuse_nan("non_mated", non_mated)
+    check_no_nan("non_mated", non_mated)
     if len(non_mated) == 0:
         return float("nan")
     allowed = int(rate * len(non_mated) + 1e-9)
@@ -159,8 +159,8 @@ def dir_at_far(
         >>> dir_at_far(score, correct, torch.tensor([0.1, 0.2]), far=0.1)
         0.5
     """
-    refuse_other_length("correct", correct, "the scores", len(score))
-    refuse_nan("score", score)
+    check_length("correct", correct, "the scores", len(score))
+    check_no_nan("score", score)
     threshold = threshold_at(non_mated, far)
     if len(score) == 0 or threshold != threshold:
         return float("nan")
@@ -191,9 +191,9 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
         >>> oscr(torch.tensor([0.9, 0.5]), torch.tensor([True, True]), torch.tensor([0.7, 0.1]))
         0.75
     """
-    refuse_other_length("correct", correct, "the scores", len(score))
-    refuse_nan("score", score)
-    refuse_nan("non_mated", non_mated)
+    check_length("correct", correct, "the scores", len(score))
+    check_no_nan("score", score)
+    check_no_nan("non_mated", non_mated)
     if len(score) == 0 or len(non_mated) == 0:
         return float("nan")
     others = non_mated.sort().values
@@ -226,8 +226,8 @@ def risk_coverage(
         >>> risk_coverage(torch.tensor([True, False]), torch.tensor([0.1, 0.9]))[1].tolist()
         [0.0, 0.5]
     """
-    refuse_other_length("uncertainty", uncertainty, "the answers", len(correct))
-    refuse_nan("uncertainty", uncertainty)
+    check_length("uncertainty", uncertainty, "the answers", len(correct))
+    check_no_nan("uncertainty", uncertainty)
     order = uncertainty.argsort()
     _, group, sizes = uncertainty[order].unique_consecutive(return_inverse=True, return_counts=True)
     wrong = torch.zeros(len(sizes), dtype=torch.float64, device=sizes.device)
@@ -285,8 +285,8 @@ def answer_precision_recall(
         >>> recall.tolist(), precision.tolist()
         ([1.0, 1.0], [1.0, 0.5])
     """
-    refuse_other_length("correct", correct, "the scores", len(score))
-    refuse_nan("score", score)
+    check_length("correct", correct, "the scores", len(score))
+    check_no_nan("score", score)
     if not int(correct.sum()) <= n_answerable <= len(score):
         raise ValueError(
             f"n_answerable must be from the {int(correct.sum())} right hits to the {len(score)} searches, "

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
 from lam.retrieval.metrics.uncertainty import CalibrationBins, ausc, sparsification
-from lam.utils.checks import positive_integer, refuse_non_finite
+from lam.utils.checks import check_finite, positive_integer
 from lam.utils.files import write_atomically
 
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
@@ -204,7 +204,7 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor], *, bins: SupportsI
     _refuse_count("kappa", kappa)
     bins = positive_integer("bins", bins)
     for name, values in kappa.items():
-        refuse_non_finite(f"kappa of {name}", values)
+        check_finite(f"kappa of {name}", values)
         if len(values) == 0:
             raise ValueError(f"kappa of {name} must hold at least one value, got none")
     figure, axes = _figure()
@@ -308,7 +308,7 @@ def plot_extremes(
     Raises:
         ValueError: for no query, κ that is not finite, or something that is no image.
     """
-    refuse_non_finite("kappa", kappa)
+    check_finite("kappa", kappa)
     if len(kappa) == 0:
         raise ValueError("kappa must hold at least one query, got none")
     count = min(positive_integer("count", count), len(kappa))

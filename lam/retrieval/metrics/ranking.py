@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lam.retrieval.index.exact import cosines_in_blocks
 from lam.retrieval.metrics.searches import Matches
-from lam.utils.checks import positive_integer, refuse_other_length
+from lam.utils.checks import check_length, positive_integer
 
 
 def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
@@ -225,7 +225,7 @@ def _relevant_ranks(cosines: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def _answerable(relevance: Tensor, n_relevant: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    refuse_other_length("n_relevant", n_relevant, "the queries", len(relevance))
+    check_length("n_relevant", n_relevant, "the queries", len(relevance))
     found = relevance.sum(1)
     if (found > n_relevant).any():
         row = int((found > n_relevant).nonzero()[0])

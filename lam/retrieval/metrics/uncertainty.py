@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
-from lam.utils.checks import positive_integer, refuse_nan, refuse_other_length
+from lam.utils.checks import check_length, check_no_nan, positive_integer
 
 Closed = Literal["right", "left"]
 _STEPS = 99  # f = 0, 0.01 … 0.98
@@ -42,8 +42,8 @@ def sparsification(
         >>> accuracy[[0, 25, 50]].tolist()
         [0.5, 0.6666666666666666, 1.0]
     """
-    refuse_other_length("uncertainty", uncertainty, "the queries", len(correct))
-    refuse_nan("uncertainty", uncertainty)
+    check_length("uncertainty", uncertainty, "the queries", len(correct))
+    check_no_nan("uncertainty", uncertainty)
     steps = np.arange(_STEPS)
     shares = torch.from_numpy(steps / 100)
     if len(correct) == 0:
@@ -118,7 +118,7 @@ class Votes:
     n_samples: int
 
     def __post_init__(self) -> None:
-        refuse_other_length("correct", self.correct, "votes", len(self.agree))
+        check_length("correct", self.correct, "votes", len(self.agree))
         if self.n_samples < 1:
             raise ValueError(f"votes must be of at least one sampled network, got {self.n_samples}")
 
@@ -180,7 +180,7 @@ def majority_votes(
     """
     if len(predictions) == 0:
         raise ValueError("predictions must hold at least one sampled network, got none")
-    refuse_other_length("labels", labels, "the queries in predictions", predictions.shape[1])
+    check_length("labels", labels, "the queries in predictions", predictions.shape[1])
     if len(ranked_labels) != len(labels):
         raise ValueError(f"ranked_labels must have a row for each of {len(labels)} queries, got {len(ranked_labels)}")
     mode, agree = _mode(predictions, ranked_labels)

@@ -97,7 +97,7 @@ Gallery = Literal["held-out", "index"] | StoredItems
 
 
 def current_calibration(run: str | Path) -> Calibration | None:
-    """Give the calibration that a run has; None where it has none that can be read and is of its encoder."""
+    """The calibration of a run; None where it has none that can be read and is of its encoder."""
     try:
         return Run(run).calibration
     except ValueError:
@@ -132,7 +132,7 @@ def calibrate_run(
         progress: show a progress bar on standard error.
 
     Returns:
-        What was saved.
+        The calibration that was saved.
 
     Raises:
         ValueError: for a folder that is no finished run, or whose data have changed; for data that are too few to
@@ -152,32 +152,34 @@ def calibrate_run(
     config = opened.configured([] if data_root is None else [f"--data.root={data_root}"])
     splits = None if folder is not None and reference == 0 else _splits(opened.folder, config)
     images = _held_out(encoder, folder, splits)
-    seen = encoder.predict(loader_of(images, EMBEDDING_BATCH), progress=progress)
-    known = None
+    prediction = encoder.predict(loader_of(images, EMBEDDING_BATCH), progress=progress)
+    embeddings, known_features = prediction.embeddings, None
     if splits is not None and reference:
-        known = reference_features(encoder, splits.train, reference, seed=config.seed).cpu()
+        known_features = reference_features(encoder, splits.train, reference, seed=config.seed).cpu()
     stored = StoredItems.of(opened.gallery) if gallery == INDEX else None if gallery == HELD_OUT else gallery
     unlabelled = 0
     if stored is not None:
-        every, stored = stored, stored.labelled()
-        unlabelled = len(every.labels) - len(stored.labels)
+        n_stored, stored = len(stored.labels), stored.labelled()
+        unlabelled = n_stored - len(stored.labels)
     relevance = _relevance(encoder, images, stored, config)
     queries = relevance.queries
-    searched = _searched(seen.embeddings, relevance) if stored is None else (stored.vectors, stored.kappa)
-    searches, verifier = _search(seen.embeddings, relevance, *searched, config.seed)
-    unknown = None if strangers is None else _first_hits(encoder, strangers, searched[0], progress)
+    searched = _searched(embeddings, relevance) if stored is None else (stored.vectors, stored.kappa)
+    searches, verifier = _search(embeddings, relevance, *searched, config.seed)
+    stranger_scores = None if strangers is None else _first_hits(encoder, strangers, searched[0], progress)
     with opened.lock():
-        made = calibrate(
+        calibration = calibrate(
             searches,
-            seen.embeddings.kappa[queries],
+            embeddings.kappa[queries],
             searched[1],
             key=opened.fingerprint,
             dimension=encoder.dimension,
             targets=targets,
             flag=flag,
-            distance=None if known is None else knn_distance(seen.features[queries], known).cpu(),
-            reference=known,
-            strangers=unknown,
+            distance=None
+            if known_features is None
+            else knn_distance(prediction.features[queries], known_features).cpu(),
+            reference=known_features,
+            strangers=stranger_scores,
             verifier=verifier,
             facts={
                 "data": VALIDATION if folder is None else str(folder),
@@ -185,14 +187,13 @@ def calibrate_run(
                 "strangers": None if strangers is None else str(strangers),
                 "false_accepts": _promised_of(folder, strangers),
                 "unlabelled": unlabelled,
-                **_found(searches),
+                **_facts_of(searches),
             },
         )
-        save_calibration(opened.folder, made)
-        plot_calibration(
-            opened.folder / "plots" / "probability.png", made.reliability, confidence="P(first hit is right)"
-        )
-    return made
+        save_calibration(opened.folder, calibration)
+        plot = opened.folder / "plots" / "probability.png"
+        plot_calibration(plot, calibration.reliability, confidence="P(first hit is right)")
+    return calibration
 
 
 def _promised_of(folder: str | Path | None, strangers: str | Path | None) -> str:
@@ -230,19 +231,19 @@ def _relevance(encoder: Encoder, images: Dataset, stored: StoredItems | None, co
         return relevance_of(encoder.relation, images.targets, is_query=is_query, relevant_within=within)
     if images.targets.ndim > 1:
         raise ValueError(f"an index has labels and no positions: calibrate places with the gallery '{HELD_OUT}'")
-    names = {name: number for number, name in enumerate(images.classes)}
-    others = torch.tensor([names.setdefault(name, len(names)) for name in stored.labels], dtype=torch.int64)
-    is_query = torch.arange(len(images) + len(others)) < len(images)
-    relevance = LabelRelevance(torch.cat([images.labels, others]), is_query)
+    numbers = {name: number for number, name in enumerate(images.classes)}
+    stored_labels = torch.tensor([numbers.setdefault(name, len(numbers)) for name in stored.labels], dtype=torch.int64)
+    is_query = torch.arange(len(images) + len(stored_labels)) < len(images)
+    relevance = LabelRelevance(torch.cat([images.labels, stored_labels]), is_query)
     if not relevance.count().any():
         raise ValueError(
-            f"none of the {len(others)} stored items has a label of the data calibrated on, such as "
+            f"none of the {len(stored_labels)} stored items has a label of the data calibrated on, such as "
             f"{images.classes[0]!r}: give a --folder whose classes are those of the index, or the gallery '{HELD_OUT}'"
         )
     return relevance
 
 
-def _found(searches: Searches) -> dict[str, float | int]:
+def _facts_of(searches: Searches) -> dict[str, float | int]:
     right = searches.correct[searches.has_mate]
     return {
         "queries": len(searches),
@@ -270,13 +271,13 @@ def _search(
 ) -> tuple[Searches, Verifier | None]:
     """What the queries find, and what pairs say, where there are pairs of both kinds."""
     mean, kappa = embeddings.mean.cpu()[relevance.queries], embeddings.kappa.cpu()[relevance.queries]
-    found = search_open_set(mean, items, relevance.of_rows)
+    searches = search_open_set(mean, items, relevance.of_rows)
     generator = torch.Generator().manual_seed(seed)
     pairs = draw_pairs(relevance.of_rows, len(mean), len(items), generator=generator)
     if pairs.same.all() or not pairs.same.any():
-        return found, None
+        return searches, None
     cosine = (mean[pairs.queries].double() * items[pairs.items].double()).sum(1)
-    return found, Verifier.of(cosine, kappa[pairs.queries].double(), items_kappa[pairs.items].double(), pairs.same)
+    return searches, Verifier.of(cosine, kappa[pairs.queries].double(), items_kappa[pairs.items].double(), pairs.same)
 
 
 def _first_hits(encoder: Encoder, folder: str | Path, items: Tensor, progress: bool) -> Tensor:

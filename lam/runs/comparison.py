@@ -55,7 +55,7 @@ class Comparison:
     Attributes:
         folder: where table and pictures are.
         runs: in the order given.
-        written: the files in it.
+        written: the files of table and pictures.
     """
 
     folder: Path
@@ -82,7 +82,7 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
         output: a folder for what is written: a new one, or that of an earlier comparison, which is replaced.
 
     Returns:
-        The runs, and what was drawn.
+        The runs, and the files that were written.
 
     Raises:
         ValueError: for fewer than two runs or more than a picture tells apart, a run given twice, one that is not
@@ -92,8 +92,10 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
     runs, output = [Path(folder) for folder in folders], Path(output)
     if not 2 <= len(runs) <= plots.MOST:
         raise ValueError(f"comparing needs 2 to {plots.MOST} runs, got {len(runs)}")
-    if again := [run for place, run in enumerate(runs) if run.resolve() in {other.resolve() for other in runs[:place]}]:
-        raise ValueError(f"{again[0]} is given twice: give each run once")
+    if repeated := [
+        run for place, run in enumerate(runs) if run.resolve() in {other.resolve() for other in runs[:place]}
+    ]:
+        raise ValueError(f"{repeated[0]} is given twice: give each run once")
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} is a file: give another --output")
     if output.is_dir() and any(output.iterdir()) and not (output / _JSON).is_file():
@@ -102,15 +104,14 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
         require_finished(run)
         if CURVES not in read_json(run / MANIFEST)["sha256"]:
             raise ValueError(
-                f"the run in {run} keeps no curves, as an older lam made it: delete {run / MANIFEST}, and "
-                f"`lam run {run}` evaluates it again"
+                f"the run in {run} keeps no curves: delete {run / MANIFEST}, and `lam run {run}` evaluates it again"
             )
         verify(run, [METRICS, CURVES], others=False)
     _refuse_other_data(runs)
     compared = _read(runs)
     output.mkdir(parents=True, exist_ok=True)
-    for old in (found for kind in _PICTURES for found in output.glob(f"{kind}.png")):
-        old.unlink()
+    for picture in (path for kind in _PICTURES for path in output.glob(f"{kind}.png")):
+        picture.unlink()
     return Comparison(output, compared, [*_write_table(output, compared), *_draw(output, compared)])
 
 
@@ -131,7 +132,7 @@ def _refuse_other_data(runs: Sequence[Path]) -> None:
 
 
 def _evaluated_on(run: Path) -> dict[str, Any]:
-    parts = {name: found for name, found in read_json(run / DATA).items() if name not in ("train", "validation")}
+    parts = {name: part for name, part in read_json(run / DATA).items() if name not in ("train", "validation")}
     config = _config(run)
     return {"data.name": config["data"]["name"], **parts, "places": config["places"]}
 
@@ -167,26 +168,28 @@ def _write_table(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
 
 def _draw(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
     """Draw what any run has; a run without uncertainty, samples or answers is left out where these are needed."""
-    drawn = [folder / "figures.png"]
+    pictures = [folder / "figures.png"]
     bars = {figure: {run.name: run.metrics.get(figure) for run in runs} for figure in shown_in("bars")}
     known = {figure: values for figure, values in bars.items() if set(values.values()) != {None}}
-    plots.plot_bars(drawn[0], {_with_direction(figure): values for figure, values in known.items()})
+    plots.plot_bars(pictures[0], {_with_direction(figure): values for figure, values in known.items()})
 
     def draw(plot: Callable[[Path, Any], None], name: str, of_runs: Mapping[str, Any]) -> None:
         if of_runs:
             plot(folder / f"{name}.png", of_runs)
-            drawn.append(folder / f"{name}.png")
+            pictures.append(folder / f"{name}.png")
 
-    able = {run.name: run.curves for run in runs if run.curves.tells_apart}
+    telling_apart = {run.name: run.curves for run in runs if run.curves.tells_apart}
     for ood in runs[0].curves.outside:
-        scores = {name: (curves.inside, curves.outside[ood]) for name, curves in able.items()}
+        scores = {name: (curves.inside, curves.outside[ood]) for name, curves in telling_apart.items()}
         draw(plots.plot_roc, f"roc_{ood}", scores)
         draw(plots.plot_precision_recall, f"precision_recall_{ood}", scores)
     bins = {run.name: run.curves.calibration for run in runs if run.curves.calibration is not None}
     draw(plots.plot_calibration_curves, "calibration", bins)
-    ranked = {name: (curves.correct, curves.uncertainty) for name, curves in able.items() if len(curves.correct)}
+    ranked = {
+        name: (curves.correct, curves.uncertainty) for name, curves in telling_apart.items() if len(curves.correct)
+    }
     draw(plots.plot_sparsification, "sparsification", ranked)
-    return drawn
+    return pictures
 
 
 def _with_direction(figure: str) -> str:

@@ -1,7 +1,6 @@
 """A run's configuration: typed, checked before any work, and written back fully resolved.
 
-What the options of a method mean is said where they are used, `lam.methods`. How a configuration is read from files and
-the command line is `lam.runs.config_files`.
+The options of a method are described in `lam.methods`; files and the command line are read by `lam.runs.config_files`.
 """
 
 import re
@@ -34,7 +33,7 @@ class OodConfig:
         name: a data set of `lam.datasets.load_ood`.
         root: its folder, where it needs one.
         options: further options of that data set.
-        title: what it is called in tables, where the name alone would not tell two sets apart.
+        title: its name in tables, where two sets have one name.
     """
 
     name: str
@@ -45,7 +44,7 @@ class OodConfig:
 
 @dataclass
 class DataConfig:
-    """What is embedded.
+    """The data.
 
     Attributes:
         name: a data set of `lam.datasets.load`.
@@ -135,14 +134,14 @@ class RunConfig:
     """A whole run.
 
     Attributes:
-        data: what is embedded.
-        network: by what.
+        data: the data that are embedded.
+        network: the network.
         method: which system, with its options.
         margin: of the contrastive loss, in (0, 2].
         seed: of the weights, the order of the data and the posterior's noise.
         output: the run's folder; runs/<data>/<method> by default.
         checkpoint: weights to start from instead of training: a .safetensors or .pth file.
-        accelerator: what trains, fits and evaluates: "cpu", "cuda", or "auto" for CUDA where there is some.
+        accelerator: the device of training, fit and evaluation: "cpu", "cuda", or "auto" for CUDA where there is some.
         training: how the network is trained.
         augmentation: random crops and flips of the training images.
         places: what makes images of places match.
@@ -166,7 +165,7 @@ class RunConfig:
 
     @staticmethod
     def parsed(settings: Mapping[str, Any]) -> "RunConfig":
-        """Make a configuration of what a YAML file holds.
+        """The configuration of settings, as a YAML file holds them.
 
         Raises:
             ValueError: naming every setting that is unknown, missing, of another type or outside its range.
@@ -220,7 +219,7 @@ class RunConfig:
             )
 
     def _check_ood(self) -> None:
-        titles = [found.title or found.name for found in self.data.ood]
+        titles = [outside.title or outside.name for outside in self.data.ood]
         for title, count in Counter(titles).items():
             if count > 1:
                 raise ValueError(f"data.ood has {count} sets called {title}: give each its own title")
@@ -228,7 +227,7 @@ class RunConfig:
                 raise ValueError(f"a title in data.ood must be letters, digits, _, ., + or -, got {title!r}")
 
     def resolved(self) -> dict[str, Any]:
-        """Every setting but where the run is, as YAML has it: a run may be moved."""
+        """Every setting but the output, as YAML has it: a run may be moved."""
         settings = {**asdict(self), METHOD: self.method.settings(), "output": None}
         return yaml.safe_load(yaml.safe_dump(settings, sort_keys=False))  # a tuple is a list there
 
@@ -256,12 +255,12 @@ def _validated(kind: Any, settings: Mapping[str, Any], prefix: str = "") -> Any:
     try:
         return TypeAdapter(kind).validate_python(settings)
     except ValidationError as error:
-        told = [_told(problem, prefix) for problem in error.errors(include_url=False)]
-    raise ValueError("; ".join(told))
+        problems = [_described(problem, prefix) for problem in error.errors(include_url=False)]
+    raise ValueError("; ".join(problems))
 
 
-def _told(problem: Mapping[str, Any], prefix: str) -> str:
-    """One problem that pydantic found, in the words of the check that refused, or else of pydantic."""
+def _described(problem: Mapping[str, Any], prefix: str) -> str:
+    """A problem in the words of the check that failed, or else of pydantic."""
     kind, place = problem["type"], prefix + ".".join(map(str, problem["loc"]))
     if kind == "unexpected_keyword_argument":
         return f"there is no setting {place}; `lam run --help` lists the settings"

@@ -9,7 +9,7 @@ may have a section `methods`: settings that hold for one method each, above the 
 of the data set are left out, and those of the authors hold in their place.
 
 A file of one's own may begin where another configuration ends: `extends: digits hib`, or `extends: base.yaml` for a
-file beside it, and says only what differs. Sections and mappings are joined setting by setting; whatever else both
+file beside it, and says only what differs. Sections and mappings are merged setting by setting; whatever else both
 give, lists too, is that of the file that extends. Options of another method are not taken over.
 
 What the settings are is `lam.runs.config`.
@@ -55,9 +55,9 @@ def load_config(
         (4, 5, 'convnet8')
     """
     words = _words(source)
-    given = [_override(override) for override in overrides]
-    content = _content(words, _method_in(given))
-    for name, value in given:
+    settings = [_parse_override(override) for override in overrides]
+    content = _content(words, _method_in(settings))
+    for name, value in settings:
         _set(content, name, value)
     try:
         config = RunConfig.parsed(content)
@@ -70,7 +70,7 @@ def load_config(
     return config
 
 
-def _override(override: str) -> tuple[str, Any]:
+def _parse_override(override: str) -> tuple[str, Any]:
     """The name and the value of `--NAME=VALUE`: text where a setting is text, or else as YAML has it."""
     name, equals, value = override.removeprefix("--").partition("=")
     if not override.startswith("--"):
@@ -94,18 +94,15 @@ def _outsiders(name: str) -> dict[str, str]:
     return {"name": "folder", "root": name, "title": re.sub(r"[^\w.+-]+", "-", Path(name).absolute().name)}
 
 
-def _method_in(given: Sequence[tuple[str, Any]]) -> str | None:
-    """The method that overrides name, if any."""
-    names = [named_method(value if name == METHOD else {"name": value})[0] for name, value in given if _names(name)]
+def _method_in(settings: Sequence[tuple[str, Any]]) -> str | None:
+    """The last method that overrides name, if any."""
+    sections = {METHOD: lambda value: value, f"{METHOD}.name": lambda value: {"name": value}}
+    names = [named_method(sections[name](value))[0] for name, value in settings if name in sections]
     return next((name for name in reversed(names) if name is not None), None)
 
 
-def _names(name: str) -> bool:
-    return name in (METHOD, f"{METHOD}.name")
-
-
 def _set(content: dict[str, Any], name: str, value: Any) -> None:
-    """Set what may be below mappings that are not there yet."""
+    """Set a setting by its dotted name; mappings on the way are made where they are missing."""
     if name == METHOD:
         content[METHOD] |= named_method(value)[1]
         return
@@ -118,10 +115,10 @@ def _set(content: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _allow_missing(config: RunConfig) -> None:
-    having = [part for part in (config.data, *config.data.ood) if _takes(part.name, "allow_missing")]
-    if not having:
+    listed = [part for part in (config.data, *config.data.ood) if _takes(part.name, "allow_missing")]
+    if not listed:
         raise ValueError(f"--allow-missing is of no use: the files of {config.data.name} are not named in a list")
-    for part in having:
+    for part in listed:
         part.options = {**part.options, "allow_missing": True}
 
 
@@ -159,7 +156,7 @@ def _content(words: Sequence[str], method: str | None = None, extending: tuple[P
     if where not in shipped("data") or _is_run(words):
         if PAPER in words:
             raise ValueError(f"{PAPER} is for {', '.join(shipped('paper'))}, got {where}")
-        return _of_file(_found(where), method, extending)
+        return _of_file(_file_of(where), method, extending)
     if method is None:
         raise ValueError(f"which method on {where}? `lam run {where} METHOD`; METHOD is {', '.join(methods.METHODS)}")
     if PAPER not in words:
@@ -170,10 +167,10 @@ def _content(words: Sequence[str], method: str | None = None, extending: tuple[P
     settings, sections = _read(SHIPPED / "paper" / f"{where}.yaml")
     if method not in sections:
         raise ValueError(f"the authors have no settings for {method} on {where}, but for {', '.join(sections)}")
-    return _joined(_of_method(method), common, settings, sections[method])
+    return _merge(_of_method(method), common, settings, sections[method])
 
 
-def _found(where: str) -> Path:
+def _file_of(where: str) -> Path:
     """A file of one's own, or the configuration in the folder of a run.
 
     Raises:
@@ -201,9 +198,9 @@ def _of_file(path: Path, method: str | None, extending: tuple[Path, ...]) -> dic
         base = {} if method is None or METHOD in settings else _of_method(method)
     else:
         base = _extended(path, extends, method, (*extending, path.resolve()))
-    joined = _joined(base, settings)
-    method = method or joined[METHOD].get("name")
-    return joined if method is None else _joined(joined, sections.get(method, {}), {METHOD: method})
+    merged = _merge(base, settings)
+    method = method or merged[METHOD].get("name")
+    return merged if method is None else _merge(merged, sections.get(method, {}), {METHOD: method})
 
 
 def _extended(path: Path, extends: Any, method: str | None, chain: tuple[Path, ...]) -> dict[str, Any]:
@@ -221,7 +218,7 @@ def _extended(path: Path, extends: Any, method: str | None, chain: tuple[Path, .
 def _of_method(name: str) -> dict[str, Any]:
     """What a method needs on any data; a method that was registered from outside has no such file."""
     path = SHIPPED / "methods" / f"{name}.yaml"
-    return _joined({METHOD: name}, _read(path)[0] if path.is_file() else {})
+    return _merge({METHOD: name}, _read(path)[0] if path.is_file() else {})
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -238,44 +235,44 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return content, {name: of or {} for name, of in sections.items()}
 
 
-def _joined(*layers: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Join settings, each above those before."""
-    joined: dict[str, Any] = {METHOD: {}}
+    merged: dict[str, Any] = {METHOD: {}}
     for layer in layers:
         name, options = named_method(layer.get(METHOD))
-        other = name is not None and joined[METHOD].get("name") not in (None, name)
-        method = {**({} if other else joined[METHOD]), **({} if name is None else {"name": name}), **options}
-        joined = {**_joined_mappings(joined, layer), METHOD: method}
-    return joined
+        other = name is not None and merged[METHOD].get("name") not in (None, name)
+        method = {**({} if other else merged[METHOD]), **({} if name is None else {"name": name}), **options}
+        merged = {**_merge_mappings(merged, layer), METHOD: method}
+    return merged
 
 
-def _joined_mappings(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    joined = {**base, **above}
+def _merge_mappings(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**base, **above}
     for name in base.keys() & above.keys():
         if isinstance(base[name], Mapping) and isinstance(above[name], Mapping):
-            joined[name] = _joined_mappings(base[name], above[name])
-    return joined
+            merged[name] = _merge_mappings(base[name], above[name])
+    return merged
 
 
 def describe_settings() -> str:
-    """List every setting with its default and, where they are few, the values allowed: one a line."""
-    known = [(f"{METHOD}.name", f"required  ({', '.join(methods.METHODS)})")]
-    known += [(name, _default(setting)) for name, setting in _settings(RunConfig)]
+    """Every setting with its default and, where they are few, the values allowed: one a line."""
+    rows = [(f"{METHOD}.name", f"required  ({', '.join(methods.METHODS)})")]
+    rows += [(name, _default(setting)) for name, setting in _settings(RunConfig)]
     for name, method in methods.METHODS.items():
-        known += [(f"of {name}:", "")] * bool(fields(method))
-        known += [(option, _default(setting)) for option, setting in _settings(method, f"{METHOD}.")]
-    width = max(len(name) for name, _ in known)
-    return "\n".join(f"  {name:<{width}}  {default}".rstrip() for name, default in known)
+        rows += [(f"of {name}:", "")] * bool(fields(method))
+        rows += [(option, _default(setting)) for option, setting in _settings(method, f"{METHOD}.")]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {default}".rstrip() for name, default in rows)
 
 
 def _settings(record: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    for found in fields(record):
-        if found.type is methods.Method:
+    for setting in fields(record):
+        if setting.type is methods.Method:
             continue
-        if is_dataclass(found.type):
-            yield from _settings(found.type, f"{prefix}{found.name}.")
+        if is_dataclass(setting.type):
+            yield from _settings(setting.type, f"{prefix}{setting.name}.")
         else:
-            yield f"{prefix}{found.name}", found
+            yield f"{prefix}{setting.name}", setting
 
 
 def _default(setting: Field[Any]) -> str:

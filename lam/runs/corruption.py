@@ -34,7 +34,7 @@ BATCH = 100
 def corrupted(
     images: Float[Tensor, "N C H W"], kind: Kind, severity: int, *, generator: torch.Generator
 ) -> Float[Tensor, "N C H W"]:
-    """Make images worse.
+    """Images made worse.
 
     Args:
         images: values in [0, 1].
@@ -75,7 +75,7 @@ def corrupted(
 
 @dataclass(frozen=True)
 class CorruptionCurve:
-    """What became of N queries under one kind of corruption, at severities 0 (clean) to V − 1.
+    """κ and answers of N queries under one kind of corruption, at severities 0 (clean) to V − 1.
 
     Attributes:
         kappa: (V, N) concentrations.
@@ -107,7 +107,7 @@ class CorruptionCurve:
 def measure_corruption(
     encoder: Encoder, images: Dataset, evaluation: Evaluation, *, size: int, seed: int = 0
 ) -> dict[Kind, CorruptionCurve]:
-    """Search for corrupted queries of an evaluated set in the gallery as it is.
+    """κ and first hits of corrupted queries of an evaluated set, in the clean gallery.
 
     Args:
         encoder: that was evaluated.
@@ -135,16 +135,16 @@ def measure_corruption(
         correct: list[Tensor] = []
         for severity in range(len(strengths) + 1):
             worse = corrupted(pixels, kind, severity, generator=generator)
-            found = encoder.embed(list(images.preprocessing.standardize(worse).split(BATCH)))
-            cosines = (found.mean @ evaluation.gallery.mean.T).cpu().masked_fill(is_itself, -torch.inf)
-            kappa.append(found.kappa.cpu())
+            embeddings = encoder.embed(list(images.preprocessing.standardize(worse).split(BATCH)))
+            cosines = (embeddings.mean @ evaluation.gallery.mean.T).cpu().masked_fill(is_itself, -torch.inf)
+            kappa.append(embeddings.kappa.cpu())
             correct.append(relevant.gather(1, cosines.argmax(1, keepdim=True))[:, 0])
         curves[kind] = CorruptionCurve(torch.stack(kappa), torch.stack(correct))
     return curves
 
 
 def corruption_metrics(curves: dict[Kind, CorruptionCurve], *, has_kappa: bool = True) -> dict[str, float | None]:
-    """Name what the curves say: medians of κ, recall@1, and `trend`, as `corruption_KIND_SEVERITY_...`.
+    """The metrics of corruption curves: medians of κ, recall@1, and `trend`, as `corruption_KIND_SEVERITY_...`.
 
     Args:
         curves: of the same queries.

@@ -1,4 +1,4 @@
-"""What a run keeps of its evaluation beside the metrics: the arrays behind its curves, in `curves.safetensors`."""
+"""The arrays behind the curves of a run, in `curves.safetensors`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +35,11 @@ class Curves:
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "Curves":
-        """Take them from an evaluation."""
-        kept, primary = evaluation.answerable, evaluation.primary
+        """The curves of an evaluation."""
+        answerable, primary = evaluation.answerable, evaluation.primary
         return cls(
-            evaluation.correct[kept],
-            -evaluation.embeddings.kappa[kept],
+            evaluation.correct[answerable],
+            -evaluation.embeddings.kappa[answerable],
             evaluation.scores[primary],
             {name: scores[primary] for name, scores in evaluation.ood_scores.items()},
             evaluation.calibration,
@@ -47,10 +47,10 @@ class Curves:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Curves":
-        """Read what `save` wrote; `lam.utils.files.verify` the folder first."""
+        """Read the curves of a run, whose folder `lam.utils.files.verify` has checked."""
         tensors = read_tensors(Path(folder) / CURVES)
-        outside = {name.removeprefix(_OUTSIDE): found for name, found in tensors.items() if name.startswith(_OUTSIDE)}
-        bins = {name.removeprefix(_BINS): found for name, found in tensors.items() if name.startswith(_BINS)}
+        outside = {name.removeprefix(_OUTSIDE): scores for name, scores in tensors.items() if name.startswith(_OUTSIDE)}
+        bins = {name.removeprefix(_BINS): values for name, values in tensors.items() if name.startswith(_BINS)}
         calibration = CalibrationBins(**bins) if bins else None
         return cls(tensors["correct"], tensors["uncertainty"], tensors["inside"], outside, calibration)
 
@@ -59,7 +59,7 @@ class Curves:
         bins = {} if self.calibration is None else vars(self.calibration)
         tensors = {"correct": self.correct, "uncertainty": self.uncertainty, "inside": self.inside}
         tensors |= {f"{_OUTSIDE}{name}": scores for name, scores in self.outside.items()}
-        write_tensors(Path(folder) / CURVES, tensors | {f"{_BINS}{name}": found for name, found in bins.items()})
+        write_tensors(Path(folder) / CURVES, tensors | {f"{_BINS}{name}": values for name, values in bins.items()})
 
     @property
     def tells_apart(self) -> bool:

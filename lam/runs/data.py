@@ -28,19 +28,20 @@ _DOWNLOAD = "--data.options='{download: true}'"
 
 
 def load_data(data: DataConfig) -> tuple[Splits, dict[str, Dataset]]:
-    """Load the splits and the OOD sets by title, cut to the limit.
+    """The splits, and the OOD sets by title, cut to the limit.
 
     Raises:
         MissingDataError: naming the setting that says where the files are.
         ValueError: as the data sets.
     """
-    with _told_how("--data.root=DIR"):
+    with _naming_setting("--data.root=DIR"):
         splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
     ood: dict[str, Dataset] = {}
-    for found in data.ood:
-        with _told_how(f"--data.ood='[{{name: {found.name}, root: DIR}}]'"):
-            images = datasets.load_ood(found.name, like=splits.test, root=found.root, seed=data.seed, **found.options)
-        ood[found.title or found.name] = images
+    for outside in data.ood:
+        with _naming_setting(f"--data.ood='[{{name: {outside.name}, root: DIR}}]'"):
+            ood[outside.title or outside.name] = datasets.load_ood(
+                outside.name, like=splits.test, root=outside.root, seed=data.seed, **outside.options
+            )
     if data.limit is not None:
         limit, seed = data.limit, data.seed
         parts = (part.limit(limit, seed=seed) for part in (splits.train, splits.validation, splits.test))
@@ -95,7 +96,7 @@ def check_files(parts: Iterable[Dataset], progress: bool) -> None:
 
 
 def loader_of(images: Dataset, batch_size: int, num_workers: int = 0) -> DataLoader[Any]:
-    """Give a loader in the order of the images; torch's global random state stays as it is."""
+    """A loader in the order of the images; torch's global random state stays as it is."""
     context = distributed.worker_context(num_workers)
     generator = torch.Generator()
     return DataLoader(images, batch_size, num_workers=num_workers, multiprocessing_context=context, generator=generator)
@@ -104,13 +105,14 @@ def loader_of(images: Dataset, batch_size: int, num_workers: int = 0) -> DataLoa
 def reference_features(
     encoder: Encoder, images: Dataset, count: int, *, seed: int, num_workers: int = 0
 ) -> Float[Tensor, "M P"]:
-    """Give features of at most so many images, drawn at random: what the k-NN distance compares with."""
+    """Features of at most so many images, drawn at random, which the k-NN distance compares with."""
     loader = loader_of(images.limit(count, seed=seed), EMBEDDING_BATCH, num_workers)
     return encoder.predict(loader, n_samples=2).features
 
 
 @contextmanager
-def _told_how(option: str) -> Iterator[None]:
+def _naming_setting(option: str) -> Iterator[None]:
+    """Name the setting of a run that says where missing files are."""
     try:
         yield
     except MissingDataError as error:

@@ -1,4 +1,4 @@
-"""A finished run: what is in its folder, opened when it is first asked for."""
+"""`Run`: the contents of a finished run's folder, each read when it is first used."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """What it was told to do."""
+        """Its configuration."""
         return self.configured([])
 
     def configured(self, overrides: Sequence[str]) -> RunConfig:
@@ -48,12 +48,12 @@ class Run:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """Its network, and what is known of its uncertainty."""
+        """Its network and uncertainty."""
         return load(self.folder / ENCODER)
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells its network, posterior and preprocessing from others."""
+        """Fingerprint of its network, posterior and preprocessing."""
         return fingerprint(self.folder / ENCODER)
 
     @property

@@ -1,5 +1,7 @@
-"""The folder of a run: whose it is, and whether it is finished. What is in it is told by `lam.runs.run`, and opened by
-`lam.runs.finished`."""
+"""The folder of a run: which settings and data it belongs to, and whether it is finished.
+
+Its contents are listed in `lam.runs.run` and read by `lam.runs.finished`.
+"""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -20,7 +22,7 @@ _SHOWN = 5
 
 
 def is_finished(folder: Path) -> bool:
-    """Tell whether a folder holds a finished run, every file of which is then checked.
+    """Whether a folder holds a finished run, every file of which is then checked.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
@@ -32,9 +34,9 @@ def is_finished(folder: Path) -> bool:
 
 
 def run_at(folder: Path) -> Path:
-    """Give the folder of the run that is meant: this one, or, where this is no run, the only one inside."""
-    inside = [] if _is_run(folder) else _runs_inside(folder)
-    return inside[0] if len(inside) == 1 else folder
+    """The folder of a run: this one, or, where this is no run and holds only one, that one."""
+    runs = [] if _is_run(folder) else _runs_inside(folder)
+    return runs[0] if len(runs) == 1 else folder
 
 
 def require_finished(folder: Path) -> None:
@@ -47,8 +49,8 @@ def require_finished(folder: Path) -> None:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: `lam run CONFIG` or `lam demo` makes a run")
     if not _is_run(folder):
-        inside = [run for run in _runs_inside(folder) if (run / MANIFEST).is_file()]
-        hint = f"; did you mean {inside[0]}?" if inside else ": `lam run CONFIG` or `lam demo` makes one"
+        finished = [run for run in _runs_inside(folder) if (run / MANIFEST).is_file()]
+        hint = f"; did you mean {finished[0]}?" if finished else ": `lam run CONFIG` or `lam demo` makes one"
         raise ValueError(f"{folder} is no run of lam{hint}")
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"the run in {folder} has not finished: `lam run {folder}` continues it")
@@ -66,7 +68,7 @@ def _runs_inside(folder: Path) -> list[Path]:
 def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
     """Refuse a folder that these settings cannot begin or continue; nothing is written.
 
-    A setting that the folder's run did not have, as that was begun by an older version, counts as today's default.
+    A setting that the configuration in the folder leaves out counts as its default.
 
     Raises:
         ValueError: where it holds a run with other settings, naming them, or files that are no run.
@@ -77,17 +79,17 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"{folder} is a file: give another --output")
     if path.is_file():
         try:
-            found = yaml.safe_load(path.read_text(encoding="utf-8"))
+            previous = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise CorruptFileError(f"{path} is not valid YAML: {error}") from None
-        different = sorted(_differences(_resolved(found), settings))
-        if different:
-            more = f"; and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+        differences = sorted(_differences(_with_defaults(previous), settings))
+        if differences:
+            more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
             raise ValueError(
-                f"{folder} holds a run with other settings ({'; '.join(different[:_SHOWN])}{more}): "
+                f"{folder} holds a run with other settings ({'; '.join(differences[:_SHOWN])}{more}): "
                 "give another --output or delete it"
             )
-    elif folder.is_dir() and any(not _is_temporary(found) for found in folder.iterdir()):
+    elif folder.is_dir() and any(not _is_temporary(path) for path in folder.iterdir()):
         raise ValueError(f"{folder} holds files that are no run of lam: give another --output")
 
 
@@ -107,8 +109,8 @@ def open_for_writing(folder: Path, settings: Mapping[str, Any], parts: Mapping[s
         ValueError: as `refuse_other_run`; where the data are not those that the run began with; or where another
             process holds the folder.
     """
-    with ExitStack() as held:
-        distributed.broadcast_from_rank_zero(lambda: held.enter_context(_claimed(folder, settings, parts)))
+    with ExitStack() as stack:
+        distributed.broadcast_from_rank_zero(lambda: stack.enter_context(_claimed(folder, settings, parts)))
         yield
 
 
@@ -117,8 +119,8 @@ def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Data
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         refuse_other_run(folder, settings)
-        for left in (*folder.glob(".*.tmp"), *(folder / "plots").glob(".*.tmp")):  # of a process that was killed
-            left.unlink()
+        for leftover in (*folder.glob(".*.tmp"), *(folder / "plots").glob(".*.tmp")):  # of a killed process
+            leftover.unlink()
         if not (folder / CONFIG).is_file():
             write_text(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False))
         if not (folder / DATA).is_file():
@@ -132,9 +134,9 @@ def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Data
 
 
 def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
-    """Name the parts that are not those which the run in a folder began with."""
-    began = read_json(folder / DATA)
-    return [name for name, images in parts.items() if began.get(name) != _summary(images)]
+    """Names of the parts that are not those which the run in a folder began with."""
+    at_start = read_json(folder / DATA)
+    return [name for name, images in parts.items() if at_start.get(name) != _summary(images)]
 
 
 def _summary(images: Dataset) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def _summary(images: Dataset) -> dict[str, Any]:
 
 
 def _fingerprint(items: Dataset) -> str:
-    """What tells one collection from another without reading its files: targets, classes and names."""
+    """SHA-256 of targets, classes and names, which tells collections apart without reading their files."""
     return hashlib.sha256(repr((items.targets.tolist(), items.classes, list(items.names))).encode()).hexdigest()
 
 
@@ -150,17 +152,17 @@ def _is_temporary(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(".tmp")
 
 
-def _resolved(found: Any) -> Any:
-    """Add defaults of today for settings that a folder's run did not have; what cannot be read stays as it is."""
+def _with_defaults(settings: Any) -> Any:
+    """Settings with the defaults of those left out; as they are where they are no configuration."""
     try:
-        return RunConfig.parsed(found).resolved() if isinstance(found, Mapping) else found
+        return RunConfig.parsed(settings).resolved() if isinstance(settings, Mapping) else settings
     except ValueError:
-        return found
+        return settings
 
 
-def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:
-    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
-        for name in found.keys() | wanted.keys():
-            yield from _differences(found.get(name), wanted.get(name), f"{path}.{name}" if path else name)
-    elif found != wanted:
-        yield f"{path or 'everything'} was {found}, is {wanted}"
+def _differences(previous: Any, current: Any, path: str = "") -> Iterator[str]:
+    if isinstance(previous, Mapping) and isinstance(current, Mapping):
+        for name in previous.keys() | current.keys():
+            yield from _differences(previous.get(name), current.get(name), f"{path}.{name}" if path else name)
+    elif previous != current:
+        yield f"{path or 'everything'} was {previous}, is {current}"

@@ -139,11 +139,11 @@ def _score_table(
     rows = []
     for score in scores:
         row = [column.get(score) for column in columns]
-        shown = [
+        cells_of_row = [
             (value, value is not None and value == most and len(scores) > 1)
             for value, most in zip(row, best, strict=True)
         ]
-        rows.append((describe_score(score).name, shown))
+        rows.append((describe_score(score).name, cells_of_row))
     return {
         "groups": [(heading, len(metrics)) for heading in (headings or {}).values()],
         "columns": [METRICS[metric].name for metric in metrics] * len(sets),

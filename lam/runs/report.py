@@ -35,46 +35,46 @@ def write_plots_and_report(
         configuration: resolved.
         metrics: flat names and values.
         encoder: of the run.
-        evaluation: what was measured on the test split.
-        corrupted: what corrupting its images did, by kind.
+        evaluation: of the encoder on the test split.
+        corrupted: of the test images, by kind.
         test: the test split, whose images are shown.
         ood: the OOD sets that were evaluated, by name, likewise.
 
     Returns:
         The paths of the plots.
     """
-    place = folder / "plots"
-    place.mkdir(exist_ok=True)
-    shown = [
-        *_sparsification_plot(place, evaluation),
-        *_calibration_plot(place, evaluation),
-        *_extremes_plots(place, evaluation, test, ood, encoder.has_kappa),
-        *_no_match_plot(place, evaluation),
-        *_ood_plots(place, evaluation),
-        *_corruption_plot(place, corrupted, encoder.has_kappa),
-        *_tuning_plot(place, encoder),
+    plots_folder = folder / "plots"
+    plots_folder.mkdir(exist_ok=True)
+    pictures = [
+        *_sparsification_plot(plots_folder, evaluation),
+        *_calibration_plot(plots_folder, evaluation),
+        *_extremes_plots(plots_folder, evaluation, test, ood, encoder.has_kappa),
+        *_no_match_plot(plots_folder, evaluation),
+        *_ood_plots(plots_folder, evaluation),
+        *_corruption_plot(plots_folder, corrupted, encoder.has_kappa),
+        *_tuning_plot(plots_folder, encoder),
     ]
     data, method = configuration["data"]["name"], configuration["method"]["name"]
     write_report(
         folder / "report.html",
         title=f"{data}: {method}",
         metrics=metrics,
-        plots=shown,
+        plots=pictures,
         configuration=configuration,
         notes=_notes(evaluation, metrics),
         ood_score=evaluation.primary,
         ood_set=next(iter(evaluation.ood_scores), ""),
     )
-    return [Path(plot.path) for plot in shown]
+    return [Path(plot.path) for plot in pictures]
 
 
 def _sparsification_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
-    kept = evaluation.answerable
-    if not kept.any():
+    answerable = evaluation.answerable
+    if not answerable.any():
         return []
     path = folder / "sparsification.png"
-    correct = evaluation.correct[kept]
-    ranked = {SCORES[name].short: (correct, values[kept]) for name, values in evaluation.scores.items()}
+    correct = evaluation.correct[answerable]
+    ranked = {SCORES[name].short: (correct, values[answerable]) for name, values in evaluation.scores.items()}
     plots.plot_sparsification(path, ranked)
     caption = (
         "Accuracy of the queries that stay when the most uncertain are dropped. A curve that rises says that the "
@@ -99,12 +99,12 @@ def _extremes_plots(
         return []
     known, together = folder / "extremes.png", folder / "extremes_ood.png"
     _draw_extremes(known, evaluation, test, {})
-    shown = [Plot("Most and least certain", "Queries by κ, each above its first hit.", known)]
+    pictures = [Plot("Most and least certain", "Queries by κ, each above its first hit.", known)]
     if ood:
         _draw_extremes(together, evaluation, test, ood)
         caption = "The same together with what is out of distribution, which should be the least certain."
-        shown.append(Plot("Most and least certain, OOD among them", caption, together))
-    return shown
+        pictures.append(Plot("Most and least certain, OOD among them", caption, together))
+    return pictures
 
 
 def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mapping[str, Dataset]) -> None:
@@ -136,11 +136,13 @@ def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mappi
 
 
 def _no_match_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
-    kept = evaluation.answerable
-    if kept.all() or not kept.any():
+    answerable = evaluation.answerable
+    if answerable.all() or not answerable.any():
         return []
     path = folder / "no_match.png"
-    parted = {SCORES[name].short: (values[kept], values[~kept]) for name, values in evaluation.scores.items()}
+    parted = {
+        SCORES[name].short: (values[answerable], values[~answerable]) for name, values in evaluation.scores.items()
+    }
     plots.plot_precision_recall(path, parted, positives="queries without a match")
     caption = "Finding the queries that nothing in the gallery answers. The line is their share."
     return [Plot("Precision-recall of no match", caption, path)]
@@ -150,17 +152,15 @@ def _ood_plots(folder: Path, evaluation: Evaluation) -> list[Plot]:
     kappa = {"in distribution": evaluation.embeddings.kappa}
     kappa |= {name: embeddings.kappa for name, embeddings in evaluation.ood_embeddings.items()}
     plots.plot_kappa(folder / "kappa.png", kappa)
-    shown = [
-        Plot("Concentration κ", "How sure each embedding is; small κ means uncertain.", folder / "kappa.png"),
-    ]
+    pictures = [Plot("Concentration κ", "How sure each embedding is; small κ means uncertain.", folder / "kappa.png")]
     for name, outside in evaluation.ood_scores.items():
         scores = {SCORES[score].short: (values, outside[score]) for score, values in evaluation.scores.items()}
         roc, curve = folder / f"roc_{name}.png", folder / f"precision_recall_{name}.png"
         plots.plot_roc(roc, scores)
         plots.plot_precision_recall(curve, scores)
-        shown.append(Plot(f"ROC against {name}", "OOD is the positive class; by score.", roc))
-        shown.append(Plot(f"Precision-recall against {name}", "The line is the prevalence of OOD.", curve))
-    return shown
+        pictures.append(Plot(f"ROC against {name}", "OOD is the positive class; by score.", roc))
+        pictures.append(Plot(f"Precision-recall against {name}", "The line is the prevalence of OOD.", curve))
+    return pictures
 
 
 def _corruption_plot(folder: Path, corrupted: Mapping[Kind, CorruptionCurve], has_kappa: bool) -> list[Plot]:

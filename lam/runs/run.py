@@ -1,4 +1,4 @@
-"""A run: configuration -> data -> method -> evaluation -> report, in a folder that says all there is to say.
+"""A run: configuration -> data -> method -> evaluation -> report, in a folder that holds all of it.
 
     config.yaml      fully resolved
     data.json        fingerprints of the splits, so that a run is not continued on other data
@@ -12,8 +12,8 @@
 
 Started again with the same configuration a run continues where it was; what is finished is kept.
 
-Several processes, started by torchrun, train and fit together; what needs the folder, the evaluation and the report are
-the first one's alone, while the others wait.
+Several processes, started by torchrun, train and fit together; the first one alone writes, evaluates and reports, while
+the others wait.
 """
 
 import sys
@@ -180,7 +180,7 @@ registry.METRICS["batches_without_positives"] = registry.Metric(
 
 
 def _skipped(folder: Path) -> dict[str, int]:
-    """How many batches held no positive pair, in all trainings of the run together; nothing where none was trained."""
+    """Number of batches without a positive pair, in all trainings of the run; nothing where none was trained."""
     if not (folder / "training.json").is_file():
         return {}
     histories = read_json(folder / "training.json").values()
@@ -214,8 +214,10 @@ def _build_network(config: RunConfig, images: Dataset) -> EmbeddingNetwork:
 
 
 def _network(config: RunConfig, seed: int) -> EmbeddingNetwork:
-    wanted = config.network
-    return models.build(wanted.name, dimension=wanted.dimension, weights=wanted.weights, seed=seed, **wanted.options)
+    network = config.network
+    return models.build(
+        network.name, dimension=network.dimension, weights=network.weights, seed=seed, **network.options
+    )
 
 
 def _train(
@@ -243,15 +245,15 @@ def _train(
         progress=progress,
         stage=stages,
     )
-    plain = config.augmentation == AugmentationOptions()
-    images = splits.train if plain else Augmented(splits.train, config.augmentation)
+    is_augmented = config.augmentation != AugmentationOptions()
+    images = Augmented(splits.train, config.augmentation) if is_augmented else splits.train
     return config.method.train(network, images, training)
 
 
 def _encoder(
     config: RunConfig, trained: Trained | None, validation: Dataset, folder: Path, stages: "Stages"
 ) -> Encoder:
-    """Tune and save what was trained; or read what an earlier start saved."""
+    """The encoder, tuned and saved; or read, where an earlier start saved it."""
     if trained is None:
         return load(folder / ENCODER).to(device_of(config.accelerator))
     encoder, histories = trained
@@ -281,10 +283,7 @@ def nearest_is_relevant(
     relevant_within: float | None = None,
     num_workers: int = 0,
 ) -> float:
-    """Give the share of queries whose nearest other item answers them: what validation picks the epoch by.
-
-    Queries that nothing answers are left out; 0 where that are all.
-    """
+    """Recall@1 of a network on a validation split, by which the epoch is chosen; 0 where no query can be answered."""
     is_query = images.is_query
     relation = relation or Relation()
     relevance = relevance_of(relation, images.targets, is_query=is_query, relevant_within=relevant_within)
@@ -305,7 +304,7 @@ def _seconds_so_far(folder: Path) -> dict[str, float]:
 
 @dataclass
 class Stages:
-    """Says which stage runs and how long each took."""
+    """Prints the name of each stage, and keeps the seconds it took."""
 
     progress: bool
     seconds: dict[str, float] = field(default_factory=dict)

@@ -42,7 +42,7 @@ class SweepResult:
 
 
 def seeds_of(config: RunConfig, count: int) -> range:
-    """Give so many seeds, from that of the configuration on.
+    """So many seeds, from that of the configuration on.
 
     A method that takes several seeds in a row, as an ensemble does for its members, goes on in such steps: ensembles
     that share members would differ less than others do.
@@ -95,12 +95,12 @@ def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> 
         metrics[seed] = run(replace(config, seed=seed, output=str(folder / f"seed-{seed}")), progress=progress).metrics
         if distributed.is_rank_zero():
             write_json(folder / SWEEP, {"seeds": metrics, **summary(metrics)})
-    found = summary(metrics)
-    return SweepResult(folder, metrics, found["mean"], found["std"], found["undefined"])
+    over_seeds = summary(metrics)
+    return SweepResult(folder, metrics, over_seeds["mean"], over_seeds["std"], over_seeds["undefined"])
 
 
 def summary(metrics: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Give mean, standard deviation (by n − 1) and number of every metric over seeds.
+    """Mean, standard deviation (by n − 1) and number of every metric over seeds.
 
     A metric that is undefined in some seed has neither: the mean of the others would be of easier cases.
 
@@ -121,7 +121,7 @@ def summary(metrics: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     known = {name: [row[name] for row in metrics.values()] for name in names if not undefined[name]}
     return {
         "n": len(metrics),
-        "mean": {name: statistics.fmean(found) for name, found in known.items()},
-        "std": {name: statistics.stdev(found) for name, found in known.items()} if len(metrics) > 1 else {},
+        "mean": {name: statistics.fmean(values) for name, values in known.items()},
+        "std": {name: statistics.stdev(values) for name, values in known.items()} if len(metrics) > 1 else {},
         "undefined": {name: seeds for name, seeds in undefined.items() if seeds},
     }

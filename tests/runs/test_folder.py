@@ -1,4 +1,4 @@
-"""The folder of a run: one that an older version began is continued, where nothing that it knew has changed."""
+"""The folder of a run: one whose configuration leaves settings out is continued where they are the defaults."""
 
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ def begun(folder: Path, settings: dict[str, Any]) -> Path:
     return folder
 
 
-def test_settings_that_did_not_exist_yet_count_as_defaults(tmp_path: Path) -> None:
+def test_settings_left_out_count_as_defaults(tmp_path: Path) -> None:
     settings = load_config(DEMO).resolved()
-    older = {name: value for name, value in settings.items() if name not in ("places", "accelerator")}
-    older["method"] = {"name": "laplace_posthoc"}
-    older["data"] = {**settings["data"], "ood": [{"name": found["name"]} for found in settings["data"]["ood"]]}
-    refuse_other_run(begun(tmp_path / "run", older), settings)
+    shorter = {name: value for name, value in settings.items() if name not in ("places", "accelerator")}
+    shorter["method"] = {"name": "laplace_posthoc"}
+    shorter["data"] = {**settings["data"], "ood": [{"name": found["name"]} for found in settings["data"]["ood"]]}
+    refuse_other_run(begun(tmp_path / "run", shorter), settings)
 
 
 def test_other_than_the_defaults_is_another_run(tmp_path: Path) -> None:

@@ -3,24 +3,29 @@
 Training is in `lam.methods`, reading from a folder in `lam.encoders.load`.
 """
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam.encoders import files as encoder_files
+from lam.encoders.ambiguity import Ambiguity, learn
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.files import SavedEncoder
+from lam.encoders.seen import item_hashes
 from lam.hessians.batch import check_feature_values
 from lam.inputs import AnyPreprocessing, preprocessing_from_json
+from lam.pairs.pairs import as_targets
 from lam.pairs.relation import Relation
+from lam.pairs.relevance import relevance_of
 from lam.vmf.embeddings import Embeddings
 
 OodScore = Literal["kappa", "knn"]
@@ -71,7 +76,8 @@ class Encoder(ABC):
 
     Attributes:
         kind: the name by which `lam.load` finds the class.
-        has_kappa: whether κ says anything: not of an encoder without uncertainty.
+        has_kappa: whether κ says anything: not of an encoder without uncertainty, until it has learnt its ambiguity.
+        ambiguity: κ_a of where matches lie and p_known, once `learn_ambiguity` has learnt them.
 
     Args:
         network: any module; None where inputs are features already.
@@ -81,13 +87,14 @@ class Encoder(ABC):
         ood_score: by what an input is recognised as out of distribution: `kappa`, or `knn` where κ cannot know.
         n_samples: S ≥ 2 samples behind each κ, unless a call asks for others. It is saved with the encoder, since a
             threshold on κ, or the mean of samples, is comparable only with those of as many samples.
+        trained_on: hashes of some of the items that the network was trained on; see `lam.encoders.seen`.
 
     Raises:
         ValueError: for another `ood_score`.
     """
 
     kind: ClassVar[str]
-    has_kappa: ClassVar[bool] = True
+    has_kappa: bool = True
 
     def __init__(
         self,
@@ -98,6 +105,7 @@ class Encoder(ABC):
         preprocessing: AnyPreprocessing | None = None,
         ood_score: OodScore = "kappa",
         n_samples: int = N_SAMPLES,
+        trained_on: Sequence[int] = (),
     ) -> None:
         if ood_score not in get_args(OodScore):
             raise ValueError(f"ood_score must be one of {', '.join(get_args(OodScore))}, got {ood_score!r}")
@@ -107,6 +115,8 @@ class Encoder(ABC):
         self.preprocessing = preprocessing
         self.ood_score: OodScore = ood_score
         self.n_samples = n_samples
+        self.ambiguity: Ambiguity | None = None
+        self.trained_on = list(trained_on)
 
     @property
     @abstractmethod
@@ -136,6 +146,8 @@ class Encoder(ABC):
         """Move the encoder to a device, in place."""
         if self.network is not None:
             self.network.to(device)
+        if self.ambiguity is not None:
+            self.ambiguity = self.ambiguity.to(device)
         return self
 
     def predict(
@@ -199,6 +211,80 @@ class Encoder(ABC):
         progress: bool = False,
     ) -> Iterator[Prediction]:
         """Predictions batch by batch, for passes whose features would not fit; arguments and errors as `predict`."""
+        predictions = self._without_ambiguity(inputs, n_samples=n_samples, joint=joint, progress=progress)
+        for prediction in predictions:
+            embeddings = self.with_ambiguity(prediction.features, prediction.embeddings)
+            yield replace(prediction, embeddings=embeddings)
+
+    def with_ambiguity(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
+        """The embeddings with the one κ and its parts, where the encoder has learnt its ambiguity; else as they are."""
+        return embeddings if self.ambiguity is None else self.ambiguity(features, embeddings)
+
+    def learn_ambiguity(
+        self,
+        loader: Iterable[Batch],
+        *,
+        reference: Iterable[Batch] | None = None,
+        is_query: Bool[Tensor, " N"] | None = None,
+        relevant_within: float | None = None,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> None:
+        """Learn from held-out items how closely the matches of an item lie, and how known it is.
+
+        κ of every embedding is then A_D⁻¹(p_known A_D(κ_a)), with its parts beside it: small for what could be several
+        things as well as for what was never seen. Directions, the posterior and samples stay as they are. See
+        `lam.encoders.ambiguity`.
+
+        Args:
+            loader: batches (inputs, labels) or, for places, (inputs, positions), that the network was not trained on:
+                on those that it was, matches lie closer than on any others, and κ_a would be too sure.
+            reference: further batches of known items, among whose features an input's nearest is looked for; training
+                items may be there.
+            is_query, relevant_within: as in `lam.evaluate`.
+            seed: of what is drawn.
+            progress: show a progress bar on standard error.
+
+        Raises:
+            ValueError: for data without labels, features that are not finite, or fewer than 20 items with a match.
+        """
+        targets: list[Tensor] = []
+        hashes: set[int] = set()
+
+        def remembered() -> Iterator[Any]:
+            for inputs, own in map(split_batch, as_batches(loader)):
+                if own is None:
+                    raise ValueError("learning the ambiguity needs batches of inputs with labels")
+                targets.append(as_targets(own))
+                hashes.update(item_hashes(inputs))
+                yield inputs
+
+        held_out = Prediction.concatenate(list(self._without_ambiguity(remembered(), progress=progress)))
+        features, labels = held_out.features, torch.cat(targets)
+        if len(labels) != len(features):
+            raise ValueError(f"there are {len(features)} items and {len(labels)} labels")
+        if seen := sum(number in hashes for number in self.trained_on):
+            warnings.warn(
+                f"{seen} of {len(self.trained_on)} training items that the encoder remembers are among those to learn "
+                "the ambiguity from: it will be too sure of others; give items that the network was not trained on",
+                stacklevel=2,
+            )
+        others = None
+        if reference is not None:
+            known = self._without_ambiguity(reference, n_samples=2, progress=progress)
+            others = torch.cat([prediction.features for prediction in known])
+        relevance = relevance_of(self.relation, labels, is_query=is_query, relevant_within=relevant_within)
+        self.ambiguity = learn(features, held_out.embeddings.mean, relevance, reference=others, seed=seed)
+        self.has_kappa = True
+
+    def _without_ambiguity(
+        self,
+        inputs: Batch | Iterable[Batch],
+        *,
+        n_samples: int | None = None,
+        joint: bool = False,
+        progress: bool = False,
+    ) -> Iterator[Prediction]:
         predict, n_items = self.predictor(n_samples=self.n_samples_or_default(n_samples), joint=joint), 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
             prediction = predict(split_batch(batch)[0])
@@ -222,6 +308,8 @@ class Encoder(ABC):
                 n_samples=self.n_samples,
                 settings=self.settings(),
                 tensors=self.tensors(),
+                trained_on=self.trained_on,
+                ambiguity=None if self.ambiguity is None else self.ambiguity.tensors(),
             ),
         )
 
@@ -233,6 +321,7 @@ def base_arguments(saved: SavedEncoder) -> dict[str, Any]:
         "preprocessing": None if saved.preprocessing is None else preprocessing_from_json(saved.preprocessing),
         "ood_score": saved.ood_score,
         "n_samples": saved.n_samples,
+        "trained_on": saved.trained_on,
     }
 
 

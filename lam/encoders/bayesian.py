@@ -133,7 +133,10 @@ class BayesianEncoder(Encoder):
         """
         options: dict[str, Any] = {"mode": mode, "mean": mean or self.mean, "return_samples": return_samples}
         predict = self.posterior.predictor(n_samples=self.n_samples_or_default(n_samples), **options)
-        parts = [predict(*batch) for batch in self._forward(inputs, progress)]
+        parts = [
+            self.with_ambiguity(features, predict(features, output))
+            for features, output in self._forward(inputs, progress)
+        ]
         if sum(map(len, parts)) == 0:
             raise ValueError(NO_INPUTS)
         return Embeddings.concatenate(parts)
@@ -259,7 +262,7 @@ class BayesianEncoder(Encoder):
             raise ValueError(
                 f"only encoders fitted in batches, with one relation, add up; got {self.relation} and {other.relation}"
             )
-        return BayesianEncoder(
+        joined = BayesianEncoder(
             self.network,
             self.head,
             self.posterior + other.posterior,
@@ -268,7 +271,10 @@ class BayesianEncoder(Encoder):
             preprocessing=self.preprocessing,
             ood_score=self.ood_score,
             n_samples=self.n_samples,
+            trained_on=[*self.trained_on, *other.trained_on],
         )
+        joined.ambiguity = self.ambiguity
+        return joined
 
     def settings(self) -> dict[str, Any]:
         """Settings of the posterior and its curvature, and the trials of the last tuning."""
@@ -298,6 +304,8 @@ class BayesianEncoder(Encoder):
     def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int | None = None) -> None:
         """Write one `torch.export` program that maps inputs to (features, mean, κ, variance), for any batch size.
 
+        Where the encoder has learnt its ambiguity, κ is the one number, and κ_e, κ_a and p_known follow the variance.
+
         Args:
             path: the file, which should end in .pt2.
             example: (N, ...) a batch of inputs of the right shape, N ≥ 2; by default blank images of the shape that
@@ -315,7 +323,15 @@ class BayesianEncoder(Encoder):
                 raise ValueError("the shape of an input is not known: give an example, a batch of at least 2 inputs")
             example = torch.zeros(2, *shape, device=self.posterior.weight.device)
         predict = self.posterior.unchecked_predictor(n_samples=self.n_samples_or_default(n_samples), mean=self.mean)
-        export_encoder(path, example, self.network, self.head, predict)
+        ambiguity = self.ambiguity
+        if ambiguity is None:
+            export_encoder(path, example, self.network, self.head, predict)
+            return
+
+        def with_parts(features: Tensor, output: Tensor | None = None) -> Embeddings:
+            return ambiguity(features, predict(features, output))
+
+        export_encoder(path, example, self.network, self.head, with_parts)
 
     def _forward(self, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
         n_items = 0

@@ -84,8 +84,8 @@ class EnsembleEncoder(Encoder):
 
     @property
     def kappa_dimension(self) -> int:
-        """D: κ is of the members' own sphere, on which they are aligned."""
-        return self._member_dimension
+        """D: κ is of the members' own sphere, where they are aligned; with ambiguity learnt, that of the mean."""
+        return self._member_dimension if self.ambiguity is None else self.dimension
 
     def to(self, device: torch.device | str) -> "EnsembleEncoder":
         """Move members and rotations to a device, in place."""

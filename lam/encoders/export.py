@@ -14,19 +14,21 @@ from lam.utils.files import write_atomically
 
 
 class _Program(nn.Module):
-    """Inputs -> (features, mean, κ, variance), with marginal samples of the posterior's own noise."""
+    """Inputs -> (features, mean, κ, variance, any parts of κ), with marginal samples of the posterior's own noise."""
 
     def __init__(self, network: nn.Module, head: str, predict: Predictor) -> None:
         super().__init__()
         self.network = network
         self._head, self._predict = head, predict
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
         with recorded_head_inputs(self.network, self._head) as head_inputs:
             output = self.network(inputs)
         features = head_inputs[-1]
         embeddings = self._predict(features, None if self._head == ADDED else output)
-        return features, embeddings.mean, embeddings.kappa, embeddings.variance
+        parts = (embeddings.kappa_epistemic, embeddings.kappa_aleatoric, embeddings.p_known)
+        named = (features, embeddings.mean, embeddings.kappa, embeddings.variance)
+        return (*named, *(part for part in parts if part is not None))
 
 
 @without_autocast()  # or the program would work under autocast alone

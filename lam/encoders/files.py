@@ -26,6 +26,7 @@ from lam.utils.files import (
 
 FORMAT = 3
 METADATA, TENSORS, NETWORK = "encoder.json", "posterior.safetensors", "network.safetensors"
+AMBIGUITY = "ambiguity.safetensors"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class SavedEncoder:
         ood_score, n_samples: see `lam.encoders.base.Encoder`.
         settings: `Encoder.settings`.
         tensors: `Encoder.tensors`.
+        trained_on: hashes of some of the items that the network was trained on; see `lam.encoders.seen`.
+        ambiguity: tensors of what was learnt by `Encoder.learn_ambiguity`, if it was.
     """
 
     kind: str
@@ -52,6 +55,8 @@ class SavedEncoder:
     n_samples: int
     settings: dict[str, Any]
     tensors: dict[str, Tensor]
+    trained_on: list[int]
+    ambiguity: dict[str, Tensor] | None
 
 
 def fingerprint(folder: str | Path) -> str:
@@ -75,7 +80,7 @@ def fingerprint(folder: str | Path) -> str:
 def save(folder: str | Path, encoder: SavedEncoder) -> None:
     """Write an encoder; a crash leaves what was there before, or all of this."""
     network = encoder.network
-    plain = {name: value for name, value in vars(encoder).items() if name not in ("network", "tensors")}
+    plain = {name: value for name, value in vars(encoder).items() if name not in ("network", "tensors", "ambiguity")}
     metadata = {"format": FORMAT, **plain, "has_network": network is not None, "recipe": _recipe(network)}
     if network is not None:
         metadata["head"] = plain_path(_member(network), encoder.head)
@@ -83,6 +88,8 @@ def save(folder: str | Path, encoder: SavedEncoder) -> None:
     def write(generation: Path) -> None:
         write_json(generation / METADATA, metadata)
         write_tensors(generation / TENSORS, encoder.tensors)
+        if encoder.ambiguity is not None:
+            write_tensors(generation / AMBIGUITY, encoder.ambiguity)
         if network is not None:
             state = network.state_dict()
             tensors = {plain: state[name].clone() for name, plain in plain_names(state).items()}
@@ -103,7 +110,8 @@ def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
         metadata["head"] = own_path(_member(network), metadata["head"])
     elif network is not None:
         raise ValueError(f"{folder} was saved without a network: load it without one")
-    return SavedEncoder(network=network, tensors=read_tensors(generation / TENSORS), **metadata)
+    ambiguity = read_tensors(generation / AMBIGUITY) if (generation / AMBIGUITY).is_file() else None
+    return SavedEncoder(network=network, tensors=read_tensors(generation / TENSORS), ambiguity=ambiguity, **metadata)
 
 
 def _member(network: nn.Module) -> nn.Module:

@@ -5,6 +5,7 @@ from pathlib import Path
 from torch import nn
 
 from lam.encoders import files as encoder_files
+from lam.encoders.ambiguity import Ambiguity
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.concentration import NeighbourEncoder, NormEncoder
@@ -54,4 +55,7 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
             f"{folder} holds an encoder of kind {saved.kind!r}; known are {', '.join(ENCODERS)}: "
             "lam.encoders.load.register makes others known"
         )
-    return ENCODERS[saved.kind].restored(saved)
+    encoder = ENCODERS[saved.kind].restored(saved)
+    if saved.ambiguity is not None:
+        encoder.ambiguity, encoder.has_kappa = Ambiguity.restored(saved.ambiguity), True
+    return encoder

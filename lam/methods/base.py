@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lam.datasets.augmented import without_augmentation
 from lam.encoders.base import Encoder
 from lam.encoders.batches import Batch
+from lam.encoders.seen import item_hashes, spread
 from lam.models.head import find_head
 from lam.training import History, Step, Training, device_of
 from lam.training import train as train_by_loop
@@ -112,5 +113,10 @@ def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:
 
 
 def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
-    """Every encoder's arguments about its inputs: what makes two of them match, and how a file becomes one."""
-    return {"relation": training.relation, "preprocessing": getattr(dataset, "preprocessing", None)}
+    """Every encoder's arguments about its inputs: what makes two match, how a file becomes one, some to recognise."""
+    plain = without_augmentation(dataset)
+    return {
+        "relation": training.relation,
+        "preprocessing": getattr(dataset, "preprocessing", None),
+        "trained_on": item_hashes([plain[index][0] for index in spread(len(plain))]),
+    }

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders.seen import REMEMBERED, item_hashes, spread
 from lam.hessians.accumulate import (
     check_counts,
     curvature_in_batches,
@@ -151,6 +152,7 @@ def fit(
         relation=relation,
         preprocessing=preprocessing or getattr(dataset, "preprocessing", None),
         ood_score="knn" if head == "identity" else "kappa",
+        trained_on=item_hashes(split_batch(first)[0])[:REMEMBERED],
     )
 
 
@@ -204,7 +206,8 @@ def fit_features(
     if likelihood_scale is None and not curvature.average:
         likelihood_scale = 1.0
     posterior = LastLayerPosterior(weight, bias, sums, len(features), prior_precision, likelihood_scale, seed)
-    return BayesianEncoder(None, "", posterior, relation=relation)
+    trained_on = item_hashes(features[spread(len(features))])
+    return BayesianEncoder(None, "", posterior, relation=relation, trained_on=trained_on)
 
 
 def _with_margin(curvature: Curvature | None, margin: float | None) -> tuple[Curvature, float | None]:

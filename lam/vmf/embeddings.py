@@ -24,12 +24,17 @@ class Embeddings:
     Attributes:
         mean: (N, D) unit vectors: the direction that is retrieved, which is the network's own, f/‖f‖, unless
             `mean_samples` says otherwise. A row is zero where the network gives no direction.
-        kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain.
-        resultant: (N,) mean resultant length in [0, 1] of the samples behind `kappa`.
+        kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. Where its parts are
+            there it is the one number of both, A_D⁻¹(p_known A_D(kappa_aleatoric)).
+        resultant: (N,) mean resultant length in [0, 1] that `kappa` comes from, such as that of samples.
         variance: (N,) predictive variance before normalisation, summed over the D outputs; large means uncertain.
         samples: (S, N, D) unit vectors, where samples were asked for.
         mean_samples: S where `mean` is the mean direction of S samples, which only means of as many samples may be
             compared with; None where it does not depend on samples.
+        kappa_epistemic: (N,) what the method itself says: how well its weights are determined for an item. Of an
+            encoder that has learnt its ambiguity, as are the next two; else None, and `kappa` is all there is.
+        kappa_aleatoric: (N,) how closely the matches of an item lie; small for what could be several things.
+        p_known: (N,) how probable it is that an item is of a kind that is known, in [0, 1].
 
     Raises:
         ValueError: where the shapes disagree, or numbers are not of a floating-point type.
@@ -41,13 +46,15 @@ class Embeddings:
     variance: Float[Tensor, " N"]
     samples: Float[Tensor, "S N D"] | None = None
     mean_samples: int | None = None
+    kappa_epistemic: Float[Tensor, " N"] | None = None
+    kappa_aleatoric: Float[Tensor, " N"] | None = None
+    p_known: Float[Tensor, " N"] | None = None
 
     def __post_init__(self) -> None:
         if self.mean.ndim != 2:
             raise ValueError(f"mean must have shape (N, D), a row for each item, got {tuple(self.mean.shape)}")
         n = self.mean.shape[0]
-        for name in ("mean", "kappa", "resultant", "variance"):
-            values = getattr(self, name)
+        for name, values in self._rows().items():
             if name != "mean" and values.shape != (n,):
                 raise ValueError(f"{name} must have shape ({n},), got {tuple(values.shape)}")
             if not values.is_floating_point():
@@ -60,7 +67,7 @@ class Embeddings:
 
     def __getitem__(self, index: slice | Tensor) -> "Embeddings":
         samples = None if self.samples is None else self.samples[:, index]
-        rows = {name: getattr(self, name)[index] for name in _BY_ITEM}
+        rows = {name: values[index] for name, values in self._rows().items()}
         return replace(self, samples=samples, **rows)
 
     @property
@@ -76,8 +83,18 @@ class Embeddings:
     def to(self, device: torch.device | str) -> "Embeddings":
         """The same embeddings on a device."""
         samples = None if self.samples is None else self.samples.to(device)
-        rows = {name: getattr(self, name).to(device) for name in _BY_ITEM}
+        rows = {name: values.to(device) for name, values in self._rows().items()}
         return replace(self, samples=samples, **rows)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the parts of `kappa` are there."""
+        return self.p_known is not None
+
+    def _rows(self) -> dict[str, Tensor]:
+        """What there is of each item, but for samples."""
+        parts = _PARTS if self.has_parts else ()
+        return {name: getattr(self, name) for name in (*_BY_ITEM, *parts)}
 
     @staticmethod
     def from_samples(
@@ -133,11 +150,12 @@ class Embeddings:
         for part in parts:
             check_same_means(part, parts[0].mean_samples)
         samples = [part.samples for part in parts if part.samples is not None]
-        rows = {name: torch.cat([getattr(part, name) for part in parts]) for name in _BY_ITEM}
+        rows = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0]._rows()}
         return replace(parts[0], samples=torch.cat(samples, 1) if len(samples) == len(parts) else None, **rows)
 
 
 _BY_ITEM = ("mean", "kappa", "resultant", "variance")
+_PARTS = ("kappa_epistemic", "kappa_aleatoric", "p_known")
 
 
 def check_same_means(embeddings: Embeddings, mean_samples: int | None) -> None:

@@ -1,0 +1,349 @@
+"""`Ambiguity`: what an encoder learns of held-out items, κ_a of where the matches of an item lie, and p_known.
+
+The posterior's κ_e says how well the weights are determined for an item; κ_a says how closely the item's matches lie
+around it. One number holds ambiguity and strangeness: a mixture of the item's von Mises-Fisher distribution and, with
+probability 1 − p_known, the uniform one on the sphere has the mean resultant length R = p_known A_D(κ_a), and
+κ = A_D⁻¹(R).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.encoders.tensors import TensorRecord
+from lam.encoders.typicality import Components, Typicality, learn_typicality, p_known, shape_of
+from lam.pairs.relevance import Relevance
+from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics.uncertainty import ausc
+from lam.utils.autocast import without_autocast
+from lam.utils.checks import check_at_least, check_finite
+from lam.vmf.bessel import bessel_ratio, bessel_ratio_complement, kappa_from_resultant, log_normalizer
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
+
+FOLDS = 5
+LEAST_ITEMS = 20
+"""Fewer items with a match teach nothing."""
+
+Doubt = Literal["", "I have not seen such a thing", "this could be several things"]
+UNSEEN: Doubt = "I have not seen such a thing"
+SEVERAL: Doubt = "this could be several things"
+
+_DIRECTIONS, _COMPONENTS, _HIDDEN = 16, 16, 32
+_STEPS, _EVERY, _BATCH = 300, 10, 512
+_RATE, _DECAY = 0.02, 0.01
+_AMBIGUOUS, _DRAWS = 0.1, 50
+_BLOCK_ELEMENTS = 1 << 24
+
+
+@dataclass(frozen=True)
+class ConcentrationHead(TensorRecord):
+    """κ_a of features and direction: the geometric mean of what M small networks with one hidden layer say.
+
+    Attributes:
+        centre, axes: of the components of unit features.
+        direction_centre, direction_axes: of those of directions.
+        input_mean, input_scale: (I,) of known items; what they have alike has the scale infinity.
+        hidden_weight, hidden_bias: (M, I, H) and (M, H).
+        output_weight, output_bias: (M, H) and (M,), which give log κ_a.
+    """
+
+    centre: Float[Tensor, " P"]
+    axes: Float[Tensor, "K P"]
+    direction_centre: Float[Tensor, " D"]
+    direction_axes: Float[Tensor, "J D"]
+    input_mean: Float[Tensor, " I"]
+    input_scale: Float[Tensor, " I"]
+    hidden_weight: Float[Tensor, "M I H"]
+    hidden_bias: Float[Tensor, "M H"]
+    output_weight: Float[Tensor, "M H"]
+    output_bias: Float[Tensor, " M"]
+
+    def __call__(self, features: Float[Tensor, "N P"], mean: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
+        """κ_a, float64, within the range of concentrations."""
+        own, directions = (
+            Components(self.centre, self.axes),
+            Components(self.direction_centre, self.direction_axes),
+        )
+        inputs = (head_inputs(own, directions, features, mean) - self.input_mean) / self.input_scale
+        return _bounded(log_kappa(inputs.expand(len(self.output_bias), -1, -1), *self._weights).mean(0))
+
+    @property
+    def _weights(self) -> tuple[Tensor, ...]:
+        return self.hidden_weight, self.hidden_bias, self.output_weight, self.output_bias
+
+
+@dataclass(frozen=True)
+class Ambiguity:
+    """What was learnt of held-out items.
+
+    Attributes:
+        head: κ_a.
+        typicality: p_known.
+        ambiguous_below: () κ_a below which an item could be several things: that of a tenth of the known ones.
+    """
+
+    head: ConcentrationHead
+    typicality: Typicality
+    ambiguous_below: Float[Tensor, ""]
+
+    @without_autocast()
+    def __call__(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
+        """The embeddings with the one κ, and its parts beside it; the κ that they have is the epistemic one."""
+        least, most = KAPPA_RANGE
+        dimension, dtype = embeddings.dimension, embeddings.kappa.dtype
+        aleatoric = self.head(features, embeddings.mean)
+        known = self.typicality(features)
+        rest = 1 - known + known * bessel_ratio_complement(dimension, aleatoric)
+        resultant = known * bessel_ratio(dimension, aleatoric)
+        kappa = kappa_from_resultant(resultant, dimension, one_minus_resultant=rest, max_kappa=most).clamp(min=least)
+        return replace(
+            embeddings,
+            kappa=kappa.to(dtype),
+            resultant=resultant.to(dtype),
+            kappa_epistemic=embeddings.kappa,
+            kappa_aleatoric=aleatoric.to(dtype),
+            p_known=known.to(dtype),
+        )
+
+    def doubts(self, embeddings: Embeddings) -> list[Doubt]:
+        """Why each item is uncertain, in words; empty where neither part of its κ says so.
+
+        Raises:
+            ValueError: for embeddings without the parts of κ.
+        """
+        if embeddings.p_known is None or embeddings.kappa_aleatoric is None:
+            raise ValueError("the embeddings have no parts of κ: embed with an encoder that has learnt its ambiguity")
+        several = (embeddings.kappa_aleatoric < self.ambiguous_below.to(embeddings.kappa_aleatoric)).tolist()
+        unseen = (embeddings.p_known < 0.5).tolist()
+        return [UNSEEN if new else SEVERAL if many else "" for new, many in zip(unseen, several, strict=True)]
+
+    def to(self, device: torch.device | str) -> "Ambiguity":
+        """It with every tensor on a device."""
+        return Ambiguity(self.head.to(device), self.typicality.to(device), self.ambiguous_below.to(device))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        parts = {"head": self.head, "typicality": self.typicality}
+        named = {
+            f"{part}.{name}": tensor for part, record in parts.items() for name, tensor in record.tensors().items()
+        }
+        return {**named, "ambiguous_below": self.ambiguous_below}
+
+    @staticmethod
+    def restored(tensors: Mapping[str, Tensor]) -> "Ambiguity":
+        """What `tensors` came from."""
+        head, typicality = (
+            {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
+            for part in ("head", "typicality")
+        )
+        return Ambiguity(ConcentrationHead.restored(head), Typicality.restored(typicality), tensors["ambiguous_below"])
+
+
+def match_loss(
+    kappa: Float[Tensor, "*B N"], cosine: Float[Tensor, "*B N"], count: Float[Tensor, "*B N"], dimension: int
+) -> Float[Tensor, "*B"]:
+    """−mean over positive pairs of [log C_D(κ_a) + κ_a n_a·n_p], a proper score of where the matches of items lie.
+
+    The pairs of an item enter by their number and mean cosine alone.
+
+    Source: Li et al. (2021), "Spherical confidence learning for face recognition", equation 8, with matches in place of
+    class centres.
+
+    Args:
+        kappa: κ_a ≥ 0 of each item.
+        cosine: the mean cosine of each to its matches.
+        count: how many matches each has, not all 0.
+        dimension: D ≥ 2.
+
+    Example:
+        >>> match_loss(torch.tensor([0.0, 5.0]), torch.tensor([0.1, 0.9]), torch.ones(2), 3)
+        tensor(1.2638)
+    """
+    density = log_normalizer(dimension, kappa, scaled=True) - kappa * (1 - cosine)
+    return -(density * count).sum(-1) / count.sum(-1)
+
+
+def match_cosines(mean: Float[Tensor, "N D"], relevance: Relevance) -> tuple[Float[Tensor, " Q"], Float[Tensor, " Q"]]:
+    """Mean cosine of each query to its matches in the gallery, 0 where it has none, and how many it has; float64."""
+    unit = F.normalize(mean.double())
+    gallery = unit[relevance.candidates.to(unit.device)]
+    rows = max(1, _BLOCK_ELEMENTS // max(1, len(gallery)))
+    cosines, counts = [], []
+    for part in torch.arange(len(relevance.queries)).split(rows):
+        matches = relevance.of_rows(part).to(unit.device)
+        own = unit[relevance.queries[part].to(unit.device)]
+        total, count = (own * (matches.double() @ gallery)).sum(1), matches.sum(1).double()
+        if relevance.gallery is None:  # where each is among its own matches
+            total, count = total - own.square().sum(1), count - 1
+        cosines.append(total / count.clamp(min=1))
+        counts.append(count)
+    return torch.cat(cosines), torch.cat(counts)
+
+
+def learn(
+    features: Float[Tensor, "N P"],
+    mean: Float[Tensor, "N D"],
+    relevance: Relevance,
+    *,
+    reference: Float[Tensor, "M P"] | None = None,
+    seed: int = 0,
+) -> Ambiguity:
+    """Learn κ_a and p_known from known items that the network was not trained on, in five folds.
+
+    Each of five small networks learns from four fifths of the items, and stops where the likelihood of the matches of
+    the last fifth is best; p_known takes its thresholds from items scored by what the others taught.
+
+    Args:
+        features: (N, P).
+        mean: (N, D) the directions that are retrieved.
+        relevance: which of them match; its queries teach.
+        reference: (M, P) further known features, among which the nearest is looked for.
+        seed: of the folds and the first weights.
+
+    Raises:
+        ValueError: for features or directions that are not finite, fewer than 20 items with a match, or D below 2.
+
+    Example:
+        >>> from lam.pairs.relevance import LabelRelevance
+        >>> labels = torch.arange(60) % 3
+        >>> mean = F.normalize(torch.eye(3)[labels] + 0.3 * torch.randn(60, 3))
+        >>> learn(mean, mean, LabelRelevance(labels)).typicality(mean).shape
+        torch.Size([60])
+    """
+    check_at_least("the number of dimensions of the embeddings", mean.shape[1], 2)
+    check_finite("features", features)
+    check_finite("mean", mean)
+    cosine, count = match_cosines(mean, relevance)
+    has_match = (count > 0).cpu()
+    queries = relevance.queries[has_match].to(features.device)
+    if len(queries) == 0:
+        raise ValueError(
+            "no item has a match among the others, so nothing says where matches lie: give items of which several "
+            "share a label, or are of places near each other"
+        )
+    if len(queries) < LEAST_ITEMS:
+        raise ValueError(f"ambiguity is learnt from at least {LEAST_ITEMS} items with a match, got {len(queries)}")
+    cosine, count = cosine[count > 0], count[count > 0]
+    generator = torch.Generator().manual_seed(seed)
+    folds = (torch.randperm(len(queries), generator=generator) % FOLDS).to(features.device)
+    head, kappa = _learn_head(features[queries], mean[queries], cosine, count, folds, generator)
+    apart = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    apart[queries] = False  # a gallery beside the queries, or items without a match, are known too
+    known = torch.cat([features[apart], features[:0] if reference is None else reference.to(features)])
+    typicalities, scores = learn_typicality(features[queries], folds, reference=known, seed=seed)
+    correct = _first_hit_is_right(mean, relevance)[has_match]
+    chosen = _widest(typicalities, scores, bessel_ratio(mean.shape[1], kappa), correct, generator)
+    learnt = Ambiguity(head, typicalities[chosen], kappa.quantile(_AMBIGUOUS)).tensors()
+    own = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in learnt.items()}
+    return Ambiguity.restored(own)  # views of others' memory are neither saved nor exported well
+
+
+def _first_hit_is_right(mean: Tensor, relevance: Relevance) -> Tensor:
+    unit = F.normalize(mean)
+    hits, _ = rank(unit[relevance.queries], None if relevance.gallery is None else unit[relevance.gallery], k=1)
+    return relevance.of_hits(hits)[:, 0]
+
+
+def _widest(
+    typicalities: list[Typicality], scores: Tensor, resultant: Tensor, correct: Tensor, generator: torch.Generator
+) -> int:
+    """The widest p_known of shape whose AUSC is within one standard error of the best, by a paired bootstrap.
+
+    A wide one falls under more corruption, a narrow one leaves the order of ordinary items to κ_a.
+    """
+    doubts = [-(p_known(scores, each.thresholds, each.widths) * resultant).cpu() for each in typicalities]
+    correct = correct.cpu()
+    areas = torch.tensor([ausc(correct, doubt) for doubt in doubts])
+    draws = torch.randint(len(correct), (_DRAWS, len(correct)), generator=generator)
+    drawn = torch.tensor([[ausc(correct[draw], doubt[draw]) for doubt in doubts] for draw in draws])
+    best = int(areas.argmax())
+    errors = (drawn - drawn[:, best, None]).std(0)
+    return int((areas >= areas[best] - errors).nonzero()[-1])
+
+
+def head_inputs(
+    own: Components, directions: Components, features: Float[Tensor, "N P"], mean: Float[Tensor, "N D"]
+) -> Float[Tensor, "N I"]:
+    """Components of directions and of features, and the features' shape, float64, before they are standardised."""
+    return torch.cat([directions(mean)[0].double(), own(features)[0].double(), shape_of(features)], 1)
+
+
+def log_kappa(
+    inputs: Float[Tensor, "M N I"],
+    hidden_weight: Float[Tensor, "M I H"],
+    hidden_bias: Float[Tensor, "M H"],
+    output_weight: Float[Tensor, "M H"],
+    output_bias: Float[Tensor, " M"],
+) -> Float[Tensor, "M N"]:
+    """log κ_a of N items by each of M networks."""
+    hidden = (inputs @ hidden_weight + hidden_bias[:, None]).relu()
+    return (hidden @ output_weight[..., None])[..., 0] + output_bias[:, None]
+
+
+def _bounded(logs: Tensor) -> Tensor:
+    return logs.exp().clamp(*KAPPA_RANGE)
+
+
+def _learn_head(
+    features: Tensor, mean: Tensor, cosine: Tensor, count: Tensor, folds: Tensor, generator: torch.Generator
+) -> tuple[ConcentrationHead, Tensor]:
+    """The head, and κ_a of each item by the network that did not learn from it."""
+    seed = generator.initial_seed()
+    own, directions = (
+        Components.of(rows, most, seed=seed) for rows, most in ((features, _COMPONENTS), (mean, _DIRECTIONS))
+    )
+    inputs = head_inputs(own, directions, features, mean)
+    centre, scale = inputs.mean(0), inputs.std(0)
+    scale = torch.where(scale > 1e-9, scale, torch.inf)
+    inputs = (inputs - centre) / scale
+    weights = _train(inputs, cosine, count, folds, mean.shape[1], generator)
+    head = ConcentrationHead(own.centre, own.axes, directions.centre, directions.axes, centre, scale, *weights)
+    kappa = _bounded(log_kappa(inputs.expand(FOLDS, -1, -1), *weights))
+    return head, kappa[folds, torch.arange(len(folds), device=folds.device)]
+
+
+def _train(
+    inputs: Tensor, cosine: Tensor, count: Tensor, folds: Tensor, dimension: int, generator: torch.Generator
+) -> list[Tensor]:
+    """Adam on batches of the other folds, all five networks at once; of each the weights that its own fold likes best.
+
+    The first of these is one κ for all, and so what is learnt never does worse than that there.
+    """
+    n_inputs, device = inputs.shape[1], inputs.device
+    start = kappa_from_resultant((cosine * count).sum() / count.sum(), dimension, max_kappa=KAPPA_RANGE[1])
+    hidden = torch.randn(FOLDS, n_inputs, _HIDDEN, generator=generator, dtype=torch.float64) / n_inputs**0.5
+    zeros = torch.zeros(FOLDS, _HIDDEN, dtype=torch.float64)
+    first = (hidden, zeros, zeros.clone(), start.cpu().clamp(min=1e-3).log().repeat(FOLDS))
+    weights = [tensor.to(device).requires_grad_() for tensor in first]
+    optimizer = torch.optim.AdamW(weights, _RATE, weight_decay=_DECAY)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _STEPS)
+    others = [(folds != fold).nonzero()[:, 0] for fold in range(FOLDS)]
+    size = min(_BATCH, *map(len, others))
+    own = torch.stack([folds == fold for fold in range(FOLDS)])
+    best, kept = (
+        torch.full((FOLDS,), torch.inf, dtype=torch.float64, device=device),
+        [w.detach().clone() for w in weights],
+    )
+    for step in range(_STEPS + 1):
+        if step % _EVERY == 0:
+            with torch.no_grad():
+                kappa = _bounded(log_kappa(inputs.expand(FOLDS, -1, -1), *weights))
+                losses = match_loss(kappa, cosine.expand(FOLDS, -1), count * own, dimension)
+            better = losses < best
+            best = torch.where(better, losses, best)
+            for kept_one, weight in zip(kept, weights, strict=True):
+                kept_one[better] = weight.detach()[better]
+        chosen = [part[torch.randperm(len(part), generator=generator)[:size].to(device)] for part in others]
+        rows = torch.stack(chosen)
+        kappa = _bounded(log_kappa(inputs[rows], *weights))
+        loss = match_loss(kappa, cosine[rows], count[rows], dimension).sum() / (dimension - 1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return kept

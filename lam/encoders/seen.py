@@ -1,0 +1,40 @@
+"""Which items were seen before: a few hashes of training items, by which they are recognised when they come again."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+REMEMBERED = 64
+"""How many training items an encoder remembers."""
+
+
+def item_hashes(inputs: Any) -> list[int]:
+    """A number of 63 bits for each item of a batch, from its values alone: a tensor, or a dictionary of them.
+
+    Zeros do not enter a dictionary's, since texts of a batch are padded to the longest.
+
+    Example:
+        >>> batch = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])
+        >>> first, second, third = item_hashes(batch)
+        >>> first == third, first == second
+        (True, False)
+    """
+    if isinstance(inputs, Mapping):
+        columns = [inputs[name] for name in sorted(inputs) if isinstance(inputs[name], Tensor)]
+        return [_number(row[row != 0] for row in rows) for rows in zip(*columns, strict=True)]
+    return [_number([row]) for row in inputs]
+
+
+def spread(count: int) -> list[int]:
+    """At most 64 positions spread evenly over so many items."""
+    return torch.linspace(0, count - 1, min(count, REMEMBERED)).round().long().unique().tolist()
+
+
+def _number(parts: Iterable[Tensor]) -> int:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(digest.digest()) >> 1

@@ -1,0 +1,195 @@
+"""`Typicality`: how probable it is that an input is of a kind that is known, p_known, from its features alone.
+
+A score that looks one way only calls some corruption more known than known: noise lengthens features, blur and low
+contrast shorten them, and some of it moves them towards the training data. So two scores are joined. One looks one way:
+the distance to the nearest known features. The other looks both ways: how usual the length of the features is, and how
+evenly it is spread over them. Both are learnt from known items alone, with nothing corrupted or foreign.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lam.encoders.tensors import TensorRecord
+
+COMPONENTS = 64
+"""The most principal components in which features are compared; and at most one for every ten items."""
+
+QUANTILES = 0.98, 0.99
+"""The share of known items below the score at which it alone says that p_known is ½: of distance, of shape."""
+
+DISTANCE_WIDTH = 1 / 20
+SHAPE_WIDTHS = 1 / 5, 1 / 2, 1.0
+"""How fast p_known falls there, in ranges between the score's quartiles: of shape one of these, narrowest first."""
+
+_PCA_ITEMS = 2000
+_LEAST, _ALIKE = 1e-12, 1e-9
+_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Components(TensorRecord):
+    """Principal components of unit rows.
+
+    Attributes:
+        centre: (P,) mean of the unit rows.
+        axes: (K, P) orthonormal.
+    """
+
+    centre: Float[Tensor, " P"]
+    axes: Float[Tensor, "K P"]
+
+    def __call__(self, rows: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N K"], Float[Tensor, " N"]]:
+        """Coordinates of rows scaled to length one, and the squared length of what the components do not hold."""
+        centred = F.normalize(rows.to(self.axes)) - self.centre
+        coordinates = centred @ self.axes.T
+        return coordinates, (centred.square().sum(1) - coordinates.square().sum(1)).clamp(min=0)
+
+    @staticmethod
+    def of(rows: Float[Tensor, "N P"], most: int, *, seed: int) -> "Components":
+        """The first components of at most 2,000 of the rows, drawn at random: at most `most`, and one for ten rows."""
+        from sklearn.decomposition import PCA
+
+        chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:_PCA_ITEMS]
+        units = F.normalize(rows[chosen.to(rows.device)]).double()
+        count = max(1, min(most, rows.shape[1], len(units) // 10))
+        fitted = PCA(count, random_state=seed).fit(units.cpu().numpy())
+        centre, axes = (torch.from_numpy(array).to(rows) for array in (fitted.mean_, fitted.components_))
+        return Components(centre, axes)
+
+
+@dataclass(frozen=True)
+class Typicality(TensorRecord):
+    """The probability that features are of a known kind.
+
+    p = 1 / (1 + Σ_j u_j²), u_j = softplus((s_j − t_j)/w_j) / log 2, over two scores s_j of which each alone says ½ at
+    t_j: far below it p is 1, far above it falls by the square of the distance, so that the order of what is very far
+    stays.
+
+    Attributes:
+        centre, axes: of the components of unit features.
+        reference: (M, K) coordinates of the known features among which the nearest is looked for.
+        rest: (M,) the squared length of each that the components do not hold.
+        shape_mean: (3,) of what `shape_of` says of known items.
+        shape_whitening: (3, 3) by which their deviations become of variance 1.
+        thresholds: (2,) t of distance and shape.
+        widths: (2,) w of each.
+    """
+
+    centre: Float[Tensor, " P"]
+    axes: Float[Tensor, "K P"]
+    reference: Float[Tensor, "M K"]
+    rest: Float[Tensor, " M"]
+    shape_mean: Float[Tensor, "3"]
+    shape_whitening: Float[Tensor, "3 3"]
+    thresholds: Float[Tensor, "2"]
+    widths: Float[Tensor, "2"]
+
+    @property
+    def components(self) -> Components:
+        """Of unit features."""
+        return Components(self.centre, self.axes)
+
+    def __call__(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
+        """p_known in (0, 1], float64."""
+        return p_known(self.scores(features), self.thresholds, self.widths)
+
+    def scores(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N 2"]:
+        """Distance and shape, float64, higher for what is less known."""
+        distance = nearest_distance(self.components(features), (self.reference, self.rest))
+        return torch.stack([distance, unusual(shape_of(features), self.shape_mean, self.shape_whitening)], 1)
+
+
+def p_known(
+    scores: Float[Tensor, "N 2"], thresholds: Float[Tensor, "2"], widths: Float[Tensor, "2"]
+) -> Float[Tensor, " N"]:
+    """1 / (1 + Σ_j u_j²), u_j = softplus((s_j − t_j)/w_j) / log 2.
+
+    Example:
+        >>> p_known(torch.tensor([[-9.0, -9.0], [0.0, -99.0], [9.0, 0.0]]), torch.zeros(2), torch.ones(2))
+        tensor([1.0000, 0.5000, 0.0059])
+    """
+    beyond = F.softplus((scores - thresholds) / widths) / math.log(2)
+    return 1 / (1 + beyond.square().sum(1))
+
+
+def nearest_distance(
+    items: tuple[Float[Tensor, "N K"], Float[Tensor, " N"]], reference: tuple[Float[Tensor, "M K"], Float[Tensor, " M"]]
+) -> Float[Tensor, " N"]:
+    """log ½‖u − v‖² to the nearest of M unit rows v, each given by coordinates and the squared length of its rest.
+
+    The rests are taken to be at right angles, as they are but for chance where there are many dimensions.
+    """
+    (coordinates, rest), (others, other_rest) = items, reference
+    nearest = (others.square().sum(1) + other_rest - 2 * coordinates @ others.T).argmin(1)
+    apart = (coordinates.double() - others[nearest].double()).square().sum(1)  # taken anew: without cancellation
+    return ((apart + rest + other_rest[nearest]) / 2).clamp(min=_LEAST).log()
+
+
+def shape_of(features: Float[Tensor, "N P"]) -> Float[Tensor, "N 3"]:
+    """log ‖φ‖; log ‖φ‖₁/‖φ‖, greatest where all features are alike; and the share that is not above 0; float64.
+
+    Example:
+        >>> shape_of(torch.tensor([[3.0, 0.0, 4.0, 0.0]]))
+        tensor([[1.6094, 0.3365, 0.5000]], dtype=torch.float64)
+    """
+    length = features.double().norm(dim=1).clamp(min=_LEAST)
+    evenness = (features.double().abs().sum(1) / length).clamp(min=_LEAST)
+    return torch.stack([length.log(), evenness.log(), (features <= 0).double().mean(1)], 1)
+
+
+def unusual(
+    shape: Float[Tensor, "N 3"], mean: Float[Tensor, "3"], whitening: Float[Tensor, "3 3"]
+) -> Float[Tensor, " N"]:
+    """Mahalanobis distance of shapes from those of known items: whichever way they lie, longer or shorter."""
+    return ((shape - mean) @ whitening).norm(dim=1)
+
+
+def learn_typicality(
+    features: Float[Tensor, "N P"], folds: Int[Tensor, " N"], *, reference: Tensor | None, seed: int
+) -> tuple[list[Typicality], Float[Tensor, "N 2"]]:
+    """Learn p_known from known items: each is scored by what was learnt of those in other folds.
+
+    Args:
+        features: (N, P) of known items that the network was not trained on.
+        folds: (N,) the fold of each, from 0.
+        reference: (M, P) further known features among which the nearest is looked for; training items may be there.
+        seed: of the items that the components are made of.
+
+    Returns:
+        What was learnt, one for each width that p_known can have of shape, narrowest first; and the scores.
+    """
+
+    def learnt(known: Tensor) -> Typicality:
+        components = Components.of(known, COMPONENTS, seed=seed)
+        coordinates, rest = components(known if reference is None else torch.cat([known, reference]))
+        shape = shape_of(known)
+        values, vectors = torch.linalg.eigh(torch.cov(shape.T))
+        inverse = torch.where(values > _ALIKE, values.clamp(min=_ALIKE).rsqrt(), 0.0)  # what all share says nothing
+        blank = shape.new_zeros(2)
+        return Typicality(
+            **components.tensors(),
+            reference=coordinates,
+            rest=rest,
+            shape_mean=shape.mean(0),
+            shape_whitening=vectors * inverse,
+            thresholds=blank,
+            widths=blank,
+        )
+
+    scores = features.new_zeros(len(features), 2, dtype=torch.float64)
+    for fold in range(int(folds.max()) + 1):
+        others = learnt(features[folds != fold])
+        scores[folds == fold] = torch.cat([others.scores(part) for part in features[folds == fold].split(_BLOCK)])
+    low, high = scores.quantile(scores.new_tensor([0.25, 0.75]), 0)
+    flat = high - low < _ALIKE  # a score that all share says nothing: p_known is then 1 for more of the same
+    thresholds = torch.stack([scores[:, column].quantile(level) for column, level in enumerate(QUANTILES)])
+    whole = replace(learnt(features), thresholds=thresholds + flat.double())
+    widths = [
+        torch.where(flat, 0.05, (high - low) * scores.new_tensor([DISTANCE_WIDTH, width])) for width in SHAPE_WIDTHS
+    ]
+    return [replace(whole, widths=width) for width in widths], scores

@@ -1,0 +1,259 @@
+"""κ_a and p_known: the loss against a double loop and scipy, what is learnt, and what an encoder makes of it."""
+
+import math
+import warnings
+
+import mpmath
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lam
+from lam import fit, fit_features
+from lam.encoders.ambiguity import SEVERAL, UNSEEN, Ambiguity, learn, match_cosines, match_loss
+from lam.encoders.deterministic import DeterministicEncoder
+from lam.encoders.seen import item_hashes
+from lam.pairs.relation import Relation
+from lam.pairs.relevance import LabelRelevance, relevance_of
+from lam.vmf import KAPPA_RANGE, Embeddings, bessel_ratio, kappa_from_resultant
+
+
+def items(n: int = 240, dimension: int = 6, *, classes: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features whose last column says how far an item lies from the centre of its class; and labels."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = 3 * torch.eye(classes, dimension)
+    labels, spread = torch.arange(n) % classes, torch.rand(n, 1, generator=generator)
+    features = centres[labels] + 1.5 * spread * torch.randn(n, dimension, generator=generator)
+    return torch.cat([features, 4 * spread], 1), labels
+
+
+def encoder_of(features: torch.Tensor, labels: torch.Tensor) -> lam.BayesianEncoder:
+    weight = torch.eye(features.shape[1])[:-1]  # all but the column that tells how ambiguous an item is
+    return fit_features(features, labels, weight, margin=0.7)
+
+
+@pytest.fixture(scope="module")
+def learnt() -> lam.BayesianEncoder:
+    train, labels = items(seed=1)
+    encoder = encoder_of(train, labels)
+    held_out, its_labels = items(seed=2)
+    encoder.learn_ambiguity([(held_out, its_labels)])
+    return encoder
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 16, 512, 4096])
+def test_loss_is_the_mean_of_log_densities_over_pairs(dimension: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    unit = F.normalize(torch.randn(8, dimension, generator=generator, dtype=torch.float64))
+    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
+    kappa = dimension * torch.rand(8, generator=generator, dtype=torch.float64) + 0.1
+    terms = []
+    for a in range(8):
+        order, k = dimension / 2 - 1, float(kappa[a])
+        with mpmath.workdps(40):
+            log_bessel = float(mpmath.log(mpmath.besseli(order, k)))
+        log_normalizer = order * math.log(k) - dimension / 2 * math.log(2 * math.pi) - log_bessel
+        for b in range(8):
+            if a != b and labels[a] == labels[b]:
+                terms.append(log_normalizer + k * float(unit[a] @ unit[b]))
+    cosine, count = match_cosines(unit, LabelRelevance(labels))
+    actual = match_loss(kappa, cosine, count, dimension)
+    torch.testing.assert_close(float(actual), -sum(terms) / len(terms), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 64, 4096])
+def test_gradient_of_the_loss_is_that_of_finite_differences(dimension: int) -> None:
+    kappa = torch.tensor([0.5, 3.0, 40.0], dtype=torch.float64, requires_grad=True)
+    cosine, count = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64), torch.tensor([1.0, 2.0, 3.0]).double()
+    assert torch.autograd.gradcheck(lambda k: match_loss(k, cosine, count, dimension), kappa)
+
+
+def test_the_best_constant_kappa_has_the_resultant_length_of_the_matches() -> None:
+    cosine, count = torch.tensor([0.2, 0.6, 0.7]).double(), torch.tensor([1.0, 1.0, 2.0]).double()
+    best = kappa_from_resultant((cosine * count).sum() / count.sum(), 5)
+    around = torch.stack([best * factor for factor in (0.9, 1.0, 1.1)])[:, None].expand(-1, 3)
+    losses = match_loss(around, cosine.expand(3, -1), count.expand(3, -1), 5)
+    assert losses.argmin() == 1
+
+
+def test_cosines_of_a_gallery_apart_and_of_places() -> None:
+    unit = F.normalize(torch.randn(6, 3, generator=torch.Generator().manual_seed(0))).double()
+    is_query = torch.tensor([True, True, False, False, False, False])
+    cosine, count = match_cosines(unit, LabelRelevance(torch.tensor([0, 1, 0, 0, 1, 2]), is_query))
+    torch.testing.assert_close(cosine, torch.stack([(unit[0] @ (unit[2] + unit[3])) / 2, unit[1] @ unit[4]]))
+    assert count.tolist() == [2, 1]
+    places = relevance_of(Relation(positive_within=10.0), torch.tensor([[0.0, 0.0], [0.0, 5.0], [90.0, 0.0]]))
+    cosine, count = match_cosines(unit[:3], places)
+    assert count.tolist() == [1, 1, 0]
+    torch.testing.assert_close(cosine, torch.stack([unit[0] @ unit[1], unit[0] @ unit[1], unit.new_tensor(0.0)]))
+
+
+def test_ambiguous_items_get_a_small_kappa_and_strangers_a_small_p_known(learnt: lam.BayesianEncoder) -> None:
+    features, _ = items(seed=3)
+    embeddings = learnt.embed(features)
+    spread = features[:, -1]
+    assert embeddings.kappa_aleatoric is not None
+    assert embeddings.p_known is not None
+    assert embeddings.kappa_aleatoric[spread < 1].median() > 3 * embeddings.kappa_aleatoric[spread > 3].median()
+    assert embeddings.p_known.median() > 0.9
+    strangers = learnt.embed(torch.full((1, 7), -9.0))
+    assert strangers.p_known < 0.1
+    assert strangers.kappa < embeddings.kappa.min()
+    assert learnt.ambiguity is not None
+    assert learnt.ambiguity.doubts(strangers) == [UNSEEN]
+    least = embeddings[embeddings.kappa_aleatoric.argmin()[None]]
+    assert learnt.ambiguity.doubts(least)[0] in (SEVERAL, UNSEEN)
+    most = embeddings[embeddings.kappa.argmax()[None]]
+    assert learnt.ambiguity.doubts(most) == [""]
+
+
+def test_kappa_is_that_of_the_mixture_with_the_uniform_distribution(learnt: lam.BayesianEncoder) -> None:
+    embeddings = learnt.embed(items(seed=4)[0])
+    assert embeddings.p_known is not None
+    assert embeddings.kappa_aleatoric is not None
+    resultant = embeddings.p_known.double() * bessel_ratio(6, embeddings.kappa_aleatoric.double())
+    torch.testing.assert_close(embeddings.resultant.double(), resultant, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(bessel_ratio(6, embeddings.kappa.double()), resultant, rtol=1e-5, atol=1e-6)
+    assert (embeddings.kappa >= KAPPA_RANGE[0]).all()
+
+
+def test_directions_variance_and_the_posterior_stay_to_the_bit() -> None:
+    train, labels = items(seed=1)
+    encoder = encoder_of(train, labels)
+    queries = items(seed=5)[0]
+    before = encoder.embed(queries)
+    assert not before.has_parts
+    assert before.kappa_epistemic is None
+    encoder.learn_ambiguity([items(seed=2)])
+    after = encoder.embed(queries)
+    assert after.kappa_epistemic is not None
+    assert torch.equal(after.kappa_epistemic, before.kappa)
+    assert torch.equal(after.mean, before.mean)
+    assert torch.equal(after.variance, before.variance)
+    joint = encoder.predict(queries, joint=True)
+    assert torch.equal(joint.embeddings.kappa, after.kappa)
+
+
+def test_an_item_alone_is_what_it_is_in_any_batch(learnt: lam.BayesianEncoder) -> None:
+    queries = items(seed=5)[0]
+    whole, parts = learnt.embed(queries), learnt.embed(list(queries.split(1)))
+    for name in ("kappa", "kappa_epistemic", "kappa_aleatoric", "p_known"):
+        torch.testing.assert_close(getattr(whole, name), getattr(parts, name), rtol=1e-4, atol=1e-6)
+
+
+def test_same_seed_same_numbers_and_saved_and_loaded(learnt: lam.BayesianEncoder, tmp_path) -> None:
+    held_out, labels = items(seed=2)
+    again = encoder_of(*items(seed=1))
+    again.learn_ambiguity([(held_out, labels)])
+    learnt.save(tmp_path / "encoder")
+    loaded = lam.load(tmp_path / "encoder")
+    queries = items(seed=5)[0]
+    first = learnt.embed(queries)
+    for other in (again.embed(queries), loaded.embed(queries)):
+        for name in ("kappa", "kappa_epistemic", "kappa_aleatoric", "p_known"):
+            assert torch.equal(getattr(first, name), getattr(other, name))
+
+
+def test_rows_are_taken_joined_and_moved_with_their_parts(learnt: lam.BayesianEncoder) -> None:
+    embeddings = learnt.embed(items(seed=5)[0])
+    halves = Embeddings.concatenate([embeddings[:100], embeddings[100:]]).to("cpu")
+    assert halves.p_known is not None
+    assert torch.equal(halves.p_known, embeddings.p_known)
+    assert halves[torch.tensor([3])].kappa_aleatoric == embeddings.kappa_aleatoric[3]
+
+
+def test_training_items_are_recognised() -> None:
+    train, labels = items(seed=1)
+    encoder = encoder_of(train, labels)
+    with pytest.warns(UserWarning, match="training items that the encoder remembers are among those to learn"):
+        encoder.learn_ambiguity([(train, labels)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder.learn_ambiguity([items(seed=2)], reference=[train])
+
+
+def test_padding_does_not_change_what_a_text_is_recognised_by() -> None:
+    short = {"ids": torch.tensor([[5, 6, 7]]), "mask": torch.tensor([[1, 1, 1]])}
+    padded = {"ids": torch.tensor([[5, 6, 7, 0]]), "mask": torch.tensor([[1, 1, 1, 0]])}
+    assert item_hashes(short) == item_hashes(padded)
+
+
+@pytest.mark.parametrize("dimension", [2, 512, 4096])
+def test_any_dimension(dimension: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(40) % 2
+    centres = F.normalize(torch.randn(2, dimension, generator=generator))
+    mean = F.normalize(centres[labels] + 0.5 / dimension**0.5 * torch.randn(40, dimension, generator=generator))
+    ambiguity = learn(mean, mean, LabelRelevance(labels))
+    one = torch.ones(40)
+    embeddings = ambiguity(mean, Embeddings(mean, one, one, one))
+    cosine, _ = match_cosines(mean, LabelRelevance(labels))
+    assert embeddings.kappa_aleatoric is not None
+    length = bessel_ratio(dimension, embeddings.kappa_aleatoric.double())
+    torch.testing.assert_close(length.mean(), cosine.mean(), rtol=0.1, atol=0.02)
+
+
+def test_features_that_are_all_alike_in_shape_are_known() -> None:
+    labels = torch.arange(60) % 3
+    unit = F.normalize(items(60, classes=3, seed=1)[0])
+    ambiguity = learn(unit, unit, LabelRelevance(labels))
+    assert ambiguity.typicality(unit).median() > 0.9
+
+
+def test_an_encoder_without_uncertainty_gets_a_kappa(tmp_path) -> None:
+    network = nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 3))
+    encoder = DeterministicEncoder(network, "2")
+    assert not encoder.has_kappa
+    encoder.learn_ambiguity([items(seed=2)])
+    assert encoder.has_kappa
+    assert not DeterministicEncoder.has_kappa
+    assert encoder.embed(items(seed=3)[0]).kappa.unique().numel() > 100
+    encoder.save(tmp_path / "encoder")
+    assert lam.load(tmp_path / "encoder", network).has_kappa
+
+
+def test_exported_with_the_encoder(tmp_path) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 3))
+    features, labels = items(seed=1)
+    encoder = fit(network, [(features, labels)], margin=0.7, progress=False)
+    encoder.learn_ambiguity([items(seed=2)])
+    encoder.export(tmp_path / "encoder.pt2", features[:2])
+    program = torch.export.load(tmp_path / "encoder.pt2").module()
+    queries = items(seed=5)[0][:5]
+    expected = encoder.embed(queries)
+    _, mean, kappa, variance, epistemic, aleatoric, known = program(queries)
+    for name, actual in (("mean", mean), ("kappa", kappa), ("variance", variance), ("kappa_epistemic", epistemic)):
+        torch.testing.assert_close(actual, getattr(expected, name), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(aleatoric, expected.kappa_aleatoric, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(known, expected.p_known, rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_learnt_from_is_refused() -> None:
+    encoder = encoder_of(*items(seed=1))
+    features, labels = items(seed=2)
+    with pytest.raises(ValueError, match="no item has a match among the others"):
+        encoder.learn_ambiguity([(features, torch.arange(len(features)))])
+    with pytest.raises(ValueError, match="at least 20 items with a match, got 10"):
+        encoder.learn_ambiguity([(features[:10], labels[:10] % 2)])
+    with pytest.raises(ValueError, match="batches of inputs with labels"):
+        encoder.learn_ambiguity([features])
+    broken = features.clone()
+    broken[3, 0] = torch.nan
+    with pytest.raises(ValueError, match="finite"):
+        encoder.learn_ambiguity([(broken, labels)])
+    assert encoder.ambiguity is None
+    ambiguity, plain = learn(features, features, LabelRelevance(labels)), encoder.embed(features)
+    with pytest.raises(ValueError, match="no parts of κ"):
+        ambiguity.doubts(plain)
+    with pytest.raises(ValueError, match="dimensions of the embeddings must be at least 2"):
+        learn(features, features[:, :1], LabelRelevance(labels))
+
+
+def test_tensors_make_it_again(learnt: lam.BayesianEncoder) -> None:
+    assert learnt.ambiguity is not None
+    tensors = learnt.ambiguity.tensors()
+    again = Ambiguity.restored(tensors).tensors()
+    assert tensors.keys() == again.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in tensors.items())

@@ -65,8 +65,8 @@ def load(name: str, *, root: str | Path | None = None, seed: int = 0, **options:
             "folder".
         root: where its files are; digits has none, folder and places need it, all others have a default.
         seed: of every random choice.
-        options: those of the data set: `lam.datasets.digits.splits`, `lam.datasets.idx.IdxImages.splits`,
-            `lam.datasets.cifar.SmallImages.splits`, else `splits` in the module of its name.
+        options: those of the data set: `lam.datasets.digits.splits`, `lam.datasets.published.SmallImages.splits`,
+            else `splits` in the module of its name.
 
     Raises:
         ValueError: If the name or an option is unknown, or what the data set itself raises.

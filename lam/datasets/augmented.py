@@ -114,7 +114,7 @@ class Augmented(Dataset):
         image, target = item
         return (image if self._reads_files else _random_view(image, self.options)), target
 
-    def _part(self, indices: Int64[Tensor, " M"]) -> "Augmented":
+    def _part(self, indices: Int64[Tensor, " R"]) -> "Augmented":
         return Augmented(self.dataset._part(indices), self.options)
 
 

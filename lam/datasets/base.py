@@ -89,7 +89,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
     def __getitem__(self, index: int) -> tuple[Shaped[Tensor, "..."], int | Tensor]: ...
 
     @abstractmethod
-    def _part(self: Items, indices: Int64[Tensor, " M"]) -> Items: ...
+    def _part(self: Items, indices: Int64[Tensor, " R"]) -> Items: ...
 
     @property
     def targets(self) -> Shaped[Tensor, "N ..."]:
@@ -110,11 +110,11 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         """How the item at a position is shown to people."""
         return Shown(f"{self.name} {index}")
 
-    def subset(self: Items, indices: Sequence[int] | Integer[Tensor, " M"]) -> Items:
+    def subset(self: Items, indices: Sequence[int] | Integer[Tensor, " R"]) -> Items:
         """The items at these positions, in this order.
 
         Args:
-            indices: (M,) positions from 0 to N − 1.
+            indices: (R,) positions from 0 to N − 1.
 
         Raises:
             ValueError: If there is none, or one is no position.
@@ -211,7 +211,7 @@ class TensorImages(Dataset):
         """All images at once, as items are: (N, C, H, W)."""
         return self._scaled(self._stored)
 
-    def batch(self, indices: Sequence[int] | Integer[Tensor, " M"]) -> Float[Tensor, "M C H W"]:
+    def batch(self, indices: Sequence[int] | Integer[Tensor, " R"]) -> Float[Tensor, "R C H W"]:
         """The images at these positions, stacked."""
         return self._scaled(self._stored[torch.as_tensor(indices)])
 
@@ -232,7 +232,7 @@ class TensorImages(Dataset):
     def _scaled(self, images: Tensor) -> Tensor:
         return images if images.is_floating_point() else self.preprocessing.normalize(images)
 
-    def _part(self, indices: Int64[Tensor, " M"]) -> "TensorImages":
+    def _part(self, indices: Int64[Tensor, " R"]) -> "TensorImages":
         return TensorImages(
             self._stored[indices],
             self.labels[indices],

@@ -64,7 +64,7 @@ def splits(
         ValueError: If an annotation file is not what it should be; it is named.
     """
     preprocessing = resolve_preprocessing(preprocessing, image_size)
-    top = _SOURCE.root(root)
+    (top,) = _SOURCE.roots(root)
     if (top / _ONE_FILE).is_file():
         annotated_in = top / _ONE_FILE
         classes = _classes(annotated_in)

@@ -4,16 +4,13 @@ CIFAR-10 is read from its binary version alone: the Python version is pickled, a
 is downloaded unless asked for. Tested on files made in these layouts, not on the real ones.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from lam.datasets.base import MissingDataError, Splits, TensorImages, carve
-from lam.datasets.published import Source, read_mat
+from lam.datasets.published import SmallImages, Source, read_mat
 
 _SHAPE = (3, 32, 32)
 _RECORD = 1 + 3 * 32 * 32
@@ -21,77 +18,14 @@ _CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 _CIFAR_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # published beside it
 _SVHN_URL = "http://ufldl.stanford.edu/housenumbers"
 
-Arrays = tuple[Tensor, Tensor]
+
+def _read_cifar(paths: list[Path]) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Tensor, " N"]]:
+    images, labels = zip(*map(_read_records, paths), strict=True)
+    return torch.cat(images), torch.cat(labels)
 
 
-@dataclass(frozen=True)
-class SmallImages:
-    """A data set of 32 × 32 colour images in ten classes, published in one part to train and one to test on.
-
-    Args:
-        source: its name and how to get it.
-        classes: the names of the ten classes.
-        files: of each published part.
-        below: folders of the root where the files may be, too.
-        read: gives the images (N, 3, 32, 32) and labels (N,) of a file.
-        fetch: downloads the files of a part ("train" or "test") to a folder.
-    """
-
-    source: Source
-    classes: tuple[str, ...]
-    files: dict[str, tuple[str, ...]]
-    below: tuple[str, ...]
-    read: Callable[[Path], Arrays]
-    fetch: Callable[[str, Path], None]
-
-    def splits(
-        self, *, root: str | Path | None = None, seed: int = 0, validation: int = 5000, download: bool = False
-    ) -> Splits:
-        """The data set as (3, 32, 32) images in [0, 1], with a validation part carved out of the training files.
-
-        Args:
-            root: folder of the files; $LAM_DATA/<name> by default.
-            seed: of the validation part.
-            validation: how many images it has, each class in proportion.
-            download: fetch missing files through torchvision, to the root.
-
-        Raises:
-            MissingDataError: If files are missing; a ValueError and a FileNotFoundError.
-            ValueError: If a file is not what it should be (named), or `validation` leaves nothing to train on.
-        """
-        training = self._part("train", root, download)
-        if not 0 < validation < len(training):
-            raise ValueError(f"validation must be from 1 to {len(training) - 1} images, got {validation}")
-        validated, trained = carve(training, (validation,), seed=seed)
-        return Splits(train=trained, validation=validated, test=self._part("test", root, download))
-
-    def test_images(self, *, root: str | Path | None = None, download: bool = False) -> TensorImages:
-        """The published test part alone, with `root` and `download` as for `splits`."""
-        return self._part("test", root, download)
-
-    def _part(self, part: str, root: str | Path | None, download: bool) -> TensorImages:
-        needed = self.files[part]
-        try:
-            folder = self.source.folder(root, needed=needed, below=self.below)
-        except MissingDataError:
-            if not download:
-                raise
-            self._download(part, self.source.root(root))
-            folder = self.source.folder(root, needed=needed, below=self.below)
-        images, labels = map(torch.cat, zip(*(self.read(folder / name) for name in needed), strict=True))
-        return TensorImages(images, labels, name=self.source.name, classes=self.classes)
-
-    def _download(self, part: str, root: Path) -> None:
-        try:
-            self.fetch(part, root)
-        except (OSError, RuntimeError) as error:
-            raise MissingDataError(
-                f"torchvision could not download {self.source.name} to {root}: {error}. {self.source.advice}"
-            ) from error
-
-
-def _read_cifar(path: Path) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Tensor, " N"]]:
-    """Read records of one byte for the label and 3072 for the image: red, green and blue, row by row."""
+def _read_records(path: Path) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Tensor, " N"]]:
+    """Records of one byte for the label and 3072 for the image: red, green and blue, row by row."""
     content = bytearray(path.read_bytes())
     if not content or len(content) % _RECORD:
         raise ValueError(f"{path} must hold records of {_RECORD} bytes, got {len(content)} bytes; get it again")
@@ -102,8 +36,9 @@ def _read_cifar(path: Path) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Tensor, "
     return records[:, 1:].reshape(-1, *_SHAPE), labels
 
 
-def _read_svhn(path: Path) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Tensor, " N"]]:
-    """Read X (32, 32, 3, N) and y (N,), where the digit 0 has the label 10."""
+def _read_svhn(paths: list[Path]) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Tensor, " N"]]:
+    """X (32, 32, 3, N) and y (N,), where the digit 0 has the label 10."""
+    (path,) = paths
     pixels, target = map(torch.as_tensor, read_mat(path, "X", "y"))
     pixels, target = pixels.reshape(*pixels.shape[:3], -1), target.reshape(-1)
     if pixels.dtype != torch.uint8 or pixels.shape[:3] != (32, 32, 3) or pixels.shape[3] != len(target):

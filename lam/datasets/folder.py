@@ -64,7 +64,7 @@ class FolderImages(Dataset):
         path = str(self.paths[index])
         return Shown(path, thumbnail_of_file(path))
 
-    def _part(self, indices: Int64[Tensor, " M"]) -> "FolderImages":
+    def _part(self, indices: Int64[Tensor, " R"]) -> "FolderImages":
         return FolderImages(
             [self.paths[index] for index in indices.tolist()],
             self.labels[indices],

@@ -59,7 +59,7 @@ def splits(
         ValueError: If a list is not what it should be; it names the file and the line.
     """
     preprocessing = resolve_preprocessing(preprocessing, image_size)
-    people = _people_folder(_SOURCE.root(root))
+    people = _people_folder(*_SOURCE.roots(root))
     lists = _lists(people)
     if lists is None:
         names = sorted(path.name for path in people.iterdir() if path.is_dir())

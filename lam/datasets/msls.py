@@ -89,7 +89,7 @@ def splits(
     parts = {"train": train_cities, "validation": validation_cities, "test": test_cities}
     _check(parts, subtask)
     cities = [city for part in parts.values() for city in part]
-    top = _SOURCE.root(root) / "train_val"
+    top = _SOURCE.roots(root)[0] / "train_val"
     files = [(city, top / city / role / name) for city in cities for role in _ROLES for name in _FILES]
     needed = [file for city, file in files if file.name != _SUBTASKS or city not in train_cities]
     if missing := [file for file in needed if not file.exists()]:

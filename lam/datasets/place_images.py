@@ -82,7 +82,7 @@ class PlaceImages(FolderImages):
             target = torch.cat([target, self.angles[index, None]])
         return self.preprocessing(self.paths[index]), target
 
-    def _part(self, indices: Int64[Tensor, " M"]) -> "PlaceImages":
+    def _part(self, indices: Int64[Tensor, " R"]) -> "PlaceImages":
         return PlaceImages(
             [self.paths[index] for index in indices.tolist()],
             self.labels[indices],

@@ -1,11 +1,11 @@
 """What the readers of published data sets share: where the files are, which are missing, and splits by class.
 
-The layouts themselves are in the file of each data set. Nothing is downloaded here.
+The layouts themselves are in the file of each data set. Nothing is downloaded unless asked for.
 """
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from lam.datasets.base import Dataset, MissingDataError, Splits, fraction_of, stratified_split
+from lam.datasets.base import Dataset, MissingDataError, Splits, TensorImages, carve, fraction_of, stratified_split
 from lam.datasets.folder import FolderImages
 from lam.inputs.preprocessing import Preprocessing
 
@@ -30,37 +30,48 @@ class Source:
     Args:
         name: what it is called here.
         advice: how to get its files, in a sentence.
+        system_root: where a package of the operating system puts them, if there is one.
+        compressed: whether each may have the suffix .gz.
     """
 
     name: str
     advice: str
+    system_root: str | None = None
+    compressed: bool = False
 
-    def root(self, root: str | Path | None) -> Path:
-        """The root itself, or $LAM_DATA/<name> where it is None.
+    def roots(self, root: str | Path | None) -> list[Path]:
+        """The root itself; where it is None, $LAM_DATA/<name> and the system's.
 
         Raises:
-            MissingDataError: If there is neither.
+            MissingDataError: If there is none.
         """
         if root is not None:
-            return Path(root).expanduser()
-        if data := os.environ.get("LAM_DATA"):
-            return Path(data).expanduser() / self.name
-        raise MissingDataError(f"{self.name} needs root=<folder>, or LAM_DATA in the environment. {self.advice}")
+            return [Path(root).expanduser()]
+        data = os.environ.get("LAM_DATA")
+        roots = [Path(data).expanduser() / self.name] if data else []
+        roots += [Path(self.system_root)] if self.system_root is not None else []
+        if not roots:
+            raise MissingDataError(f"{self.name} needs root=<folder>, or LAM_DATA in the environment. {self.advice}")
+        return roots
+
+    def file(self, folder: Path, name: str) -> Path:
+        """The path of a file, compressed where only that is there."""
+        plain = folder / name
+        return plain if plain.exists() or not self.compressed else plain.with_name(f"{plain.name}.gz")
 
     def folder(self, root: str | Path | None, *, needed: Sequence[str], below: Sequence[str] = ()) -> Path:
         """The folder that has every needed file.
 
         Args:
-            root: as for `root`.
+            root: as for `roots`.
             needed: files and folders, relative to the folder that is looked for.
             below: folders of the root where they may be, too.
 
         Raises:
             MissingDataError: If no folder has them all; it names what the fullest one lacks.
         """
-        top = self.root(root)
-        places = [top, *(top / place for place in below)]
-        missing = {place: [place / path for path in needed if not (place / path).exists()] for place in places}
+        places = [place for top in self.roots(root) for place in (top, *(top / name for name in below))]
+        missing = {place: [place / path for path in needed if not self.file(place, path).exists()] for place in places}
         fullest = min(places, key=lambda place: len(missing[place]))
         if missing[fullest]:
             raise self.missing(missing[fullest], looked_in=places)
@@ -68,9 +79,78 @@ class Source:
 
     def missing(self, paths: Sequence[Path], *, looked_in: Sequence[Path] = ()) -> MissingDataError:
         """The error that names every missing path, where it was looked for, and how to get it."""
-        lines = "".join(f"\n  {path}" for path in paths)
+        lines = "".join(f"\n  {path}{'[.gz]' if self.compressed else ''}" for path in paths)
         places = f"\nLooked in {', '.join(map(str, looked_in))}." if looked_in else ""
         return MissingDataError(f"{self.name}: these are missing:{lines}{places}\n{self.advice}")
+
+
+@dataclass(frozen=True)
+class SmallImages:
+    """A data set of small images, held in memory, published in one part to train and one to test on.
+
+    Args:
+        source: its name and how to get it.
+        classes: the names of the classes.
+        files: of each published part.
+        below: folders of a root where the files may be, too.
+        read: maps the files of a part to images (N, C, H, W) and labels (N,).
+        fetch: downloads the files of a part ("train" or "test") to a folder.
+    """
+
+    source: Source
+    classes: tuple[str, ...]
+    files: dict[str, tuple[str, ...]]
+    below: tuple[str, ...]
+    read: Callable[[list[Path]], tuple[Tensor, Tensor]]
+    fetch: Callable[[str, Path], None]
+
+    def splits(
+        self, *, root: str | Path | None = None, seed: int = 0, validation: int = 5000, download: bool = False
+    ) -> Splits:
+        """The data set, in [0, 1], with a validation part carved out of the training files.
+
+        Args:
+            root: folder of the files; by default $LAM_DATA/<name>, or where a system package puts them.
+            seed: of the validation part.
+            validation: how many images it has, each class in proportion.
+            download: fetch missing files through torchvision, to the root.
+
+        Raises:
+            MissingDataError: If files are missing; a ValueError and a FileNotFoundError.
+            ValueError: If a file is not what it should be (named), or `validation` leaves nothing to train on.
+        """
+        training = self._part("train", root, download)
+        if not 0 < validation < len(training):
+            raise ValueError(f"validation must be from 1 to {len(training) - 1} images, got {validation}")
+        validated, trained = carve(training, (validation,), seed=seed)
+        return Splits(train=trained, validation=validated, test=self._part("test", root, download))
+
+    def test_images(self, *, root: str | Path | None = None, download: bool = False) -> TensorImages:
+        """The published test part alone, with `root` and `download` as for `splits`."""
+        return self._part("test", root, download)
+
+    def _part(self, part: str, root: str | Path | None, download: bool) -> TensorImages:
+        # where there are several roots, one must have every file: parts from two would not belong together
+        needed = self.files[part] if self.source.system_root is None else sum(self.files.values(), start=())
+        try:
+            folder = self.source.folder(root, needed=needed, below=self.below)
+        except MissingDataError:
+            if not download:
+                raise
+            self._download(part, self.source.roots(root)[0])
+            folder = self.source.folder(root, needed=needed, below=self.below)
+        images, labels = self.read([self.source.file(folder, name) for name in self.files[part]])
+        return TensorImages(images, labels, name=self.source.name, classes=self.classes)
+
+    def _download(self, part: str, root: Path) -> None:
+        if str(root) == self.source.system_root:
+            raise MissingDataError(f"{self.source.name}: say where download=True may put files, with root=<folder>")
+        try:
+            self.fetch(part, root)
+        except (OSError, RuntimeError) as error:
+            raise MissingDataError(
+                f"torchvision could not download {self.source.name} to {root}: {error}. {self.source.advice}"
+            ) from error
 
 
 def check_present(paths: Sequence[Path], *, annotated_in: Path, allow_missing: bool) -> Bool[Tensor, " N"]:

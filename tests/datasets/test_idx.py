@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from lam.datasets import MissingDataError, load, load_ood
 from lam.datasets.idx import fashionmnist, mnist, read_idx
+from lam.datasets.published import SmallImages
 
 
 def idx_bytes(values: torch.Tensor) -> bytes:
@@ -32,6 +33,11 @@ def make(folder: Path, *, suffix: str = "", n_train: int = 60, n_test: int = 20)
         write(folder / f"{prefix}-images-idx3-ubyte{suffix}", idx_bytes(images))
         write(folder / f"{prefix}-labels-idx1-ubyte{suffix}", idx_bytes((torch.arange(n) % 10).byte()))
     return folder
+
+
+def with_system_root(folder: Path) -> SmallImages:
+    """FashionMNIST as where a system package would put its files into this folder."""
+    return replace(fashionmnist, source=replace(fashionmnist.source, system_root=str(folder)))
 
 
 def positions(images) -> list[int]:
@@ -138,7 +144,7 @@ class TestSplits:
             load("mnist")
 
     def test_the_first_place_that_has_the_files_is_taken(self, tmp_path, monkeypatch):
-        system = replace(fashionmnist, system_root=str(make(tmp_path / "system", n_test=10)))
+        system = with_system_root(make(tmp_path / "system", n_test=10))
         make(tmp_path / "mine" / "mnist")
         monkeypatch.setenv("LAM_DATA", str(tmp_path / "mine"))
         assert len(system.test_images()) == 10
@@ -148,7 +154,7 @@ class TestSplits:
         assert len(system.test_images()) == 10
 
     def test_every_place_looked_in_is_named(self, tmp_path, monkeypatch):
-        system = replace(fashionmnist, system_root=str(tmp_path / "system"))
+        system = with_system_root(tmp_path / "system")
         monkeypatch.setenv("LAM_DATA", str(tmp_path / "mine"))
         with pytest.raises(MissingDataError) as caught:
             system.splits()
@@ -189,7 +195,7 @@ class TestDownload:
 
     def test_goes_to_the_folder_of_the_environment(self, downloads, monkeypatch, tmp_path):
         monkeypatch.setenv("LAM_DATA", str(tmp_path))
-        absent = replace(fashionmnist, system_root=str(tmp_path / "system"))
+        absent = with_system_root(tmp_path / "system")
         assert len(absent.test_images(download=True)) == 20
         assert downloads == [("FashionMNIST", str(tmp_path / "fashionmnist"), True, True)]
 
@@ -202,14 +208,13 @@ class TestDownload:
             raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")
 
         monkeypatch.setattr("torchvision.datasets.MNIST", fail)
-        with pytest.raises(MissingDataError, match=r"could not download MNIST to .*: Error downloading train-images"):
+        with pytest.raises(MissingDataError, match=r"could not download mnist to .*: Error downloading train-images"):
             load("mnist", root=tmp_path, download=True)
 
-    def test_never_goes_where_a_system_package_belongs(self, downloads, monkeypatch):
+    def test_never_goes_where_a_system_package_belongs(self, downloads, monkeypatch, tmp_path):
         monkeypatch.delenv("LAM_DATA", raising=False)
-        monkeypatch.setattr("lam.datasets.idx._missing", lambda folder: [folder / "train-images-idx3-ubyte"])
         with pytest.raises(MissingDataError, match="fashionmnist: say where download=True may put files, with root="):
-            load("fashionmnist", download=True)
+            with_system_root(tmp_path / "system").splits(download=True)
         assert downloads == []
 
 

@@ -6,7 +6,7 @@ network.safetensors      the state of the network, where there is one, by the na
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,8 @@ class SavedEncoder:
     n_samples: int
     settings: dict[str, Any]
     tensors: dict[str, Tensor]
-    trained_on: list[int]
-    ambiguity: dict[str, Tensor] | None
+    trained_on: list[int] = field(default_factory=list)
+    ambiguity: dict[str, Tensor] | None = None
 
 
 def fingerprint(folder: str | Path) -> str:

@@ -98,6 +98,7 @@ def test_ambiguous_items_get_a_small_kappa_and_strangers_a_small_p_known(learnt:
     assert embeddings.kappa_aleatoric[spread < 1].median() > 3 * embeddings.kappa_aleatoric[spread > 3].median()
     assert embeddings.p_known.median() > 0.9
     strangers = learnt.embed(torch.full((1, 7), -9.0))
+    assert strangers.p_known is not None
     assert strangers.p_known < 0.1
     assert strangers.kappa < embeddings.kappa.min()
     assert learnt.ambiguity is not None
@@ -159,7 +160,9 @@ def test_rows_are_taken_joined_and_moved_with_their_parts(learnt: lam.BayesianEn
     embeddings = learnt.embed(items(seed=5)[0])
     halves = Embeddings.concatenate([embeddings[:100], embeddings[100:]]).to("cpu")
     assert halves.p_known is not None
+    assert embeddings.p_known is not None
     assert torch.equal(halves.p_known, embeddings.p_known)
+    assert embeddings.kappa_aleatoric is not None
     assert halves[torch.tensor([3])].kappa_aleatoric == embeddings.kappa_aleatoric[3]
 
 

@@ -28,8 +28,9 @@ from lam.retrieval.decisions.probability import Correctness, evidence_of, probab
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
-from lam.retrieval.metrics.ood import auroc, knn_distance
+from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.open_set import open_set_metrics
+from lam.retrieval.metrics.reference import knn_distance
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibrate import REFERENCE
 from lam.runs.config_files import load_config

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import lam
 from lam.hessians import ContrastiveCurvature
+from lam.retrieval.metrics.reference import Reference
 
 INSIDE = "linalg stats signal optimize ndimage spatial sparse interpolate integrate special fft cluster.hierarchy"
 OUTSIDE = (
@@ -71,9 +72,8 @@ def measure(data: tuple[Tensor, Tensor, Tensor], seed: int, head: str, **setting
     seconds = time.perf_counter() - start
     encoder.n_samples = 100
     encoder.tune([(features[tuned], labels[tuned])])
-    metrics = lam.evaluate(
-        encoder, [(features[test], labels[test])], outside, reference=encoder.features(features[fitted])
-    ).metrics
+    reference = Reference.of(encoder.features(features[fitted]), labels[fitted])
+    metrics = lam.evaluate(encoder, [(features[test], labels[test])], outside, reference=reference).metrics
     by = {"kappa": "_kappa", "knn": "_knn"} | {encoder.ood_score: ""}
     layer = encoder.posterior
     plain = F.normalize(F.linear(features[test], layer.weight, layer.bias))

@@ -20,7 +20,7 @@ from lam.cli import DEMO
 from lam.encoders.base import N_SAMPLES, Prediction
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import OodDetector
-from lam.retrieval.metrics.ood import knn_distance
+from lam.retrieval.metrics.reference import knn_distance
 from lam.retrieval.metrics.searches import search_open_set
 from lam.runs.calibrate import REFERENCE
 from lam.runs.config_files import load_config

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from lam.datasets import Splits
 from lam.encoders.evaluation import Evaluation, evaluate
+from lam.retrieval.metrics.reference import Reference
 
 FIGURES = ("map@1", "ausc", "ece", "auroc@inverted", "auroc@permuted", "auroc@digits")
 
@@ -30,7 +31,7 @@ def ood_of(images: Tensor) -> dict[str, Tensor]:
     }
 
 
-def on_validation(encoder: Any, splits: Splits, reference: Tensor | None = None) -> Evaluation:
+def on_validation(encoder: Any, splits: Splits, reference: Reference | None = None) -> Evaluation:
     """Evaluate on the validation split and the OOD sets made of it."""
     validation = list(DataLoader(splits.validation, batch_size=500))
     sets = ood_of(torch.cat([images for images, _ in validation]))

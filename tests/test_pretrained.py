@@ -17,6 +17,7 @@ from lam import models
 from lam.methods.added_head import train_layer, whitening_layer
 from lam.models.head import ADDED
 from lam.pairs.relation import Relation
+from lam.retrieval.metrics.reference import Reference
 from lam.training import Training
 from tests.helpers import unchecked
 
@@ -256,7 +257,7 @@ def test_an_identity_keeps_the_embeddings_and_recognises_outsiders_by_their_neig
     assert torch.equal(encoder.features(digits["test"]), network(digits["test"]))
     torch.testing.assert_close(encoder.embed(test).mean, F.normalize(network(digits["test"])), atol=1e-2, rtol=0)
     assert encoder.ood_score == "knn"
-    reference = encoder.features(digits["train"])
+    reference = Reference.of(encoder.features(digits["train"]))
     metrics = lam.evaluate(encoder, test, digits["ood"], reference=reference, n_samples=8).metrics
     assert metrics["auroc"] > 0.85
     assert metrics["auroc_kappa"] < metrics["auroc"]

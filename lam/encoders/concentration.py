@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lam.encoders.base import Prediction, Predictor, at_least_float32, own_direction
 from lam.encoders.seeded import SeededEncoder
 from lam.models.head import features_and_output
-from lam.retrieval.metrics.ood import NEIGHBOUR, check_neighbours, unit_knn_distance
+from lam.retrieval.metrics.reference import NEIGHBOUR, check_neighbours, unit_knn_distance
 from lam.vmf.bessel import bessel_ratio_complement, check_all, kappa_from_resultant
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings

@@ -15,14 +15,16 @@ from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.pairs.pairs import as_targets
 from lam.pairs.relevance import Relevance, relevance_of
 from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.ranking import relevant_ranks
+from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import measure, scores_of
 from lam.retrieval.metrics.reliability import answers_of
 from lam.retrieval.metrics.uncertainty import CalibrationBins
 from lam.vmf.embeddings import Embeddings
 
 DEPTH = 10
-"""How many hits a query gets."""
+"""How many hits of a query are kept; scores look at `lam.retrieval.metrics.hit_scores.N_HITS`."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def evaluate(
     id: Iterable[Batch],
     ood: Iterable[Batch] | Mapping[str, Iterable[Batch]] | None = None,
     *,
-    reference: Float[Tensor, "M P"] | None = None,
+    reference: Reference | None = None,
     is_query: Bool[Tensor, " N"] | None = None,
     relevant_within: float | None = None,
     n_samples: int | None = None,
@@ -89,7 +91,7 @@ def evaluate(
         id: held-out in-distribution batches (inputs, labels) or, for places, (inputs, positions), never those that
             anything was tuned on.
         ood: out-of-distribution batches, or several sets by name, the main one first.
-        reference: (M, P) features of training items, for the score by k-NN; without them it is left out.
+        reference: features of training items, for the scores by distance to them; without it they are left out.
         is_query: (N,) which items are queries, the others being the gallery; by default every item is both.
         relevant_within: of places, in metres; by default the distance of a positive pair in training.
         n_samples: samples S behind κ, and sampled networks behind the calibration; by default the encoder's own number.
@@ -108,35 +110,43 @@ def evaluate(
         raise ValueError(
             "the OOD score of this encoder is the k-NN distance: give reference, features of training items"
         )
-    seen, targets = _observe_with_targets(encoder, id, n_samples, progress)
+    prediction, targets = _predict_with_targets(encoder, id, n_samples, progress)
     relevance = relevance_of(encoder.relation, targets, is_query=is_query, relevant_within=relevant_within)
-    queries, candidates = (found.to(targets.device) for found in (relevance.queries, relevance.candidates))
-    embeddings, gallery = seen.embeddings[queries], seen.embeddings[candidates]
+    queries, candidates = (rows.to(targets.device) for rows in (relevance.queries, relevance.candidates))
+    embeddings, gallery = prediction.embeddings[queries], prediction.embeddings[candidates]
     searched = None if relevance.gallery is None else gallery.mean
-    hits, cosines = rank(embeddings.mean, searched, k=DEPTH)
+    every_hit, cosines = rank(embeddings.mean, searched, k=N_HITS)
+    hits = every_hit[:, :DEPTH]
     answers = relevance.of_hits(hits).to(hits.device)
     n_relevant = relevance.count().to(hits.device)
     answerable, correct = n_relevant > 0, answers[:, 0]
-    votes = None if seen.samples is None else answers_of(seen.samples, relevance, hits).votes()
+    votes = None if prediction.samples is None else answers_of(prediction.samples, relevance, hits).votes()
     calibration = None if votes is None else votes.binned()
     evidence = {
         "relevance": answers,
         "n_relevant": n_relevant,
         "ranks": relevant_ranks(embeddings.mean, searched, relevance.of_rows),
-        "votes": votes,
+        "agreement": votes,
     }
-    metrics = {**measure(evidence), **encoder.diagnostics(seen.features)}
-    scores = scores_of(
-        {"embeddings": embeddings, "features": seen.features[queries], "reference": reference, "cosines": cosines}
-    )
+    metrics = {**measure(evidence), **encoder.diagnostics(prediction.features)}
+
+    if reference is not None:
+        metrics |= {"n_reference": len(reference), "reference_bytes": reference.n_bytes}
+
+    def scores_by(of: Prediction, rows: Tensor | slice, hits: Tensor, cosines: Tensor) -> dict[str, Tensor]:
+        labels = relevance.labels_of_hits(hits)
+        evidence = {"embeddings": of.embeddings[rows], "features": of.features[rows], "cosines": cosines}
+        known = {"reference": reference, "labelled": None if reference is None else reference.if_labelled}
+        return scores_of({**evidence, **known, "labels": None if labels is None else labels.to(cosines.device)})
+
+    scores = scores_by(prediction, queries, every_hit, cosines)
     own = encoder.ood_score if encoder.ood_score in scores else "kappa"
     ood_scores: dict[str, dict[str, Tensor]] = {}
     ood_embeddings: dict[str, Embeddings] = {}
     for name, batches in sets.items():
-        outside = _observe_outside(encoder, name, batches, n_samples, progress)
+        outside = _predict_outside(encoder, name, batches, n_samples, progress)
         ood_embeddings[name] = outside.embeddings
-        evidence = {"embeddings": outside.embeddings, "features": outside.features, "reference": reference}
-        ood_scores[name] = scores_of({**evidence, "cosines": _nearest_cosines(outside.embeddings.mean, gallery.mean)})
+        ood_scores[name] = scores_by(outside, slice(None), *_nearest(outside.embeddings.mean, gallery.mean))
     some_match = bool(answerable.any() and not answerable.all())
     for score, values in scores.items():
         metrics |= measure({"correct": correct[answerable], "doubt": values[answerable]}, score=score)
@@ -144,7 +154,7 @@ def evaluate(
             metrics |= measure({"matched": values[answerable], "unmatched": values[~answerable]}, score=score)
     for number, (name, outside) in enumerate(ood_scores.items()):
         for score, values in scores.items():
-            evidence = {"inside": values, "outside": outside[score]}
+            evidence = {"right": correct, "inside": values, "outside": outside[score]}
             metrics |= measure(evidence, score=score, own=own, ood_set=name if number else "")
     if encoder.has_kappa and len(queries) > 1 and (embeddings.kappa == embeddings.kappa[0]).all():
         warnings.warn(
@@ -171,28 +181,28 @@ def evaluate(
     )
 
 
-def _observe_with_targets(
+def _predict_with_targets(
     encoder: Encoder, batches: Iterable[Batch], n_samples: int | None, progress: bool
 ) -> tuple[Prediction, Tensor]:
     targets: list[Tensor] = []
 
-    def remembered() -> Iterator[Any]:
-        for inputs, found in map(split_batch, as_batches(batches)):
-            if found is None:
+    def inputs_alone() -> Iterator[Any]:
+        for inputs, labels in map(split_batch, as_batches(batches)):
+            if labels is None:
                 raise ValueError("evaluation needs in-distribution batches of inputs with labels")
-            targets.append(as_targets(found))
+            targets.append(as_targets(labels))
             yield inputs
 
-    seen = encoder.predict(remembered(), n_samples=n_samples, joint=True, progress=progress)
-    given = torch.cat(targets).to(seen.features.device)
-    if len(given) != len(seen.features):
-        raise ValueError(f"there are {len(seen.features)} items and {len(given)} labels")
-    if len(given) < 2:
+    prediction = encoder.predict(inputs_alone(), n_samples=n_samples, joint=True, progress=progress)
+    every_target = torch.cat(targets).to(prediction.features.device)
+    if len(every_target) != len(prediction.features):
+        raise ValueError(f"there are {len(prediction.features)} items and {len(every_target)} labels")
+    if len(every_target) < 2:
         raise ValueError("evaluation needs at least 2 in-distribution items")
-    return seen, given
+    return prediction, every_target
 
 
-def _observe_outside(
+def _predict_outside(
     encoder: Encoder, name: str, batches: Iterable[Batch], n_samples: int | None, progress: bool
 ) -> Prediction:
     rest = iter(as_batches(batches))
@@ -202,8 +212,11 @@ def _observe_outside(
     return encoder.predict(chain([first], rest), n_samples=n_samples, progress=progress)
 
 
-def _nearest_cosines(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "G D"]) -> Float[Tensor, "Q K"]:
-    """(Q, 2) of the first two hits; 0 for a query without a direction, which nothing refuses out of distribution."""
-    cosines, directed = queries.new_zeros(len(queries), min(2, len(gallery))), queries.any(1)
-    cosines[directed] = rank(queries[directed], gallery, k=2)[1]
-    return cosines
+def _nearest(
+    queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "G D"]
+) -> tuple[Int[Tensor, "Q K"], Float[Tensor, "Q K"]]:
+    """First hits and their cosines, 0 for a query without a direction, which nothing refuses out of distribution."""
+    shape, directed = (len(queries), min(N_HITS, len(gallery))), queries.any(1)
+    hits, cosines = torch.zeros(shape, dtype=torch.int64, device=queries.device), queries.new_zeros(shape)
+    hits[directed], cosines[directed] = rank(queries[directed], gallery, k=N_HITS)
+    return hits, cosines

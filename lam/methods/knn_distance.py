@@ -10,7 +10,7 @@ from lam.encoders.concentration import NeighbourEncoder, unit_features
 from lam.methods.base import Method, Trained, head_of, inputs_of
 from lam.methods.reference import reference_inputs
 from lam.models.head import features_and_output
-from lam.retrieval.metrics.ood import NEIGHBOUR
+from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.training import Training
 from lam.utils.checks import check_at_least
 

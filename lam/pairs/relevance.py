@@ -53,6 +53,10 @@ class Relevance(ABC):
         hits = hits.cpu()
         return self._match(self.queries[:, None].expand_as(hits), self.candidates[hits])
 
+    def labels_of_hits(self, hits: Int[Tensor, "Q K"]) -> Int[Tensor, "Q K"] | None:
+        """The labels of hits, indices into the gallery; None where items have none."""
+        return None
+
     def same_answer(self, one: Int[Tensor, "*B Q"], other: Int[Tensor, " Q"]) -> Bool[Tensor, "*B Q"]:
         """Whether two hits are the same answer: of one label, or places near each other."""
         return self._match(self.candidates[one.cpu()], self.candidates[other.cpu()].expand_as(one))
@@ -90,6 +94,10 @@ class LabelRelevance(Relevance):
         check_label_vector(labels)
         super().__init__(len(labels), is_query)
         self.labels = labels.cpu()
+
+    def labels_of_hits(self, hits: Int[Tensor, "Q K"]) -> Int[Tensor, "Q K"]:
+        """The labels of hits, indices into the gallery."""
+        return self.labels[self.candidates[hits.cpu()]]
 
     def count(self) -> Int[Tensor, " Q"]:
         """How many items of the gallery answer each query, itself not counted."""

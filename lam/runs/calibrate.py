@@ -33,8 +33,8 @@ from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
 from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.flags import Flag
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
-from lam.retrieval.metrics.ood import NEIGHBOUR, knn_distance
 from lam.retrieval.metrics.plots import plot_calibration
+from lam.retrieval.metrics.reference import NEIGHBOUR, knn_distance
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.config import RunConfig
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
@@ -153,9 +153,9 @@ def calibrate_run(
     splits = None if folder is not None and reference == 0 else _splits(opened.folder, config)
     images = _held_out(encoder, folder, splits)
     prediction = encoder.predict(loader_of(images, EMBEDDING_BATCH), progress=progress)
-    embeddings, known_features = prediction.embeddings, None
+    embeddings, known = prediction.embeddings, None
     if splits is not None and reference:
-        known_features = reference_features(encoder, splits.train, reference, seed=config.seed).cpu()
+        known = reference_features(encoder, splits.train, reference, seed=config.seed)
     stored = StoredItems.of(opened.gallery) if gallery == INDEX else None if gallery == HELD_OUT else gallery
     unlabelled = 0
     if stored is not None:
@@ -175,10 +175,8 @@ def calibrate_run(
             dimension=encoder.dimension,
             targets=targets,
             flag=flag,
-            distance=None
-            if known_features is None
-            else knn_distance(prediction.features[queries], known_features).cpu(),
-            reference=known_features,
+            distance=None if known is None else knn_distance(prediction.features[queries], known).cpu(),
+            reference=known,
             strangers=stranger_scores,
             verifier=verifier,
             facts={

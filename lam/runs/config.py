@@ -18,7 +18,7 @@ from lam.losses import LossName, build
 from lam.methods import Method
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation
-from lam.retrieval.metrics.ood import NEIGHBOUR
+from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.training.settings import Accelerator, TrainingOptions, resolve_accelerator
 from lam.utils.checks import check_at_least, check_positive
 

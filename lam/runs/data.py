@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -18,7 +16,7 @@ from lam.datasets import Dataset, FolderImages, MissingDataError, Splits
 from lam.encoders.base import Encoder
 from lam.inputs.preprocessing import Preprocessing
 from lam.pairs.pairs import check_labels
-from lam.retrieval.metrics.ood import NEIGHBOUR
+from lam.retrieval.metrics.reference import NEIGHBOUR, Reference
 from lam.runs.config import DataConfig
 from lam.utils import distributed
 
@@ -102,12 +100,11 @@ def loader_of(images: Dataset, batch_size: int, num_workers: int = 0) -> DataLoa
     return DataLoader(images, batch_size, num_workers=num_workers, multiprocessing_context=context, generator=generator)
 
 
-def reference_features(
-    encoder: Encoder, images: Dataset, count: int, *, seed: int, num_workers: int = 0
-) -> Float[Tensor, "M P"]:
-    """Features of at most so many images, drawn at random, which the k-NN distance compares with."""
-    loader = loader_of(images.limit(count, seed=seed), EMBEDDING_BATCH, num_workers)
-    return encoder.predict(loader, n_samples=2).features
+def reference_features(encoder: Encoder, images: Dataset, count: int, *, seed: int, num_workers: int = 0) -> Reference:
+    """Features of at most so many images, drawn at random, with their classes where they have any."""
+    drawn = images.limit(count, seed=seed)
+    features = encoder.predict(loader_of(drawn, EMBEDDING_BATCH, num_workers), n_samples=2).features
+    return Reference.of(features.cpu(), drawn.targets if drawn.targets.ndim == 1 else None)
 
 
 @contextmanager

@@ -134,7 +134,12 @@ def _score_table(
         cells.setdefault((ood_set, metric), {})[score or (own if by == OWN else by) or ""] = value
     sets, metrics = (list(dict.fromkeys(column[axis] for column in cells)) for axis in (0, 1))
     columns = [cells.get((ood_set, metric), {}) for ood_set in sets for metric in metrics]
-    best = [max((value for value in column.values() if value is not None), default=None) for column in columns]
+    best = [
+        (min if METRICS[metric].direction == "lower" else max)(
+            (value for value in column.values() if value is not None), default=None
+        )
+        for column, metric in zip(columns, metrics * len(sets), strict=True)
+    ]
     scores = list(dict.fromkeys(score for column in columns for score in column))
     rows = []
     for score in scores:
@@ -146,7 +151,7 @@ def _score_table(
         rows.append((describe_score(score).name, cells_of_row))
     return {
         "groups": [(heading, len(metrics)) for heading in (headings or {}).values()],
-        "columns": [METRICS[metric].name for metric in metrics] * len(sets),
+        "columns": [f"{METRICS[metric].name} {METRICS[metric].reading[:1]}" for metric in metrics] * len(sets),
         "rows": rows,
     }
 

@@ -6,7 +6,8 @@ import lam
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance
 from lam.retrieval import auprc, auroc, ausc, map_at_k, rank
-from lam.retrieval.metrics.ood import knn_distance
+from lam.retrieval.metrics.hit_scores import N_HITS, margin
+from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.retrieval.metrics.registry import METRICS, SCORES, Metric, Score, describe, scores_of
 from lam.retrieval.metrics.reliability import answers_of
 from tests.encoders.small import fit, make_batches
@@ -22,7 +23,9 @@ def far_away(count: int = 3) -> list[Tensor]:
 def test_metrics_are_those_of_the_arrays():
     batches = make_batches(8)
     encoder = fit(batches[:4], likelihood_scale=1e3)
-    evaluation = lam.evaluate(encoder, batches[4:], far_away(), reference=encoder.features(batches[:4]), n_samples=20)
+    evaluation = lam.evaluate(
+        encoder, batches[4:], far_away(), reference=Reference.of(encoder.features(batches[:4])), n_samples=20
+    )
     metrics = evaluation.metrics
     assert metrics.keys() >= KEYS | {
         f"{name}{by}" for name in ("auroc", "auprc") for by in ("", "_variance", "_norm", "_knn")
@@ -39,7 +42,8 @@ def test_metrics_are_those_of_the_arrays():
     cosines = rank(outside.mean, embeddings.mean, k=2)[1]
     own_cosines = rank(embeddings.mean, k=2)[1]
     assert metrics["auroc_cosine"] == pytest.approx(auroc(-own_cosines[:, 0], -cosines[:, 0]))
-    margins = [found[:, 1] - found[:, 0] for found in (own_cosines, cosines)]
+    ranked = [rank(embeddings.mean, k=N_HITS), rank(outside.mean, embeddings.mean, k=N_HITS)]
+    margins = [margin(found, labels[hits]) for hits, found in ranked]
     assert metrics["auprc_margin"] == pytest.approx(auprc(*margins))
     assert metrics["ausc_margin"] == pytest.approx(ausc(labels[hits[:, 0]] == labels, margins[0]))
     assert metrics["ausc"] == pytest.approx(ausc(labels[hits[:, 0]] == labels, -embeddings.kappa))
@@ -89,23 +93,24 @@ def test_without_any_match_metrics_are_undefined_not_zero():
 def test_the_score_by_neighbours_is_that_of_a_double_loop():
     generator = torch.Generator().manual_seed(0)
     features, reference = torch.randn(7, 5, generator=generator), torch.randn(11, 5, generator=generator)
-    got = knn_distance(features, reference, k=3, block=2)
+    got = knn_distance(features, Reference.of(reference), k=3, block=2)
     for row, value in zip(features, got, strict=True):
         cosines = sorted((torch.cosine_similarity(row, other, dim=0).item() for other in reference), reverse=True)
         assert value.item() == pytest.approx(1 - cosines[2], abs=1e-6)
     with pytest.raises(ValueError, match="at least k = 12 items, got 11"):
-        knn_distance(features, reference, k=12)
+        knn_distance(features, Reference.of(reference), k=12)
 
 
 def test_every_score_is_higher_for_what_is_uncertain():
     encoder = fit()
     features = encoder.features(far_away(1))
     embeddings = encoder.embed(far_away(1))
-    scores = scores_of({"embeddings": embeddings, "features": features, "reference": features[:6]})
+    scores = scores_of({"embeddings": embeddings, "features": features, "reference": Reference.of(features[:6])})
     assert torch.equal(scores["kappa"], -embeddings.kappa)
     assert torch.equal(scores["norm"], features.norm(dim=1))
-    assert set(scores) == {"kappa", "variance", "norm", "knn"}
-    assert set(scores_of({"embeddings": embeddings, "features": features, "reference": None})) == {*scores} - {"knn"}
+    distances = {"knn", "mahalanobis", "mahalanobis_knn"}
+    assert set(scores) == {"kappa", "variance", "norm", *distances}
+    assert set(scores_of({"embeddings": embeddings, "features": features, "reference": None})) == {*scores} - distances
 
 
 def test_a_score_or_metric_that_is_entered_is_measured_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +180,7 @@ def test_an_encoder_whose_ood_score_is_the_neighbours_needs_a_reference_and_name
     encoder = lam.fit(torch.nn.Identity(), batches, margin=0.7, head="identity", progress=False)
     with pytest.raises(ValueError, match="k-NN distance: give reference"):
         lam.evaluate(encoder, batches, far_away(), n_samples=4)
-    reference = encoder.features(batches)
+    reference = Reference.of(encoder.features(batches))
     metrics = lam.evaluate(encoder, batches, far_away(), reference=reference, n_samples=4).metrics
     outside = torch.cat(far_away())
     inside = torch.cat([inputs for inputs, _ in batches])

@@ -91,7 +91,7 @@ def test_a_whole_report(tmp_path: Path, picture: Path) -> None:
     assert rows["queries"][0] == "10,000"
     assert rows["clipped share"][:2] == ["0.2500", ""]
     assert rows[""] == ["main OOD set (prevalence 0.500)", "digits held out"]
-    assert rows["score"] == ["AUROC", "AUPRC"] * 2
+    assert rows["score"] == ["AUROC ↑", "AUPRC ↑"] * 2
     assert rows["−κ (spread on the sphere)"] == ["0.9710", "0.9680", "0.9100", "–"]
     assert rows["cosine to near training features"] == ["0.9973", "0.9961", "–", "–"]
     assert rows["my score"] == ["–", "–", "–", "0.4200"]

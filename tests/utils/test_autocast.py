@@ -19,7 +19,7 @@ from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.posteriors.diagonal import LastLayerPosterior
 from lam.retrieval import Index, sampled_nearest
-from lam.retrieval.metrics.ood import knn_distance
+from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.utils.autocast import without_autocast
 from lam.vmf.distribution import VonMisesFisher, fuse
 from tests.encoders.small import fit, make_batches, make_network
@@ -100,7 +100,7 @@ def test_von_mises_fisher() -> None:
 def test_neighbours() -> None:
     samples, reference = unit(3, N, D), unit(40, P)
     same(lambda: [sampled_nearest(samples), sampled_nearest(samples, samples[:, :9])])
-    same(lambda: [knn_distance(layer()[0], reference, k=5)])
+    same(lambda: [knn_distance(layer()[0], Reference.of(reference), k=5)])
 
 
 @pytest.mark.parametrize("pairs", ["batch", "dataset"])

@@ -18,7 +18,7 @@ from lam.retrieval.decisions.flags import Flag, OodDetector
 from lam.retrieval.decisions.probability import Correctness, evidence_of, folds, probability_bins
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
-from lam.retrieval.metrics.ood import NEIGHBOUR, knn_distance
+from lam.retrieval.metrics.reference import NEIGHBOUR, Reference, knn_distance
 from lam.retrieval.metrics.searches import Searches
 from lam.retrieval.metrics.uncertainty import CalibrationBins
 from lam.utils.checks import check_length, positive_integer
@@ -92,7 +92,7 @@ class Calibration:
             queries have a match to promise it.
         kappa: of the calibration queries, to be shown.
         dimension: of the embeddings.
-        reference: (M, P) features of known items, for the k-NN distance; None where κ alone flags.
+        reference: features of known items, for distances to them; None where κ alone flags.
         verifier: of pairs of images; None where none were given.
         facts: further facts of how it was made, as JSON.
     """
@@ -108,7 +108,7 @@ class Calibration:
     depth: int | None
     kappa: Histogram
     dimension: int
-    reference: Float[Tensor, "M P"] | None = None
+    reference: Reference | None = None
     verifier: Verifier | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -255,8 +255,9 @@ class Calibration:
             raise ValueError("this calibration holds no reference features: calibrate with k-NN distances first")
         if features is None:
             raise ValueError(f"flag {self.flag!r} needs the features of the queries: give features=...")
-        if features.shape[1] != self.reference.shape[1]:
-            raise ValueError(f"features must have width {self.reference.shape[1]}, got {features.shape[1]}")
+        width = self.reference.unit.shape[1]
+        if features.shape[1] != width:
+            raise ValueError(f"features must have width {width}, got {features.shape[1]}")
         return knn_distance(features, self.reference, k=NEIGHBOUR)
 
     def _check(self, hits: Hits, queries: Embeddings) -> None:
@@ -276,7 +277,7 @@ def calibrate(
     targets: Targets | None = None,
     flag: Flag = "kappa",
     distance: Float[Tensor, " Q"] | None = None,
-    reference: Float[Tensor, "M P"] | None = None,
+    reference: Reference | None = None,
     strangers: Float[Tensor, " S"] | None = None,
     verifier: Verifier | None = None,
     facts: dict[str, Any] | None = None,
@@ -292,7 +293,7 @@ def calibrate(
         targets: the error rates asked for.
         flag: the score by which queries shall be flagged.
         distance: (Q,) k-NN distances of the queries to the reference.
-        reference: (M, P) features of known items.
+        reference: features of known items.
         strangers: (S,) highest cosines of queries that are known to have no match in the gallery. False accepts are
             then learnt from them, in place of the queries with their matches taken out, and promised of their like.
         verifier: of pairs of images, where those shall be verified.

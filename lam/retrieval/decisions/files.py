@@ -16,6 +16,7 @@ from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import OodDetector
 from lam.retrieval.decisions.probability import Correctness
 from lam.retrieval.decisions.verification import Verifier
+from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.uncertainty import CalibrationBins
 from lam.utils.files import (
     MANIFEST,
@@ -87,7 +88,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
         kappa=Histogram(
             torch.tensor(metadata["kappa"]["counts"]), torch.tensor(metadata["kappa"]["edges"], dtype=torch.float64)
         ),
-        reference=tables.get("reference"),
+        reference=_reference(tables),
         verifier=_verifier(metadata["sameness"], tables),
     )
 
@@ -105,7 +106,9 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
     if calibration.verifier is not None:
         tables["impostors"] = calibration.verifier.impostors.scores
     if calibration.reference is not None:
-        tables["reference"] = calibration.reference
+        tables["reference"] = calibration.reference.unit
+        if calibration.reference.labels is not None:
+            tables["reference_labels"] = calibration.reference.labels
     return tables
 
 
@@ -117,6 +120,10 @@ def _detector(tables: dict[str, Tensor]) -> OodDetector:
     return OodDetector(
         kappa, ConformalScores(tables["flag_knn"]), ConformalScores(_table(tables, "flag_combined")), ranks
     )
+
+
+def _reference(tables: dict[str, Tensor]) -> Reference | None:
+    return Reference(tables["reference"], tables.get("reference_labels")) if "reference" in tables else None
 
 
 def _verifier(sameness: dict[str, Any] | None, tables: dict[str, Tensor]) -> Verifier | None:

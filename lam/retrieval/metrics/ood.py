@@ -1,4 +1,4 @@
-"""How well a score tells out-of-distribution (OOD) items from the data that the network knows; and one such score.
+"""How well a score tells out-of-distribution (OOD) items from the data that the network knows.
 
 OOD is the positive class throughout, and a higher score means more OOD: give −κ, not κ. The counting is scikit-learn's.
 """
@@ -7,72 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_finite
-
-NEIGHBOUR = 5
-"""The k of the k-NN score, unless another is asked for."""
-
-
-def knn_distance(
-    features: Float[Tensor, "N P"], reference: Float[Tensor, "M P"], *, k: int = NEIGHBOUR, block: int = 512
-) -> Float[Tensor, " N"]:
-    """Give 1 − cosine to the k-th nearest reference feature; higher means more OOD.
-
-    ½ ‖u − v‖² in float64 for unit vectors u and v, the neighbour v being found in the type of the features: 1 − cosine
-    has few digits where the cosine is near 1.
-
-    Source: Sun, Ming, Zhu and Li (2022).
-
-    Args:
-        features: (N, P) of the items.
-        reference: (M, P) of known items, M ≥ k.
-        k: which neighbour, counted from 1.
-        block: how many items are compared at once.
-
-    Returns:
-        (N,) distances in [0, 2], in the type of the features.
-
-    Raises:
-        ValueError: where k is below 1, or the reference holds fewer than k items.
-
-    Example:
-        >>> reference = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]])
-        >>> knn_distance(torch.tensor([[3.0, 0.0]]), reference, k=2)
-        tensor([1.])
-    """
-    check_neighbours(k, reference)
-    return unit_knn_distance(F.normalize(features), F.normalize(reference.to(features)), k=k, block=block).to(features)
-
-
-@without_autocast()
-def unit_knn_distance(
-    features: Float[Tensor, "N P"], reference: Float[Tensor, "M P"], *, k: int, block: int = 512
-) -> Float[Tensor, " N"]:
-    """Give `knn_distance` of unit vectors of one type, in float64, without another look at the reference."""
-    parts = []
-    for part in features.split(block):
-        neighbour = reference[(part @ reference.T).topk(k, dim=1).indices[:, -1]]
-        distance = (part.double() - neighbour.double()).square().sum(1) / 2
-        directed = part.any(1) & neighbour.any(1)  # the cosine of zero to anything counts as 0
-        parts.append(torch.where(directed, distance, 1.0))
-    return torch.cat(parts)
-
-
-def check_neighbours(k: int, reference: Float[Tensor, "M P"]) -> None:
-    """Refuse a k that is below 1, or a reference of fewer than k items.
-
-    Raises:
-        ValueError: saying which.
-    """
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
-    if len(reference) < k:
-        raise ValueError(f"the reference must hold at least k = {k} items, got {len(reference)}")
 
 
 def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:

@@ -24,8 +24,10 @@ _VERDICTS = {True: ("✓ right", "#009e73"), False: ("✗ wrong", "#d55e00")}
 _OUTSIDE = "#0072b2"
 _DPI = 160
 
-MOST = 2 * len(_PALETTE)
-"""How many curves one picture tells apart: each colour is drawn as a line and dashed."""
+_LINES = ("-", "--", "-.")
+
+MOST = len(_LINES) * len(_PALETTE)
+"""How many curves one picture tells apart: each colour in each kind of line."""
 Value = TypeVar("Value")
 
 
@@ -37,7 +39,7 @@ def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Ten
     Args:
         path: the PNG file to write.
         ranked: by name, (Q,) whether the first hit is relevant, of at least one query, and (Q,) how uncertain it is,
-            higher meaning more; at most twelve.
+            higher meaning more; at most eighteen.
 
     Raises:
         ValueError: for nothing to draw, or as `lam.retrieval.sparsification`.
@@ -96,7 +98,7 @@ def plot_calibration_curves(path: str | Path, bins: Mapping[str, CalibrationBins
 
     Args:
         path: the PNG file to write.
-        bins: by name, what `lam.retrieval.Votes.binned` returns; at most twelve.
+        bins: by name, what `lam.retrieval.Votes.binned` returns; at most eighteen.
 
     Raises:
         ValueError: for nothing to draw.
@@ -120,7 +122,7 @@ def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]
     Args:
         path: the PNG file to write.
         figures: by what a figure is called, its values in [0, 1] by system, None where it is undefined; the same
-            systems in each, at most twelve.
+            systems in each, at most eighteen.
 
     Raises:
         ValueError: for nothing to draw, or figures of different systems.
@@ -150,7 +152,7 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
 
     Args:
         path: the PNG file to write.
-        scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most twelve.
+        scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most eighteen.
 
     Raises:
         ValueError: for nothing to draw, or as `lam.retrieval.roc_curve`.
@@ -172,7 +174,7 @@ def plot_precision_recall(
 
     Args:
         path: the PNG file to write.
-        scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most twelve.
+        scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most eighteen.
         positives: what the second ones are called.
 
     Raises:
@@ -195,7 +197,7 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor], *, bins: SupportsI
 
     Args:
         path: the PNG file to write.
-        kappa: (N,) values ≥ 0 by name, in distribution first; at most twelve sets. Zero counts in the lowest bin.
+        kappa: (N,) values ≥ 0 by name, in distribution first; at most eighteen sets. Zero counts in the lowest bin.
         bins: how many bins, at least 1.
 
     Raises:
@@ -407,10 +409,10 @@ def _short(value: float) -> str:
 
 
 def _styled(named: Mapping[str, Value]) -> Iterator[tuple[dict[str, str], str, Value]]:
-    """Each with what tells it apart: solid lines in every colour, then dashed ones."""
+    """Each with what tells it apart: solid lines in every colour, then dashed and dotted ones."""
     for number, (name, value) in enumerate(named.items()):
         again, color = divmod(number, len(_PALETTE))
-        yield {"color": _PALETTE[color], "linestyle": "--" if again else "-"}, name, value
+        yield {"color": _PALETTE[color], "linestyle": _LINES[again]}, name, value
 
 
 def _refuse_count(name: str, named: Mapping[str, Any]) -> None:

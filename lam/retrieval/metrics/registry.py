@@ -18,7 +18,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lam.retrieval.metrics.ood import auprc, auroc, knn_distance, prevalence
+from lam.retrieval.metrics import hit_scores, reference
+from lam.retrieval.metrics.ood import auprc, auroc, prevalence
 from lam.retrieval.metrics.ranking import (
     count_without_relevant,
     map_at_k,
@@ -27,6 +28,7 @@ from lam.retrieval.metrics.ranking import (
     r_precision,
     recall_at_k,
 )
+from lam.retrieval.metrics.selective import abstention_nauc, augrc, r_auroc, scod_augrc
 from lam.retrieval.metrics.uncertainty import ausc
 
 Direction = Literal["higher", "lower", "neither"]
@@ -75,9 +77,11 @@ class Score:
         short: beside a curve.
         meaning: one line on what it says.
         function: of what it needs, in that order; (N,) values, higher where there is more doubt.
-        needs: which of `embeddings`, `features`, `reference` (features of training items) and `cosines` ((N, K) of the
-            first hits) it is made from.
+        needs: which of `embeddings`, `features`, `reference` (a `Reference` of training items), `labelled` (the same,
+            where its items have labels), `cosines` ((N, K) of the first hits) and `labels` ((N, K) of those) it is made
+            from.
         of_posterior: whether it says nothing where a network has no uncertainty.
+        uses: what it is made from too, where there is any.
     """
 
     name: str
@@ -86,12 +90,7 @@ class Score:
     function: Callable[..., Tensor]
     needs: tuple[str, ...]
     of_posterior: bool = False
-
-
-def _margin(cosines: Tensor) -> Tensor:
-    """−(first − second cosine); −1, the least there is, for a second hit that is none."""
-    second = cosines[:, 1] if cosines.shape[1] > 1 else cosines.new_full((len(cosines),), -1.0)
-    return second - cosines[:, 0]
+    uses: tuple[str, ...] = ()
 
 
 SCORES: dict[str, Score] = {
@@ -122,7 +121,28 @@ SCORES: dict[str, Score] = {
         "cosine to near training features",
         "k-NN cosine",
         "distance from the data",
-        knn_distance,
+        reference.knn_distance,
+        ("features", "reference"),
+    ),
+    "mahalanobis": Score(
+        "Mahalanobis distance to the nearest class (MDS++)",
+        "Mahalanobis",
+        "distance from the classes of the training data, in units of their spread",
+        reference.mahalanobis,
+        ("features", "reference"),
+    ),
+    "relative_mahalanobis": Score(
+        "relative Mahalanobis distance (RMDS++)",
+        "relative Mahalanobis",
+        "the same less the distance from all training data at once",
+        reference.relative_mahalanobis,
+        ("features", "labelled"),
+    ),
+    "mahalanobis_knn": Score(
+        "Mahalanobis distance times k-NN distance",
+        "Mahalanobis × k-NN",
+        "far from the classes and from single items alike",
+        reference.mahalanobis_knn,
         ("features", "reference"),
     ),
     "cosine": Score(
@@ -133,11 +153,40 @@ SCORES: dict[str, Score] = {
         ("cosines",),
     ),
     "margin": Score(
-        "margin of the first hit over the second",
+        "margin of the first hit over another class",
         "margin",
-        "two items of the gallery are nearly as alike",
-        _margin,
+        "an item of another class is nearly as alike; where items have no classes, a second item",
+        hit_scores.margin,
         ("cosines",),
+        uses=("labels",),
+    ),
+    "mean_cosine": Score(
+        f"mean cosine of the first {hit_scores.NEAREST} hits",
+        "mean cosine",
+        "little in the gallery is alike",
+        hit_scores.mean_cosine,
+        ("cosines",),
+    ),
+    "cosine_spread": Score(
+        f"spread of the first {hit_scores.NEAREST} cosines",
+        "spread of cosines",
+        "few of the hits are near",
+        hit_scores.cosine_spread,
+        ("cosines",),
+    ),
+    "votes": Score(
+        f"share of the first {hit_scores.NEAREST} hits of other classes than the first",
+        "votes",
+        "the hits do not agree on the class",
+        hit_scores.disagreement,
+        ("labels",),
+    ),
+    "weighted_votes": Score(
+        f"share of the first {hit_scores.N_HITS} hits of other classes, the near ones counting more",
+        "weighted votes",
+        "the hits do not agree on the class, weighed by how near they are",
+        hit_scores.weighted_disagreement,
+        ("cosines", "labels"),
     ),
 }
 
@@ -225,23 +274,57 @@ METRICS: dict[str, Metric] = {
         "kappa",
         ("tile", "table", "bars"),
     ),
+    "r_auroc": Metric(
+        "R-AUROC",
+        "higher",
+        "chance that a query whose first hit is wrong is less certain than one whose first hit is right",
+        r_auroc,
+        ("correct", "doubt"),
+        "kappa",
+    ),
+    "augrc": Metric(
+        "AUGRC",
+        "lower",
+        "mean share of all queries that are kept and wrong, as the most uncertain are dropped",
+        augrc,
+        ("correct", "doubt"),
+        "kappa",
+    ),
+    "nauc": Metric(
+        "nAUC of abstention",
+        "higher",
+        "gain of accuracy by dropping the most uncertain, of what knowing all mistakes would gain",
+        abstention_nauc,
+        ("correct", "doubt"),
+        "kappa",
+    ),
+    "scod_augrc": Metric(
+        "SCOD-AUGRC",
+        "lower",
+        "AUGRC of known and OOD items together, where an OOD item that is kept costs as much as a wrong answer",
+        scod_augrc,
+        ("right", "inside", "outside"),
+        OWN,
+    ),
     "ece": Metric(
         "ECE",
         "lower",
         "mean gap between confidence and accuracy, over ten bins",
-        lambda votes: votes.binned().expected_error,
-        ("votes",),
+        lambda agreement: agreement.binned().expected_error,
+        ("agreement",),
         shown=("tile", "table", "bars"),
     ),
     "ece_below_one": Metric(
         "ECE below 1",
         "lower",
         "the same as the authors' code has it: without the queries of confidence 1",
-        lambda votes: votes.binned(closed="left").expected_error,
-        ("votes",),
+        lambda agreement: agreement.binned(closed="left").expected_error,
+        ("agreement",),
         shown=("table",),
     ),
     "n_queries": Metric("queries", "neither", "how many were evaluated", len, ("n_relevant",)),
+    "n_reference": Metric("reference items", "neither", "training items whose features scores compare with"),
+    "reference_bytes": Metric("bytes of the reference", "neither", "what the features of these items take"),
     "n_without_relevant": Metric(
         "queries without a relevant item",
         "neither",
@@ -327,7 +410,9 @@ def scores_of(evidence: Mapping[str, Any]) -> dict[str, Tensor]:
     """
     known = {name for name, value in evidence.items() if value is not None}
     return {
-        name: score.function(*(evidence[need] for need in score.needs))
+        name: score.function(
+            *(evidence[need] for need in score.needs), **{use: evidence[use] for use in score.uses if use in known}
+        )
         for name, score in SCORES.items()
         if known.issuperset(score.needs)
     }

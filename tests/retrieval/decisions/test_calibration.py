@@ -23,6 +23,7 @@ from lam.retrieval.decisions.probability import Correctness, evidence_of, probab
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
+from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import Embeddings
@@ -170,7 +171,7 @@ def test_a_gallery_is_stale_beyond_a_fifth() -> None:
 @pytest.mark.parametrize("flag", ["knn", "combined"])
 def test_other_flags_look_at_features(flag: Any) -> None:
     _found, asked, gallery = _searches()
-    reference = gallery.mean[:50]
+    reference = Reference.of(gallery.mean[:50])
     plain = _calibration()
     distance = replace(plain, reference=reference).distance(asked.mean)
     calibration = _calibration(flag=flag, distance=distance, reference=reference)
@@ -258,7 +259,9 @@ def test_the_histogram_counts_every_value() -> None:
 @pytest.mark.parametrize("with_reference", [True, False])
 def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference: bool) -> None:
     _found, asked, gallery = _searches()
-    known: dict[str, Any] = {"distance": asked.kappa.reciprocal(), "reference": gallery.mean} if with_reference else {}
+    labels = torch.arange(len(gallery.mean)) % 7
+    reference = Reference.of(gallery.mean, labels)
+    known: dict[str, Any] = {"distance": asked.kappa.reciprocal(), "reference": reference} if with_reference else {}
     made = replace(_calibration(**known), key="of a run", facts={"gallery": "held-out"})
     save_calibration(tmp_path, made)
     read = load_calibration(tmp_path, key="of a run")
@@ -270,6 +273,10 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference:
     )
     assert read.reliability.expected_error == made.reliability.expected_error
     assert torch.equal(read.kappa.counts, made.kappa.counts)
+    if read.reference is not None:
+        assert torch.equal(read.reference.unit, reference.unit)
+        assert read.reference.labels is not None
+        assert torch.equal(read.reference.labels, labels)
     hits = _hits(asked, gallery)
     one, other = made.decide(hits, asked), read.decide(hits, asked)
     assert isinstance(one, Decisions)

@@ -14,6 +14,7 @@ from torch import Tensor
 from lam.pairs.relevance import LabelRelevance
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.ranking import relevant_ranks
+from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import METRICS, OWN, SCORES, Key, describe, measure, needs_posterior, scores_of
 from lam.retrieval.metrics.uncertainty import Votes
 from lam.vmf.embeddings import Embeddings
@@ -21,6 +22,7 @@ from lam.vmf.embeddings import Embeddings
 N, D, S = 120, 8, 16
 MEASURED = [name for name, metric in METRICS.items() if metric.function is not None]
 DIRECTED = [name for name in MEASURED if METRICS[name].direction != "neither"]
+LEAST = {"nauc": -1}  # worse than no order at all
 COUNTS = {"n_queries", "n_without_relevant"}
 OF_FLOATS = [name for name in MEASURED if {"doubt", "inside", "matched"} & set(METRICS[name].needs)]
 OF_SETS = ("inside", "outside", "matched", "unmatched")
@@ -45,6 +47,7 @@ def evidence(*, n: int = N, noise: float = 1.0, seed: int = 0, order: Order | No
         "doubt": blurred((~right).double()),
         "inside": blurred(torch.zeros(n)),
         "outside": blurred(torch.full((n,), 2.0)),
+        "right": right,
         "matched": blurred(torch.zeros(n)),
         "unmatched": blurred(torch.full((n,), 2.0)),
     }
@@ -59,10 +62,10 @@ def evidence(*, n: int = N, noise: float = 1.0, seed: int = 0, order: Order | No
         nothing = torch.zeros(n, dtype=torch.int64)
         found["n_relevant"], found["relevance"] = nothing, torch.zeros(n, 10, dtype=torch.bool)
         found["ranks"] = relevant_ranks(torch.zeros(n, D), torch.eye(D), lambda rows: torch.zeros(len(rows), D) > 0)
-    found["votes"] = Votes(agree[rows], right[rows], S)
-    for name in ("correct", "doubt"):
+    found["agreement"] = Votes(agree[rows], right[rows], S)
+    for name in ("correct", "doubt", "right", "inside"):
         found[name] = found[name][rows]
-    for name in OF_SETS:
+    for name in OF_SETS[1:]:
         found[name] = found[name][torch.arange(n) if order is None else order(n)]
     return found
 
@@ -98,7 +101,7 @@ def test_what_a_method_does_not_have_is_undefined(name: str) -> None:
 def test_it_lies_between_nought_and_one(name: str, noise: float) -> None:
     found = value(name, evidence(noise=noise))
     assert found is not None
-    assert 0 <= found <= (N if name in COUNTS else 1)
+    assert LEAST.get(name, 0) <= found <= (N if name in COUNTS else 1)
 
 
 @pytest.mark.parametrize("name", OF_FLOATS)
@@ -126,8 +129,15 @@ def test_of_equal_scores_it_is_that_of_a_useless_one(name: str) -> None:
     of = evidence()
     tied = {need: torch.zeros_like(of[need]) for need in OF_SETS}
     tied |= {"correct": of["correct"], "doubt": torch.zeros(N)}
-    useless = float(of["correct"].double().mean()) if name == "ausc" else 0.5  # as many inside as outside
-    assert value(name, tied) == pytest.approx(useless, rel=1e-12)
+    accuracy = float(of["correct"].double().mean())
+    several = {  # as many inside as outside
+        "ausc": accuracy,
+        "augrc": (1 - accuracy) * (1 + 1 / N) / 2,
+        "nauc": 0,
+        "scod_augrc": (1 + (1 - accuracy)) / 4 * (1 + 1 / (2 * N)) / 2,
+    }
+    tied["right"] = of["right"]
+    assert value(name, tied) == pytest.approx(several.get(name, 0.5), rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in MEASURED if METRICS[name].by_score])
@@ -174,14 +184,17 @@ def items(n: int = 12, *, rows: Tensor | None = None) -> dict[str, Any]:
     """Everything that a score may need, of n items."""
     generator = torch.Generator().manual_seed(2)
     kappa, variance = 10 * torch.rand(n, generator=generator) + 1, torch.rand(n, generator=generator)
-    features, reference = torch.randn(n, 5, generator=generator), torch.randn(9, 5, generator=generator)
+    features = torch.randn(n, 5, generator=generator)
+    reference = Reference.of(torch.randn(9, 5, generator=generator), torch.arange(9) % 2)
     cosines = (2 * torch.rand(n, 4, generator=generator) - 1).sort(dim=1, descending=True).values
+    labels = torch.randint(0, 3, (n, 4), generator=generator)
+    labels[0] = torch.tensor([1, 1, 2, 1])
     rows = torch.arange(n) if rows is None else rows
     mean = torch.nn.functional.normalize(torch.randn(n, D, generator=generator))
     embeddings = Embeddings(mean, kappa, torch.full((n,), 0.5), variance)
     return {
         **{"embeddings": embeddings[rows], "features": features[rows], "cosines": cosines[rows]},
-        "reference": reference,
+        **{"labels": labels[rows], "reference": reference, "labelled": reference},
     }
 
 
@@ -198,6 +211,8 @@ def test_a_score_is_of_each_item_alone(name: str) -> None:
 @pytest.mark.parametrize("name", SCORES)
 def test_nan_stays_with_the_item_that_has_it(name: str) -> None:
     of, whole = items(), scores_of(items())[name]
+    if not {"embeddings", "features", "cosines"} & set(SCORES[name].needs):
+        return  # of labels alone, which are integers
     for need in ("features", "cosines"):
         of[need][3] = math.nan
     of["embeddings"].kappa[3] = of["embeddings"].variance[3] = math.nan
@@ -206,13 +221,25 @@ def test_nan_stays_with_the_item_that_has_it(name: str) -> None:
     torch.testing.assert_close(spoilt.nan_to_num(), whole.where(torch.arange(12) != 3, 0.0))
 
 
+def between_the_classes(reference: Reference) -> Tensor:
+    """The direction of the mean of all items, which is that of no class."""
+    return reference.unit.mean(0)
+
+
 DOUBTFUL: dict[str, Callable[[dict[str, Any]], None]] = {  # what makes the first item more doubtful by each score
     "kappa": lambda of: of["embeddings"].kappa[:1].mul_(0.5),
     "variance": lambda of: of["embeddings"].variance[:1].mul_(2.0),
     "norm": lambda of: of["features"][:1].mul_(2.0),
-    "knn": lambda of: of["features"][:1].copy_(-of["reference"].mean(0)),
+    "knn": lambda of: of["features"][:1].copy_(-of["reference"].unit.mean(0)),
+    "mahalanobis": lambda of: of["features"][:1].copy_(-of["reference"].unit.mean(0)),
+    "relative_mahalanobis": lambda of: of["features"][:1].copy_(between_the_classes(of["reference"])),
+    "mahalanobis_knn": lambda of: of["features"][:1].copy_(-of["reference"].unit.mean(0)),
     "cosine": lambda of: of["cosines"][:1].sub_(0.1),
-    "margin": lambda of: of["cosines"][:1, 1].copy_(of["cosines"][0, 0]),
+    "margin": lambda of: of["cosines"][:1, 2].copy_(of["cosines"][0, 0]),
+    "mean_cosine": lambda of: of["cosines"][:1].sub_(0.1),
+    "cosine_spread": lambda of: of["cosines"][:1, 3].sub_(0.1),
+    "votes": lambda of: of["labels"][:1, 1].fill_(0),
+    "weighted_votes": lambda of: of["labels"][:1, 1].fill_(0),
 }
 
 

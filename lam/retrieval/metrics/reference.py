@@ -1,0 +1,248 @@
+"""How far features are from those of known items: `Reference`, and the distances to it.
+
+A higher value means more doubt. Only directions count: features enter as unit vectors.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lam.utils.autocast import without_autocast
+from lam.utils.checks import check_finite, check_length
+
+NEIGHBOUR = 5
+"""The k of the k-NN score, unless another is asked for."""
+COMPONENTS = 256
+"""To how many principal components wider features are reduced before a covariance is inverted."""
+_RIDGE = 1e-7  # of the mean variance, for components in which nothing varies
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Features of M known items, as unit vectors.
+
+    Attributes:
+        unit: (M, P) unit vectors; zeros stay zeros. `Reference.of` makes them.
+        labels: (M,) their classes; None where they have none.
+    """
+
+    unit: Float[Tensor, "M P"]
+    labels: Int[Tensor, " M"] | None = None
+
+    @classmethod
+    def of(cls, features: Float[Tensor, "M P"], labels: Int[Tensor, " M"] | None = None) -> "Reference":
+        """Take the directions of features.
+
+        Raises:
+            ValueError: for no item, features that are not finite, or labels of another length.
+        """
+        if len(features) == 0:
+            raise ValueError("a reference must hold features of at least one item, got none")
+        check_finite("reference features", features)
+        if labels is not None:
+            check_length("labels", labels, "the reference features", len(features))
+        return cls(F.normalize(features), labels)
+
+    def __len__(self) -> int:
+        return len(self.unit)
+
+    @property
+    def n_bytes(self) -> int:
+        """What the unit vectors take."""
+        return self.unit.numel() * self.unit.element_size()
+
+    @property
+    def if_labelled(self) -> "Reference | None":
+        """Itself where its items have labels; what needs classes is left out where they have none."""
+        return None if self.labels is None else self
+
+    @cached_property
+    def gaussians(self) -> "Gaussians":
+        """The Gaussians of the classes and of all items together."""
+        return Gaussians.of(self.unit, self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussians:
+    """A Gaussian for each class, of one covariance, and one for all items together, in q principal components.
+
+    Attributes:
+        center: (P,) mean of all items.
+        basis: (P, q) the components.
+        means: (C, q) of the classes, whitened by `within`.
+        within: (q, q) W with WWᵀ the inverse covariance of items about the means of their classes.
+        total: (q, q) the same about the mean of all.
+    """
+
+    center: Float[Tensor, " P"]
+    basis: Float[Tensor, "P q"]
+    means: Float[Tensor, "C q"]
+    within: Float[Tensor, "q q"]
+    total: Float[Tensor, "q q"]
+
+    @classmethod
+    def of(cls, unit: Float[Tensor, "M P"], labels: Int[Tensor, " M"] | None = None) -> "Gaussians":
+        """Learn them from items; without labels all items are of one class.
+
+        Covariances are shrunk as Ledoit and Wolf (2004) have it, so that fewer items than components suffice.
+        """
+        x = unit.detach().cpu().double()
+        center = x.mean(0)
+        basis = _principal_components(x - center)
+        z = (x - center) @ basis
+        classes = (
+            torch.zeros(len(z), dtype=torch.int64) if labels is None else labels.cpu().unique(return_inverse=True)[1]
+        )
+        count = classes.bincount().double()
+        means = torch.zeros(len(count), z.shape[1], dtype=z.dtype).index_add_(0, classes, z) / count[:, None]
+        within = _whitening(z - means[classes])
+        return cls(center, basis, means @ within, within, _whitening(z))
+
+    @without_autocast()
+    def distances(self, unit: Float[Tensor, "N P"]) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+        """(N,) squared Mahalanobis distances of unit vectors to the nearest class, and (N,) to all items together."""
+        z = (unit.detach().cpu().double() - self.center) @ self.basis
+        nearest = torch.cdist(z @ self.within, self.means).amin(1).square()
+        return nearest, (z @ self.total).square().sum(1)
+
+
+def knn_distance(
+    features: Float[Tensor, "N P"], reference: Reference, *, k: int = NEIGHBOUR, block: int = 512
+) -> Float[Tensor, " N"]:
+    """1 − cosine to the k-th nearest reference feature.
+
+    ½ ‖u − v‖² in float64 for unit vectors u and v, the neighbour v being found in the type of the features: 1 − cosine
+    has few digits where the cosine is near 1.
+
+    Source: Sun, Ming, Zhu and Li (2022).
+
+    Args:
+        features: (N, P) of the items.
+        reference: of M ≥ k known items.
+        k: which neighbour, counted from 1.
+        block: how many items are compared at once.
+
+    Returns:
+        (N,) distances in [0, 2], in the type of the features.
+
+    Raises:
+        ValueError: where k is below 1, or the reference holds fewer than k items.
+
+    Example:
+        >>> reference = Reference.of(torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
+        >>> knn_distance(torch.tensor([[3.0, 0.0]]), reference, k=2)
+        tensor([1.])
+    """
+    check_neighbours(k, reference.unit)
+    return unit_knn_distance(F.normalize(features), reference.unit.to(features), k=k, block=block).to(features)
+
+
+def mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
+    """Squared Mahalanobis distance of the unit vector u = φ/‖φ‖ to the nearest class: min_c (u − μ_c)ᵀ Σ⁻¹ (u − μ_c).
+
+    Σ is the covariance of the reference about the means of their classes; where the reference has no labels, all of it
+    is one class. More than 256 dimensions are reduced to as many principal components.
+
+    Source: Lee, Lee, Lee and Shin (2018); Mueller and Hein (2025) for the unit vectors (MDS++).
+
+    Returns:
+        (N,) distances, in the type of the features.
+    """
+    return reference.gaussians.distances(F.normalize(features))[0].to(features)
+
+
+def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
+    """`mahalanobis` less the squared distance to all of the reference as one Gaussian: what the classes alone explain.
+
+    Source: Ren, Fort, Liu, Roy, Padhy and Lakshminarayanan (2021); Mueller and Hein (2025) for the unit vectors
+    (RMDS++).
+
+    Returns:
+        (N,) differences, in the type of the features.
+    """
+    nearest, together = reference.gaussians.distances(F.normalize(features))
+    return (nearest - together).to(features)
+
+
+def mahalanobis_knn(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
+    """Logarithm of the product of `mahalanobis` and `knn_distance`: a product has no scale to choose between the two.
+
+    Source: Rajasekaran, Sajol, Berglind, Mukhopadhyay and Das (2024), CombOOD, for the idea to join a parametric and a
+    non-parametric distance.
+
+    Returns:
+        (N,) logarithms, in the type of the features.
+    """
+    least = torch.finfo(torch.float64).tiny
+    parametric = reference.gaussians.distances(F.normalize(features))[0]
+    nearest = unit_knn_distance(F.normalize(features), reference.unit.to(features), k=NEIGHBOUR).cpu()
+    return (parametric.clamp(min=least).log() + nearest.clamp(min=least).log()).to(features)
+
+
+@without_autocast()
+def unit_knn_distance(
+    features: Float[Tensor, "N P"], reference: Float[Tensor, "M P"], *, k: int, block: int = 512
+) -> Float[Tensor, " N"]:
+    """1 − cosine of unit vectors of one type to the k-th nearest of the reference, in float64.
+
+    On the CPU FAISS finds the neighbour, on other devices torch.
+    """
+    parts = []
+    for part in features.split(block):
+        neighbour = reference[_neighbour(part, reference, k)]
+        distance = (part.double() - neighbour.double()).square().sum(1) / 2
+        directed = part.any(1) & neighbour.any(1)  # the cosine of zero to anything counts as 0
+        parts.append(torch.where(directed, distance, 1.0))
+    return torch.cat(parts)
+
+
+def _neighbour(features: Tensor, reference: Tensor, k: int) -> Tensor:
+    if features.device.type != "cpu" or features.dtype != torch.float32:
+        return (features @ reference.T).topk(k, dim=1).indices[:, -1]
+    import faiss
+
+    return torch.from_numpy(faiss.knn(features.numpy(), reference.numpy(), k, metric=faiss.METRIC_INNER_PRODUCT)[1])[
+        :, -1
+    ]
+
+
+def check_neighbours(k: int, reference: Float[Tensor, "M P"]) -> None:
+    """Refuse a k that is below 1, or a reference of fewer than k items.
+
+    Raises:
+        ValueError: saying which.
+    """
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    if len(reference) < k:
+        raise ValueError(f"the reference must hold at least k = {k} items, got {len(reference)}")
+
+
+def _principal_components(centered: Tensor) -> Tensor:
+    """(P, q) the directions of greatest variance; all of them where there are few."""
+    n_items, width = centered.shape
+    if width <= COMPONENTS:
+        return torch.eye(width, dtype=centered.dtype)
+    from sklearn.utils.extmath import randomized_svd
+
+    n_components = min(COMPONENTS, n_items)
+    decompose: Any = randomized_svd
+    _, _, rows = decompose(centered.float().numpy(), n_components, n_iter=2, random_state=0)
+    return torch.from_numpy(rows.T.copy()).double()
+
+
+def _whitening(centered: Tensor) -> Tensor:
+    """W with WWᵀ the inverse of the shrunk covariance; the identity where there is no spread."""
+    from sklearn.covariance import ledoit_wolf
+
+    identity = torch.eye(centered.shape[1], dtype=centered.dtype)
+    if not centered.any():
+        return identity
+    covariance = torch.from_numpy(ledoit_wolf(centered.numpy(), assume_centered=True)[0])
+    ridge = _RIDGE * covariance.diagonal().mean()
+    return torch.linalg.cholesky(torch.linalg.inv(covariance + ridge * identity))

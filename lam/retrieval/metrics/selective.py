@@ -1,0 +1,154 @@
+"""What an uncertainty is worth where some queries go unanswered: selective retrieval and abstention.
+
+Each metric looks at the order of the uncertainties alone, and members of a tie count by expectation over its orders.
+AUSC and its curve are in `lam.retrieval.metrics.uncertainty`.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lam.retrieval.metrics.ood import auroc
+from lam.utils.checks import check_length, check_no_nan
+
+_ABSTENTION_RATES = np.linspace(0, 1, 11)[:-1]
+
+
+def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
+    """Area under the ROC curve of finding wrong first hits by their uncertainty; higher is better.
+
+    Args:
+        correct: (Q,) whether the first hit is relevant.
+        uncertainty: (Q,) finite, higher is more uncertain.
+
+    Returns:
+        An area in [0, 1], 0.5 for a useless uncertainty; NaN where all are right or all are wrong.
+
+    Raises:
+        ValueError: for an uncertainty that is not finite, or another length.
+
+    Example:
+        >>> r_auroc(torch.tensor([True, True, False]), torch.tensor([0.1, 0.6, 0.6]))
+        0.75
+    """
+    _check(correct, uncertainty)
+    return auroc(uncertainty[correct], uncertainty[~correct])
+
+
+def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
+    """Area under the generalized risk-coverage curve; lower is better.
+
+    With E(m) the number of wrong among the m most certain of Q queries, the generalized risk at coverage m/Q is E(m)/Q:
+    the share of all queries that are answered, and wrongly. The area is that of trapezoids between m = 1 and m = Q,
+    divided by their width 1 − 1/Q, as torch-uncertainty has it.
+
+    Source: Traub, Bungert, Lueth, Baumgartner, Maier-Hein, Maier-Hein and Jaeger (2024), equation 6.
+
+    Args:
+        correct: (Q,) whether the first hit is relevant.
+        uncertainty: (Q,) higher is more uncertain; infinities are allowed.
+
+    Returns:
+        An area in [0, 1], half the error rate for a useless uncertainty of many queries; NaN for fewer than 2.
+
+    Raises:
+        ValueError: for NaN or another length.
+
+    Example:
+        >>> augrc(torch.tensor([True, True, False]), torch.tensor([0.1, 0.2, 0.9]))
+        0.0833...
+    """
+    _check(correct, uncertainty)
+    return _generalized_area((~correct).double(), uncertainty)
+
+
+def scod_augrc(
+    correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside: Float[Tensor, " M"], *, ood_cost: float = 0.5
+) -> float:
+    """AUGRC of known and OOD items together, ranked by one score; lower is better.
+
+    An item that is kept costs `ood_cost` where it is OOD, 1 − `ood_cost` where it is known and its first hit wrong, and
+    nothing otherwise. It depends on the share of OOD items, which `prevalence` says.
+
+    Source: Narasimhan, Menon, Jitkrittum and Kumar (2024) for the costs; torch-uncertainty for the area.
+
+    Args:
+        correct: (N,) whether the first hit of each known item is relevant.
+        inside: (N,) scores of known items, higher meaning more doubt; infinities are allowed.
+        outside: (M,) scores of OOD items.
+        ood_cost: in [0, 1].
+
+    Returns:
+        An area in [0, max(`ood_cost`, 1 − `ood_cost`)]; NaN for fewer than 2 items in all, or for no OOD item.
+
+    Raises:
+        ValueError: for NaN, another length, or a cost outside [0, 1].
+
+    Example:
+        >>> scod_augrc(torch.tensor([True, False]), torch.tensor([0.1, 0.4]), torch.tensor([0.9]))
+        0.1666...
+    """
+    _check(correct, inside)
+    check_no_nan("outside", outside)
+    if not 0 <= ood_cost <= 1:
+        raise ValueError(f"ood_cost must lie in [0, 1], got {ood_cost}")
+    if len(inside) == 0 or len(outside) == 0:
+        return float("nan")
+    costs = torch.cat([(1 - ood_cost) * (~correct).double(), outside.new_full(outside.shape, ood_cost).double()])
+    return _generalized_area(costs, torch.cat([inside.double(), outside.double()]))
+
+
+def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
+    """Area under the accuracy at rates of abstention 0, 0.1 … 0.9, between that of a useless uncertainty (0) and of the
+    best possible one (1); higher is better, and it is negative where the order is worse than none.
+
+    Source: Gisserot-Boukhlef, Faysse, Malherbe, Hudelot and Colombo (2024), equation 6, as MTEB computes it.
+
+    Args:
+        correct: (Q,) whether the first hit is relevant.
+        uncertainty: (Q,) higher is more uncertain; infinities are allowed.
+
+    Returns:
+        At most 1; NaN where all are right, all are wrong, or there is none.
+
+    Raises:
+        ValueError: for NaN or another length.
+
+    Example:
+        >>> abstention_nauc(torch.tensor([False, False, True, True]), torch.tensor([0.9, 0.8, 0.3, 0.1]))
+        1.0
+    """
+    _check(correct, uncertainty)
+    if len(correct) == 0 or correct.all() or not correct.any():
+        return float("nan")
+    right = correct.double()
+    area, best = (np.trapezoid(_abstention_curve(right, by), _ABSTENTION_RATES) for by in (uncertainty, -right))
+    level = float(right.mean()) * (_ABSTENTION_RATES[-1] - _ABSTENTION_RATES[0])
+    return float((area - level) / (best - level)) if best != level else float("nan")
+
+
+def _abstention_curve(right: Tensor, uncertainty: Tensor) -> list[float]:
+    total, kept = _cumulated(right, uncertainty), len(right)
+    dropped = [min(round(rate * kept), kept - 1) for rate in _ABSTENTION_RATES]
+    return [float(total[kept - count - 1]) / (kept - count) for count in dropped]
+
+
+def _generalized_area(costs: Tensor, uncertainty: Tensor) -> float:
+    count = len(costs)
+    if count < 2:
+        return float("nan")
+    return float(torch.trapezoid(_cumulated(costs, uncertainty)) / count / (count - 1))
+
+
+def _cumulated(values: Tensor, uncertainty: Tensor) -> Tensor:
+    """(Q,) sums of the values of the 1, 2 … Q most certain; each member of a tie counts with the mean of the tie."""
+    order = uncertainty.argsort(stable=True)
+    _, tie, sizes = uncertainty[order].unique_consecutive(return_inverse=True, return_counts=True)
+    means = torch.zeros(len(sizes), dtype=torch.float64, device=values.device).index_add_(0, tie, values[order]) / sizes
+    return means[tie].cumsum(0)
+
+
+def _check(correct: Tensor, uncertainty: Tensor) -> None:
+    check_length("uncertainty", uncertainty, "the queries", len(correct))
+    check_no_nan("uncertainty", uncertainty)

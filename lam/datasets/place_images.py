@@ -62,12 +62,12 @@ class PlaceImages(FolderImages):
         super().__init__(paths, labels, name=name, classes=classes, preprocessing=preprocessing)
         _check(self.paths, positions, angles, is_query)
         area = labels.double()[:, None] * AREA_DISTANCE
-        self.positions: Float64[Tensor, "N Y"] = torch.cat([positions.double(), area], 1)
+        self.positions: Float64[Tensor, "N _"] = torch.cat([positions.double(), area], 1)
         self.angles = None if angles is None else angles.double()
         self.is_query = is_query
 
     @property
-    def targets(self) -> Float64[Tensor, "N Y"]:
+    def targets(self) -> Float64[Tensor, "N _"]:
         """The positions, and where there are angles those as a last column: what `lam.pairs.Relation` takes."""
         return self.positions if self.angles is None else torch.cat([self.positions, self.angles[:, None]], 1)
 

@@ -54,11 +54,11 @@ class TestClasses:
 
     def test_the_paper_s_preprocessing_is_the_default(self, tmp_path):
         assert load("cub200", root=layouts.cub200(tmp_path)).test.preprocessing == Preprocessing.imagenet(227)
-        given = {"size": [16, 16]}
-        parts = load("cub200", root=tmp_path / "CUB_200_2011", preprocessing=given)
+        fields = {"size": [16, 16]}
+        parts = load("cub200", root=tmp_path / "CUB_200_2011", preprocessing=fields)
         assert parts.test.preprocessing == Preprocessing.from_options({"size": [16, 16]})
         with pytest.raises(ValueError, match="preprocessing has a size of its own: leave out image_size, got 8"):
-            load("cub200", root=tmp_path, preprocessing=given, **SMALL)
+            load("cub200", root=tmp_path, preprocessing=fields, **SMALL)
 
     def test_any_of_them_is_out_of_the_distribution_of_another(self, tmp_path):
         birds = load("cub200", root=layouts.cub200(tmp_path / "birds"), **SMALL).test

@@ -248,7 +248,7 @@ class TestWrong:
         ],
     )  # fmt: skip
     def test_tensors_that_do_not_fit(self, tmp_path, change, message):
-        given = {"positions": torch.zeros(2, 2)} | change
+        arguments = {"positions": torch.zeros(2, 2)} | change
         with pytest.raises(ValueError, match=message):
             PlaceImages(
                 [tmp_path / "a", tmp_path / "b"],
@@ -256,5 +256,5 @@ class TestWrong:
                 name="x",
                 classes=("a",),
                 preprocessing=Preprocessing(size=(8, 8)),
-                **given,
+                **arguments,
             )

@@ -125,4 +125,4 @@ def test_names_that_lead_outside_lead_nowhere(tmp_path: Path) -> None:
         for name in ("../../outside.npy", f"{tmp_path}/absolute.npy"):
             archive.writestr(name, b"outside")
     merge_embeddings([path], encoder="encoder")
-    assert [found.name for found in tmp_path.rglob("*") if found.is_file()] == ["slip.npz"]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["slip.npz"]

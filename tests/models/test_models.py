@@ -23,11 +23,11 @@ IMAGES = SMALL | {
 @pytest.mark.parametrize("name", IMAGES)
 def test_embeddings_are_unit_rows_given_by_the_head(name: str) -> None:
     network = models.build(name, dimension=5).eval()
-    seen = []
-    network.head.register_forward_hook(lambda _module, inputs, output: seen.append((inputs[0], output)))
+    calls = []
+    network.head.register_forward_hook(lambda _module, inputs, output: calls.append((inputs[0], output)))
     with torch.no_grad():
         embeddings = network(torch.rand(2, *IMAGES[name], generator=torch.Generator().manual_seed(0)))
-    features, output = seen[0]
+    features, output = calls[0]
     assert features.shape == (2, network.head.in_features)
     torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(2))
     torch.testing.assert_close(embeddings, output / output.norm(dim=1, keepdim=True))

@@ -115,11 +115,13 @@ def test_the_loss_is_that_of_pytorch_metric_learning_with_its_miner(miner: Any) 
 @pytest.mark.parametrize("name", ["contrastive", "squared", "pml", "log_posterior"])
 def test_what_each_loss_divides_by(kind: str, name: str) -> None:
     embeddings, everything = points(), Pairs.by_label(LABELS)
-    found = triplets(kind, embeddings, everything)
-    positive = torch.stack([(embeddings[a] - embeddings[p]).norm() for a, p, _ in found])
-    negative = torch.stack([(embeddings[a] - embeddings[n]).norm() for a, _, n in found])
+    of_kind = triplets(kind, embeddings, everything)
+    positive = torch.stack([(embeddings[a] - embeddings[p]).norm() for a, p, _ in of_kind])
+    negative = torch.stack([(embeddings[a] - embeddings[n]).norm() for a, _, n in of_kind])
     inside = negative[negative < MARGIN]
-    apart = [len({frozenset(pair) for pair in chosen}) for chosen in ([t[:2] for t in found], [t[::2] for t in found])]
+    apart = [
+        len({frozenset(pair) for pair in chosen}) for chosen in ([t[:2] for t in of_kind], [t[::2] for t in of_kind])
+    ]
     share = [2 * apart[0] / everything.n_positives, 2 * apart[1] / everything.n_negatives]
     expected = {
         "contrastive": positive.square().mean() + mean((MARGIN - inside).square()),
@@ -288,7 +290,7 @@ def test_curvature_in_batches_is_over_the_chosen_pairs_and_forgets_them() -> Non
 
 
 def test_settings_tell_miners_apart() -> None:
-    made = [
+    minings = [
         Mining("hard"),
         Mining("hard", max_pairs=3),
         Mining(TripletMarginMiner(margin=0.1)),
@@ -297,11 +299,11 @@ def test_settings_tell_miners_apart() -> None:
         Mining(BatchEasyHardMiner()),
         Mining(lambda embeddings, labels: (labels, labels, labels)),
     ]
-    told = [repr(mining.settings) for mining in made]
-    assert len(set(told)) == len(told)
+    settings = [repr(mining.settings) for mining in minings]
+    assert len(set(settings)) == len(settings)
     used = TripletMarginMiner(margin=0.1)
     used(points(), LABELS)
-    assert repr(Mining(used).settings) == told[2]
+    assert repr(Mining(used).settings) == settings[2]
 
 
 def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,10 @@ from lam.utils.files import write_tensors
 
 
 def network() -> EmbeddingNetwork:
-    made = models.build("convnet8", dimension=3)
-    made.features.append(nn.BatchNorm1d(512))
-    made.features.append(nn.Dropout(0.2))
-    return made
+    convnet = models.build("convnet8", dimension=3)
+    convnet.features.append(nn.BatchNorm1d(512))
+    convnet.features.append(nn.Dropout(0.2))
+    return convnet
 
 
 def run(folder: Path, result: Path) -> None:

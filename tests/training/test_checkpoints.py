@@ -25,13 +25,13 @@ def names(folder: Path) -> list[str]:
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:
     save(tmp_path / "new" / "folder", 3)
-    found = checkpoints.load(tmp_path / "new" / "folder")
-    assert found.state == {"number": 3, "loss": 3.1}
-    assert found.path.name == "checkpoint-00000003"
-    assert found.tensors.keys() == tensors(3).keys()
+    checkpoint = checkpoints.load(tmp_path / "new" / "folder")
+    assert checkpoint.state == {"number": 3, "loss": 3.1}
+    assert checkpoint.path.name == "checkpoint-00000003"
+    assert checkpoint.tensors.keys() == tensors(3).keys()
     for name, tensor in tensors(3).items():
-        assert torch.equal(found.tensors[name], tensor)
-        assert found.tensors[name].dtype == tensor.dtype
+        assert torch.equal(checkpoint.tensors[name], tensor)
+        assert checkpoint.tensors[name].dtype == tensor.dtype
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:

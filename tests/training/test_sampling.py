@@ -43,9 +43,9 @@ def listed(made: Batches) -> list[list[int]]:
 
 
 def test_a_batch_holds_as_many_items_of_each_class_as_there_are_and_none_twice() -> None:
-    made = batches()
-    assert len(made) == 4  # as without: the last one is full, too
-    for indices in listed(made):
+    epoch_batches = batches()
+    assert len(epoch_batches) == 4  # as without: the last one is full, too
+    for indices in listed(epoch_batches):
         assert len(set(indices)) == len(indices) == 12
         counts = Counter(UNEVEN[indices].tolist())
         assert 0 not in counts  # the class of one item
@@ -58,8 +58,8 @@ def test_where_most_classes_have_one_item_every_positive_pair_is_of_two_items() 
     labels = torch.cat([torch.arange(30), torch.arange(30, 39).repeat_interleave(4)])
     data = Images(size=66)
     data.labels = labels
-    made = Batches(data, batch_size=16, per_class=4, seed=0, epoch=0)
-    for indices in listed(made):
+    epoch_batches = Batches(data, batch_size=16, per_class=4, seed=0, epoch=0)
+    for indices in listed(epoch_batches):
         assert len(set(indices)) == 16
         assert Pairs.by_label(labels[indices]).n_positives == 4 * 4 * 3
 
@@ -67,10 +67,10 @@ def test_where_most_classes_have_one_item_every_positive_pair_is_of_two_items() 
 def test_batches_are_smaller_only_where_all_classes_do_not_fill_them() -> None:
     data = Images(size=10)
     data.labels = torch.tensor([0, 0, 1, 1, 2, 2, 2, 3, 4, 5])
-    made = Batches(data, batch_size=12, per_class=4, seed=0, epoch=0)
-    assert [sorted(indices) for indices in listed(made)] == [[0, 1, 2, 3, 4, 5, 6]]
-    made = Batches(data, batch_size=6, per_class=2, seed=0, epoch=0)
-    assert {len(set(indices)) for indices in listed(made)} == {6}
+    epoch_batches = Batches(data, batch_size=12, per_class=4, seed=0, epoch=0)
+    assert [sorted(indices) for indices in listed(epoch_batches)] == [[0, 1, 2, 3, 4, 5, 6]]
+    epoch_batches = Batches(data, batch_size=6, per_class=2, seed=0, epoch=0)
+    assert {len(set(indices)) for indices in listed(epoch_batches)} == {6}
 
 
 def test_of_large_classes_batches_are_as_those_of_pytorch_metric_learning() -> None:
@@ -87,8 +87,8 @@ def test_of_large_classes_batches_are_as_those_of_pytorch_metric_learning() -> N
 def test_classes_and_items_are_drawn_evenly() -> None:
     data = Images(size=43)
     data.labels = torch.arange(6).repeat_interleave(torch.tensor([1, 4, 4, 5, 8, 21]))
-    made = [Batches(data, batch_size=12, per_class=3, seed=0, epoch=epoch) for epoch in range(300)]
-    drawn = torch.tensor([i for one in made for indices in listed(one) for i in indices])
+    epochs = [Batches(data, batch_size=12, per_class=3, seed=0, epoch=epoch) for epoch in range(300)]
+    drawn = torch.tensor([i for one in epochs for indices in listed(one) for i in indices])
     per_class = torch.bincount(data.labels[drawn]) / len(drawn)
     torch.testing.assert_close(per_class, torch.tensor([0, *[1 / 5] * 5]), atol=0.02, rtol=0)
     per_item = torch.bincount(drawn, minlength=43)[data.labels == 5] / len(drawn)

@@ -49,10 +49,10 @@ class Images:
 
 
 def network(seed: int = 0) -> EmbeddingNetwork:
-    made = models.build("convnet8", dimension=3, seed=seed)
-    made.features.append(nn.BatchNorm1d(512))
-    made.features.append(nn.Dropout(0.3))
-    return made
+    convnet = models.build("convnet8", dimension=3, seed=seed)
+    convnet.features.append(nn.BatchNorm1d(512))
+    convnet.features.append(nn.Dropout(0.3))
+    return convnet
 
 
 def fit(trained: nn.Module, dataset: Any = None, **options: Any) -> History:
@@ -204,18 +204,18 @@ def test_a_step_with_a_state_is_resumed_and_goes_with_the_best_epoch(tmp_path: P
 
 
 def test_validation_picks_the_first_best_epoch_in_evaluation_mode() -> None:
-    values, seen = iter([0.1, 0.4, 0.4]), []
+    values, weights_by_epoch = iter([0.1, 0.4, 0.4]), []
 
     def validate(validated: nn.Module) -> float:
         assert not validated.training
         assert not torch.is_grad_enabled()
-        seen.append(validated.head.weight.clone())
+        weights_by_epoch.append(validated.head.weight.clone())
         return next(values)
 
     trained = network()
     history = fit(trained, epochs=3, validate=validate)
     assert (history.validation, history.best_epoch) == ((0.1, 0.4, 0.4), 2)
-    assert torch.equal(trained.head.weight, seen[1])
+    assert torch.equal(trained.head.weight, weights_by_epoch[1])
 
 
 class Constant(Step):
@@ -264,9 +264,9 @@ def test_a_loss_that_is_not_finite_stops_and_the_last_checkpoint_stands(tmp_path
 
     with pytest.raises(DivergenceError, match=r"the loss is nan at epoch 2, step 5: lower learning_rate .*stands"):
         fit(network(), step=Diverging(), folder=tmp_path)
-    found = checkpoints.load(tmp_path)
-    assert found.path.name == "checkpoint-00000003"
-    assert all(tensor.isfinite().all() for tensor in found.tensors.values())
+    checkpoint = checkpoints.load(tmp_path)
+    assert checkpoint.path.name == "checkpoint-00000003"
+    assert all(tensor.isfinite().all() for tensor in checkpoint.tensors.values())
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
@@ -298,11 +298,11 @@ def test_a_validation_that_is_not_finite_is_an_error() -> None:
     ],
 )
 def test_other_settings_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    made = {"folder": tmp_path, "method": "deterministic"}
-    fit(network(), **made)
+    common = {"folder": tmp_path, "method": "deterministic"}
+    fit(network(), **common)
     with pytest.raises(ValueError, match=message):
-        fit(network(), **made | options)
-    assert fit(network(), **made).best_epoch == 2
+        fit(network(), **common | options)
+    assert fit(network(), **common).best_epoch == 2
 
 
 class Places(Images):
@@ -318,14 +318,14 @@ class Places(Images):
 
 def test_other_distances_and_other_places_are_refused(tmp_path: Path) -> None:
     near = Relation(positive_within=10.0, negative_beyond=25.0)
-    made = {"folder": tmp_path, "epochs": 1, "batch_size": 40}
-    fit(network(), Places(), relation=near, **made)
-    fit(network(), Places(), relation=Relation(positive_within=10.0, negative_beyond=25.0), **made)
+    options = {"folder": tmp_path, "epochs": 1, "batch_size": 40}
+    fit(network(), Places(), relation=near, **options)
+    fit(network(), Places(), relation=Relation(positive_within=10.0, negative_beyond=25.0), **options)
     wide = Relation(positive_within=20.0, negative_beyond=25.0)
     with pytest.raises(ValueError, match=r'pairs "Relation\(.*=10.0, .*", now "Relation\(.*=20.0, .*"; use'):
-        fit(network(), Places(), relation=wide, **made)
+        fit(network(), Places(), relation=wide, **options)
     with pytest.raises(ValueError, match="settings: targets '.*', now '.*'; use"):
-        fit(network(), Places(31.0), relation=near, **made)
+        fit(network(), Places(31.0), relation=near, **options)
 
 
 def test_another_network_is_refused(tmp_path: Path) -> None:

@@ -78,15 +78,15 @@ def test_mined_curvature() -> None:
 
 @pytest.mark.parametrize("mode", ["marginal", "network"])
 def test_posterior(mode: Any) -> None:
-    features, found = layer(1)[0], posterior()
+    features, laplace = layer(1)[0], posterior()
 
     def predicted() -> list[Tensor]:
-        embeddings = found.predict(features, mode=mode, return_samples=True)
+        embeddings = laplace.predict(features, mode=mode, return_samples=True)
         assert embeddings.samples is not None
         return [embeddings.mean, embeddings.kappa, embeddings.variance, embeddings.samples]
 
     same(predicted)
-    same(lambda: [found.sampled_embeddings(features, n_samples=5)])
+    same(lambda: [laplace.sampled_embeddings(features, n_samples=5)])
 
 
 def test_von_mises_fisher() -> None:
@@ -108,13 +108,13 @@ def test_fit_takes_the_features_that_the_network_gives_and_nothing_else_from_aut
     data, trained = make_batches(), make_network()
     with mixed():
         encoder = fit(data, pairs=pairs)
-        given = [(features_and_output(trained, "2", inputs)[0].float(), labels) for inputs, labels in data]
+        feature_batches = [(features_and_output(trained, "2", inputs)[0].float(), labels) for inputs, labels in data]
         embeddings = encoder.embed(data)
-    features, labels = (torch.cat(parts) for parts in zip(*given, strict=True))
+    features, labels = (torch.cat(parts) for parts in zip(*feature_batches, strict=True))
     head: Any = trained[2]
     weight, bias = head.weight.detach(), head.bias.detach()
     if pairs == "batch":
-        expected = curvature_in_batches(given, weight, bias, Relation(), ContrastiveCurvature(0.7))[0]
+        expected = curvature_in_batches(feature_batches, weight, bias, Relation(), ContrastiveCurvature(0.7))[0]
     else:
         expected = contrastive_ggn_dataset(features, weight, bias, labels=labels, margin=0.7, progress=False)
     assert torch.equal(encoder.posterior.curvature.h, expected.h)
@@ -168,13 +168,13 @@ def test_an_ensemble_embeds_in_float32() -> None:
 def accepted_under_autocast(encoder: lam.Encoder) -> None:
     alone = encoder.predict(outside(), n_samples=8, joint=True)
     with mixed():
-        seen = encoder.predict(outside(), n_samples=8, joint=True)
+        prediction = encoder.predict(outside(), n_samples=8, joint=True)
         index = Index(encoder.dimension)
-        index.add(seen.embeddings, ids=range(len(seen.embeddings)))
-        assert index.search(seen.embeddings, 1).ids[:, 0].tolist() == list(range(len(seen.embeddings)))
-    for part in (seen.embeddings.mean, seen.embeddings.kappa, seen.embeddings.variance):
+        index.add(prediction.embeddings, ids=range(len(prediction.embeddings)))
+        assert index.search(prediction.embeddings, 1).ids[:, 0].tolist() == list(range(len(prediction.embeddings)))
+    for part in (prediction.embeddings.mean, prediction.embeddings.kappa, prediction.embeddings.variance):
         assert part.dtype == torch.float32
-    torch.testing.assert_close(seen.embeddings.mean, alone.embeddings.mean, rtol=0, atol=0.05)
+    torch.testing.assert_close(prediction.embeddings.mean, alone.embeddings.mean, rtol=0, atol=0.05)
 
 
 def test_it_is_off_inside_and_on_again_afterwards_whatever_happens() -> None:

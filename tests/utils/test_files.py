@@ -65,7 +65,7 @@ def test_where_there_is_no_room_the_old_file_stays_and_later_there_is_room(tmp_p
     with no_room_beyond(4096), pytest.raises(OSError, match="File too large"):
         writer(path, 100_000)
     assert path.read_bytes() == old
-    assert [found.name for found in tmp_path.iterdir()] == ["file"]
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
     writer(path, 100_000)
     assert path.stat().st_size >= 100_000
 
@@ -89,7 +89,7 @@ def test_an_input_output_error_leaves_the_old_file_or_the_new_one(
     with pytest.raises(OSError, match="Input/output error"):
         writer(path, 20)
     assert path.read_bytes() == (new if call == 2 else old)  # the second is that of the folder, after the rename
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["file", "other"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "other"]
     writer(path, 20)
     assert path.read_bytes() == new
 
@@ -196,6 +196,6 @@ def test_a_copied_folder_reads_alike(tmp_path: Path):
 def test_tensors_are_aligned_as_torch_aligns_its_own(tmp_path: Path) -> None:
     tensors = {f"{rows} rows": torch.randn(rows, 7) for rows in range(1, 9)}
     files.write_tensors(tmp_path / "tensors.safetensors", tensors)
-    found = files.read_tensors(tmp_path / "tensors.safetensors")
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
-    assert {tensor.data_ptr() % 64 for tensor in found.values()} == {0}
+    read = files.read_tensors(tmp_path / "tensors.safetensors")
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+    assert {tensor.data_ptr() % 64 for tensor in read.values()} == {0}

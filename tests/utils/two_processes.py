@@ -50,10 +50,10 @@ def network(seed: int = 0) -> Any:
 
 def noisy_network() -> Any:
     """With all that differs between one process and two: batch norm and dropout."""
-    made = network()
-    made.features.append(nn.BatchNorm1d(512))
-    made.features.append(nn.Dropout(0.3))
-    return made
+    noisy = network()
+    noisy.features.append(nn.BatchNorm1d(512))
+    noisy.features.append(nn.Dropout(0.3))
+    return noisy
 
 
 def fit(trained: nn.Module, dataset: Any = None, **options: Any) -> History:
@@ -79,8 +79,8 @@ def posterior(encoder: BayesianEncoder) -> dict[str, Tensor]:
 def training(folder: Path) -> dict[str, Tensor]:
     trained = network()
     history = fit(trained, folder=folder, checkpoint_every=1, validate=lambda n: float(n.head.weight.sum()))
-    told = {"losses": torch.tensor(history.losses), "validation": torch.tensor(history.validation)}
-    return weights(trained) | told | {"best": torch.tensor(history.best_epoch)}
+    history_tensors = {"losses": torch.tensor(history.losses), "validation": torch.tensor(history.validation)}
+    return weights(trained) | history_tensors | {"best": torch.tensor(history.best_epoch)}
 
 
 def mined_training(folder: Path) -> dict[str, Tensor]:
@@ -100,8 +100,8 @@ def mined_training(folder: Path) -> dict[str, Tensor]:
 
 def ensemble(folder: Path) -> dict[str, Tensor]:
     options: dict[str, Any] = {"optimizer": "sgd", "accelerator": "cpu", "progress": False, "folder": folder}
-    made = DeepEnsemble(n_members=2).train(network(), Images(), Training(loss=LOSS, epochs=1, **options))
-    return {"mean": made.encoder.embed(Images().images).mean}
+    trained = DeepEnsemble(n_members=2).train(network(), Images(), Training(loss=LOSS, epochs=1, **options))
+    return {"mean": trained.encoder.embed(Images().images).mean}
 
 
 def online(folder: Path) -> dict[str, Tensor]:
@@ -168,9 +168,9 @@ def pfe_and_hib(**options: Any) -> dict[str, Tensor]:
     given: dict[str, Tensor] = {}
     for method in (Pfe(epochs=2), Hib(kl_weight=0.1)):
         name, common = method.name, {"accelerator": "cpu", "progress": False, "batch_size": BATCH, **options}
-        made = method.train(network(), Images(), Training(loss=LOSS, epochs=2, **common))
-        found = {"variance": made.encoder.embed(Images().images).variance, **made.encoder.tensors()}
-        given |= {f"{name}.{key}": value for key, value in (found | weights(made.encoder.network)).items()}
+        result = method.train(network(), Images(), Training(loss=LOSS, epochs=2, **common))
+        tensors = {"variance": result.encoder.embed(Images().images).variance, **result.encoder.tensors()}
+        given |= {f"{name}.{key}": value for key, value in (tensors | weights(result.encoder.network)).items()}
     return given
 
 
@@ -271,8 +271,8 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     distributed.join()
     for function in (*ALIKE, *SAME_ON_ALL):
-        found = function(folder / function.__name__)
-        write_tensors(folder / f"{function.__name__}-{distributed.rank()}.safetensors", found)
+        tensors = function(folder / function.__name__)
+        write_tensors(folder / f"{function.__name__}-{distributed.rank()}.safetensors", tensors)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lam.datasets import cars196, cub200, digits, folder, lfw, msls, places
+from lam.datasets import cars196, cub200, digits, docstrings, folder, intents, lfw, msls, places, texts
 from lam.datasets.base import Dataset, MissingDataError, Splits, TensorImages
 from lam.datasets.cifar import cifar10, svhn
 from lam.datasets.folder import FolderImages
 from lam.datasets.idx import fashionmnist, mnist
 from lam.datasets.place_images import PlaceImages
+from lam.datasets.texts import Texts
 
 __all__ = [
     "Dataset",
@@ -22,6 +23,7 @@ __all__ = [
     "PlaceImages",
     "Splits",
     "TensorImages",
+    "Texts",
     "load",
     "load_ood",
 ]
@@ -45,6 +47,10 @@ DATASETS: dict[str, Callable[..., Splits]] = {
     "lfw": lfw.splits,
     "msls": msls.splits,
     "places": places.splits,
+    "texts": texts.splits,
+    "clinc150": intents.clinc150,
+    "banking77": intents.banking77,
+    "docstrings": docstrings.splits,
 }
 OOD_SETS: dict[str, Callable[..., Dataset]] = {  # beside these, the test split of any data set
     "digits_held_out": digits.held_out,
@@ -54,6 +60,9 @@ OOD_SETS: dict[str, Callable[..., Dataset]] = {  # beside these, the test split 
     "folder": _folder_like,
     "cifar10": cifar10.test_images,
     "svhn": svhn.test_images,
+    "texts": texts.outsiders,
+    "clinc150_oos": intents.clinc150_oos,
+    "descriptions": docstrings.descriptions,
 }
 
 

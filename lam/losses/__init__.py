@@ -11,31 +11,36 @@ from lam.losses.contrastive import Contrastive
 from lam.losses.log_posterior import LogPosterior
 from lam.losses.pml import PytorchMetricLearning
 from lam.losses.squared import Squared
+from lam.losses.supcon import SupCon
 
-LossName = Literal["contrastive", "log_posterior", "squared", "pml"]
+LossName = Literal["contrastive", "log_posterior", "squared", "pml", "supcon"]
 
+TEMPERATURE = 0.1
 _LOSSES: dict[str, type[MarginLoss]] = {
     "contrastive": Contrastive,
     "log_posterior": LogPosterior,
     "squared": Squared,
     "pml": PytorchMetricLearning,
+    "supcon": SupCon,
 }
 
 
-def build(name: str = "contrastive", *, margin: float) -> Loss:
+def build(name: str = "contrastive", *, margin: float, temperature: float = TEMPERATURE) -> Loss:
     """A training loss by its name.
 
     Args:
         name: "contrastive" (mean d², active mean (margin − d)²), "log_posterior" (mean ½d², mean over all negatives
-            ½(margin² − d²)), "squared" (mean d², active mean margin² − d²) or "pml" (pytorch-metric-learning's
-            `ContrastiveLoss`).
-        margin: in (0, 2]: negative pairs at this distance or beyond exert no force.
+            ½(margin² − d²)), "squared" (mean d², active mean margin² − d²), "pml" (pytorch-metric-learning's
+            `ContrastiveLoss`) or "supcon" (softmax of cosines over a temperature).
+        margin: in (0, 2]: negative pairs at this distance or beyond exert no force; of "supcon", that of the
+            posterior's curvature alone.
+        temperature: of "supcon", positive.
 
     Returns:
         A loss, called with unit embeddings and `Pairs`.
 
     Raises:
-        ValueError: for an unknown name or a margin outside (0, 2].
+        ValueError: for an unknown name, a margin outside (0, 2] or a temperature that is not positive.
 
     Example:
         >>> build("contrastive", margin=0.7)
@@ -43,6 +48,8 @@ def build(name: str = "contrastive", *, margin: float) -> Loss:
     """
     if name not in _LOSSES:
         raise ValueError(f"loss must be one of {', '.join(get_args(LossName))}, got {name!r}")
+    if name == "supcon":
+        return SupCon(margin, temperature)
     return _LOSSES[name](margin=margin)
 
 
@@ -54,6 +61,7 @@ __all__ = [
     "MarginLoss",
     "PytorchMetricLearning",
     "Squared",
+    "SupCon",
     "build",
     "margin_of",
 ]

@@ -92,14 +92,14 @@ class Method(ABC):
     def trained_network(
         self, network: nn.Module, dataset: Any, training: Training, step: Step | None = None
     ) -> dict[str, History]:
-        """Train a network in place, unless it is trained already; then only move it to its device.
+        """Train a network in place; one that is trained already, or has nothing to train, is moved to its device.
 
         Returns:
             The history under the name `network`; nothing for a network that is trained already.
         """
         self.check(network)
         self.check_start(pretrained=training.pretrained)
-        if training.pretrained:
+        if training.pretrained or not any(parameter.requires_grad for parameter in network.parameters()):
             network.to(device_of(training.accelerator)).eval()
             return {}
         with training.stage("train"):

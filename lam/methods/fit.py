@@ -151,7 +151,7 @@ def fit(
         posterior,
         relation=relation,
         preprocessing=preprocessing or getattr(dataset, "preprocessing", None),
-        ood_score="knn" if head == "identity" else "kappa",
+        ood_score="knn" if head == "identity" or _is_identity(weight, bias) else "kappa",
         trained_on=item_hashes(split_batch(first)[0])[:REMEMBERED],
     )
 
@@ -224,6 +224,12 @@ def _with_margin(curvature: Curvature | None, margin: float | None) -> tuple[Cur
         curvature = curvature.with_margin(margin)
         margin = curvature.margin if margin is None else margin
     return curvature, margin
+
+
+def _is_identity(weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether a layer changes nothing: a network's own embeddings are kept by it."""
+    square = weight.shape[0] == weight.shape[1] and (bias is None or not bias.any())
+    return square and torch.equal(weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device))
 
 
 def _hint_at_logits(path: str, dimension: int, labels: Any) -> None:

@@ -1,4 +1,4 @@
-"""Networks by name, each mapping images to the unit sphere through a last linear layer called `head`.
+"""Networks by name, each mapping images or texts to the unit sphere through a last linear layer called `head`.
 
 A network carries the recipe that rebuilds it, so that a saved encoder needs no pickle. A network of your own needs none
 of this: `lam.fit` takes any module.
@@ -13,7 +13,9 @@ import torch
 from lam.models.libraries import from_timm, from_torchvision
 from lam.models.network import EmbeddingNetwork, Option
 from lam.models.resnet import resnet18, resnet50
+from lam.models.sentences import from_sentence_transformers
 from lam.models.small_convnets import convnet8, convnet28, convnet32
+from lam.utils.registry import enter
 
 _NETWORKS: dict[str, Callable[..., EmbeddingNetwork]] = {
     "convnet8": convnet8,
@@ -22,7 +24,11 @@ _NETWORKS: dict[str, Callable[..., EmbeddingNetwork]] = {
     "resnet18": resnet18,
     "resnet50": resnet50,
 }
-_LIBRARIES: dict[str, Callable[..., EmbeddingNetwork]] = {"torchvision": from_torchvision, "timm": from_timm}
+_LIBRARIES: dict[str, Callable[..., EmbeddingNetwork]] = {
+    "torchvision": from_torchvision,
+    "timm": from_timm,
+    "sentence-transformers": from_sentence_transformers,
+}
 
 
 def build(
@@ -31,7 +37,8 @@ def build(
     """A new network by its name; `build(**network.recipe)` is another of the same shape.
 
     Args:
-        name: "convnet8", "convnet28", "convnet32", "resnet18", "resnet50", "torchvision:NAME" or "timm:NAME".
+        name: "convnet8", "convnet28", "convnet32", "resnet18", "resnet50", "torchvision:NAME", "timm:NAME" or
+            "sentence-transformers:NAME".
         dimension: embedding dimensions D, at least 2.
         weights: the library's name of pretrained weights, which it downloads, or a file that holds torchvision's; None
             leaves all weights random. The head is new either way.
@@ -40,7 +47,7 @@ def build(
             ones, and `dropout` of both.
 
     Returns:
-        A network that maps (N, C, H, W) to unit rows (N, D).
+        A network that maps N inputs, images (N, C, H, W) or texts (N, L), to unit rows (N, D).
 
     Raises:
         ValueError: for an unknown name or weights, a dimension below 2, or an option that the network does not have.
@@ -69,13 +76,23 @@ def build(
     return network
 
 
+def register(name: str, constructor: Callable[..., EmbeddingNetwork]) -> None:
+    """Make a network known by a name: a function of `dimension` and its options.
+
+    Raises:
+        ValueError: for a name that another network has.
+    """
+    enter(_NETWORKS, "network", name, constructor)
+
+
 def _constructor(name: str) -> Callable[..., EmbeddingNetwork]:
     library, _, architecture = name.partition(":")
     if name in _NETWORKS:
         return _NETWORKS[name]
     if library in _LIBRARIES and architecture:
         return partial(_LIBRARIES[library], architecture)
-    raise ValueError(f"network must be one of {', '.join(_NETWORKS)}, torchvision:NAME or timm:NAME, got {name!r}")
+    known = ", ".join((*_NETWORKS, *(f"{library}:NAME" for library in _LIBRARIES)))
+    raise ValueError(f"network must be one of {known}, got {name!r}")
 
 
-__all__ = ["EmbeddingNetwork", "build"]
+__all__ = ["EmbeddingNetwork", "build", "register"]

@@ -1,7 +1,7 @@
 """The shape that every network of `lam.models` has: features, a linear head, the sphere."""
 
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 Option = str | int | float | bool
@@ -22,7 +22,7 @@ class EmbeddingNetwork(nn.Module):
         self.head = head
         self.recipe: dict[str, Option] = {}
 
-    def forward(self, inputs: Float[Tensor, "N ..."]) -> Float[Tensor, "N D"]:
+    def forward(self, inputs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N D"]:
         """Unit rows (N, D) of a batch."""
         return F.normalize(self.head(self.features(inputs)), dim=1)
 

@@ -14,8 +14,9 @@ import yaml
 
 from lam import methods
 from lam.datasets.augmented import AugmentationOptions
-from lam.losses import LossName, build
+from lam.losses import TEMPERATURE, LossName, build
 from lam.methods import Method
+from lam.models.sentences import Head
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation
 from lam.retrieval.metrics.reference import NEIGHBOUR
@@ -73,12 +74,15 @@ class NetworkConfig:
         name: a network of `lam.models.build`.
         dimension: embedding dimensions D.
         weights: the library's name of pretrained weights; None for random ones.
+        head: `train`, a linear layer from features to embeddings; or, of networks for sentences, `identity`: their own
+            embeddings, of which nothing is trained, for labels that occur once.
         options: further options of that network.
     """
 
     name: str
     dimension: int = 3
     weights: str | None = None
+    head: Head = "train"
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -88,9 +92,11 @@ class TrainingConfig(TrainingOptions):
 
     Attributes:
         loss: of `lam.losses.build`.
+        temperature: of the loss `supcon`.
     """
 
     loss: LossName = "contrastive"
+    temperature: float = TEMPERATURE
     epochs: int = 3
     miner: MinerName = "all"
 
@@ -182,7 +188,7 @@ class RunConfig:
         Raises:
             ValueError: saying which, and what is allowed.
         """
-        build(self.training.loss, margin=self.margin)
+        build(self.training.loss, margin=self.margin, temperature=self.training.temperature)
         self.method.check_start(pretrained=self.checkpoint is not None)
         resolve_accelerator(self.accelerator)
         self._check_numbers()

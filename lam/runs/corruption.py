@@ -1,23 +1,25 @@
-"""Images made worse in four ways: whether κ falls as answers go wrong.
+"""Images made worse in four ways, texts in two: whether κ falls as answers go wrong.
 
 Noise, blur and low contrast are kinds of Hendrycks and Dietterich (2019); how strong they are is chosen here, blur in
 relation to the image, so that any size can be corrupted alike.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lam.datasets import Dataset
+from lam.datasets import Dataset, Texts
 from lam.encoders.base import Encoder
 from lam.encoders.evaluation import Evaluation
 
 Kind = Literal["noise", "blur", "contrast", "crop"]
+TextKind = Literal["words", "typing"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+TEXT_KINDS: tuple[TextKind, ...] = get_args(TextKind)
 STRENGTHS: dict[Kind, tuple[float, ...]] = {
     "noise": (0.05, 0.1, 0.2, 0.3, 0.4),
     "blur": (0.01, 0.02, 0.05, 0.075, 0.1),
@@ -28,7 +30,15 @@ STRENGTHS: dict[Kind, tuple[float, ...]] = {
 Gaussian blur, in shorter sides; what is left of each value's distance from the image's mean; and the share of each side
 that is left around the centre, enlarged to the size of the image."""
 
+TEXT_STRENGTHS: dict[TextKind, tuple[float, ...]] = {
+    "words": (0.1, 0.2, 0.3, 0.4, 0.5),
+    "typing": (0.02, 0.05, 0.1, 0.15, 0.2),
+}
+"""At severities 1 to 5: the probability with which each word is left out, all but one at most; and with which each
+letter is left out, doubled, exchanged with the next one or mistaken for another, one as often as the other."""
+
 BATCH = 100
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def corrupted(
@@ -73,6 +83,30 @@ def corrupted(
     return worse.clamp(0, 1)
 
 
+def corrupted_text(text: str, kind: TextKind, severity: int, *, generator: torch.Generator) -> str:
+    """Make a text worse; arguments and errors as those of `corrupted`, kinds being those of texts."""
+    if kind not in TEXT_KINDS:
+        raise ValueError(f"kind must be one of {', '.join(TEXT_KINDS)}, got {kind!r}")
+    if not 0 <= severity <= len(TEXT_STRENGTHS[kind]):
+        raise ValueError(f"severity must be from 0 to {len(TEXT_STRENGTHS[kind])}, got {severity}")
+    if severity == 0:
+        return text
+    parts = text.split() if kind == "words" else list(text)
+    hit = (torch.rand(len(parts), generator=generator) < TEXT_STRENGTHS[kind][severity - 1]).tolist()
+    if kind == "words":
+        return " ".join(word for word, is_hit in zip(parts, hit, strict=True) if not is_hit) or parts[0]
+    mistakes = torch.randint(4 * len(_LETTERS), (len(parts),), generator=generator).tolist()
+    for place, (is_hit, mistake) in enumerate(zip(hit, mistakes, strict=True)):
+        if not is_hit or not parts[place].isalpha():
+            continue
+        how, which = divmod(mistake, len(_LETTERS))
+        if how == 3 and place + 1 < len(parts):
+            parts[place : place + 2] = parts[place : place + 2][::-1]
+        else:
+            parts[place] = ("", 2 * parts[place], _LETTERS[which], parts[place])[how]
+    return "".join(parts) if "".join(parts).strip() else text
+
+
 @dataclass(frozen=True)
 class CorruptionCurve:
     """κ and answers of N queries under one kind of corruption, at severities 0 (clean) to V − 1.
@@ -105,13 +139,13 @@ class CorruptionCurve:
 
 
 def measure_corruption(
-    encoder: Encoder, images: Dataset, evaluation: Evaluation, *, size: int, seed: int = 0
-) -> dict[Kind, CorruptionCurve]:
+    encoder: Encoder, items: Dataset, evaluation: Evaluation, *, size: int, seed: int = 0
+) -> dict[Kind | TextKind, CorruptionCurve]:
     """κ and first hits of corrupted queries of an evaluated set, in the clean gallery.
 
     Args:
         encoder: that was evaluated.
-        images: the set, whose preprocessing says what pixels its values are.
+        items: the set, whose preprocessing says what pixels its values are, or that they are texts.
         evaluation: of the encoder on the set.
         size: how many queries, drawn at random among those that something answers; all where there are no more.
         seed: of the draw and the noise.
@@ -125,17 +159,14 @@ def measure_corruption(
     if len(rows) == 0:
         return {}
     positions = evaluation.queries.cpu()[rows]
-    values = torch.stack([images[index][0] for index in positions.tolist()])
-    pixels = images.preprocessing.denormalize(values)
     relevant = evaluation.relevance.of_rows(rows)
     is_itself = positions[:, None] == evaluation.candidates.cpu()
-    curves: dict[Kind, CorruptionCurve] = {}
-    for kind, strengths in STRENGTHS.items():
+    curves: dict[Kind | TextKind, CorruptionCurve] = {}
+    for kind, inputs_by_severity in _worse(items, positions.tolist(), generator):
         kappa: list[Tensor] = []
         correct: list[Tensor] = []
-        for severity in range(len(strengths) + 1):
-            worse = corrupted(pixels, kind, severity, generator=generator)
-            embeddings = encoder.embed(list(images.preprocessing.standardize(worse).split(BATCH)))
+        for inputs in inputs_by_severity:
+            embeddings = encoder.embed(list(inputs.split(BATCH)))
             cosines = (embeddings.mean @ evaluation.gallery.mean.T).cpu().masked_fill(is_itself, -torch.inf)
             kappa.append(embeddings.kappa.cpu())
             correct.append(relevant.gather(1, cosines.argmax(1, keepdim=True))[:, 0])
@@ -143,8 +174,38 @@ def measure_corruption(
     return curves
 
 
-def corruption_metrics(curves: dict[Kind, CorruptionCurve], *, has_kappa: bool = True) -> dict[str, float | None]:
-    """The metrics of corruption curves: medians of κ, recall@1, and `trend`, as `corruption_KIND_SEVERITY_...`.
+def _worse(items: Dataset, positions: list[int], generator: torch.Generator) -> Iterator[tuple[Any, Iterator[Tensor]]]:
+    """By kind, the inputs of some items at every severity from 0 on."""
+    if isinstance(items, Texts):
+        return _worse_texts(items, positions, generator)
+    return _worse_images(items, positions, generator)
+
+
+def _worse_images(
+    images: Dataset, positions: list[int], generator: torch.Generator
+) -> Iterator[tuple[Kind, Iterator[Tensor]]]:
+    pixels = images.preprocessing.denormalize(torch.stack([images[index][0] for index in positions]))
+    for kind in KINDS:
+        severities = range(len(STRENGTHS[kind]) + 1)
+        worse = (corrupted(pixels, kind, severity, generator=generator) for severity in severities)
+        yield kind, map(images.preprocessing.standardize, worse)
+
+
+def _worse_texts(
+    texts: Texts, positions: list[int], generator: torch.Generator
+) -> Iterator[tuple[TextKind, Iterator[Tensor]]]:
+    def inputs(kind: TextKind, severity: int) -> Tensor:
+        worse = (corrupted_text(texts.texts[row], kind, severity, generator=generator) for row in positions)
+        return torch.stack([texts.preprocessing(text) for text in worse])
+
+    for kind in TEXT_KINDS:
+        yield kind, (inputs(kind, severity) for severity in range(len(TEXT_STRENGTHS[kind]) + 1))
+
+
+def corruption_metrics(
+    curves: Mapping[Kind | TextKind, CorruptionCurve], *, has_kappa: bool = True
+) -> dict[str, float | None]:
+    """Name what the curves say: medians of κ, recall@1, and `trend`, as `corruption_KIND_SEVERITY_...`.
 
     Args:
         curves: of the same queries.
@@ -157,7 +218,7 @@ def corruption_metrics(curves: dict[Kind, CorruptionCurve], *, has_kappa: bool =
     return metrics
 
 
-def _named(kind: Kind, curve: CorruptionCurve, has_kappa: bool) -> Iterator[tuple[str, float]]:
+def _named(kind: str, curve: CorruptionCurve, has_kappa: bool) -> Iterator[tuple[str, float]]:
     for severity in range(len(curve.kappa)):
         name = f"{kind}_{severity}" if severity else "clean"
         yield f"{name}_recall@1", float(curve.recall[severity])

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lam.datasets import Dataset
+from lam.datasets import Dataset, Texts
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import Evaluation
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import plots
 from lam.retrieval.metrics.registry import SCORES
-from lam.runs.corruption import CorruptionCurve, Kind
+from lam.runs.corruption import CorruptionCurve, Kind, TextKind
 from lam.runs.html import Plot, write_report
 
 
@@ -24,7 +24,7 @@ def write_plots_and_report(
     metrics: Mapping[str, Any],
     encoder: Encoder,
     evaluation: Evaluation,
-    corrupted: Mapping[Kind, CorruptionCurve],
+    corrupted: Mapping[Kind | TextKind, CorruptionCurve],
     test: Dataset,
     ood: Mapping[str, Dataset],
 ) -> list[Path]:
@@ -114,19 +114,19 @@ def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mappi
     embeddings = [evaluation.embeddings, *(evaluation.ood_embeddings[name] for name in ood)]
     mean, kappa = (torch.cat([getattr(part, name) for part in embeddings]) for name in ("mean", "kappa"))
 
-    def image(images: Dataset, index: int) -> Tensor:
-        return images.preprocessing.denormalize(images[index][0])
+    def image(items: Dataset, index: int) -> Tensor | str:
+        return items.texts[index] if isinstance(items, Texts) else items.preprocessing.denormalize(items[index][0])
 
     def verdict(query: int) -> bool | str:
         return bool(evaluation.correct[query]) if query < n_queries else outside[query - n_queries][0]
 
-    def query_image(query: int) -> Tensor:
+    def query_image(query: int) -> Tensor | str:
         if query < n_queries:
             return image(test, int(evaluation.queries[query]))
         name, row = outside[query - n_queries]
         return image(ood[name], row)
 
-    def hit_image(query: int) -> Tensor:
+    def hit_image(query: int) -> Tensor | str:
         if query < n_queries:
             return image(test, int(evaluation.hits[query, 0]))
         nearest, _ = rank(mean[query, None], evaluation.gallery.mean, k=1)
@@ -163,7 +163,7 @@ def _ood_plots(folder: Path, evaluation: Evaluation) -> list[Plot]:
     return pictures
 
 
-def _corruption_plot(folder: Path, corrupted: Mapping[Kind, CorruptionCurve], has_kappa: bool) -> list[Plot]:
+def _corruption_plot(folder: Path, corrupted: Mapping[Kind | TextKind, CorruptionCurve], has_kappa: bool) -> list[Plot]:
     if not corrupted:
         return []
     path = folder / "corruption.png"

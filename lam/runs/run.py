@@ -43,7 +43,7 @@ from lam.pairs.relevance import relevance_of
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import registry
 from lam.runs.config import RunConfig
-from lam.runs.corruption import CorruptionCurve, Kind, corruption_metrics, measure_corruption
+from lam.runs.corruption import CorruptionCurve, Kind, TextKind, corruption_metrics, measure_corruption
 from lam.runs.curves import CURVES, Curves
 from lam.runs.data import EMBEDDING_BATCH, check_files, check_splits, load_data, loader_of, reference_features
 from lam.runs.folder import CONFIG, DATA, ENCODER, METRICS, is_finished, open_for_writing, refuse_other_run
@@ -152,7 +152,7 @@ def evaluate_splits(
     splits: Splits,
     ood: dict[str, Dataset],
     stages: "Stages | None" = None,
-) -> tuple[Evaluation, dict[Kind, CorruptionCurve], dict[str, float | None]]:
+) -> tuple[Evaluation, dict[Kind | TextKind, CorruptionCurve], dict[str, float | None]]:
     """What a run measures of its encoder: the evaluation, what corrupting test images did, and the metrics of both."""
     stages, workers = stages or Stages(progress=False), config.data.num_workers
     with stages("evaluate"):
@@ -215,19 +215,19 @@ def _build_network(config: RunConfig, images: Dataset) -> EmbeddingNetwork:
 
 def _network(config: RunConfig, seed: int) -> EmbeddingNetwork:
     network = config.network
-    return models.build(
-        network.name, dimension=network.dimension, weights=network.weights, seed=seed, **network.options
-    )
+    head: dict[str, Any] = {} if network.head == "train" else {"head": network.head}
+    options = {**head, **network.options}
+    return models.build(network.name, dimension=network.dimension, weights=network.weights, seed=seed, **options)
 
 
 def _train(
     config: RunConfig, network: EmbeddingNetwork, splits: Splits, folder: Path, stages: "Stages", progress: bool
 ) -> Trained:
     relation = config.relation_of(splits.train)
-    options = {name: value for name, value in vars(config.training).items() if name != "loss"}
+    options = {name: value for name, value in vars(config.training).items() if name not in ("loss", "temperature")}
     training = Training(
         **options,
-        loss=losses.build(config.training.loss, margin=config.margin),
+        loss=losses.build(config.training.loss, margin=config.margin, temperature=config.training.temperature),
         relation=relation,
         seed=config.seed,
         pretrained=config.checkpoint is not None,

@@ -64,6 +64,11 @@ def train(
         >>> len(history.losses), history.best_epoch
         (2, 2)
     """
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise ValueError(
+            "the network has nothing that could be trained: take the head train, or a method that needs no training of "
+            "it, such as laplace_posthoc, knn_distance or deterministic"
+        )
     per_class, batch_size = training.per_class, training.batch_size
     n_classes = None if per_class is None else batch_size // per_class
     _check_data(dataset, by_label=training.pairs == Pairs.by_label, n_classes=n_classes)

@@ -1,6 +1,7 @@
 """Columns of a CSV file as text and numbers, with errors that name the file and the line; not what they mean."""
 
 import csv
+import gzip
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,11 +32,14 @@ class Table:
     def read(cls, path: Path, *, needed: Sequence[str] = ()) -> "Table":
         """The table of a file in UTF-8, with commas and a first line that names the columns; empty lines are skipped.
 
+        A file whose name ends in .gz is unpacked.
+
         Raises:
             ValueError: If it lacks a needed column, names two alike, or a row has more or fewer values than there are
                 columns; or it is no CSV file in UTF-8.
         """
-        with path.open(encoding="utf-8-sig", newline="") as stream:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream, strict=True)
             try:
                 names = [name.strip() for name in next((row for row in reader if row), [])]

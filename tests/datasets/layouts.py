@@ -1,5 +1,6 @@
 """Writes small data sets in the layouts of their authors: every file and column that a reader touches."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -159,3 +160,21 @@ def msls(root: Path, cities: Sequence[str], *, each: int = 6) -> Path:
                 [{"": i, "key": key, **{task: i > 0 and task != "n2d" for task in subtasks}} for i, key in indexed],
             )
     return root
+
+
+def texts(folder: Path) -> None:
+    """Texts of three topics in the files of CLINC150, BANKING77 and one's own, with some that are out of scope."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = {"cats": "fur paw whisker purr", "trains": "rail station engine track", "bread": "flour oven crust yeast"}
+    rows = [
+        [f"{of_topic.split()[number % 4]} {of_topic.split()[(number + 1) % 4]} {number}", topic]
+        for topic, of_topic in words.items()
+        for number in range(16)
+    ]
+    outside = [[f"cloud wind {number}", "oos"] for number in range(8)]
+    parts = {"train": rows[::2], "val": rows[1::4], "test": rows[3::4]}
+    content = {**parts, **{f"oos_{part}": outside for part in parts}}
+    (folder / "data_full.json").write_text(json.dumps(content), encoding="utf-8")
+    for name in ("train", "test"):
+        lines = [f"{text},{topic},{topic}" for text, topic in parts[name]]
+        (folder / f"{name}.csv").write_text("\n".join(["text,label,category", *lines]), encoding="utf-8")

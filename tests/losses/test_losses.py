@@ -32,6 +32,8 @@ PAIRS = {
 
 def by_loop(name: str, margin: float, embeddings: torch.Tensor, pairs: Pairs) -> torch.Tensor:
     """Every loss from its definition, pair by pair."""
+    if name == "supcon":
+        return supcon_by_loop(embeddings, pairs)
     attract, repel, n_attract, n_repel = 0.0 * embeddings.sum(), 0.0, 0.0, 0.0
     for a in range(pairs.size):
         for b in range(pairs.size):
@@ -54,6 +56,19 @@ def by_loop(name: str, margin: float, embeddings: torch.Tensor, pairs: Pairs) ->
     if name == "log_posterior":
         return (attract / max(pairs.n_positives, 1) + repel / max(pairs.n_negatives, 1)) / 2
     return attract / (n_attract or 1) + repel / (n_repel or 1)
+
+
+def supcon_by_loop(embeddings: torch.Tensor, pairs: Pairs) -> torch.Tensor:
+    losses_of_anchors = [0.0 * embeddings.sum()]
+    for a in range(pairs.size):
+        weights = [(b, float(pairs.positive[a, b]), float(pairs.negative[a, b])) for b in range(pairs.size) if a != b]
+        n_positives = sum(positive for _, positive, _ in weights)
+        if n_positives:
+            cosines = {b: embeddings[a] @ embeddings[b] / losses.TEMPERATURE for b, _, _ in weights}
+            total = sum((positive + negative) * cosines[b].exp() for b, positive, negative in weights)
+            gains = [positive * (cosines[b] - torch.as_tensor(total).log()) for b, positive, _ in weights]
+            losses_of_anchors.append(-sum(gains) / n_positives)
+    return torch.stack(losses_of_anchors).sum() / max(1, len(losses_of_anchors) - 1)
 
 
 @pytest.mark.parametrize("kind", PAIRS)
@@ -124,7 +139,7 @@ def test_margin_outside_is_refused(margin: float) -> None:
 
 
 def test_unknown_name_lists_the_allowed() -> None:
-    with pytest.raises(ValueError, match="contrastive, log_posterior, squared, pml, got 'triplet'"):
+    with pytest.raises(ValueError, match="contrastive, log_posterior, squared, pml, supcon, got 'triplet'"):
         losses.build("triplet", margin=0.7)
 
 

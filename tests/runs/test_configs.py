@@ -20,15 +20,19 @@ from lam.runs.finished import Run
 from lam.runs.run import run
 from tests.datasets import layouts
 from tests.datasets.test_idx import make as idx_files
+from tests.models import bag_of_words  # noqa: F401 - which registers itself
 
 FILES = sorted(SHIPPED.glob("*/*.yaml"))
 DATA = shipped("data")
+TEXTS = ("banking77", "clinc150", "docstrings", "texts")
 PUBLISHED = ("fashionmnist", "cifar10", "cub200", "lfw", "msls")
 AUTHORS_HAVE = {data: yaml.safe_load((SHIPPED / "paper" / f"{data}.yaml").read_text())["methods"] for data in PUBLISHED}
 PAPER = [f"{data} {method} --paper" for data, sections in AUTHORS_HAVE.items() for method in sections]
 NAMES = [*(f"{data} {method}" for data in DATA for method in METHODS), *PAPER]
 RUN_ALWAYS = {name for name in NAMES if name.startswith("digits ")} | {
-    f"{data} {method}" for data in (*PUBLISHED, "folder", "places") for method in ("deterministic", "laplace_online")
+    f"{data} {method}"
+    for data in (*PUBLISHED, "folder", "places", "texts")
+    for method in ("deterministic", "laplace_online")
 }
 
 SHORT = (
@@ -114,6 +118,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         layouts.picture(root / "folder" / f"class_{row % 3}" / f"{row}.png", 10 * row)
     rows = [{"path": f"{i}.png", "x": 4 * i, "y": 0} for i in range(60)]
     layouts.places(root / "places", rows)
+    for name in TEXTS:
+        layouts.texts(root / name)
     return root
 
 
@@ -121,6 +127,8 @@ def options_of(data: str) -> tuple[str, ...]:
     """What makes the images, the network and the parts small enough for the data at hand."""
     if data in ("digits", "fashionmnist", "cifar10"):
         return () if data == "digits" else ("--data.options={validation: 20}",)
+    if data in TEXTS:
+        return ("--network.name=bag_of_words", "--network.dimension=8", "--training.learning_rate=0.01")
     if data in ("folder", "places"):
         small = f"--data.options={{{TINY_IMAGES}}}"
         return (*RESNET, small)
@@ -130,7 +138,9 @@ def options_of(data: str) -> tuple[str, ...]:
 
 def small(name: str, root: Path, output: Path) -> RunConfig:
     data, method, *_ = name.split()
-    own = () if data not in ("folder", "places") else (f"--data.root={root / data}",)  # the others find themselves
+    own = (
+        () if data not in ("folder", "places", "texts") else (f"--data.root={root / data}",)
+    )  # the others find themselves
     overrides = [*SHORT, *SHORT_METHODS.get(method, ()), *options_of(data), *own, *CALMER.get(name, ())]
     return load_config(name, [*overrides, f"--output={output}"])
 
@@ -152,7 +162,7 @@ def test_a_file_begins_with_what_it_is_and_fits_the_screen(path: Path) -> None:
 
 def test_every_method_and_every_data_set_has_a_file_and_no_other_has() -> None:
     assert set(shipped("methods")) == set(METHODS)
-    assert {"digits", "folder", "places", *PUBLISHED} == set(DATA)
+    assert {"digits", "folder", "places", *TEXTS, *PUBLISHED} == set(DATA)
     assert set(PUBLISHED) == set(shipped("paper"))
     for kind in ("data", "paper"):
         for path in (SHIPPED / kind).glob("*.yaml"):

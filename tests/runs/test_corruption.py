@@ -1,6 +1,7 @@
 """Corrupting images, and what becomes of κ and of the answers."""
 
 from dataclasses import replace
+from difflib import SequenceMatcher
 
 import numpy as np
 import pytest
@@ -11,7 +12,17 @@ from scipy.stats import spearmanr
 
 import lam
 from lam.encoders.deterministic import DeterministicEncoder
-from lam.runs.corruption import KINDS, STRENGTHS, CorruptionCurve, corrupted, corruption_metrics, measure_corruption
+from lam.runs.corruption import (
+    KINDS,
+    STRENGTHS,
+    TEXT_KINDS,
+    CorruptionCurve,
+    TextKind,
+    corrupted,
+    corrupted_text,
+    corruption_metrics,
+    measure_corruption,
+)
 from tests.helpers import unchecked
 from tests.methods import small_data as small
 
@@ -120,3 +131,29 @@ def test_metrics_name_every_kind_and_severity():
     assert {name for name in metrics if name.endswith("recall@1")} == without.keys()
     assert len(without) == 1 + 4 * 5
     assert F.relu(torch.tensor(list(without.values()))).le(1).all()
+
+
+class TestTexts:
+    text = "How do I move money between two accounts of mine?"
+
+    @pytest.mark.parametrize("kind", TEXT_KINDS)
+    def test_severity_rises_and_the_seed_decides(self, kind: TextKind) -> None:
+        def worse(severity: int, seed: int = 0) -> str:
+            generator = torch.Generator().manual_seed(seed)
+            return corrupted_text(20 * self.text, kind, severity, generator=generator)
+
+        assert worse(0) == 20 * self.text
+        alike = [SequenceMatcher(None, 20 * self.text, worse(severity), autojunk=False).ratio() for severity in (1, 5)]
+        assert 1 > alike[0] > alike[1] > 0.1
+        assert worse(3) == worse(3) != worse(3, seed=1)
+
+    @pytest.mark.parametrize("kind", TEXT_KINDS)
+    def test_something_stays(self, kind: TextKind) -> None:
+        for seed in range(50):
+            assert corrupted_text("a", kind, 5, generator=torch.Generator().manual_seed(seed)).strip()
+
+    def test_refused(self) -> None:
+        with pytest.raises(ValueError, match="kind must be one of words, typing, got 'noise'"):
+            unchecked(corrupted_text)("a", "noise", 1, generator=torch.Generator())
+        with pytest.raises(ValueError, match="severity must be from 0 to 5, got 6"):
+            corrupted_text("a", "words", 6, generator=torch.Generator())

@@ -6,6 +6,7 @@ differ. Matplotlib's object interface alone is used: no global figure, backend o
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ _INK, _MUTED, _GRID = "#1f2430", "#6b7280", "#e5e7eb"
 _VERDICTS = {True: ("✓ right", "#009e73"), False: ("✗ wrong", "#d55e00")}
 _OUTSIDE = "#0072b2"
 _DPI = 160
+_CHARACTERS, _LINES = 19, 10  # of a text in the place of a picture
 
 _LINES = ("-", "--", "-.")
 
@@ -292,8 +294,8 @@ def plot_extremes(
     kappa: Float[Tensor, " Q"],
     verdict: Callable[[int], bool | str],
     *,
-    query_image: Callable[[int], Tensor],
-    hit_image: Callable[[int], Tensor],
+    query_image: Callable[[int], Tensor | str],
+    hit_image: Callable[[int], Tensor | str],
     count: SupportsIndex = 8,
 ) -> None:
     """Show the least and the most certain queries, each with its κ, its first hit and what that is worth.
@@ -303,7 +305,7 @@ def plot_extremes(
         kappa: (Q,) the concentration of each query.
         verdict: says of a query, by its index, whether its first hit is right; or, of one that nothing answers, the
             name of the set that it is of, which then stands above the query.
-        query_image: gives its image, (C, H, W) or (H, W) with C 1 or 3 and values in [0, 1].
+        query_image: gives its image, (C, H, W) or (H, W) with C 1 or 3 and values in [0, 1], or its text.
         hit_image: gives that of its first hit.
         count: how many of each, at least 1; as many as there are where that is fewer.
 
@@ -352,16 +354,32 @@ def _log_ticks(axes: Any, low: float, high: float) -> None:
     axes.tick_params(which="minor", length=0)
 
 
-def _show(axes: Any, image: Tensor, title: str, color: str) -> None:
+def _show(axes: Any, image: Tensor | str, title: str, color: str) -> None:
+    if isinstance(image, str):
+        _write(axes, image)
+    else:
+        _draw(axes, image)
+    axes.set(xticks=[], yticks=[])
+    axes.set_title(title, fontsize=8.5, color=color, pad=3)
+    for spine in axes.spines.values():
+        spine.set(color=_GRID if color == _INK else color, linewidth=1 if color == _INK else 2)
+
+
+def _write(axes: Any, text: str) -> None:
+    """As much of a text as fits into the place of a picture."""
+    lines = wrap(text, width=_CHARACTERS) or [""]
+    shown = lines if len(lines) <= _LINES else [*lines[: _LINES - 1], f"{lines[_LINES - 1][: _CHARACTERS - 1]}…"]
+    axes.set_box_aspect(1)
+    written = "\n".join(shown).replace("$", "\\$")
+    axes.text(0.05, 0.95, written, fontsize=6, va="top", color=_INK, transform=axes.transAxes)
+
+
+def _draw(axes: Any, image: Tensor) -> None:
     pixels = image.detach().cpu().float()
     pixels = pixels[None] if pixels.ndim == 2 else pixels
     if pixels.ndim != 3 or pixels.shape[0] not in (1, 3):
         raise ValueError(f"images must have shape (C, H, W) with C 1 or 3, or (H, W), got {tuple(image.shape)}")
     axes.imshow(pixels.expand(3, -1, -1).permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
-    axes.set(xticks=[], yticks=[])
-    axes.set_title(title, fontsize=8.5, color=color, pad=3)
-    for spine in axes.spines.values():
-        spine.set(color=_GRID if color == _INK else color, linewidth=1 if color == _INK else 2)
 
 
 def _blank(width: float, height: float) -> Any:

@@ -1,0 +1,115 @@
+"""CLINC150 and BANKING77: what people ask an assistant or a bank, by intent; CLINC150 with questions out of scope.
+
+Source: Larson et al. (2019), "An evaluation dataset for intent classification and out-of-scope prediction"; Casanueva
+et al. (2020), "Efficient intent detection with dual sentence encoders".
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from lam.datasets.base import Dataset, Splits, carve, fraction_of
+from lam.datasets.published import Source
+from lam.datasets.texts import Columns, Texts, preprocessing_like, read_json, read_table
+from lam.inputs.texts import TextPreprocessing
+
+_CLINC150 = Source("clinc150", "Get data_full.json of the repository clinc/oos-eval; it may be gzipped.")
+_BANKING77 = Source(
+    "banking77", "Get train.csv and test.csv of the repository PolyAI-LDN/task-specific-datasets; they may be gzipped."
+)
+_OUT_OF_SCOPE = "oos"
+Part = Literal["train", "validation", "test"]
+_PARTS = {"train": "train", "validation": "val", "test": "test"}
+
+
+def clinc150(*, root: str | Path | None = None, seed: int = 0) -> Splits:
+    """The 150 intents of CLINC150 in the published parts; no question that is out of scope is in any of them.
+
+    Args:
+        root: the folder of data_full.json; by default $LAM_DATA/clinc150.
+        seed: of nothing: the parts are published.
+
+    Raises:
+        MissingDataError: If the file is missing.
+        ValueError: If it is not in its form.
+    """
+    path, content = _clinc150(root)
+    classes = sorted({label for text, label in _pairs(path, content, "train")})
+    return Splits(**{part: _of_pairs(_pairs(path, content, key), classes, path) for part, key in _PARTS.items()})
+
+
+def clinc150_oos(*, root: str | Path | None = None, part: Part = "test", like: Dataset | None = None) -> Texts:
+    """The questions of CLINC150 that are out of scope: 1,000 in `test`, 100 in each of the other two parts."""
+    if part not in _PARTS:
+        raise ValueError(f"part must be one of {', '.join(_PARTS)}, got {part!r}")
+    path, content = _clinc150(root)
+    pairs = _pairs(path, content, f"{_OUT_OF_SCOPE}_{_PARTS[part]}")
+    preprocessing = None if like is None else preprocessing_like(like)
+    return _of_pairs(pairs, [_OUT_OF_SCOPE], path, name="clinc150_oos", preprocessing=preprocessing)
+
+
+def banking77(*, root: str | Path | None = None, seed: int = 0, validation: float = 0.1) -> Splits:
+    """The 77 intents of BANKING77; the published test part, and a share of the training part to validate on.
+
+    Args:
+        root: the folder of train.csv and test.csv; by default $LAM_DATA/banking77.
+        seed: of the part that is held out.
+        validation: fraction of the training part.
+
+    Raises:
+        MissingDataError: If a file is missing.
+        ValueError: If one has no columns text and category.
+    """
+    folder = _BANKING77.root(root)
+    files = {part: _one_of(folder, f"{part}.csv", _BANKING77) for part in ("train", "test")}
+    tables = {part: read_table(path) for part, path in files.items()}
+    columns = {part: Columns("text", "category").of(table) for part, table in tables.items()}
+    pairs = {
+        part: list(zip(table.columns[str(columns[part].text)], table.columns[str(columns[part].label)], strict=True))
+        for part, table in tables.items()
+    }
+    classes = sorted({label for _, label in pairs["train"]})
+    train, test = (_of_pairs(pairs[part], classes, files[part], name="banking77") for part in ("train", "test"))
+    held_out, train = carve(train, (fraction_of(len(train), validation, name="validation"),), seed=seed)
+    return Splits(train=train, validation=held_out, test=test)
+
+
+def _clinc150(root: str | Path | None) -> tuple[Path, dict[str, Any]]:
+    path = _one_of(_CLINC150.root(root), "data_full.json", _CLINC150)
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold an object of lists, such as train; get it again")
+    return path, content
+
+
+def _one_of(folder: Path, name: str, source: Source) -> Path:
+    """A file, gzipped or not."""
+    found = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+    if found is None:
+        raise source.missing([folder / name], looked_in=[folder])
+    return found
+
+
+def _pairs(path: Path, content: dict[str, Any], key: str) -> list[tuple[str, str]]:
+    rows = content.get(key)
+    if not isinstance(rows, list) or not all(
+        isinstance(row, list) and len(row) == 2 and all(isinstance(value, str) for value in row) for row in rows
+    ):
+        raise ValueError(f"{path} must have {key}, a list of pairs of a text and its intent; get it again")
+    return [(text, label) for text, label in rows]
+
+
+def _of_pairs(
+    pairs: list[tuple[str, str]],
+    classes: list[str],
+    path: Path,
+    *,
+    name: str = "clinc150",
+    preprocessing: TextPreprocessing | None = None,
+) -> Texts:
+    numbers = {label: number for number, label in enumerate(classes)}
+    if strange := sorted({label for _, label in pairs} - numbers.keys()):
+        raise ValueError(f"{path} has {', '.join(strange[:3])}, which no text to train on has; get it again")
+    labels = torch.tensor([numbers[label] for _, label in pairs], dtype=torch.int64)
+    return Texts([text for text, _ in pairs], labels, name=name, classes=classes, preprocessing=preprocessing)

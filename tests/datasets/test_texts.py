@@ -1,0 +1,154 @@
+"""Texts of files: columns, parts, questions with answers, and what is refused."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lam import datasets
+from lam.datasets import MissingDataError, Texts
+from lam.inputs import TextPreprocessing
+from lam.inputs.texts import texts_of
+
+ROWS = [(f"text {number} of {label}", label) for label in ("cats", "dogs", "birds") for number in range(10)]
+
+
+def csv_of(path: Path, header: str, rows: list[tuple[str, ...]]) -> Path:
+    content = "\n".join([header, *(",".join(f'"{value}"' for value in row) for row in rows)])
+    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["mine.csv", "mine.csv.gz", "mine.json", "mine.json.gz"])
+def test_every_form_gives_the_same(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if "json" in name:
+        content = json.dumps([{"text": text, "label": label} for text, label in ROWS]).encode()
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    else:
+        csv_of(path, "text,label", ROWS)
+    splits = datasets.load("texts", root=path)
+    assert [len(part) for part in (splits.train, splits.validation, splits.test)] == [18, 6, 6]
+    assert splits.train.classes == ("birds", "cats", "dogs")
+    parts = (splits.train, splits.validation, splits.test)
+    assert sorted(text for part in parts for text in part.names) == sorted(text for text, _ in ROWS)
+    inputs, label = splits.test[0]
+    assert texts_of(inputs[None]) == [splits.test.names[0]]
+    assert splits.test.classes[int(label)] in splits.test.names[0]
+
+
+def test_columns_by_name_and_others_as_metadata(tmp_path: Path) -> None:
+    path = csv_of(tmp_path / "mine.csv", "source,body,kind", [("page 1", *row) for row in ROWS])
+    splits = datasets.load("texts", root=path, text="body", label="kind", max_bytes=64)
+    assert splits.test.shape == (64,)
+    shown = splits.test.shown(0)
+    assert shown.text == splits.test.names[0]
+    assert shown.metadata == {"source": "page 1"}
+
+
+def test_parts_by_file(tmp_path: Path) -> None:
+    for part, rows in (("train", ROWS[:20]), ("val", ROWS[20:25]), ("test", ROWS[25:])):
+        csv_of(tmp_path / f"{part}.csv", "text,label", rows)
+    splits = datasets.load("texts", root=tmp_path)
+    assert splits.validation.names == tuple(text for text, _ in ROWS[20:25])
+    csv_of(tmp_path / "val.csv.gz", "text,label", ROWS)
+    with pytest.raises(ValueError, match=r"has val\.csv and val\.csv\.gz: keep one of them"):
+        datasets.load("texts", root=tmp_path)
+
+
+def test_questions_are_parted_and_answers_are_what_every_part_searches(tmp_path: Path) -> None:
+    rows = [(f"question {number}", f"answer {number // 2}") for number in range(20)]
+    splits = datasets.load("texts", root=csv_of(tmp_path / "faq.csv", "question,answer", rows))
+    questions = set()
+    for part, n_questions in ((splits.train, 12), (splits.validation, 4), (splits.test, 4)):
+        assert part.is_query is not None
+        assert int(part.is_query.sum()) == n_questions
+        assert len(part) == n_questions + 10
+        answers = {part.names[row]: int(part.labels[row]) for row in (~part.is_query).nonzero().flatten().tolist()}
+        assert len(answers) == 10
+        for row in part.is_query.nonzero().flatten().tolist():
+            question = part.names[row]
+            assert answers[dict(rows)[question]] == int(part.labels[row])
+            questions.add(question)
+    assert questions == set(dict(rows))
+
+
+def test_answers_under_one_label(tmp_path: Path) -> None:
+    rows = [(f"question {number}", f"answer {number}", f"topic {number % 3}") for number in range(15)]
+    splits = datasets.load("texts", root=csv_of(tmp_path / "faq.csv", "question,answer,label", rows))
+    assert splits.train.classes == ("topic 0", "topic 1", "topic 2")
+
+
+def test_long_labels_are_cut_and_stay_different(tmp_path: Path) -> None:
+    rows = [(f"question {number}", 300 * "a" + str(number)) for number in range(10)]
+    classes = datasets.load("texts", root=csv_of(tmp_path / "faq.csv", "question,answer", rows)).train.classes
+    assert len(set(classes)) == 10
+    assert max(map(len, classes)) < 210
+
+
+@pytest.mark.parametrize(
+    ("header", "options", "message"),
+    [
+        ("body,label", {}, r"has no column text; it has body, label: name the columns by the options text and label"),
+        ("text,kind", {}, "has no column label; it has text, kind: name the columns"),
+        ("text,label", {"text": "body"}, "has no column body; it has text, label"),
+        ("text,label", {"question": "text"}, "question and answer go together: name both columns, or neither"),
+        ("text,label", {"question": "text", "answer": "label", "text": "text"}, "not all of them"),
+        ("text,label", {"validation": 0.5, "test": 0.5}, "has 30 texts, too few to carve test and validation out"),
+        ("text,label", {"max_bytes": 2}, "max_bytes must be a number of bytes, at least 4, got 2"),
+    ],
+)
+def test_columns_that_are_not_there(tmp_path: Path, header: str, options: dict, message: str) -> None:
+    path = csv_of(tmp_path / "mine.csv", header, ROWS)
+    with pytest.raises(ValueError, match=message):
+        datasets.load("texts", root=path, **options)
+
+
+def test_an_empty_text_or_label_is_named_by_its_line(tmp_path: Path) -> None:
+    path = csv_of(tmp_path / "mine.csv", "text,label", [*ROWS, ("", "cats")])
+    with pytest.raises(ValueError, match=r"mine\.csv: text must not be empty, as it is in line 32"):
+        datasets.load("texts", root=path)
+    with pytest.raises(ValueError, match="texts must not be empty, got an empty one at index 1"):
+        Texts(["a", " "], torch.tensor([0, 0]))
+    with pytest.raises(ValueError, match="labels must be as many as the 2 texts, got 1"):
+        Texts(["a", "b"], torch.tensor([0]))
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError, match=r"there is no file .*none\.csv; give a CSV or JSON file of texts"):
+        datasets.load("texts", root=tmp_path / "none.csv")
+    with pytest.raises(MissingDataError, match="has no file train"):
+        datasets.load("texts", root=tmp_path)
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(ValueError, match=r"a\.txt must be one of \.csv, "):
+        datasets.load("texts", root=tmp_path / "a.txt")
+    (tmp_path / "a.json").write_text("[1]")
+    with pytest.raises(ValueError, match="must hold a list of objects, such as"):
+        datasets.load("texts", root=tmp_path / "a.json")
+    (tmp_path / "a.json").write_text("[")
+    with pytest.raises(ValueError, match=r"a\.json is no valid JSON file"):
+        datasets.load("texts", root=tmp_path / "a.json")
+
+
+def test_outsiders_of_a_file_and_of_other_inputs(tmp_path: Path) -> None:
+    like = Texts(["a", "b"], torch.tensor([0, 0]), preprocessing=TextPreprocessing(max_bytes=32))
+    path = csv_of(tmp_path / "others.csv", "text", [("one",), ("two",)])
+    outsiders = datasets.load_ood("texts", root=path, like=like)
+    assert outsiders.names == ("one", "two")
+    assert outsiders.shape == (32,)
+    digits = datasets.load("digits").test
+    with pytest.raises(ValueError, match=r"descriptions has items of shape \(4096,\), but digits of \(1, 8, 8\)"):
+        datasets.load_ood("descriptions", like=digits)
+
+
+def test_docstrings_are_parted_and_descriptions_are_others() -> None:
+    splits = datasets.load("docstrings")
+    names = [set(part.names) for part in (splits.train, splits.validation, splits.test)]
+    assert sum(map(len, names)) == len(set.union(*names)) > 1000
+    assert "math" in splits.train.classes
+    assert splits.train.shown(0).metadata["name"].startswith(splits.train.classes[int(splits.train.labels[0])])
+    outsiders = datasets.load_ood("descriptions", like=splits.test)
+    assert len(outsiders) > 20
+    assert not set(outsiders.names) & set.union(*names)

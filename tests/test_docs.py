@@ -4,6 +4,7 @@ import argparse
 import importlib
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,18 @@ def test_settings_exist(page: Path) -> None:
 def test_every_page_is_in_the_navigation() -> None:
     navigation = re.findall(r"^  - .+: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(navigation) == [page.name for page in PAGES if page.parent == DOCS]
+
+
+def test_rooms_and_letters_are_those_of_the_source() -> None:
+    page, settings = text(DOCS / "making.md"), tomllib.loads(text(ROOT / "pyproject.toml"))
+    (contract,) = settings["tool"]["importlinter"]["contracts"]
+    levels = dict(enumerate(reversed([level.split(" | ") for level in contract["layers"]]), 1))
+    rooms = {(level, room) for level, rooms in levels.items() for room in rooms}
+    assert {(int(level), room) for level, room in re.findall(r"^\| (\d) \| `(\w+)` \|", page, re.MULTILINE)} == rooms
+    source = "".join(text(path) for path in (ROOT / "lam").rglob("*.py"))
+    shapes = re.findall(r'\[(?:Tensor|Array|np.ndarray), "([^"]*)"\]', source)
+    letters = {word for shape in shapes for word in re.findall(r"(?<!\*)\b[A-Z]\b", shape)} - {"H", "W"}
+    assert letters <= set(re.findall(r"^\| ([A-Z]) \|", page, re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -14,7 +14,7 @@ import yaml
 from lam import __version__
 from lam.utils import distributed
 
-DEMO = ("digits", "laplace_posthoc")
+DEMOS = {"digits": ("digits", "laplace_posthoc"), "text": ("docstrings", "laplace_posthoc")}
 RUNS = ("run", "demo", "sweep")
 FLAGS = ("--quiet", "--help", "--allow-missing", "--paper", "--print")
 _DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # which the demo's 289 held-out digits are enough for
@@ -27,6 +27,7 @@ HEADLINES = {
 """The metrics that commands print; `metrics.json` and the report have all of them."""
 _EXAMPLES = """examples:
   lam demo                                     train, fit, report and calibrate on the digits that ship with lam
+  lam demo text                                the same on sentences that ship with Python
   lam run fashionmnist laplace_posthoc --data.root=DIR
   lam run folder laplace_posthoc --data.root=DIR       your own images, a sub-folder a class
   lam run mine.yaml                            settings of your own; `--print` shows what they come to
@@ -37,6 +38,8 @@ _EXAMPLES = """examples:
   lam index RUN FOLDER
   lam embed RUN FOLDER --shard 1/4 -o part-1.npz, and so on, then lam index RUN --embeddings part-*.npz
   lam search RUN IMAGE -k 5
+  lam run texts laplace_posthoc --data.root=FILE.csv   columns text and label, or question and answer
+  lam search RUN --text "where is my card?"
   lam calibrate RUN --target-far 0.01          thresholds for "match", "unknown" and "abstain" at stated error rates
   lam serve RUN --port 8000                    searches and decisions over HTTP, for this machine alone without a key"""
 
@@ -148,6 +151,7 @@ def _print_metrics(texts: Mapping[str, str]) -> None:
 
 
 def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
+    parsed.config = DEMOS[parsed.demo]
     folder = _run(parsed, overrides)
     if not distributed.is_rank_zero():
         return
@@ -249,14 +253,15 @@ def _search(parsed: argparse.Namespace, _: list[str]) -> None:
     if parsed.output is not None:
         check_suffix(parsed.output)
         check_output(parsed.output)
-    result = index.search(parsed.run, *parsed.image, k=parsed.k, progress=not parsed.quiet)
+    result = index.search(parsed.run, *parsed.image, texts=parsed.text, k=parsed.k, progress=not parsed.quiet)
     if parsed.output is not None:
         write_found(parsed.output, result)
-        print(f"{len(result.images)} images: {parsed.output}")
+        print(f"{len(result.images)} {'texts' if parsed.text else 'images'}: {parsed.output}")
         return
     for row, image in enumerate(result.images):
         if len(result.images) > 1:
-            print(f"image: {image}" if row == 0 else f"\nimage: {image}")
+            kind = "text" if parsed.text else "image"
+            print(f"{kind}: {image}" if row == 0 else f"\n{kind}: {image}")
         _show_answer(result, row)
 
 
@@ -265,9 +270,11 @@ def _show_answer(result: Any, row: int) -> None:
     if (decisions := result.decisions) is not None:
         stale = ", calibration: stale" if decisions.stale else ""
         print(f"decision: {decisions.decision[row]}, probability {float(decisions.probability[row]):.3f}{stale}")
-    print(f"{'score':>8} {'kappa':>10}  label  path")
+    text = any(item.text is not None for item in result.items[row])
+    print(f"{'score':>8} {'kappa':>10}  label  {'text' if text else 'path'}")
     for score, kappa, item in zip(result.hits.scores[row], result.hits.kappa[row], result.items[row], strict=True):
-        print(f"{float(score):8.4f} {float(kappa):10.4g}  {item.label}  {item.path}")
+        content = item.path if item.text is None else item.text
+        print(f"{float(score):8.4f} {float(kappa):10.4g}  {item.label}  {content}")
 
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
@@ -379,8 +386,9 @@ def _parser() -> argparse.ArgumentParser:
     run = configured("run", _run_or_print, "Run a configuration: train, fit the posterior, tune, evaluate, report.")
     run.add_argument("config", nargs="+", help=what)
     run.add_argument("--print", action="store_true", help="show all settings as a YAML file, and do no more")
-    demo = configured("demo", _demo, "Run the embedded digits data set and calibrate it, in a minute or two.")
-    demo.set_defaults(config=DEMO, paper=False)
+    demo = configured("demo", _demo, "Run digits, or sentences, that ship with other packages, and calibrate.")
+    demo.add_argument("demo", nargs="?", choices=DEMOS, default="digits", help="of what (default: digits)")
+    demo.set_defaults(paper=False)
     sweep = configured("sweep", _sweep, "Run a configuration from several seeds: mean and standard deviation.")
     sweep.add_argument("config", nargs="+", help="DATA METHOD, such as digits laplace_posthoc, or a YAML file")
     for command_of_data in (run, sweep):
@@ -410,9 +418,10 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument("--fuse", action="store_true", help="one entry for the images of one id, or else label")
     index.add_argument("--skip-uncertain", action="store_true", help="leave out images whose kappa is below the flag")
     index.add_argument("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32 (default: Flat)")
-    search = command("search", _search, "Search a run's gallery for images.")
+    search = command("search", _search, "Search a run's gallery for images or texts.")
     search.add_argument("run", help="the folder of a finished run")
-    search.add_argument("image", nargs="+", help="image files, or folders of them")
+    search.add_argument("image", nargs="*", help="image files, or folders of them")
+    search.add_argument("--text", action="append", default=[], help="a text, of a run on texts; may be repeated")
     search.add_argument("-o", "--output", metavar="FILE", help="write .csv, a line a hit, or .json, an entry an image")
     search.add_argument("-k", type=int, default=5, help="how many hits (default: 5)")
     calibrate = command("calibrate", _calibrate, "Learn thresholds at stated error rates, and P(correct).")

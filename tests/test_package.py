@@ -68,8 +68,9 @@ def test_the_wheel_holds_the_package_and_no_more(wheel: Path) -> None:
 def test_the_wheel_works_away_from_the_repository(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     found = python(
-        "import json, lam; from lam.cli import DEMO; from lam.runs.config_files import load_config, SHIPPED; "
-        "load_config(DEMO).check(); print(json.dumps([lam.__file__, str(SHIPPED), lam.__version__]))",
+        "import json, lam; from lam.cli import DEMOS; from lam.runs.config_files import load_config, SHIPPED; "
+        "[load_config(demo).check() for demo in DEMOS.values()]; "
+        "print(json.dumps([lam.__file__, str(SHIPPED), lam.__version__]))",
         cwd=tmp_path,
         path=tmp_path / "site",
     )

@@ -18,7 +18,7 @@ from lam.datasets.base import Dataset, MissingDataError, Shown, Splits, carve, f
 from lam.inputs.texts import TextPreprocessing
 from lam.utils.tables import Table
 
-_FORMS = (".csv", ".csv.gz", ".json", ".json.gz")
+FORMS = (".csv", ".csv.gz", ".json", ".json.gz")
 _PARTS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
 _LONGEST_NAME = 200
 
@@ -256,9 +256,9 @@ def _cell(value: object) -> str:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise MissingDataError(f"there is no file {path}; give a CSV or JSON file of texts ({', '.join(_FORMS)})")
-    if not path.name.endswith(_FORMS):
-        raise ValueError(f"{path} must be one of {', '.join(_FORMS)}")
+        raise MissingDataError(f"there is no file {path}; give a CSV or JSON file of texts ({', '.join(FORMS)})")
+    if not path.name.endswith(FORMS):
+        raise ValueError(f"{path} must be one of {', '.join(FORMS)}")
     return path
 
 
@@ -267,13 +267,13 @@ def _files(root: Path) -> dict[str, Path]:
         return {"train": _existing(root)}
     files: dict[str, Path] = {}
     for part, names in _PARTS.items():
-        found = [path for name in names for form in _FORMS if (path := root / f"{name}{form}").is_file()]
+        found = [path for name in names for form in FORMS if (path := root / f"{name}{form}").is_file()]
         if len(found) > 1:
             raise ValueError(f"{root} has {' and '.join(path.name for path in found)}: keep one of them")
         if found:
             files[part] = found[0]
     if "train" not in files:
-        raise MissingDataError(f"{root} has no file train ({', '.join(f'train{form}' for form in _FORMS)})")
+        raise MissingDataError(f"{root} has no file train ({', '.join(f'train{form}' for form in FORMS)})")
     return files
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from lam.datasets.base import Shown
 from lam.gallery.item import (
     ID_RULE,
     INDEXED,
@@ -141,12 +142,11 @@ def enrol(
     return Enrolled(items, fused, uncertain, skip_uncertain)
 
 
-def item_of_embedding(
-    item_id: str, vector: np.ndarray, kappa: float, label: str, path: str, thumbnail: bytes | None
-) -> Item:
-    """An item of one image that is known by its path alone."""
-    images = Images(paths=json.dumps([path]))
-    return Item(item_id, vector.tobytes(), kappa, label, thumbnail=thumbnail, origin=INDEXED, images=images)
+def item_of_embedding(item_id: str, vector: np.ndarray, kappa: float, label: str, shown: Shown) -> Item:
+    """An item of a data set, known by what is shown of it: a text is kept in its metadata."""
+    metadata = checked_metadata({**shown.metadata, **({} if shown.text is None else {"text": shown.text})})
+    images = Images(paths=json.dumps([shown.path]))
+    return Item(item_id, vector.tobytes(), kappa, label, metadata, shown.picture, INDEXED, images)
 
 
 def _item(

@@ -101,6 +101,11 @@ class Item:
         return next(iter(json.loads(self.images.paths)), "")
 
     @property
+    def text(self) -> str | None:
+        """The text that it is, which its metadata have under that name; None of an image."""
+        return json.loads(self.metadata).get("text")
+
+    @property
     def least_kappa(self) -> float:
         """The least κ of the item and its images."""
         return self.kappa if self.images.least_kappa is None else min(self.kappa, self.images.least_kappa)

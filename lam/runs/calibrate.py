@@ -152,6 +152,8 @@ def calibrate_run(
     config = opened.configured([] if data_root is None else [f"--data.root={data_root}"])
     splits = None if folder is not None and reference == 0 else _splits(opened.folder, config)
     images = _held_out(encoder, folder, splits)
+    if gallery != HELD_OUT and images.is_query is not None:
+        images = images.subset(images.is_query.nonzero().flatten())
     prediction = encoder.predict(loader_of(images, EMBEDDING_BATCH), progress=progress)
     embeddings, known = prediction.embeddings, None
     if splits is not None and reference:

@@ -26,6 +26,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from lam import datasets, methods
+from lam.datasets.texts import FORMS
 from lam.runs.config import METHOD, RunConfig, named_method
 from lam.runs.folder import CONFIG
 
@@ -88,9 +89,11 @@ def _parse_override(override: str) -> tuple[str, Any]:
 
 
 def _outsiders(name: str) -> dict[str, str]:
-    """The OOD set that a name alone stands for: a data set, or a folder, which is called by its name."""
-    if "/" not in name and not Path(name).is_dir():
+    """The OOD set that a name alone stands for: a data set, or a folder or file of texts, called by its name."""
+    if "/" not in name and not Path(name).is_dir() and not name.endswith(FORMS):
         return {"name": name}
+    if name.endswith(FORMS):
+        return {"name": "texts", "root": name, "title": re.sub(r"[^\w.+-]+", "-", Path(name).name)}
     return {"name": "folder", "root": name, "title": re.sub(r"[^\w.+-]+", "-", Path(name).absolute().name)}
 
 

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +17,8 @@ from lam.gallery.image_list import read_list
 from lam.gallery.item import Item
 from lam.gallery.local_index import require_faiss
 from lam.gallery.shards import merge_embeddings
-from lam.inputs import Preprocessing
+from lam.inputs import Preprocessing, TextPreprocessing
+from lam.models.sentences import is_cut
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.decisions import Decisions
 from lam.retrieval.decisions.files import load_calibration
@@ -26,6 +28,8 @@ from lam.retrieval.index.hits import Hits
 from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
 from lam.vmf.embeddings import Embeddings
+
+_SHOWN = 40
 
 
 def index_folder(run: str | Path, folder: str | Path, *, factory: str = "Flat", progress: bool = True) -> int:
@@ -116,62 +120,70 @@ def index_dataset(run: Path, embeddings: Embeddings, images: Dataset) -> None:
     items = []
     for row, label in enumerate(labels):
         shown = images.shown(row)
-        items.append(item_of_embedding(str(row), vectors[row], kappa[row], label, shown.path, shown.picture))
+        items.append(item_of_embedding(str(row), vectors[row], kappa[row], label, shown))
     with open_store(run / GALLERY) as store:
         replace_items(store, Enrolled(tuple(items), embeddings))
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The answers to Q images.
+    """The answers to Q images or texts.
 
     Attributes:
-        images: the files.
+        images: the files, or the texts.
         queries: their embeddings.
         hits: the nearest items of each.
         items: what each hit is, without its thumbnail.
         decisions: what is answered, where the run is calibrated.
     """
 
-    images: tuple[Path, ...]
+    images: tuple[Path | str, ...]
     queries: Embeddings
     hits: Hits
     items: tuple[tuple[Item, ...], ...]
     decisions: Decisions | None
 
 
-def search(run: str | Path, *images: str | Path, k: int = 5, progress: bool = False) -> SearchResult:
-    """Search a run's gallery for images.
+def search(
+    run: str | Path, *images: str | Path, texts: Sequence[str] = (), k: int = 5, progress: bool = False
+) -> SearchResult:
+    """Search a run's gallery for images or for texts.
 
     Args:
         run: the run's folder.
         images: files, and folders, whose images are all searched for.
+        texts: of a run on texts, in place of images; a warning says where a network reads only the beginning of one.
         k: how many hits each gets, at least 1.
         progress: show a progress bar on standard error.
 
     Raises:
-        ValueError: for k below 1, no image at all, or naming a file that is no image.
+        ValueError: for k below 1, no image and no text at all, or both, naming a file that is no image, or an empty
+            text.
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     files = tuple(file for image in images for file in _image_files(Path(image)))
-    if not files:
-        raise ValueError("there is no image to search for: give files, or folders that hold some")
+    if bool(files) == bool(texts):
+        raise ValueError("there must be images to search for, files or folders that hold some, or texts, and not both")
     opened = Run(run)
     encoder = opened.encoder
     require_faiss()
-    gallery, preprocessing = opened.gallery, preprocessing_of(encoder, Preprocessing)
+    preprocessing: Any = preprocessing_of(encoder, TextPreprocessing if texts else Preprocessing)
+    gallery, asked = opened.gallery, tuple(texts) if texts else files
     size = BATCH if preprocessing.shape is not None else 1
-    inputs = [files[start : start + size] for start in range(0, len(files), size)]
-    batches = (torch.stack([preprocessing(file) for file in part]) for part in inputs)
-    prediction = encoder.predict(batches, n_samples=gallery.mean_samples, progress=progress and len(inputs) > 1)
+    parts = [asked[start : start + size] for start in range(0, len(asked), size)]
+    batches = (torch.stack([preprocessing(one) for one in part]) for part in parts)
+    for text in texts:
+        if preprocessing.kept(text) != text.strip() or is_cut(encoder.network, text):
+            warnings.warn(f"{text[:_SHOWN]!r}... is longer than the network reads: it was cut", stacklevel=2)
+    prediction = encoder.predict(batches, n_samples=gallery.mean_samples, progress=progress and len(parts) > 1)
     queries, decisions, calibration = prediction.embeddings, None, opened.calibration
     if calibration is not None:
         nearest = gallery.search(queries, 2)  # the margin to the second is part of the evidence, whatever k
         decisions = calibration.decide(nearest, queries, features=prediction.features, gallery_size=len(gallery))
     hits = gallery.search(queries, k)
     items = tuple(tuple(gallery.items[place] for place in row) for row in hits.ids.tolist())
-    return SearchResult(files, queries, hits, items, decisions)
+    return SearchResult(asked, queries, hits, items, decisions)
 
 
 def _image_files(image: Path) -> list[Path]:

@@ -93,11 +93,14 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         k: Annotated[int, Query(ge=1, le=most)] = 10,
         min_probability: Annotated[float, Query(ge=0, le=1)] = 0.0,
     ) -> Response:
-        """Decide whether an image is in the gallery, and give the nearest items."""
+        """Decide whether an image, or a text, is in the gallery, and give the nearest items."""
         kind, body = content_type(request.headers, *CONTENT_TYPES, JSON), await request.body()
         if kind == JSON:
             engine.admit(engine.reader, engine.searcher)
             query = await engine.read(partial(query_of, body, engine.gallery.dimension))
+            if isinstance(query, str):
+                engine.admit(engine.decoder, engine.network, engine.searcher)
+                query = await engine.embed(query)
         else:
             engine.admit(engine.decoder, engine.network, engine.searcher)
             query = await engine.embed(body)

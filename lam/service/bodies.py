@@ -13,7 +13,7 @@ from lam.gallery.item import checked_metadata
 from lam.service.answers import Query
 from lam.service.engine import embedding_of
 from lam.service.errors import ServiceError
-from lam.service.models import JSON, EmbeddingRequest, ImageRequest, ItemRequest, PairRequest, checked
+from lam.service.models import JSON, EmbeddingRequest, ImageRequest, ItemRequest, PairRequest, TextRequest, checked
 
 _UNIT_TOLERANCE = 1e-3
 _SHOWN = 80
@@ -42,13 +42,16 @@ def content_type(headers: Mapping[str, str], *allowed: str) -> str:
     return kind
 
 
-def query_of(body: bytes, dimension: int) -> Query:
-    """Make a query of a body in JSON.
+def query_of(body: bytes, dimension: int) -> Query | str:
+    """Make a query of a body in JSON; of a text, give that.
 
     Raises:
-        ServiceError: for what is no embedding.
+        ServiceError: for what is neither.
     """
-    return _query(_parsed(body, EmbeddingRequest), dimension)
+    content = _content(body)
+    if isinstance(content, dict) and "text" in content:
+        return checked(content, TextRequest)["text"]
+    return _query(checked(content, EmbeddingRequest), dimension)
 
 
 def pair_of(body: bytes, dimension: int, max_json: int) -> list[Query | bytes]:
@@ -97,11 +100,14 @@ def item_of(body: bytes, dimension: int) -> ParsedItem:
 
 
 def _parsed(body: bytes, kind: type[Any]) -> Any:
+    return checked(_content(body), kind)
+
+
+def _content(body: bytes) -> Any:
     try:
-        content = json.loads(body.decode())  # else JSON would be tried as UTF-16 too
+        return json.loads(body.decode())  # else JSON would be tried as UTF-16 too
     except (ValueError, RecursionError):
         raise ServiceError(400, "the body is no valid JSON", allowed=JSON) from None
-    return checked(content, kind)
 
 
 def _refuse_costly(body: bytes, most: int) -> None:

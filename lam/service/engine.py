@@ -21,7 +21,7 @@ from lam.encoders.base import Encoder
 from lam.gallery.local_index import require_faiss
 from lam.gallery.refusal import Refusal, busy
 from lam.gallery.store import Change, Operation
-from lam.inputs import Preprocessing
+from lam.inputs import Preprocessing, TextPreprocessing
 from lam.inputs.thumbnails import thumbnail
 from lam.retrieval.index.entries import unit_vectors
 from lam.retrieval.index.hits import Hits
@@ -82,7 +82,7 @@ class Engine:
         if one is not None:
             one()
         self.reader: Worker[Callable[[], Any], Any] = Worker("reading", _done_each, queue=settings.queue)
-        self.decoder: Worker[tuple[bytes, bool], tuple[Tensor, bytes | None]] = Worker(
+        self.decoder: Worker[tuple[bytes | str, bool], tuple[Tensor, bytes | None]] = Worker(
             "decoding", self._decode, queue=settings.queue, begin=one
         )
         self.network: Worker[Tensor, Query] = Worker(
@@ -101,14 +101,15 @@ class Engine:
         )
 
     def _warm_up(self) -> None:
-        """Embed blank images, so that the first request finds everything loaded and it is known how long one takes."""
+        """Embed blank inputs, so that the first request finds everything loaded and it is known how long one takes."""
         self.responder.credible_cosine(1.0)
         shape = None if self.encoder.preprocessing is None else self.encoder.preprocessing.shape
         if shape is None:
             return
+        dtype = torch.uint8 if isinstance(self.encoder.preprocessing, TextPreprocessing) else torch.float32
         for _ in range(_WARM_UPS):
             with suppress(Refusal, ServiceError):
-                self.network.submit(torch.zeros(*shape)).result(self.settings.answer_seconds)
+                self.network.submit(torch.zeros(*shape, dtype=dtype)).result(self.settings.answer_seconds)
 
     def recalibrate(self) -> None:
         """Decide by the calibration that the run has now; one that cannot be read is logged, and the old one stays."""
@@ -149,11 +150,11 @@ class Engine:
         """
         return await self._done(self.reader.submit(job))
 
-    async def embed(self, body: bytes, *, with_thumbnail: bool = False) -> Query:
-        """Embed an image that somebody sent.
+    async def embed(self, body: bytes | str, *, with_thumbnail: bool = False) -> Query:
+        """Embed an image or a text that somebody sent.
 
         Args:
-            body: a JPEG, PNG or WebP file.
+            body: a JPEG, PNG or WebP file; or a text.
             with_thumbnail: make one too.
 
         Raises:
@@ -197,12 +198,14 @@ class Engine:
         except TimeoutError:
             raise busy(f"there was no answer within {self.settings.answer_seconds:g} s") from None
 
-    def _decode(self, jobs: Sequence[tuple[bytes, bool]]) -> list[tuple[Tensor, bytes | None] | Exception]:
+    def _decode(self, jobs: Sequence[tuple[bytes | str, bool]]) -> list[tuple[Tensor, bytes | None] | Exception]:
         return [self._decoded(body, with_thumbnail) for body, with_thumbnail in jobs]
 
-    def _decoded(self, body: bytes, with_thumbnail: bool) -> tuple[Tensor, bytes | None] | Exception:
+    def _decoded(self, body: bytes | str, with_thumbnail: bool) -> tuple[Tensor, bytes | None] | Exception:
+        preprocessing = self.encoder.preprocessing
+        if isinstance(body, str) or isinstance(preprocessing, TextPreprocessing):
+            return self._read_text(body)
         try:
-            preprocessing = self.encoder.preprocessing
             if not isinstance(preprocessing, Preprocessing):
                 raise ServiceError(422, "this run does not know how an image becomes an input", allowed="embeddings")
             image = read_image(body, self.settings, least=preprocessing.reduced_to)
@@ -211,6 +214,17 @@ class Engine:
             return error
         except ValueError as error:
             return ServiceError(422, f"the image cannot become an input: {error}", allowed="an ordinary photograph")
+
+    def _read_text(self, text: bytes | str) -> tuple[Tensor, None] | Exception:
+        preprocessing = self.encoder.preprocessing
+        if not isinstance(preprocessing, TextPreprocessing):
+            return ServiceError(422, "this run takes no texts", allowed="images or embeddings")
+        if isinstance(text, bytes):
+            return ServiceError(422, "this run takes no images", allowed='{"text": "..."} or embeddings')
+        try:
+            return preprocessing(text), None
+        except ValueError as error:
+            return ServiceError(422, str(error), allowed="a text that is not empty")
 
     def _embed(self, tensors: Sequence[Tensor]) -> list[Query | Exception]:
         results: dict[int, Query | Exception] = {}

@@ -57,6 +57,13 @@ class ImageRequest(TypedDict):
     image: Annotated[str, Field(description="base64", json_schema_extra={"format": "byte"})]
 
 
+@_CLOSED
+class TextRequest(TypedDict):
+    """A text, of a run on texts; of a long one the beginning counts."""
+
+    text: Annotated[str, Field(min_length=1, description="at most as much as JSON may hold")]
+
+
 def _kind(part: Any) -> str:
     return "image" if isinstance(part, dict) and "image" in part else "embedding"
 
@@ -227,7 +234,7 @@ class ErrorResponse(TypedDict):
     allowed: Any
 
 
-_ADAPTERS = {kind: TypeAdapter(kind) for kind in (EmbeddingRequest, ItemRequest, PairRequest)}
+_ADAPTERS = {kind: TypeAdapter(kind) for kind in (EmbeddingRequest, ItemRequest, PairRequest, TextRequest)}
 
 
 def checked(content: Any, kind: type[Any]) -> Any:
@@ -235,7 +242,7 @@ def checked(content: Any, kind: type[Any]) -> Any:
 
     Args:
         content: what was read.
-        kind: `EmbeddingRequest`, `ItemRequest` or `PairRequest`.
+        kind: `EmbeddingRequest`, `ItemRequest`, `PairRequest` or `TextRequest`.
 
     Returns:
         It, as that kind.

@@ -24,7 +24,7 @@ _INK, _MUTED, _GRID = "#1f2430", "#6b7280", "#e5e7eb"
 _VERDICTS = {True: ("✓ right", "#009e73"), False: ("✗ wrong", "#d55e00")}
 _OUTSIDE = "#0072b2"
 _DPI = 160
-_CHARACTERS, _LINES = 19, 10  # of a text in the place of a picture
+_CHARACTERS, _TEXT_LINES = 19, 10  # of a text in the place of a picture
 
 _LINES = ("-", "--", "-.")
 
@@ -368,7 +368,9 @@ def _show(axes: Any, image: Tensor | str, title: str, color: str) -> None:
 def _write(axes: Any, text: str) -> None:
     """As much of a text as fits into the place of a picture."""
     lines = wrap(text, width=_CHARACTERS) or [""]
-    shown = lines if len(lines) <= _LINES else [*lines[: _LINES - 1], f"{lines[_LINES - 1][: _CHARACTERS - 1]}…"]
+    shown = lines[:_TEXT_LINES]
+    if len(lines) > _TEXT_LINES:
+        shown[-1] = f"{shown[-1][: _CHARACTERS - 1]}…"
     axes.set_box_aspect(1)
     written = "\n".join(shown).replace("$", "\\$")
     axes.text(0.05, 0.95, written, fontsize=6, va="top", color=_INK, transform=axes.transAxes)

@@ -37,6 +37,13 @@ async function open() {
   $("desk").hidden = false;
   $("uncalibrated").hidden = calibration !== null;
   $("drawing").hidden = !canBeDrawn(model.preprocessing);
+  const takesTexts = "max_bytes" in (model.preprocessing ?? {});
+  $("asking").hidden = !takesTexts;
+  $("drop").hidden = takesTexts;
+  if (takesTexts) {
+    $("query-title").textContent = "Question or text";
+    $("reason").textContent = "Type a text to see whether it is in the gallery.";
+  }
   $("accepted").textContent = `JPEG, PNG or WebP, at most ${plain(model.limits.max_bytes / 2 ** 20)}\u00a0MiB`;
   showState(model.calibration, model.gallery_size);
   if (thresholds) {
@@ -83,14 +90,18 @@ async function search(image) {
   hush();
   asking?.abort();
   const mine = (asking = new AbortController());
-  if (image.size > model.limits.max_bytes) {
+  if (typeof image !== "string" && image.size > model.limits.max_bytes) {
     complain(new Refusal(`The image has ${plain(image.size / 2 ** 20)} MiB, more than this service takes.`));
     return;
   }
-  showQuery(image);
+  if (typeof image !== "string") {
+    showQuery(image);
+  }
   $("answer").setAttribute("aria-busy", "true");
   try {
-    const options = { method: "POST", body: image, headers: { "Content-Type": image.type }, signal: mine.signal };
+    const [type, body] = typeof image === "string" ? ["application/json", JSON.stringify({ text: image })]
+      : [image.type, image];
+    const options = { method: "POST", body, headers: { "Content-Type": type }, signal: mine.signal };
     answer = await (await ask(`/v1/search?k=${model.limits.max_k}`, options)).json();
     pictures.forEach((url) => url.then(URL.revokeObjectURL, () => {}));
     pictures = new Map();
@@ -212,6 +223,11 @@ function tagOf(accepted, nearest) {
 /** The picture of a hit, fetched with the key, which an address alone would not carry. */
 function picture(hit) {
   const frame = made("div", "picture");
+  if (typeof hit.metadata.text === "string") {
+    frame.classList.add("text");
+    frame.append(made("bdi", "", hit.metadata.text));
+    return frame;
+  }
   if (!hit.thumbnail) {
     frame.append("no picture");
     return frame;
@@ -273,6 +289,10 @@ $("key-form").addEventListener("submit", (event) => {
     return;
   }
   open();
+});
+$("asking").addEventListener("submit", (event) => {
+  event.preventDefault();
+  search($("text").value);
 });
 $("file").addEventListener("change", (event) => {
   take([...event.target.files]);

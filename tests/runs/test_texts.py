@@ -1,0 +1,92 @@
+"""Runs on texts: labels, questions with answers, and what a run is told by the network's head."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lam.retrieval.decisions.calibration import Targets
+from lam.runs.calibrate import calibrate_run
+from lam.runs.config_files import load_config
+from lam.runs.finished import Run
+from lam.runs.index import search
+from lam.runs.run import run
+from lam.service.engine import Engine
+from tests.models import bag_of_words  # noqa: F401 - which registers itself
+from tests.service.asking import client_of
+
+TOPICS = {"cats": "fur paw whisker purr", "trains": "rail station engine track", "bread": "flour oven crust yeast"}
+
+
+def topics(path: Path, count: int = 40) -> Path:
+    rows = [
+        {"text": f"{words[number % 4]} and {words[(number + shift) % 4]} {number}", "label": label}
+        for label, words in ((label, words.split()) for label, words in TOPICS.items())
+        for number in range(count)
+        for shift in (1,)
+    ]
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    return path
+
+
+def faq(path: Path) -> Path:
+    rows = [{"question": f"where is thing{number}", "answer": f"thing{number} is here"} for number in range(60)]
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    return path
+
+
+def made(folder: Path, data: Path, *settings: str) -> Run:
+    words = ["--network.name=bag_of_words", "--network.dimension=8", "--training.epochs=3", "--accelerator=cpu"]
+    words += [f"--data.root={data}", f"--output={folder}", "--evaluation.n_samples=8", *settings]
+    run(load_config("texts laplace_posthoc", words), progress=False)
+    return Run(folder)
+
+
+def test_a_run_on_labelled_texts(tmp_path: Path) -> None:
+    finished = made(tmp_path / "run", topics(tmp_path / "topics.json"))
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["recall@1"] > 0.8
+    assert {"corruption_words_5_recall@1", "corruption_typing_trend"} <= metrics.keys()
+    texts = [item.text for item in finished.gallery.items]
+    assert len(texts) == 24
+    assert all(text is not None and " and " in text for text in texts)
+    assert {item.label for item in finished.gallery.items} == set(TOPICS)
+
+
+def test_questions_search_among_all_answers(tmp_path: Path) -> None:
+    finished = made(tmp_path / "run", faq(tmp_path / "faq.json"))
+    texts = {item.text for item in finished.gallery.items}
+    assert texts == {f"thing{number} is here" for number in range(60)}
+
+
+def test_texts_are_searched_for(tmp_path: Path) -> None:
+    made(tmp_path / "run", topics(tmp_path / "topics.json"))
+    result = search(tmp_path / "run", texts=["rail and station", "fur and paw"], k=3)
+    assert result.images == ("rail and station", "fur and paw")
+    assert [items[0].label for items in result.items] == ["trains", "cats"]
+    with pytest.warns(UserWarning, match="is longer than the network reads: it was cut"):
+        search(tmp_path / "run", texts=[2000 * "fur "])
+    with pytest.raises(ValueError, match="the text is empty"):
+        search(tmp_path / "run", texts=[" "])
+    with pytest.raises(ValueError, match=r"this run takes texts: give --text or a CSV file of texts"):
+        search(tmp_path / "run", tmp_path / "cat.png")
+    with pytest.raises(ValueError, match="there must be images to search for, .* or texts, and not both"):
+        search(tmp_path / "run")
+
+
+def test_a_calibrated_run_of_questions_serves_texts(tmp_path: Path) -> None:
+    made(tmp_path / "run", faq(tmp_path / "faq.json"))
+    calibration = calibrate_run(tmp_path / "run", targets=Targets(far=0.2, ood=0.2), progress=False)
+    assert calibration.gallery_size == 60
+    assert calibration.facts["queries"] == 12
+    engine = Engine(tmp_path / "run")
+    with client_of(engine) as client:
+        answer = client.post("/v1/search?k=2", json={"text": "where is thing7"}).json()
+        assert answer["decision"] in ("match", "unknown", "abstain")
+        assert all(hit["metadata"]["text"].endswith("is here") for hit in answer["hits"])
+        for body, message in (({"text": " "}, "the text is empty"), ({"text": 3}, "text: Input should be a valid")):
+            refused = client.post("/v1/search", json=body)
+            assert refused.status_code == 422
+            assert message in refused.json()["error"]
+        refused = client.post("/v1/search", content=b"x", headers={"Content-Type": "image/png"})
+        assert (refused.status_code, refused.json()["error"]) == (422, "this run takes no images")

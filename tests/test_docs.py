@@ -72,6 +72,17 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(navigation) == [page.name for page in PAGES if page.parent == DOCS]
 
 
+def test_fields_of_answers_are_those_of_the_service() -> None:
+    from lam.service import models
+
+    fields = {name for kind in vars(models).values() for name in getattr(kind, "__annotations__", ())}
+    tables = re.findall(r"^\| field \|.*?\n\n", text(DOCS / "serving.md"), flags=re.DOTALL | re.MULTILINE)
+    cells = [row.split(" | ")[0] for table in tables for row in table.splitlines()]
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert len(named) > 15
+    assert named <= fields
+
+
 def test_rooms_and_letters_are_those_of_the_source() -> None:
     page, settings = text(DOCS / "making.md"), tomllib.loads(text(ROOT / "pyproject.toml"))
     (contract,) = settings["tool"]["importlinter"]["contracts"]

@@ -24,6 +24,7 @@ _INK, _MUTED, _GRID = "#1f2430", "#6b7280", "#e5e7eb"
 _VERDICTS = {True: ("✓ right", "#009e73"), False: ("✗ wrong", "#d55e00")}
 _OUTSIDE = "#0072b2"
 _DPI = 160
+_LEGEND = 3.0  # inches of a legend beside the axes
 _CHARACTERS, _TEXT_LINES = 19, 10  # of a text in the place of a picture
 
 _LINES = ("-", "--", "-.")
@@ -406,8 +407,13 @@ def _style(axes: Any) -> None:
 
 
 def _finish(figure: Any, axes: Any, path: str | Path, *, legend: str) -> None:
+    """Style the axes and write the file; a legend of more curves than there are colours stands beside the axes."""
     _style(axes)
-    axes.legend(loc=legend, fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none", labelcolor=_INK)
+    place: dict[str, Any] = {"loc": legend}
+    if len(axes.get_legend_handles_labels()[1]) > len(_PALETTE) + 2:
+        figure.set_figwidth(figure.get_figwidth() + _LEGEND)
+        place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
+    axes.legend(**place, fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none", labelcolor=_INK)
     _save(figure, path)
 
 

@@ -93,6 +93,15 @@ def test_eighteen_curves_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(set(seen)) == 19  # and the useless score
 
 
+def test_a_long_legend_stands_beside_the_curves(tmp_path: Path) -> None:
+    widths = []
+    for count in (6, 13):
+        plot_roc(tmp_path / "plot.png", {str(number): (INSIDE, OUTSIDE) for number in range(count)})
+        with Image.open(tmp_path / "plot.png") as picture:
+            widths.append(picture.width)
+    assert widths[1] > 1.4 * widths[0]
+
+
 @pytest.mark.parametrize("plot", [plot_roc, plot_precision_recall])
 def test_curves(plot, tmp_path: Path) -> None:
     plot(tmp_path / "plot.png", {"−κ": (INSIDE, OUTSIDE), "other": (INSIDE, INSIDE[:3])})

@@ -61,7 +61,7 @@ def banking77(*, root: str | Path | None = None, seed: int = 0, validation: floa
         MissingDataError: If a file is missing.
         ValueError: If one has no columns text and category.
     """
-    folder = _BANKING77.root(root)
+    (folder,) = _BANKING77.roots(root)
     files = {part: _one_of(folder, f"{part}.csv", _BANKING77) for part in ("train", "test")}
     tables = {part: read_table(path) for part, path in files.items()}
     columns = {part: Columns("text", "category").of(table) for part, table in tables.items()}
@@ -76,7 +76,8 @@ def banking77(*, root: str | Path | None = None, seed: int = 0, validation: floa
 
 
 def _clinc150(root: str | Path | None) -> tuple[Path, dict[str, Any]]:
-    path = _one_of(_CLINC150.root(root), "data_full.json", _CLINC150)
+    (folder,) = _CLINC150.roots(root)
+    path = _one_of(folder, "data_full.json", _CLINC150)
     content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold an object of lists, such as train; get it again")

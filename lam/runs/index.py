@@ -168,7 +168,8 @@ def search(
     opened = Run(run)
     encoder = opened.encoder
     require_faiss()
-    preprocessing: Any = preprocessing_of(encoder, TextPreprocessing if texts else Preprocessing)
+    preprocessing: Any
+    preprocessing = preprocessing_of(encoder, TextPreprocessing) if texts else preprocessing_of(encoder, Preprocessing)
     gallery, asked = opened.gallery, tuple(texts) if texts else files
     size = BATCH if preprocessing.shape is not None else 1
     parts = [asked[start : start + size] for start in range(0, len(asked), size)]

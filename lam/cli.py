@@ -266,7 +266,12 @@ def _search(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _show_answer(result: Any, row: int) -> None:
-    print(f"query: kappa {float(result.queries.kappa[row]):.4g}, variance {float(result.queries.variance[row]):.4g}")
+    queries = result.queries
+    print(f"query: kappa {float(queries.kappa[row]):.4g}, variance {float(queries.variance[row]):.4g}")
+    if queries.has_parts:
+        known, closely = float(queries.p_known[row]), float(queries.kappa_aleatoric[row])
+        doubt = result.doubts[row] or "neither unseen nor ambiguous"
+        print(f"       {doubt}: p_known {known:.3f}, kappa of ambiguity {closely:.4g}")
     if (decisions := result.decisions) is not None:
         stale = ", calibration: stale" if decisions.stale else ""
         print(f"decision: {decisions.decision[row]}, probability {float(decisions.probability[row]):.3f}{stale}")

@@ -5,6 +5,7 @@ mean (N, D)                  kappa, variance, resultant (N,)
 shard (2,) i and n           total (): of the folder    listing (): hash of its paths    encoder (): of the run
 mean_samples ():             S where means are of S samples, else 0
 flagged (N,)                 where the run is calibrated: which images it could not judge
+kappa_epistemic, kappa_aleatoric, p_known (N,)   where the encoder has learnt its ambiguity; merged files hold κ alone
 """
 
 import hashlib
@@ -122,6 +123,7 @@ def save_embeddings(
         "encoder": np.array(encoder),
         "mean_samples": np.array(embeddings.mean_samples or 0),
         **({} if flagged is None else {"flagged": flagged.numpy()}),
+        **{name: values.cpu().numpy() for name, values in embeddings.parts().items()},
     }
 
     def write(temporary: Path) -> None:

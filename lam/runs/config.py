@@ -136,6 +136,19 @@ class EvaluationConfig:
 
 
 @dataclass
+class AmbiguityConfig:
+    """Whether the encoder learns its ambiguity on the validation split; see `Encoder.learn_ambiguity`.
+
+    Attributes:
+        learn: whether it does. κ is then A_D⁻¹(p_known A_D(κ_a)), and no longer the posterior's alone.
+        reference: how many training items the nearest is looked for among, beside the validation split's.
+    """
+
+    learn: bool = False
+    reference: int = 20000
+
+
+@dataclass
 class RunConfig:
     """A whole run.
 
@@ -152,6 +165,7 @@ class RunConfig:
         augmentation: random crops and flips of the training images.
         places: what makes images of places match.
         evaluation: how the encoder is evaluated.
+        ambiguity: whether it learns how closely matches lie, and how known an item is.
     """
 
     data: DataConfig
@@ -166,6 +180,7 @@ class RunConfig:
     augmentation: AugmentationOptions = field(default_factory=AugmentationOptions)
     places: PlacesConfig = field(default_factory=PlacesConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    ambiguity: AmbiguityConfig = field(default_factory=AmbiguityConfig)
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
@@ -212,6 +227,7 @@ class RunConfig:
             ("evaluation.n_samples", evaluation.n_samples, 2),
             ("evaluation.reference", evaluation.reference, NEIGHBOUR),
             ("evaluation.corrupted", evaluation.corrupted, 0),
+            ("ambiguity.reference", self.ambiguity.reference, 0),
         ):
             check_at_least(name, value, least)
         check_positive("places.positive_within", places.positive_within)

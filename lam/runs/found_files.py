@@ -12,6 +12,7 @@ from lam.utils.files import write_json, write_text
 
 SUFFIXES = (".csv", ".json")
 _OF_IMAGE: tuple[str, ...] = ("image", "kappa", "variance", "decision", "probability", "p_value")
+_PARTS: tuple[str, ...] = ("kappa_epistemic", "kappa_aleatoric", "p_known", "doubt")
 _OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path")
 
 
@@ -40,7 +41,8 @@ def write_found(path: str | Path, found: SearchResult) -> None:
         write_json(path, {"calibration": state, "images": list(_entries(found))})
         return
     text = io.StringIO()
-    writer = csv.DictWriter(text, (*_OF_IMAGE, *_OF_HIT), lineterminator="\n")
+    parts = _PARTS if found.queries.has_parts else ()
+    writer = csv.DictWriter(text, (*_OF_IMAGE, *parts, *_OF_HIT), lineterminator="\n")
     writer.writeheader()
     for entry in _entries(found):
         hits = entry.pop("hits") or [{}]
@@ -58,21 +60,34 @@ def _entries(found: SearchResult) -> Iterator[dict[str, Any]]:
         )
         numbers = float(found.queries.kappa[row]), float(found.queries.variance[row])
         hits = zip(found.hits.scores[row].tolist(), found.hits.kappa[row].tolist(), found.items[row], strict=True)
-        yield dict(zip(_OF_IMAGE, (str(image), *numbers, *answer), strict=True)) | {
-            "hits": [
-                {
-                    "rank": rank,
-                    "score": score,
-                    "hit_kappa": kappa,
-                    "id": item.id,
-                    "label": item.label,
-                    "path": item.path,
-                    "paths": json.loads(item.images.paths),
-                    "metadata": json.loads(item.metadata),
-                    "images": item.images.count,
-                    "resultant": item.images.resultant,
-                    "least_kappa": item.least_kappa,
-                }
-                for rank, (score, kappa, item) in enumerate(hits, start=1)
-            ]
-        }
+        yield (
+            dict(zip(_OF_IMAGE, (str(image), *numbers, *answer), strict=True))
+            | _parts(found, row)
+            | {
+                "hits": [
+                    {
+                        "rank": rank,
+                        "score": score,
+                        "hit_kappa": kappa,
+                        "id": item.id,
+                        "label": item.label,
+                        "path": item.path,
+                        "paths": json.loads(item.images.paths),
+                        "metadata": json.loads(item.metadata),
+                        "images": item.images.count,
+                        "resultant": item.images.resultant,
+                        "least_kappa": item.least_kappa,
+                    }
+                    for rank, (score, kappa, item) in enumerate(hits, start=1)
+                ]
+            }
+        )
+
+
+def _parts(found: SearchResult, row: int) -> dict[str, Any]:
+    """The parts of κ and what they say in words; nothing where the encoder has not learnt them."""
+    if not found.queries.has_parts:
+        return {}
+    queries: Any = found.queries
+    numbers = (float(getattr(queries, name)[row]) for name in _PARTS[:-1])
+    return dict(zip(_PARTS, (*numbers, found.doubts[row]), strict=True))

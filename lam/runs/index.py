@@ -135,6 +135,7 @@ class SearchResult:
         hits: the nearest items of each.
         items: what each hit is, without its thumbnail.
         decisions: what is answered, where the run is calibrated.
+        doubts: why each image is uncertain, in words, where the encoder has learnt its ambiguity.
     """
 
     images: tuple[Path | str, ...]
@@ -142,6 +143,7 @@ class SearchResult:
     hits: Hits
     items: tuple[tuple[Item, ...], ...]
     decisions: Decisions | None
+    doubts: tuple[str, ...] = ()
 
 
 def search(
@@ -184,7 +186,8 @@ def search(
         decisions = calibration.decide(nearest, queries, features=prediction.features, gallery_size=len(gallery))
     hits = gallery.search(queries, k)
     items = tuple(tuple(gallery.items[place] for place in row) for row in hits.ids.tolist())
-    return SearchResult(asked, queries, hits, items, decisions)
+    doubts = () if encoder.ambiguity is None else tuple(encoder.ambiguity.doubts(queries))
+    return SearchResult(asked, queries, hits, items, decisions, doubts)
 
 
 def _image_files(image: Path) -> list[Path]:

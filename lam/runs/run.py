@@ -134,7 +134,7 @@ def _evaluate(
     ood: dict[str, Dataset],
     stages: "Stages",
 ) -> RunResult:
-    encoder = _encoder(config, trained, splits.validation, folder, stages)
+    encoder = _encoder(config, trained, splits, folder, stages)
     evaluation, corrupted, measured = evaluate_splits(config, encoder, splits, ood, stages)
     with stages("index"):
         index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
@@ -250,9 +250,7 @@ def _train(
     return config.method.train(network, images, training)
 
 
-def _encoder(
-    config: RunConfig, trained: Trained | None, validation: Dataset, folder: Path, stages: "Stages"
-) -> Encoder:
+def _encoder(config: RunConfig, trained: Trained | None, splits: Splits, folder: Path, stages: "Stages") -> Encoder:
     """The encoder, tuned and saved; or read, where an earlier start saved it."""
     if trained is None:
         return load(folder / ENCODER).to(device_of(config.accelerator))
@@ -262,14 +260,20 @@ def _encoder(
         total = sum(sum(history.seconds) for history in histories.values())
         stages.seconds["train"] = round(total, 3)  # of every start, not of this one alone
     encoder.n_samples = config.evaluation.n_samples
+    workers = config.data.num_workers
+    held_out = loader_of(splits.validation, EMBEDDING_BATCH, workers)
+    queries: Any = {
+        "is_query": splits.validation.is_query,
+        "relevant_within": config.places.relevant_within,
+    }
     if config.method.tunes:
         with stages("tune"):
-            config.method.tune_on(
-                encoder,
-                loader_of(validation, EMBEDDING_BATCH, config.data.num_workers),
-                is_query=validation.is_query,
-                relevant_within=config.places.relevant_within,
-            )
+            config.method.tune_on(encoder, held_out, **queries)
+    if config.ambiguity.learn:
+        with stages("ambiguity"):
+            count = config.ambiguity.reference
+            known = loader_of(splits.train.limit(count, seed=config.seed), EMBEDDING_BATCH, workers) if count else None
+            encoder.learn_ambiguity(held_out, reference=known, seed=config.seed, **queries)
     write_json(folder / "seconds.json", stages.seconds)
     encoder.save(folder / ENCODER)
     return encoder

@@ -93,8 +93,11 @@ class Embeddings:
 
     def _rows(self) -> dict[str, Tensor]:
         """What there is of each item, but for samples."""
-        parts = _PARTS if self.has_parts else ()
-        return {name: getattr(self, name) for name in (*_BY_ITEM, *parts)}
+        return {name: getattr(self, name) for name in _BY_ITEM} | self.parts()
+
+    def parts(self) -> dict[str, Tensor]:
+        """The parts of `kappa` by name; nothing where they are not there."""
+        return {name: getattr(self, name) for name in _PARTS} if self.has_parts else {}
 
     @staticmethod
     def from_samples(

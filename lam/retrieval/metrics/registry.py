@@ -77,9 +77,9 @@ class Score:
         short: beside a curve.
         meaning: one line on what it says.
         function: of what it needs, in that order; (N,) values, higher where there is more doubt.
-        needs: which of `embeddings`, `features`, `reference` (a `Reference` of training items), `labelled` (the same,
-            where its items have labels), `cosines` ((N, K) of the first hits) and `labels` ((N, K) of those) it is made
-            from.
+        needs: which of `embeddings`, `parts` (embeddings with the parts of κ), `features`, `reference` (a `Reference`
+            of training items), `labelled` (the same, where its items have labels), `cosines` ((N, K) of the first hits)
+            and `labels` ((N, K) of those) it is made from.
         of_posterior: whether it says nothing where a network has no uncertainty.
         uses: what it is made from too, where there is any.
     """
@@ -101,6 +101,28 @@ SCORES: dict[str, Score] = {
         lambda embeddings: -embeddings.kappa,
         ("embeddings",),
         of_posterior=True,
+    ),
+    "kappa_epistemic": Score(
+        "−κ of the method itself",
+        "epistemic κ",
+        "how badly the weights are determined for an item",
+        lambda parts: -parts.kappa_epistemic,
+        ("parts",),
+        of_posterior=True,
+    ),
+    "kappa_aleatoric": Score(
+        "−κ of ambiguity",
+        "κ of ambiguity",
+        "this could be several things",
+        lambda parts: -parts.kappa_aleatoric,
+        ("parts",),
+    ),
+    "p_known": Score(
+        "1 − p_known",
+        "p_known",
+        "I have not seen such a thing",
+        lambda parts: 1 - parts.p_known,
+        ("parts",),
     ),
     "variance": Score(
         "predictive variance, before normalisation",
@@ -408,6 +430,9 @@ def scores_of(evidence: Mapping[str, Any]) -> dict[str, Tensor]:
     Args:
         evidence: what there is, by the names that scores need it under; None for what is missing.
     """
+    embeddings = evidence.get("embeddings")
+    if embeddings is not None and embeddings.has_parts:
+        evidence = {**evidence, "parts": embeddings}
     known = {name for name, value in evidence.items() if value is not None}
     return {
         name: score.function(

@@ -5,6 +5,7 @@ A metric that is entered needs evidence made here, by the name that it needs it 
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -192,9 +193,11 @@ def items(n: int = 12, *, rows: Tensor | None = None) -> dict[str, Any]:
     rows = torch.arange(n) if rows is None else rows
     mean = torch.nn.functional.normalize(torch.randn(n, D, generator=generator))
     embeddings = Embeddings(mean, kappa, torch.full((n,), 0.5), variance)
+    parts = replace(embeddings, kappa_epistemic=kappa.clone(), kappa_aleatoric=2 * kappa, p_known=variance / 2)
     return {
         **{"embeddings": embeddings[rows], "features": features[rows], "cosines": cosines[rows]},
         **{"labels": labels[rows], "reference": reference, "labelled": reference},
+        "parts": parts[rows],
     }
 
 
@@ -216,6 +219,8 @@ def test_nan_stays_with_the_item_that_has_it(name: str) -> None:
     for need in ("features", "cosines"):
         of[need][3] = math.nan
     of["embeddings"].kappa[3] = of["embeddings"].variance[3] = math.nan
+    for values in of["parts"].parts().values():
+        values[3] = math.nan
     spoilt = scores_of(of)[name]
     assert spoilt.isnan().nonzero().flatten().tolist() == [3]
     torch.testing.assert_close(spoilt.nan_to_num(), whole.where(torch.arange(12) != 3, 0.0))
@@ -228,6 +233,9 @@ def between_the_classes(reference: Reference) -> Tensor:
 
 DOUBTFUL: dict[str, Callable[[dict[str, Any]], None]] = {  # what makes the first item more doubtful by each score
     "kappa": lambda of: of["embeddings"].kappa[:1].mul_(0.5),
+    "kappa_epistemic": lambda of: of["parts"].kappa_epistemic[:1].mul_(0.5),
+    "kappa_aleatoric": lambda of: of["parts"].kappa_aleatoric[:1].mul_(0.5),
+    "p_known": lambda of: of["parts"].p_known[:1].mul_(0.5),
     "variance": lambda of: of["embeddings"].variance[:1].mul_(2.0),
     "norm": lambda of: of["features"][:1].mul_(2.0),
     "knn": lambda of: of["features"][:1].copy_(-of["reference"].unit.mean(0)),

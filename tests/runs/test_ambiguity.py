@@ -1,0 +1,63 @@
+"""A run whose encoder learns its ambiguity, from its configuration to what `lam search` and `lam embed` say."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lam.cli import main
+from lam.encoders.ambiguity import SEVERAL, UNSEEN
+from lam.runs.config import RunConfig
+from lam.runs.finished import Run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("ambiguity") / "run"
+    settings = ["--ambiguity.learn=true", "--ambiguity.reference=200", "--training.epochs=1", "--accelerator=cpu"]
+    settings += ["--evaluation.corrupted=5", "--evaluation.n_samples=8", f"--output={folder}", "--quiet"]
+    assert main(["run", "digits", "laplace_posthoc", *settings]) == 0
+    return folder
+
+
+def test_its_scores_are_measured_and_its_encoder_has_learnt(folder: Path) -> None:
+    metrics = json.loads((folder / "metrics.json").read_text())
+    for score in ("kappa_epistemic", "kappa_aleatoric", "p_known"):
+        assert 0 <= metrics[f"ausc_{score}"] <= 1
+        assert 0 <= metrics[f"auroc_{score}"] <= 1
+    assert "seconds_ambiguity" in metrics
+    assert Run(folder).encoder.ambiguity is not None
+
+
+def test_search_and_embed_say_which_it_is(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noise = torch.rand(8, 8, generator=torch.Generator().manual_seed(0)).mul(255).byte().numpy()
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    Image.fromarray(noise).save(pictures / "noise.png")
+    assert main(["search", str(folder), str(pictures / "noise.png"), "--quiet"]) == 0
+    said = capsys.readouterr().out.splitlines()[1]
+    assert any(words in said for words in (UNSEEN, SEVERAL, "neither unseen nor ambiguous"))
+    assert "p_known" in said
+    for name in ("found.csv", "found.json"):
+        assert main(["search", str(folder), str(pictures), "-o", str(tmp_path / name), "--quiet"]) == 0
+    with (tmp_path / "found.csv").open() as file:
+        row = next(csv.DictReader(file))
+    entry = json.loads((tmp_path / "found.json").read_text())["images"][0]
+    assert float(row["p_known"]) == entry["p_known"]
+    assert row["doubt"] == entry["doubt"]
+    assert main(["embed", str(folder), str(pictures), "-o", str(tmp_path / "made.npz"), "--quiet"]) == 0
+    made = np.load(tmp_path / "made.npz")
+    assert made["p_known"][0] == pytest.approx(entry["p_known"])
+    assert made["kappa_aleatoric"].shape == made["kappa_epistemic"].shape == (1,)
+    assert main(["index", str(folder), "--embeddings", str(tmp_path / "made.npz"), "--quiet"]) == 0
+
+
+def test_a_reference_below_none_is_refused() -> None:
+    settings = {"data": {"name": "digits"}, "network": {"name": "convnet28"}, "method": "deterministic"}
+    config = RunConfig.parsed({**settings, "ambiguity": {"learn": True, "reference": -1}})
+    with pytest.raises(ValueError, match=r"ambiguity.reference must be at least 0, got -1"):
+        config.check()

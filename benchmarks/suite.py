@@ -163,7 +163,7 @@ def parted(folder: Path, is_known: Callable[[Path], bool]) -> tuple[Path, Path]:
 def configured(parsed: argparse.Namespace, name: str, source: Source, method: str, seed: int) -> RunConfig:
     """The cell's configuration."""
     output = parsed.work / f"{name}-{method}-{seed}"
-    settings = (*source.settings, f"--seed={seed}", f"--output={output}", "--accelerator=cpu")
+    settings = (*source.settings, "--data.strangers=0", f"--seed={seed}", f"--output={output}", "--accelerator=cpu")
     config = load_config(f"{source.configuration} {method}", list(settings))
     if source.ood:
         config.data.ood = list(source.ood)

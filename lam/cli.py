@@ -317,6 +317,10 @@ def _described(calibration: Any) -> Iterator[str]:
     far, (low, high) = calibration.false_accept_rate(threshold)
     yield f"match: cosine above {threshold:.9g}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     yield f"       {facts['false_accepts']}"
+    if "strangers_accepted" in facts:
+        share, low, high = facts["strangers_accepted"]
+        classes = f"of the {facts['strangers_set_aside']} classes set aside"
+        yield f"       {classes} {share:.4g} are accepted, 95 % interval {low:.4g} to {high:.4g}"
     flagged = f"{calibration.flag} above {calibration.flag_above:.6g}"
     flagged = f"kappa below {calibration.kappa_below:.6g}" if calibration.flag == "kappa" else flagged
     yield f"abstain: {flagged}; false flags at most {targets.ood:g}"

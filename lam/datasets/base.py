@@ -244,7 +244,12 @@ class TensorImages(Dataset):
 
 @dataclass(frozen=True)
 class Splits:
-    """Three disjoint parts of a data set: to train and fit on, to tune and choose on, and to report on.
+    """Disjoint parts of a data set: to train and fit on, to tune and choose on, and to report on.
+
+    Attributes:
+        train, validation, test: the three.
+        strangers: items of classes that none of the three holds, see `lam.datasets.strangers`; None where none were set
+            aside.
 
     Raises:
         ValueError: If their items differ in shape or their labels in meaning.
@@ -253,6 +258,7 @@ class Splits:
     train: Dataset
     validation: Dataset
     test: Dataset
+    strangers: "Dataset | None" = None
 
     def __post_init__(self) -> None:
         for name, part in (("validation", self.validation), ("test", self.test)):

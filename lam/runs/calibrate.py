@@ -30,6 +30,7 @@ from lam.gallery.snapshot import Snapshot
 from lam.inputs import Preprocessing
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
+from lam.retrieval.decisions.conformal import ConformalScores, needed
 from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.flags import Flag
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
@@ -37,7 +38,7 @@ from lam.retrieval.metrics.plots import plot_calibration
 from lam.retrieval.metrics.reference import NEIGHBOUR, knn_distance
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.config import RunConfig
-from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
+from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, parts_of, reference_features
 from lam.runs.finished import Run
 from lam.runs.folder import changed_parts
 from lam.utils.checks import check_length
@@ -125,8 +126,9 @@ def calibrate_run(
         gallery: what is searched: the run's index, one half of the held-out data, or other stored items; items without
             a label are left out, and counted among the facts.
         folder: fresh images in class sub-folders to calibrate on, instead of the validation split.
-        strangers: a folder of images that have no match in the gallery, and of which false accepts are then promised;
-            by default they are promised of images like the others, whose matches are taken out of the gallery.
+        strangers: a folder of images that have no match in the gallery, and of which false accepts are then promised.
+            By default they are promised of the classes that the run set aside, where these are enough for the target;
+            else of images like the others, whose matches are taken out of the gallery.
         data_root: where the run's data are, if they have moved.
         reference: how many training items the k-NN distance compares with; 0 for none, so that κ alone can flag.
         progress: show a progress bar on standard error.
@@ -167,7 +169,13 @@ def calibrate_run(
     queries = relevance.queries
     searched = _searched(embeddings, relevance) if stored is None else (stored.vectors, stored.kappa)
     searches, verifier = _search(embeddings, relevance, *searched, config.seed)
-    stranger_scores = None if strangers is None else _first_hits(encoder, strangers, searched[0], progress)
+    targets = Targets() if targets is None else targets
+    set_aside, stranger_scores = None, None
+    if strangers is not None:
+        stranger_scores = ConformalScores.of(_first_hits(encoder, strangers, searched[0], progress))
+    elif splits is not None and splits.strangers is not None:
+        set_aside = _scores_of_strangers(encoder, splits.strangers, stored, searched[0], progress)
+        stranger_scores = set_aside if set_aside.n_units >= needed(targets.far) else None
     with opened.lock():
         calibration = calibrate(
             searches,
@@ -185,30 +193,53 @@ def calibrate_run(
                 "data": VALIDATION if folder is None else str(folder),
                 "gallery": gallery if isinstance(gallery, str) else "stored items",
                 "strangers": None if strangers is None else str(strangers),
-                "false_accepts": _promised_of(folder, strangers),
+                "false_accepts": _promised_of(folder, strangers, set_aside, targets.far),
                 "unlabelled": unlabelled,
                 **_facts_of(searches),
             },
         )
+        if set_aside is not None and stranger_scores is None:
+            calibration.facts["strangers_set_aside"] = set_aside.n_units
+            calibration.facts["strangers_accepted"] = set_aside.share_above(calibration.accept_above)
         save_calibration(opened.folder, calibration)
         plot = opened.folder / "plots" / "probability.png"
         plot_calibration(plot, calibration.reliability, confidence="P(first hit is right)")
     return calibration
 
 
-def _promised_of(folder: str | Path | None, strangers: str | Path | None) -> str:
+def _promised_of(
+    folder: str | Path | None, strangers: str | Path | None, set_aside: ConformalScores | None, target: float
+) -> str:
     """Of whom the false-accept rate is promised; of people or products never trained on it can be many times that."""
     if strangers is not None:
         return f"of strangers like those in {strangers}"
-    if folder is not None:
-        return f"of classes like those in {folder}; other strangers are not promised"
-    return "of classes like those it was trained on; strangers are not promised"
+    if set_aside is not None and set_aside.n_units >= needed(target):
+        return f"of a random item of a class never trained on, like the {set_aside.n_units} classes set aside"
+    known = "it was trained on; strangers" if folder is None else f"in {folder}; other strangers"
+    sentence = f"of classes like those {known} are not promised"
+    if set_aside is None:
+        return sentence
+    return (
+        f"{sentence}: {set_aside.n_units} classes were set aside, which can promise a rate of {set_aside.least_rate:g} "
+        f"or more (--target-far {set_aside.least_rate:g})"
+    )
+
+
+def _scores_of_strangers(
+    encoder: Encoder, strangers: Dataset, stored: StoredItems | None, items: Tensor, progress: bool
+) -> ConformalScores:
+    """The highest cosines of items of classes set aside, those of the gallery that match them left out."""
+    mean = encoder.embed(loader_of(strangers, EMBEDDING_BATCH), progress=progress).mean.cpu()
+    numbers = {name: number for number, name in enumerate(strangers.classes)}
+    known = torch.tensor([-1] * len(items) if stored is None else [numbers.get(name, -1) for name in stored.labels])
+    score = search_open_set(mean, items, lambda rows: strangers.labels[rows][:, None] == known).non_mated
+    return ConformalScores.of(score, strangers.labels)
 
 
 def _splits(run: Path, config: RunConfig) -> Splits:
     config.data.ood = []
     splits, _ = load_data(config.data)
-    if changed := changed_parts(run, vars(splits)):
+    if changed := changed_parts(run, parts_of(splits)):
         raise ValueError(
             f"the data are not those of the run in {run} ({', '.join(changed)} changed): what it was trained on might "
             "be calibrated on; give --data-root, or a --folder of fresh images with --reference 0"

@@ -52,6 +52,8 @@ class DataConfig:
         root: its folder, where it needs one.
         options: further options of that data set.
         ood: out-of-distribution sets, the main one first.
+        strangers: the share of classes that is set aside before training, in [0, 1), for `lam calibrate` to promise
+            false accepts of classes never trained on; by default 0.1 where there are at least 20 classes, else 0.
         limit: at most this many items of each part, for a quick try.
         num_workers: processes that read images, in training and after.
         seed: of the split into parts.
@@ -61,6 +63,7 @@ class DataConfig:
     root: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     ood: list[OodConfig] = field(default_factory=list)
+    strangers: float | None = None
     limit: int | None = None
     num_workers: int = 0
     seed: int = 0
@@ -230,6 +233,8 @@ class RunConfig:
             ("ambiguity.reference", self.ambiguity.reference, 0),
         ):
             check_at_least(name, value, least)
+        if self.data.strangers is not None and not 0 <= self.data.strangers < 1:
+            raise ValueError(f"data.strangers must be a share of the classes in [0, 1), got {self.data.strangers}")
         check_positive("places.positive_within", places.positive_within)
         check_positive("places.relevant_within", places.relevant_within)
         check_positive("places.angle_within", places.angle_within)

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from lam import datasets
 from lam.datasets import Dataset, FolderImages, MissingDataError, Splits
+from lam.datasets.strangers import set_classes_aside
 from lam.encoders.base import Encoder
 from lam.inputs.preprocessing import Preprocessing
 from lam.pairs.pairs import check_labels
@@ -26,14 +27,15 @@ _DOWNLOAD = "--data.options='{download: true}'"
 
 
 def load_data(data: DataConfig) -> tuple[Splits, dict[str, Dataset]]:
-    """The splits, and the OOD sets by title, cut to the limit.
+    """The splits, some classes set aside as strangers, and the OOD sets by title, cut to the limit.
 
     Raises:
         MissingDataError: naming the setting that says where the files are.
-        ValueError: as the data sets.
+        ValueError: as the data sets, or `lam.datasets.strangers.set_classes_aside`.
     """
     with _naming_setting("--data.root=DIR"):
         splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
+    splits = set_classes_aside(splits, data.strangers, seed=data.seed)
     ood: dict[str, Dataset] = {}
     for outside in data.ood:
         with _naming_setting(f"--data.ood='[{{name: {outside.name}, root: DIR}}]'"):
@@ -42,10 +44,14 @@ def load_data(data: DataConfig) -> tuple[Splits, dict[str, Dataset]]:
             )
     if data.limit is not None:
         limit, seed = data.limit, data.seed
-        parts = (part.limit(limit, seed=seed) for part in (splits.train, splits.validation, splits.test))
-        splits = Splits(*parts)
+        splits = Splits(**{name: part.limit(limit, seed=seed) for name, part in parts_of(splits).items()})
         ood = {name: images.limit(limit, seed=seed) for name, images in ood.items()}
     return splits, ood
+
+
+def parts_of(splits: Splits) -> dict[str, Dataset]:
+    """The parts of a data set by name, with the strangers where some were set aside."""
+    return {name: part for name, part in vars(splits).items() if part is not None}
 
 
 def check_splits(splits: Splits) -> None:

@@ -85,7 +85,8 @@ class Calibration:
         targets: the error rates in force.
         flag: the score in force by which queries are flagged.
         detector: the OOD scores of in-distribution queries.
-        false_accepts: the highest cosines of searches without a match.
+        false_accepts: the highest cosines of searches without a match; with classes where these were set aside before
+            training, so that the rate is promised of a random item of a class never trained on.
         correctness: P(first hit is right).
         reliability: of those probabilities on data that they were not learnt from, by cross-validation.
         depth: the smallest k whose first k hits hold a match with probability 1 − `conformal_miss`; None where too few
@@ -278,7 +279,7 @@ def calibrate(
     flag: Flag = "kappa",
     distance: Float[Tensor, " Q"] | None = None,
     reference: Reference | None = None,
-    strangers: Float[Tensor, " S"] | None = None,
+    strangers: ConformalScores | None = None,
     verifier: Verifier | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Calibration:
@@ -294,8 +295,9 @@ def calibrate(
         flag: the score by which queries shall be flagged.
         distance: (Q,) k-NN distances of the queries to the reference.
         reference: features of known items.
-        strangers: (S,) highest cosines of queries that are known to have no match in the gallery. False accepts are
-            then learnt from them, in place of the queries with their matches taken out, and promised of their like.
+        strangers: highest cosines of queries that are known to have no match in the gallery. False accepts are then
+            promised of their like, or, where these have classes, of classes like theirs; by default of queries like
+            those of the searches, with their matches taken out.
         verifier: of pairs of images, where those shall be verified.
         facts: further facts to keep, as JSON.
 
@@ -308,13 +310,14 @@ def calibrate(
     if (distance is None) != (reference is None):
         raise ValueError("distance and reference go together: give both, or neither")
     targets = Targets() if targets is None else targets
-    non_mated = searches.non_mated if strangers is None else strangers
-    non_mated = non_mated[non_mated.isfinite()]
+    if strangers is None:
+        non_mated = searches.non_mated[searches.non_mated.isfinite()]
+        if len(non_mated) == 0:
+            raise ValueError(
+                "no query has an item in the gallery that does not match it: there is no false accept to learn"
+            )
+        strangers = ConformalScores.of(non_mated)
     detector = OodDetector.of(kappa, distance)
-    if len(non_mated) == 0:
-        raise ValueError(
-            "no query has an item in the gallery that does not match it: there is no false accept to learn"
-        )
     mated = searches.has_mate
     evidence = evidence_of(searches.score, kappa.cpu(), gallery_kappa.cpu()[searches.nearest], searches.second)[mated]
     correct = searches.correct[mated]
@@ -325,7 +328,7 @@ def calibrate(
         targets=targets,
         flag=flag,
         detector=detector,
-        false_accepts=ConformalScores.of(non_mated),
+        false_accepts=strangers,
         correctness=Correctness.fit(evidence, correct),
         reliability=probability_bins(cross_validated(evidence, correct), correct),
         depth=_depth(ranks, targets.conformal_miss),

@@ -10,23 +10,30 @@ nearly; data that drift are not.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from lam.utils.checks import check_no_nan
+from lam.utils.checks import check_length, check_no_nan
 
 LEVEL = 0.95
 """The confidence of an interval, unless another is asked for."""
+
+_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, eq=False)
 class ConformalScores:
     """How often scores exceed a threshold, learnt from N of them.
 
+    Scores of one class are not independent. With `classes` C classes stand in the place of N scores, each as the
+    distribution of its scores, and the promise is of a random item of a new class; see `threshold`.
+
     Attributes:
         scores: (N,) calibration scores, rising, float64, higher meaning more to be flagged or accepted.
+        classes: (N,) the class of each; None where every score counts by itself.
 
     Raises:
         ValueError: for no score, NaN, or scores that do not rise; `ConformalScores.of` sorts them.
@@ -38,6 +45,7 @@ class ConformalScores:
     """
 
     scores: Float[Tensor, " N"]
+    classes: Int64[Tensor, "..."] | None = None
 
     def __post_init__(self) -> None:
         if len(self.scores) == 0:
@@ -47,12 +55,28 @@ class ConformalScores:
             raise ValueError("calibration scores must rise: ConformalScores.of sorts them")
 
     @classmethod
-    def of(cls, scores: Float[Tensor, " N"]) -> "ConformalScores":
-        """Sort scores; infinities have an order and may be among them."""
-        return cls(scores.detach().cpu().double().sort().values)
+    def of(cls, scores: Float[Tensor, " N"], classes: Int64[Tensor, "..."] | None = None) -> "ConformalScores":
+        """Sort scores, with their classes; infinities have an order and may be among them."""
+        if classes is not None:
+            check_length("classes", classes, "the scores", len(scores))
+        rising, order = scores.detach().cpu().double().sort(stable=True)
+        return cls(rising, None if classes is None else classes.cpu()[order])
 
     def __len__(self) -> int:
         return len(self.scores)
+
+    @property
+    def n_units(self) -> int:
+        """How many classes count, or scores where each counts by itself: so many are exchangeable with a new one."""
+        return len(self) if self.classes is None else len(self.classes.unique())
+
+    @cached_property
+    def _weights(self) -> Float[Tensor, " N"]:
+        """The share of a score in its class."""
+        if self.classes is None:
+            return torch.ones(len(self), dtype=torch.float64)
+        _, position, counts = self.classes.unique(return_inverse=True, return_counts=True)
+        return 1 / counts[position].double()
 
     def threshold(self, target: float) -> float:
         """The least threshold that a new score exceeds with a probability of at most `target`.
@@ -62,7 +86,15 @@ class ConformalScores:
         P(score > t) ≤ (N + 1 − r)/(N + 1) ≤ target, for any N and any distribution; ties only lower it. The promise is
         of the mean over calibration sets: what one set brings is spread as `law` says.
 
-        Source: Vovk, Gammerman and Shafer (2005); Lei, G'Sell, Rinaldo, Tibshirani and Wasserman (2018), eq. 2.
+        With classes, t is the least score with (1 + Σ_c F_c(t))/(C + 1) ≤ target, F_c(t) being the share of the scores
+        of class c above t. Let a new class C + 1 be exchangeable with the others, and G(t) = Σ_c F_c(t)/(C + 1) over
+        all C + 1. The least t* with G(t*) ≤ target does not depend on their order, so that a random item of the new
+        class exceeds it with probability E F_(C+1)(t*) = E G(t*) ≤ target; and t ≥ t*, as F_(C+1) ≤ 1. Items of a class
+        may depend on each other in any way, and classes may be of any sizes. A class of one score each is the case
+        without classes. The promise is of the mean over new classes: some are exceeded far more often than others.
+
+        Source: Dunn, Wasserman and Ramdas (2023), section 4, and Lee, Barber and Willett (2023), theorem 1, for
+        classes; Vovk, Gammerman and Shafer (2005); Lei, G'Sell, Rinaldo, Tibshirani and Wasserman (2018), eq. 2.
 
         Args:
             target: the rate that is allowed, in (0, 1).
@@ -70,7 +102,11 @@ class ConformalScores:
         Raises:
             ValueError: for a target outside (0, 1), or one that N scores cannot promise, with the N that could.
         """
-        return float(self.scores[self._rank(target) - 1])
+        if self.classes is None:
+            return float(self.scores[self._rank(target) - 1])
+        self._refuse_unpromised(target)
+        above = self._weights.sum() - self._weights.cumsum(0)
+        return float(self.scores[(1 + above <= target * (self.n_units + 1) + 1e-6).nonzero()[0, 0]])
 
     def law(self, target: float) -> tuple[int, int]:
         """(a, b) of the Beta law of the rate at which new scores exceed `threshold(target)`.
@@ -81,8 +117,10 @@ class ConformalScores:
         Source: Vovk (2012), proposition 2.
 
         Raises:
-            ValueError: as `threshold`.
+            ValueError: as `threshold`, or for scores with classes, whose rate follows no such law.
         """
+        if self.classes is not None:
+            raise ValueError("the rate of scores with classes follows no Beta law")
         rank = self._rank(target)
         return len(self) + 1 - rank, rank
 
@@ -90,8 +128,17 @@ class ConformalScores:
         """The rate that a threshold promises: (1 + #{calibration scores > threshold})/(N + 1); see `threshold`.
 
         Never below 1/(N + 1): fewer cannot be promised. For a threshold above all scores and −∞ alike it is a bound.
+        With classes the count is Σ_c F_c(threshold), and N the number of classes.
         """
-        return (1 + self.exceeding(threshold)) / (len(self) + 1)
+        return (1 + self._count_above(threshold)) / (self.n_units + 1)
+
+    def share_above(self, threshold: float) -> tuple[float, float, float]:
+        """The share of calibration scores above a threshold, with classes the mean over these, and its interval."""
+        return self._count_above(threshold) / self.n_units, *self.interval(threshold)
+
+    def _count_above(self, threshold: float) -> float:
+        """How many scores, or shares of classes, are above a threshold."""
+        return float(self._weights[len(self) - self.exceeding(threshold) :].sum())
 
     def exceeding(self, threshold: float) -> int:
         """How many calibration scores are above a threshold.
@@ -107,7 +154,9 @@ class ConformalScores:
     def interval(self, threshold: float, *, level: float = LEVEL) -> tuple[float, float]:
         """Clopper-Pearson interval of the rate at which new scores exceed a threshold.
 
-        It holds the rate of a threshold that was fixed beforehand, and that of one learnt by `threshold`.
+        It holds the rate of a threshold that was fixed beforehand, and that of one learnt by `threshold`. With classes
+        it is a percentile interval of the mean of F_c over resampled classes, no narrower than the Clopper-Pearson
+        interval at the nearest whole numbers of classes, as resampling tells nothing where all or no scores exceed.
 
         Args:
             threshold: any.
@@ -116,13 +165,26 @@ class ConformalScores:
         Raises:
             ValueError: for a level outside (0, 1), or a threshold that is NaN.
         """
-        return clopper_pearson(self.exceeding(threshold), len(self), level=level)
+        exceeding = self.exceeding(threshold)
+        if self.classes is None:
+            return clopper_pearson(exceeding, len(self), level=level)
+        _, position = self.classes.unique(return_inverse=True)
+        shares = torch.zeros(self.n_units, dtype=torch.float64)
+        first = len(self) - exceeding
+        shares.index_add_(0, position[first:], self._weights[first:])
+        draws = torch.randint(self.n_units, (_RESAMPLES, self.n_units), generator=torch.Generator().manual_seed(0))
+        ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+        low, high = shares[draws].mean(1).quantile(ends).tolist()
+        count = round(float(shares.sum()), 6)
+        least, _ = clopper_pearson(math.floor(count), self.n_units, level=level)
+        _, most = clopper_pearson(math.ceil(count), self.n_units, level=level)
+        return min(low, least), max(high, most)
 
     def p_values(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
         """Share of the calibration scores, the new one among them, that are as high: small means unusual.
 
-        p = (1 + #{calibration scores ≥ score})/(N + 1). For exchangeable scores P(p ≤ α) ≤ α, and score > threshold(α)
-        where p ≤ α.
+        p = (1 + #{calibration scores ≥ score})/(N + 1), with classes the count in shares as in `rate`. For
+        exchangeable scores P(p ≤ α) ≤ α, and score > threshold(α) where p ≤ α.
 
         Args:
             scores: (Q,) new scores.
@@ -135,15 +197,25 @@ class ConformalScores:
         """
         check_no_nan("scores", scores)
         below = torch.searchsorted(self.scores, scores.detach().cpu().double())
-        return ((1 + len(self) - below).double() / (len(self) + 1)).to(scores.device)
+        cumulative = torch.cat([torch.zeros(1, dtype=torch.float64), self._weights.cumsum(0)])
+        return ((1 + cumulative[-1] - cumulative[below]) / (self.n_units + 1)).to(scores.device)
+
+    @property
+    def least_rate(self) -> float:
+        """The smallest rate that can be promised, 1/(N + 1), in three digits."""
+        return _rounded_up(1 / (self.n_units + 1))
+
+    def _refuse_unpromised(self, target: float) -> None:
+        least = needed(target)
+        if self.n_units < least:
+            units = "calibration scores" if self.classes is None else "classes"
+            raise ValueError(
+                f"a rate of {target:g} needs at least {least} {units} to be promised, got {self.n_units}: give more "
+                f"data, or a target of at least {self.least_rate:g}"
+            )
 
     def _rank(self, target: float) -> int:
-        least = needed(target)
-        if len(self) < least:
-            raise ValueError(
-                f"a rate of {target:g} needs at least {least} calibration scores to be promised, got {len(self)}: give "
-                f"more data, or a target of at least {_rounded_up(1 / (len(self) + 1)):g}"
-            )
+        self._refuse_unpromised(target)
         return min(rank_of(len(self), target), len(self))
 
 

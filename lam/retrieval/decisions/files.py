@@ -82,7 +82,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
         **{name: metadata[name] for name in _PLAIN},
         targets=Targets(**metadata["targets"]),
         detector=_detector(tables),
-        false_accepts=ConformalScores(_table(tables, "false_accepts")),
+        false_accepts=ConformalScores(_table(tables, "false_accepts"), tables.get("stranger_classes")),
         correctness=Correctness.from_json(metadata["correctness"]),
         reliability=CalibrationBins(_defined(bins, "confidence"), _defined(bins, "accuracy"), bins["count"].long()),
         kappa=Histogram(
@@ -105,6 +105,8 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
         tables |= {"rank_kappa": detector.ranks[0], "rank_knn": detector.ranks[1]}
     if calibration.verifier is not None:
         tables["impostors"] = calibration.verifier.impostors.scores
+    if calibration.false_accepts.classes is not None:
+        tables["stranger_classes"] = calibration.false_accepts.classes
     if calibration.reference is not None:
         tables["reference"] = calibration.reference.unit
         if calibration.reference.labels is not None:

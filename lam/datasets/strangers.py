@@ -1,0 +1,83 @@
+"""Whole classes set aside before training: what the network never sees, so that errors on strangers can be promised.
+
+Which rate so many classes can promise is told by `lam.retrieval.decisions.conformal`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from lam.datasets.base import Dataset, Splits
+
+SHARE, LEAST_CLASSES = 0.1, 20
+"""The share of the classes that is set aside by default, and how many classes there must be for that."""
+
+
+def set_classes_aside(splits: Splits, share: float | None = None, *, seed: int) -> Splits:
+    """Splits without the items of some classes, drawn at random, which are `strangers` instead.
+
+    Args:
+        splits: of labelled items.
+        share: of the classes of all three parts, in [0, 1), rounded to at least one class; 0 for none. By default
+            `SHARE` where there are at least `LEAST_CLASSES` classes, none where there are fewer or items are places.
+        seed: of the draw.
+
+    Raises:
+        ValueError: for a share of the classes of places, or one that leaves a part without an item.
+    """
+    parts = {name: part for name, part in vars(splits).items() if name != "strangers"}
+    if any(part.targets.ndim > 1 for part in parts.values()):
+        if share:
+            raise ValueError("strangers are set aside by class, and places have none: leave data.strangers out")
+        return splits
+    classes = torch.cat([part.labels for part in parts.values()]).unique()
+    if share is None:
+        share = SHARE if len(classes) >= LEAST_CLASSES else 0.0
+    if share == 0:
+        return splits
+    count = max(1, round(share * len(classes)))
+    order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))
+    is_stranger = {name: torch.isin(part.labels, classes[order[:count]]) for name, part in parts.items()}
+    for name, mask in is_stranger.items():
+        if mask.all():
+            raise ValueError(
+                f"setting {count} of {len(classes)} classes aside leaves the {name} split without an item: give more "
+                "data or a smaller data.strangers"
+            )
+    strangers = [
+        part.subset(is_stranger[name].nonzero()[:, 0]) for name, part in parts.items() if is_stranger[name].any()
+    ]
+    rest = {name: part.subset((~is_stranger[name]).nonzero()[:, 0]) for name, part in parts.items()}
+    return replace(
+        splits, **rest, strangers=JoinedItems([(part, row) for part in strangers for row in range(len(part))])
+    )
+
+
+class JoinedItems(Dataset):
+    """Items of several data sets with one list of classes, one after the other.
+
+    Args:
+        items: each as its data set and the position there.
+    """
+
+    def __init__(self, items: Sequence[tuple[Dataset, int]]) -> None:
+        self._items = list(items)
+        labels = torch.tensor([int(part.labels[row]) for part, row in self._items], dtype=torch.int64)
+        first = self._items[0][0]
+        super().__init__(labels, name=first.name, classes=first.classes, preprocessing=first.preprocessing)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        part, row = self._items[index]
+        return part[row]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Those of the parts."""
+        return [part.names[row] for part, row in self._items if part.names]
+
+    def _part(self, indices: Int64[Tensor, " M"]) -> "JoinedItems":
+        return JoinedItems([self._items[index] for index in indices.tolist()])

@@ -1,0 +1,108 @@
+"""Classes that a run sets aside, and what `lam calibrate` promises of them."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lam.cli import main
+from lam.retrieval.decisions.calibration import Targets
+from lam.retrieval.decisions.conformal import ConformalScores
+from lam.runs.calibrate import StoredItems, calibrate_run
+from lam.runs.config_files import load_config, shipped
+from lam.runs.data import load_data
+from lam.runs.finished import Run
+from lam.utils.files import read_json
+from tests.conftest import TINY
+
+RATES = ("--quiet", "--target-ood=0.2", "--target-miss=0.2")
+
+
+@pytest.fixture(scope="module")
+def run_with_strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits without three of the eight classes; a larger limit, so that each class has some of every part."""
+    folder = tmp_path_factory.mktemp("strangers") / "run"
+    assert main(["run", "digits", "norm", "--quiet", *TINY, "--data.strangers=0.375", f"--output={folder}"]) == 0
+    return folder
+
+
+def test_a_run_neither_trains_on_them_nor_stores_them(run_with_strangers: Path) -> None:
+    run = Run(run_with_strangers)
+    splits = load_data(run.config.data)[0]
+    strange = {splits.strangers.classes[label] for label in splits.strangers.labels.tolist()}
+    assert len(strange) == 3
+    assert strange.isdisjoint(item.label for item in run.gallery.items)
+    assert run.config.data.strangers == 0.375
+    recorded = read_json(run_with_strangers / "data.json")
+    assert recorded["strangers"]["items"] == len(splits.strangers) == 60
+    assert list(recorded)[:4] == ["train", "validation", "test", "strangers"]
+
+
+def test_false_accepts_are_promised_of_classes_never_trained_on(
+    run_with_strangers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", str(run_with_strangers), "--target-far=0.25", *RATES]) == 0
+    printed = capsys.readouterr().out
+    run = Run(run_with_strangers)
+    calibration, strangers = run.calibration, load_data(run.config.data)[0].strangers
+    promise = "of a random item of a class never trained on, like the 3 classes set aside"
+    assert calibration.facts["false_accepts"] == promise
+    assert promise in printed
+    embeddings = run.encoder.embed(torch.utils.data.DataLoader(strangers, 100))
+    scores = run.gallery.search(embeddings, 1).scores[:, 0]
+    known = ConformalScores.of(scores, strangers.labels)
+    assert calibration.false_accepts.n_units == 3
+    assert calibration.accept_above == pytest.approx(known.threshold(0.25), abs=1e-6)
+    rate, (low, high) = calibration.false_accept_rate(calibration.accept_above)
+    assert rate == pytest.approx(0.25)  # the least that three classes can promise
+    assert low == 0 < high
+    assert "false accepts 0.25, 95 % interval" in printed
+
+
+def test_of_too_few_classes_it_says_the_least_that_they_promise(
+    run_with_strangers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", str(run_with_strangers), "--target-far=0.1", *RATES]) == 0
+    printed, calibration = capsys.readouterr().out, Run(run_with_strangers).calibration
+    assert calibration.false_accepts.classes is None
+    assert calibration.facts["false_accepts"] == (
+        "of classes like those it was trained on; strangers are not promised: 3 classes were set aside, which can "
+        "promise a rate of 0.25 or more (--target-far 0.25)"
+    )
+    assert calibration.facts["false_accepts"] in printed
+    shown = re.search(r"of the 3 classes set aside ([\d.]+) are accepted, 95 % interval ([\d.]+) to ([\d.]+)", printed)
+    share, low, high = map(float, shown.groups())
+    assert low <= share <= high
+    assert calibration.facts["strangers_accepted"] == pytest.approx([share, low, high], rel=1e-3)
+
+
+def test_items_of_their_classes_that_were_added_count_as_matches(run_with_strangers: Path) -> None:
+    run = Run(run_with_strangers)
+    strangers = load_data(run.config.data)[0].strangers
+    embeddings = run.encoder.embed(torch.utils.data.DataLoader(strangers, 100))
+    stored = StoredItems.of(run.gallery)
+    names = tuple(strangers.classes[label] for label in strangers.labels.tolist())
+    both = StoredItems(
+        torch.cat([stored.vectors, embeddings.mean]),
+        torch.cat([stored.kappa, embeddings.kappa]),
+        (*stored.labels, *names),
+    )
+    targets = Targets(far=0.25, ood=0.2, conformal_miss=0.2)
+    scores = calibrate_run(run_with_strangers, targets=targets, gallery=both, progress=False).false_accepts.scores
+    assert float(scores.max()) < 1 - 1e-6  # no stranger finds itself
+
+
+@pytest.mark.parametrize("share", ["1.0", "-0.1", "2"])
+def test_a_share_outside_its_range_is_refused(share: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "digits", "norm", f"--data.strangers={share}", f"--output={tmp_path / 'run'}"]) == 1
+    assert "data.strangers must be a share of the classes in [0, 1), got " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_authors_settings_set_none_aside() -> None:
+    for data in shipped("paper"):
+        if data != "msls":  # its images are of places, which have no classes
+            assert load_config(f"{data} laplace_posthoc --paper").data.strangers == 0, data
+    assert yaml.safe_load(yaml.safe_dump(load_config("digits norm").resolved()))["data"]["strangers"] is None

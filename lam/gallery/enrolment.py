@@ -129,8 +129,9 @@ def enrol(
     for row in kept:
         rows_by_id.setdefault(_fused_id(images[row]) if fuse else images[row].id, []).append(row)
     rows_by_id = {item_id: _different(images, rows) if fuse else rows[:1] for item_id, rows in rows_by_id.items()}
-    joined = torch.tensor([row for rows in rows_by_id.values() for row in rows])
-    fused, resultants = _fused(embeddings[joined], [len(rows) for rows in rows_by_id.values()])
+    joined = [row for rows in rows_by_id.values() for row in rows]
+    used = embeddings if joined == list(range(len(images))) else embeddings[torch.tensor(joined)]
+    fused, resultants = _fused(used, [len(rows) for rows in rows_by_id.values()])
     vectors, fused_kappa = unit_vectors(fused, fused.dimension).numpy(), fused.kappa.double().tolist()
     items = tuple(
         _item(
@@ -153,7 +154,7 @@ def _item(
     item_id: str, sources: list[SourceImage], vector: np.ndarray, kappa: float, resultant: float, kappas: list[float]
 ) -> Item:
     """The item of images of one id, of which each one's κ is known."""
-    contents, paths = packed(source.content for source in sources), json.dumps([source.path for source in sources])
+    contents, paths = packed([source.content for source in sources]), json.dumps([source.path for source in sources])
     images = Images(contents=contents, paths=paths)
     if len(sources) > 1:
         mass, roots = sum(kappas), float(np.sqrt(kappas).sum())

@@ -4,9 +4,10 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from lam.utils.files import sha256_of
 ID_RULE = "1 to 128 letters, digits, spaces or ._:@+=-, with no space at an end"
 MAX_LABEL, MAX_METADATA, MAX_DEPTH = 1024, 16384, 32
 INDEXED, SERVED = "index", "service"
+VECTOR, KAPPA = 1, 2  # places in a row
+_OF_ITEM = 7  # values of a row; the others are of its images
+_HEAD = struct.Struct("<dqdd???9q")
 _ID = re.compile(r"(?!\.{1,2}$)(?! )[\w .:@+=-]{1,128}(?<! )")
 
 
@@ -67,28 +71,24 @@ class Item:
     origin: str = SERVED
     images: Images = _ONE
 
+    @classmethod
+    def of_row(cls, row: Sequence[Any]) -> "Item":
+        """The item of which this is the `row`."""
+        return cls(*row[:_OF_ITEM], images=Images(*row[_OF_ITEM:]))
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        """What a database holds of it: its fields, and in the place of `images` those of its images."""
+        images = self.images
+        return (
+            self.id, self.vector, self.kappa, self.label, self.metadata, self.thumbnail, self.origin,
+            images.count, images.resultant, images.least_kappa, images.contents, images.paths, images.sums,
+        )  # fmt: skip
+
     @property
     def sha256(self) -> bytes:
-        """The hash of all of it, each part with its length; one image of which nothing is known adds none."""
-        images = self.images
-        parts = [
-            self.id.encode(),
-            self.vector,
-            struct.pack("<d", self.kappa),
-            self.label.encode(),
-            self.metadata.encode(),
-            b"" if self.thumbnail is None else b"\x01" + self.thumbnail,
-            self.origin.encode(),
-        ]
-        if images != _ONE:
-            parts += [
-                struct.pack("<qd", images.count, images.resultant),
-                b"" if images.least_kappa is None else struct.pack("<d", images.least_kappa),
-                images.contents,
-                images.paths.encode(),
-                b"" if images.sums is None else b"\x01" + images.sums,
-            ]
-        return hashlib.sha256(b"".join(struct.pack("<Q", len(part)) + part for part in parts)).digest()
+        """The hash of all of it."""
+        return hash_of(self.row)
 
     @property
     def embedding(self) -> np.ndarray:
@@ -109,6 +109,21 @@ class Item:
     def least_kappa(self) -> float:
         """The least κ of the item and its images."""
         return self.kappa if self.images.least_kappa is None else min(self.kappa, self.images.least_kappa)
+
+
+def hash_of(row: Sequence[Any]) -> bytes:
+    """The SHA-256 of an item's `row`: its numbers, the length of each text and of all bytes, and those themselves."""
+    (
+        item_id, vector, kappa, label, metadata, thumbnail, origin,
+        count, resultant, least_kappa, contents, paths, sums,
+    ) = row  # fmt: skip
+    parts = (
+        item_id.encode(), vector, label.encode(), metadata.encode(), thumbnail or b"", origin.encode(), contents,
+        paths.encode(), sums or b"",
+    )  # fmt: skip
+    there = (thumbnail is not None, least_kappa is not None, sums is not None)
+    head = _HEAD.pack(kappa, count, resultant, least_kappa or 0.0, *there, *map(len, parts))
+    return hashlib.sha256(head + b"".join(parts)).digest()
 
 
 def content_id(content: bytes) -> int:

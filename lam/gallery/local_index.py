@@ -6,7 +6,7 @@ caught up by key.
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -142,8 +142,13 @@ def _cached(cache: Path, dimension: int, factory: str) -> Index | None:
 
 def embeddings_of(items: Collection[Item]) -> Embeddings:
     """What an index takes of items, which are at least one."""
-    mean = torch.from_numpy(np.stack([item.embedding for item in items]))
-    kappa = torch.tensor([item.kappa for item in items], dtype=torch.float64)
+    return embeddings_of_vectors([item.vector for item in items], [item.kappa for item in items])
+
+
+def embeddings_of_vectors(vectors: Sequence[bytes], kappas: Sequence[float]) -> Embeddings:
+    """What an index takes of vectors as items have them, at least one, and their κ."""
+    mean = torch.from_numpy(np.frombuffer(bytearray().join(vectors), np.float32).reshape(len(vectors), -1))
+    kappa = torch.tensor(kappas, dtype=torch.float64)
     return Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))
 
 

@@ -5,13 +5,13 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 
-from lam.gallery.item import Item
-from lam.gallery.local_index import filled_index
+from lam.gallery.item import KAPPA, VECTOR, Item
+from lam.gallery.local_index import embeddings_of_vectors, filled_index, require_dimension
 from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, ItemStore
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
@@ -35,7 +35,7 @@ class Snapshot:
     folder: Path
     dimension: int
     keys: Sequence[int]
-    items: tuple[Item, ...]
+    items: "Items"
     factory: str = "Flat"
     mean_samples: int | None = None
 
@@ -57,12 +57,12 @@ class Snapshot:
             ValueError: where there is no gallery, or another process has locked the file.
         """
         with closing(ItemStore(Path(folder) / FILE, read_only=True)) as store, store.consistent_read():
-            store.check()
-            keyed = [(key, replace(item, thumbnail=None)) for key, item in store.items_by_key()]
+            rows = store.read()
             samples = store.fact(MEAN_SAMPLES)
             factory = store.fact(FACTORY) or "Flat"
-        keys, items = [key for key, _ in keyed], tuple(item for _, item in keyed)
-        return cls(Path(folder), dimension, keys, items, factory, int(samples) if samples else None)
+        return cls(
+            Path(folder), dimension, list(rows), Items(list(rows.values())), factory, int(samples) if samples else None
+        )
 
     def search(self, queries: Embeddings, k: SupportsIndex) -> Hits:
         """Find the k items of highest cosine for each query; the ids of hits are places in `items`.
@@ -76,7 +76,37 @@ class Snapshot:
         places = np.searchsorted(np.array(self.keys, np.int64), hits.ids.cpu().numpy())
         return replace(hits, ids=torch.from_numpy(places).to(hits.ids.device))
 
+    @property
+    def embeddings(self) -> Embeddings:
+        """Of the items, which are at least one, as an index takes them.
+
+        Raises:
+            ValueError: for items of another dimension.
+        """
+        vectors = [row[VECTOR] for row in self.items.rows]
+        if set(map(len, vectors)) != {4 * self.dimension}:
+            require_dimension(self.items, self.dimension, self.folder / FILE)
+        return embeddings_of_vectors(vectors, [row[KAPPA] for row in self.items.rows])
+
     @cached_property
     def _index(self) -> Index:
-        keyed = zip(self.keys, self.items, strict=True)
-        return filled_index(self.folder / CACHE, keyed, self.dimension, self.factory, source=self.folder / FILE)
+        if self.factory != "Flat" or not self.items:
+            keyed = zip(self.keys, self.items, strict=True)
+            return filled_index(self.folder / CACHE, keyed, self.dimension, self.factory, source=self.folder / FILE)
+        index = Index(self.dimension)
+        index.add(self.embeddings, self.keys)
+        return index
+
+
+class Items(Sequence[Item]):
+    """Items, each made of its row when it is asked for, as most never are."""
+
+    def __init__(self, rows: Sequence[Sequence[Any]]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        rows = self.rows[place]
+        return [Item.of_row(row) for row in rows] if isinstance(place, slice) else Item.of_row(rows)

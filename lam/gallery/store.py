@@ -10,15 +10,17 @@ knows of an index.
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
+from itertools import product
+from operator import xor
 from pathlib import Path
 from typing import Any
 
 from lam.gallery.fusing import fuse
-from lam.gallery.item import INDEXED, Images, Item
+from lam.gallery.item import INDEXED, Item, hash_of
 from lam.gallery.refusal import Refusal, busy, full
 from lam.utils.files import CorruptFileError, write_text
 
@@ -34,11 +36,16 @@ MAX_PAGE = 2**20  # characters of metadata
 _COLUMNS = (
     "id, vector, kappa, label, metadata, thumbnail, origin, images, resultant, least_kappa, contents, paths, sums"
 )
-_TYPES = (str, bytes, float, str, str, bytes | None, str, int, float, float | None, bytes, str, bytes | None)
-_PLACEHOLDERS = ", ".join("?" * (len(_TYPES) + 1))
-_OF_ITEM = 7  # columns; the others are of its images
+_NONE = type(None)
+_TYPES = set(
+    product(
+        *[[str], [bytes], [float], [str], [str], [bytes, _NONE], [str], [int], [float], [float, _NONE], [bytes], [str]],
+        [bytes, _NONE],
+    )
+)  # in which the values of an item may come
+_THUMBNAIL, _ORIGIN = (_COLUMNS.split(", ").index(name) for name in ("thumbnail", "origin"))
+_INSERT = f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({', '.join('?' * (_COLUMNS.count(',') + 2))})"
 _OF_HIT = "id, label, metadata, images, resultant, min(kappa, ifnull(least_kappa, kappa)), thumbnail IS NOT NULL"
-_ZERO = bytes(32)
 _SCHEMA = f"""
 CREATE TABLE items (
     key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, vector BLOB NOT NULL, kappa REAL NOT NULL,
@@ -120,6 +127,7 @@ class ItemStore:
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         self.path, self._read_only = Path(path), read_only
         self._mark = self.path.with_name(MARK)
+        self._ledger = 0, 0  # number of rows and XOR of their hashes, in the transaction that is open
         self._reading = threading.Lock()
         if not self.path.is_file() or not self.path.stat().st_size:
             self._refuse_lost()
@@ -222,23 +230,57 @@ class ItemStore:
             (verdict,) = self._writer.execute("PRAGMA integrity_check(1)").fetchone()
             if verdict != "ok":
                 raise sqlite3.DatabaseError(verdict)
-            altered = [(key, name) for key, name, item, sha256 in self._rows() if item is None or item.sha256 != sha256]
-            rows, digest = self._writer.execute("SELECT rows, sha256 FROM ledger").fetchone()
-            counted, xor = self._count_and_hash()
-        names = [name for _, name in altered]
-        if not altered and (rows, digest) == (counted, xor):
-            return []
-        if not drop_corrupt:
-            what = f"rows {', '.join(names[:5])} are altered" if altered else f"{counted} rows are there, not {rows}"
-            if not altered and counted == rows:
-                what = f"{rows} rows are there, as many as there should be, but not the same ones"
-            raise CorruptFileError(
-                f"{self.path}: {what}; restore it from a copy, or start with --drop-corrupt to go on without them"
-            )
-        with self._transaction():
-            self._writer.executemany("DELETE FROM items WHERE key = ?", [(key,) for key, _ in altered])
-            self._ledger = self._count_and_hash()
-        return names
+            altered, fault = self._read_whole(lambda key, row: None)
+        if fault and not drop_corrupt:
+            raise self._corrupt(fault)
+        if fault:
+            with self._transaction():
+                self._writer.executemany("DELETE FROM items WHERE key = ?", [(key,) for key in altered])
+                hashes = [sha256 for (sha256,) in self._writer.execute("SELECT sha256 FROM items")]
+                self._ledger = len(hashes), _xor(hashes)
+        return list(altered.values())
+
+    def read(self) -> dict[int, Sequence[Any]]:
+        """The rows of all items by rising key, each held to its hash and all to the ledger, without thumbnails.
+
+        Raises:
+            CorruptFileError: naming the file and the rows.
+        """
+        rows: dict[int, Sequence[Any]] = {}
+
+        def keep(key: int, row: Sequence[Any]) -> None:
+            rows[key] = (*row[:_THUMBNAIL], None, *row[_THUMBNAIL + 1 :])
+
+        with self._errors_explained():
+            _, fault = self._read_whole(keep)
+        if fault:
+            raise self._corrupt(fault)
+        return rows
+
+    def _read_whole(self, use: Callable[[int, Sequence[Any]], object]) -> tuple[dict[int, str], str]:
+        """Hand on every row that is whole; the ids of the others by key, and what is wrong, in words."""
+        altered: dict[int, str] = {}
+        count, digest = 0, 0
+        for key, row, sha256 in self._rows():
+            count += 1
+            if _is_whole(row, sha256):
+                digest ^= int.from_bytes(sha256, "big")
+                use(key, row)
+            else:
+                altered[key] = str(row[0])
+        rows, sum_of_all = self._writer.execute("SELECT rows, sha256 FROM ledger").fetchone()
+        if altered:
+            return altered, f"rows {', '.join(list(altered.values())[:5])} are altered"
+        if count != rows:
+            return {}, f"{count} rows are there, not {rows}"
+        if digest != int.from_bytes(sum_of_all, "big"):
+            return {}, f"{rows} rows are there, as many as there should be, but not the same ones"
+        return {}, ""
+
+    def _corrupt(self, fault: str) -> CorruptFileError:
+        return CorruptFileError(
+            f"{self.path}: {fault}; restore it from a copy, or start with --drop-corrupt to go on without them"
+        )
 
     def __len__(self) -> int:
         with self._read() as reader:
@@ -246,7 +288,7 @@ class ItemStore:
 
     def items_by_key(self) -> Iterator[tuple[int, Item]]:
         """Go through all items by rising key; nothing may be written meanwhile."""
-        return ((key, item) for key, _, item, _ in self._rows() if item is not None)
+        return ((key, Item.of_row(row)) for key, row, _ in self._rows())
 
     def keys(self) -> list[int]:
         """The keys of all items, in no order."""
@@ -255,13 +297,13 @@ class ItemStore:
 
     def items_of(self, keys: Iterable[int]) -> dict[int, Item]:
         """Look items up by key, a thousand or so at a time; keys that are gone are left out."""
-        return {key: _item(values) for key, *values in self._of_keys(_COLUMNS, keys)}
+        return {key: Item.of_row(row) for key, *row in self._of_keys(_COLUMNS, keys)}
 
     def get(self, item_id: str) -> Item | None:
         """Look an item up by id."""
         with self._read() as reader:
             row = reader.execute(f"SELECT {_COLUMNS} FROM items WHERE id = ?", (item_id,)).fetchone()
-        return None if row is None else _item(row)
+        return None if row is None else Item.of_row(row)
 
     def hit_infos(self, keys: Iterable[int]) -> dict[int, HitInfo]:
         """Look up what hits are, by key; keys that are gone are left out."""
@@ -280,7 +322,7 @@ class ItemStore:
         items, size = list[Item](), 0
         with self._read() as reader, closing(reader.execute(query, (after, limit))) as rows:
             for row in rows:
-                items.append(_item(row))
+                items.append(Item.of_row(row))
                 size += len(items[-1].metadata)
                 if size >= MAX_PAGE:
                     break
@@ -336,21 +378,20 @@ class ItemStore:
         Raises:
             Refusal: full, where it could not be stored; busy while another process has the file locked.
         """
-        hashed = {item.id: (item, item.sha256) for item in items}
+        new = {item.id: (*row, hash_of(row)) for item in items if (row := item.row)}
         gone: list[tuple[int, bytes]] = []
         try:
             with self._transaction():
-                for key, name, item, sha256 in self._rows():
-                    same = item is not None and item.sha256 == sha256 == hashed.get(name, (item, b""))[1]
-                    if item is not None and item.origin == INDEXED and not same:
+                for key, row, sha256 in self._rows():
+                    is_same = row[0] in new and new[row[0]][-1] == sha256 and _is_whole(row, sha256)
+                    if row[_ORIGIN] == INDEXED and not is_same:
                         gone.append((key, sha256))
                     else:
-                        hashed.pop(name, None)
+                        new.pop(row[0], None)
                 self._writer.executemany("DELETE FROM items WHERE key = ?", [(key,) for key, _ in gone])
-                rows = ((*_values(item), sha256) for item, sha256 in hashed.values())
-                self._writer.executemany(f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({_PLACEHOLDERS})", rows)
-                changed = [sha256 for _, sha256 in (*gone, *hashed.values())]
-                self._update_ledger(len(hashed) - len(gone), *changed)
+                self._writer.executemany(_INSERT, new.values())
+                changed = [*(sha256 for _, sha256 in gone), *(row[-1] for row in new.values())]
+                self._update_ledger(len(new) - len(gone), *changed)
                 self._write_facts(facts)
         except sqlite3.Error as error:
             raise self._unstored(error) from error
@@ -370,7 +411,7 @@ class ItemStore:
     def _fuse(self, image: Item) -> Change:
         row = self._writer.execute(f"SELECT {_COLUMNS} FROM items WHERE id = ?", (image.id,)).fetchone()
         try:
-            fused = image if row is None else fuse(_item(row), image)
+            fused = image if row is None else fuse(Item.of_row(row), image)
         except Refusal as error:
             return Change(refused=error)
         return self._put(fused)
@@ -381,8 +422,7 @@ class ItemStore:
         if row is not None and row[1] == sha256:
             return Change(key=row[0], item=item)
         removed = () if row is None else self._delete(item.id).removed
-        values = (*_values(item), sha256)
-        added = self._writer.execute(f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({_PLACEHOLDERS})", values)
+        added = self._writer.execute(_INSERT, (*item.row, sha256))
         self._update_ledger(1, sha256)
         return Change(removed, added.lastrowid, created=row is None, item=item)
 
@@ -396,26 +436,22 @@ class ItemStore:
     def _update_ledger(self, rows: int, *changed: bytes) -> None:
         """Carry the ledger along: so many more rows, and the hashes of those that came or went."""
         count, digest = self._ledger
-        self._ledger = count + rows, reduce(_xor, changed, digest)
+        self._ledger = count + rows, digest ^ _xor(changed)
 
-    def _count_and_hash(self) -> tuple[int, bytes]:
-        count, digest = 0, _ZERO
-        for (sha256,) in self._writer.execute("SELECT sha256 FROM items"):
-            count, digest = count + 1, _xor(digest, sha256)
-        return count, digest
-
-    def _rows(self) -> Iterator[tuple[int, str, Item | None, bytes]]:
-        """Every row with its id and hash; None in place of an item whose values are not of their types."""
-        for key, *values, sha256 in self._writer.execute(f"SELECT key, {_COLUMNS}, sha256 FROM items ORDER BY key"):
-            yield key, str(values[0]), _item(values) if _is_typed(values) else None, sha256
+    def _rows(self) -> Iterator[tuple[int, Sequence[Any], bytes]]:
+        """Every row with its key and its hash."""
+        for key, *row, sha256 in self._writer.execute(f"SELECT key, {_COLUMNS}, sha256 FROM items ORDER BY key"):
+            yield key, row, sha256
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         self._writer.execute("BEGIN IMMEDIATE")
         try:
-            self._ledger: tuple[int, bytes] = self._writer.execute("SELECT rows, sha256 FROM ledger").fetchone()
+            rows, digest = self._writer.execute("SELECT rows, sha256 FROM ledger").fetchone()
+            self._ledger = rows, int.from_bytes(digest, "big")
             yield
-            self._writer.execute("UPDATE ledger SET rows = ?, sha256 = ?", self._ledger)
+            rows, digest = self._ledger
+            self._writer.execute("UPDATE ledger SET rows = ?, sha256 = ?", (rows, digest.to_bytes(32, "big")))
             self._writer.execute("COMMIT")
         except BaseException:
             if self._writer.in_transaction:
@@ -442,21 +478,10 @@ def _locked() -> Refusal:
     return busy("another process has locked the database")
 
 
-def _xor(one: bytes, other: bytes) -> bytes:
-    return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).to_bytes(32, "big")
+def _xor(hashes: Iterable[bytes]) -> int:
+    return reduce(xor, (int.from_bytes(sha256, "big") for sha256 in hashes), 0)
 
 
-def _item(values: Sequence[Any]) -> Item:
-    return Item(*values[:_OF_ITEM], images=Images(*values[_OF_ITEM:]))
-
-
-def _values(item: Item) -> tuple[Any, ...]:
-    images = item.images
-    plain = (item.id, item.vector, item.kappa, item.label, item.metadata, item.thumbnail, item.origin)
-    return (
-        *plain, images.count, images.resultant, images.least_kappa, images.contents, images.paths, images.sums,
-    )  # fmt: skip
-
-
-def _is_typed(values: list[object]) -> bool:
-    return all(isinstance(value, kind) for value, kind in zip(values, _TYPES, strict=True))
+def _is_whole(row: Sequence[Any], sha256: bytes) -> bool:
+    """Whether the values of an item are of their types, and those that were stored."""
+    return tuple(map(type, row)) in _TYPES and hash_of(row) == sha256

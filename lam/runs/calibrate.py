@@ -25,7 +25,6 @@ from lam.datasets import Dataset, Splits
 from lam.datasets.base import stratified_split
 from lam.encoders.base import Encoder
 from lam.gallery.embed import embed_folder, preprocessing_of
-from lam.gallery.local_index import embeddings_of
 from lam.gallery.snapshot import Snapshot
 from lam.inputs import Preprocessing
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
@@ -77,7 +76,7 @@ class StoredItems:
         """
         if not gallery.items:
             raise ValueError(f"the gallery in {gallery.folder} holds no items: `lam index` fills it")
-        embeddings = embeddings_of(gallery.items)
+        embeddings = gallery.embeddings
         return cls(embeddings.mean, embeddings.kappa, tuple(item.label for item in gallery.items))
 
     def labelled(self) -> "StoredItems":

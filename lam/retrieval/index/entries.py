@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 from lam.utils.checks import check_finite, check_length, integers
 from lam.vmf.embeddings import Embeddings
 
+_BLOCK = 2048  # rows
 _NORM_TOLERANCE = 1e-3  # half precision keeps a unit vector to about this
 
 Ids = Shaped[Tensor, " N"] | Shaped[np.ndarray, " N"] | Sequence[SupportsIndex]
@@ -33,12 +35,17 @@ def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]
     """
     if embeddings.dimension != dimension:
         raise ValueError(f"embeddings must have dimension {dimension}, got {embeddings.dimension}")
-    mean = embeddings.mean.detach().cpu().double()
-    norm = mean.norm(dim=1, keepdim=True)
+    mean = embeddings.mean.detach().cpu()
+    norm, unit = mean.new_empty(len(mean), 1, dtype=torch.float64), mean.new_empty(mean.shape, dtype=torch.float32)
+    for start in range(0, len(mean), _BLOCK):  # in float64 all at once would take four times the memory, and the time
+        rows = slice(start, start + _BLOCK)
+        wide = mean[rows].double()
+        norm[rows] = wide.norm(dim=1, keepdim=True)
+        unit[rows] = wide / norm[rows]
     near_one = _within(norm, 1 - _NORM_TOLERANCE, 1 + _NORM_TOLERANCE)
     if not (near_one and _within(embeddings.kappa, 0.0, sys.float_info.max)):
         _refuse_bad_rows(embeddings, norm[:, 0])
-    return (mean / norm).float()
+    return unit
 
 
 def _within(values: Tensor, least: float, greatest: float) -> bool:

@@ -26,7 +26,8 @@ import lam
 from lam.encoders.ambiguity import Ambiguity
 from lam.encoders.base import Encoder, Prediction
 from lam.retrieval.index.exact import rank
-from lam.retrieval.metrics.ood import auroc, knn_distance
+from lam.retrieval.metrics.ood import auroc
+from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.retrieval.metrics.uncertainty import ausc
 from lam.runs.config_files import load_config
 from lam.runs.corruption import STRENGTHS, CorruptionCurve, corrupted
@@ -39,7 +40,7 @@ FAR_BELOW = 1e9
 
 
 def certainties(
-    seen: Prediction, cosines: Tensor, labels: Tensor | None, encoder: Encoder, reference: Tensor
+    seen: Prediction, cosines: Tensor, labels: Tensor | None, encoder: Encoder, reference: Reference
 ) -> dict[str, Tensor]:
     """Every score of some items, higher for what is more certain."""
     ambiguity: Any = encoder.ambiguity
@@ -91,7 +92,8 @@ def measure(
     start = time.perf_counter()
     encoder.learn_ambiguity(learn_from, reference=known)
     seconds = time.perf_counter() - start
-    reference = plain[torch.randperm(len(plain), generator=torch.Generator().manual_seed(0))[:5000]]
+    rows = torch.randperm(len(plain), generator=torch.Generator().manual_seed(0))[:5000]
+    reference = Reference.of(plain[rows])
     seen = encoder.predict(test)
     mean = seen.embeddings.mean
     hits, cosines = rank(mean, k=DEPTH)

@@ -130,9 +130,9 @@ MUTANTS = (
     ),
     Mutant(
         "content hash of a row",
-        "lam.gallery.store:ItemStore.check",
-        "_.sha256 != _",
-        "False",
+        "lam.gallery.store:_is_whole",
+        "hash_of(_) == _",
+        "True",
         STORE + "test_an_altered_row_is_named_and_can_be_dropped",
     ),
     Mutant(

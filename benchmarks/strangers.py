@@ -16,7 +16,7 @@ import torch
 from timing import write
 from torch import Tensor
 
-from lam.cli import DEMO
+from lam.cli import DEMOS
 from lam.encoders.base import N_SAMPLES, Prediction
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import OodDetector
@@ -34,7 +34,7 @@ FAR_TARGETS, OOD_TARGET = (0.01, 0.05, 0.1), 0.05
 
 def measure(seed: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config(DEMO, [f"--seed={seed}", f"--output={folder}/run"])
+        config = load_config(DEMOS["digits"], [f"--seed={seed}", f"--output={folder}/run"])
         encoder = Run(run(config, progress=False).folder).encoder
     splits, ood = load_data(config.data)
     reference = reference_features(encoder, splits.train, REFERENCE, seed=seed)

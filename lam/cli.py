@@ -151,8 +151,14 @@ def _print_metrics(texts: Mapping[str, str]) -> None:
 
 
 def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
-    parsed.config = DEMOS[parsed.demo]
-    folder = _run(parsed, overrides)
+    names = [word for word in parsed.demo if not word.startswith("--")] or ["digits"]
+    settings = [
+        word for word in parsed.demo if word.startswith("--")
+    ]  # those with a space, which argparse takes for words
+    if len(names) > 1 or names[0] not in DEMOS:
+        raise ValueError(f"there is no demo {' '.join(names)}; allowed: {', '.join(DEMOS)}")
+    parsed.config = DEMOS[names[0]]
+    folder = _run(parsed, [*overrides, *settings])
     if not distributed.is_rank_zero():
         return
     from lam.retrieval.decisions.calibration import Targets
@@ -396,7 +402,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("config", nargs="+", help=what)
     run.add_argument("--print", action="store_true", help="show all settings as a YAML file, and do no more")
     demo = configured("demo", _demo, "Run digits, or sentences, that ship with other packages, and calibrate.")
-    demo.add_argument("demo", nargs="?", choices=DEMOS, default="digits", help="of what (default: digits)")
+    demo.add_argument("demo", nargs="*", help=f"one of {', '.join(DEMOS)} (default: digits)")
     demo.set_defaults(paper=False)
     sweep = configured("sweep", _sweep, "Run a configuration from several seeds: mean and standard deviation.")
     sweep.add_argument("config", nargs="+", help="DATA METHOD, such as digits laplace_posthoc, or a YAML file")
@@ -404,7 +410,7 @@ def _parser() -> argparse.ArgumentParser:
         command_of_data.add_argument("--paper", action="store_true", help="the authors' settings on these data")
     sweep.add_argument("--seeds", type=int, default=5, help="how many, from the configuration's on (default: 5)")
     compare = command("compare", _compare, "Draw finished runs on the same data together, with a table.")
-    compare.add_argument("runs", nargs="+", metavar="RUN", help="the folders of finished runs, two to twelve")
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="the folders of finished runs, two to eighteen")
     compare.add_argument(
         "-o", "--output", default="comparison", help="the folder to write, or replace (default: comparison)"
     )

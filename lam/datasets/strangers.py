@@ -23,7 +23,8 @@ def set_classes_aside(splits: Splits, share: float | None = None, *, seed: int) 
     Args:
         splits: of labelled items.
         share: of the classes of all three parts, in [0, 1), rounded to at least one class; 0 for none. By default
-            `SHARE` where there are at least `LEAST_CLASSES` classes, none where there are fewer or items are places.
+            `SHARE` where there are at least `LEAST_CLASSES` classes; none where there are fewer, items are places, or
+            all parts share a gallery beside their queries, from which nothing may be missing.
         seed: of the draw.
 
     Raises:
@@ -36,7 +37,8 @@ def set_classes_aside(splits: Splits, share: float | None = None, *, seed: int) 
         return splits
     classes = torch.cat([part.labels for part in parts.values()]).unique()
     if share is None:
-        share = SHARE if len(classes) >= LEAST_CLASSES else 0.0
+        shares_gallery = any(part.is_query is not None for part in parts.values())
+        share = SHARE if len(classes) >= LEAST_CLASSES and not shares_gallery else 0.0
     if share == 0:
         return splits
     count = max(1, round(share * len(classes)))

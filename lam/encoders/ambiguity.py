@@ -162,7 +162,7 @@ def match_loss(
 
     Example:
         >>> match_loss(torch.tensor([0.0, 5.0]), torch.tensor([0.1, 0.9]), torch.ones(2), 3)
-        tensor(1.2638)
+        tensor(1.6297)
     """
     density = log_normalizer(dimension, kappa, scaled=True) - kappa * (1 - cosine)
     return -(density * count).sum(-1) / count.sum(-1)

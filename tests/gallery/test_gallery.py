@@ -54,7 +54,7 @@ def test_a_run_ends_with_its_test_split_and_pictures(gallery: Gallery, run_copy:
     for item in gallery.page(after="", limit=100):
         assert item.origin == "index"
         assert item.thumbnail is not None
-        assert item.path == f"digits test {item.id}"
+        assert item.path == f"digits {item.id}"
         assert item.kappa == pytest.approx(float(kappa[int(item.id)]), rel=1e-4)
 
 

@@ -2,6 +2,7 @@ import torch
 
 import lam
 from lam.methods import Deterministic
+from lam.retrieval.metrics.reference import Reference
 from lam.vmf.embeddings import KAPPA_RANGE
 from tests.methods import small_data as small
 
@@ -25,7 +26,9 @@ def test_the_embeddings_are_the_networks_and_claim_no_uncertainty():
 def test_it_is_evaluated_without_a_calibration_and_its_kappa_tells_nothing():
     encoder = Deterministic().train(small.network(), DATA, small.training()).encoder
     features = encoder.predict(DATA.images).features
-    evaluation = lam.evaluate(encoder, small.batches(small.images(seed=3)), [small.outside()], reference=features)
+    evaluation = lam.evaluate(
+        encoder, small.batches(small.images(seed=3)), [small.outside()], reference=Reference.of(features)
+    )
     assert evaluation.calibration is None
     assert evaluation.metrics["ece"] is None
     assert evaluation.metrics["auroc"] == 0.5

@@ -24,7 +24,12 @@ class BagOfWords(nn.Module):
 
 
 def bag_of_words(*, dimension: int, dropout: float = 0.0) -> EmbeddingNetwork:
-    """The network, as `lam.models.register` takes it."""
+    """The network, as `lam.models.register` takes it.
+
+    Args:
+        dimension: embedding dimensions D.
+        dropout: of the counts.
+    """
     features = nn.Sequential(BagOfWords(), nn.Dropout(dropout)) if dropout else BagOfWords()
     return EmbeddingNetwork(features, nn.Linear(WIDTH, dimension))
 

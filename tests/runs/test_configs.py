@@ -176,7 +176,11 @@ def test_the_authors_settings_are_theirs_in_every_method(name: str) -> None:
     training, twin = config.training, load_config(name.removesuffix(" --paper"))
     assert (training.loss, training.optimizer, training.weight_decay) == ("pml", "rmsprop", 1e-5)
     assert training.learning_rate_decay == pytest.approx(math.exp(-0.01), abs=1e-9)
-    assert (config.data, config.augmentation) == (twin.data, twin.augmentation)
+    assert (config.data, config.augmentation) == (
+        replace(twin.data, strangers=config.data.strangers),
+        twin.augmentation,
+    )
+    assert config.data.strangers in (0, None), "no class is set aside where a published row stands beside ours"
     dimension = 3 if (config.data.name, config.method.name) in CUT_TO_THREE else twin.network.dimension
     assert config.network == replace(twin.network, dimension=dimension)
 

@@ -33,7 +33,7 @@ def grown(engine: Engine, count: int, *, label: str | None = None) -> None:
         item = items[number % len(items)]
         query = Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
         name = f"more{number}{'' if label is None else ' without label'}"
-        engine.gallery.write([query.item(name, label=item.label if label is None else label, metadata="{}")])
+        engine.gallery.write([query.to_item(name, label=item.label if label is None else label, metadata="{}")])
 
 
 def test_what_a_service_holds_is_read_beside_it(engine: Engine) -> None:
@@ -48,7 +48,7 @@ def test_what_a_service_holds_is_read_beside_it(engine: Engine) -> None:
 
 def test_what_is_written_while_it_is_read_alters_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that replaces one item and adds another before any step of the reading."""
-    (item,), steps, writes = engine.gallery.page(after="", limit=1), (ItemStore._rows, ItemStore._sum), count(1)
+    (item,), steps, writes = engine.gallery.page(after="", limit=1), (ItemStore._rows, ItemStore._read_whole), count(1)
 
     def write() -> None:
         number = next(writes)
@@ -57,15 +57,16 @@ def test_what_is_written_while_it_is_read_alters_nothing(engine: Engine, monkeyp
 
     def rows(store: ItemStore) -> Iterator[Any]:
         write()
-        return steps[0](store)
+        yield from steps[0](store)
+        write()  # before the ledger is read
 
-    def total(store: ItemStore) -> tuple[int, bytes]:
+    def whole(store: ItemStore, use: Any) -> Any:
         write()
-        return steps[1](store)
+        return steps[1](store, use)
 
     with monkeypatch.context() as patched:
         patched.setattr(ItemStore, "_rows", rows)
-        patched.setattr(ItemStore, "_sum", total)
+        patched.setattr(ItemStore, "_read_whole", whole)
         found = StoredItems.of(Run(engine.run.folder).gallery)
     assert next(writes) == 4
     assert len(found.vectors) == 60

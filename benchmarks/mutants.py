@@ -137,10 +137,10 @@ MUTANTS = (
     ),
     Mutant(
         "ledger over all rows",
-        "lam.gallery.store:ItemStore.check",
-        "(_, _) == (_, _)",
-        "True",
-        STORE + "test_a_row_that_is_missing_is_noticed",
+        "lam.gallery.store:ItemStore._read_whole",
+        "digest != _",
+        "False",
+        STORE + "test_a_row_that_is_replaced_by_another_is_noticed",
     ),
     Mutant(
         "SQLite waits for the disk",

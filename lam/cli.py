@@ -60,6 +60,11 @@ def _execute(arguments: list[str]) -> int:
     if arguments and arguments[0] in RUNS:
         arguments = _attach_values(arguments)
     parsed, rest = _parser().parse_known_args(arguments)
+    if parsed.command in RUNS:  # argparse takes a setting that has a space in it for a word of the configuration
+        rest += [word for word in parsed.config if word.startswith("--")]
+        parsed.config = [word for word in parsed.config if not word.startswith("--")]
+        if not parsed.config and parsed.command != "demo":
+            _parser().error("say what to run, such as digits laplace_posthoc")
     if parsed.command == "index" and parsed.folder is None and len(rest) == 1 and not rest[0].startswith("-"):
         parsed.folder = rest.pop()  # argparse takes an optional positional only beside the one before it
     if rest and parsed.command not in RUNS:
@@ -151,14 +156,11 @@ def _print_metrics(texts: Mapping[str, str]) -> None:
 
 
 def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
-    names = [word for word in parsed.demo if not word.startswith("--")] or ["digits"]
-    settings = [
-        word for word in parsed.demo if word.startswith("--")
-    ]  # those with a space, which argparse takes for words
-    if len(names) > 1 or names[0] not in DEMOS:
-        raise ValueError(f"there is no demo {' '.join(names)}; allowed: {', '.join(DEMOS)}")
-    parsed.config = DEMOS[names[0]]
-    folder = _run(parsed, [*overrides, *settings])
+    name = " ".join(parsed.config) or "digits"
+    if name not in DEMOS:
+        raise ValueError(f"there is no demo {name}; allowed: {', '.join(DEMOS)}")
+    parsed.config = DEMOS[name]
+    folder = _run(parsed, overrides)
     if not distributed.is_rank_zero():
         return
     from lam.retrieval.decisions.calibration import Targets
@@ -402,7 +404,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("config", nargs="+", help=what)
     run.add_argument("--print", action="store_true", help="show all settings as a YAML file, and do no more")
     demo = configured("demo", _demo, "Run digits, or sentences, that ship with other packages, and calibrate.")
-    demo.add_argument("demo", nargs="*", help=f"one of {', '.join(DEMOS)} (default: digits)")
+    demo.add_argument("config", metavar="demo", nargs="*", help=f"one of {', '.join(DEMOS)} (default: digits)")
     demo.set_defaults(paper=False)
     sweep = configured("sweep", _sweep, "Run a configuration from several seeds: mean and standard deviation.")
     sweep.add_argument("config", nargs="+", help="DATA METHOD, such as digits laplace_posthoc, or a YAML file")

@@ -109,6 +109,10 @@ def test_a_stop_by_the_user_says_how_to_go_on(
         (["run", "folder", "laplace_posthoc"], "folder needs a root: the folder of its images"),
         (["run", "folder", "laplace_posthoc", "--data.root=no"], "there is no folder no; give the folder"),
         (["run", "fashionmnist", "laplace_posthoc", "--data.root=no"], "(in a run: --data.root=DIR)"),
+        (
+            ["run", "digits", "norm", "--data.ood=[{name: mnist, root: nowhere}]"],
+            "(in a run: --data.ood='[{name: mnist, root: DIR}]')",
+        ),
         (["demo", "--data.ood=[{name: mnist, root: nowhere}]"], "(in a run: --data.ood='[{name: mnist, root: DIR}]')"),
         (
             ["embed", "no", "images", "-o", "out.npz"],

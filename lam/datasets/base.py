@@ -304,6 +304,30 @@ def carve(dataset: Items, sizes: Sequence[int], *, seed: int) -> tuple[Items, ..
     return tuple(dataset.subset(part) for part in parts)
 
 
+def carve_missing(
+    parts: Mapping[str, Items], *, validation: float, test: float, seed: int, source: object
+) -> dict[str, Items]:
+    """The parts `train`, `validation` and `test`: those that are missing carved at random, by class, out of `train`.
+
+    Args:
+        parts: by name, `train` at least.
+        validation, test: the fractions of `train` that these are, where they are missing.
+        seed: of the draw.
+        source: what errors call the data.
+
+    Raises:
+        ValueError: for a fraction that is not between 0 and 1, or too few items to leave some to train on.
+    """
+    missing = {part: share for part, share in (("test", test), ("validation", validation)) if part not in parts}
+    sizes = [fraction_of(len(parts["train"]), share, name=part) for part, share in missing.items()]
+    if sum(sizes) >= len(parts["train"]):
+        raise ValueError(
+            f"{source} has {len(parts['train'])} items, too few to carve {' and '.join(missing)} out of them"
+        )
+    *carved, train = carve(parts["train"], sizes, seed=seed)
+    return {**parts, **dict(zip(missing, carved, strict=True)), "train": train}
+
+
 def top_up(positions: Sequence[int], n: int, size: int, generator: torch.Generator) -> Int64[Tensor, " n"]:
     """The first n different positions of a sequence, topped up at random from all `size` of them; rising."""
     rest = torch.randperm(size, generator=generator).tolist()

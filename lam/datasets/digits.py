@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lam.datasets.base import Dataset, Splits, TensorImages, carve, fraction_of
+from lam.datasets.base import Dataset, Splits, TensorImages, carve_missing
 
 _SIDE = 8
 _LARGEST = 16  # grey values are from 0 to 16
@@ -34,11 +34,7 @@ def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float
     if not set(held_out) <= set(range(10)) or len(set(held_out)) > 8:
         raise ValueError(f"held_out must be digits from 0 to 9 that leave at least two, got {tuple(held_out)}")
     digits = _images([digit for digit in range(10) if digit not in held_out], name="digits")
-    fractions = {"test": test, "validation": validation}
-    sizes = [fraction_of(len(digits), fraction, name=part) for part, fraction in fractions.items()]
-    if sum(sizes) >= len(digits):
-        raise ValueError(f"validation and test must leave images to train on, got {validation} and {test}")
-    return Splits(**dict(zip((*fractions, "train"), carve(digits, sizes, seed=seed), strict=True)))
+    return Splits(**carve_missing({"train": digits}, validation=validation, test=test, seed=seed, source="digits"))
 
 
 def held_out(*, like: Dataset) -> TensorImages:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import torch
 
-from lam.datasets.base import Dataset, Splits, carve, fraction_of
+from lam.datasets.base import Dataset, Splits, carve_missing
 from lam.datasets.texts import Texts, preprocessing_like
 
 _MODULES = (
@@ -57,11 +57,7 @@ def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Spli
         classes=list(found),
         metadata=[{"name": what} for _, _, what in rows],
     )
-    sizes = [fraction_of(len(texts), share, name=name) for name, share in (("test", test), ("validation", validation))]
-    if sum(sizes) >= len(texts):
-        raise ValueError(f"validation and test must leave sentences to train on, got {validation} and {test}")
-    tested, validated, trained = carve(texts, sizes, seed=seed)
-    return Splits(train=trained, validation=validated, test=tested)
+    return Splits(**carve_missing({"train": texts}, validation=validation, test=test, seed=seed, source="docstrings"))
 
 
 def descriptions(*, like: Dataset) -> Texts:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from lam.datasets.base import Dataset, MissingDataError, Shown, Splits, carve, fraction_of
+from lam.datasets.base import Dataset, MissingDataError, Shown, Splits, carve_missing
 from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.thumbnails import thumbnail_of_file
 
@@ -108,14 +108,7 @@ def splits(
     classes = {part: _classes(folder) for part, folder in folders.items()}
     names = sorted({name for of_part in classes.values() for name in of_part})
     parts = {part: _images(of_part, names, preprocessing) for part, of_part in classes.items()}
-    missing = {part: share for part, share in (("test", test), ("validation", validation)) if part not in parts}
-    sizes = [fraction_of(len(parts["train"]), share, name=part) for part, share in missing.items()]
-    if sum(sizes) >= len(parts["train"]):
-        raise ValueError(
-            f"{root} has {len(parts['train'])} images, too few to carve {' and '.join(missing)} out of them"
-        )
-    *others, train = carve(parts["train"], sizes, seed=seed)
-    return Splits(**parts | dict(zip(missing, others, strict=True)) | {"train": train})
+    return Splits(**carve_missing(parts, validation=validation, test=test, seed=seed, source=root))
 
 
 def read(*, root: str | Path, preprocessing: Preprocessing, name: str = "folder") -> FolderImages:

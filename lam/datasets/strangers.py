@@ -81,5 +81,5 @@ class JoinedItems(Dataset):
         """Those of the parts."""
         return [part.names[row] for part, row in self._items if part.names]
 
-    def _part(self, indices: Int64[Tensor, " M"]) -> "JoinedItems":
+    def _part(self, indices: Int64[Tensor, " R"]) -> "JoinedItems":
         return JoinedItems([self._items[index] for index in indices.tolist()])

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
-from lam.datasets.base import Dataset, MissingDataError, Shown, Splits, carve, fraction_of
+from lam.datasets.base import Dataset, MissingDataError, Shown, Splits, carve_missing
 from lam.inputs.texts import TextPreprocessing
 from lam.utils.tables import Table
 
@@ -126,7 +126,7 @@ class Texts(Dataset):
         text = self.preprocessing.kept(self.texts[index])
         return Shown(f"{self.name} {index}", text=text, metadata=self.metadata[index])
 
-    def _part(self, indices: Int64[Tensor, " M"]) -> "Texts":
+    def _part(self, indices: Int64[Tensor, " R"]) -> "Texts":
         rows = indices.tolist()
         return Texts(
             [self.texts[row] for row in rows],
@@ -187,7 +187,9 @@ def splits(
         )
         for part, (texts, keys) in pooled.items()
     }
-    return _with_answers(_carved(parts, validation, test, seed, root), answers, classes)
+    return _with_answers(
+        carve_missing(parts, validation=validation, test=test, seed=seed, source=root), answers, classes
+    )
 
 
 def read(*, root: str | Path, preprocessing: TextPreprocessing, text: str | None = None, name: str = "texts") -> Texts:
@@ -314,17 +316,6 @@ def _shortened(names: Mapping[str, int]) -> list[str]:
     return [
         name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}… ({number})" for name, number in names.items()
     ]
-
-
-def _carved(parts: dict[str, Texts], validation: float, test: float, seed: int, root: str | Path) -> dict[str, Texts]:
-    missing = {part: share for part, share in (("test", test), ("validation", validation)) if part not in parts}
-    sizes = [fraction_of(len(parts["train"]), share, name=part) for part, share in missing.items()]
-    if sum(sizes) >= len(parts["train"]):
-        raise ValueError(
-            f"{root} has {len(parts['train'])} texts, too few to carve {' and '.join(missing)} out of them"
-        )
-    *others, train = carve(parts["train"], sizes, seed=seed)
-    return parts | dict(zip(missing, others, strict=True)) | {"train": train}
 
 
 def _with_answers(

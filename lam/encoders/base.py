@@ -211,10 +211,14 @@ class Encoder(ABC):
         progress: bool = False,
     ) -> Iterator[Prediction]:
         """Predictions batch by batch, for passes whose features would not fit; arguments and errors as `predict`."""
-        predictions = self._without_ambiguity(inputs, n_samples=n_samples, joint=joint, progress=progress)
-        for prediction in predictions:
-            embeddings = self.with_ambiguity(prediction.features, prediction.embeddings)
-            yield replace(prediction, embeddings=embeddings)
+        predict, n_items = self.predictor(n_samples=self.n_samples_or_default(n_samples), joint=joint), 0
+        for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
+            prediction = predict(split_batch(batch)[0])
+            check_feature_values(prediction.features, n_items)
+            n_items += len(prediction.features)
+            yield replace(prediction, embeddings=self.with_ambiguity(prediction.features, prediction.embeddings))
+        if n_items == 0:
+            raise ValueError(NO_INPUTS)
 
     def with_ambiguity(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
         """The embeddings with the one κ and its parts, where the encoder has learnt its ambiguity; else as they are."""
@@ -259,7 +263,7 @@ class Encoder(ABC):
                 hashes.update(item_hashes(inputs))
                 yield inputs
 
-        held_out = Prediction.concatenate(list(self._without_ambiguity(remembered(), progress=progress)))
+        held_out = self.predict(remembered(), progress=progress)
         features, labels = held_out.features, torch.cat(targets)
         if len(labels) != len(features):
             raise ValueError(f"there are {len(features)} items and {len(labels)} labels")
@@ -271,28 +275,10 @@ class Encoder(ABC):
             )
         others = None
         if reference is not None:
-            known = self._without_ambiguity(reference, n_samples=2, progress=progress)
-            others = torch.cat([prediction.features for prediction in known])
+            others = self.predict(reference, n_samples=2, progress=progress).features
         relevance = relevance_of(self.relation, labels, is_query=is_query, relevant_within=relevant_within)
         self.ambiguity = learn(features, held_out.embeddings.mean, relevance, reference=others, seed=seed)
         self.has_kappa = True
-
-    def _without_ambiguity(
-        self,
-        inputs: Batch | Iterable[Batch],
-        *,
-        n_samples: int | None = None,
-        joint: bool = False,
-        progress: bool = False,
-    ) -> Iterator[Prediction]:
-        predict, n_items = self.predictor(n_samples=self.n_samples_or_default(n_samples), joint=joint), 0
-        for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
-            prediction = predict(split_batch(batch)[0])
-            check_feature_values(prediction.features, n_items)
-            n_items += len(prediction.features)
-            yield prediction
-        if n_items == 0:
-            raise ValueError(NO_INPUTS)
 
     def save(self, folder: str | Path) -> None:
         """Write the encoder to a folder: safetensors and JSON, sealed; whatever was there is replaced at once."""

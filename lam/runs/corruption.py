@@ -58,13 +58,9 @@ def corrupted(
     Raises:
         ValueError: for another kind or severity.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    if not 0 <= severity <= len(STRENGTHS[kind]):
-        raise ValueError(f"severity must be from 0 to {len(STRENGTHS[kind])}, got {severity}")
-    if severity == 0:
+    strength = _strength(STRENGTHS, kind, severity)
+    if strength is None:
         return images
-    strength = STRENGTHS[kind][severity - 1]
     if kind == "noise":
         worse = images + strength * torch.randn(images.shape, generator=generator).to(images)
     elif kind == "blur":
@@ -83,16 +79,22 @@ def corrupted(
     return worse.clamp(0, 1)
 
 
+def _strength(strengths: Mapping[Any, tuple[float, ...]], kind: str, severity: int) -> float | None:
+    """What a severity means for a kind; None for severity 0."""
+    if kind not in strengths:
+        raise ValueError(f"kind must be one of {', '.join(strengths)}, got {kind!r}")
+    if not 0 <= severity <= len(strengths[kind]):
+        raise ValueError(f"severity must be from 0 to {len(strengths[kind])}, got {severity}")
+    return strengths[kind][severity - 1] if severity else None
+
+
 def corrupted_text(text: str, kind: TextKind, severity: int, *, generator: torch.Generator) -> str:
     """Make a text worse; arguments and errors as those of `corrupted`, kinds being those of texts."""
-    if kind not in TEXT_KINDS:
-        raise ValueError(f"kind must be one of {', '.join(TEXT_KINDS)}, got {kind!r}")
-    if not 0 <= severity <= len(TEXT_STRENGTHS[kind]):
-        raise ValueError(f"severity must be from 0 to {len(TEXT_STRENGTHS[kind])}, got {severity}")
-    if severity == 0:
+    strength = _strength(TEXT_STRENGTHS, kind, severity)
+    if strength is None:
         return text
     parts = text.split() if kind == "words" else list(text)
-    hit = (torch.rand(len(parts), generator=generator) < TEXT_STRENGTHS[kind][severity - 1]).tolist()
+    hit = (torch.rand(len(parts), generator=generator) < strength).tolist()
     if kind == "words":
         return " ".join(word for word, is_hit in zip(parts, hit, strict=True) if not is_hit) or parts[0]
     mistakes = torch.randint(4 * len(_LETTERS), (len(parts),), generator=generator).tolist()

@@ -78,7 +78,7 @@ def test_wrong_held_out_classes(as_in_production, held_out):
     [
         ({"validation": 0.0}, "validation must be a fraction between 0 and 1, got 0.0"),
         ({"test": 1.5}, "test must be a fraction between 0 and 1, got 1.5"),
-        ({"test": 0.5, "validation": 0.5}, "must leave images to train on, got 0.5 and 0.5"),
+        ({"test": 0.5, "validation": 0.5}, "digits has 1443 items, too few to carve test and validation out of them"),
     ],
 )
 def test_wrong_fractions(fractions, message):

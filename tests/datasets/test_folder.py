@@ -156,7 +156,7 @@ class TestRefusals:
             load("folder", root=tmp_path)
 
     def test_too_few_images(self, tmp_path):
-        with pytest.raises(ValueError, match="has 2 images, too few to carve test and validation out of them"):
+        with pytest.raises(ValueError, match="has 2 items, too few to carve test and validation out of them"):
             load("folder", root=make(tmp_path, {"cat": 1, "dog": 1}))
 
     def test_a_file_that_is_no_image_is_named_when_read(self, tmp_path):

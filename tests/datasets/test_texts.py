@@ -96,7 +96,7 @@ def test_long_labels_are_cut_and_stay_different(tmp_path: Path) -> None:
         ("text,label", {"text": "body"}, "has no column body; it has text, label"),
         ("text,label", {"question": "text"}, "question and answer go together: name both columns, or neither"),
         ("text,label", {"question": "text", "answer": "label", "text": "text"}, "not all of them"),
-        ("text,label", {"validation": 0.5, "test": 0.5}, "has 30 texts, too few to carve test and validation out"),
+        ("text,label", {"validation": 0.5, "test": 0.5}, "has 30 items, too few to carve test and validation out"),
         ("text,label", {"max_bytes": 2}, "max_bytes must be a number of bytes, at least 4, got 2"),
     ],
 )

@@ -93,8 +93,9 @@ class ConformalScores:
         may depend on each other in any way, and classes may be of any sizes. A class of one score each is the case
         without classes. The promise is of the mean over new classes: some are exceeded far more often than others.
 
-        Source: Dunn, Wasserman and Ramdas (2023), section 4, and Lee, Barber and Willett (2023), theorem 1, for
-        classes; Vovk, Gammerman and Shafer (2005); Lei, G'Sell, Rinaldo, Tibshirani and Wasserman (2018), eq. 2.
+        Source: Lee, Barber and Willett (2023), hierarchical conformal prediction, for classes; Dunn, Wasserman and
+        Ramdas (2023) pool distribution functions likewise, with a promise in the limit of many classes. Vovk,
+        Gammerman and Shafer (2005); Lei, G'Sell, Rinaldo, Tibshirani and Wasserman (2018), eq. 2.
 
         Args:
             target: the rate that is allowed, in (0, 1).

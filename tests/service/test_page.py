@@ -99,7 +99,7 @@ def page(tab: Browser, address: str) -> Iterator[Browser]:
 def answered(page: Browser) -> str:
     """The word of the decision, once hits and their pictures are there."""
     page.wait(
-        "!document.querySelector('#answer').ariaBusy && document.querySelector('#word').innerText !== 'No image yet'"
+        "!document.querySelector('#answer').ariaBusy && document.querySelector('#word').innerText !== 'Nothing asked yet'"
     )
     page.wait("[...document.querySelectorAll('.picture')].every(({firstChild: i}) => i && (!i.tagName || i.complete))")
     return page.text("#word")
@@ -130,7 +130,7 @@ def test_an_answer_is_shown_in_numbers_and_pictures(page: Browser, address: str,
         assert name in facts
     assert f"{answer['hits'][0]['score']:.4f}" in facts
     assert "that the first hit is right, if it has a match" in facts
-    assert "Of images like those it was calibrated on, with no match in the gallery, at most" in page.text("#reason")
+    assert "Of queries like those it was calibrated on, with no match in the gallery, at most" in page.text("#reason")
     assert f"among the first {[hit['conformal'] for hit in answer['hits']].count(True)} items" in page.text(
         "#rejected-text"
     )
@@ -223,12 +223,12 @@ def test_images_are_dropped_pasted_and_drawn(page: Browser) -> None:
         "new DragEvent('drop', {dataTransfer: data, bubbles: true, cancelable: true})",
         "new ClipboardEvent('paste', {clipboardData: data, bubbles: true})",
     ):
-        page.run("document.querySelector('#word').textContent = 'No image yet'")
+        page.run("document.querySelector('#word').textContent = 'Nothing asked yet'")
         page.run(f"(async () => {{ {made} document.body.dispatchEvent({event}); }})()")
         assert answered(page) in WORDS.values()
     page.run("document.querySelector('#draw-search').click()")
     page.wait("document.querySelector('#error').innerText === 'Nothing is drawn yet.'")
-    page.run("document.querySelector('#word').textContent = 'No image yet'")
+    page.run("document.querySelector('#word').textContent = 'Nothing asked yet'")
     x, y = page.run("(({x, y}) => [x, y])(document.querySelector('#canvas').getBoundingClientRect())")
     page.drag((x + 110, y + 20), (x + 110, y + 100), (x + 110, y + 200), (x + 110, y + 200))
     page.run("document.querySelector('#draw-search').click()")
@@ -382,7 +382,7 @@ def test_the_demo_from_start_to_end(flag: Any, tab: Browser, tmp_path: Path) -> 
         for images in (digits(), patches()):
             words = []
             for number, image in zip(range(30), images, strict=False):
-                tab.run("document.querySelector('#word').textContent = 'No image yet'")
+                tab.run("document.querySelector('#word').textContent = 'Nothing asked yet'")
                 words.append(upload(tab, tmp_path / f"{number}.png", image))
                 assert words[-1] == WORDS[search(address, image)["decision"]]
             shares.append(words.count("Match") / 30)

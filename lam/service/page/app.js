@@ -68,7 +68,7 @@ function openSliders() {
   }
   $("accept-promise").textContent = calibration.facts.false_accepts;
   if (!thresholds.byKappa) {
-    $("flag-label").textContent = "Say “not sure” where so few ordinary images are as unusual";
+    $("flag-label").textContent = "Say “not sure” where so few ordinary queries are as unusual";
   }
   showThresholds();
 }

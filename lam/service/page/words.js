@@ -37,11 +37,11 @@ export function reason(decision, answer, thresholds) {
   if (decision === "abstain") {
     const why = byKappa
       ? `κ is ${plain(answer.kappa)}, below ${plain(flag.row.kappa)}`
-      : `only ${percent(answer.p_value)} of ordinary images are as unusual`;
-    return `This image cannot be judged: ${why}. That happens to at most ${percent(flag.row.rate)} of ordinary images.`;
+      : `only ${percent(answer.p_value)} of ordinary queries are as unusual`;
+    return `This query cannot be judged: ${why}. That happens to at most ${percent(flag.row.rate)} of ordinary queries.`;
   }
   if (decision === "match") {
-    return `It is ${named(best)}: the cosine is ${cosine(best.score)}, above ${cosine(accept.row.cosine)}. Of images ` +
+    return `It is ${named(best)}: the cosine is ${cosine(best.score)}, above ${cosine(accept.row.cosine)}. Of queries ` +
       "like those it was calibrated on, with no match in the gallery, at most " +
       `${percent(accept.row.rate)} come that close.`;
   }
@@ -72,7 +72,7 @@ export function aboutKappa(answer, histogram, thresholds) {
   const total = counts.reduce((sum, count) => sum + count, 0);
   const below = counts.reduce((sum, count, bin) => sum + (edges[bin + 1] <= answer.kappa ? count : 0), 0);
   const flag = thresholds.byKappa ? `; below ${plain(thresholds.flag.row.kappa)} the answer is “not sure”` : "";
-  return `κ of this image is ${plain(answer.kappa)}. Of ${total} images of the calibration about ${below || "none"} ` +
+  return `κ of this query is ${plain(answer.kappa)}. Of ${total} queries of the calibration about ${below || "none"} ` +
     `${below === 1 ? "has" : "have"} a lower κ${flag}.`;
 }
 
@@ -80,7 +80,7 @@ export function aboutAngles(answer, thresholds) {
   const accepted = thresholds && answer.hits.filter((hit) => thresholds.accepts(hit)).length;
   const also = thresholds ? `, and ${accepted || "none"} above the accept threshold (filled)` : "";
   return `Of the ${answer.hits.length} nearest items ${within(answer) || "none"} lie within the credible cap${also}. ` +
-    "What this image shows lies within the cap with probability 95 %, as far as κ knows.";
+    "What this query shows lies within the cap with probability 95 %, as far as κ knows.";
 }
 
 /** What is known of the images that a hit was made of, said behind its κ. */
@@ -103,7 +103,7 @@ export function aboutSet(answer, { depth, threshold }) {
     return "";
   }
   const where = depth === 1 ? "as the first item" : `among the first ${depth} items`;
-  return ` Of images like those it was calibrated on that have a match, at least ${percent(1 - threshold.conformal_miss)} have ` +
+  return ` Of queries like those it was calibrated on that have a match, at least ${percent(1 - threshold.conformal_miss)} have ` +
     `one ${where}.`;
 }
 

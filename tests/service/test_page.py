@@ -98,9 +98,8 @@ def page(tab: Browser, address: str) -> Iterator[Browser]:
 
 def answered(page: Browser) -> str:
     """The word of the decision, once hits and their pictures are there."""
-    page.wait(
-        "!document.querySelector('#answer').ariaBusy && document.querySelector('#word').innerText !== 'Nothing asked yet'"
-    )
+    page.wait("!document.querySelector('#answer').ariaBusy")
+    page.wait("document.querySelector('#word').innerText !== 'Nothing asked yet'")
     page.wait("[...document.querySelectorAll('.picture')].every(({firstChild: i}) => i && (!i.tagName || i.complete))")
     return page.text("#word")
 

@@ -7,43 +7,14 @@ import pytest
 
 from lam.retrieval.decisions.calibration import Targets
 from lam.runs.calibrate import calibrate_run
-from lam.runs.config_files import load_config
-from lam.runs.finished import Run
 from lam.runs.index import search
-from lam.runs.run import run
 from lam.service.engine import Engine
-from tests.models import bag_of_words  # noqa: F401 - which registers itself
 from tests.service.asking import client_of
-
-TOPICS = {"cats": "fur paw whisker purr", "trains": "rail station engine track", "bread": "flour oven crust yeast"}
-
-
-def topics(path: Path, count: int = 40) -> Path:
-    rows = [
-        {"text": f"{words[number % 4]} and {words[(number + shift) % 4]} {number}", "label": label}
-        for label, words in ((label, words.split()) for label, words in TOPICS.items())
-        for number in range(count)
-        for shift in (1,)
-    ]
-    path.write_text(json.dumps(rows), encoding="utf-8")
-    return path
-
-
-def faq(path: Path) -> Path:
-    rows = [{"question": f"where is thing{number}", "answer": f"thing{number} is here"} for number in range(60)]
-    path.write_text(json.dumps(rows), encoding="utf-8")
-    return path
-
-
-def made(folder: Path, data: Path, *settings: str) -> Run:
-    words = ["--network.name=bag_of_words", "--network.dimension=8", "--training.epochs=3", "--accelerator=cpu"]
-    words += [f"--data.root={data}", f"--output={folder}", "--evaluation.n_samples=8", *settings]
-    run(load_config("texts laplace_posthoc", words), progress=False)
-    return Run(folder)
+from tests.text_runs import TOPICS, faq, text_run, topics
 
 
 def test_a_run_on_labelled_texts(tmp_path: Path) -> None:
-    finished = made(tmp_path / "run", topics(tmp_path / "topics.json"))
+    finished = text_run(tmp_path / "run", topics(tmp_path / "topics.json"))
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert metrics["recall@1"] > 0.8
     assert {"corruption_words_5_recall@1", "corruption_typing_trend"} <= metrics.keys()
@@ -54,13 +25,13 @@ def test_a_run_on_labelled_texts(tmp_path: Path) -> None:
 
 
 def test_questions_search_among_all_answers(tmp_path: Path) -> None:
-    finished = made(tmp_path / "run", faq(tmp_path / "faq.json"))
+    finished = text_run(tmp_path / "run", faq(tmp_path / "faq.json"))
     texts = {item.text for item in finished.gallery.items}
     assert texts == {f"thing{number} is here" for number in range(60)}
 
 
 def test_texts_are_searched_for(tmp_path: Path) -> None:
-    made(tmp_path / "run", topics(tmp_path / "topics.json"))
+    text_run(tmp_path / "run", topics(tmp_path / "topics.json"))
     result = search(tmp_path / "run", texts=["rail and station", "fur and paw"], k=3)
     assert result.images == ("rail and station", "fur and paw")
     assert [items[0].label for items in result.items] == ["trains", "cats"]
@@ -75,7 +46,7 @@ def test_texts_are_searched_for(tmp_path: Path) -> None:
 
 
 def test_a_calibrated_run_of_questions_serves_texts(tmp_path: Path) -> None:
-    made(tmp_path / "run", faq(tmp_path / "faq.json"))
+    text_run(tmp_path / "run", faq(tmp_path / "faq.json"))
     calibration = calibrate_run(tmp_path / "run", targets=Targets(far=0.2, ood=0.2), progress=False)
     assert calibration.gallery_size == 60
     assert calibration.facts["queries"] == 12

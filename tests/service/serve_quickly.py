@@ -4,6 +4,7 @@ import sys
 
 from lam.service.server import serve
 from lam.service.settings import ServiceSettings
+from tests.models import bag_of_words  # noqa: F401 - which registers itself
 
 HEADERS, BODY, LIMIT = 1.0, 1.5, 1_000_000
 

@@ -6,7 +6,7 @@ import { canBeDrawn, drawnOn } from "./draw.js";
 import { angle, cosine, degrees, percent, plain } from "./numbers.js";
 import { Thresholds } from "./thresholds.js";
 import {
-  aboutAngles, aboutImages, aboutKappa, aboutRejected, aboutSet, aboutStale, facts, reason, shown, wordOf,
+  aboutAngles, aboutImages, aboutKappa, aboutRejected, aboutSet, aboutStale, facts, reason, repeatsText, shown, wordOf,
 } from "./words.js";
 
 const SHOWN = 12;
@@ -205,7 +205,8 @@ function card(hit, place, nearest) {
   const accepted = thresholds?.accepts(hit);
   const tag = thresholds && tagOf(accepted, nearest);
   const kind = accepted === false ? (nearest ? "rejected nearest" : "rejected") : "";
-  const label = made("span", "label", made("bdi", "", shown(hit)), made("span", "rank", `#${place + 1}`));
+  const name = repeatsText(hit) ? null : made("bdi", "", shown(hit));
+  const label = made("span", "label", name, made("span", "rank", `#${place + 1}`));
   return made("li", kind, picture(hit), label, tag,
     made("span", "number", `cosine ${cosine(hit.score)} (${degrees(angle(hit.score))})`),
     made("span", "number", `κ ${plain(hit.kappa)}${aboutImages(hit)}`),

@@ -17,6 +17,12 @@ export function shown(hit) {
   return signs.length > LONGEST ? `${signs.slice(0, LONGEST - 1).join("")}…` : signs.join("");
 }
 
+/** Whether the label of a text is that text, or its beginning as classes are called after long ones. */
+export function repeatsText({ label, metadata: { text } }) {
+  const [beginning, ...cut] = label.split(/… \(\d+\)$/u);
+  return typeof text === "string" && (cut.length ? text.startsWith(beginning) : text === label);
+}
+
 /** The same within a sentence, whose direction is its own. */
 export function named(hit) {
   const name = `\u2068${shown(hit)}\u2069`;

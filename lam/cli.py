@@ -255,7 +255,7 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
 
 def _search(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.runs import index
-    from lam.runs.found_files import check_suffix, write_found
+    from lam.runs.search_files import check_suffix, write_result
     from lam.utils.files import check_output
 
     if parsed.output is not None:
@@ -263,7 +263,7 @@ def _search(parsed: argparse.Namespace, _: list[str]) -> None:
         check_output(parsed.output)
     result = index.search(parsed.run, *parsed.image, texts=parsed.text, k=parsed.k, progress=not parsed.quiet)
     if parsed.output is not None:
-        write_found(parsed.output, result)
+        write_result(parsed.output, result)
         print(f"{len(result.images)} {'texts' if parsed.text else 'images'}: {parsed.output}")
         return
     for row, image in enumerate(result.images):
@@ -287,7 +287,10 @@ def _show_answer(result: Any, row: int) -> None:
     print(f"{'score':>8} {'kappa':>10}  label  {'text' if text else 'path'}")
     for score, kappa, item in zip(result.hits.scores[row], result.hits.kappa[row], result.items[row], strict=True):
         content = item.path if item.text is None else item.text
-        print(f"{float(score):8.4f} {float(kappa):10.4g}  {item.label}  {content}")
+        remarks = ["uncertain"] * bool(result.is_uncertain(item))
+        remarks += [f"fused of {item.images.count} images"] * item.is_fused
+        remark = f"  ({', '.join(remarks)})" if remarks else ""
+        print(f"{float(score):8.4f} {float(kappa):10.4g}  {item.label}  {content}{remark}")
 
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:

@@ -106,6 +106,11 @@ class Item:
         return json.loads(self.metadata).get("text")
 
     @property
+    def is_fused(self) -> bool:
+        """Whether it was made of several images."""
+        return self.images.count > 1
+
+    @property
     def least_kappa(self) -> float:
         """The least κ of the item and its images."""
         return self.kappa if self.images.least_kappa is None else min(self.kappa, self.images.least_kappa)

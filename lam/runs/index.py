@@ -136,6 +136,7 @@ class SearchResult:
         items: what each hit is, without its thumbnail.
         decisions: what is answered, where the run is calibrated.
         doubts: why each image is uncertain, in words, where the encoder has learnt its ambiguity.
+        kappa_below: the κ below which an item is uncertain, where the run is calibrated.
     """
 
     images: tuple[Path | str, ...]
@@ -144,6 +145,11 @@ class SearchResult:
     items: tuple[tuple[Item, ...], ...]
     decisions: Decisions | None
     doubts: tuple[str, ...] = ()
+    kappa_below: float | None = None
+
+    def is_uncertain(self, item: Item) -> bool | None:
+        """Whether an image of the item is below the flag for κ; None where the run is not calibrated."""
+        return None if self.kappa_below is None else item.least_kappa < self.kappa_below
 
 
 def search(
@@ -187,7 +193,8 @@ def search(
     hits = gallery.search(queries, k)
     items = tuple(tuple(gallery.items[place] for place in row) for row in hits.ids.tolist())
     doubts = () if encoder.ambiguity is None else tuple(encoder.ambiguity.doubts(queries))
-    return SearchResult(asked, queries, hits, items, decisions, doubts)
+    kappa_below = None if calibration is None else calibration.kappa_below
+    return SearchResult(asked, queries, hits, items, decisions, doubts, kappa_below)
 
 
 def _image_files(image: Path) -> list[Path]:

@@ -95,13 +95,13 @@ class Responder:
     dimension: int
 
     def state(self, size: int) -> State:
-        """Say whether the rates hold for a gallery of this size: `none`, `current` or `stale`."""
+        """Whether the rates hold for a gallery of this size: `none`, `current` or `stale`."""
         if self.calibration is None:
             return "none"
         return "stale" if self.calibration.is_stale(size) else "current"
 
     def is_uncertain(self, kappa: float) -> bool | None:
-        """Tell whether an image is too uncertain to be enrolled without a second look; None where nobody knows.
+        """Whether an image is too uncertain to be enrolled without a second look; None where nobody knows.
 
         Of an item it is told by its least κ, so that one which holds an uncertain image is uncertain.
         """
@@ -159,7 +159,7 @@ class Responder:
         return Answer(verdict["decision"], query.kappa, as_json(body, hits=f"[{','.join(texts)}]"))
 
     def verify(self, first: Query, second: Query) -> VerifyResponse:
-        """Say whether two images show the same thing, at the false-accept rate of pairs; see `Calibration.verify`.
+        """Whether two images show the same thing, at the false-accept rate of pairs; see `Calibration.verify`.
 
         κ alone says whether they can be judged, whatever flag is in force for searches.
         """

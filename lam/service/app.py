@@ -219,20 +219,20 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.head("/v1/health", include_in_schema=False)
     @app.get("/v1/health")
     async def health() -> dict[str, Literal["alive"]]:
-        """Say that the process answers."""
+        """The process answers."""
         return {"status": "alive"}
 
     @app.head("/v1/ready", include_in_schema=False)
     @app.get("/v1/ready")
     async def ready() -> dict[str, Any]:
-        """Say whether requests can be served now."""
+        """Whether requests can be served now."""
         if complaints := engine.complaints:
             raise busy("; ".join(complaints))
         return {"status": "ready", "gallery_size": len(engine.gallery)}
 
     @app.get("/v1/model")
     async def model() -> dict[str, Any]:
-        """Say what answers: hashes, calibration, limits and versions."""
+        """What answers: hashes, calibration, limits and versions."""
         encoder, settings = engine.encoder, engine.settings
         return {
             "run": engine.run.folder.name,
@@ -258,7 +258,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
     @app.get("/v1/calibration")
     async def calibration() -> dict[str, Any]:
-        """Say which rates thresholds promise, and how κ lay in the calibration."""
+        """Which rates thresholds promise, and how κ lay in the calibration."""
         if engine.responder.summary is None:
             raise ServiceError(
                 404, "the run is not calibrated", allowed="`lam calibrate RUN`, then a SIGHUP or a restart"

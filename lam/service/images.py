@@ -82,5 +82,5 @@ def _bytes_of(image: Image.Image, least: int | None) -> int:
 
 
 def media_type(thumbnail: bytes) -> str:
-    """Tell the type of a thumbnail."""
+    """Media type of a thumbnail."""
     return "image/png" if thumbnail.startswith(b"\x89PNG") else "image/jpeg"

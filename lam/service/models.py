@@ -238,7 +238,7 @@ _ADAPTERS = {kind: TypeAdapter(kind) for kind in (EmbeddingRequest, ItemRequest,
 
 
 def checked(content: Any, kind: type[Any]) -> Any:
-    """Tell whether JSON that was read is of one of the kinds that are asked for.
+    """Whether JSON that was read is of one of the kinds that are asked for.
 
     Args:
         content: what was read.

@@ -342,13 +342,44 @@ def test_what_is_found_is_written_with_its_decisions(calibrated: bool, run_copy:
             assert (line["image"], line["decision"], line["label"]) == (entry["image"], decision or "", hit["label"])
             assert float(line["score"]) == pytest.approx(hit["score"])
             assert bool(line["probability"]) == calibrated
+            assert hit["uncertain"] in ((True, False) if calibrated else (None,))
+            assert (line["uncertain"], line["fused"]) == (str(hit["uncertain"]) if calibrated else "", "False")
+
+
+def test_a_hit_says_whether_it_is_uncertain_and_whether_it_is_fused(
+    run_copy: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the least κ of the images that a hit was made of, in print, CSV and JSON."""
+    assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.3"]) == 0
+    paths = [digit_folder / "0" / f"{number}.png" for number in range(4)]
+    lines = (f"a,{paths[0]}", f"a,{paths[1]}", f"a,{paths[2]}", f"b,{paths[3]}")
+    listed = _list_of(run_copy, "id,path", *lines)
+    fused, alone = gallery.index_images(run_copy, listed=listed, fuse=True, progress=False).items
+    search = ["search", str(run_copy), str(paths[0]), "--quiet"]
+    for is_uncertain in (True, False):
+        kappa_below = fused.least_kappa + (alone.kappa - fused.least_kappa) * 0.5 if is_uncertain else 0.0
+        monkeypatch.setattr(Calibration, "kappa_below", kappa_below)
+        expected = {item.id: (item.least_kappa < kappa_below, item is fused) for item in (fused, alone)}
+        assert any(uncertain for uncertain, _ in expected.values()) == is_uncertain
+        for name in ("hits.csv", "hits.json"):
+            assert main([*search, "-o", str(run_copy / name)]) == 0
+        (image,) = read_json(run_copy / "hits.json")["images"]
+        assert {hit["id"]: (hit["uncertain"], hit["fused"]) for hit in image["hits"]} == expected
+        with (run_copy / "hits.csv").open(newline="") as file:
+            written = {line["id"]: (line["uncertain"], line["fused"]) for line in csv.DictReader(file)}
+        assert written == {name: (str(uncertain), str(fused)) for name, (uncertain, fused) in expected.items()}
+        capsys.readouterr()
+        assert main(search) == 0
+        remarks = {line.partition(".png")[2] for line in capsys.readouterr().out.splitlines() if ".png" in line}
+        words = {True: "uncertain, fused of 3 images", False: "fused of 3 images"}[expected["a"][0]]
+        assert remarks == {f"  ({words})", "  (uncertain)" if expected["b"][0] else ""}
 
 
 def test_what_is_found_is_written_as_csv_or_json_alone(
     run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["search", str(run_copy), str(digit_folder), "-o", str(run_copy / "found.txt")]) == 1
-    assert "what is found can be written as .csv or .json, got" in capsys.readouterr().err
+    assert "the result of a search can be written as .csv or .json, got" in capsys.readouterr().err
     assert main(["search", str(run_copy), str(digit_folder), "-o", str(run_copy / "no" / "found.csv")]) == 1
     assert "there is no folder" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ from lam.utils.checks import check_finite
 
 
 def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:
-    """Give the area under the ROC curve, the chance that an OOD item scores above an ID one; higher is better.
+    """Area under the ROC curve, the chance that an OOD item scores above an ID one; higher is better.
 
     Ties count half.
 
@@ -38,7 +38,7 @@ def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
 
 
 def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:
-    """Give the average precision of finding OOD items; higher is better, and `prevalence` is what a useless score gets.
+    """Average precision of finding OOD items; higher is better, and `prevalence` is what a useless score gets.
 
     AP = Σ_t (recall_t − recall_(t−1)) precision_t over falling thresholds, without interpolation.
 
@@ -62,7 +62,7 @@ def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
 
 
 def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:
-    """Give the share of OOD items among all, which is the AUPRC of a useless score.
+    """Share of OOD items among all, which is the AUPRC of a useless score.
 
     Args:
         in_distribution: (N,) scores of ID items.
@@ -82,7 +82,7 @@ def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[
 def roc_curve(
     in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
-    """Give the ROC curve over all thresholds that matter.
+    """ROC curve over all thresholds that matter.
 
     Args:
         in_distribution: (N,) scores of ID items, higher meaning more OOD; not empty.
@@ -106,7 +106,7 @@ def roc_curve(
 def precision_recall_curve(
     in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
-    """Give precision and recall of finding OOD items over all thresholds.
+    """Precision and recall of finding OOD items over all thresholds.
 
     Args:
         in_distribution: (N,) scores of ID items, higher meaning more OOD; not empty.

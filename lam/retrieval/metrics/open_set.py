@@ -79,7 +79,7 @@ def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
 
 
 def threshold_at(non_mated: Float[Tensor, " M"], rate: float) -> float:
-    """Give the least score of a non-mated search above which at most a share `rate` of them lies.
+    """Least score of a non-mated search above which at most a share `rate` of them lies.
 
     It describes these searches; `ConformalScores.threshold` promises a rate for new ones.
 
@@ -107,7 +107,7 @@ def threshold_at(non_mated: Float[Tensor, " M"], rate: float) -> float:
 
 
 def tpir_at_fpir(mated: Float[Tensor, " Q"], non_mated: Float[Tensor, " M"], *, fpir: float) -> float:
-    """Give the share of mated searches whose match is above the threshold at a false-positive rate; higher is better.
+    """Share of mated searches whose match is above the threshold at a false-positive rate; higher is better.
 
     TPIR = share of mated searches with a match of score > T, whatever its rank; FPIR = share of non-mated searches with
     any hit of score > T; T is the least with FPIR ≤ `fpir`.
@@ -136,7 +136,7 @@ def tpir_at_fpir(mated: Float[Tensor, " Q"], non_mated: Float[Tensor, " M"], *, 
 def dir_at_far(
     score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Float[Tensor, " M"], *, far: float
 ) -> float:
-    """Give the detection and identification rate at rank one at a false-accept rate; higher is better.
+    """Detection and identification rate at rank one at a false-accept rate; higher is better.
 
     DIR = share of mated searches whose first hit is a match and has a score > T, T as in `tpir_at_fpir`.
 
@@ -168,7 +168,7 @@ def dir_at_far(
 
 
 def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Float[Tensor, " M"]) -> float:
-    """Give the area under the open-set classification rate curve; higher is better.
+    """Area under the open-set classification rate curve; higher is better.
 
     The curve is the share of mated searches with a right first hit of score > T over the share of non-mated searches
     with one of score > T. Its area is the chance that a mated search is right and scores above a non-mated one, equal
@@ -206,7 +206,7 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
 def risk_coverage(
     correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
 ) -> tuple[Float[Tensor, " Q"], Float[Tensor, " Q"]]:
-    """Give the share of wrong answers among the n most certain, for every n.
+    """Share of wrong answers among the n most certain, for every n.
 
     Within a group of equal uncertainty each answer counts with the group's mean: ties by expectation.
 
@@ -237,7 +237,7 @@ def risk_coverage(
 
 
 def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """Give the area under the risk-coverage curve, the mean of its risks; lower is better.
+    """Area under the risk-coverage curve, the mean of its risks; lower is better.
 
     Source: Geifman, Uziel and El-Yaniv (2019).
 
@@ -261,7 +261,7 @@ def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 def answer_precision_recall(
     score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_answerable: int
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
-    """Give recall and precision of first hits as the threshold falls, as place recognition and loop closure have it.
+    """Recall and precision of first hits as the threshold falls, as place recognition and loop closure have it.
 
     At a threshold that is one of the scores, all hits that reach it are answers: precision = right answers / answers,
     recall = right answers / queries that have a match. Queries of equal score are answered together.
@@ -300,7 +300,7 @@ def answer_precision_recall(
 
 
 def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_answerable: int) -> float:
-    """Give R@100P, the greatest recall before the first wrong answer; higher is better.
+    """R@100P, the greatest recall before the first wrong answer; higher is better.
 
     Source: Lowry et al. (2016), Visual Place Recognition: A Survey; arguments and errors as `answer_precision_recall`.
 

@@ -18,7 +18,7 @@ from lam.utils.checks import check_length, positive_integer
 
 
 def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
-    """Give the share of queries with a relevant item among their first k hits; higher is better.
+    """Share of queries with a relevant item among their first k hits; higher is better.
 
     Queries without any relevant item are left out; `count_without_relevant` counts them.
 
@@ -70,7 +70,7 @@ def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"]
 
 
 def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
-    """Give the mean over queries of the average precision of the first k hits; higher is better.
+    """Mean over queries of the average precision of the first k hits; higher is better.
 
     AP@k = Σ_(hits i ≤ k) precision@i / min(k, n_relevant). Queries without any relevant item are left out;
     `count_without_relevant` counts them.

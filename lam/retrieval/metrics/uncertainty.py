@@ -20,7 +20,7 @@ _STEPS = 99  # f = 0, 0.01 … 0.98
 def sparsification(
     correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
 ) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
-    """Give the accuracy of the queries that stay when the share f of most uncertain ones is dropped.
+    """Accuracy of the queries that stay when the share f of most uncertain ones is dropped.
 
     With C(m) the number of correct among the m most certain queries, accuracy(f) = C((1 − f)Q) / ((1 − f)Q). C is
     linear between queries, so that a fraction of a query counts as that fraction, and within a group of equal
@@ -58,7 +58,7 @@ def sparsification(
 
 
 def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """Give the area under the sparsification curve: the mean of its accuracies; higher is better.
+    """Area under the sparsification curve: the mean of its accuracies; higher is better.
 
     Args:
         correct: (Q,) whether the first hit is relevant.

@@ -1,4 +1,4 @@
-"""What `lam search` found, as a CSV file with a line a hit, or as JSON with an entry an image."""
+"""The result of `lam search` as a CSV file with a line a hit, or as JSON with an entry an image."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ from lam.utils.files import write_json, write_text
 SUFFIXES = (".csv", ".json")
 _OF_IMAGE: tuple[str, ...] = ("image", "kappa", "variance", "decision", "probability", "p_value")
 _PARTS: tuple[str, ...] = ("kappa_epistemic", "kappa_aleatoric", "p_known", "doubt")
-_OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path")
+_OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path", "uncertain", "fused")
 
 
 def check_suffix(path: str | Path) -> None:
@@ -23,46 +23,46 @@ def check_suffix(path: str | Path) -> None:
         ValueError: naming what it may be.
     """
     if Path(path).suffix.lower() not in SUFFIXES:
-        raise ValueError(f"what is found can be written as {' or '.join(SUFFIXES)}, got {path}")
+        raise ValueError(f"the result of a search can be written as {' or '.join(SUFFIXES)}, got {path}")
 
 
-def write_found(path: str | Path, found: SearchResult) -> None:
-    """Write what was found, all of the file or nothing: images in the order given, hits best first.
+def write_result(path: str | Path, result: SearchResult) -> None:
+    """Write the result of a search, all of the file or nothing: images in the order given, hits best first.
 
-    Without a calibration there is no decision, no probability and no p-value: JSON has null there, CSV nothing. An
-    image without a hit has one line, with nothing where the hit would be.
+    Without a calibration there is no decision, no probability, no p-value, and no hit is known to be uncertain: JSON
+    has null there, CSV nothing. An image without a hit has one line, with nothing where the hit would be.
 
     Raises:
         ValueError: for a path with another suffix.
     """
     check_suffix(path)
     if Path(path).suffix.lower() == ".json":
-        state = None if found.decisions is None else "stale" if found.decisions.stale else "current"
-        write_json(path, {"calibration": state, "images": list(_entries(found))})
+        state = None if result.decisions is None else "stale" if result.decisions.stale else "current"
+        write_json(path, {"calibration": state, "images": list(_entries(result))})
         return
     text = io.StringIO()
-    parts = _PARTS if found.queries.has_parts else ()
+    parts = _PARTS if result.queries.has_parts else ()
     writer = csv.DictWriter(text, (*_OF_IMAGE, *parts, *_OF_HIT), lineterminator="\n")
     writer.writeheader()
-    for entry in _entries(found):
+    for entry in _entries(result):
         hits = entry.pop("hits") or [{}]
         writer.writerows({**entry, **{name: hit.get(name) for name in _OF_HIT}} for hit in hits)
     write_text(path, text.getvalue())
 
 
-def _entries(found: SearchResult) -> Iterator[dict[str, Any]]:
-    for row, image in enumerate(found.images):
-        decisions = found.decisions
+def _entries(result: SearchResult) -> Iterator[dict[str, Any]]:
+    for row, image in enumerate(result.images):
+        decisions = result.decisions
         answer = (
             (None, None, None)
             if decisions is None
             else (decisions.decision[row], float(decisions.probability[row]), float(decisions.p_value[row]))
         )
-        numbers = float(found.queries.kappa[row]), float(found.queries.variance[row])
-        hits = zip(found.hits.scores[row].tolist(), found.hits.kappa[row].tolist(), found.items[row], strict=True)
+        numbers = float(result.queries.kappa[row]), float(result.queries.variance[row])
+        hits = zip(result.hits.scores[row].tolist(), result.hits.kappa[row].tolist(), result.items[row], strict=True)
         yield (
             dict(zip(_OF_IMAGE, (str(image), *numbers, *answer), strict=True))
-            | _parts(found, row)
+            | _parts(result, row)
             | {
                 "hits": [
                     {
@@ -75,8 +75,10 @@ def _entries(found: SearchResult) -> Iterator[dict[str, Any]]:
                         "paths": json.loads(item.images.paths),
                         "metadata": json.loads(item.metadata),
                         "images": item.images.count,
+                        "fused": item.is_fused,
                         "resultant": item.images.resultant,
                         "least_kappa": item.least_kappa,
+                        "uncertain": result.is_uncertain(item),
                     }
                     for rank, (score, kappa, item) in enumerate(hits, start=1)
                 ]
@@ -84,10 +86,10 @@ def _entries(found: SearchResult) -> Iterator[dict[str, Any]]:
         )
 
 
-def _parts(found: SearchResult, row: int) -> dict[str, Any]:
+def _parts(result: SearchResult, row: int) -> dict[str, Any]:
     """The parts of κ and what they say in words; nothing where the encoder has not learnt them."""
-    if not found.queries.has_parts:
+    if not result.queries.has_parts:
         return {}
-    queries: Any = found.queries
+    queries: Any = result.queries
     numbers = (float(getattr(queries, name)[row]) for name in _PARTS[:-1])
-    return dict(zip(_PARTS, (*numbers, found.doubts[row]), strict=True))
+    return dict(zip(_PARTS, (*numbers, result.doubts[row]), strict=True))

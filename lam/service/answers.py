@@ -13,13 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lam.encoders.ambiguity import Ambiguity
 from lam.gallery.item import Images, Item, content_id, packed
 from lam.gallery.store import HitInfo
 from lam.retrieval.decisions.calibration import Calibration, credible_cosine
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.decisions.decisions import Decision
 from lam.retrieval.index.hits import Hits
-from lam.service.models import DecisionFields, HitFields, SearchFields, SearchThresholds, State, VerifyResponse
+from lam.service.models import (
+    DecisionFields,
+    DoubtFields,
+    HitFields,
+    SearchFields,
+    SearchThresholds,
+    State,
+    VerifyResponse,
+)
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _POINTS = 200
@@ -89,10 +98,12 @@ class Responder:
     Attributes:
         calibration: of the run.
         dimension: of the sphere that κ is of.
+        ambiguity: says in words why a query is uncertain; None where the encoder has not learnt it.
     """
 
     calibration: Calibration | None
     dimension: int
+    ambiguity: Ambiguity | None = None
 
     def state(self, size: int) -> State:
         """Whether the rates hold for a gallery of this size: `none`, `current` or `stale`."""
@@ -151,6 +162,7 @@ class Responder:
             **verdict,
             "kappa": query.kappa,
             "kappa_capped": query.capped,
+            **self._doubt(query.embedding),
             "credible_cosine": cap,
             "threshold": None if calibration is None else _thresholds(calibration),
             "calibration": self.state(size),
@@ -231,6 +243,13 @@ class Responder:
             "depth": calibration.depth,
             "facts": calibration.facts,
         }
+
+    def _doubt(self, embedding: Embeddings) -> DoubtFields:
+        """Why a query is uncertain; None each where nothing is known of that, as of an embedding without its input."""
+        if self.ambiguity is None or not embedding.has_parts:
+            return {"doubt": None, "p_known": None, "kappa_aleatoric": None, "kappa_epistemic": None}
+        parts: Any = {name: float(values[0]) for name, values in embedding.parts().items()}
+        return {"doubt": self.ambiguity.doubts(embedding)[0], **parts}
 
     def _calibration_for(self, query: Query) -> Calibration | None:
         """The calibration; an embedding comes without features, so that κ alone can flag it."""

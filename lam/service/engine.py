@@ -70,7 +70,7 @@ class Engine:
         require_faiss()
         self.encoder = _moved(self.run.encoder, device)
         self.device = device
-        self.responder = Responder(self.run.calibration, self.encoder.kappa_dimension)
+        self.responder = self._responder()
         self.gallery = self.run.open_gallery(drop_corrupt=drop_corrupt, index=index)
         self._start(threads)
         self._warm_up()
@@ -114,11 +114,14 @@ class Engine:
     def recalibrate(self) -> None:
         """Decide by the calibration that the run has now; one that cannot be read is logged, and the old one stays."""
         try:
-            self.responder = Responder(self.run.calibration, self.encoder.kappa_dimension)
+            self.responder = self._responder()
         except (OSError, ValueError) as error:
             _LOG.error("the calibration in force stays: %s", error)
         else:
             _LOG.warning("the calibration was read anew")
+
+    def _responder(self) -> Responder:
+        return Responder(self.run.calibration, self.encoder.kappa_dimension, self.encoder.ambiguity)
 
     @property
     def workers(self) -> tuple[Worker[Any, Any], ...]:
@@ -257,9 +260,9 @@ class Engine:
         return error
 
     def _search(self, jobs: Sequence[tuple[Query, int, float]]) -> list[Answer | Exception]:
-        queries = Embeddings.concatenate([query.embedding for query, _, _ in jobs])
+        queries = Embeddings.concatenate([_searched(query.embedding) for query, _, _ in jobs])
         most = max(2, *(k for _, k, _ in jobs))  # the second hit, for the margin
-        hits, infos = self.gallery.search(replace(queries, samples=None, mean_samples=None), most)
+        hits, infos = self.gallery.search(queries, most)
         size = len(self.gallery)
         return _done_each(
             partial(
@@ -301,6 +304,11 @@ def _query(embedding: Embeddings, features: Tensor) -> Query | Exception:
 
 def _no_embedding() -> ServiceError:
     return ServiceError(422, "the image gives no finite embedding with a direction", allowed="an ordinary photograph")
+
+
+def _searched(embedding: Embeddings) -> Embeddings:
+    """What a search needs of an embedding: one that somebody sent has no more, and both come in one batch."""
+    return Embeddings(embedding.mean, embedding.kappa, embedding.resultant, embedding.variance)
 
 
 def _row(hits: Hits, row: int) -> Hits:

@@ -21,6 +21,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
+from lam.encoders.ambiguity import Doubt
 from lam.gallery.item import ID_RULE, MAX_LABEL, MAX_METADATA
 from lam.service.errors import ServiceError
 from lam.service.images import CONTENT_TYPES
@@ -153,7 +154,17 @@ class DecisionFields(TypedDict):
 
 
 @_CLOSED
-class SearchFields(DecisionFields):
+class DoubtFields(TypedDict):
+    """Why a query is uncertain, where the encoder has learnt its ambiguity."""
+
+    doubt: Doubt | None
+    p_known: Share | None
+    kappa_aleatoric: Kappa | None
+    kappa_epistemic: Kappa | None
+
+
+@_CLOSED
+class SearchFields(DecisionFields, DoubtFields):
     """The answer to a search, beside its hits."""
 
     kappa: Kappa

@@ -2,12 +2,17 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from lam import datasets
+from lam.encoders.ambiguity import SEVERAL, UNSEEN
 from lam.retrieval.decisions.calibration import Calibration, Targets, credible_cosine
+from lam.runs.data import loader_of
+from lam.runs.finished import Run
 from lam.service.answers import Query, Responder
 from lam.service.engine import Engine, embedding_of
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
@@ -117,3 +122,43 @@ def test_pairs_that_are_too_few_promise_nothing(made: Calibration, image: Query)
         answer = Responder(calibration, 3).verify(image, image)
         assert answer["score"] == pytest.approx(1)
         assert {answer[name] for name in ("same", "decision", "probability", "far", "threshold")} == {None}
+
+
+@pytest.fixture(scope="module")
+def doubting(calibrated_run: Path) -> Run:
+    """The run, its encoder with what it learnt of ambiguity."""
+    run = Run(calibrated_run)
+    run.encoder.learn_ambiguity(loader_of(datasets.load("digits").validation, 300), seed=0)
+    return run
+
+
+def test_an_answer_says_in_words_why_a_query_is_uncertain(
+    shared_engine: Engine, doubting: Run, made: Calibration, image: Query
+) -> None:
+    ambiguity = doubting.encoder.ambiguity
+    assert ambiguity is not None
+    embeddings = doubting.encoder.embed(torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+    responder, doubts = Responder(made, 3, ambiguity), ambiguity.doubts(embeddings)
+    assert {UNSEEN, SEVERAL} & set(doubts)
+    for row in (doubts.index(words) for words in set(doubts)):
+        query = Query(embeddings[row : row + 1])
+        hits, infos = shared_engine.gallery.search(query.embedding, 2)
+        answer = json.loads(responder.answer(query, hits, infos, k=2, size=60).text)
+        assert answer["doubt"] == doubts[row]
+        parts = {name: float(values[row]) for name, values in embeddings.parts().items()}
+        assert {name: answer[name] for name in parts} == parts
+    hits, infos = shared_engine.gallery.search(replace(image.embedding, samples=None), 2)
+    for nothing in (
+        responder.answer(image, hits, infos, k=2, size=60),
+        Responder(made, 3).answer(query, hits, infos, k=2, size=60),
+    ):
+        body = json.loads(nothing.text)
+        assert {body[name] for name in ("doubt", *parts)} == {None}
+
+
+def test_images_and_embeddings_are_searched_in_one_batch(shared_engine: Engine, doubting: Run) -> None:
+    image = Query(doubting.encoder.embed(torch.zeros(1, 1, 8, 8)))
+    sampled = Query(replace(image.embedding, mean_samples=8))
+    sent = Query(embedding_of(torch.tensor([1.0, 0.0, 0.0]), 10.0))
+    jobs = [(query, 2, 0.0) for query in (image, sent, sampled)]
+    assert [answer.kappa for answer in shared_engine._search(jobs)] == [query.kappa for query, _, _ in jobs]

@@ -248,8 +248,13 @@ class Responder:
         """Why a query is uncertain; None each where nothing is known of that, as of an embedding without its input."""
         if self.ambiguity is None or not embedding.has_parts:
             return {"doubt": None, "p_known": None, "kappa_aleatoric": None, "kappa_epistemic": None}
-        parts: Any = {name: float(values[0]) for name, values in embedding.parts().items()}
-        return {"doubt": self.ambiguity.doubts(embedding)[0], **parts}
+        parts = {name: float(values[0]) for name, values in embedding.parts().items()}
+        return {
+            "doubt": self.ambiguity.doubts(embedding)[0],
+            "p_known": parts["p_known"],
+            "kappa_aleatoric": parts["kappa_aleatoric"],
+            "kappa_epistemic": parts["kappa_epistemic"],
+        }
 
     def _calibration_for(self, query: Query) -> Calibration | None:
         """The calibration; an embedding comes without features, so that κ alone can flag it."""

@@ -226,14 +226,16 @@ class Responder:
         calibration = self.calibration
         if calibration is None:
             return None
-        cosines = _points(calibration.false_accepts.scores, calibration.accept_above)
         kappas = [
             -ood_score for ood_score in reversed(_points(calibration.detector.kappa.scores, -calibration.kappa_below))
         ]
         return {
             "threshold": self.thresholds,
             "gallery_size": calibration.gallery_size,
-            "false_accept": [{"cosine": at, "rate": calibration.false_accepts.rate(at)} for at in cosines],
+            "false_accept": [
+                {"cosine": at, "rate": calibration.false_accepts.rate(at), "recall": calibration.recall(at)}
+                for at in _accept_points(calibration)
+            ],
             "false_flag": [{"kappa": at, "rate": calibration.detector.kappa.rate(-at)} for at in kappas],
             "kappa": {"counts": calibration.kappa.counts.tolist(), "edges": calibration.kappa.edges.tolist()},
             "reliability": {
@@ -333,6 +335,19 @@ def _conformal(calibration: Calibration | None, hits: Hits) -> list[bool | None]
     if calibration is None or calibration.depth is None:
         return [None] * hits.scores.shape[1]
     return calibration.conformal_set(hits)[0].tolist()
+
+
+def _accept_points(calibration: Calibration) -> list[float]:
+    """At most so many rising cosines, steps of what is at stake: of half of them the rate of false accepts falls by one
+    factor from 1/2 to the least, of the others recall evenly to none; and the threshold in force.
+    """
+    scores, right = calibration.false_accepts.scores.double(), calibration.right_hits
+    half, right = _POINTS // 4, right[right.isfinite()]
+    by_rate = len(scores) - torch.logspace(0, math.log10(max(1, len(scores) / 2)), half, dtype=torch.float64)
+    shown = [scores[by_rate.round().long()], calibration.right_hits.new_tensor([calibration.accept_above])]
+    if len(right):
+        shown.append(right[torch.linspace(0, len(right) - 1, half).round().long()])
+    return torch.cat(shown).unique().tolist()
 
 
 def _points(scores: torch.Tensor, in_force: float) -> list[float]:

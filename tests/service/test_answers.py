@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from lam import datasets
 from lam.encoders.ambiguity import SEVERAL, UNSEEN
 from lam.retrieval.decisions.calibration import Calibration, Targets, credible_cosine
+from lam.retrieval.decisions.conformal import ConformalScores
 from lam.runs.data import loader_of
 from lam.runs.finished import Run
 from lam.service.answers import Query, Responder
@@ -43,6 +45,38 @@ def made(shared_engine: Engine) -> Calibration:
     """A calibration with features to compare with, and pairs."""
     assert shared_engine.responder.calibration is not None
     return shared_engine.responder.calibration
+
+
+def test_steps_of_the_accept_threshold_are_of_rate_and_of_recall(made: Calibration) -> None:
+    generator = torch.Generator().manual_seed(0)
+    strangers, right = (
+        torch.rand(500, generator=generator).double(),
+        torch.rand(300, generator=generator).double() + 0.5,
+    )
+    many = replace(
+        made,
+        targets=Targets(far=0.01, ood=0.1, conformal_miss=0.1),
+        false_accepts=ConformalScores.of(strangers),
+        right_hits=torch.cat([torch.full((20,), -torch.inf, dtype=torch.float64), right.sort().values]),
+    )
+    few = replace(made, right_hits=torch.full((5,), -torch.inf, dtype=torch.float64))
+    for calibration in (many, made, few):
+        summary = Responder(calibration, 3).summary
+        assert summary is not None
+        rows = summary["false_accept"]
+        assert rows == sorted(rows, key=lambda row: row["cosine"])
+        assert calibration.accept_above in [row["cosine"] for row in rows]
+        for row in rows:
+            assert row["rate"] == calibration.false_accepts.rate(row["cosine"])
+            assert row["recall"] == calibration.recall(row["cosine"])
+        assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    summary = Responder(many, 3).summary
+    assert summary is not None
+    place = [row["cosine"] for row in summary["false_accept"]].index(many.accept_above)
+    assert 0.3 < place / len(summary["false_accept"]) < 0.7
+    recall = [row["recall"] for row in summary["false_accept"][place:]]
+    assert max(before - after for before, after in pairwise(recall)) < 0.05
+    assert recall[-1] == 0
 
 
 @pytest.fixture

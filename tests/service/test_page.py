@@ -154,10 +154,18 @@ def test_the_keyboard_moves_a_threshold_and_the_decision(page: Browser, address:
     assert in_force <= 0.1
     assert f"{100 * in_force:.2g}\xa0%" in page.text("#accept-rate")
     assert page.text("#accept-promise") == "of classes like those it was trained on; strangers are not promised"
+    recall = {row["cosine"]: row["recall"] for row in calibration["false_accept"]}
+    stands = float(page.text("#accept-recall").split("\xa0")[0])
+    assert stands == pytest.approx(100 * recall[calibration["threshold"]["accept_above"]], abs=0.05)
     for _ in range(30):
         page.press("Tab")
-        if page.run("document.activeElement.id") == "flag":
+        if page.run("document.activeElement.id") == "accept":
             break
+    page.press("Home")
+    loosest = next(row for row in calibration["false_accept"] if row["rate"] <= 0.5)
+    assert float(page.text("#accept-recall").split("\xa0")[0]) == pytest.approx(100 * loosest["recall"], abs=0.05)
+    assert f"recall {page.text('#accept-recall')}" in page.run("document.activeElement.ariaValueText")
+    page.press("Tab")
     page.press("End")
     assert 45 < float(page.text("#flag-value").split("\xa0")[0]) <= 50
     assert page.text("#word") == "Not sure"
@@ -175,7 +183,11 @@ def test_the_keyboard_moves_a_threshold_and_the_decision(page: Browser, address:
 def test_thresholds_other_than_those_in_force(page: Browser) -> None:
     calibration = {
         "threshold": {"accept_above": 0.7, "flag": "kappa", "kappa_below": 20.0, "ood": 0.2},
-        "false_accept": [{"cosine": 0.6, "rate": 0.3}, {"cosine": 0.7, "rate": 0.1}, {"cosine": 0.8, "rate": 0.05}],
+        "false_accept": [
+            {"cosine": 0.6, "rate": 0.3, "recall": 0.9},
+            {"cosine": 0.7, "rate": 0.1, "recall": 0.8},
+            {"cosine": 0.8, "rate": 0.05, "recall": 0.5},
+        ],
         "false_flag": [{"kappa": 10.0, "rate": 0.1}, {"kappa": 20.0, "rate": 0.2}, {"kappa": 30.0, "rate": 0.3}],
     }
     answer = {"decision": "served", "kappa": 20.0, "p_value": 0.2, "hits": [{"score": 0.8}]}

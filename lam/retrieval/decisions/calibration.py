@@ -87,6 +87,7 @@ class Calibration:
         detector: the OOD scores of in-distribution queries.
         false_accepts: the highest cosines of searches without a match; with classes where these were set aside before
             training, so that the rate is promised of a random item of a class never trained on.
+        right_hits: (M,) of the queries with a match the cosine of the first hit, −∞ where that is wrong, rising.
         correctness: P(first hit is right).
         reliability: of those probabilities on data that they were not learnt from, by cross-validation.
         depth: the smallest k whose first k hits hold a match with probability 1 − `conformal_miss`; None where too few
@@ -104,6 +105,7 @@ class Calibration:
     flag: Flag
     detector: OodDetector
     false_accepts: ConformalScores
+    right_hits: Float[Tensor, " M"]
     correctness: Correctness
     reliability: CalibrationBins
     depth: int | None
@@ -131,6 +133,10 @@ class Calibration:
     def false_accept_rate(self, cosine: float) -> tuple[float, tuple[float, float]]:
         """The rate that an accept threshold promises (see `ConformalScores.rate`), and its 95 % interval."""
         return self.false_accepts.rate(cosine), self.false_accepts.interval(cosine)
+
+    def recall(self, cosine: float) -> float:
+        """Recall@1 at an accept threshold: the share of queries with a match whose first hit is right and above it."""
+        return float((self.right_hits > cosine).double().mean())
 
     def is_stale(self, gallery_size: int) -> bool:
         """Whether a gallery's size is beyond ±20 % of that at calibration: its rates are no longer known."""
@@ -329,6 +335,7 @@ def calibrate(
         flag=flag,
         detector=detector,
         false_accepts=strangers,
+        right_hits=searches.score.double().masked_fill(~searches.correct, -torch.inf)[mated].sort().values,
         correctness=Correctness.fit(evidence, correct),
         reliability=probability_bins(cross_validated(evidence, correct), correct),
         depth=_depth(ranks, targets.conformal_miss),

@@ -83,6 +83,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
         targets=Targets(**metadata["targets"]),
         detector=_detector(tables),
         false_accepts=ConformalScores(_table(tables, "false_accepts"), tables.get("stranger_classes")),
+        right_hits=_table(tables, "right_hits"),
         correctness=Correctness.from_json(metadata["correctness"]),
         reliability=CalibrationBins(_defined(bins, "confidence"), _defined(bins, "accuracy"), bins["count"].long()),
         kappa=Histogram(
@@ -99,7 +100,11 @@ def _defined(bins: dict[str, Tensor], name: str) -> Tensor:
 
 def _tables(calibration: Calibration) -> dict[str, Tensor]:
     detector = calibration.detector
-    tables = {"false_accepts": calibration.false_accepts.scores, "flag_kappa": detector.kappa.scores}
+    tables = {
+        "false_accepts": calibration.false_accepts.scores,
+        "right_hits": calibration.right_hits,
+        "flag_kappa": detector.kappa.scores,
+    }
     if detector.knn is not None and detector.combined is not None and detector.ranks is not None:
         tables |= {"flag_knn": detector.knn.scores, "flag_combined": detector.combined.scores}
         tables |= {"rank_kappa": detector.ranks[0], "rank_knn": detector.ranks[1]}

@@ -77,10 +77,12 @@ function showThresholds() {
   const [accept, flag] = [thresholds.accept.row, thresholds.flag.row];
   $("accept-value").textContent = `${cosine(accept.cosine)} (${degrees(angle(accept.cosine))})`;
   $("accept-rate").textContent = `At most ${percent(accept.rate)}`;
+  $("accept-recall").textContent = percent(accept.recall);
   $("flag-value").textContent = thresholds.byKappa ? plain(flag.kappa) : percent(flag.rate);
   $("flag-rate").textContent = `At most ${percent(flag.rate)}`;
   $("accept").setAttribute("aria-valuetext",
-    `cosine above ${cosine(accept.cosine)}, false accepts at most ${percent(accept.rate)}`);
+    `cosine above ${cosine(accept.cosine)}, false accepts at most ${percent(accept.rate)}, ` +
+      `recall ${percent(accept.recall)}`);
   $("flag").setAttribute("aria-valuetext", `${thresholds.byKappa ? `κ below ${plain(flag.kappa)}, ` : ""}` +
     `false flags at most ${percent(flag.rate)}`);
   $("reset").disabled = !thresholds.moved;

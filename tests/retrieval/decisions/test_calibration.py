@@ -87,6 +87,22 @@ def test_thresholds_of_a_slider_stand_above_those_in_force() -> None:
     assert low == 0 < rate == 1 / 401 < high
 
 
+def test_recall_falls_as_the_threshold_rises(tmp_path: Path) -> None:
+    calibration, searches = _calibration(), _searches()[0]
+    mated = searches.has_mate.tolist()
+    found = [
+        score if right else -math.inf
+        for score, right, has_mate in zip(searches.score.tolist(), searches.correct.tolist(), mated, strict=True)
+        if has_mate
+    ]
+    save_calibration(tmp_path, calibration)
+    for one in (calibration, load_calibration(tmp_path, key="k")):
+        for cosine in (-1.0, 0.0, 0.5, calibration.accept_above, found[0], 1.0):
+            assert one.recall(cosine) == pytest.approx(sum(score > cosine for score in found) / len(found))
+    assert calibration.recall(-1.0) == pytest.approx(float(searches.correct[searches.has_mate].double().mean()))
+    assert calibration.recall(1.0) == 0
+
+
 def test_false_accepts_of_new_queries_are_at_the_target() -> None:
     calibration = _calibration()
     rates = [

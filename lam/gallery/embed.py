@@ -18,6 +18,7 @@ from lam.gallery.image_list import ListedImage
 from lam.gallery.item import file_id
 from lam.gallery.shards import Shard
 from lam.inputs import Preprocessing, TextPreprocessing
+from lam.models import sentences
 from lam.retrieval.decisions.calibration import Calibration
 from lam.vmf.embeddings import Embeddings
 
@@ -127,6 +128,11 @@ def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
         )
         raise ValueError(f"this run takes {takes}")
     return preprocessing
+
+
+def is_cut(encoder: Encoder, preprocessing: TextPreprocessing, text: str) -> bool:
+    """Whether only the beginning of a text is read: as an input, or by the network of an encoder."""
+    return preprocessing.is_cut(text) or sentences.is_cut(encoder.network, text)
 
 
 def _loader(images: FolderImages) -> DataLoader[Any]:

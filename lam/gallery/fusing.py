@@ -5,7 +5,9 @@ that fusing goes on from, whatever the order. The formula is that of `lam.retrie
 are wholly shared, as `lam index` has it.
 """
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,12 +69,17 @@ def _refuse_another(known: Item, image: Item) -> None:
             f"images of one item have one label: it has {known.label!r}, this image {image.label!r}",
             allowed="the same label or none; without fuse the image takes the item's place",
         )
-    if image.metadata not in ("{}", known.metadata):
+    if _beside_text(image) not in ({}, _beside_text(known)):
         raise Refusal(
             "conflict",
             "images of one item have one metadata: this image's are not those of the item",
             allowed="the same metadata or none; without fuse the image takes the item's place",
         )
+
+
+def _beside_text(item: Item) -> dict[str, Any]:
+    """Its metadata, without the text that it is: the texts of one item differ."""
+    return {name: value for name, value in json.loads(item.metadata).items() if name != "text"}
 
 
 def _holds(known: Item, image: Item) -> bool:

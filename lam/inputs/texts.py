@@ -57,8 +57,11 @@ class TextPreprocessing:
 
     def kept(self, text: str) -> str:
         """What of a text fits: the beginning of a long one."""
-        content = text.replace("\0", "").strip().encode(errors="replace")
-        return content[: self.max_bytes].decode(errors="ignore").rstrip()
+        return _content(text)[: self.max_bytes].decode(errors="ignore").rstrip()
+
+    def is_cut(self, text: str) -> bool:
+        """Whether only the beginning of a text fits."""
+        return len(_content(text)) > self.max_bytes
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON has them, by which texts are told from images."""
@@ -74,6 +77,10 @@ class TextPreprocessing:
         if unknown := sorted(set(fields) - {"max_bytes"}):
             raise ValueError(f"the preprocessing of texts has no field {', '.join(unknown)}; allowed: max_bytes")
         return cls(**fields)
+
+
+def _content(text: str) -> bytes:
+    return text.replace("\0", "").strip().encode(errors="replace")
 
 
 def texts_of(inputs: UInt8[Tensor, "N L"]) -> list[str]:

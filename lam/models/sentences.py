@@ -5,6 +5,7 @@ a saved network names where they came from, and the hash by which they are known
 """
 
 import hashlib
+from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +42,7 @@ class SentenceFeatures(nn.Module):
         network.eval().requires_grad_(False)
         self._frozen = [network]  # in a list, so that it is no part of the state, of the modules or of their modes
         self._kept: dict[str, Tensor] | None = None
+        self._counter: Any = None  # a tokenizer of its own, as one may count while the network reads in another thread
         self.width: int = network.get_embedding_dimension()
         self.sha256 = _sha256(network)
 
@@ -64,9 +66,11 @@ class SentenceFeatures(nn.Module):
 
     def is_cut(self, text: str) -> bool:
         """Whether a text has more tokens than the network reads."""
-        network = self._frozen[0]
-        tokens = network.tokenizer(text, truncation=False, add_special_tokens=True, verbose=False)["input_ids"]
-        return network.max_seq_length is not None and len(tokens) > network.max_seq_length
+        if self._counter is None:
+            self._counter = deepcopy(self._frozen[0].tokenizer)
+        most = self._frozen[0].max_seq_length
+        tokens = self._counter(text, truncation=False, add_special_tokens=True, verbose=False)["input_ids"]
+        return most is not None and len(tokens) > most
 
 
 def from_sentence_transformers(

@@ -10,7 +10,7 @@ import torch
 
 from lam import datasets
 from lam.datasets import Dataset
-from lam.gallery.embed import BATCH, embed_folder, embed_list, preprocessing_of
+from lam.gallery.embed import BATCH, embed_folder, embed_list, is_cut, preprocessing_of
 from lam.gallery.enrolment import Enrolled, enrol, item_of_embedding
 from lam.gallery.gallery import open_store, replace_items
 from lam.gallery.image_list import read_list
@@ -18,7 +18,6 @@ from lam.gallery.item import Item
 from lam.gallery.local_index import require_faiss
 from lam.gallery.shards import merge_embeddings
 from lam.inputs import Preprocessing, TextPreprocessing
-from lam.models.sentences import is_cut
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.decisions import Decisions
 from lam.retrieval.decisions.files import load_calibration
@@ -183,7 +182,7 @@ def search(
     parts = [asked[start : start + size] for start in range(0, len(asked), size)]
     batches = (torch.stack([preprocessing(one) for one in part]) for part in parts)
     for text in texts:
-        if preprocessing.kept(text) != text.strip() or is_cut(encoder.network, text):
+        if is_cut(encoder, preprocessing, text):
             warnings.warn(f"{text[:_SHOWN]!r}... is longer than the network reads: it was cut", stacklevel=2)
     prediction = encoder.predict(batches, n_samples=gallery.mean_samples, progress=progress and len(parts) > 1)
     queries, decisions, calibration = prediction.embeddings, None, opened.calibration

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lam.encoders.ambiguity import Ambiguity
-from lam.gallery.item import Images, Item, content_id, packed
+from lam.gallery.item import Images, Item, checked_metadata, content_id, packed
 from lam.gallery.store import HitInfo
 from lam.retrieval.decisions.calibration import Calibration, credible_cosine
 from lam.retrieval.decisions.conformal import needed
@@ -43,11 +43,15 @@ class Query:
         embedding: of one item.
         features: (1, P) what k-NN compares; None where only an embedding was given.
         thumbnail: a small picture, where one was asked for.
+        text: of a text, as much of it as becomes an input.
+        text_cut: whether only the beginning of the text was read.
     """
 
     embedding: Embeddings
     features: Tensor | None = None
     thumbnail: bytes | None = None
+    text: str | None = None
+    text_cut: bool = False
 
     @property
     def kappa(self) -> float:
@@ -65,11 +69,16 @@ class Query:
         Args:
             item_id: its id; None for its content as its id.
             label: what it shows.
-            metadata: JSON.
-            file: the image; None where only an embedding was given, which then is the content.
+            metadata: JSON; a text is added to them.
+            file: the image; None of a text, or where only an embedding was given: these then are the content.
+
+        Raises:
+            Refusal: where metadata and text together are too long.
         """
         mean = self.embedding.mean[0].detach().cpu().double()
         vector = (mean / mean.norm()).float().numpy().tobytes()
+        if self.text is not None:
+            file, metadata = self.text.encode(), checked_metadata({**json.loads(metadata), "text": self.text})
         content = content_id(vector if file is None else file)
         item_id = str(content) if item_id is None else item_id
         images = Images(contents=packed([content]))
@@ -163,6 +172,7 @@ class Responder:
             "kappa": query.kappa,
             "kappa_capped": query.capped,
             **self._doubt(query.embedding),
+            "text_cut": query.text_cut,
             "credible_cosine": cap,
             "threshold": None if calibration is None else _thresholds(calibration),
             "calibration": self.state(size),
@@ -171,12 +181,12 @@ class Responder:
         return Answer(verdict["decision"], query.kappa, as_json(body, hits=f"[{','.join(texts)}]"))
 
     def verify(self, first: Query, second: Query) -> VerifyResponse:
-        """Whether two images show the same thing, at the false-accept rate of pairs; see `Calibration.verify`.
+        """Whether two show the same thing, at the false-accept rate of pairs; see `Calibration.verify`.
 
         κ alone says whether they can be judged, whatever flag is in force for searches.
         """
         calibration, above = self.calibration, self._verify_above
-        kappa = [first.kappa, second.kappa]
+        kappa, text_cut = [first.kappa, second.kappa], [first.text_cut, second.text_cut]
         if calibration is None or above is None:
             score = float((first.embedding.mean[0].double() @ second.embedding.mean[0].double()).clamp(-1, 1))
             return {
@@ -187,6 +197,7 @@ class Responder:
                 "threshold": None,
                 "score": score,
                 "kappa": kappa,
+                "text_cut": text_cut,
             }
         verified = calibration.verify(first.embedding, second.embedding)
         decision, far, ood = verified.decision[0], calibration.targets.far, calibration.targets.ood
@@ -198,6 +209,7 @@ class Responder:
             "threshold": {"accept_above": above, "kappa_below": calibration.kappa_below, "far": far, "ood": ood},
             "score": float(verified.score[0]),
             "kappa": kappa,
+            "text_cut": text_cut,
         }
 
     def credible_cosine(self, kappa: float) -> float:

@@ -16,7 +16,7 @@ from lam import __version__
 from lam.gallery.item import ID_RULE, MAX_LABEL, Item, checked_id, checked_label
 from lam.gallery.refusal import busy
 from lam.gallery.store import Fuse
-from lam.service import models
+from lam.service import answers, models
 from lam.service.answers import Responder, as_json, thumbnail_path
 from lam.service.bodies import ParsedItem, content_type, item_of, pair_of, query_of
 from lam.service.engine import Engine
@@ -34,14 +34,14 @@ _VERSIONS = ("torch", "faiss-cpu", "pillow", "fastapi", "uvicorn")
 Uncertain = Annotated[
     Literal["keep", "refuse"],
     Query(
-        description="what becomes of an image whose κ is below the flag: added and reported as `uncertain`, or refused"
+        description="what becomes of what has a κ below the flag: it is added and reported as `uncertain`, or refused"
     ),
 ]
 Fusing = Annotated[
     bool,
     Query(
-        description="fuse the image into the item of this id, weighted by κ; the same image twice counts once, and one "
-        "of another label is refused. Otherwise it takes the item's place"
+        description="fuse it into the item of this id, weighted by κ; the same image or text twice counts once, and "
+        "one of another label is refused. Otherwise it takes the item's place"
     ),
 ]
 Label = Annotated[str | None, Query(description=f"what it shows, in at most {MAX_LABEL} characters")]
@@ -110,11 +110,11 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
     @app.post("/v1/verify", responses=models.VERIFIED, openapi_extra=models.PAIR)
     async def verify(request: Request) -> JSONResponse:
-        """Decide whether two images, in base64, or embeddings show the same thing."""
+        """Decide whether two images, in base64, texts or embeddings show the same thing."""
         content_type(request.headers, JSON)
         engine.admit(engine.reader, engine.decoder, engine.network)
         pair = await engine.read(partial(pair_of, await request.body(), engine.gallery.dimension, _max_json(engine)))
-        first, second = [await engine.embed(part) if isinstance(part, bytes) else part for part in pair]
+        first, second = [part if isinstance(part, answers.Query) else await engine.embed(part) for part in pair]
         answer = await engine.read(partial(engine.responder.verify, first, second))
         metrics.verified(answer["decision"])
         return JSONResponse(answer)
@@ -184,7 +184,7 @@ async def _enrol(
     """Put or fuse what a request brings."""
     kind = content_type(request.headers, *CONTENT_TYPES, JSON)
     body = await request.body()
-    parsed: ParsedItem | None = None
+    parsed = ParsedItem(body)
     if kind == JSON:
         engine.admit(engine.reader, engine.writer)
         parsed = await engine.read(partial(item_of, body, engine.gallery.dimension))
@@ -192,15 +192,14 @@ async def _enrol(
     label, item_id = checked_label(label or ""), None if item_id is None else checked_id(item_id)
     if fuse and item_id is None:
         raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
-    if parsed is None:
+    query = parsed.content
+    if not isinstance(query, answers.Query):
         engine.admit(engine.decoder, engine.network, engine.writer)
-        query = await engine.embed(body, with_thumbnail=True)
-        item = query.to_item(item_id, label=label, metadata="{}", file=body)
-    else:
-        query = parsed.query
-        item = query.to_item(item_id, label=label, metadata=parsed.metadata)
+        query = await engine.embed(query, with_thumbnail=True)
+    file = parsed.content if isinstance(parsed.content, bytes) else None
+    item = query.to_item(item_id, label=label, metadata=parsed.metadata, file=file)
     if uncertain == "refuse":
-        _refuse_uncertain(engine.responder, query.kappa)
+        _refuse_uncertain(engine.responder, query)
     change = await engine.write(Fuse(item) if fuse else item)
     if change.refused is not None:
         raise change.refused
@@ -209,6 +208,7 @@ async def _enrol(
         engine.responder,
         created=change.created,
         kappa_capped=query.capped,
+        text_cut=query.text_cut,
         calibration=engine.responder.state(len(engine.gallery)),
         gallery_size=len(engine.gallery),
     )
@@ -295,16 +295,17 @@ def _item_json(item: Item, responder: Responder, **more: Any) -> str:
     return as_json({**fields, **more}, metadata=item.metadata)
 
 
-def _refuse_uncertain(responder: Responder, kappa: float) -> None:
+def _refuse_uncertain(responder: Responder, query: answers.Query) -> None:
+    what, kappa = "image" if query.text is None else "text", query.kappa
     if responder.calibration is None:
         raise ServiceError(
-            409, "the run is not calibrated: nothing says which images are uncertain", allowed="uncertain=keep"
+            409, f"the run is not calibrated: nothing says which {what}s are uncertain", allowed="uncertain=keep"
         )
     if responder.is_uncertain(kappa):
         least = responder.calibration.kappa_below
         raise ServiceError(
             422,
-            f"the image is uncertain: its κ of {kappa:.6g} is below the flag at {least:.6g}; nothing was stored",
+            f"the {what} is uncertain: its κ of {kappa:.6g} is below the flag at {least:.6g}; nothing was stored",
             allowed={"kappa_at_least": least, "or": "uncertain=keep"},
         )
 

@@ -13,7 +13,17 @@ from lam.gallery.item import checked_metadata
 from lam.service.answers import Query
 from lam.service.engine import embedding_of
 from lam.service.errors import ServiceError
-from lam.service.models import JSON, EmbeddingRequest, ImageRequest, ItemRequest, PairRequest, TextRequest, checked
+from lam.service.models import (
+    JSON,
+    EmbeddingRequest,
+    ImageRequest,
+    ItemRequest,
+    PairRequest,
+    TextItemRequest,
+    TextRequest,
+    checked,
+    kind_of,
+)
 
 _UNIT_TOLERANCE = 1e-3
 _SHOWN = 80
@@ -49,43 +59,42 @@ def query_of(body: bytes, dimension: int) -> Query | str:
         ServiceError: for what is neither.
     """
     content = _content(body)
-    if isinstance(content, dict) and "text" in content:
-        return checked(content, TextRequest)["text"]
-    return _query(checked(content, EmbeddingRequest), dimension)
+    kind = TextRequest if kind_of(content) == "text" else EmbeddingRequest
+    return _text_or_query(checked(content, kind), dimension)
 
 
-def pair_of(body: bytes, dimension: int, max_json: int) -> list[Query | bytes]:
-    """Make queries of the two parts of a body in JSON; of an image in base64, its file.
+def pair_of(body: bytes, dimension: int, max_json: int) -> list[Query | bytes | str]:
+    """Make queries of the two parts of a body in JSON; of an image in base64, its file; of a text, give that.
 
     Args:
         body: what came.
         dimension: of the embeddings.
-        max_json: bytes that it may have beside its texts.
+        max_json: bytes that it may have beside its images.
 
     Raises:
         ServiceError: for what is neither.
     """
     if len(body) > max_json:
         _refuse_costly(body, max_json)
-    pair = _parsed(body, PairRequest)
-    return [_file_or_query(pair[name], name, dimension) for name in ("first", "second")]
+    pair = checked(_content(body), PairRequest)
+    return [_part(pair[name], name, dimension, max_json) for name in ("first", "second")]
 
 
 @dataclass(frozen=True)
 class ParsedItem:
-    """An item in JSON.
+    """An item that a body holds.
 
     Attributes:
-        query: its embedding.
+        content: its embedding, its text, or the file of an image.
         id: where the body has one.
         label: likewise.
-        metadata: as it is stored.
+        metadata: as they are stored, but for a text.
     """
 
-    query: Query
-    id: str | None
-    label: str | None
-    metadata: str
+    content: Query | str | bytes
+    id: str | None = None
+    label: str | None = None
+    metadata: str = "{}"
 
 
 def item_of(body: bytes, dimension: int) -> ParsedItem:
@@ -94,13 +103,12 @@ def item_of(body: bytes, dimension: int) -> ParsedItem:
     Raises:
         ServiceError: for what is none.
     """
-    item = _parsed(body, ItemRequest)
-    metadata = checked_metadata(item.get("metadata", {}))
-    return ParsedItem(_query(item, dimension), item.get("id"), item.get("label"), metadata)
-
-
-def _parsed(body: bytes, kind: type[Any]) -> Any:
-    return checked(_content(body), kind)
+    content = _content(body)
+    item = checked(content, TextItemRequest if kind_of(content) == "text" else ItemRequest)
+    metadata = item.get("metadata", {})
+    if "text" in item and "text" in metadata:
+        raise ServiceError(422, "metadata: there is a text beside them", allowed="metadata without text")
+    return ParsedItem(_text_or_query(item, dimension), item.get("id"), item.get("label"), checked_metadata(metadata))
 
 
 def _content(body: bytes) -> Any:
@@ -120,9 +128,15 @@ def _refuse_costly(body: bytes, most: int) -> None:
         )
 
 
-def _file_or_query(part: ImageRequest | EmbeddingRequest, name: str, dimension: int) -> Query | bytes:
+def _part(
+    part: ImageRequest | TextRequest | EmbeddingRequest, name: str, dimension: int, max_json: int
+) -> Query | bytes | str:
     if "image" not in part:
-        return _query(part, dimension)
+        query = _text_or_query(part, dimension)
+        if isinstance(query, str) and len(query) > max_json:
+            what = f"the text of {name} has {len(query)} characters"
+            raise ServiceError(413, what, allowed={"max_characters": max_json})
+        return query
     try:
         return _file(part["image"])
     except ValueError:
@@ -134,7 +148,9 @@ def _file(text: str) -> bytes:
     return b"".join(base64.b64decode(text[at : at + _PART], validate=True) for at in range(0, len(text), _PART))
 
 
-def _query(request: EmbeddingRequest, dimension: int) -> Query:
+def _text_or_query(request: TextRequest | EmbeddingRequest, dimension: int) -> Query | str:
+    if "text" in request:
+        return request["text"]
     numbers, allowed = request["embedding"], {"embedding": f"{dimension} finite numbers, a unit vector"}
     if len(numbers) != dimension:
         raise ServiceError(422, f"embedding has dimension {len(numbers)}", allowed=allowed)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lam.encoders.base import Encoder
+from lam.gallery.embed import is_cut
 from lam.gallery.local_index import require_faiss
 from lam.gallery.refusal import Refusal, busy
 from lam.gallery.store import Change, Operation
@@ -36,6 +37,23 @@ from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 Value = TypeVar("Value")
 _WARM_UPS = 3
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """An image or a text that somebody sent, as the network takes it.
+
+    Attributes:
+        tensor: the input.
+        thumbnail: of an image, where one was asked for.
+        text: of a text, as much of it as becomes an input.
+        text_cut: whether the network reads only the beginning of the text.
+    """
+
+    tensor: Tensor
+    thumbnail: bytes | None = None
+    text: str | None = None
+    text_cut: bool = False
 
 
 class Engine:
@@ -82,7 +100,7 @@ class Engine:
         if one is not None:
             one()
         self.reader: Worker[Callable[[], Any], Any] = Worker("reading", _done_each, queue=settings.queue)
-        self.decoder: Worker[tuple[bytes | str, bool], tuple[Tensor, bytes | None]] = Worker(
+        self.decoder: Worker[tuple[bytes | str, bool], Decoded] = Worker(
             "decoding", self._decode, queue=settings.queue, begin=one
         )
         self.network: Worker[Tensor, Query] = Worker(
@@ -164,9 +182,9 @@ class Engine:
             ServiceError: for anything else.
             Refusal: busy, where too many wait.
         """
-        tensor, small = await self._done(self.decoder.submit((body, with_thumbnail)))
-        query = await self._done(self.network.submit(tensor))
-        return replace(query, thumbnail=small)
+        decoded = await self._done(self.decoder.submit((body, with_thumbnail)))
+        query = await self._done(self.network.submit(decoded.tensor))
+        return replace(query, thumbnail=decoded.thumbnail, text=decoded.text, text_cut=decoded.text_cut)
 
     async def search(self, query: Query, *, k: int, min_probability: float = 0.0) -> Answer:
         """Find the k nearest items, and decide.
@@ -201,10 +219,10 @@ class Engine:
         except TimeoutError:
             raise busy(f"there was no answer within {self.settings.answer_seconds:g} s") from None
 
-    def _decode(self, jobs: Sequence[tuple[bytes | str, bool]]) -> list[tuple[Tensor, bytes | None] | Exception]:
+    def _decode(self, jobs: Sequence[tuple[bytes | str, bool]]) -> list[Decoded | Exception]:
         return [self._decoded(body, with_thumbnail) for body, with_thumbnail in jobs]
 
-    def _decoded(self, body: bytes | str, with_thumbnail: bool) -> tuple[Tensor, bytes | None] | Exception:
+    def _decoded(self, body: bytes | str, with_thumbnail: bool) -> Decoded | Exception:
         preprocessing = self.encoder.preprocessing
         if isinstance(body, str) or isinstance(preprocessing, TextPreprocessing):
             return self._read_text(body)
@@ -212,20 +230,21 @@ class Engine:
             if not isinstance(preprocessing, Preprocessing):
                 raise ServiceError(422, "this run does not know how an image becomes an input", allowed="embeddings")
             image = read_image(body, self.settings, least=preprocessing.reduced_to)
-            return preprocessing(image), thumbnail(image) if with_thumbnail else None
+            return Decoded(preprocessing(image), thumbnail(image) if with_thumbnail else None)
         except ServiceError as error:
             return error
         except ValueError as error:
             return ServiceError(422, f"the image cannot become an input: {error}", allowed="an ordinary photograph")
 
-    def _read_text(self, text: bytes | str) -> tuple[Tensor, None] | Exception:
+    def _read_text(self, text: bytes | str) -> Decoded | Exception:
         preprocessing = self.encoder.preprocessing
         if not isinstance(preprocessing, TextPreprocessing):
             return ServiceError(422, "this run takes no texts", allowed="images or embeddings")
         if isinstance(text, bytes):
             return ServiceError(422, "this run takes no images", allowed='{"text": "..."} or embeddings')
         try:
-            return preprocessing(text), None
+            tensor = preprocessing(text)
+            return Decoded(tensor, text=preprocessing.kept(text), text_cut=is_cut(self.encoder, preprocessing, text))
         except ValueError as error:
             return ServiceError(422, str(error), allowed="a text that is not empty")
 

@@ -41,17 +41,6 @@ class EmbeddingRequest(TypedDict):
 
 
 @_CLOSED
-class ItemRequest(EmbeddingRequest):
-    """An item by its embedding."""
-
-    id: NotRequired[Annotated[str, Field(description=f"{ID_RULE}; the same as beside the body, where it is there too")]]
-    label: NotRequired[
-        Annotated[str, Field(description="what it shows; likewise", json_schema_extra={"maxLength": MAX_LABEL})]
-    ]
-    metadata: NotRequired[Annotated[dict[str, Any], Field(description=f"at most {MAX_METADATA} characters of JSON")]]
-
-
-@_CLOSED
 class ImageRequest(TypedDict):
     """A file of an image."""
 
@@ -62,15 +51,39 @@ class ImageRequest(TypedDict):
 class TextRequest(TypedDict):
     """A text, of a run on texts; of a long one the beginning counts."""
 
-    text: Annotated[str, Field(min_length=1, description="at most as much as JSON may hold")]
+    text: Annotated[str, Field(min_length=1, description="not blank, and at most as much as JSON may hold")]
 
 
-def _kind(part: Any) -> str:
-    return "image" if isinstance(part, dict) and "image" in part else "embedding"
+@_CLOSED
+class _ItemFacts(TypedDict):
+    id: NotRequired[Annotated[str, Field(description=f"{ID_RULE}; the same as beside the body, where it is there too")]]
+    label: NotRequired[
+        Annotated[str, Field(description="what it shows; likewise", json_schema_extra={"maxLength": MAX_LABEL})]
+    ]
+    metadata: NotRequired[Annotated[dict[str, Any], Field(description=f"at most {MAX_METADATA} characters of JSON")]]
 
 
-ImageOrEmbedding = Annotated[
-    Annotated[ImageRequest, Tag("image")] | Annotated[EmbeddingRequest, Tag("embedding")], Discriminator(_kind)
+@_CLOSED
+class ItemRequest(EmbeddingRequest, _ItemFacts):
+    """An item by its embedding."""
+
+
+@_CLOSED
+class TextItemRequest(TextRequest, _ItemFacts):
+    """An item by its text, which its metadata then have as `text`."""
+
+
+def kind_of(part: Any) -> Literal["image", "text", "embedding"]:
+    """Tell by its names what JSON holds."""
+    names = part if isinstance(part, dict) else ()
+    return "image" if "image" in names else "text" if "text" in names else "embedding"
+
+
+ImageTextOrEmbedding = Annotated[
+    Annotated[ImageRequest, Tag("image")]
+    | Annotated[TextRequest, Tag("text")]
+    | Annotated[EmbeddingRequest, Tag("embedding")],
+    Discriminator(kind_of),
 ]
 
 
@@ -78,14 +91,15 @@ ImageOrEmbedding = Annotated[
 class PairRequest(TypedDict):
     """Two things that are compared."""
 
-    first: ImageOrEmbedding
-    second: ImageOrEmbedding
+    first: ImageTextOrEmbedding
+    second: ImageTextOrEmbedding
 
 
 Kappa = Annotated[float, Field(ge=0)]
 Cosine = Annotated[float, Field(ge=-1.000001, le=1.000001)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
+Cut = Annotated[bool, Field(description="only the beginning of the text was read, being longer than the network reads")]
 Metadata = Annotated[dict[str, Any], WithJsonSchema({"type": "object"})]
 Verdict = Literal["match", "unknown", "abstain"] | None
 State = Annotated[
@@ -169,6 +183,7 @@ class SearchFields(DecisionFields, DoubtFields):
 
     kappa: Kappa
     kappa_capped: bool
+    text_cut: Cut
     credible_cosine: Cosine
     threshold: SearchThresholds | None
     calibration: State
@@ -193,6 +208,7 @@ class VerifyResponse(TypedDict):
     far: Share | None
     threshold: PairThresholds | None
     kappa: Annotated[list[Kappa], Field(min_length=2, max_length=2)]
+    text_cut: Annotated[list[Cut], Field(min_length=2, max_length=2)]
 
 
 @_CLOSED
@@ -215,6 +231,7 @@ class EnrolResponse(ItemResponse):
 
     created: bool
     kappa_capped: bool
+    text_cut: Cut
     calibration: State
     gallery_size: Count
 
@@ -245,7 +262,9 @@ class ErrorResponse(TypedDict):
     allowed: Any
 
 
-_ADAPTERS = {kind: TypeAdapter(kind) for kind in (EmbeddingRequest, ItemRequest, PairRequest, TextRequest)}
+_ADAPTERS = {
+    kind: TypeAdapter(kind) for kind in (EmbeddingRequest, ItemRequest, PairRequest, TextItemRequest, TextRequest)
+}
 
 
 def checked(content: Any, kind: type[Any]) -> Any:
@@ -253,7 +272,7 @@ def checked(content: Any, kind: type[Any]) -> Any:
 
     Args:
         content: what was read.
-        kind: `EmbeddingRequest`, `ItemRequest`, `PairRequest` or `TextRequest`.
+        kind: `EmbeddingRequest`, `ItemRequest`, `PairRequest`, `TextItemRequest` or `TextRequest`.
 
     Returns:
         It, as that kind.
@@ -328,12 +347,13 @@ REFUSALS = _answer(
 )
 
 
-def _request(kind: type[Any], images: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A body of JSON, or of an image of one of these types."""
-    content = {**{image: {"schema": _BINARY} for image in images}, JSON: {"schema": schema_of(kind)}}
+def _request(*kinds: type[Any], images: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A body of JSON of one of these kinds, or of an image of one of these types."""
+    schema = schema_of(kinds[0]) if len(kinds) == 1 else {"oneOf": [schema_of(kind) for kind in kinds]}
+    content = {**{image: {"schema": _BINARY} for image in images}, JSON: {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}
 
 
-QUERY = _request(EmbeddingRequest, CONTENT_TYPES)
-ITEM = _request(ItemRequest, CONTENT_TYPES)
+QUERY = _request(EmbeddingRequest, TextRequest, images=CONTENT_TYPES)
+ITEM = _request(ItemRequest, TextItemRequest, images=CONTENT_TYPES)
 PAIR = _request(PairRequest)

@@ -15,6 +15,7 @@ from lam.service.app import create_app
 from lam.service.engine import Engine
 from lam.service.settings import ServiceSettings
 from tests.conftest import FinishedRun
+from tests.text_runs import faq, text_run
 
 HOST = "http://127.0.0.1"
 SMALL = ServiceSettings(
@@ -56,6 +57,21 @@ def shared_engine(calibrated_run: Path, tmp_path_factory: pytest.TempPathFactory
 def client(shared_engine: Engine) -> TestClient:
     """A client of the shared engine."""
     return TestClient(create_app(shared_engine), base_url=HOST, raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="session")
+def calibrated_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A calibrated run of questions and answers; tests must not change it."""
+    folder = tmp_path_factory.mktemp("texts")
+    text_run(folder / "run", faq(folder / "faq.json"))
+    calibrate_run(folder / "run", targets=Targets(far=0.2, ood=0.2), progress=False)
+    return folder / "run"
+
+
+@pytest.fixture
+def served_texts(calibrated_texts: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    return Path(shutil.copytree(calibrated_texts, tmp_path / "run"))
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:

@@ -1,32 +1,146 @@
-"""A run on texts, served: texts that are searched for, and the page that asks for them."""
+"""A run on texts, served: texts that are searched for, compared and added, and the page that asks for them."""
 
-import shutil
+import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
-from lam.retrieval.decisions.calibration import Targets
-from lam.runs.calibrate import calibrate_run
+from lam.gallery.item import content_id
+from lam.service.engine import Engine
+from tests.service.asking import JSON, PNG, client_of, embedding, refused
 from tests.service.browser import CHROMIUM, browsing
 from tests.service.serving import started
-from tests.text_runs import faq, text_run
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 
 
-@pytest.fixture(scope="session")
-def calibrated_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A calibrated run of questions and answers; tests must not change it."""
-    folder = tmp_path_factory.mktemp("texts")
-    text_run(folder / "run", faq(folder / "faq.json"))
-    calibrate_run(folder / "run", targets=Targets(far=0.2, ood=0.2), progress=False)
-    return folder / "run"
+@pytest.fixture
+def engine(served_texts: Path) -> Iterator[Engine]:
+    opened = Engine(served_texts)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
-def served_texts(calibrated_texts: Path, tmp_path: Path) -> Path:
-    """A copy of it that a test may change."""
-    return Path(shutil.copytree(calibrated_texts, tmp_path / "run"))
+def client(engine: Engine) -> TestClient:
+    return client_of(engine)
+
+
+def first_hit(client: TestClient, text: str) -> Any:
+    return client.post("/v1/search?k=1", json={"text": text}).json()["hits"][0]
+
+
+def test_a_text_is_added_and_found_with_what_it_says(client: TestClient) -> None:
+    body = {"text": " whales sing at noon ", "label": "whales", "metadata": {"page": 3}}
+    added = client.post("/v1/items", json=body)
+    assert added.status_code == 201
+    item = added.json()
+    assert item["metadata"] == {"page": 3, "text": "whales sing at noon"}
+    assert item["id"] == str(content_id(b"whales sing at noon"))
+    assert (item["label"], item["thumbnail"], item["text_cut"]) == ("whales", None, False)
+    assert client.get(f"/v1/items/{item['id']}").json()["metadata"] == item["metadata"]
+    hit = first_hit(client, "whales sing at noon")
+    assert hit["metadata"]["text"] == "whales sing at noon"
+    assert hit["score"] == pytest.approx(1)
+    again = client.post("/v1/items?label=whales", json={"text": "whales sing at noon", "metadata": {"page": 3}})
+    assert (again.status_code, again.json()["gallery_size"]) == (200, item["gallery_size"])
+    assert client.delete(f"/v1/items/{item['id']}").status_code == 200
+    assert first_hit(client, "whales sing at noon")["id"] != item["id"]
+
+
+def test_a_text_takes_the_place_of_an_item_or_is_fused_into_it(client: TestClient) -> None:
+    assert client.put("/v1/items/whales", json={"text": "whales sing"}).status_code == 201
+    assert client.put("/v1/items/whales", json={"text": "whales sing loudly"}).status_code == 200
+    assert client.get("/v1/items/whales").json()["metadata"] == {"text": "whales sing loudly"}
+    for count, text in ((2, "a song of whales"), (2, "a song of whales"), (3, "whales")):
+        fused = client.put("/v1/items/whales?fuse=true", json={"text": text}).json()
+        assert (fused["images"], fused["metadata"]) == (count, {"text": "whales sing loudly"})
+    other = client.put("/v1/items/whales?fuse=true", json={"text": "sea", "metadata": {"page": 3}})
+    assert "metadata" in refused(other, 409)
+
+
+def test_what_is_uncertain_is_a_text(engine: Engine, client: TestClient) -> None:
+    calibration = engine.responder.calibration
+    assert calibration is not None
+    calibration = replace(calibration, targets=replace(calibration.targets, ood=0.95))
+    engine.responder = replace(engine.responder, calibration=calibration)
+    flag = calibration.kappa_below
+    answers = [client.put("/v1/items/it?uncertain=refuse", json={"text": f"thing{number}"}) for number in range(99)]
+    kappas = [client.post("/v1/search", json={"text": f"thing{number}"}).json()["kappa"] for number in range(99)]
+    assert min(kappas) < flag < max(kappas)
+    for answer, kappa in zip(answers, kappas, strict=True):
+        assert (answer.status_code == 422) == (kappa < flag)
+        if kappa < flag:
+            assert refused(answer, 422).startswith("the text is uncertain: its κ of")
+
+
+def test_texts_are_compared(client: TestClient) -> None:
+    same = {"first": {"text": "where is thing7"}, "second": {"text": "where is thing7"}}
+    answer = client.post("/v1/verify", json=same).json()
+    assert answer["score"] == pytest.approx(1)
+    assert answer["text_cut"] == [False, False]
+    dimension = client.get("/v1/model").json()["dimension"]
+    mixed = {"first": {"text": 2000 * "fur "}, "second": embedding(dimension)}
+    assert client.post("/v1/verify", json=mixed).json()["text_cut"] == [True, False]
+
+
+@pytest.mark.parametrize("path", ["/v1/search", "/v1/items"])
+def test_a_text_that_is_too_long_is_cut_and_that_is_said(client: TestClient, path: str) -> None:
+    for text, is_cut in ((2000 * "fur ", True), (1000 * "fur ", False), (4 * "fur ", False)):
+        answer = client.post(path, json={"text": text}).json()
+        assert answer["text_cut"] is is_cut
+    added = client.post("/v1/items", json={"text": 2000 * "é"}).json()
+    assert (added["metadata"]["text"], added["text_cut"]) == (2000 * "é", False)
+    added = client.post("/v1/items", json={"text": 3000 * "é"}).json()
+    assert (added["metadata"]["text"], added["text_cut"]) == (2048 * "é", True)
+
+
+BAD = {
+    "blank": ({"text": " \n\0"}, "the text is empty: give at least one character that is no space"),
+    "empty": ({"text": ""}, "text: String should have at least 1 character"),
+    "number": ({"text": 3}, "text: Input should be a valid string"),
+    "both": ({"text": "a", "embedding": [1.0], "kappa": 3.0}, "Extra inputs are not permitted"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_text_is_refused_everywhere(client: TestClient, name: str) -> None:
+    body, message = BAD[name]
+    size = client.get("/v1/ready").json()["gallery_size"]
+    sent = {"/v1/search": body, "/v1/items": body, "/v1/verify": {"first": {"text": "a"}, "second": body}}
+    for path, content in sent.items():
+        assert message in refused(client.post(path, json=content), 422)
+    assert message in refused(client.put("/v1/items/it", json=body), 422)
+    assert client.get("/v1/ready").json()["gallery_size"] == size
+
+
+def test_what_a_text_may_cost_is_the_same_everywhere(client: TestClient) -> None:
+    most = client.get("/v1/model").json()["limits"]["max_json_bytes"]
+    long = {"text": most * "a"}
+    for path in ("/v1/search", "/v1/items"):
+        assert f"the body is larger than {most} bytes" in refused(client.post(path, json=long), 413)
+    pair = {"first": long, "second": {"text": "a"}}
+    assert client.post("/v1/verify", json=pair).status_code == 200
+    pair = {"first": {"text": "a"}, "second": {"text": (most + 1) * "a"}}
+    assert refused(client.post("/v1/verify", json=pair), 413) == f"the text of second has {most + 1} characters"
+
+
+def test_metadata_leave_room_for_the_text(client: TestClient) -> None:
+    body = {"text": 2048 * "é", "metadata": {"page": 9000 * "a"}}
+    assert "metadata has" in refused(client.post("/v1/items", json=body), 422)
+    body = {"text": "a", "metadata": {"text": "b"}}
+    assert refused(client.post("/v1/items", json=body), 422) == "metadata: there is a text beside them"
+
+
+def test_a_run_on_texts_takes_no_images(client: TestClient) -> None:
+    for path in ("/v1/search", "/v1/items"):
+        assert refused(client.post(path, content=b"x", headers=PNG), 422) == "this run takes no images"
+    pair = json.dumps({"first": {"image": "eA=="}, "second": {"text": "a"}})
+    assert refused(client.post("/v1/verify", content=pair, headers=JSON), 422) == "this run takes no images"
 
 
 @pytest.mark.long

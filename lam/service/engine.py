@@ -322,7 +322,7 @@ def _query(embedding: Embeddings, features: Tensor) -> Query | Exception:
 
 
 def _no_embedding() -> ServiceError:
-    return ServiceError(422, "the image gives no finite embedding with a direction", allowed="an ordinary photograph")
+    return ServiceError(422, "what was sent gives no finite embedding with a direction", allowed="an ordinary one")
 
 
 def _searched(embedding: Embeddings) -> Embeddings:

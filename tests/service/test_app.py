@@ -362,9 +362,14 @@ def test_the_schema_names_every_route_and_refusal(client: TestClient) -> None:
             assert {"413", "503"} <= set(operation["responses"])
     bodies = {path: schema["paths"][path]["post"]["requestBody"]["content"] for path in ROUTES}
     assert "image/png" in bodies["/v1/search"]
-    names = {path: set(body["application/json"]["schema"]["properties"]) for path, body in bodies.items()}
-    assert names["/v1/search"] == {"embedding", "kappa"}
-    assert names["/v1/items"] == {"embedding", "kappa", "id", "label", "metadata"}
+    kinds = {path: body["application/json"]["schema"]["oneOf"] for path, body in bodies.items()}
+    names = {path: [set(kind["properties"]) for kind in of_path] for path, of_path in kinds.items()}
+    beside = {"id", "label", "metadata"}
+    assert names["/v1/search"] == [{"embedding", "kappa"}, {"text"}]
+    assert names["/v1/items"] == [{"embedding", "kappa"} | beside, {"text"} | beside]
+    pair = schema["paths"]["/v1/verify"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    for part in pair["properties"].values():
+        assert [set(kind["properties"]) for kind in part["oneOf"]] == [{"image"}, {"text"}, {"embedding", "kappa"}]
 
 
 def test_errors_of_the_engine_are_typed() -> None:

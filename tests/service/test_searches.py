@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from lam.service.engine import Engine
+from lam.service.answers import Query
+from lam.service.engine import Decoded, Engine
 from lam.service.errors import ServiceError
 from tests.service.asking import PNG, client_of, embedding, refused
 from tests.service.conftest import SMALL, encoded
@@ -33,8 +34,15 @@ def test_a_search_decides_and_gives_hits(client: TestClient, png: bytes) -> None
     assert Image.open(io.BytesIO(picture.content)).size == (8, 8)
 
 
+def tensor_of(engine: Engine, png: bytes) -> torch.Tensor:
+    (decoded,) = engine._decode([(png, False)])
+    assert isinstance(decoded, Decoded)
+    return decoded.tensor
+
+
 def test_an_embedding_gets_what_its_image_gets(shared_engine: Engine, client: TestClient, png: bytes) -> None:
-    query = shared_engine._embed([shared_engine._decode([(png, False)])[0][0]])[0]
+    (query,) = shared_engine._embed([tensor_of(shared_engine, png)])
+    assert isinstance(query, Query)
     body = {"embedding": query.embedding.mean[0].tolist(), "kappa": query.kappa}
     by_embedding = client.post("/v1/search", json=body).json()
     by_image = client.post("/v1/search", content=png, headers=PNG).json()
@@ -47,7 +55,7 @@ def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(
     served_run: Path, png: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(served_run, replace(SMALL, batch_seconds=0.5))
-    good = engine._decode([(png, False)])[0][0]
+    good = tensor_of(engine, png)
     whole = engine.encoder.predict
 
     def predict(batch: torch.Tensor, **options: Any) -> Any:
@@ -60,7 +68,7 @@ def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(
     for bad in (good * torch.inf, good * 0, torch.cat([good, good], 1) * torch.inf):
         futures = [engine.network.submit(tensor) for tensor in (good, bad, good)]
         assert futures[0].result(5).kappa == futures[2].result(5).kappa
-        with pytest.raises(ServiceError, match="the image gives no finite embedding") as refusal:
+        with pytest.raises(ServiceError, match="what was sent gives no finite embedding") as refusal:
             futures[1].result(5)
         assert refusal.value.status == 422
     engine.close()

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int64, Integer, Shaped, UInt8
@@ -20,6 +20,8 @@ from lam.inputs import AnyPreprocessing, Preprocessing
 from lam.inputs.thumbnails import thumbnail
 
 Items = TypeVar("Items", bound="Dataset")
+GalleryKind = Literal["classes", "identities"]
+"""What the items of a gallery are: examples of classes, of which one is sought, or single things that may be there."""
 
 _PER_CLASS = 4  # items of one class where there are too many classes to draw from each
 
@@ -250,6 +252,7 @@ class Splits:
         train, validation, test: the three.
         strangers: items of classes that none of the three holds, see `lam.datasets.strangers`; None where none were set
             aside.
+        gallery: what a gallery of such items is asked: of classes "which is it?", of identities "is it here?".
 
     Raises:
         ValueError: If their items differ in shape or their labels in meaning.
@@ -259,6 +262,7 @@ class Splits:
     validation: Dataset
     test: Dataset
     strangers: "Dataset | None" = None
+    gallery: GalleryKind = "classes"
 
     def __post_init__(self) -> None:
         for name, part in (("validation", self.validation), ("test", self.test)):
@@ -266,6 +270,10 @@ class Splits:
                 raise ValueError(f"train has items of shape {self.train.shape}, {name} of shape {part.shape}")
             if part.classes != self.train.classes:
                 raise ValueError(f"train and {name} must share one list of classes, so that labels mean the same")
+
+    def parts(self) -> dict[str, Dataset]:
+        """The parts by name, with the strangers where some were set aside."""
+        return {name: part for name, part in vars(self).items() if isinstance(part, Dataset)}
 
 
 def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed: int) -> tuple[Tensor, ...]:

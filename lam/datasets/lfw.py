@@ -8,6 +8,7 @@ layout, not on the real ones.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def splits(
         is_test[stratified_split(has_match.long(), (fraction_of(len(names), test, name="test"),), seed=seed)[0]] = True
     else:
         is_test = torch.tensor([name in test_people for name in names])
-    return split_by_class(images, is_test, validation=validation, seed=seed)
+    return replace(split_by_class(images, is_test, validation=validation, seed=seed), gallery="identities")
 
 
 def _people_folder(root: Path) -> Path:

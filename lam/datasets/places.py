@@ -92,7 +92,8 @@ def splits(
         angles=table.numbers("angle", unknown=True) if angles else None,
         is_query=torch.tensor([role.lower() == "query" for role in table.columns["role"]]) if "role" in table else None,
     )
-    return Splits(**{name: _subset(places, (part == i) & present, name, table) for i, name in enumerate(_PARTS)})
+    parts = {name: _subset(places, (part == i) & present, name, table) for i, name in enumerate(_PARTS)}
+    return Splits(**parts, gallery="identities")
 
 
 def _table(root: Path, csv: str) -> Table:

@@ -30,7 +30,7 @@ def set_classes_aside(splits: Splits, share: float | None = None, *, seed: int) 
     Raises:
         ValueError: for a share of the classes of places, or one that leaves a part without an item.
     """
-    parts = {name: part for name, part in vars(splits).items() if name != "strangers"}
+    parts = splits.parts()
     if any(part.targets.ndim > 1 for part in parts.values()):
         if share:
             raise ValueError("strangers are set aside by class, and places have none: leave data.strangers out")

@@ -37,7 +37,7 @@ from lam.retrieval.metrics.plots import plot_calibration
 from lam.retrieval.metrics.reference import NEIGHBOUR, knn_distance
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.config import RunConfig
-from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, parts_of, reference_features
+from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
 from lam.runs.finished import Run
 from lam.runs.folder import changed_parts
 from lam.utils.checks import check_length
@@ -238,7 +238,7 @@ def _scores_of_strangers(
 def _splits(run: Path, config: RunConfig) -> Splits:
     config.data.ood = []
     splits, _ = load_data(config.data)
-    if changed := changed_parts(run, parts_of(splits)):
+    if changed := changed_parts(run, splits.parts()):
         raise ValueError(
             f"the data are not those of the run in {run} ({', '.join(changed)} changed): what it was trained on might "
             "be calibrated on; give --data-root, or a --folder of fresh images with --reference 0"

@@ -14,6 +14,7 @@ import yaml
 
 from lam import methods
 from lam.datasets.augmented import AugmentationOptions
+from lam.datasets.base import GalleryKind
 from lam.losses import TEMPERATURE, LossName, build
 from lam.methods import Method
 from lam.models.sentences import Head
@@ -54,6 +55,8 @@ class DataConfig:
         ood: out-of-distribution sets, the main one first.
         strangers: the share of classes that is set aside before training, in [0, 1), for `lam calibrate` to promise
             false accepts of classes never trained on; by default 0.1 where there are at least 20 classes, else 0.
+        gallery: what a gallery of these data is: `classes`, of which one is sought, or `identities`, which may be
+            there or not; by default what the data set says, of your own folders and texts `classes`.
         limit: at most this many items of each part, for a quick try.
         num_workers: processes that read images, in training and after.
         seed: of the split into parts.
@@ -64,6 +67,7 @@ class DataConfig:
     options: dict[str, Any] = field(default_factory=dict)
     ood: list[OodConfig] = field(default_factory=list)
     strangers: float | None = None
+    gallery: GalleryKind | None = None
     limit: int | None = None
     num_workers: int = 0
     seed: int = 0

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ def load_data(data: DataConfig) -> tuple[Splits, dict[str, Dataset]]:
     with _naming_setting("--data.root=DIR"):
         splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
     splits = set_classes_aside(splits, data.strangers, seed=data.seed)
+    if data.gallery is not None:
+        splits = replace(splits, gallery=data.gallery)
     ood: dict[str, Dataset] = {}
     for outside in data.ood:
         with _naming_setting(f"--data.ood='[{{name: {outside.name}, root: DIR}}]'"):
@@ -44,14 +47,9 @@ def load_data(data: DataConfig) -> tuple[Splits, dict[str, Dataset]]:
             )
     if data.limit is not None:
         limit, seed = data.limit, data.seed
-        splits = Splits(**{name: part.limit(limit, seed=seed) for name, part in parts_of(splits).items()})
+        splits = replace(splits, **{name: part.limit(limit, seed=seed) for name, part in splits.parts().items()})
         ood = {name: images.limit(limit, seed=seed) for name, images in ood.items()}
     return splits, ood
-
-
-def parts_of(splits: Splits) -> dict[str, Dataset]:
-    """The parts of a data set by name, with the strangers where some were set aside."""
-    return {name: part for name, part in vars(splits).items() if part is not None}
 
 
 def check_splits(splits: Splits) -> None:

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 
+from lam.datasets.base import GalleryKind
 from lam.encoders.base import Encoder
 from lam.encoders.files import fingerprint
 from lam.encoders.load import load
@@ -15,7 +16,7 @@ from lam.retrieval.decisions.files import FOLDER as CALIBRATION
 from lam.retrieval.decisions.files import load_calibration
 from lam.runs.config import RunConfig
 from lam.runs.config_files import load_config
-from lam.runs.folder import ENCODER, GALLERY, require_finished
+from lam.runs.folder import ENCODER, GALLERY, gallery_kind, require_finished
 from lam.utils.files import locked
 
 
@@ -66,6 +67,11 @@ class Run:
         if not (self.folder / CALIBRATION).is_dir():
             return None
         return load_calibration(self.folder, key=self.fingerprint)
+
+    @cached_property
+    def gallery_kind(self) -> GalleryKind:
+        """What its gallery is: of classes, or of identities."""
+        return gallery_kind(self.folder)
 
     @property
     def gallery_folder(self) -> Path:

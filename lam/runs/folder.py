@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from lam.datasets import Dataset
+from lam.datasets.base import GalleryKind
 from lam.runs.config import RunConfig
 from lam.utils import distributed
 from lam.utils.files import MANIFEST, CorruptFileError, locked, read_json, verify, write_json, write_text
@@ -19,6 +20,7 @@ from lam.utils.files import MANIFEST, CorruptFileError, locked, read_json, verif
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
 ENCODER, GALLERY = "encoder", "gallery"
 _SHOWN = 5
+_GALLERY_KIND = "gallery"
 
 
 def is_finished(folder: Path) -> bool:
@@ -94,7 +96,9 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def open_for_writing(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset]) -> Iterator[None]:
+def open_for_writing(
+    folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], gallery: GalleryKind
+) -> Iterator[None]:
     """Begin or continue a run in a folder that no other process writes to meanwhile.
 
     Of several processes that run together the first one claims it for all.
@@ -104,18 +108,21 @@ def open_for_writing(folder: Path, settings: Mapping[str, Any], parts: Mapping[s
         settings: of the run, written to it.
         parts: the splits and OOD sets by name, whose fingerprints are written to it: on other data the test split of a
             continued run would hold what it was trained on.
+        gallery: what a gallery of the data is, written to it.
 
     Raises:
         ValueError: as `refuse_other_run`; where the data are not those that the run began with; or where another
             process holds the folder.
     """
     with ExitStack() as stack:
-        distributed.broadcast_from_rank_zero(lambda: stack.enter_context(_claimed(folder, settings, parts)))
+        distributed.broadcast_from_rank_zero(lambda: stack.enter_context(_claimed(folder, settings, parts, gallery)))
         yield
 
 
 @contextmanager
-def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset]) -> Iterator[None]:
+def _claimed(
+    folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], gallery: GalleryKind
+) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         refuse_other_run(folder, settings)
@@ -124,13 +131,19 @@ def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Data
         if not (folder / CONFIG).is_file():
             write_text(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False))
         if not (folder / DATA).is_file():
-            write_json(folder / DATA, {name: _summary(images) for name, images in parts.items()})
+            summaries = {name: _summary(images) for name, images in parts.items()}
+            write_json(folder / DATA, {_GALLERY_KIND: gallery, **summaries})
         if changed := changed_parts(folder, parts):
             raise ValueError(
                 f"the data changed since the run in {folder} began ({', '.join(changed)}): "
                 "give another --output or delete it"
             )
         yield
+
+
+def gallery_kind(folder: Path) -> GalleryKind:
+    """What a gallery of the data is that a run began with."""
+    return read_json(folder / DATA)[_GALLERY_KIND]
 
 
 def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:

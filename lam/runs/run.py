@@ -1,7 +1,7 @@
 """A run: configuration -> data -> method -> evaluation -> report, in a folder that holds all of it.
 
     config.yaml      fully resolved
-    data.json        fingerprints of the splits, so that a run is not continued on other data
+    data.json        fingerprints of the splits, so that a run is not continued on other data; what a gallery of them is
     checkpoints/     of the training, which continues from the last one; training.json is its history
     encoder/         network, posterior, preprocessing
     gallery/         the test split, to be searched
@@ -45,7 +45,7 @@ from lam.retrieval.metrics import registry
 from lam.runs.config import RunConfig
 from lam.runs.corruption import CorruptionCurve, Kind, TextKind, corruption_metrics, measure_corruption
 from lam.runs.curves import CURVES, Curves
-from lam.runs.data import EMBEDDING_BATCH, check_files, check_splits, load_data, loader_of, parts_of, reference_features
+from lam.runs.data import EMBEDDING_BATCH, check_files, check_splits, load_data, loader_of, reference_features
 from lam.runs.folder import CONFIG, DATA, ENCODER, METRICS, is_finished, open_for_writing, refuse_other_run
 from lam.runs.index import index_dataset
 from lam.runs.report import write_plots_and_report
@@ -99,11 +99,11 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
         return finished
     splits, ood = distributed.rank_zero_first(lambda: load_data(config.data))
     check_splits(splits)
-    parts: dict[str, Dataset] = {**parts_of(splits), **{f"OOD set {name}": images for name, images in ood.items()}}
+    parts: dict[str, Dataset] = {**splits.parts(), **{f"OOD set {name}": images for name, images in ood.items()}}
     if not (folder / DATA).is_file():  # an earlier start has checked them
         distributed.broadcast_from_rank_zero(lambda: check_files(parts.values(), progress))
     network = distributed.rank_zero_first(lambda: _build_network(config, splits.train))
-    with open_for_writing(folder, settings, parts):
+    with open_for_writing(folder, settings, parts, splits.gallery):
         return _run(config, folder, network, splits, ood, progress)
 
 

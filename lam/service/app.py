@@ -237,6 +237,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         return {
             "run": engine.run.folder.name,
             "kind": encoder.kind,
+            "gallery": engine.run.gallery_kind,
             "sha256": engine.run.fingerprint,
             "dimension": encoder.dimension,
             "device": engine.device,

@@ -36,6 +36,7 @@ def test_parts_are_cities_with_queries_and_a_database(root):
     assert {"_".join(key.split("_")[:1]) for key in keys(parts.validation)} == {"amman"}
     assert parts.test.labels.unique().tolist() == [3, 4]
     assert parts.train.angles is None
+    assert parts.gallery == "identities"
 
 
 def test_positions_are_those_of_the_city(root):

@@ -65,7 +65,9 @@ class TestClasses:
         cars = load_ood("cars196", root=layouts.cars196_kit(tmp_path / "cars" / "stanford_cars").parent, like=birds)
         assert (cars.name, cars.preprocessing, len(cars)) == ("cars196", birds.preprocessing, 16)
         assert cars.labels.unique().tolist() == [4, 5, 6, 7]
-        faces = load("lfw", root=layouts.lfw(tmp_path / "faces", TRAIN, TEST), **SMALL).test
+        people = load("lfw", root=layouts.lfw(tmp_path / "faces", TRAIN, TEST), **SMALL)
+        assert people.gallery == "identities"
+        faces = people.test
         assert load_ood("cub200", root=tmp_path / "birds", like=faces).labels.tolist() == birds.labels.tolist()
         small = load("svhn", root=layouts.svhn(tmp_path / "svhn"), validation=10).test
         assert load_ood("lfw", root=tmp_path / "faces", like=small).shape == (3, 32, 32)

@@ -28,6 +28,7 @@ def numbers(images: PlaceImages) -> list[int]:
 class TestParts:
     def test_without_a_column_they_are_strips_along_the_longer_side(self, tmp_path):
         parts = load("places", root=layouts.places(tmp_path, street()[::-1]), validation=0.2, test=0.3, **SMALL)
+        assert parts.gallery == "identities"
         assert sorted(numbers(parts.train)) == list(range(10))
         assert sorted(numbers(parts.validation)) == list(range(10, 14))
         assert sorted(numbers(parts.test)) == list(range(14, 20))

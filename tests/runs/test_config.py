@@ -86,6 +86,7 @@ def test_overrides_stand_above_the_file() -> None:
         ("--margin=[1", r"margin: \[1 is not valid YAML: "),
         ("--seed=1.5", "seed: Input should be a valid integer, .* got 1.5"),
         ("--data.limit=few", "data.limit: Input should be a valid integer, .* got 'few'"),
+        ("--data.gallery=people", "data.gallery: Input should be 'classes' or 'identities', got 'people'"),
         ("--data.ood=3", "data.ood: Input should be a valid list, got 3"),
         ("--data.ood=[3]", "data.ood.0: Input should be a dictionary .*, got 3$"),
         ("--data.ood=[{root: here}]", "data.ood.0.name: Field required"),

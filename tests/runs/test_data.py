@@ -53,6 +53,13 @@ def test_a_hint_is_a_setting_of_the_run(tmp_path: Path) -> None:
         load_data(DataConfig("places", root=str(tmp_path)))
 
 
+def test_a_gallery_is_what_the_data_set_says_or_the_run() -> None:
+    for gallery, expected in ((None, "classes"), ("identities", "identities")):
+        splits, _ = load_data(DataConfig("digits", strangers=0.2, limit=20, gallery=gallery))
+        assert splits.gallery == expected
+        assert list(splits.parts()) == ["train", "validation", "test", "strangers"]
+
+
 def test_validation_answers_within_the_distance_of_an_answer() -> None:
     class Places(TensorImages):
         @property

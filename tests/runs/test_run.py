@@ -56,6 +56,12 @@ def test_the_folder_holds_everything(finished_run: FinishedRun) -> None:
     assert not (folder / "seconds.json").exists()
 
 
+def test_what_its_gallery_is_stays_with_a_run(finished_run: FinishedRun, tmp_path: Path) -> None:
+    assert Run(finished_run.folder).gallery_kind == "classes"
+    result = run(tiny(tmp_path / "run", "--data.gallery=identities", "--training.epochs=1"), progress=False)
+    assert Run(result.folder).gallery_kind == "identities"
+
+
 def test_metrics_are_flat_and_complete(finished_run: FinishedRun) -> None:
     metrics = json.loads((finished_run.folder / "metrics.json").read_text())
     wanted = {*RETRIEVAL, *OOD, *(f"{name}@digits_held_out" for name in OOD)}

@@ -27,6 +27,7 @@ def test_the_state_is_told(client: TestClient, shared_engine: Engine) -> None:
     assert client.get("/v1/ready").json()["status"] == "ready"
     model = client.get("/v1/model").json()
     assert model["sha256"] == shared_engine.run.fingerprint
+    assert model["gallery"] == "classes"
     assert model["limits"]["max_bytes"] == SMALL.max_body
     assert (model["limits"]["max_side"], model["limits"]["max_decoded_bytes"]) == (16_384, 2**26)
     curves = client.get("/v1/calibration").json()

@@ -2,6 +2,8 @@
 # pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, ...) are honoured.
 PYTHON ?= python3
 BIN := .venv/bin
+# What Python compiles is kept for the next run and for the interpreters that tests start, whatever the shell says.
+TESTS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 .PHONY: setup demo test check bench faults mutants tables docs clean
 
@@ -16,14 +18,14 @@ demo: setup
 	$(BIN)/lam demo
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(TESTS)
 
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "long and not slow"
+	$(TESTS) -m "long and not slow"
 
 bench: setup
 	$(BIN)/python benchmarks/ggn.py

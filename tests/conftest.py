@@ -62,6 +62,25 @@ def _changed(name: str, before: dict[str, str]) -> bool:
     return name != "PYTEST_CURRENT_TEST" and os.environ.get(name) != before.get(name)
 
 
+@contextlib.contextmanager
+def unrendered_pictures() -> Iterator[None]:
+    """Have pictures drawn up to the last step, and a white dot written: three quarters of a tiny run are rendering.
+
+    For tests that look at no picture; those of `finished_run`, and of runs on images and texts, are rendered.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        dot = Image.new("L", (1, 1), 255)
+        patch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: dot.save(path, format="png"))
+        yield
+
+
+@pytest.fixture
+def unrendered() -> Iterator[None]:
+    """`unrendered_pictures` for one test."""
+    with unrendered_pictures():
+        yield
+
+
 @dataclass(frozen=True)
 class FinishedRun:
     """A run of the demo under `TINY`, and what it printed."""

@@ -216,6 +216,7 @@ def test_an_encoder_without_uncertainty_gets_a_kappa(tmp_path) -> None:
     assert lam.load(tmp_path / "encoder", network).has_kappa
 
 
+@pytest.mark.long
 def test_exported_with_the_encoder(tmp_path) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 3))

@@ -17,6 +17,8 @@ from tests.conftest import TINY
 from tests.methods.own_method import Length, LengthEncoder
 from tests.methods.test_laws import LAWS
 
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:

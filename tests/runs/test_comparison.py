@@ -17,7 +17,7 @@ from lam.runs.comparison import FIGURES, compare
 from lam.runs.curves import CURVES, Curves
 from lam.runs.run import run
 from lam.utils.files import MANIFEST, CorruptFileError, seal, write_json
-from tests.conftest import FinishedRun, tiny
+from tests.conftest import FinishedRun, tiny, unrendered_pictures
 
 OF_OWN_SCORE = ("auroc", "auprc", "ausc", "r_auroc", "augrc", "nauc", "scod_augrc")
 """Metrics of a network's own score, which is one number for all where it has no posterior."""
@@ -35,7 +35,8 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "deterministic": ("--method=deterministic",),
         "knn_distance": ("--method=knn_distance",),
     }
-    return {name: run(tiny(root / name, *options), progress=False).folder for name, options in settings.items()}
+    with unrendered_pictures():
+        return {name: run(tiny(root / name, *options), progress=False).folder for name, options in settings.items()}
 
 
 def sealed(folder: Path) -> None:
@@ -94,6 +95,7 @@ def test_every_run_is_in_the_table_and_in_the_pictures(
             assert rows[name][key] == ("" if unknown or value is None else str(value)), key
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_command_prints_the_table_and_what_it_wrote(
     finished_run: FinishedRun, others: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +115,7 @@ def test_the_command_prints_the_table_and_what_it_wrote(
     assert {Path(path).stem for path in rows[2:]} == PICTURES | {"comparison"}
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_runs_of_one_name_are_called_by_the_paths_given(finished_run: FinishedRun, tmp_path: Path) -> None:
     for number in "01":
         shutil.copytree(finished_run.folder, tmp_path / number / "run")
@@ -152,6 +155,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
     assert not output.exists()
 
 
+@pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize(
     ("part", "named"), [("test", "test"), ("OOD set digits_patches", "OOD set digits_patches"), ("train", None)]
 )

@@ -26,6 +26,8 @@ from lam.runs.run import run
 from lam.utils.files import CorruptFileError, locked, verify
 from tests.conftest import TINY, FinishedRun, tiny
 
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 RETRIEVAL = ("recall@1", "map@1", "map@5", "map@10", "ece", "ausc")
 OOD = ("auroc", "auprc", "auroc_variance", "auprc_variance", "auroc_norm", "auprc_norm", "auroc_knn", "auprc_knn")
 

@@ -15,6 +15,8 @@ from lam.runs.run import run
 from lam.utils.files import write_tensors
 from tests.conftest import tiny
 
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "wrapped.pth"])
 def test_a_checkpoint_takes_the_place_of_training(suffix: str, tmp_path: Path) -> None:

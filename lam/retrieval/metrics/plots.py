@@ -26,6 +26,7 @@ _OUTSIDE = "#0072b2"
 _DPI = 160
 _LEGEND = 3.0  # inches of a legend beside the axes
 _CHARACTERS, _TEXT_LINES = 19, 10  # of a text in the place of a picture
+_SIDE, _STEP, _HALF = 1.0, 1.12, 3.0  # inches: a picture among the extremes, from one to the next, the least certain
 
 _LINES = ("-", "--", "-.")
 
@@ -318,19 +319,19 @@ def plot_extremes(
         raise ValueError("kappa must hold at least one query, got none")
     count = min(positive_integer("count", count), len(kappa))
     order = kappa.argsort(stable=True).tolist()
-    figure = _blank(max(1.12 * count + 0.3, 3.2), 5.9)
-    halves = figure.subfigures(2, 1, hspace=0.02)
-    for half, title, chosen in zip(halves, ("Least", "Most"), (order[:count], order[::-1][:count]), strict=True):
-        half.suptitle(f"{title} certain", x=0.02, ha="left", fontsize=11, color=_INK, fontweight="bold")
-        grid = half.subplots(2, count, squeeze=False)
+    halves = ("Least", order[:count]), ("Most", order[::-1][:count])
+    figure, axes = _sheet(max(_SIDE + (count - 1) * _STEP + 0.42, 3.2), 2 * _HALF)
+    for top, (title, chosen) in zip((0.0, _HALF), halves, strict=True):
+        axes.text(0.06, top + 0.08, f"{title} certain", fontsize=11, color=_INK, fontweight="bold", va="top")
+        rows = (top + 0.63, "query"), (top + 0.93 + _SIDE, "first hit")
+        for above, name in rows:
+            axes.text(0.16, above + _SIDE / 2, name, fontsize=9, color=_MUTED, rotation=90, ha="center", va="center")
         for column, query in enumerate(chosen):
-            found = verdict(query)
-            outside, words, color = (f"{found}\n", "", _INK) if isinstance(found, str) else ("", *_VERDICTS[found])
-            certainty = f"{outside}κ {_short(float(kappa[query]))}"
-            _show(grid[0, column], query_image(query), certainty, _OUTSIDE if outside else _INK)
-            _show(grid[1, column], hit_image(query), words, color)
-        for row, name in enumerate(("query", "first hit")):
-            grid[row, 0].set_ylabel(name, fontsize=9, color=_MUTED)
+            worth = verdict(query)
+            outside, words, color = (f"{worth}\n", "", _INK) if isinstance(worth, str) else ("", *_VERDICTS[worth])
+            certainty, left = f"{outside}κ {_short(float(kappa[query]))}", 0.3 + column * _STEP
+            _show(axes, (left, rows[0][0]), query_image(query), certainty, _OUTSIDE if outside else _INK)
+            _show(axes, (left, rows[1][0]), hit_image(query), words, color)
     _save(figure, path)
 
 
@@ -355,34 +356,58 @@ def _log_ticks(axes: Any, low: float, high: float) -> None:
     axes.tick_params(which="minor", length=0)
 
 
-def _show(axes: Any, image: Tensor | str, title: str, color: str) -> None:
+def _show(axes: Any, corner: tuple[float, float], image: Tensor | str, title: str, color: str) -> None:
+    """Put a picture, or a text, into the square below and right of a corner, with a frame and a title above it."""
+    from matplotlib.patches import Rectangle
+
+    left, top = corner
+    width, height = (_SIDE, _SIDE) if isinstance(image, str) else _draw(axes, corner, image)
     if isinstance(image, str):
-        _write(axes, image)
-    else:
-        _draw(axes, image)
-    axes.set(xticks=[], yticks=[])
-    axes.set_title(title, fontsize=8.5, color=color, pad=3)
-    for spine in axes.spines.values():
-        spine.set(color=_GRID if color == _INK else color, linewidth=1 if color == _INK else 2)
+        axes.text(left + 0.05 * _SIDE, top + 0.05 * _SIDE, _beginning(image), fontsize=6, va="top", color=_INK)
+    plain = color == _INK
+    place = left + (_SIDE - width) / 2, top + (_SIDE - height) / 2
+    axes.add_patch(
+        Rectangle(place, width, height, fill=False, edgecolor=_GRID if plain else color, linewidth=1 if plain else 2)
+    )
+    axes.text(left + _SIDE / 2, place[1] - 0.04, title, fontsize=8.5, color=color, ha="center", va="bottom")
 
 
-def _write(axes: Any, text: str) -> None:
+def _beginning(text: str) -> str:
     """As much of a text as fits into the place of a picture."""
     lines = wrap(text, width=_CHARACTERS) or [""]
     shown = lines[:_TEXT_LINES]
     if len(lines) > _TEXT_LINES:
         shown[-1] = f"{shown[-1][: _CHARACTERS - 1]}…"
-    axes.set_box_aspect(1)
-    written = "\n".join(shown).replace("$", "\\$")
-    axes.text(0.05, 0.95, written, fontsize=6, va="top", color=_INK, transform=axes.transAxes)
+    return "\n".join(shown).replace("$", "\\$")
 
 
-def _draw(axes: Any, image: Tensor) -> None:
+def _draw(axes: Any, corner: tuple[float, float], image: Tensor) -> tuple[float, float]:
+    """Draw an image in the middle of a square, as large as fits, and give its width and height."""
     pixels = image.detach().cpu().float()
     pixels = pixels[None] if pixels.ndim == 2 else pixels
     if pixels.ndim != 3 or pixels.shape[0] not in (1, 3):
         raise ValueError(f"images must have shape (C, H, W) with C 1 or 3, or (H, W), got {tuple(image.shape)}")
-    axes.imshow(pixels.expand(3, -1, -1).permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
+    width, height = (_SIDE * length / max(pixels.shape[1:]) for length in (pixels.shape[2], pixels.shape[1]))
+    left, top = corner[0] + (_SIDE - width) / 2, corner[1] + (_SIDE - height) / 2
+    axes.imshow(
+        pixels.expand(3, -1, -1).permute(1, 2, 0).clamp(0, 1).numpy(),
+        interpolation="nearest",
+        aspect="auto",
+        extent=(left, left + width, top + height, top),
+    )
+    return width, height
+
+
+def _sheet(width: float, height: float) -> tuple[Any, Any]:
+    """A figure that is one plane, in inches from its upper left corner; axes for each picture take ten times longer."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), facecolor="white")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.set_autoscale_on(False)
+    axes.set_axis_off()
+    return figure, axes
 
 
 def _blank(width: float, height: float) -> Any:

@@ -141,7 +141,7 @@ def test_extremes_show_the_ends_of_kappa(n_queries: int, shape: tuple[int, ...],
 def test_extremes_name_what_a_query_from_outside_is_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles: list[str] = []
 
-    def remembered(axes: Any, image: torch.Tensor, title: str, color: str) -> None:
+    def remembered(axes: Any, corner: Any, image: torch.Tensor, title: str, color: str) -> None:
         titles.append(title)
 
     monkeypatch.setattr("lam.retrieval.metrics.plots._show", remembered)

@@ -138,9 +138,9 @@ def test_directions_variance_and_the_posterior_stay_to_the_bit() -> None:
 
 def test_an_item_alone_is_what_it_is_in_any_batch(learnt: lam.BayesianEncoder) -> None:
     queries = items(seed=5)[0]
-    whole, parts = learnt.embed(queries), learnt.embed(list(queries.split(1)))
+    whole, parts = learnt.embed(queries), learnt.embed(list(queries[:40].split(1)))
     for name in ("kappa", "kappa_epistemic", "kappa_aleatoric", "p_known"):
-        torch.testing.assert_close(getattr(whole, name), getattr(parts, name), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(getattr(whole, name)[:40], getattr(parts, name), rtol=1e-4, atol=1e-6)
 
 
 def test_same_seed_same_numbers_and_saved_and_loaded(learnt: lam.BayesianEncoder, tmp_path) -> None:

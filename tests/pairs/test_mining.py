@@ -187,10 +187,10 @@ def test_violating_triplets_are_the_semihard_and_the_hard_ones() -> None:
 def test_triplets_are_drawn_from_those_of_a_kind(kind: Any) -> None:
     """Each has the same chance, none is drawn twice, and each gives a positive and a negative pair."""
     embeddings, everything = points(8), Pairs.by_label(LABELS[:8])
-    found, size, count = triplets(kind, embeddings, everything), 8, 5
-    assert len(found) > count
+    found, size = triplets(kind, embeddings, everything), 8
+    count = 2 * len(found) // 3
     draws, total = generator(), torch.zeros(2, size, size, dtype=torch.float64)
-    for _ in range(times := 3000):
+    for _ in range(times := 15_000 // count):
         drawn = Mining(kind, max_pairs=count).choose(embeddings, everything, None, margin=MARGIN, generator=draws)
         assert drawn.positive.sum() == drawn.negative.sum() == count
         total += torch.stack([drawn.positive, drawn.negative]) / times
@@ -229,7 +229,7 @@ def test_pairs_are_drawn_from_those_chosen(miner: Any) -> None:
 def test_the_curvature_of_drawn_pairs_is_that_of_all_in_the_mean() -> None:
     features, weight = points(12, 5), torch.randn(3, 5, generator=generator(1), dtype=torch.float64)
     pairs, draws, embeddings = Pairs.by_label(LABELS), generator(), F.normalize(features @ weight.T)
-    mined = [Mining("all", 8).choose(embeddings, pairs, LABELS, margin=1.0, generator=draws) for _ in range(2000)]
+    mined = [Mining("all", 16).choose(embeddings, pairs, LABELS, margin=1.0, generator=draws) for _ in range(800)]
     h = torch.stack([contrastive_ggn(features, weight, None, drawn, margin=1.0).h for drawn in mined])
     standard_error = h.std(0) / len(mined) ** 0.5
     assert ((h.mean(0) - contrastive_ggn(features, weight, None, pairs, margin=1.0).h).abs() < 5 * standard_error).all()

@@ -47,7 +47,7 @@ def test_rates_over_calibration_sets_follow_the_beta_law(target: float) -> None:
     assert kstest(middles, "uniform").statistic < 0.1
 
 
-@pytest.mark.parametrize("n", [1, 20, 100, 1000])
+@pytest.mark.parametrize("n", [1, 20, 100, 300])
 def test_intervals_hold_any_rate_at_least_as_often_as_they_say(n: int) -> None:
     """Exactly, by the binomial law; rates near 0.2/n are where the normal approximations fail."""
     counts = range(n + 1)

@@ -72,8 +72,9 @@ def evidence(*, n: int = N, noise: float = 1.0, seed: int = 0, order: Order | No
 
 
 def value(name: str, of: dict[str, Any]) -> float | int | None:
-    """A metric of evidence, under its own key."""
-    (found,) = {key: one for key, one in measure(of).items() if Key.parse(key).metric == name}.values()
+    """A metric of the evidence that it needs, under its own key."""
+    needed = {need: of[need] for need in METRICS[name].needs}
+    (found,) = {key: one for key, one in measure(needed).items() if Key.parse(key).metric == name}.values()
     return found
 
 

@@ -239,10 +239,8 @@ class Responder:
         calibration = self.calibration
         if calibration is None:
             return None
-<<<<<<< HEAD
-        kappas = [
-            -ood_score for ood_score in reversed(_points(calibration.detector.kappa.scores, -calibration.kappa_below))
-        ]
+        known = calibration.detector.known("kappa")
+        kappas = [-ood_score for ood_score in reversed(_points(known.scores, -calibration.kappa_below))]
         return {
             "threshold": self.thresholds,
             "gallery_size": calibration.gallery_size,
@@ -250,17 +248,7 @@ class Responder:
                 {"cosine": at, "rate": calibration.false_accepts.rate(at), "recall": calibration.recall(at)}
                 for at in _accept_points(calibration)
             ],
-            "false_flag": [{"kappa": at, "rate": calibration.detector.kappa.rate(-at)} for at in kappas],
-=======
-        cosines = _points(calibration.false_accepts.scores, calibration.accept_above)
-        known = calibration.detector.known("kappa")
-        kappas = [-ood_score for ood_score in reversed(_points(known.scores, -calibration.kappa_below))]
-        return {
-            "threshold": self.thresholds,
-            "gallery_size": calibration.gallery_size,
-            "false_accept": [{"cosine": at, "rate": calibration.false_accepts.rate(at)} for at in cosines],
             "false_flag": [{"kappa": at, "rate": known.rate(-at)} for at in kappas],
->>>>>>> 42f1f8d (P(first hit is right) is learnt from every score, any score can flag, and images of any size are outsiders)
             "kappa": {"counts": calibration.kappa.counts.tolist(), "edges": calibration.kappa.edges.tolist()},
             "reliability": {
                 name: [None if math.isnan(value) else value for value in values.tolist()]

@@ -18,7 +18,6 @@ DEMOS = {"digits": ("digits", "laplace_posthoc"), "text": ("docstrings", "laplac
 RUNS = ("run", "demo", "sweep")
 FLAGS = ("--quiet", "--help", "--allow-missing", "--paper", "--print")
 _DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # which the demo's 289 held-out digits are enough for
-_SHOWN_WORTH = 5  # scores
 STOPPED, READER_GONE = 130, 141  # as shells have it for SIGINT and SIGPIPE
 HEADLINES = {
     "retrieval": ("recall@1", "map@5"),
@@ -206,9 +205,9 @@ def _compare(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
-    from lam.gallery.embed import embed_folder
+    from lam.gallery.embed import embed_items
     from lam.gallery.shards import Shard, save_embeddings
-    from lam.runs.finished import Run
+    from lam.runs.finished import Run, columns_of
     from lam.runs.index import calibration_of
     from lam.utils.files import check_output
 
@@ -223,13 +222,37 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
     else:
         shard = Shard() if parsed.shard is None else Shard.parse(parsed.shard)
     run, quiet = Run(parsed.run), parsed.quiet
-    embedded = embed_folder(
-        run.encoder, parsed.folder, shard=shard, calibration=calibration_of(run), progress=not quiet
+    columns = columns_of(run, _columns(parsed.columns))
+    embedded = embed_items(
+        run.encoder, parsed.folder, columns=columns, shard=shard, calibration=calibration_of(run), progress=not quiet
     )
     options: dict[str, Any] = {"encoder": run.fingerprint, "shard": shard, "flagged": embedded.flagged}
-    save_embeddings(output, embedded.images, embedded.embeddings, **options)
+    save_embeddings(output, embedded.sources, embedded.embeddings, names=embedded.names, **options)
     flagged = "" if embedded.flagged is None else f", {int(embedded.flagged.sum())} flagged"
     print(f"{len(embedded.embeddings)} embeddings{flagged}: {output}")
+
+
+def _columns(words: Sequence[str] | None) -> Any:
+    """The columns that NAME=COLUMN say; None where there are none.
+
+    Raises:
+        ValueError: for another form, or an unknown or repeated name.
+    """
+    from dataclasses import fields
+
+    from lam.datasets.texts import Columns
+
+    if words is None:
+        return None
+    known = [field.name for field in fields(Columns)]
+    columns: dict[str, str] = {}
+    for name, _, column in (word.partition("=") for word in words):
+        if name not in known or not column or name in columns:
+            raise ValueError(
+                f"columns must be NAME=COLUMN, each NAME once of {', '.join(known)}, got {' '.join(words)}"
+            )
+        columns[name] = column
+    return Columns(**columns)
 
 
 def _index(parsed: argparse.Namespace, _: list[str]) -> None:
@@ -240,6 +263,7 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
         parsed.run,
         folder=parsed.folder,
         listed=parsed.csv,
+        columns=_columns(parsed.columns),
         embedded=parsed.embeddings,
         factory=parsed.factory,
         fuse=parsed.fuse,
@@ -251,7 +275,9 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
         print(f"uncertain, kappa below the flag, {skipped_or_kept}: {len(enrolled.uncertain)}")
         for path, kappa in enrolled.uncertain:
             print(f"{kappa:10.4g}  {path}")
-    print(f"{len(enrolled)} {'identities' if parsed.fuse else 'images'}: {Path(parsed.run) / GALLERY}")
+    is_text = any(item.text is not None for item in enrolled.items)
+    what = "identities" if parsed.fuse else "texts" if is_text else "images"
+    print(f"{len(enrolled)} {what}: {Path(parsed.run) / GALLERY}")
 
 
 def _search(parsed: argparse.Namespace, _: list[str]) -> None:
@@ -296,12 +322,11 @@ def _show_answer(result: Any, row: int) -> None:
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.retrieval.decisions.calibration import Targets
-    from lam.retrieval.decisions.flags import needs_reference
     from lam.runs.calibrate import calibrate_run, current_calibration
 
     previous = current_calibration(parsed.run)
     flag = previous.flag if parsed.flag is None and previous is not None else parsed.flag
-    if parsed.flag is None and flag is not None and parsed.reference == 0 and needs_reference(flag):
+    if parsed.flag is None and flag not in (None, "kappa") and parsed.reference == 0:
         _complain(f"warning: flag {flag} compares with training features, and --reference 0 asks for none: kappa flags")
         flag = "kappa"
     rates = {"far": parsed.target_far, "ood": parsed.target_ood, "conformal_miss": parsed.target_miss}
@@ -313,6 +338,7 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
         gallery=parsed.gallery,
         folder=parsed.folder,
         strangers=parsed.strangers,
+        columns=_columns(parsed.columns),
         data_root=parsed.data_root,
         reference=parsed.reference,
         progress=not parsed.quiet,
@@ -338,22 +364,11 @@ def _described(calibration: Any) -> Iterator[str]:
     flagged = f"kappa below {calibration.kappa_below:.6g}" if calibration.flag == "kappa" else flagged
     yield f"abstain: {flagged}; false flags at most {targets.ood:g}"
     yield f"P(correct): cross-validated ECE {calibration.reliability.expected_error:.4f}"
-    yield f"       from {_worth(calibration)}"
     share = f"{1 - targets.conformal_miss:g}"
     if calibration.depth is None:
         yield f"too few queries had a match to say how many hits hold one with probability {share}"
     else:
         yield f"a match is among the first {calibration.depth} hits with probability {share}"
-
-
-def _worth(calibration: Any) -> str:
-    """Which scores P(correct) is learnt from, and how much the first of them are worth."""
-    worth, facts = calibration.correctness[0].worth, calibration.facts
-    if len(worth) == 1:
-        right = round(facts["queries_with_match"] * facts["first_hit_right"])
-        return f"{next(iter(worth))} alone: {right} of {facts['queries_with_match']} first hits are right"
-    parts = [f"{name} {share:.0%}" for name, share in list(worth.items())[:_SHOWN_WORTH]]
-    return f"{len(worth)} scores: {', '.join(parts)}{', ...' if len(worth) > _SHOWN_WORTH else ''}"
 
 
 def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
@@ -409,6 +424,14 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(do=do)
         return added
 
+    def with_columns(of: argparse.ArgumentParser) -> None:
+        of.add_argument(
+            "--columns",
+            nargs="+",
+            metavar="NAME=COLUMN",
+            help="columns of a file of texts: text, label, question, answer (default: the run's, or of these names)",
+        )
+
     def configured(name: str, do: Any, help: str) -> argparse.ArgumentParser:
         added = command(name, do, help)
         added.add_argument("--limit", metavar="N", help="short for --data.limit: at most N items of each part")
@@ -435,18 +458,24 @@ def _parser() -> argparse.ArgumentParser:
     embed = command(
         "embed",
         _embed,
-        "Embed the images of a folder: an .npz file with mean, kappa, variance and, calibrated, a flag.",
+        "Embed the images of a folder, or texts: an .npz file with mean, kappa, variance and, calibrated, a flag.",
     )
     embed.add_argument("run", help="the folder of a finished run")
-    embed.add_argument("folder", help="images, in class sub-folders or not")
+    embed.add_argument("folder", help="images, in class sub-folders or not; of a run on texts, a CSV or JSON file")
+    with_columns(embed)
     embed.add_argument(
         "-o", "--output", required=True, help="the .npz file to write; torchrun's processes add -i-of-n to its name"
     )
     embed.add_argument("--shard", metavar="i/n", help="only every n-th image, from the i-th on (default: all)")
-    index = command("index", _index, "Fill a run's gallery anew with images: of a folder, a list, or already embedded.")
+    index = command("index", _index, "Fill a run's gallery anew: with images or texts, or what is embedded already.")
     index.add_argument("run", help="the folder of a finished run")
-    index.add_argument("folder", nargs="?", help="images, in class sub-folders or not")
-    index.add_argument("--csv", metavar="FILE", help="a list: path, and if wanted id, label and any other columns")
+    index.add_argument("folder", nargs="?", help="images, in class sub-folders or not; or as --csv, of a run on texts")
+    index.add_argument(
+        "--csv",
+        metavar="FILE",
+        help="a list: path, or of a run on texts text, or question and answer, and if wanted id, label and any others",
+    )
+    with_columns(index)
     index.add_argument("--embeddings", metavar="FILE", nargs="+", help="what `lam embed` wrote, all shards")
     index.add_argument("--fuse", action="store_true", help="one entry for the images of one id, or else label")
     index.add_argument("--skip-uncertain", action="store_true", help="leave out images whose kappa is below the flag")
@@ -466,10 +495,8 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--target-miss", type=float, help="of conformal sets (default: likewise, or else 0.05)")
     calibrate.add_argument(
         "--flag",
-        metavar="SCORE",
-        help="to abstain by: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, mahalanobis_knn, cosine, "
-        "margin, mean_cosine, cosine_spread, votes, weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or "
-        "combined, which is kappa and knn (default: likewise, or else the encoder's)",
+        choices=("kappa", "knn", "combined"),
+        help="to abstain by (default: likewise, or else the encoder's)",
     )
     calibrate.add_argument(
         "--gallery",
@@ -477,11 +504,16 @@ def _parser() -> argparse.ArgumentParser:
         default="index",
         help="what is searched: the run's gallery (default), or a part of the held-out data",
     )
-    calibrate.add_argument("--folder", help="fresh images to calibrate on (default: the run's validation split)")
-    calibrate.add_argument("--strangers", metavar="FOLDER", help="images without a match, to promise false accepts of")
+    calibrate.add_argument(
+        "--folder", help="fresh images, or a file of texts, to calibrate on (default: the run's validation split)"
+    )
+    calibrate.add_argument(
+        "--strangers", metavar="FOLDER", help="images or texts without a match, to promise false accepts of"
+    )
+    with_columns(calibrate)
     calibrate.add_argument("--data-root", help="where the run's data are, if they have moved")
     calibrate.add_argument(
-        "--reference", type=int, default=5000, help="training items to compare with (default: 5000; 0: none)"
+        "--reference", type=int, default=1000, help="training items for k-NN (default: 1000; 0: none)"
     )
     serve = command("serve", _serve, "Serve a run over HTTP: searches, decisions, a gallery that changes, a page.")
     serve.add_argument("run", help="the folder of a finished run")

@@ -5,6 +5,7 @@ name, JSON a list of objects.
 """
 
 import gzip
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from lam.utils.tables import Table
 
 FORMS = (".csv", ".csv.gz", ".json", ".json.gz")
 _PARTS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
-_LONGEST_NAME = 200
+_LONGEST_NAME = 190
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Columns:
     """Which columns of a file are what.
 
     Attributes:
-        text: of the texts; by default `text`, where the file has no `question` and `answer`.
+        text: of the texts; by default `text`, or `question` where the file has questions alone.
         label: of what says which texts match; by default `label`, where there is one.
         question: of questions that are searched for, and whose right answer is the one beside them.
         answer: of answers, which are what is searched.
@@ -58,14 +59,15 @@ class Columns:
         if text is None and question is None and "question" in table and "answer" in table:
             question, answer = "question", "answer"
         if question is None:
-            text = text or "text"
+            text = text or ("question" if "question" in table and "text" not in table else "text")
         if label is None and ("label" in table or (labelled and question is None)):
             label = "label"
         needed = [name for name in (text, label, question, answer) if name is not None]
         if absent := [name for name in needed if name not in table]:
             raise ValueError(
                 f"{table.path} has no column {', '.join(absent)}; it has {', '.join(table.columns) or 'none'}: "
-                "name the columns by the options text and label, or question and answer"
+                "name the columns by the options text and label, or question and answer (of lam run "
+                "--data.options='{text: COLUMN}', of other commands --columns text=COLUMN)"
             )
         return Columns(text, label, question, answer)
 
@@ -81,6 +83,7 @@ class Texts(Dataset):
         preprocessing: how a text becomes an input.
         is_query: (N,) whether each is a query; see `Dataset`.
         metadata: what else is known of each; by default nothing.
+        paths: where each comes from; by default the name of the data set and a position.
 
     Raises:
         ValueError: If these are not as many, or a text is empty.
@@ -101,17 +104,19 @@ class Texts(Dataset):
         preprocessing: TextPreprocessing | None = None,
         is_query: Bool[Tensor, " N"] | None = None,
         metadata: Sequence[Mapping[str, str]] | None = None,
+        paths: Sequence[str] | None = None,
     ) -> None:
         if classes is None:
             classes = tuple(map(str, range(int(labels.max()) + 1 if len(labels) else 0)))
         metadata = [{}] * len(texts) if metadata is None else metadata
-        for what, values in (("labels", labels), ("is_query", is_query), ("metadata", metadata)):
+        paths = [f"{name} {index}" for index in range(len(texts))] if paths is None else paths
+        for what, values in (("labels", labels), ("is_query", is_query), ("metadata", metadata), ("paths", paths)):
             if values is not None and len(values) != len(texts):
                 raise ValueError(f"{what} must be as many as the {len(texts)} texts, got {len(values)}")
         super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing or TextPreprocessing())
         if empty := [index for index, text in enumerate(texts) if not self.preprocessing.kept(text)]:
             raise ValueError(f"texts must not be empty, got an empty one at index {empty[0]} ({len(empty)} such)")
-        self.texts, self.is_query, self.metadata = tuple(texts), is_query, tuple(metadata)
+        self.texts, self.is_query, self.metadata, self.paths = tuple(texts), is_query, tuple(metadata), tuple(paths)
 
     def __getitem__(self, index: int) -> tuple[UInt8[Tensor, " L"], int]:
         return self.preprocessing(self.texts[index]), int(self.labels[index])
@@ -124,7 +129,7 @@ class Texts(Dataset):
     def shown(self, index: int) -> Shown:
         """What of the text is an input."""
         text = self.preprocessing.kept(self.texts[index])
-        return Shown(f"{self.name} {index}", text=text, metadata=self.metadata[index])
+        return Shown(self.paths[index], text=text, metadata=self.metadata[index])
 
     def _part(self, indices: Int64[Tensor, " R"]) -> "Texts":
         rows = indices.tolist()
@@ -136,6 +141,7 @@ class Texts(Dataset):
             preprocessing=self.preprocessing,
             is_query=None if self.is_query is None else self.is_query[indices],
             metadata=[self.metadata[row] for row in rows],
+            paths=[self.paths[row] for row in rows],
         )
 
 
@@ -174,48 +180,52 @@ def splits(
     preprocessing = TextPreprocessing() if max_bytes is None else TextPreprocessing(max_bytes)
     tables = {part: read_table(path) for part, path in _files(Path(root).expanduser()).items()}
     named = {part: columns.of(table) for part, table in tables.items()}
-    pooled = {part: _queries(table, named[part]) for part, table in tables.items()}
-    answers = dict.fromkeys(pair for part, table in tables.items() for pair in _answers(table, named[part]))
-    classes = _names([key for _, keys in pooled.values() for key in keys])
-    parts = {
-        part: Texts(
-            texts,
-            torch.tensor([classes[key] for key in keys], dtype=torch.int64),
-            classes=list(_shortened(classes)),
-            preprocessing=preprocessing,
-            metadata=_metadata(tables[part], named[part]),
-        )
-        for part, (texts, keys) in pooled.items()
-    }
-    return _with_answers(
-        carve_missing(parts, validation=validation, test=test, seed=seed, source=root), answers, classes
-    )
+    rows = {part: _queries(table, named[part]) for part, table in tables.items()}
+    answers = _distinct([row for part, table in tables.items() for row in _answers(table, named[part])])
+    classes = _names([row for of_part in rows.values() for row in of_part])
+    parts = {part: _texts(of_part, classes, preprocessing) for part, of_part in rows.items()}
+    parts = carve_missing(parts, validation=validation, test=test, seed=seed, source=root)
+    if answers:
+        gallery = _texts(answers, classes, preprocessing)
+        parts = {name: _searching(part, gallery) for name, part in parts.items()}
+    return Splits(**parts)
 
 
-def read(*, root: str | Path, preprocessing: TextPreprocessing, text: str | None = None, name: str = "texts") -> Texts:
-    """All texts of a file, with its labels where it has any, else as one class.
+def read(
+    *,
+    root: str | Path,
+    preprocessing: TextPreprocessing,
+    columns: Columns | None = None,
+    labelled: bool = False,
+    name: str = "texts",
+) -> Texts:
+    """All texts of a file; of questions with answers both, the answers as the gallery of the questions.
+
+    Args:
+        root: the file.
+        preprocessing: how a text becomes an input.
+        columns: of the file.
+        labelled: whether every text must have a label; one without has an empty one.
+        name: what the data set is called in tables.
 
     Raises:
         MissingDataError: If there is no such file.
-        ValueError: If the column is missing, or a text is empty.
+        ValueError: If a column is missing, or a text, or one of the labels that must be there, is empty.
     """
     table = read_table(_existing(Path(root).expanduser()))
-    columns = Columns(text=text).of(table, labelled=False)
-    chosen = columns.text or columns.question or ""
-    labels = ["texts"] * len(table.lines) if columns.label is None else table.columns[columns.label]
-    classes = _names(labels)
-    return Texts(
-        _filled(table, chosen),
-        torch.tensor([classes[label] for label in labels], dtype=torch.int64),
-        name=name,
-        classes=list(_shortened(classes)),
-        preprocessing=preprocessing,
-    )
+    columns = (Columns() if columns is None else columns).of(table, labelled=labelled)
+    queries = _queries(table, columns, labelled=labelled)
+    answers = _distinct(_answers(table, columns, labelled=labelled))
+    if not queries:
+        raise ValueError(f"{table.path} holds no text: give at least one")
+    classes = _names([*queries, *answers])
+    texts = _texts(queries, classes, preprocessing, name=name)
+    return _searching(texts, _texts(answers, classes, preprocessing, name=name)) if answers else texts
 
 
 def outsiders(*, root: str | Path, like: Dataset, text: str | None = None) -> Texts:
-    """All texts of a file, as inputs of the length that `like` has; see `read`."""
-    return read(root=root, preprocessing=preprocessing_like(like), text=text)
+    """All texts of a file, or its questions, as inputs of the length that `like` has; see `read`."""
+    return read(root=root, preprocessing=preprocessing_like(like), columns=Columns(text=text)).queries
 
 
 def preprocessing_like(other: Dataset) -> TextPreprocessing:
@@ -286,56 +296,85 @@ def _filled(table: Table, column: str) -> list[str]:
     return table.columns[column]
 
 
-def _queries(table: Table, columns: Columns) -> tuple[list[str], list[str]]:
-    """The texts or questions of a file, and what says which of them match."""
-    texts = _filled(table, columns.text or columns.question or "")
-    return texts, _filled(table, columns.label or columns.answer or "")
+@dataclass(frozen=True)
+class _Row:
+    """A text of a file: what says which others match it, what else is known of it, and where it stands."""
+
+    text: str
+    key: str
+    metadata: Mapping[str, str]
+    path: str
 
 
-def _answers(table: Table, columns: Columns) -> list[tuple[str, str]]:
-    """The answers of a file, each with what says which questions it answers."""
-    if columns.answer is None:
-        return []
-    return list(zip(_filled(table, columns.answer), _filled(table, columns.label or columns.answer), strict=True))
-
-
-def _metadata(table: Table, columns: Columns) -> list[dict[str, str]]:
-    """The other columns of each row that are not empty."""
+def _rows(table: Table, columns: Columns, column: str, *, labelled: bool) -> list[_Row]:
+    texts, key = _filled(table, column), columns.label or columns.answer
+    if key is None:
+        keys = [""] * len(texts)
+    else:
+        keys = _filled(table, key) if labelled else table.columns[key]
     used = (columns.text, columns.label, columns.question, columns.answer)
     others = {name: values for name, values in table.columns.items() if name and name not in used}
-    return [{name: values[row] for name, values in others.items() if values[row]} for row in range(len(table.lines))]
-
-
-def _names(keys: Sequence[str]) -> dict[str, int]:
-    """The number of each class."""
-    return {key: number for number, key in enumerate(sorted(set(keys)))}
-
-
-def _shortened(names: Mapping[str, int]) -> list[str]:
-    """Names of classes, long ones cut, which stay different."""
     return [
-        name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}… ({number})" for name, number in names.items()
+        _Row(
+            text,
+            keys[row],
+            {name: values[row] for name, values in others.items() if values[row]},
+            f"{table.path}:{line}",
+        )
+        for row, (text, line) in enumerate(zip(texts, table.lines, strict=True))
     ]
 
 
-def _with_answers(
-    parts: dict[str, Texts], answers: Mapping[tuple[str, str], None], classes: Mapping[str, int]
-) -> Splits:
-    """The parts, each with all answers as the gallery of its questions; as they are where there are none."""
-    if not answers:
-        return Splits(**parts)
-    labels = torch.tensor([classes[key] for _, key in answers], dtype=torch.int64)
-    return Splits(
-        **{
-            name: Texts(
-                [*part.texts, *(answer for answer, _ in answers)],
-                torch.cat([part.labels, labels]),
-                name=part.name,
-                classes=part.classes,
-                preprocessing=part.preprocessing,
-                is_query=torch.arange(len(part) + len(answers)) < len(part),
-                metadata=[*part.metadata, *({} for _ in answers)],
-            )
-            for name, part in parts.items()
-        }
+def _queries(table: Table, columns: Columns, *, labelled: bool = True) -> list[_Row]:
+    """The texts or questions of a file."""
+    return _rows(table, columns, columns.text or columns.question or "", labelled=labelled)
+
+
+def _answers(table: Table, columns: Columns, *, labelled: bool = True) -> list[_Row]:
+    """The answers of a file, if it has any."""
+    return [] if columns.answer is None else _rows(table, columns, columns.answer, labelled=labelled)
+
+
+def _distinct(rows: Sequence[_Row]) -> list[_Row]:
+    """Each text with each of its labels once, the first time that it stands there."""
+    return list({(row.text, row.key): row for row in reversed(rows)}.values())[::-1]
+
+
+def _names(rows: Sequence[_Row]) -> dict[str, int]:
+    """The number of each class."""
+    return {key: number for number, key in enumerate(sorted({row.key for row in rows}))}
+
+
+def _texts(
+    rows: Sequence[_Row], classes: Mapping[str, int], preprocessing: TextPreprocessing, *, name: str = "texts"
+) -> Texts:
+    return Texts(
+        [row.text for row in rows],
+        torch.tensor([classes[row.key] for row in rows], dtype=torch.int64),
+        name=name,
+        classes=[_shortened(key) for key in classes],
+        preprocessing=preprocessing,
+        metadata=[row.metadata for row in rows],
+        paths=[row.path for row in rows],
     )
+
+
+def _searching(queries: Texts, gallery: Texts) -> Texts:
+    """Texts as queries of others."""
+    return Texts(
+        [*queries.texts, *gallery.texts],
+        torch.cat([queries.labels, gallery.labels]),
+        name=queries.name,
+        classes=queries.classes,
+        preprocessing=queries.preprocessing,
+        is_query=torch.arange(len(queries) + len(gallery)) < len(queries),
+        metadata=[*queries.metadata, *gallery.metadata],
+        paths=[*queries.paths, *gallery.paths],
+    )
+
+
+def _shortened(key: str) -> str:
+    """The name of a class; of a long one its beginning, and a hash by which it stays another than those like it."""
+    if len(key) <= _LONGEST_NAME:
+        return key
+    return f"{key[:_LONGEST_NAME]}… ({hashlib.sha256(key.encode()).hexdigest()[:8]})"

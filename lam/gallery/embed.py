@@ -1,5 +1,7 @@
-"""Images of folders and lists, embedded by an encoder."""
+"""Images of folders and lists, and texts of files, embedded by an encoder."""
 
+import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +13,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lam import datasets
-from lam.datasets import FolderImages
+from lam.datasets import Dataset, FolderImages, Texts
+from lam.datasets.texts import Columns
 from lam.encoders.base import Encoder
 from lam.gallery.enrolment import SourceImage
 from lam.gallery.image_list import ListedImage
-from lam.gallery.item import file_id
+from lam.gallery.item import content_id, file_id
 from lam.gallery.shards import Shard
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.models import sentences
@@ -27,58 +30,118 @@ Kind = TypeVar("Kind", Preprocessing, TextPreprocessing)
 
 
 @dataclass(frozen=True)
-class EmbeddedFolder:
-    """The images of a folder, embedded.
+class EmbeddedItems:
+    """The images of a folder, or the texts of a file, embedded: all, or those of a shard.
 
     Attributes:
-        images: all of the folder.
-        embeddings: of N of them: all, or those of a shard.
+        names: what tells each of the whole from the others, wherever the whole lies.
+        sources: what would be indexed.
+        embeddings: of these.
         flagged: (N,) which of these a calibration flags as unlike what it knows; None without one.
     """
 
-    images: FolderImages
+    names: Sequence[str]
+    sources: list[SourceImage]
     embeddings: Embeddings
     flagged: Bool[Tensor, " N"] | None
 
-    @property
-    def sources(self) -> list[SourceImage]:
-        """What would be indexed, where all were embedded."""
-        labels = (self.images.classes[label] for label in self.images.labels.tolist())
-        return [
-            SourceImage(str(path), label, file_id(path)) for path, label in zip(self.images.paths, labels, strict=True)
-        ]
 
-
-def embed_folder(
+def embed_items(
     encoder: Encoder,
-    folder: str | Path,
+    source: str | Path,
     *,
+    columns: Columns | None = None,
     shard: Shard | None = None,
     calibration: Calibration | None = None,
     progress: bool = True,
-) -> EmbeddedFolder:
-    """Embed the images of a folder, with class sub-folders or without: all, or those of a shard.
+) -> EmbeddedItems:
+    """Embed what would be indexed: the images of a folder, with class sub-folders or without, or the texts of a file.
+
+    Of questions with answers these are the answers. A warning says how many texts are longer than the network reads.
 
     Args:
         encoder: of a run.
-        folder: the images.
+        source: the folder; or, of an encoder of texts, a CSV or JSON file.
+        columns: of the file.
         shard: which of them; by default all.
-        calibration: of the run, by whose flag images are told that cannot be judged.
+        calibration: of the run, by whose flag it is told which cannot be judged.
         progress: show a progress bar on standard error.
 
     Raises:
-        ValueError: for an encoder that does not know how an image becomes an input, a shard without an image, or naming
-            a file that is no image.
+        ValueError: for a shard without an image, naming a file that is no image, or an id, a label or metadata that no
+            item can have; and as `read_items`.
     """
-    images = datasets.folder.read(root=folder, preprocessing=preprocessing_of(encoder, Preprocessing))
-    part = images if shard is None else images.subset(shard.positions(len(images)))
+    items = read_items(encoder, source, columns).candidates
+    part = items if shard is None else items.subset(shard.positions(len(items)))
+    sources = _sources(part)
     batches: list[Embeddings] = []
     flagged: list[Tensor] = []
     for prediction in encoder.predict_batches(_loader(part), progress=progress):
         batches.append(prediction.embeddings)
         if calibration is not None:
-            flagged.append(calibration.flagged(prediction.embeddings, prediction.features))
-    return EmbeddedFolder(images, Embeddings.concatenate(batches), torch.cat(flagged) if flagged else None)
+            ood_score = calibration.ood_score(prediction.embeddings, prediction.features)
+            flagged.append((ood_score > calibration.flag_above).cpu())
+    names = items.names if isinstance(items, Texts) else _relative([str(path) for path in items.paths])
+    return EmbeddedItems(names, sources, Embeddings.concatenate(batches), torch.cat(flagged) if flagged else None)
+
+
+def takes_texts(encoder: Encoder) -> bool:
+    """Whether inputs of an encoder are texts."""
+    return isinstance(encoder.preprocessing, TextPreprocessing)
+
+
+def read_items(
+    encoder: Encoder, source: str | Path, columns: Columns | None = None, *, labelled: bool = False
+) -> FolderImages | Texts:
+    """The images of a folder, as `lam.datasets.folder.read` has them, or, for an encoder of texts, those of a file.
+
+    A warning says how many texts are longer than the network reads.
+
+    Args:
+        encoder: of a run.
+        source: the folder or file.
+        columns: of the file.
+        labelled: whether every text must have a label.
+
+    Raises:
+        ValueError: for an encoder that does not know how an image becomes an input, a folder in place of a file, or
+            columns of images; and as these functions.
+    """
+    if isinstance(encoder.preprocessing, TextPreprocessing):
+        return _read_texts(encoder, encoder.preprocessing, Path(source), columns, labelled)
+    if columns is not None:
+        raise ValueError("columns are those of a file of texts, and this run takes images")
+    return datasets.folder.read(root=source, preprocessing=preprocessing_of(encoder, Preprocessing))
+
+
+def _read_texts(
+    encoder: Encoder, preprocessing: TextPreprocessing, file: Path, columns: Columns | None, labelled: bool
+) -> Texts:
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder, and this run takes texts: give a CSV or JSON file of them")
+    texts = datasets.texts.read(root=file, preprocessing=preprocessing, columns=columns, labelled=labelled)
+    if n_cut := sum(is_cut(encoder, preprocessing, text) for text in texts.texts):
+        warnings.warn(f"{file}: {n_cut} of {len(texts)} texts are longer than the network reads: cut", stacklevel=3)
+    return texts
+
+
+def _sources(items: FolderImages | Texts) -> list[SourceImage]:
+    labels = [items.classes[label] for label in items.labels.tolist()]
+    if isinstance(items, FolderImages):
+        return [SourceImage(str(path), label, file_id(path)) for path, label in zip(items.paths, labels, strict=True)]
+    sources: list[SourceImage] = []
+    for row, label in enumerate(labels):
+        shown = items.shown(row)
+        facts, text = dict(shown.metadata), str(shown.text)
+        item_id = facts.pop("id", None)
+        sources.append(SourceImage(shown.path, label, content_id(text.encode()), item_id, {**facts, "text": text}))
+    return sources
+
+
+def _relative(paths: Sequence[str]) -> list[str]:
+    """Paths from the folder that all are in."""
+    root = os.path.commonpath(paths)
+    return [os.path.relpath(path, root) for path in paths]
 
 
 def embed_list(
@@ -92,7 +155,7 @@ def embed_list(
         progress: show a progress bar on standard error.
 
     Raises:
-        ValueError: as `embed_folder`; or for an id, a label or metadata that no item can have.
+        ValueError: as `embed_items`; or for an id, a label or metadata that no item can have.
     """
     names = {label: number for number, label in enumerate(sorted({image.label for image in listed}))}
     images = FolderImages(
@@ -134,5 +197,5 @@ def is_cut(encoder: Encoder, preprocessing: TextPreprocessing, text: str) -> boo
     return preprocessing.is_cut(text) or sentences.is_cut(encoder.network, text)
 
 
-def _loader(images: FolderImages) -> DataLoader[Any]:
+def _loader(images: Dataset) -> DataLoader[Any]:
     return DataLoader(images, batch_size=BATCH, generator=torch.Generator())  # torch's global one stays as it is

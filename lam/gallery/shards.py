@@ -1,15 +1,16 @@
-"""Embeddings of a folder as .npz files, each of all of its images or of one shard; several are merged into one whole.
+"""Embeddings of a folder, or of a file of texts, as .npz files, each of all of it or of one shard; several are merged.
 
-paths, labels (N,) text      ids, positions (N,) int64: by content, and in the order of the folder
+paths, labels (N,) text      ids, positions (N,) int64: by content, and in the order of the whole
 mean (N, D)                  kappa, variance, resultant (N,)
-shard (2,) i and n           total (): of the folder    listing (): hash of its paths    encoder (): of the run
+shard (2,) i and n           total (): of the folder    listing (): hash of its names    encoder (): of the run
 mean_samples ():             S where means are of S samples, else 0
+facts (bytes,) uint8         of texts: JSON, a list of N objects with an id that was given and metadata
 flagged (N,)                 where the run is calibrated: which images it could not judge
 kappa_epistemic, kappa_aleatoric, p_known (N,)   where the encoder has learnt its ambiguity; merged files hold κ alone
 """
 
 import hashlib
-import os
+import json
 import re
 import zipfile
 import zlib
@@ -22,9 +23,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool
 
-from lam.datasets import FolderImages
 from lam.gallery.enrolment import SourceImage
-from lam.gallery.item import file_id
 from lam.utils import distributed
 from lam.utils.files import CorruptFileError, write_atomically
 from lam.vmf.embeddings import Embeddings
@@ -33,7 +32,7 @@ _ROWS = ("paths", "labels", "ids", "positions", "mean", "kappa", "variance", "re
 _FACTS = ("shard", "total", "listing", "encoder", "mean_samples")
 _AXES = {"mean": 2, "shard": 1, "total": 0, "listing": 0, "encoder": 0, "mean_samples": 0}
 _KINDS = {"paths": "U", "labels": "U", "ids": "i", "positions": "i", "shard": "i", "total": "i", "mean_samples": "i"}
-_KINDS |= {"listing": "U", "encoder": "U"}
+_KINDS |= {"listing": "U", "encoder": "U", "facts": "u"}
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, MemoryError)
 _UNREADABLE += (zipfile.BadZipFile, zlib.error)  # what NumPy raises, where it meets flipped bits
 _UNPACKED, _COMPRESSION = 32 * 2**20, 200  # bytes that any file may unpack to, and times its size that it may beyond
@@ -88,9 +87,10 @@ class Shard:
 
 def save_embeddings(
     path: str | Path,
-    images: FolderImages,
+    sources: Sequence[SourceImage],
     embeddings: Embeddings,
     *,
+    names: Sequence[str],
     encoder: str,
     shard: Shard | None = None,
     flagged: Bool[torch.Tensor, " N"] | None = None,
@@ -99,30 +99,31 @@ def save_embeddings(
 
     Args:
         path: the file.
-        images: all of the folder.
-        embeddings: of those in the shard.
+        sources: N images or texts in the shard.
+        embeddings: of these.
+        names: of all, by which one whole is told from others.
         encoder: what tells the encoder from others; see `lam.encoders.files.fingerprint`.
-        shard: which part of the images; by default all.
+        shard: which part of the whole; by default all.
         flagged: (N,) which of the embeddings a calibration flags; None without one.
     """
     shard = Shard() if shard is None else shard
-    positions = shard.positions(len(images))
-    part = images.subset(positions)
+    facts = [{"id": source.listed_id, "metadata": source.metadata} for source in sources]
     arrays: dict[str, Any] = {
-        "paths": np.array([str(file) for file in part.paths]),
-        "labels": np.array([part.classes[label] for label in part.labels.tolist()]),
-        "ids": np.array([file_id(file) for file in part.paths]),
-        "positions": positions.numpy(),
+        "paths": np.array([source.path for source in sources]),
+        "labels": np.array([source.label for source in sources]),
+        "ids": np.array([source.content for source in sources]),
+        "positions": shard.positions(len(names)).numpy(),
         "mean": embeddings.mean.cpu().numpy(),
         "kappa": embeddings.kappa.cpu().numpy(),
         "variance": embeddings.variance.cpu().numpy(),
         "resultant": embeddings.resultant.cpu().numpy(),
         "shard": np.array([shard.number, shard.count]),
-        "total": np.array(len(images)),
-        "listing": np.array(_listing(images)),
+        "total": np.array(len(names)),
+        "listing": np.array(hashlib.sha256("\0".join(names).encode()).hexdigest()),
         "encoder": np.array(encoder),
         "mean_samples": np.array(embeddings.mean_samples or 0),
         **({} if flagged is None else {"flagged": flagged.numpy()}),
+        **({"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)} if any(map(_is_stated, sources)) else {}),
         **{name: values.cpu().numpy() for name, values in embeddings.parts().items()},
     }
 
@@ -152,22 +153,40 @@ def merge_embeddings(paths: Sequence[str | Path], *, encoder: str) -> tuple[list
     joined = {name: np.concatenate([part[name] for part in parts.values()]) for name in _ROWS}
     order = np.argsort(joined["positions"], kind="stable")
     rows = {name: array[order] for name, array in joined.items()}
+    facts = [of_one for path, part in parts.items() for of_one in _facts(path, part)]
+    listed = (rows["paths"].tolist(), rows["labels"].tolist(), rows["ids"].tolist(), [facts[row] for row in order])
     sources = [
-        SourceImage(path, label, content)
-        for path, label, content in zip(
-            rows["paths"].tolist(), rows["labels"].tolist(), rows["ids"].tolist(), strict=True
-        )
+        SourceImage(path, label, content, of_one["id"], of_one["metadata"])
+        for path, label, content, of_one in zip(*listed, strict=True)
     ]
     tensors = (torch.from_numpy(rows[name]) for name in ("mean", "kappa", "resultant", "variance"))
     mean_samples = int(next(iter(parts.values()))["mean_samples"]) or None  # one encoder, one number
     return sources, Embeddings(*tensors, mean_samples=mean_samples)
 
 
-def _listing(images: FolderImages) -> str:
-    """What tells one folder's images from another's, wherever it is mounted."""
-    root = os.path.commonpath(images.paths)
-    names = [os.path.relpath(path, root) for path in images.paths]
-    return hashlib.sha256("\0".join(names).encode()).hexdigest()
+def _is_stated(source: SourceImage) -> bool:
+    """Whether more is known of it than its file and label."""
+    return source.listed_id is not None or source.metadata is not None
+
+
+def _is_fact(of_one: Any) -> bool:
+    if not isinstance(of_one, dict) or set(of_one) != {"id", "metadata"}:
+        return False
+    return isinstance(of_one["id"], str | None) and isinstance(of_one["metadata"], dict | None)
+
+
+def _facts(path: Path, part: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Ids that were given, and metadata."""
+    count = len(part["paths"])
+    if "facts" not in part:
+        return [{"id": None, "metadata": None}] * count
+    try:
+        facts = json.loads(part["facts"].tobytes())
+    except ValueError:
+        facts = None
+    if isinstance(facts, list) and len(facts) == count and all(map(_is_fact, facts)):
+        return facts
+    raise CorruptFileError(f"{path} has facts that are not of its {count} rows: write it again")
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -176,7 +195,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         _refuse_bomb(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            part = {name: arrays[name] for name in (*_ROWS, *_FACTS)}
+            part = {name: arrays[name] for name in (*_ROWS, *_FACTS, *({"facts"} & set(arrays)))}
     except _UNREADABLE as error:
         raise CorruptFileError(
             f"{path} is truncated, altered or no file of embeddings ({error}): write it again by `lam embed`"

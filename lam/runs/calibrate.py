@@ -20,30 +20,29 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam import datasets
 from lam.datasets import Dataset, Splits
 from lam.datasets.base import stratified_split
+from lam.datasets.texts import Columns
 from lam.encoders.base import Encoder
-from lam.gallery.embed import embed_folder, preprocessing_of
+from lam.gallery.embed import read_items
 from lam.gallery.snapshot import Snapshot
-from lam.inputs import Preprocessing
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
 from lam.retrieval.decisions.conformal import ConformalScores, needed
 from lam.retrieval.decisions.files import save_calibration
-from lam.retrieval.decisions.flags import FLAGS, needs_reference
+from lam.retrieval.decisions.flags import Flag
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.metrics.plots import plot_calibration
-from lam.retrieval.metrics.reference import NEIGHBOUR
+from lam.retrieval.metrics.reference import NEIGHBOUR, knn_distance
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.config import RunConfig
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
-from lam.runs.finished import Run
+from lam.runs.finished import Run, columns_of
 from lam.runs.folder import changed_parts
 from lam.utils.checks import check_length
 from lam.vmf.embeddings import Embeddings
 
-REFERENCE = 5000
+REFERENCE = 1000
 HELD_OUT, INDEX = "held-out", "index"
 VALIDATION = "validation split"
 
@@ -108,10 +107,11 @@ def calibrate_run(
     run: str | Path,
     *,
     targets: Targets | None = None,
-    flag: str | None = None,
+    flag: Flag | None = None,
     gallery: Gallery = "index",
     folder: str | Path | None = None,
     strangers: str | Path | None = None,
+    columns: Columns | None = None,
     data_root: str | Path | None = None,
     reference: int = REFERENCE,
     progress: bool = True,
@@ -121,16 +121,17 @@ def calibrate_run(
     Args:
         run: the run's folder.
         targets: the error rates asked for.
-        flag: the score by which queries shall be flagged, of `lam.retrieval.decisions.flags.FLAGS`; by default the
-            encoder's own.
+        flag: the score by which queries shall be flagged; by default the encoder's own.
         gallery: what is searched: the run's index, one half of the held-out data, or other stored items; items without
             a label are left out, and counted among the facts.
-        folder: fresh images in class sub-folders to calibrate on, instead of the validation split.
-        strangers: a folder of images that have no match in the gallery, and of which false accepts are then promised.
-            By default they are promised of the classes that the run set aside, where these are enough for the target;
-            else of images like the others, whose matches are taken out of the gallery.
+        folder: fresh images in class sub-folders to calibrate on, instead of the validation split; of a run on texts
+            a CSV or JSON file of them, with labels or with answers.
+        strangers: a folder, or such a file, of what has no match in the gallery, and of which false accepts are then
+            promised. By default they are promised of the classes that the run set aside, where these are enough for the
+            target; else of images like the others, whose matches are taken out of the gallery.
+        columns: of these files; by default those that the run was trained on, or else those of usual names.
         data_root: where the run's data are, if they have moved.
-        reference: how many training items distances compare with; 0 for none.
+        reference: how many training items the k-NN distance compares with; 0 for none, so that κ alone can flag.
         progress: show a progress bar on standard error.
 
     Returns:
@@ -149,15 +150,14 @@ def calibrate_run(
     opened = Run(run)
     encoder = opened.encoder
     flag = encoder.ood_score if flag is None else flag
-    if flag not in FLAGS:
-        raise ValueError(f"flag must be one of {', '.join(FLAGS)}, got {flag!r}")
-    if reference == 0 and needs_reference(flag):
+    if reference == 0 and flag != "kappa":
         raise ValueError(f"flag {flag!r} compares with training features: leave out reference=0, or flag by 'kappa'")
     config = opened.configured([] if data_root is None else [f"--data.root={data_root}"])
     splits = None if folder is not None and reference == 0 else _splits(opened.folder, config)
-    images = _held_out(encoder, folder, splits)
-    if gallery != HELD_OUT and images.is_query is not None:
-        images = images.subset(images.is_query.nonzero().flatten())
+    columns = columns_of(opened, columns)
+    images = _held_out(encoder, folder, splits, columns)
+    if gallery != HELD_OUT:
+        images = images.queries
     prediction = encoder.predict(loader_of(images, EMBEDDING_BATCH), progress=progress)
     embeddings, known = prediction.embeddings, None
     if splits is not None and reference:
@@ -174,19 +174,20 @@ def calibrate_run(
     targets = Targets() if targets is None else targets
     set_aside, stranger_scores = None, None
     if strangers is not None:
-        stranger_scores = ConformalScores.of(_first_hits(encoder, strangers, searched[0], progress))
+        stranger_scores = ConformalScores.of(_first_hits(encoder, strangers, columns, searched[0], progress))
     elif splits is not None and splits.strangers is not None:
         set_aside = _scores_of_strangers(encoder, splits.strangers, stored, searched[0], progress)
         stranger_scores = set_aside if set_aside.n_units >= needed(targets.far) else None
     with opened.lock():
         calibration = calibrate(
             searches,
-            embeddings[queries],
+            embeddings.kappa[queries],
+            searched[1],
             key=opened.fingerprint,
+            dimension=encoder.dimension,
             targets=targets,
             flag=flag,
-            features=prediction.features[queries],
-            labels=relevance.labels_of_hits(searches.hits),
+            distance=None if known is None else knn_distance(prediction.features[queries], known).cpu(),
             reference=known,
             strangers=stranger_scores,
             verifier=verifier,
@@ -248,10 +249,10 @@ def _splits(run: Path, config: RunConfig) -> Splits:
     return splits
 
 
-def _held_out(encoder: Encoder, folder: str | Path | None, splits: Splits | None) -> Dataset:
+def _held_out(encoder: Encoder, folder: str | Path | None, splits: Splits | None, columns: Columns | None) -> Dataset:
     if folder is None and splits is not None:
         return splits.validation
-    return datasets.folder.read(root=str(folder), preprocessing=preprocessing_of(encoder, Preprocessing))
+    return read_items(encoder, str(folder), columns, labelled=True)
 
 
 def _relevance(encoder: Encoder, images: Dataset, stored: StoredItems | None, config: RunConfig) -> Relevance:
@@ -312,7 +313,8 @@ def _search(
     return searches, Verifier.of(cosine, kappa[pairs.queries].double(), items_kappa[pairs.items].double(), pairs.same)
 
 
-def _first_hits(encoder: Encoder, folder: str | Path, items: Tensor, progress: bool) -> Tensor:
-    """The cosine of the nearest item of each image of a folder."""
-    mean = embed_folder(encoder, folder, progress=progress).embeddings.mean.cpu()
+def _first_hits(encoder: Encoder, source: str | Path, columns: Columns | None, items: Tensor, progress: bool) -> Tensor:
+    """The cosine of the nearest item of each image of a folder, or text of a file."""
+    strangers = read_items(encoder, source, columns).queries
+    mean = encoder.embed(loader_of(strangers, EMBEDDING_BATCH), progress=progress).mean.cpu()
     return search_open_set(mean, items, lambda rows: torch.zeros(len(rows), len(items), dtype=torch.bool)).score

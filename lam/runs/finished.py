@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from lam.datasets.base import GalleryKind
+from lam.datasets.texts import Columns
 from lam.encoders.base import Encoder
 from lam.encoders.files import fingerprint
 from lam.encoders.load import load
@@ -98,3 +99,11 @@ class Run:
             ValueError: where another process holds it.
         """
         return locked(self.folder)
+
+
+def columns_of(run: Run, columns: Columns | None = None) -> Columns | None:
+    """The columns of a file of texts: those that are named, or else those of the file that the run was trained on."""
+    data = run.config.data
+    if columns is not None or data.name != "texts":
+        return columns
+    return Columns(**{name: data.options.get(name) for name in ("text", "label", "question", "answer")})

@@ -10,7 +10,8 @@ import torch
 
 from lam import datasets
 from lam.datasets import Dataset
-from lam.gallery.embed import BATCH, embed_folder, embed_list, is_cut, preprocessing_of
+from lam.datasets.texts import Columns
+from lam.gallery.embed import BATCH, embed_items, embed_list, is_cut, preprocessing_of, takes_texts
 from lam.gallery.enrolment import Enrolled, enrol, item_of_embedding
 from lam.gallery.gallery import open_store, replace_items
 from lam.gallery.image_list import read_list
@@ -23,9 +24,8 @@ from lam.retrieval.decisions.decisions import Decisions
 from lam.retrieval.decisions.files import load_calibration
 from lam.retrieval.index.entries import unit_vectors
 from lam.retrieval.index.faiss_index import Index
-from lam.retrieval.index.hits import Hits, label_numbers
-from lam.retrieval.metrics.hit_scores import N_HITS
-from lam.runs.finished import Run
+from lam.retrieval.index.hits import Hits
+from lam.runs.finished import Run, columns_of
 from lam.runs.folder import GALLERY
 from lam.vmf.embeddings import Embeddings
 
@@ -42,22 +42,24 @@ def index_images(
     *,
     folder: str | Path | None = None,
     listed: str | Path | None = None,
+    columns: Columns | None = None,
     embedded: Sequence[str | Path] | None = None,
     factory: str = "Flat",
     fuse: bool = False,
     skip_uncertain: bool = False,
     progress: bool = True,
 ) -> Enrolled:
-    """Replace what a run's gallery was filled with by images, given as one of a folder, a list, or embeddings.
+    """Replace what a run's gallery was filled with by images or texts, given as a folder, a file, or embeddings.
 
     Items that were added or changed while serving stay. Where the run is calibrated, images are uncertain whose κ is
     below its flag for κ.
 
     Args:
         run: the run's folder.
-        folder: images, with class sub-folders or without.
-        listed: a CSV file; see `lam.gallery.image_list`.
-        embedded: files of a folder's shards; see `lam.gallery.shards`.
+        folder: images, with class sub-folders or without; of a run on texts a CSV or JSON file of them.
+        listed: a CSV file of images, see `lam.gallery.image_list`; of a run on texts, as `folder`.
+        columns: of a file of texts; by default those that the run was trained on, or else those of usual names.
+        embedded: files of shards; see `lam.gallery.shards`.
         factory: the FAISS type.
         fuse: make one item of the images of one identity; see `lam.gallery.enrolment.enrol`.
         skip_uncertain: leave uncertain images out.
@@ -80,15 +82,15 @@ def index_images(
     Index(encoder.dimension, factory)  # refuses a type before the images are read
     with opened.lock(), open_store(opened.gallery_folder) as store:
         flag_below = _flag_below(opened, skip_uncertain)
-        if listed is not None:
-            sources, embeddings = embed_list(encoder, read_list(listed, repeated_ids=fuse), progress=progress)
-        elif embedded is not None:
+        if embedded is not None:
             sources, embeddings = merge_embeddings(embedded, encoder=opened.fingerprint)
+        elif listed is not None and not takes_texts(encoder):
+            sources, embeddings = embed_list(encoder, read_list(listed, repeated_ids=fuse), progress=progress)
         else:
-            embedded_folder = embed_folder(encoder, str(folder), progress=progress)
-            sources, embeddings = embedded_folder.sources, embedded_folder.embeddings
+            whole = embed_items(encoder, folder or listed or "", columns=columns_of(opened, columns), progress=progress)
+            sources, embeddings = whole.sources, whole.embeddings
         enrolled = enrol(sources, embeddings, flag_below=flag_below, skip_uncertain=skip_uncertain, fuse=fuse)
-        replace_items(store, enrolled.with_thumbnails(), factory=factory)
+        replace_items(store, enrolled if takes_texts(encoder) else enrolled.with_thumbnails(), factory=factory)
     return enrolled
 
 
@@ -188,11 +190,8 @@ def search(
     prediction = encoder.predict(batches, n_samples=gallery.mean_samples, progress=progress and len(parts) > 1)
     queries, decisions, calibration = prediction.embeddings, None, opened.calibration
     if calibration is not None:
-        nearest = gallery.search(queries, N_HITS)
-        labels = label_numbers([gallery.items[place].label for place in row] for row in nearest.ids.tolist())
-        decisions = calibration.decide(
-            nearest, queries, features=prediction.features, labels=labels, gallery_size=len(gallery)
-        )
+        nearest = gallery.search(queries, 2)  # the margin to the second is part of the evidence, whatever k
+        decisions = calibration.decide(nearest, queries, features=prediction.features, gallery_size=len(gallery))
     hits = gallery.search(queries, k)
     items = tuple(tuple(gallery.items[place] for place in row) for row in hits.ids.tolist())
     doubts = () if encoder.ambiguity is None else tuple(encoder.ambiguity.doubts(queries))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lam.cli import main
-from lam.gallery.embed import embed_folder
+from lam.gallery.embed import embed_items
 from lam.gallery.shards import Shard, merge_embeddings
 from lam.runs import index as gallery
 from lam.runs.finished import Run
@@ -69,7 +69,7 @@ def test_bad_shards_are_refused(text: str, match: str) -> None:
 
 def test_a_shard_without_an_image_is_refused(run_copy: Path, digit_folder: Path) -> None:
     with pytest.raises(ValueError, match="there are 24 images, so that shard 25/30 has none: make fewer"):
-        embed_folder(Run(run_copy).encoder, digit_folder, shard=Shard(25, 30))
+        embed_items(Run(run_copy).encoder, digit_folder, shard=Shard(25, 30))
 
 
 def test_merged_shards_give_the_index_of_the_folder(run_copy: Path, digit_folder: Path, parts: list[Path]) -> None:

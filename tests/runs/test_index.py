@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from lam.cli import main
-from lam.gallery.embed import embed_folder
+from lam.gallery.embed import embed_items
 from lam.gallery.item import file_id, packed
 from lam.gallery.store import FILE, MARK, ItemStore
 from lam.retrieval import Index, fuse_identities
@@ -193,7 +193,7 @@ def test_an_encoder_that_knows_no_preprocessing_is_refused(run_copy: Path, flat_
     encoder = Run(run_copy).encoder
     encoder.preprocessing = None
     with pytest.raises(ValueError, match=r"how an image becomes an input: fit it with preprocessing=\.\.\."):
-        embed_folder(encoder, flat_folder)
+        embed_items(encoder, flat_folder)
 
 
 def _list_of(folder: Path, *lines: str) -> Path:

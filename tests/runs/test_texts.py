@@ -4,14 +4,18 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from lam.cli import main
+from lam.datasets.texts import Columns
 from lam.retrieval.decisions.calibration import Targets
 from lam.runs.calibrate import calibrate_run
 from lam.runs.finished import Run
-from lam.runs.index import search
+from lam.runs.index import index_images, search
 from lam.service.engine import Engine
-from tests.conftest import unrendered_pictures
+from lam.utils.files import CorruptFileError
+from tests.conftest import FinishedRun, unrendered_pictures
 from tests.service.asking import client_of
 from tests.text_runs import TOPICS, faq, text_run, topics
 
@@ -76,3 +80,136 @@ def test_a_calibrated_run_of_questions_serves_texts(of_questions: Run, tmp_path:
             assert message in refused.json()["error"]
         refused = client.post("/v1/search", content=b"x", headers={"Content-Type": "image/png"})
         assert (refused.status_code, refused.json()["error"]) == (422, "this run takes no images")
+
+
+@pytest.fixture
+def run_copy(of_topics: Run, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(of_topics.folder, tmp_path / "run"))
+
+
+def csv_of(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def of_gallery(run: Path) -> list[tuple[str, str, dict[str, str]]]:
+    return sorted((item.id, item.label, json.loads(item.metadata)) for item in Run(run).gallery.items)
+
+
+LISTED = ("body,kind,id,page", "fur and paw,cats,a,3", "rail or track,trains,b,", "flour,,c,4")
+
+
+@pytest.mark.parametrize("option", ["--csv", None])
+def test_a_list_of_texts_is_indexed_with_what_is_known(
+    run_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str | None
+) -> None:
+    listed = str(csv_of(tmp_path / "new.csv", *LISTED))
+    words = [listed] if option is None else [option, listed]
+    assert main(["index", str(run_copy), *words, "--quiet", "--columns", "text=body", "label=kind"]) == 0
+    assert capsys.readouterr().out == f"3 texts: {run_copy / 'gallery'}\n"
+    assert of_gallery(run_copy) == [
+        ("a", "cats", {"page": "3", "text": "fur and paw"}),
+        ("b", "trains", {"text": "rail or track"}),
+        ("c", "", {"page": "4", "text": "flour"}),
+    ]
+    (item,) = search(run_copy, texts=["rail or track"], k=1).items[0]
+    assert (item.id, item.path) == ("b", f"{listed}:3")
+
+
+def test_columns_that_are_not_there_are_said(
+    run_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = str(csv_of(tmp_path / "new.csv", *LISTED))
+    before = of_gallery(run_copy)
+    for words in (["index"], ["embed", "-o", str(tmp_path / "out.npz")]):
+        assert main([words[0], str(run_copy), listed, *words[1:], "--quiet"]) == 1
+        said = capsys.readouterr().err
+        assert "has no column text; it has body, kind, id, page: name the columns by the options" in said
+        assert "--columns text=COLUMN" in said
+    for words in (["text"], ["body=text"], ["text=body", "text=kind"], ["text="]):
+        assert main(["index", str(run_copy), listed, "--quiet", "--columns", *words]) == 1
+        assert "columns must be NAME=COLUMN, each NAME once of text, label, question, answer, got" in (
+            capsys.readouterr().err
+        )
+    assert main(["index", str(run_copy), str(tmp_path), "--quiet"]) == 1
+    assert "is a folder, and this run takes texts: give a CSV or JSON file of them" in capsys.readouterr().err
+    assert of_gallery(run_copy) == before
+
+
+def test_the_columns_of_a_run_are_those_of_its_next_files(tmp_path: Path) -> None:
+    rows = [{"body": row["text"], "kind": row["label"]} for row in json.loads(topics(tmp_path / "a.json").read_text())]
+    (tmp_path / "b.json").write_text(json.dumps(rows), encoding="utf-8")
+    finished = text_run(tmp_path / "run", tmp_path / "b.json", "--data.options={text: body, label: kind}")
+    index_images(finished.folder, listed=csv_of(tmp_path / "new.csv", *LISTED), progress=False)
+    assert [label for _, label, _ in of_gallery(finished.folder)] == ["cats", "trains", ""]
+
+
+def test_texts_that_are_embedded_in_shards_give_the_same_gallery(run_copy: Path, tmp_path: Path) -> None:
+    rows = [f"{text},{label},{number}" for number, (text, label) in enumerate(zip("abcdefg", "xyzxyzx", strict=True))]
+    file = csv_of(tmp_path / "new.csv", "text,label,page", *rows)
+    assert main(["index", str(run_copy), str(file), "--quiet"]) == 0
+    expected = of_gallery(run_copy)
+    assert [label for _, label, _ in expected].count("x") == 3
+    parts = [str(tmp_path / f"part-{number}.npz") for number in (1, 2, 3)]
+    for number, part in enumerate(parts, 1):
+        assert main(["embed", str(run_copy), str(file), "--shard", f"{number}/3", "-o", part, "--quiet"]) == 0
+    assert main(["index", str(run_copy), "--embeddings", *reversed(parts), "--quiet"]) == 0
+    assert of_gallery(run_copy) == expected
+
+
+@pytest.mark.parametrize("facts", [b"[1, 2]", b"{", b'[{"id": 3, "metadata": {}}]', b'[{"id": null}]'])
+def test_facts_that_were_altered_are_told(run_copy: Path, tmp_path: Path, facts: bytes) -> None:
+    part = tmp_path / "part.npz"
+    file = csv_of(tmp_path / "new.csv", "text", "fur")
+    assert main(["embed", str(run_copy), str(file), "-o", str(part), "--quiet"]) == 0
+    with np.load(part) as arrays:
+        np.savez(part, **{**arrays, "facts": np.frombuffer(facts, np.uint8)})
+    with pytest.raises(CorruptFileError, match="part.npz has facts that are not of its 1 rows: write it again"):
+        index_images(run_copy, embedded=[part], progress=False)
+
+
+def test_texts_that_are_longer_than_is_read_are_counted(run_copy: Path, tmp_path: Path) -> None:
+    file = csv_of(tmp_path / "new.csv", "text", "fur", 2000 * "fur ", 3000 * "paw ")
+    with pytest.warns(UserWarning, match=r"new\.csv: 2 of 3 texts are longer than the network reads: cut"):
+        index_images(run_copy, listed=file, progress=False)
+
+
+def test_answers_are_indexed_and_new_questions_calibrated_on(tmp_path: Path) -> None:
+    finished = text_run(tmp_path / "run", faq(tmp_path / "faq.json"))
+    lines = [f"where is thing{number},thing{number} is here,{number}.html" for number in (*range(40), 3)]
+    file = csv_of(tmp_path / "new.csv", "question,answer,page", *lines)
+    index_images(finished.folder, listed=file, progress=False)
+    items = of_gallery(finished.folder)
+    assert len(items) == 40
+    assert items[0][2].keys() == {"text", "page"}
+    assert {metadata["text"] for _, _, metadata in items} == {label for _, label, _ in items}
+    strangers = csv_of(tmp_path / "strangers.csv", "question", *(f"why {number}" for number in range(30)))
+    calibration = calibrate_run(
+        finished.folder, targets=Targets(far=0.2, ood=0.2), folder=file, strangers=strangers, progress=False
+    )
+    assert (calibration.gallery_size, calibration.facts["queries"]) == (40, 41)
+    assert calibration.facts["queries_with_match"] == 41
+    assert len(calibration.false_accepts) == 30
+    calibration = calibrate_run(
+        finished.folder, targets=Targets(far=0.2, ood=0.2), folder=file, gallery="held-out", progress=False
+    )
+    assert (calibration.gallery_size, calibration.facts["queries"]) == (40, 41)
+
+
+def test_what_is_calibrated_on_needs_labels(run_copy: Path, tmp_path: Path) -> None:
+    options = {"targets": Targets(far=0.2, ood=0.2), "progress": False}
+    with pytest.raises(ValueError, match="has no column label; it has text: name the columns"):
+        calibrate_run(run_copy, folder=csv_of(tmp_path / "new.csv", "text", "fur", "paw"), **options)
+    with pytest.raises(ValueError, match="label must not be empty, as it is in line 3"):
+        calibrate_run(run_copy, folder=csv_of(tmp_path / "new.csv", "text,label", "fur,cats", "paw,"), **options)
+    with pytest.raises(ValueError, match="holds no text: give at least one"):
+        calibrate_run(run_copy, folder=csv_of(tmp_path / "new.csv", "text,label"), **options)
+    with pytest.raises(ValueError, match="none of the 24 stored items has a label of the data calibrated on, such as"):
+        calibrate_run(run_copy, folder=csv_of(tmp_path / "new.csv", "text,label", "fur,dogs", "paw,dogs"), **options)
+
+
+def test_columns_are_of_texts(finished_run: FinishedRun, digit_folder: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished_run.folder, tmp_path / "run"))
+    for call in (index_images, calibrate_run):
+        with pytest.raises(ValueError, match="columns are those of a file of texts, and this run takes images"):
+            call(run, folder=digit_folder, columns=Columns(text="a"), progress=False)

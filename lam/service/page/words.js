@@ -19,7 +19,7 @@ export function shown(hit) {
 
 /** Whether the label of a text is that text, or its beginning as classes are called after long ones. */
 export function repeatsText({ label, metadata: { text } }) {
-  const [beginning, ...cut] = label.split(/… \(\d+\)$/u);
+  const [beginning, ...cut] = label.split(/… \([0-9a-f]{8}\)$/u);
   return typeof text === "string" && (cut.length ? text.startsWith(beginning) : text === label);
 }
 

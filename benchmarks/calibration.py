@@ -21,10 +21,10 @@ from torch import Tensor
 from lam import datasets
 from lam.datasets.base import carve
 from lam.encoders.base import N_SAMPLES, Prediction
-from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
+from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate, query_scores
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.flags import FLAGS, OodDetector
-from lam.retrieval.decisions.probability import Correctness, evidence_of, probability_bins
+from lam.retrieval.decisions.flags import COMBINED, PAIR, OodDetector
+from lam.retrieval.decisions.probability import Correctness, probability_bins
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
@@ -40,7 +40,7 @@ from lam.runs.finished import Run
 RESAMPLES = 200
 OOD_TARGETS, FAR_TARGETS = (0.01, 0.05), (0.001, 0.01, 0.05)
 CALIBRATED = 1000
-COSINE = "cosine"
+FLAGGED_BY = (*PAIR, COMBINED, "cosine")
 
 
 def main() -> None:
@@ -70,12 +70,11 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
     asked = search(test[0], gallery[0], labels[1], stored)
     made = calibrate(
         own,
-        held[0].embeddings.kappa,
-        gallery[0].embeddings.kappa,
+        held[0].embeddings,
         key="",
-        dimension=encoder.dimension,
         targets=Targets(far=0.01),
-        distance=held[1],
+        features=held[0].features,
+        labels=stored[own.hits],
         reference=reference,
     )
     generator = torch.Generator().manual_seed(0)
@@ -83,7 +82,7 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
         "false_flags": false_flags(test, generator),
         "false_accepts": false_accepts(asked, generator),
         "false_accepts_without_a_gallery": false_accepts_alone(test[0], labels[1], generator),
-        "p_correct": p_correct(made, asked, test[0], held[0], gallery[0], labels),
+        "p_correct": p_correct(made, asked, test[0], held[0], labels, stored),
         "verification": verification(test[0], held[0], gallery[0], labels, stored, generator),
         "conformal_depth": {
             "k": made.depth,
@@ -91,7 +90,7 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
             "miss_on_test": float((asked.rank > made.depth).double().mean()),
         },
         "open_set": [asdict(open_set_metrics(asked, fpir=fpir)) for fpir in FAR_TARGETS],
-        "no_match": no_match(made, own, gallery[0], {"fashionmnist": test, "mnist": outside}),
+        "no_match": no_match(made, gallery[0], {"fashionmnist": test[0], "mnist": outside[0]}),
     }
 
 
@@ -102,14 +101,16 @@ def search(queries: Prediction, gallery: Prediction | None, labels: Tensor, othe
 
 def false_flags(test: tuple[Prediction, Tensor], generator: torch.Generator) -> list[dict[str, Any]]:
     """Rates on the rest of the test split against the target, and their spread against the Beta-binomial law."""
-    kappa, distance = test[0].embeddings.kappa, test[1]
-    rates: dict[tuple[str, float], list[float]] = {(flag, target): [] for flag in FLAGS for target in OOD_TARGETS}
-    for known, new in partings(len(kappa), generator):
-        detector = OodDetector.of(kappa[known], distance[known])
+    scores = {"kappa": -test[0].embeddings.kappa, "knn": test[1]}
+    rates: dict[tuple[str, float], list[float]] = {
+        (flag, target): [] for flag in (*PAIR, COMBINED) for target in OOD_TARGETS
+    }
+    for known, new in partings(len(test[1]), generator):
+        detector = OodDetector.of({name: values[known] for name, values in scores.items()})
         for (flag, target), found in rates.items():
-            ood_score = detector.ood_score(flag, kappa[new], distance[new])
+            ood_score = detector.ood_score(flag, {name: values[new] for name, values in scores.items()})
             found.append(float((ood_score > detector.known(flag).threshold(target)).double().mean()))
-    return [{"flag": flag, **against_law(found, target, flag, len(kappa))} for (flag, target), found in rates.items()]
+    return [{"flag": flag, **against_law(found, target, flag, len(test[1]))} for (flag, target), found in rates.items()]
 
 
 def against_law(rates: list[float], target: float, flag: str, n: int) -> dict[str, Any]:
@@ -202,23 +203,33 @@ def p_correct(
     asked: Searches,
     test: Prediction,
     held: Prediction,
-    gallery: Prediction,
     labels: tuple[Tensor, Tensor],
+    stored: Tensor,
 ) -> dict[str, float]:
     """ECE on the test split: in the gallery calibrated with, and in itself, four times as large.
 
     The latter makes the calibration stale; it is measured again with the validation split calibrated in that gallery.
     """
     alone, again = search(test, None, labels[1], labels[1]), search(held, test, *labels)
-    kappa, known = test.embeddings.kappa, held.embeddings.kappa
-    renewed = Correctness.fit(evidence_of(again.score, known, kappa[again.nearest], again.second), again.correct)
+
+    def scores(queries: Prediction, found: Searches, of_items: Tensor) -> dict[str, Tensor]:
+        labels_of_hits = of_items[found.hits]
+        return query_scores(
+            queries.embeddings,
+            found.cosines,
+            features=queries.features,
+            labels=labels_of_hits,
+            reference=made.reference,
+        )
+
+    renewed = Correctness.fit(scores(held, again, labels[1]), again.correct)
     results = {"ece_cross_validated": made.reliability.expected_error}
-    for name, model, found, others in (
-        ("same_gallery", made.correctness, asked, gallery.embeddings.kappa),
-        ("stale", made.correctness, alone, kappa),
-        ("calibrated_again", renewed, alone, kappa),
+    for name, model, found, of_items in (
+        ("same_gallery", made.correctness[0], asked, stored),
+        ("stale", made.correctness[0], alone, labels[1]),
+        ("calibrated_again", renewed, alone, labels[1]),
     ):
-        probability = model(evidence_of(found.score, kappa, others[found.nearest], found.second))
+        probability = model(scores(test, found, of_items))
         results[f"ece_{name}"] = probability_bins(probability, found.correct).expected_error
         results[f"accuracy_{name}"] = float(found.correct.double().mean())
         results[f"gallery_size_{name}"] = found.gallery_size
@@ -269,19 +280,17 @@ def verification(
     }
 
 
-def no_match(
-    made: Calibration, own: Searches, gallery: Prediction, asked: dict[str, tuple[Prediction, Tensor]]
-) -> list[dict[str, Any]]:
+def no_match(made: Calibration, gallery: Prediction, asked: dict[str, Prediction]) -> list[dict[str, Any]]:
     """Shares flagged at one false-flag target by each score, and decisions: FashionMNIST is asked, and MNIST."""
     rows = []
-    found = {name: hits_of(seen, gallery) for name, (seen, _) in asked.items()}
-    for score in (*FLAGS, COSINE):
-        tail = ConformalScores.of(-own.score) if score == COSINE else made.detector.known(score)
-        threshold = tail.threshold(made.targets.ood)
+    found = {name: hits_of(seen, gallery) for name, seen in asked.items()}
+    for score in FLAGGED_BY:
+        threshold = made.detector.known(score).threshold(made.targets.ood)
         row: dict[str, Any] = {"score": score, "target": made.targets.ood, "gallery_size": len(gallery.embeddings)}
-        for name, (seen, distance) in asked.items():
-            kappa, hits = seen.embeddings.kappa, found[name]
-            ood_score = -hits.scores[:, 0] if score == COSINE else made.detector.ood_score(score, kappa, distance)
+        for name, seen in asked.items():
+            hits = found[name]
+            scores = made.scores(hits, seen.embeddings, features=seen.features)
+            ood_score = made.detector.ood_score(score, scores)
             flagged = ood_score > threshold
             accepted = ~flagged & (hits.scores[:, 0] > made.accept_above)
             row[f"{name}_flagged"] = float(flagged.double().mean())

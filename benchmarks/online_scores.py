@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from timing import write
+from torch import Tensor
 from torch.utils.data import DataLoader
 from validation import means, on_validation
 
@@ -31,13 +32,18 @@ def by_scores(found: Evaluation) -> dict[str, float]:
     """AUROC by κ, by another score, which takes the place of the k-NN distance, and by the greater rank of both."""
     rows = {}
     for other in ("variance", "knn"):
-        detector = OodDetector.of(-found.scores["kappa"], found.scores[other])
+        detector = OodDetector.of(pair(found.scores, other))
         inside = {score: values[1::2] for score, values in found.scores.items()}
         for flag, name in (("kappa", "kappa"), ("knn", other), ("combined", f"kappa, {other}")):
-            known = detector.ood_score(flag, -inside["kappa"], inside[other])
+            known = detector.ood_score(flag, pair(inside, other))
             for ood, values in found.ood_scores.items():
-                rows[f"{name}@{ood}"] = auroc(known, detector.ood_score(flag, -values["kappa"], values[other]))
+                rows[f"{name}@{ood}"] = auroc(known, detector.ood_score(flag, pair(values, other)))
     return rows
+
+
+def pair(scores: dict[str, Tensor], other: str) -> dict[str, Tensor]:
+    """κ and another score in the place of the k-NN distance."""
+    return {"kappa": scores["kappa"], "knn": scores[other]}
 
 
 def main() -> None:

@@ -43,12 +43,12 @@ def measure(seed: int) -> list[dict[str, Any]]:
         for part in (splits.validation, splits.test, ood["digits_held_out"])
     ]
     known, gallery, strangers = (part.embeddings.mean for part in seen)
-    distances = [knn_distance(part.features, reference) for part in seen]
+    scores = [{"kappa": -part.embeddings.kappa, "knn": knn_distance(part.features, reference)} for part in seen]
     labels, stored = splits.validation.labels, splits.test.labels
     of_known = search_open_set(known, gallery, lambda rows: labels[rows][:, None] == stored).non_mated
     of_strangers = search_open_set(strangers, gallery, lambda rows: torch.zeros(len(rows), len(stored)).bool()).score
-    detector = OodDetector.of(seen[0].embeddings.kappa, distances[0])
-    ood_score = detector.ood_score("combined", seen[2].embeddings.kappa, distances[2])
+    detector = OodDetector.of(scores[0])
+    ood_score = detector.ood_score("combined", scores[2])
     judged = ood_score <= detector.known("combined").threshold(OOD_TARGET)
     return [against(target, of_known, of_strangers, judged) for target in FAR_TARGETS]
 

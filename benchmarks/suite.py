@@ -68,7 +68,7 @@ def photographs(parsed: argparse.Namespace) -> Source:
     """CIFAR-10: seven classes are known; birds, dogs and trucks are outside, and so are clothes and digits."""
     folder = unpacked(parsed.data / "cifar10" / "images.tar", parsed.work) / "cifar10"
     known, outside = parted(folder, lambda path: path.parts[-2] not in PHOTOGRAPHS_OUTSIDE)
-    sets = (OodConfig("folder", str(outside), title="held-out classes"), *elsewhere(parsed))
+    sets = (OodConfig("folder", str(outside), title="held-out"), *elsewhere(parsed))
     return folder_of(known, sets, "mode: RGB, size: 32", "convnet32", 16, epochs=12, batch_size=128)
 
 
@@ -85,7 +85,7 @@ def characters(parsed: argparse.Namespace) -> Source:
     archive = parsed.data / "omniglot" / "images_background_small1.zip"
     folder = unpacked(archive, parsed.work) / "images_background_small1"
     known, outside = parted(folder, lambda path: path.parts[-3] != ALPHABET_OUTSIDE)
-    sets = (OodConfig("folder", str(outside), title="another alphabet"), *elsewhere(parsed)[:1])
+    sets = (OodConfig("folder", str(outside), title="another-alphabet"), *elsewhere(parsed)[:1])
     return folder_of(known, sets, "mode: L, size: 28", "convnet28", 32, epochs=20, batch_size=128, per_class=8)
 
 

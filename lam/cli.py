@@ -18,6 +18,7 @@ DEMOS = {"digits": ("digits", "laplace_posthoc"), "text": ("docstrings", "laplac
 RUNS = ("run", "demo", "sweep")
 FLAGS = ("--quiet", "--help", "--allow-missing", "--paper", "--print")
 _DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # which the demo's 289 held-out digits are enough for
+_SHOWN_WORTH = 5  # scores
 STOPPED, READER_GONE = 130, 141  # as shells have it for SIGINT and SIGPIPE
 HEADLINES = {
     "retrieval": ("recall@1", "map@5"),
@@ -322,11 +323,12 @@ def _show_answer(result: Any, row: int) -> None:
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.retrieval.decisions.calibration import Targets
+    from lam.retrieval.decisions.flags import needs_reference
     from lam.runs.calibrate import calibrate_run, current_calibration
 
     previous = current_calibration(parsed.run)
     flag = previous.flag if parsed.flag is None and previous is not None else parsed.flag
-    if parsed.flag is None and flag not in (None, "kappa") and parsed.reference == 0:
+    if parsed.flag is None and flag is not None and parsed.reference == 0 and needs_reference(flag):
         _complain(f"warning: flag {flag} compares with training features, and --reference 0 asks for none: kappa flags")
         flag = "kappa"
     rates = {"far": parsed.target_far, "ood": parsed.target_ood, "conformal_miss": parsed.target_miss}
@@ -364,11 +366,22 @@ def _described(calibration: Any) -> Iterator[str]:
     flagged = f"kappa below {calibration.kappa_below:.6g}" if calibration.flag == "kappa" else flagged
     yield f"abstain: {flagged}; false flags at most {targets.ood:g}"
     yield f"P(correct): cross-validated ECE {calibration.reliability.expected_error:.4f}"
+    yield f"       from {_worth(calibration)}"
     share = f"{1 - targets.conformal_miss:g}"
     if calibration.depth is None:
         yield f"too few queries had a match to say how many hits hold one with probability {share}"
     else:
         yield f"a match is among the first {calibration.depth} hits with probability {share}"
+
+
+def _worth(calibration: Any) -> str:
+    """Which scores P(correct) is learnt from, and how much the first of them are worth."""
+    worth, facts = calibration.correctness[0].worth, calibration.facts
+    if len(worth) == 1:
+        right = round(facts["queries_with_match"] * facts["first_hit_right"])
+        return f"{next(iter(worth))} alone: {right} of {facts['queries_with_match']} first hits are right"
+    parts = [f"{name} {share:.0%}" for name, share in list(worth.items())[:_SHOWN_WORTH]]
+    return f"{len(worth)} scores: {', '.join(parts)}{', ...' if len(worth) > _SHOWN_WORTH else ''}"
 
 
 def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
@@ -495,8 +508,10 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--target-miss", type=float, help="of conformal sets (default: likewise, or else 0.05)")
     calibrate.add_argument(
         "--flag",
-        choices=("kappa", "knn", "combined"),
-        help="to abstain by (default: likewise, or else the encoder's)",
+        metavar="SCORE",
+        help="to abstain by: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, mahalanobis_knn, cosine, "
+        "margin, mean_cosine, cosine_spread, votes, weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or "
+        "combined, which is kappa and knn (default: likewise, or else the encoder's)",
     )
     calibrate.add_argument(
         "--gallery",
@@ -513,7 +528,7 @@ def _parser() -> argparse.ArgumentParser:
     with_columns(calibrate)
     calibrate.add_argument("--data-root", help="where the run's data are, if they have moved")
     calibrate.add_argument(
-        "--reference", type=int, default=1000, help="training items for k-NN (default: 1000; 0: none)"
+        "--reference", type=int, default=5000, help="training items to compare with (default: 5000; 0: none)"
     )
     serve = command("serve", _serve, "Serve a run over HTTP: searches, decisions, a gallery that changes, a page.")
     serve.add_argument("run", help="the folder of a finished run")

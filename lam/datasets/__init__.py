@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lam.datasets import cars196, cub200, digits, docstrings, folder, intents, lfw, msls, places, texts
-from lam.datasets.base import Dataset, MissingDataError, Splits, TensorImages
+from lam.datasets.base import Dataset, MissingDataError, ReadAnew, Splits, TensorImages
 from lam.datasets.cifar import cifar10, svhn
 from lam.datasets.folder import FolderImages
 from lam.datasets.idx import fashionmnist, mnist
 from lam.datasets.place_images import PlaceImages
 from lam.datasets.texts import Texts
+from lam.inputs import Preprocessing
 
 __all__ = [
     "Dataset",
@@ -94,15 +95,15 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
 
     Args:
         name: "digits_patches", "digits_held_out", or any data set of `load`, of which the test split is taken (of a
-            "folder" all, where it has no parts). What is read from image files is read with the preprocessing of
-            `like`.
+            "folder" all, where it has no parts). Images are read with the preprocessing of `like`, those of another
+            shape too.
         like: an in-distribution set.
         root: where its files are, as for `load`.
         seed: of every random choice.
         options: those of the data set.
 
     Raises:
-        ValueError: If the name or an option is unknown, or the items differ in shape from those of `like`.
+        ValueError: If the name or an option is unknown, or the items are no images where those of `like` are.
         MissingDataError: If files are missing.
 
     Example:
@@ -114,6 +115,8 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
         items = _call(OOD_SETS[name], name, options, root=root, seed=seed, like=like)
     else:
         items = _call(DATASETS[name], name, options, root=root, seed=seed, preprocessing=like.preprocessing).test
+    if isinstance(items, TensorImages) and items.shape != like.shape and isinstance(like.preprocessing, Preprocessing):
+        items = ReadAnew(items, like.preprocessing)
     if items.shape != like.shape:
         raise ValueError(f"{name} has items of shape {items.shape}, but {like.name} of {like.shape}; take another set")
     return items

@@ -237,9 +237,12 @@ class TensorImages(Dataset):
 
     def shown(self, index: int) -> Shown:
         """The image itself, in small."""
+        return Shown(f"{self.name} {index}", thumbnail(self.picture(index)))
+
+    def picture(self, index: int) -> Image.Image:
+        """The image at a position, as a file would hold it."""
         pixels = self.preprocessing.denormalize(self[index][0]).mul(255).round().byte().permute(1, 2, 0).numpy()
-        image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-        return Shown(f"{self.name} {index}", thumbnail(image))
+        return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
     def _scaled(self, images: Tensor) -> Tensor:
         return images if images.is_floating_point() else self.preprocessing.normalize(images)
@@ -252,6 +255,29 @@ class TensorImages(Dataset):
             classes=self.classes,
             preprocessing=self.preprocessing,
         )
+
+
+class ReadAnew(Dataset):
+    """Images of a data set, read as files of them would be: of another size, in colour or in grey.
+
+    Args:
+        images: of any shape.
+        preprocessing: how an image file becomes an input.
+    """
+
+    def __init__(self, images: TensorImages, preprocessing: Preprocessing) -> None:
+        super().__init__(images.labels, name=images.name, classes=images.classes, preprocessing=preprocessing)
+        self._images = images
+
+    def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int]:
+        return self.preprocessing(self._images.picture(index)), int(self.labels[index])
+
+    def shown(self, index: int) -> Shown:
+        """The image itself, in small."""
+        return self._images.shown(index)
+
+    def _part(self, indices: Int64[Tensor, " R"]) -> "ReadAnew":
+        return ReadAnew(self._images.subset(indices), self.preprocessing)
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,7 @@ def embed_items(
     for prediction in encoder.predict_batches(_loader(part), progress=progress):
         batches.append(prediction.embeddings)
         if calibration is not None:
-            ood_score = calibration.ood_score(prediction.embeddings, prediction.features)
-            flagged.append((ood_score > calibration.flag_above).cpu())
+            flagged.append(calibration.flagged(prediction.embeddings, prediction.features))
     names = items.names if isinstance(items, Texts) else _relative([str(path) for path in items.paths])
     return EmbeddedItems(names, sources, Embeddings.concatenate(batches), torch.cat(flagged) if flagged else None)
 

@@ -11,6 +11,7 @@ from lam.retrieval.index.exact import rank, sampled_nearest
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.fusion import Fused, fuse_identities
 from lam.retrieval.index.hits import Hits
+from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
 from lam.retrieval.metrics.open_set import OpenSet, open_set_metrics
 from lam.retrieval.metrics.ranking import (
@@ -36,6 +37,7 @@ from lam.retrieval.metrics.uncertainty import (
 
 __all__ = [
     "METRICS",
+    "N_HITS",
     "SCORES",
     "Calibration",
     "CalibrationBins",

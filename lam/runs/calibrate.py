@@ -30,10 +30,10 @@ from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
 from lam.retrieval.decisions.conformal import ConformalScores, needed
 from lam.retrieval.decisions.files import save_calibration
-from lam.retrieval.decisions.flags import Flag
+from lam.retrieval.decisions.flags import FLAGS, needs_reference
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.metrics.plots import plot_calibration
-from lam.retrieval.metrics.reference import NEIGHBOUR, knn_distance
+from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.config import RunConfig
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
@@ -42,7 +42,7 @@ from lam.runs.folder import changed_parts
 from lam.utils.checks import check_length
 from lam.vmf.embeddings import Embeddings
 
-REFERENCE = 1000
+REFERENCE = 5000
 HELD_OUT, INDEX = "held-out", "index"
 VALIDATION = "validation split"
 
@@ -107,7 +107,7 @@ def calibrate_run(
     run: str | Path,
     *,
     targets: Targets | None = None,
-    flag: Flag | None = None,
+    flag: str | None = None,
     gallery: Gallery = "index",
     folder: str | Path | None = None,
     strangers: str | Path | None = None,
@@ -121,7 +121,8 @@ def calibrate_run(
     Args:
         run: the run's folder.
         targets: the error rates asked for.
-        flag: the score by which queries shall be flagged; by default the encoder's own.
+        flag: the score by which queries shall be flagged, of `lam.retrieval.decisions.flags.FLAGS`; by default the
+            encoder's own.
         gallery: what is searched: the run's index, one half of the held-out data, or other stored items; items without
             a label are left out, and counted among the facts.
         folder: fresh images in class sub-folders to calibrate on, instead of the validation split; of a run on texts
@@ -131,7 +132,7 @@ def calibrate_run(
             target; else of images like the others, whose matches are taken out of the gallery.
         columns: of these files; by default those that the run was trained on, or else those of usual names.
         data_root: where the run's data are, if they have moved.
-        reference: how many training items the k-NN distance compares with; 0 for none, so that κ alone can flag.
+        reference: how many training items distances compare with; 0 for none.
         progress: show a progress bar on standard error.
 
     Returns:
@@ -150,7 +151,9 @@ def calibrate_run(
     opened = Run(run)
     encoder = opened.encoder
     flag = encoder.ood_score if flag is None else flag
-    if reference == 0 and flag != "kappa":
+    if flag not in FLAGS:
+        raise ValueError(f"flag must be one of {', '.join(FLAGS)}, got {flag!r}")
+    if reference == 0 and needs_reference(flag):
         raise ValueError(f"flag {flag!r} compares with training features: leave out reference=0, or flag by 'kappa'")
     config = opened.configured([] if data_root is None else [f"--data.root={data_root}"])
     splits = None if folder is not None and reference == 0 else _splits(opened.folder, config)
@@ -181,13 +184,12 @@ def calibrate_run(
     with opened.lock():
         calibration = calibrate(
             searches,
-            embeddings.kappa[queries],
-            searched[1],
+            embeddings[queries],
             key=opened.fingerprint,
-            dimension=encoder.dimension,
             targets=targets,
             flag=flag,
-            distance=None if known is None else knn_distance(prediction.features[queries], known).cpu(),
+            features=prediction.features[queries],
+            labels=relevance.labels_of_hits(searches.hits),
             reference=known,
             strangers=stranger_scores,
             verifier=verifier,

@@ -24,7 +24,8 @@ from lam.retrieval.decisions.decisions import Decisions
 from lam.retrieval.decisions.files import load_calibration
 from lam.retrieval.index.entries import unit_vectors
 from lam.retrieval.index.faiss_index import Index
-from lam.retrieval.index.hits import Hits
+from lam.retrieval.index.hits import Hits, label_numbers
+from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.runs.finished import Run, columns_of
 from lam.runs.folder import GALLERY
 from lam.vmf.embeddings import Embeddings
@@ -190,8 +191,11 @@ def search(
     prediction = encoder.predict(batches, n_samples=gallery.mean_samples, progress=progress and len(parts) > 1)
     queries, decisions, calibration = prediction.embeddings, None, opened.calibration
     if calibration is not None:
-        nearest = gallery.search(queries, 2)  # the margin to the second is part of the evidence, whatever k
-        decisions = calibration.decide(nearest, queries, features=prediction.features, gallery_size=len(gallery))
+        nearest = gallery.search(queries, N_HITS)
+        labels = label_numbers([gallery.items[place].label for place in row] for row in nearest.ids.tolist())
+        decisions = calibration.decide(
+            nearest, queries, features=prediction.features, labels=labels, gallery_size=len(gallery)
+        )
     hits = gallery.search(queries, k)
     items = tuple(tuple(gallery.items[place] for place in row) for row in hits.ids.tolist())
     doubts = () if encoder.ambiguity is None else tuple(encoder.ambiguity.doubts(queries))

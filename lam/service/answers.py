@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -19,7 +19,7 @@ from lam.gallery.store import HitInfo
 from lam.retrieval.decisions.calibration import Calibration, credible_cosine
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.decisions.decisions import Decision
-from lam.retrieval.index.hits import Hits
+from lam.retrieval.index.hits import Hits, label_numbers
 from lam.service.models import (
     DecisionFields,
     DoubtFields,
@@ -134,17 +134,18 @@ class Responder:
 
         Args:
             query: what was looked for.
-            hits: of it alone; more than k, where k is 1.
+            hits: of it alone; as many as a decision rests on, or k, if that is more.
             infos: what the hits are.
             k: how many hits to give.
             size: of the gallery.
             min_probability: that a match must have.
         """
         calibration = self._calibration_for(query)
-        verdict = _verdict(calibration, query, hits, min_probability)
+        ranked = [infos[key] for key in hits.ids[0].tolist()]
+        labels = label_numbers([[hit.label for hit in ranked]])
+        verdict = _verdict(calibration, query, hits, labels, min_probability)
         cap = self.credible_cosine(query.kappa)
         sets = _conformal(calibration, hits)
-        ranked = [infos[key] for key in hits.ids[0].tolist()]
         rows = zip(ranked, hits.scores[0].tolist(), hits.kappa[0].tolist(), sets, strict=True)
         texts = [
             as_json(
@@ -238,9 +239,8 @@ class Responder:
         calibration = self.calibration
         if calibration is None:
             return None
-        kappas = [
-            -ood_score for ood_score in reversed(_points(calibration.detector.kappa.scores, -calibration.kappa_below))
-        ]
+        known = calibration.detector.known("kappa")
+        kappas = [-ood_score for ood_score in reversed(_points(known.scores, -calibration.kappa_below))]
         return {
             "threshold": self.thresholds,
             "gallery_size": calibration.gallery_size,
@@ -248,7 +248,7 @@ class Responder:
                 {"cosine": at, "rate": calibration.false_accepts.rate(at), "recall": calibration.recall(at)}
                 for at in _accept_points(calibration)
             ],
-            "false_flag": [{"kappa": at, "rate": calibration.detector.kappa.rate(-at)} for at in kappas],
+            "false_flag": [{"kappa": at, "rate": known.rate(-at)} for at in kappas],
             "kappa": {"counts": calibration.kappa.counts.tolist(), "edges": calibration.kappa.edges.tolist()},
             "reliability": {
                 name: [None if math.isnan(value) else value for value in values.tolist()]
@@ -271,12 +271,12 @@ class Responder:
         }
 
     def _calibration_for(self, query: Query) -> Calibration | None:
-        """The calibration; an embedding comes without features, so that κ alone can flag it."""
-        return self._by_kappa if query.features is None else self.calibration
+        """The calibration; an embedding comes without features, so that no flag that needs them can be in force."""
+        return self._for_vectors if query.features is None else self.calibration
 
     @cached_property
-    def _by_kappa(self) -> Calibration | None:
-        return None if self.calibration is None else replace(self.calibration, flag="kappa")
+    def _for_vectors(self) -> Calibration | None:
+        return None if self.calibration is None else self.calibration.for_vectors
 
     @cached_property
     def _verify_above(self) -> float | None:
@@ -324,12 +324,14 @@ def _thresholds(calibration: Calibration) -> SearchThresholds:
     }
 
 
-def _verdict(calibration: Calibration | None, query: Query, hits: Hits, min_probability: float) -> DecisionFields:
+def _verdict(
+    calibration: Calibration | None, query: Query, hits: Hits, labels: Tensor, min_probability: float
+) -> DecisionFields:
     if calibration is None:
         return {"decision": None, "probability": None, "ood_score": None, "p_value": None, "flagged_by": None}
-    features = None if calibration.flag == "kappa" else query.features
-    size = hits.scores.shape[1]  # two or more, or all there were when it was searched
-    decisions = calibration.decide(hits, query.embedding, features=features, gallery_size=size)
+    decisions = calibration.decide(
+        hits, query.embedding, features=query.features, labels=labels, gallery_size=len(labels[0])
+    )
     decision, probability = decisions.decision[0], float(decisions.probability[0])
     if decision == "match" and probability < min_probability:
         decision = "unknown"

@@ -26,6 +26,7 @@ from lam.inputs import Preprocessing, TextPreprocessing
 from lam.inputs.thumbnails import thumbnail
 from lam.retrieval.index.entries import unit_vectors
 from lam.retrieval.index.hits import Hits
+from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.runs.finished import Run
 from lam.service.answers import Answer, Query, Responder
 from lam.service.errors import ServiceError
@@ -280,7 +281,7 @@ class Engine:
 
     def _search(self, jobs: Sequence[tuple[Query, int, float]]) -> list[Answer | Exception]:
         queries = Embeddings.concatenate([_searched(query.embedding) for query, _, _ in jobs])
-        most = max(2, *(k for _, k, _ in jobs))  # the second hit, for the margin
+        most = max(0 if self.responder.calibration is None else N_HITS, *(k for _, k, _ in jobs))
         hits, infos = self.gallery.search(queries, most)
         size = len(self.gallery)
         return _done_each(

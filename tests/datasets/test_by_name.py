@@ -43,10 +43,20 @@ def test_roots_where_there_is_one_alone():
         load_ood("folder", like=like())
 
 
-def test_another_shape_is_refused_with_both():
-    message = r"digits_patches has items of shape \(1, 8, 8\), but mine of \(3, 8, 8\); take another set"
-    with pytest.raises(ValueError, match=message):
-        load_ood("digits_patches", like=like((3, 8, 8)))
+def test_images_of_another_shape_are_read_as_files_of_them_would_be():
+    patches, grey = load_ood("digits_patches", like=like((3, 12, 10))), load_ood("digits_patches", like=like((1, 8, 8)))
+    assert patches.shape == patches[0][0].shape == (3, 12, 10)
+    assert (len(patches), patches.name) == (len(grey), grey.name)
+    assert isinstance(grey, TensorImages)
+    assert torch.equal(patches.subset([1, 3])[1][0], patches.preprocessing(grey.picture(3)))
+    assert patches.shown(3) == grey.shown(3)
+
+
+def test_images_are_refused_where_texts_are_known(tmp_path):
+    (tmp_path / "known.csv").write_text("text,label\n" + "".join(f"text {i},{i % 3}\n" for i in range(60)))
+    texts = load("texts", root=tmp_path / "known.csv").test
+    with pytest.raises(ValueError, match=r"digits_patches has items of shape \(1, 8, 8\), but texts of"):
+        load_ood("digits_patches", like=texts)
 
 
 def test_importing_data_sets_is_light():

@@ -15,6 +15,9 @@ from lam.cli import main
 from lam.gallery.embed import embed_items
 from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.decisions.flags import COMBINED, FLAGS
+from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.retrieval.metrics.registry import SCORES
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibrate import StoredItems, calibrate_run
 from lam.runs.finished import Run
@@ -22,6 +25,7 @@ from lam.vmf.embeddings import Embeddings
 from tests.conftest import FinishedRun
 from tests.helpers import unchecked
 
+PARTS = {"kappa_epistemic", "kappa_aleatoric", "p_known"}  # which the run's encoder has not learnt
 TARGETS = ("--target-far=0.05", "--target-ood=0.05", "--target-miss=0.1")
 
 
@@ -89,14 +93,15 @@ def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: py
     assert (run_copy / "plots" / "probability.png").is_file()
     encoder, index = Run(run_copy).encoder, Run(run_copy).gallery
     queries = encoder.embed(datasets.load("digits").test.images[:20])  # type: ignore[attr-defined]
-    decisions = made.decide(index.search(queries, 3), queries, gallery_size=len(index))
+    decisions = made.decide(index.search(queries, N_HITS), queries, gallery_size=len(index))
     assert set(decisions.decision) <= {"match", "unknown", "abstain"}
     assert not decisions.stale
     verified = made.verify(queries[:10], queries[:10])
     assert set(verified.decision) <= {"match", "abstain"}
     assert ((verified.probability > 0) & (verified.probability < 1)).all()
-    for flag in ("kappa", "knn", "combined"):
-        assert len(made.detector.known(flag)) in (30, 60)
+    assert made.detector.calibrated.keys() == {*SCORES, COMBINED} - PARTS
+    for flag, known in made.detector.calibrated.items():
+        assert len(known) == (30 if flag == COMBINED else 60)
 
 
 def test_a_search_of_a_calibrated_run_says_its_decision(
@@ -115,6 +120,22 @@ def test_a_search_of_a_calibrated_run_says_its_decision(
     capsys.readouterr()
     assert main(["search", str(run_copy), image]) == 0
     assert "calibration: stale" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["mahalanobis", "votes", "mean_cosine"])
+def test_any_score_can_flag(run_copy: Path, digit_folder: Path, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", f"--flag={flag}", *TARGETS]) == 0
+    made = Run(run_copy).calibration
+    assert f"abstain: {flag} above {made.flag_above:.6g}" in capsys.readouterr().out
+    assert main(["search", str(run_copy), str(digit_folder)]) == 0
+    assert "decision: " in capsys.readouterr().out
+
+
+def test_the_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["calibrate", "--help"])
+    words = re.findall(r"[a-z_]+", capsys.readouterr().out)
+    assert set(words) >= set(FLAGS)
 
 
 def test_the_index_can_be_what_is_searched(run_copy: Path) -> None:
@@ -171,6 +192,8 @@ def test_a_flag_does_not_stick_where_its_evidence_is_gone(
             ("--reference=0", "--flag=knn", *TARGETS),
             "flag 'knn' compares with training features: leave out reference=0",
         ),
+        (("--flag=length", *TARGETS), "flag must be one of kappa, "),
+        (("--flag=p_known", *TARGETS), "flag 'p_known' needs an encoder that has learnt ambiguity"),
         (("--folder=nowhere", *TARGETS), "nowhere"),
     ],
 )

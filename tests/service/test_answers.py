@@ -97,7 +97,8 @@ def said(engine: Engine, made: Calibration | None, query: Query, **options: Any)
 def surest(engine: Engine, made: Calibration) -> Query:
     """A query that is an item of the gallery, and as sure as can be."""
     (item,) = engine.gallery.page(after="", limit=1)
-    return Query(embedding_of(torch.from_numpy(item.embedding.copy()), 10 * -made.detector.kappa.scores.min().item()))
+    greatest = -made.detector.known("kappa").scores.min().item()
+    return Query(embedding_of(torch.from_numpy(item.embedding.copy()), 10 * greatest))
 
 
 @pytest.mark.parametrize("flag", ["kappa", "knn", "combined"])

@@ -4,7 +4,7 @@ Tensors in, tensors out: the data of a run are chosen in `lam.runs.calibrate`, f
 `lam.retrieval.decisions.files`, and the assumptions of each promise stated in `lam.retrieval.decisions.conformal`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,14 +14,15 @@ from torch import Tensor
 
 from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth
 from lam.retrieval.decisions.decisions import Decisions, decision_codes
-from lam.retrieval.decisions.flags import Flag, OodDetector
-from lam.retrieval.decisions.probability import Correctness, evidence_of, folds, probability_bins
+from lam.retrieval.decisions.flags import COMBINED, PAIR, OodDetector
+from lam.retrieval.decisions.probability import Correctness, cross_validated, probability_bins
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
-from lam.retrieval.metrics.reference import NEIGHBOUR, Reference, knn_distance
+from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.retrieval.metrics.reference import Reference
+from lam.retrieval.metrics.registry import SCORES, scores_of
 from lam.retrieval.metrics.searches import Searches
 from lam.retrieval.metrics.uncertainty import CalibrationBins
-from lam.utils.checks import check_length, positive_integer
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import Embeddings
 
@@ -88,13 +89,14 @@ class Calibration:
         false_accepts: the highest cosines of searches without a match; with classes where these were set aside before
             training, so that the rate is promised of a random item of a class never trained on.
         right_hits: (M,) of the queries with a match the cosine of the first hit, −∞ where that is wrong, rising.
-        correctness: P(first hit is right).
-        reliability: of those probabilities on data that they were not learnt from, by cross-validation.
+        correctness: P(first hit is right): from all scores; from those of a mean, a κ and hits; and from these without
+            what labels say. The first answers whose evidence is all there.
+        reliability: of the first one's probabilities on data that they were not learnt from, by cross-validation.
         depth: the smallest k whose first k hits hold a match with probability 1 − `conformal_miss`; None where too few
             queries have a match to promise it.
         kappa: of the calibration queries, to be shown.
         dimension: of the embeddings.
-        reference: features of known items, for distances to them; None where κ alone flags.
+        reference: features of known items, for distances to them; None where there are none.
         verifier: of pairs of images; None where none were given.
         facts: further facts of how it was made, as JSON.
     """
@@ -102,11 +104,11 @@ class Calibration:
     key: str
     gallery_size: int
     targets: Targets
-    flag: Flag
+    flag: str
     detector: OodDetector
     false_accepts: ConformalScores
     right_hits: Float[Tensor, " M"]
-    correctness: Correctness
+    correctness: tuple[Correctness, ...]
     reliability: CalibrationBins
     depth: int | None
     kappa: Histogram
@@ -128,7 +130,12 @@ class Calibration:
     @cached_property
     def kappa_below(self) -> float:
         """The κ below which a query is flagged where κ alone decides, at the same target."""
-        return -self.detector.kappa.threshold(self.targets.ood)
+        return -self.detector.known("kappa").threshold(self.targets.ood)
+
+    @property
+    def for_vectors(self) -> "Calibration":
+        """For queries that are but a direction and a κ: κ flags them where the flag in force needs features."""
+        return replace(self, flag="kappa") if _of_features(self.flag) else self
 
     def false_accept_rate(self, cosine: float) -> tuple[float, tuple[float, float]]:
         """The rate that an accept threshold promises (see `ConformalScores.rate`), and its 95 % interval."""
@@ -148,6 +155,7 @@ class Calibration:
         queries: Embeddings,
         *,
         features: Float[Tensor, "Q P"] | None = None,
+        labels: Int64[Tensor, "Q K"] | None = None,
         gallery_size: int | None = None,
         accept_above: float | None = None,
         flag_above: float | None = None,
@@ -155,9 +163,11 @@ class Calibration:
         """Answer each query: abstain where it is flagged, else match where its first hit is good enough, else unknown.
 
         Args:
-            hits: of the queries; two or more a query, for the margin to the second, unless the gallery has but one.
+            hits: of the queries, 50 for each (`N_HITS`), or all that the gallery holds.
             queries: their embeddings.
-            features: (Q, P) of the queries, which flags other than `kappa` need.
+            features: (Q, P) of the queries; without them they count as a mean and a κ that somebody gave.
+            labels: (Q, K) of the hits, negative where a hit has none; None where items have no labels. Where the first
+                hit has none, labels and features are left out of the probability.
             gallery_size: of the index now; None where it has not changed since the calibration.
             accept_above: another cosine than that in force, such as one from a slider.
             flag_above: another OOD score than that in force; of κ it is −κ.
@@ -166,37 +176,78 @@ class Calibration:
             One answer a query, on the device of the hits.
 
         Raises:
-            ValueError: for hits and queries that differ in number, another dimension, features that are missing, or one
-                hit a query where the gallery has more.
+            ValueError: for hits and queries that differ in number, another dimension, features that are missing where
+                the flag needs them, or too few hits a query.
         """
-        self._check(hits, queries)
         size, k = self.gallery_size if gallery_size is None else gallery_size, hits.scores.shape[1]
-        if len(hits) and k < min(2, size):
-            raise ValueError(f"P(correct) rests on the second hit too: search a gallery of {size} with k=2, got k={k}")
-        ood_score, known = self.ood_score(queries, features), self.detector.known(self.flag)
+        if len(hits) and k < min(N_HITS, size):
+            raise ValueError(f"a decision rests on {N_HITS} hits: search a gallery of {size} with that k, got k={k}")
+        scores = self.scores(hits, queries, features=features, labels=labels)
+        probability = self._probability(scores)
+        if labels is not None and k and (unlabelled := labels[:, 0].cpu() < 0).any():
+            probability = torch.where(unlabelled, self._probability(self.scores(hits, queries)), probability)
+        ood_score, known = self.detector.ood_score(self.flag, scores), self.detector.known(self.flag)
         flagged = ood_score > (self.flag_above if flag_above is None else flag_above)
-        score = _column(hits.scores, 0, -torch.inf)
+        score = hits.scores[:, 0] if k else hits.scores.new_full((len(hits),), -torch.inf)
         return Decisions(
             codes=decision_codes(
                 flagged.to(score.device),
                 score,
                 accept_above=self.accept_above if accept_above is None else accept_above,
             ),
-            probability=self.probability(hits, queries),
+            probability=probability.to(score.device),
             score=score,
             ood_score=ood_score,
             p_value=known.p_values(ood_score),
             stale=gallery_size is not None and self.is_stale(gallery_size),
         )
 
-    def ood_score(self, queries: Embeddings, features: Float[Tensor, "Q P"] | None = None) -> Float[Tensor, " Q"]:
-        """The OOD score in force; queries are flagged where it is above `flag_above`.
+    def scores(
+        self,
+        hits: Hits,
+        queries: Embeddings,
+        *,
+        features: Float[Tensor, "Q P"] | None = None,
+        labels: Int64[Tensor, "Q K"] | None = None,
+    ) -> dict[str, Float[Tensor, " Q"]]:
+        """Every score of the queries and their hits that can be had, by name, on the CPU; arguments as in `decide`.
 
         Raises:
-            ValueError: for features that are missing, where the flag needs them, or of another width.
+            ValueError: for hits and queries that differ in number, another dimension, or features of another width.
         """
-        distance = None if self.flag == "kappa" else self.distance(features)
-        return self.detector.ood_score(self.flag, queries.kappa, distance)
+        if len(hits) != len(queries):
+            raise ValueError(f"hits and queries must be as many, got {len(hits)} and {len(queries)}")
+        if queries.dimension != self.dimension:
+            raise ValueError(f"queries must have dimension {self.dimension}, got {queries.dimension}")
+        width = features is not None and self.reference is not None and self.reference.unit.shape[1]
+        if features is not None and width and features.shape[1] != width:
+            raise ValueError(f"features must have width {width}, got {features.shape[1]}")
+        found = hits.scores.shape[1] > 0
+        return query_scores(
+            queries,
+            hits.scores if found else None,
+            features=features,
+            labels=labels if found else None,
+            reference=self.reference,
+        )
+
+    def flagged(self, embeddings: Embeddings, features: Float[Tensor, "N P"] | None = None) -> Bool[Tensor, " N"]:
+        """Which embeddings cannot be judged, without a search: κ says it where the flag in force looks at hits.
+
+        Raises:
+            ValueError: where the flag needs features and there are none.
+        """
+        names = PAIR if self.flag == COMBINED else (self.flag,)
+        of_hits = any("cosines" in SCORES[name].needs or "labels" in SCORES[name].needs for name in names)
+        calibration = replace(self, flag="kappa") if of_hits else self
+        scores = query_scores(embeddings, None, features=features, reference=self.reference)
+        return self.detector.ood_score(calibration.flag, scores) > calibration.flag_above
+
+    def _probability(self, scores: dict[str, Tensor]) -> Tensor:
+        """P(first hit is right), by the first regression whose evidence is all there; 0 where there is no hit."""
+        if "cosine" not in scores:
+            return torch.zeros(len(scores["kappa"]), dtype=torch.float64)
+        return next(model for model in self.correctness if scores.keys() >= set(model.evidence))(scores)
 
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
         """Whether each of M pairs matches: abstain where κ flags either, at `targets.ood` each.
@@ -226,18 +277,9 @@ class Calibration:
             probability=self.verifier.probability(score, first.kappa.double(), second.kappa.double()),
             score=score,
             ood_score=ood_score,
-            p_value=self.detector.kappa.p_values(ood_score),
+            p_value=self.detector.known("kappa").p_values(ood_score),
             stale=False,
         )
-
-    def probability(self, hits: Hits, queries: Embeddings) -> Float[Tensor, " Q"]:
-        """P(first hit is right) of queries that have a match in the gallery; 0 where there is no hit."""
-        self._check(hits, queries)
-        if hits.scores.shape[1] == 0:
-            return torch.zeros(len(hits), dtype=torch.float64, device=hits.scores.device)
-        second = _column(hits.scores, 1, -1.0)
-        kappa = queries.kappa.to(hits.scores.device)
-        return self.correctness(evidence_of(hits.scores[:, 0], kappa, hits.kappa[:, 0], second))
 
     def conformal_set(self, hits: Hits) -> Bool[Tensor, "Q K"]:
         """Which hits are of the smallest set that holds a match with probability 1 − `conformal_miss`: the first k.
@@ -252,38 +294,16 @@ class Calibration:
             )
         return (torch.arange(hits.scores.shape[1], device=hits.scores.device) < self.depth).expand(hits.scores.shape)
 
-    def distance(self, features: Float[Tensor, "Q P"] | None) -> Float[Tensor, " Q"]:
-        """The k-NN distance of features to the reference.
-
-        Raises:
-            ValueError: where there are no features, or no reference, or they differ in width.
-        """
-        if self.reference is None:
-            raise ValueError("this calibration holds no reference features: calibrate with k-NN distances first")
-        if features is None:
-            raise ValueError(f"flag {self.flag!r} needs the features of the queries: give features=...")
-        width = self.reference.unit.shape[1]
-        if features.shape[1] != width:
-            raise ValueError(f"features must have width {width}, got {features.shape[1]}")
-        return knn_distance(features, self.reference, k=NEIGHBOUR)
-
-    def _check(self, hits: Hits, queries: Embeddings) -> None:
-        if len(hits) != len(queries):
-            raise ValueError(f"hits and queries must be as many, got {len(hits)} and {len(queries)}")
-        if queries.dimension != self.dimension:
-            raise ValueError(f"queries must have dimension {self.dimension}, got {queries.dimension}")
-
 
 def calibrate(
     searches: Searches,
-    kappa: Float[Tensor, " Q"],
-    gallery_kappa: Float[Tensor, " N"],
+    queries: Embeddings,
     *,
     key: str,
-    dimension: int,
     targets: Targets | None = None,
-    flag: Flag = "kappa",
-    distance: Float[Tensor, " Q"] | None = None,
+    flag: str = "kappa",
+    features: Float[Tensor, "Q P"] | None = None,
+    labels: Int64[Tensor, "Q K"] | None = None,
     reference: Reference | None = None,
     strangers: ConformalScores | None = None,
     verifier: Verifier | None = None,
@@ -293,13 +313,13 @@ def calibrate(
 
     Args:
         searches: of Q queries that nothing was fitted to.
-        kappa: (Q,) their concentrations.
-        gallery_kappa: (N,) those of the items searched.
+        queries: their embeddings.
         key: of the run; see `Calibration`.
-        dimension: of the embeddings.
         targets: the error rates asked for.
-        flag: the score by which queries shall be flagged.
-        distance: (Q,) k-NN distances of the queries to the reference.
+        flag: the score by which queries shall be flagged: one of `lam.retrieval.metrics.registry.SCORES`, or
+            `combined`.
+        features: (Q, P) of the queries.
+        labels: (Q, K) of the hits, where items have any.
         reference: features of known items.
         strangers: highest cosines of queries that are known to have no match in the gallery. False accepts are then
             promised of their like, or, where these have classes, of classes like theirs; by default of queries like
@@ -309,12 +329,10 @@ def calibrate(
 
     Raises:
         ValueError: where the queries are too few to promise a target, saying how many it needs; where none has a match;
-            or where one of `distance` and `reference` is missing that the other or the flag needs.
+            or where the flag's evidence is missing.
     """
-    check_length("kappa", kappa, "the searches", len(searches))
-    positive_integer("dimension", dimension)
-    if (distance is None) != (reference is None):
-        raise ValueError("distance and reference go together: give both, or neither")
+    if len(queries) != len(searches):
+        raise ValueError(f"queries and searches must be as many, got {len(queries)} and {len(searches)}")
     targets = Targets() if targets is None else targets
     if strangers is None:
         non_mated = searches.non_mated[searches.non_mated.isfinite()]
@@ -323,11 +341,14 @@ def calibrate(
                 "no query has an item in the gallery that does not match it: there is no false accept to learn"
             )
         strangers = ConformalScores.of(non_mated)
-    detector = OodDetector.of(kappa, distance)
+    scores = query_scores(queries, searches.cosines, features=features, labels=labels, reference=reference)
+    detector = OodDetector.of(scores)
+    detector.known(flag)
     mated = searches.has_mate
-    evidence = evidence_of(searches.score, kappa.cpu(), gallery_kappa.cpu()[searches.nearest], searches.second)[mated]
     correct = searches.correct[mated]
-    ranks = searches.rank[mated]
+    of_vectors = query_scores(queries, searches.cosines, labels=labels)
+    kinds = (scores, of_vectors, query_scores(queries, searches.cosines))
+    evidence = [{name: values[mated] for name, values in kind.items()} for kind in kinds]
     calibration = Calibration(
         key=key,
         gallery_size=searches.gallery_size,
@@ -336,17 +357,54 @@ def calibrate(
         detector=detector,
         false_accepts=strangers,
         right_hits=searches.score.double().masked_fill(~searches.correct, -torch.inf)[mated].sort().values,
-        correctness=Correctness.fit(evidence, correct),
-        reliability=probability_bins(cross_validated(evidence, correct), correct),
-        depth=_depth(ranks, targets.conformal_miss),
-        kappa=Histogram.of(kappa),
-        dimension=dimension,
+        correctness=tuple(Correctness.fit(kind, correct) for kind in {tuple(kind): kind for kind in evidence}.values()),
+        reliability=probability_bins(cross_validated(evidence[0], correct), correct),
+        depth=_depth(searches.rank[mated], targets.conformal_miss),
+        kappa=Histogram.of(queries.kappa),
+        dimension=queries.dimension,
         reference=reference,
         verifier=verifier,
         facts={} if facts is None else facts,
     )
     _refuse_unpromised(calibration)
     return calibration
+
+
+def query_scores(
+    queries: Embeddings,
+    cosines: Float[Tensor, "Q K"] | None,
+    *,
+    features: Float[Tensor, "Q P"] | None = None,
+    labels: Int64[Tensor, "Q K"] | None = None,
+    reference: Reference | None = None,
+) -> dict[str, Float[Tensor, " Q"]]:
+    """Every score of the registry that can be had of queries and their hits, by name, float64 on the CPU.
+
+    Args:
+        queries: their embeddings; without features they are a mean and a κ that somebody gave, and nothing else.
+        cosines: (Q, K) of the hits; None where there are none.
+        features: (Q, P) of the queries.
+        labels: (Q, K) of the hits.
+        reference: features of known items.
+    """
+    evidence = {
+        "embeddings": queries,
+        "features": features,
+        "cosines": None if cosines is None else cosines.clamp(min=-1),
+        "labels": labels,
+        "reference": reference,
+        "labelled": None if reference is None else reference.if_labelled,
+    }
+    scores = scores_of(evidence)
+    if features is None:
+        scores = {name: values for name, values in scores.items() if not _of_features(name)}
+    return {name: values.detach().cpu().double() for name, values in scores.items()}
+
+
+def _of_features(flag: str) -> bool:
+    """Whether a score is made of more of the query than its mean and κ."""
+    names = PAIR if flag == COMBINED else (flag,)
+    return any(name == "variance" or {"features", "parts"} & set(SCORES[name].needs) for name in names)
 
 
 def credible_cosine(queries: Embeddings, *, level: float = LEVEL, dimension: int | None = None) -> Float[Tensor, " Q"]:
@@ -370,14 +428,6 @@ def credible_cosine(queries: Embeddings, *, level: float = LEVEL, dimension: int
     return VonMisesFisher(mean.expand(len(kappa), -1), kappa).credible_cap(level)
 
 
-def cross_validated(evidence: Float[Tensor, "N E"], correct: Bool[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """P(first hit is right) of each search, learnt from the other four fifths of them."""
-    probability = torch.empty(len(evidence), dtype=torch.float64)
-    for fold, rest in folds(len(evidence)):
-        probability[fold] = Correctness.fit(evidence[rest], correct[rest])(evidence[fold])
-    return probability
-
-
 def _depth(ranks: Tensor, miss: float) -> int | None:
     try:
         return conformal_depth(ranks, target=miss)
@@ -391,7 +441,3 @@ def _refuse_unpromised(calibration: Calibration) -> None:
             getattr(calibration, threshold)
         except ValueError as error:
             raise ValueError(f"target {name}: {error}") from None
-
-
-def _column(values: Tensor, column: int, otherwise: float) -> Tensor:
-    return values[:, column] if values.shape[1] > column else values.new_full((len(values),), otherwise)

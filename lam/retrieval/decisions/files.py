@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.flags import OodDetector
+from lam.retrieval.decisions.flags import COMBINED, OodDetector
 from lam.retrieval.decisions.probability import Correctness
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.metrics.reference import Reference
@@ -29,8 +29,9 @@ from lam.utils.files import (
     write_tensors,
 )
 
-FORMAT = 1
+FORMAT = 2
 FOLDER, METADATA, TABLES = "calibration", "calibration.json", "tables.safetensors"
+_FLAG = "flag_"
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "facts")
 
 
@@ -41,7 +42,7 @@ def save_calibration(run: str | Path, calibration: Calibration) -> None:
         "format": FORMAT,
         **{name: getattr(calibration, name) for name in _PLAIN},
         "targets": asdict(calibration.targets),
-        "correctness": calibration.correctness.to_json(),
+        "correctness": [model.to_json() for model in calibration.correctness],
         "sameness": None if calibration.verifier is None else calibration.verifier.sameness.to_json(),
         "reliability": reliability,
         "kappa": {name: value.tolist() for name, value in vars(calibration.kappa).items()},
@@ -84,7 +85,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
         detector=_detector(tables),
         false_accepts=ConformalScores(_table(tables, "false_accepts"), tables.get("stranger_classes")),
         right_hits=_table(tables, "right_hits"),
-        correctness=Correctness.from_json(metadata["correctness"]),
+        correctness=tuple(map(Correctness.from_json, metadata["correctness"])),
         reliability=CalibrationBins(_defined(bins, "confidence"), _defined(bins, "accuracy"), bins["count"].long()),
         kappa=Histogram(
             torch.tensor(metadata["kappa"]["counts"]), torch.tensor(metadata["kappa"]["edges"], dtype=torch.float64)
@@ -100,13 +101,9 @@ def _defined(bins: dict[str, Tensor], name: str) -> Tensor:
 
 def _tables(calibration: Calibration) -> dict[str, Tensor]:
     detector = calibration.detector
-    tables = {
-        "false_accepts": calibration.false_accepts.scores,
-        "right_hits": calibration.right_hits,
-        "flag_kappa": detector.kappa.scores,
-    }
-    if detector.knn is not None and detector.combined is not None and detector.ranks is not None:
-        tables |= {"flag_knn": detector.knn.scores, "flag_combined": detector.combined.scores}
+    tables = {"false_accepts": calibration.false_accepts.scores, "right_hits": calibration.right_hits}
+    tables |= {f"{_FLAG}{name}": known.scores for name, known in detector.calibrated.items()}
+    if detector.ranks is not None:
         tables |= {"rank_kappa": detector.ranks[0], "rank_knn": detector.ranks[1]}
     if calibration.verifier is not None:
         tables["impostors"] = calibration.verifier.impostors.scores
@@ -120,13 +117,11 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
 
 
 def _detector(tables: dict[str, Tensor]) -> OodDetector:
-    kappa = ConformalScores(_table(tables, "flag_kappa"))
-    if "flag_knn" not in tables:
-        return OodDetector(kappa)
-    ranks = _table(tables, "rank_kappa"), _table(tables, "rank_knn")
-    return OodDetector(
-        kappa, ConformalScores(tables["flag_knn"]), ConformalScores(_table(tables, "flag_combined")), ranks
-    )
+    _table(tables, f"{_FLAG}kappa")
+    calibrated = {name.removeprefix(_FLAG): ConformalScores(tables[name]) for name in tables if name.startswith(_FLAG)}
+    if COMBINED not in calibrated:
+        return OodDetector(calibrated)
+    return OodDetector(calibrated, (_table(tables, "rank_kappa"), _table(tables, "rank_knn")))
 
 
 def _reference(tables: dict[str, Tensor]) -> Reference | None:

@@ -1,106 +1,124 @@
-"""Which queries cannot be judged: thresholds on κ, on a k-NN distance, or on both, at a promised false-flag rate."""
+"""Which queries cannot be judged: a threshold on one score, or on two together, at a promised false-flag rate."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.metrics.registry import SCORES
 from lam.utils.checks import check_length, check_no_nan
 
-Flag = Literal["kappa", "knn", "combined"]
-FLAGS: tuple[Flag, ...] = get_args(Flag)
+COMBINED = "combined"
+"""Two scores as one."""
+PAIR = "kappa", "knn"
+"""These two."""
+FLAGS = (*SCORES, COMBINED)
+"""By what a query can be flagged."""
 
 
 @dataclass(frozen=True, eq=False)
 class OodDetector:
-    """OOD scores of in-distribution data, of each kind; higher means more out of distribution.
+    """Scores of in-distribution data; higher means more out of distribution.
 
-    `kappa` is −κ and `knn` the distance to known features. `combined` takes the greater of the two: the
-    calibration items are parted by turns, the distribution functions F of −κ and G of the distance are learnt from one
-    half, and max(F(−κ), G(distance)) is calibrated on the other. It is one score like the two others, so that its
-    false-flag rate is promised alike, whatever the dependence of the two; Bonferroni's 2·min(p, q) would need no other
-    half, but where both scores flag the same items it would flag at half the rate that was asked for.
+    `combined` takes the greater of −κ and the distance to known features: the calibration items are parted by turns,
+    the distribution functions F of −κ and G of the distance are learnt from one half, and max(F(−κ), G(distance)) is
+    calibrated on the other. It is one score like all others, so that its false-flag rate is promised alike, whatever
+    the dependence of the two; Bonferroni's 2·min(p, q) would need no other half, but where both scores flag the same
+    items it would flag at half the rate that was asked for.
 
     Attributes:
-        kappa: −κ of the calibration items.
-        knn: their distances; None without features.
-        combined: of one half of them, relative to the other.
-        ranks: of the other half, −κ and distances, each rising: F and G.
+        calibrated: by flag, the scores of the calibration items, among them `kappa`; `combined` has those of one half,
+            relative to the other.
+        ranks: of the other half, −κ and distances, each rising: F and G; None without distances.
     """
 
-    kappa: ConformalScores
-    knn: ConformalScores | None = None
-    combined: ConformalScores | None = None
+    calibrated: dict[str, ConformalScores]
     ranks: tuple[Float[Tensor, " M"], Float[Tensor, " M"]] | None = None
 
     @classmethod
-    def of(cls, kappa: Float[Tensor, " N"], distance: Float[Tensor, " N"] | None = None) -> "OodDetector":
+    def of(cls, scores: Mapping[str, Float[Tensor, " N"]]) -> "OodDetector":
         """Learn from N in-distribution items that nothing was fitted to, in an order that tells nothing.
 
         Args:
-            kappa: (N,) concentrations.
-            distance: (N,) k-NN distances of the same items, where there are any.
+            scores: of these items, by name, as `lam.retrieval.metrics.registry.scores_of` gives them.
 
         Raises:
-            ValueError: for no item, or only one where there are distances; NaN; or another length.
+            ValueError: for no item, or only one where −κ and distances are combined; without −κ; NaN; or another
+                length.
         """
-        ood_score = -kappa.detach().cpu().double()
-        if distance is None:
-            return cls(ConformalScores.of(ood_score))
-        check_length("distance", distance, "the values of kappa", len(kappa))
-        if len(kappa) < 2:
-            raise ValueError(f"kappa and distance are combined from at least 2 items, got {len(kappa)}")
-        distance = distance.detach().cpu().double()
+        if "kappa" not in scores:
+            raise ValueError(f"scores must hold those of 'kappa', got {', '.join(scores) or 'none'}")
+        columns = {name: values.detach().cpu().double() for name, values in scores.items()}
+        for name, values in columns.items():
+            check_length(name, values, "the values of kappa", len(columns["kappa"]))
+        calibrated = {name: ConformalScores.of(values) for name, values in columns.items()}
+        if not columns.keys() >= set(PAIR):
+            return cls(calibrated)
+        if len(columns["kappa"]) < 2:
+            raise ValueError(f"kappa and knn are combined from at least 2 items, got {len(columns['kappa'])}")
         one_half, other_half = slice(0, None, 2), slice(1, None, 2)
-        ranks = ood_score[one_half].sort().values, distance[one_half].sort().values
-        combined = ConformalScores.of(_greater_rank(ranks, ood_score[other_half], distance[other_half]))
-        return cls(ConformalScores.of(ood_score), ConformalScores.of(distance), combined, ranks)
+        one, two = (columns[name][one_half].sort().values for name in PAIR)
+        both = _greater_rank((one, two), *(columns[name][other_half] for name in PAIR))
+        return cls({**calibrated, COMBINED: ConformalScores.of(both)}, (one, two))
 
-    def known(self, flag: Flag) -> ConformalScores:
-        """The calibration scores of one kind.
+    def known(self, flag: str) -> ConformalScores:
+        """The calibration scores of one flag.
 
         Raises:
-            ValueError: for an unknown flag, or one that needs distances where there were none.
+            ValueError: for an unknown flag, or one whose evidence the calibration did not have.
         """
         if flag not in FLAGS:
             raise ValueError(f"flag must be one of {', '.join(FLAGS)}, got {flag!r}")
-        scores = {"kappa": self.kappa, "knn": self.knn, "combined": self.combined}[flag]
-        if scores is None:
-            raise ValueError(f"flag {flag!r} needs k-NN distances, and this calibration has none: use 'kappa'")
-        return scores
+        if flag not in self.calibrated:
+            raise ValueError(f"flag {flag!r} needs {_evidence(flag)}, and this calibration had none: use 'kappa'")
+        return self.calibrated[flag]
 
-    def ood_score(
-        self, flag: Flag, kappa: Float[Tensor, " Q"], distance: Float[Tensor, " Q"] | None = None
-    ) -> Float[Tensor, " Q"]:
-        """OOD scores of new items; they are flagged where it is above a threshold of `known(flag)`.
+    def ood_score(self, flag: str, scores: Mapping[str, Float[Tensor, " Q"]]) -> Float[Tensor, " Q"]:
+        """The score of new items; they are flagged where it is above a threshold of `known(flag)`.
 
         Args:
             flag: which score.
-            kappa: (Q,) concentrations.
-            distance: (Q,) k-NN distances, which `knn` and `combined` need.
+            scores: of the items, by name.
 
         Returns:
-            (Q,) scores, float64, on the device of kappa.
+            (Q,) scores, float64, on their device.
 
         Raises:
-            ValueError: as `known`; for a distance that is missing or of another length; or NaN.
+            ValueError: as `known`; for a score that is missing; or NaN.
         """
         self.known(flag)
-        check_no_nan("kappa", kappa)
-        ood_score = -kappa.detach().double()
-        if flag == "kappa":
-            return ood_score
-        if distance is None:
-            raise ValueError(f"flag {flag!r} needs the distance of every query to the reference features")
-        check_length("distance", distance, "the values of kappa", len(kappa))
-        check_no_nan("distance", distance)
-        distance = distance.detach().double().to(kappa.device)
-        if flag == "knn" or self.ranks is None:
-            return distance
-        return _greater_rank(self.ranks, ood_score.cpu(), distance.cpu()).to(kappa.device)
+        names = PAIR if flag == COMBINED else (flag,)
+        if missing := [name for name in names if name not in scores]:
+            raise ValueError(f"flag {flag!r} needs {_evidence(flag)} of every query: there is no {missing[0]!r}")
+        for name in names:
+            check_no_nan(name, scores[name])
+        columns = [scores[name].detach().double() for name in names]
+        if flag != COMBINED or self.ranks is None:
+            return columns[0]
+        return _greater_rank(self.ranks, columns[0].cpu(), columns[1].cpu()).to(columns[0].device)
+
+
+def needs_reference(flag: str) -> bool:
+    """Whether a flag compares with features of known items."""
+    return any({"reference", "labelled"} & set(SCORES[name].needs) for name in (PAIR if flag == COMBINED else (flag,)))
+
+
+def _evidence(flag: str) -> str:
+    """What a flag is made from, in words."""
+    words = {
+        "embeddings": "embeddings",
+        "parts": "an encoder that has learnt ambiguity",
+        "features": "features",
+        "reference": "reference features of known items",
+        "labelled": "reference features with labels",
+        "cosines": "hits",
+        "labels": "labels of the hits",
+    }
+    needs = [need for name in (PAIR if flag == COMBINED else (flag,)) for need in SCORES[name].needs]
+    return " and ".join(words[need] for need in dict.fromkeys(needs))
 
 
 def _greater_rank(ranks: tuple[Tensor, Tensor], ood_score: Tensor, distance: Tensor) -> Tensor:

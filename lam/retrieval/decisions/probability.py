@@ -1,7 +1,7 @@
-"""P(first hit is right): a regression on the result of a search, kept as plain numbers."""
+"""P(first hit is right): a regression on scores of the query and its hits, kept as plain numbers."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,104 +10,158 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.retrieval.metrics.uncertainty import CalibrationBins
-from lam.utils.checks import check_finite, check_length, check_no_nan, positive_integer
+from lam.utils.checks import check_finite, check_length, positive_integer
 
-EVIDENCE = ("cosine", "query_kappa", "hit_kappa", "margin")
-_LEAST = 1e-8  # below the resolution of a float32 cosine
-_COUNT = len(EVIDENCE)
+Scores = Mapping[str, Float[Tensor, " N"]]
+"""By name, one value for each of N searches."""
+
 FOLDS = 5
 """Parts of a cross-validation."""
+LEAST = 10
+"""How many right and how many wrong first hits it takes to learn from more than one score."""
+FEWEST = "cosine"
+"""That one, where it is there."""
+
+_PENALTIES = (0.01, 0.1, 1.0)  # scikit-learn's C: variances of the weights before anything is seen
+_KNOTS = 65
+
+
+@dataclass(frozen=True)
+class RankOdds:
+    """log(F/(1 − F)) of a score, F being the share of the calibration data below it; ties count half.
+
+    Whatever the unit of a score, it has so a scale that all scores share, on which no outlier is farther than one in N;
+    linear between the knots, constant beyond.
+
+    Attributes:
+        values: of the score, rising.
+        odds: logarithms of odds, one a value, rising.
+    """
+
+    values: tuple[float, ...]
+    odds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check_knots("values", self.values, "odds", self.odds)
+
+    @classmethod
+    def of(cls, score: Float[Tensor, " N"], *, knots: int = _KNOTS) -> "RankOdds":
+        """Learn from N values; so many knots at most, evenly between the odds of the least and of the greatest."""
+        values, counts = score.unique(return_counts=True)
+        share = (counts.cumsum(0) - counts / 2) / len(score)
+        odds = share.double().logit()
+        evenly = torch.linspace(float(odds[0]), float(odds[-1]), knots, dtype=torch.float64)
+        kept = torch.searchsorted(odds, evenly).clamp(max=len(odds) - 1).unique()
+        return cls(tuple(values[kept].tolist()), tuple(odds[kept].tolist()))
+
+    def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+        """Of new values, float64."""
+        return _interpolated(score.double(), score.new_tensor(self.values).double(), self.odds)
 
 
 @dataclass(frozen=True)
 class Correctness:
-    """P(first hit is right) = g(Σ_j weight_j (x_j − center_j)/scale_j), learnt by logistic and isotonic regression.
+    """P(first hit is right) from several scores, by logistic and isotonic regression.
 
-    x is (log(1 − cosine), log κ of the query, log κ of the hit, log margin), the margin being the cosine of the first
-    hit less that of the second: near 1, where retrieval happens, it is orders of magnitude of the distance that tell,
-    and κ spans many. Logistic regression weighs the four; g rises, piecewise linearly between knots, and is learnt from
-    the sums of searches that the weights were not learnt from, so that log odds need not be linear in them.
+    Each score becomes the log odds of its rank, x (see `RankOdds`); s = b + Σ_j w_j x_j is a logistic regression on
+    them. g rises, piecewise linearly between knots, and is learnt by isotonic regression from the s of searches that
+    the weights were not learnt from, so that log odds need not be linear in the scores. The probability is
+    (N g(s) + 2 σ(s))/(N + 2): the logistic curve counts as two more observations, so that nothing is certain and the
+    order by s stays where g is level.
 
     Attributes:
-        weights: one for each x.
-        center: means of x on the calibration data.
-        scale: their standard deviations.
+        evidence: the scores that it needs, E of them.
+        ranks: of each.
+        weights: one for each.
+        intercept: b.
         knots: sums at which g is known, rising.
-        levels: g there, rising, strictly between 0 and 1.
+        levels: g there, rising, from 0 to 1.
         n: how many searches it was learnt from.
     """
 
+    evidence: tuple[str, ...]
+    ranks: tuple[RankOdds, ...]
     weights: tuple[float, ...]
-    center: tuple[float, ...]
-    scale: tuple[float, ...]
+    intercept: float
     knots: tuple[float, ...]
     levels: tuple[float, ...]
     n: int
 
     def __post_init__(self) -> None:
-        for name in ("weights", "center", "scale", "knots", "levels"):
-            values = getattr(self, name)
-            count = len(values) if name in ("knots", "levels") else _COUNT
-            if len(values) != count or not values or not all(map(math.isfinite, values)):
-                raise ValueError(f"{name} must be finite numbers, {count} of them, got {values}")
-        if len(self.knots) != len(self.levels):
-            raise ValueError(f"knots and levels must be as many, got {len(self.knots)} and {len(self.levels)}")
+        if not len(self.evidence) == len(self.ranks) == len(self.weights) > 0:
+            raise ValueError(f"there must be ranks and a weight for each score, got {len(self.weights)} weights")
+        if not all(map(math.isfinite, (*self.weights, self.intercept))):
+            raise ValueError(f"weights must be finite numbers, got {self.weights} and {self.intercept}")
+        _check_knots("knots", self.knots, "levels", self.levels)
 
     @classmethod
-    def fit(cls, evidence: Float[Tensor, "N E"], correct: Bool[Tensor, " N"]) -> "Correctness":
-        """Learn with scikit-learn, which gives the weights its default penalty.
+    def fit(cls, scores: Scores, correct: Bool[Tensor, " N"]) -> "Correctness":
+        """Learn with scikit-learn, the penalty of the weights being chosen by cross-validation, by the log score.
 
-        Queries without a match in the gallery do not belong here: no first hit of theirs can be right. Where all hits
-        are right, or none is, there is nothing to learn from, and the answer is Laplace's (n_right + 1)/(N + 2); and no
-        probability is nearer to 0 or 1 than 1/(N + 2).
+        Queries without a match in the gallery do not belong here: no first hit of theirs can be right. Where fewer than
+        10 first hits are right, or wrong, one score is all that can be learnt from: the cosine, or the first that is
+        given. Where all are right, or none is, there is nothing to learn, and the answer is Laplace's
+        (n_right + 1)/(N + 2).
 
         Source: Platt (1999), Zadrozny and Elkan (2002).
 
         Args:
-            evidence: (N, 4) as `evidence_of` gives it.
+            scores: higher meaning more doubt, or less: the regression finds out.
             correct: (N,) whether the first hit was right.
 
         Raises:
-            ValueError: for no search, another length, or evidence that is not finite.
+            ValueError: for no search, no score, another length, or scores that are not finite.
         """
-        check_length("correct", correct, "the rows of evidence", len(evidence))
-        check_finite("evidence", evidence)
-        if len(evidence) == 0:
+        if len(correct) == 0:
             raise ValueError("the probability of a right answer needs searches that have a match, got none")
+        if not scores:
+            raise ValueError("the probability of a right answer needs a score to learn from, got none")
+        for name, values in scores.items():
+            check_length(name, values, "the searches", len(correct))
+            check_finite(name, values)
         from sklearn.isotonic import IsotonicRegression
 
-        x, right = evidence.detach().cpu().double(), correct.cpu()
-        center, spread = x.mean(0), x.std(0, correction=0)
-        scale = torch.where(spread > 0, spread, 1.0)
-        x = (x - center) / scale
-        weights, n = _weights(x, right), len(right)
-        sums = torch.empty(n, dtype=torch.float64)
-        for fold, rest in folds(n):
-            sums[fold] = x[fold] @ _weights(x[rest], right[rest])
-        rising: Any = IsotonicRegression().fit(sums.numpy(), right.double().numpy())
-        least = 1 / (n + 2)
-        levels = torch.from_numpy(rising.y_thresholds_).double().clamp(least, 1 - least)
+        right, n = correct.cpu(), len(correct)
+        names = tuple(scores)
+        if min(int(right.sum()), int((~right).sum())) < LEAST:
+            names = (FEWEST if FEWEST in names else names[0],)
+        ranks = tuple(RankOdds.of(scores[name].detach().cpu()) for name in names)
+        x = torch.stack([rank(scores[name].detach().cpu()) for rank, name in zip(ranks, names, strict=True)], 1)
+        unseen = {penalty: _unseen_sums(x, right, penalty) for penalty in _PENALTIES}
+        penalty = min(unseen, key=lambda penalty: _log_score(unseen[penalty], right))
+        rising: Any = IsotonicRegression().fit(unseen[penalty].numpy(), right.double().numpy())
+        weights, intercept = _regression(x, right, penalty)
         return cls(
+            evidence=names,
+            ranks=ranks,
             weights=tuple(weights.tolist()),
-            center=tuple(center.tolist()),
-            scale=tuple(scale.tolist()),
+            intercept=intercept,
             knots=tuple(rising.X_thresholds_.tolist()),
-            levels=tuple(levels.tolist()),
+            levels=tuple(rising.y_thresholds_.tolist()),
             n=n,
         )
 
-    def __call__(self, evidence: Float[Tensor, "N E"]) -> Float[Tensor, " N"]:
-        """P(first hit is right) for each row of `evidence_of`.
+    def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
+        """P(first hit is right), float64.
 
         Raises:
-            ValueError: for evidence of another width or not finite.
+            ValueError: for a score that is missing or not finite.
         """
-        if evidence.shape[1:] != (_COUNT,):
-            raise ValueError(f"evidence must have {_COUNT} columns, {EVIDENCE}, got shape {tuple(evidence.shape)}")
-        check_finite("evidence", evidence)
-        x = evidence.double()
-        weights, center, scale = (x.new_tensor(values) for values in (self.weights, self.center, self.scale))
-        return _interpolated(((x - center) / scale) @ weights, x.new_tensor(self.knots), x.new_tensor(self.levels))
+        if missing := [name for name in self.evidence if name not in scores]:
+            raise ValueError(f"the probability rests on {', '.join(self.evidence)}: {', '.join(missing)} is missing")
+        total: Any = self.intercept
+        for name, rank, weight in zip(self.evidence, self.ranks, self.weights, strict=True):
+            check_finite(name, scores[name])
+            total = total + weight * rank(scores[name])
+        level = _interpolated(total, total.new_tensor(self.knots), self.levels)
+        return (self.n * level + 2 * total.sigmoid()) / (self.n + 2)
+
+    @property
+    def worth(self) -> dict[str, float]:
+        """The share of each score in the sum of absolute weights, the greatest first; all have one scale."""
+        total = sum(map(abs, self.weights)) or 1.0
+        shares = {name: abs(weight) / total for name, weight in zip(self.evidence, self.weights, strict=True)}
+        return dict(sorted(shares.items(), key=lambda share: -share[1]))
 
     def to_json(self) -> dict[str, Any]:
         """The numbers, by name."""
@@ -116,8 +170,18 @@ class Correctness:
     @classmethod
     def from_json(cls, numbers: dict[str, Any]) -> "Correctness":
         """The regression of numbers by name."""
-        n = numbers["n"]
-        return cls(**{name: tuple(values) for name, values in numbers.items() if name != "n"}, n=n)
+        ranks = tuple(RankOdds(**{name: tuple(values) for name, values in one.items()}) for one in numbers["ranks"])
+        plain = {name: tuple(value) if isinstance(value, list) else value for name, value in numbers.items()}
+        return cls(**{**plain, "ranks": ranks})
+
+
+def cross_validated(scores: Scores, correct: Bool[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """P(first hit is right) of each search, learnt from the other four fifths of them."""
+    probability = torch.empty(len(correct), dtype=torch.float64)
+    for fold, rest in folds(len(correct)):
+        model = Correctness.fit(_rows(scores, rest), correct[rest])
+        probability[fold] = model(_rows(scores, fold))
+    return probability
 
 
 def folds(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:
@@ -126,37 +190,6 @@ def folds(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:
     for fold in range(min(FOLDS, n)):
         is_in_fold = turn == fold
         yield is_in_fold, ~is_in_fold if n > 1 else is_in_fold
-
-
-def evidence_of(
-    cosine: Float[Tensor, " N"],
-    query_kappa: Float[Tensor, " N"],
-    hit_kappa: Float[Tensor, " N"],
-    second: Float[Tensor, " N"],
-) -> Float[Tensor, "N E"]:
-    """The four numbers that P(first hit is right) is computed from; see `Correctness`.
-
-    Args:
-        cosine: (N,) of the first hit, in [−1, 1].
-        query_kappa: (N,) concentrations of the queries.
-        hit_kappa: (N,) of their first hits.
-        second: (N,) cosine of the second hit; −1 where there is none.
-
-    Returns:
-        (N, 4), float64.
-
-    Raises:
-        ValueError: for another length or NaN.
-    """
-    columns = {"cosine": cosine, "query_kappa": query_kappa, "hit_kappa": hit_kappa, "second": second}
-    for name, values in columns.items():
-        check_length(name, values, "the cosines", len(cosine))
-        check_no_nan(name, values)
-    distance, kappa, other, margin = (
-        values.double().clamp(min=_LEAST).log()
-        for values in (1 - cosine.double(), query_kappa, hit_kappa, cosine.double() - second.double())
-    )
-    return torch.stack([distance, kappa, other, margin], 1)
 
 
 def probability_bins(
@@ -194,20 +227,44 @@ def probability_bins(
     return CalibrationBins(total / count, right / count, count)
 
 
-def _weights(x: Tensor, correct: Tensor) -> Tensor:
-    """Of a logistic regression; zero where all are right or all are wrong."""
+def _rows(scores: Scores, rows: Tensor) -> dict[str, Tensor]:
+    return {name: values[rows] for name, values in scores.items()}
+
+
+def _unseen_sums(x: Tensor, correct: Tensor, penalty: float) -> Tensor:
+    """s of each search by weights that were learnt from the other folds."""
+    sums = torch.empty(len(x), dtype=torch.float64)
+    for fold, rest in folds(len(x)):
+        weights, intercept = _regression(x[rest], correct[rest], penalty)
+        sums[fold] = x[fold] @ weights + intercept
+    return sums
+
+
+def _log_score(sums: Tensor, correct: Tensor) -> float:
+    """Minus the mean logarithm of the probability that σ(s) gives to what is the case."""
+    return float(-torch.nn.functional.logsigmoid(torch.where(correct, sums, -sums)).mean())
+
+
+def _regression(x: Tensor, correct: Tensor, penalty: float) -> tuple[Tensor, float]:
+    """Weights and intercept; zero where all are right or all are wrong."""
     if correct.all() or not correct.any():
-        return torch.zeros(_COUNT, dtype=torch.float64)
+        return torch.zeros(x.shape[1], dtype=torch.float64), 0.0
     from sklearn.linear_model import LogisticRegression
 
-    model: Any = LogisticRegression(max_iter=1000).fit(x.numpy(), correct.numpy())
-    return torch.from_numpy(model.coef_[0])
+    model: Any = LogisticRegression(C=penalty, max_iter=1000).fit(x.numpy(), correct.numpy())
+    return torch.from_numpy(model.coef_[0]), float(model.intercept_[0])
 
 
-def _interpolated(sums: Tensor, knots: Tensor, levels: Tensor) -> Tensor:
-    """Levels at sums: linear between knots, constant beyond them."""
-    right = torch.searchsorted(knots, sums.contiguous()).clamp(max=len(knots) - 1)
+def _interpolated(at: Tensor, knots: Tensor, levels: tuple[float, ...]) -> Tensor:
+    """Levels at some places: linear between rising knots, constant beyond them."""
+    heights = knots.new_tensor(levels)
+    right = torch.searchsorted(knots, at.contiguous()).clamp(max=len(knots) - 1)
     left = (right - 1).clamp(min=0)
     width = (knots[right] - knots[left]).clamp(min=torch.finfo(knots.dtype).tiny)
-    share = ((sums - knots[left]) / width).clamp(0, 1)
-    return levels[left] + share * (levels[right] - levels[left])
+    share = ((at - knots[left]) / width).clamp(0, 1)
+    return heights[left] + share * (heights[right] - heights[left])
+
+
+def _check_knots(name: str, knots: tuple[float, ...], other: str, levels: tuple[float, ...]) -> None:
+    if len(knots) != len(levels) or not knots or not all(map(math.isfinite, (*knots, *levels))):
+        raise ValueError(f"{name} and {other} must be finite numbers, as many of each, got {knots} and {levels}")

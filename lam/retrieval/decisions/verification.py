@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.probability import Correctness, evidence_of
+from lam.retrieval.decisions.probability import Correctness
 from lam.retrieval.metrics.searches import Matches
 from lam.utils.checks import check_length
 
@@ -95,7 +95,8 @@ class Verifier:
                 f"{int((~same).sum())}"
             )
         balanced = torch.cat([kind.nonzero()[:count, 0] for kind in (same, ~same)]).sort().values
-        sameness = Correctness.fit(_evidence(cosine, kappa, other)[balanced], same[balanced])
+        evidence = _evidence(cosine[balanced], kappa[balanced], other[balanced])
+        sameness = Correctness.fit(evidence, same[balanced])
         return cls(ConformalScores.of(cosine[~same]), sameness)
 
     def probability(
@@ -105,6 +106,6 @@ class Verifier:
         return self.sameness(_evidence(cosine, kappa, other))
 
 
-def _evidence(cosine: Tensor, kappa: Tensor, other: Tensor) -> Tensor:
-    """The evidence of a search, the less certain image in the place of the query, and no margin."""
-    return evidence_of(cosine, torch.minimum(kappa, other), torch.maximum(kappa, other), cosine)
+def _evidence(cosine: Tensor, kappa: Tensor, other: Tensor) -> dict[str, Tensor]:
+    """The cosine, and κ of the less and of the more certain of the two."""
+    return {"cosine": cosine, "kappa": torch.minimum(kappa, other), "other_kappa": torch.maximum(kappa, other)}

@@ -1,7 +1,9 @@
 """`Hits`: the result of a search of any index."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -24,3 +26,16 @@ class Hits:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def label_numbers(labels: Iterable[Iterable[str]]) -> Int64[Tensor, "Q K"]:
+    """(Q, K) labels of hits as numbers, equal where labels are; −1 for the empty label, which says nothing.
+
+    Example:
+        >>> label_numbers([["cat", ""], ["dog", "cat"]])
+        tensor([[ 0, -1],
+                [ 1,  0]])
+    """
+    numbers = {"": -1}
+    rows = [[numbers.setdefault(label, len(numbers) - 1) for label in row] for row in labels]
+    return torch.tensor(rows, dtype=torch.int64)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.utils.checks import unit_rows
 
 Matches = Callable[[Int64[Tensor, " R"]], Bool[Tensor, "R N"]]
@@ -24,9 +25,8 @@ class Searches:
     """What each of Q queries found in a gallery of N items.
 
     Attributes:
-        nearest: (Q,) the item of highest cosine.
-        score: (Q,) its cosine.
-        second: (Q,) the cosine of the next one; −1, the least there is, where there is none.
+        hits: (Q, K) the items of highest cosine, best first: 50 of them, or all there are.
+        cosines: (Q, K) theirs.
         correct: (Q,) whether the nearest item matches.
         mated: (Q,) the highest cosine of an item that matches; −∞ where none does.
         non_mated: (Q,) the highest cosine of one that does not, which is the score of the first hit once all matches
@@ -35,9 +35,8 @@ class Searches:
         gallery_size: how many items were searched, the query itself not among them.
     """
 
-    nearest: Int64[Tensor, " Q"]
-    score: Float[Tensor, " Q"]
-    second: Float[Tensor, " Q"]
+    hits: Int64[Tensor, "Q K"]
+    cosines: Float[Tensor, "Q K"]
     correct: Bool[Tensor, " Q"]
     mated: Float[Tensor, " Q"]
     non_mated: Float[Tensor, " Q"]
@@ -45,11 +44,21 @@ class Searches:
     gallery_size: int
 
     def __len__(self) -> int:
-        return len(self.nearest)
+        return len(self.hits)
 
     def __getitem__(self, index: slice | Tensor) -> "Searches":
         columns = {name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)}
         return Searches(**columns, gallery_size=self.gallery_size)
+
+    @property
+    def nearest(self) -> Int64[Tensor, " Q"]:
+        """(Q,) the item of highest cosine."""
+        return self.hits[:, 0]
+
+    @property
+    def score(self) -> Float[Tensor, " Q"]:
+        """(Q,) its cosine."""
+        return self.cosines[:, 0]
 
     @property
     def has_mate(self) -> Bool[Tensor, " Q"]:
@@ -103,11 +112,9 @@ def _searched(
         own = torch.arange(len(rows), device=similarity.device), rows.to(similarity.device)
         similarity[own] = -torch.inf
         matching = matching.index_put(own, torch.tensor(False, device=matching.device))
-    score, nearest = similarity.max(1)
-    correct = matching.gather(1, nearest[:, None])[:, 0]
+    cosines, hits = similarity.topk(min(N_HITS, similarity.shape[1] - (gallery is None)), dim=1)
+    correct = matching.gather(1, hits[:, :1])[:, 0]
     mated = similarity.masked_fill(~matching, -torch.inf).amax(1)
     others = similarity.masked_fill(matching, -torch.inf)
     rank = (1 + (others >= mated[:, None]).sum(1)) * matching.any(1)
-    similarity.scatter_(1, nearest[:, None], -torch.inf)
-    second = similarity.amax(1).clamp(min=-1)
-    return nearest, score, second, correct, mated, others.amax(1), rank
+    return hits, cosines, correct, mated, others.amax(1), rank

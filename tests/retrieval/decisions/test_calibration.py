@@ -14,12 +14,11 @@ from lam.retrieval.decisions.calibration import (
     Targets,
     calibrate,
     credible_cosine,
-    cross_validated,
 )
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.decisions import DECISIONS, Decisions, decision_codes
 from lam.retrieval.decisions.files import load_calibration, save_calibration
-from lam.retrieval.decisions.probability import Correctness, evidence_of, probability_bins
+from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
@@ -51,11 +50,11 @@ def _searches(queries: int = 400, seed: int = 0) -> tuple[Searches, Embeddings, 
 
 
 def _calibration(**options: Any) -> Calibration:
-    found, asked, gallery = _searches()
-    return calibrate(found, asked.kappa, gallery.kappa, key="k", dimension=8, **{"targets": TARGETS, **options})
+    found, asked, _ = _searches()
+    return calibrate(found, asked, key="k", **{"targets": TARGETS, **options})
 
 
-def _hits(queries: Embeddings, gallery: Embeddings, k: int = 5) -> Hits:
+def _hits(queries: Embeddings, gallery: Embeddings, k: int = 50) -> Hits:
     index = Index(8)
     index.add(gallery, torch.arange(len(gallery)))
     return index.search(queries, k)
@@ -82,7 +81,7 @@ def test_thresholds_of_a_slider_stand_above_those_in_force() -> None:
     assert calibration.decide(hits, asked, accept_above=-2.0, flag_above=math.inf).share("match") == 1
     assert calibration.decide(hits, asked, flag_above=-math.inf).share("abstain") == 1
     assert calibration.false_accept_rate(calibration.accept_above)[0] <= 0.05
-    assert calibration.detector.kappa.rate(-calibration.kappa_below) <= 0.1
+    assert calibration.detector.known("kappa").rate(-calibration.kappa_below) <= 0.1
     rate, (low, high) = calibration.false_accept_rate(1.0)
     assert low == 0 < rate == 1 / 401 < high
 
@@ -135,30 +134,11 @@ def test_the_credible_cosine_is_that_of_the_cap_of_each_query() -> None:
 def test_probabilities_are_calibrated_on_new_queries() -> None:
     calibration = _calibration()
     asked = [_searches(seed=seed) for seed in range(20, 30)]
-    probability = torch.cat([calibration.probability(_hits(queries, items), queries) for _, queries, items in asked])
+    probability = torch.cat([calibration.decide(_hits(items, of), items).probability for _, items, of in asked])
     correct = torch.cat([found.correct for found, _, _ in asked])
     assert 0.5 < float(correct.double().mean()) < 0.99
     assert probability_bins(probability, correct).expected_error < 0.06
     assert float(probability[correct].mean()) > float(probability[~correct].mean()) + 0.1
-
-
-def test_bins_equal_counting_and_are_closed_on_the_right() -> None:
-    probability, correct = (
-        torch.tensor([0.0, 0.1, 0.11, 1, 1], dtype=torch.float64),
-        torch.tensor([0, 1, 1, 1, 0]).bool(),
-    )
-    bins = probability_bins(probability, correct)
-    assert bins.count.tolist() == [2, 1, 0, 0, 0, 0, 0, 0, 0, 2]
-    assert bins.expected_error == pytest.approx((2 * 0.45 + 0.89 + 2 * 0.5) / 5)
-    assert math.isnan(probability_bins(probability[:0], correct[:0]).expected_error)
-
-
-@pytest.mark.parametrize("right", [True, False])
-def test_where_all_answers_are_alike_the_probability_is_that_of_laplace(right: bool) -> None:
-    evidence = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).double()
-    model = Correctness.fit(evidence, torch.full((8,), right))
-    assert model(evidence * 5).tolist() == pytest.approx([0.9 if right else 0.1] * 8)
-    assert cross_validated(evidence[:1], torch.tensor([right])).tolist() == pytest.approx([2 / 3 if right else 1 / 3])
 
 
 def test_a_gallery_without_hits_or_with_one_is_answered() -> None:
@@ -168,10 +148,10 @@ def test_a_gallery_without_hits_or_with_one_is_answered() -> None:
     assert decisions.decision == ("unknown",) * 5
     assert decisions.probability.tolist() == [0] * 5
     assert decisions.stale
-    assert calibration.probability(_hits(asked, gallery[:1]), asked).isfinite().all()
     alone = _hits(asked, gallery[:1])
+    assert calibration.decide(alone, asked, gallery_size=1).probability.isfinite().all()
     assert calibration.decide(alone, asked, gallery_size=1).stale
-    with pytest.raises(ValueError, match="search a gallery of 300 with k=2, got k=1"):
+    with pytest.raises(ValueError, match="rests on 50 hits: search a gallery of 300 with that k, got k=1"):
         calibration.decide(alone, asked)
     none = calibration.decide(Index(8).search(asked[:0], 3), asked[:0])
     assert len(none) == 0
@@ -184,23 +164,62 @@ def test_a_gallery_is_stale_beyond_a_fifth() -> None:
     assert [calibration.is_stale(size) for size in (239, 240, 300, 360, 361)] == [True, False, False, False, True]
 
 
-@pytest.mark.parametrize("flag", ["knn", "combined"])
-def test_other_flags_look_at_features(flag: Any) -> None:
+@pytest.mark.parametrize("flag", ["knn", "mahalanobis", "combined"])
+def test_flags_by_distance_look_at_features(flag: str) -> None:
     _found, asked, gallery = _searches()
-    reference = Reference.of(gallery.mean[:50])
-    plain = _calibration()
-    distance = replace(plain, reference=reference).distance(asked.mean)
-    calibration = _calibration(flag=flag, distance=distance, reference=reference)
+    known: dict[str, Any] = {"features": asked.mean, "reference": Reference.of(gallery.mean[:50])}
+    calibration = _calibration(flag=flag, **known)
     hits = _hits(asked, gallery)
     far = -asked.mean
     assert calibration.decide(hits, asked, features=asked.mean).share("abstain") < 0.2
     assert calibration.decide(hits, asked, features=far).share("abstain") > 0.35
-    with pytest.raises(ValueError, match="needs the features of the queries"):
+    with pytest.raises(ValueError, match="needs .*reference features of known items of every query"):
         calibration.decide(hits, asked)
+    assert calibration.for_vectors.decide(hits, asked).share("abstain") == pytest.approx(0.1, abs=0.01)
     with pytest.raises(ValueError, match="must have width 8, got 3"):
         calibration.decide(hits, asked, features=far[:, :3])
-    with pytest.raises(ValueError, match="holds no reference features"):
-        plain.distance(far)
+
+
+@pytest.mark.parametrize("flag", ["cosine", "votes", "norm"])
+def test_a_flag_can_be_any_score_that_there_is(flag: str) -> None:
+    found, asked, gallery = _searches()
+    labels = _items(300, 1000)[1][found.hits]
+    features = asked.mean * torch.arange(1, 401)[:, None]
+    calibration = _calibration(flag=flag, labels=labels, features=features)
+    decisions = calibration.decide(_hits(asked, gallery), asked, labels=labels, features=features)
+    assert torch.equal(decisions.codes == 2, decisions.ood_score > calibration.flag_above)
+    assert 0 < decisions.share("abstain") < 0.11 or flag == "votes"
+    by_kappa = -asked.kappa.double() > -calibration.kappa_below
+    own = decisions.ood_score > calibration.flag_above
+    assert torch.equal(calibration.flagged(asked, features), own if flag == "norm" else by_kappa)
+    assert calibration.for_vectors.flag == ("kappa" if flag == "norm" else flag)
+    with pytest.raises(ValueError, match="flag 'p_known' needs an encoder that has learnt ambiguity, and this"):
+        _calibration(flag="p_known")
+
+
+def test_the_probability_rests_on_what_there_is_of_a_query() -> None:
+    found, asked, gallery = _searches()
+    labels = _items(300, 1000)[1][found.hits]
+    calibration = _calibration(labels=labels, features=asked.mean, reference=Reference.of(gallery.mean))
+    of_all, of_vectors, unlabelled = (set(model.evidence) for model in calibration.correctness)
+    assert of_all - of_vectors == {"variance", "norm", "knn", "mahalanobis", "mahalanobis_knn"}
+    assert of_vectors - unlabelled == {"votes", "weighted_votes"}
+    hits = _hits(asked, gallery)
+    everything = calibration.decide(hits, asked, features=asked.mean, labels=labels).probability
+    vectors = calibration.decide(hits, asked, labels=labels).probability
+    without = calibration.decide(hits, asked).probability
+    labelled = calibration.scores(hits, asked, features=asked.mean, labels=labels)
+    bare = calibration.scores(hits, asked)
+    assert (labelled["margin"] != bare["margin"]).any()
+    for probability, model, scores in zip(
+        (everything, vectors, without), calibration.correctness, (labelled, labelled, bare), strict=True
+    ):
+        assert torch.equal(probability, model(scores))
+    some = labels.clone()
+    some[::2, 0] = -1
+    mixed = calibration.decide(hits, asked, labels=some).probability
+    assert torch.equal(mixed[::2], without[::2])
+    assert torch.equal(mixed[1::2], vectors[1::2])
 
 
 def test_targets_that_the_sample_cannot_promise_are_refused_with_how_many_it_takes() -> None:
@@ -217,31 +236,19 @@ def test_what_is_refused() -> None:
     found, asked, gallery = _searches()
     with pytest.raises(ValueError, match=r"target far must lie in \(0, 1\), got 0"):
         Targets(far=0.0)
-    with pytest.raises(ValueError, match="give both, or neither"):
-        _calibration(distance=asked.kappa)
-    with pytest.raises(ValueError, match="kappa must have shape"):
-        calibrate(found, asked.kappa[:3], gallery.kappa, key="", dimension=8)
+    with pytest.raises(ValueError, match="queries and searches must be as many, got 3 and 400"):
+        calibrate(found, asked[:3], key="")
     alike = replace(found, non_mated=torch.full((400,), -torch.inf))
     with pytest.raises(ValueError, match="there is no false accept to learn"):
-        calibrate(alike, asked.kappa, gallery.kappa, key="", dimension=8)
+        calibrate(alike, asked, key="")
     strangers = replace(found, rank=torch.zeros(400, dtype=torch.int64))
     with pytest.raises(ValueError, match="needs searches that have a match, got none"):
-        calibrate(strangers, asked.kappa, gallery.kappa, key="", dimension=8, targets=TARGETS)
+        calibrate(strangers, asked, key="", targets=TARGETS)
     calibration = _calibration()
     with pytest.raises(ValueError, match="hits and queries must be as many, got 400 and 3"):
         calibration.decide(_hits(asked, gallery), asked[:3])
     with pytest.raises(ValueError, match="score must not hold NaN"):
         decision_codes(torch.tensor([False]), torch.tensor([math.nan]), accept_above=0.0)
-    with pytest.raises(ValueError, match="probability must lie in .* at index 1"):
-        probability_bins(torch.tensor([0.5, 1.5]), torch.tensor([True, True]))
-    with pytest.raises(ValueError, match="evidence must have 4 columns"):
-        calibration.correctness(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="cosine must not hold NaN"):
-        evidence_of(torch.tensor([math.nan]), torch.ones(1), torch.ones(1), torch.zeros(1))
-    with pytest.raises(ValueError, match="weights must be finite numbers, 4 of them"):
-        replace(calibration.correctness, weights=(1.0,))
-    with pytest.raises(ValueError, match="knots and levels must be as many"):
-        replace(calibration.correctness, knots=(1.0,), levels=(0.5, 0.6))
 
 
 def test_pairs_are_verified_by_thresholds_of_their_own() -> None:
@@ -277,7 +284,7 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference:
     _found, asked, gallery = _searches()
     labels = torch.arange(len(gallery.mean)) % 7
     reference = Reference.of(gallery.mean, labels)
-    known: dict[str, Any] = {"distance": asked.kappa.reciprocal(), "reference": reference} if with_reference else {}
+    known: dict[str, Any] = {"features": asked.mean, "reference": reference} if with_reference else {}
     made = replace(_calibration(**known), key="of a run", facts={"gallery": "held-out"})
     save_calibration(tmp_path, made)
     read = load_calibration(tmp_path, key="of a run")
@@ -294,7 +301,7 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference:
         assert read.reference.labels is not None
         assert torch.equal(read.reference.labels, labels)
     hits = _hits(asked, gallery)
-    one, other = made.decide(hits, asked), read.decide(hits, asked)
+    one, other = (calibration.decide(hits, asked, features=asked.mean) for calibration in (made, read))
     assert isinstance(one, Decisions)
     assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("codes", "probability", "p_value"))
     for flag in ("kappa", "knn", "combined") if with_reference else ("kappa",):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lam.retrieval.index.faiss_index import Index
+from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.searches import search_open_set
 from lam.vmf.embeddings import Embeddings
 from tests.helpers import unchecked
@@ -33,7 +34,8 @@ def test_searches_equal_a_double_loop(alone: bool) -> None:
         rest = {i: score for i, score in scores.items() if i not in mates}
         ranked = sorted(scores, key=lambda i: -scores[i])
         assert int(found.nearest[q]) == ranked[0]
-        assert float(found.second[q]) == pytest.approx(scores[ranked[1]], abs=1e-6)
+        assert found.hits[q].tolist() == ranked
+        assert found.cosines[q].tolist() == pytest.approx([scores[i] for i in ranked], abs=1e-6)
         assert bool(found.correct[q]) == (ranked[0] in mates)
         assert float(found.mated[q]) == pytest.approx(max(mates.values(), default=-math.inf), abs=1e-6)
         assert float(found.non_mated[q]) == pytest.approx(max(rest.values()), abs=1e-6)
@@ -46,10 +48,16 @@ def test_scores_are_those_of_the_index() -> None:
     found = search_open_set(queries, gallery, lambda rows: torch.zeros(len(rows), 50, dtype=torch.bool))
     index = Index(3)
     index.add(Embeddings(gallery, torch.ones(50), torch.ones(50), torch.ones(50)), torch.arange(50))
-    hits = index.search(Embeddings(queries, torch.ones(40), torch.ones(40), torch.ones(40)), 2)
-    torch.testing.assert_close(found.score, hits.scores[:, 0], rtol=0, atol=2e-7)
-    torch.testing.assert_close(found.second, hits.scores[:, 1], rtol=0, atol=2e-7)
-    assert torch.equal(found.nearest, hits.ids[:, 0])
+    hits = index.search(Embeddings(queries, torch.ones(40), torch.ones(40), torch.ones(40)), 50)
+    torch.testing.assert_close(found.cosines, hits.scores, rtol=0, atol=2e-7)
+    assert torch.equal(found.hits, hits.ids)
+
+
+def test_fifty_hits_are_kept() -> None:
+    queries, gallery = _points(5, 2), _points(80, 3)
+    found = search_open_set(queries, gallery, lambda rows: torch.zeros(len(rows), 80, dtype=torch.bool))
+    assert found.hits.shape == found.cosines.shape == (5, N_HITS)
+    assert torch.equal(found.score, found.cosines[:, 0])
 
 
 def test_equal_scores_rank_the_match_last() -> None:
@@ -61,7 +69,7 @@ def test_equal_scores_rank_the_match_last() -> None:
 def test_a_gallery_of_one_has_no_second() -> None:
     n = torch.eye(2)
     found = search_open_set(n, n[:1], lambda rows: torch.ones(len(rows), 1, dtype=torch.bool))
-    assert found.second.tolist() == [-1, -1]
+    assert found.hits.tolist() == [[0], [0]]
     assert found.non_mated.tolist() == [-math.inf, -math.inf]
 
 

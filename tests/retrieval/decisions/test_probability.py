@@ -1,0 +1,149 @@
+"""P(first hit is right): learnt from many scores, calibrated, and told in plain numbers."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+from lam.retrieval.decisions.probability import (
+    LEAST,
+    Correctness,
+    RankOdds,
+    cross_validated,
+    folds,
+    probability_bins,
+)
+from lam.retrieval.metrics.selective import r_auroc
+
+
+def _searches(n: int, seed: int, *, shift: float = 1.0) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Three scores: of some use, of more on a scale of its own, and of none."""
+    generator = torch.Generator().manual_seed(seed)
+    truth, noise = torch.randn(n, generator=generator), torch.randn(3, n, generator=generator)
+    scores = {"cosine": truth + noise[0], "votes": (3 * (truth + noise[1])).exp(), "norm": noise[2]}
+    return scores, truth + 0.5 * torch.randn(n, generator=generator) < shift
+
+
+def test_the_odds_of_a_rank_are_those_that_counting_gives() -> None:
+    score = torch.tensor([2.0, 5.0, 5.0, 9.0])
+    rank = RankOdds.of(score)
+    for value in score.tolist():
+        share = float(((score < value).sum() + 0.5 * (score == value).sum()) / 4)
+        assert float(rank(torch.tensor([value]))) == pytest.approx(math.log(share / (1 - share)))
+    half_way = (rank.odds[0] + rank.odds[1]) / 2
+    assert rank(torch.tensor([-1e9, 3.5, 1e9])).tolist() == pytest.approx([rank.odds[0], half_way, rank.odds[-1]])
+    assert RankOdds.of(torch.ones(3))(torch.tensor([0.0, 1.0, 7.0])).tolist() == [0, 0, 0]
+
+
+def test_ranks_of_many_values_are_kept_by_few_knots() -> None:
+    score = torch.randn(5000, generator=torch.Generator().manual_seed(0)).double()
+    rank = RankOdds.of(score)
+    assert len(rank.values) <= 65
+    share = (score.argsort().argsort() + 0.5) / 5000
+    assert float((rank(score).sigmoid() - share).abs().max()) < 0.01
+    assert (rank(score.sort().values).diff() > 0).all()
+
+
+def test_the_probability_is_that_of_a_slow_twin() -> None:
+    scores, correct = _searches(300, seed=0)
+    model = Correctness.fit(scores, correct)
+    x = np.stack([rank(scores[name]).numpy() for name, rank in zip(model.evidence, model.ranks, strict=True)], 1)
+    right = correct.numpy()
+    sums, losses = {}, {}
+    for penalty in (0.01, 0.1, 1.0):
+        sums[penalty] = np.zeros(300)
+        for fold, rest in folds(300):
+            part = LogisticRegression(C=penalty).fit(x[rest.numpy()], right[rest.numpy()])
+            sums[penalty][fold.numpy()] = part.decision_function(x[fold.numpy()])
+        chance = 1 / (1 + np.exp(-sums[penalty]))
+        losses[penalty] = -np.log(np.where(right, chance, 1 - chance)).mean()
+    best = min(losses, key=losses.__getitem__)
+    rising = IsotonicRegression(out_of_bounds="clip").fit(sums[best], right)
+    total = LogisticRegression(C=best).fit(x, right).decision_function(x)
+    expected = (300 * rising.predict(total) + 2 / (1 + np.exp(-total))) / 302
+    np.testing.assert_allclose(model(scores).numpy(), expected, atol=2e-4)  # scikit-learn stops at a gradient of 1e-4
+
+
+def test_many_scores_do_better_than_each_of_them_and_stay_calibrated() -> None:
+    model = Correctness.fit(*_searches(1000, seed=1))
+    scores, correct = _searches(5000, seed=2)
+    probability = model(scores)
+    assert r_auroc(correct, -probability) > 0.02 + max(r_auroc(correct, scores[name]) for name in scores)
+    assert probability_bins(probability, correct).expected_error < 0.04
+    assert ((probability > 0) & (probability < 1)).all()
+    assert next(iter(model.worth)) in ("cosine", "votes")
+    assert model.worth["norm"] < 0.1
+    assert sum(model.worth.values()) == pytest.approx(1)
+
+
+def test_the_order_stays_where_the_levels_do_not_tell() -> None:
+    model = replace(Correctness.fit(*_searches(200, seed=3)), knots=(0.0,), levels=(0.7,))
+    scores, _ = _searches(500, seed=4)
+    x = torch.stack([rank(scores[name]) for name, rank in zip(model.evidence, model.ranks, strict=True)], 1)
+    total = x @ torch.tensor(model.weights, dtype=torch.float64)
+    assert torch.equal(model(scores).argsort(), total.argsort())
+    assert float((model(scores) - 0.7).abs().max()) < 2 / 202
+
+
+def test_with_few_mistakes_one_score_is_what_can_be_learnt_from() -> None:
+    scores, correct = _searches(200, seed=5, shift=9.0)
+    correct[: LEAST - 1] = False
+    assert Correctness.fit(scores, correct).evidence == ("cosine",)
+    assert Correctness.fit({"norm": scores["norm"], "votes": scores["votes"]}, correct).evidence == ("norm",)
+    correct[LEAST - 1] = False
+    assert Correctness.fit(scores, correct).evidence == ("cosine", "votes", "norm")
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_where_all_answers_are_alike_the_probability_is_that_of_laplace(right: bool) -> None:
+    scores, _ = _searches(8, seed=0)
+    model = Correctness.fit(scores, torch.full((8,), right))
+    assert model({"cosine": scores["cosine"] * 5}).tolist() == pytest.approx([0.9 if right else 0.1] * 8)
+    one = {"cosine": scores["cosine"][:1]}
+    assert cross_validated(one, torch.tensor([right])).tolist() == pytest.approx([2 / 3 if right else 1 / 3])
+
+
+def test_numbers_go_through_json_unchanged() -> None:
+    model = Correctness.fit(*_searches(100, seed=6))
+    assert Correctness.from_json(json.loads(json.dumps(model.to_json()))) == model
+
+
+def test_bins_equal_counting_and_are_closed_on_the_right() -> None:
+    probability, correct = (
+        torch.tensor([0.0, 0.1, 0.11, 1, 1], dtype=torch.float64),
+        torch.tensor([0, 1, 1, 1, 0]).bool(),
+    )
+    bins = probability_bins(probability, correct)
+    assert bins.count.tolist() == [2, 1, 0, 0, 0, 0, 0, 0, 0, 2]
+    assert bins.expected_error == pytest.approx((2 * 0.45 + 0.89 + 2 * 0.5) / 5)
+    assert math.isnan(probability_bins(probability[:0], correct[:0]).expected_error)
+
+
+def test_what_is_refused() -> None:
+    scores, correct = _searches(40, seed=7)
+    with pytest.raises(ValueError, match="probability must lie in .* at index 1"):
+        probability_bins(torch.tensor([0.5, 1.5]), torch.tensor([True, True]))
+    with pytest.raises(ValueError, match="needs searches that have a match, got none"):
+        Correctness.fit({"cosine": scores["cosine"][:0]}, correct[:0])
+    with pytest.raises(ValueError, match="needs a score to learn from"):
+        Correctness.fit({}, correct)
+    with pytest.raises(ValueError, match="votes must have shape"):
+        Correctness.fit({**scores, "votes": scores["votes"][:3]}, correct)
+    with pytest.raises(ValueError, match="cosine .*finite"):
+        Correctness.fit({"cosine": scores["cosine"] * math.nan}, correct)
+    model = Correctness.fit(scores, correct)
+    with pytest.raises(ValueError, match="rests on cosine, votes, norm: votes is missing"):
+        model({"cosine": scores["cosine"], "norm": scores["norm"]})
+    with pytest.raises(ValueError, match="ranks and a weight for each score, got 1 weights"):
+        replace(model, weights=(1.0,))
+    with pytest.raises(ValueError, match="weights must be finite numbers"):
+        replace(model, intercept=math.inf)
+    with pytest.raises(ValueError, match="knots and levels must be finite numbers, as many of each"):
+        replace(model, knots=(1.0,))
+    with pytest.raises(ValueError, match="values and odds must be finite numbers"):
+        RankOdds((), ())

@@ -17,6 +17,7 @@ from torch import Tensor
 from lam.datasets.base import Dataset, Shown
 from lam.datasets.folder import FolderImages
 from lam.inputs.preprocessing import Preprocessing
+from lam.inputs.thumbnails import SIZE
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ class Augmented(Dataset):
         """As in the data set."""
         return self.dataset.names
 
-    def shown(self, index: int) -> Shown:
+    def shown(self, index: int, *, side: int = SIZE) -> Shown:
         """As in the data set."""
-        return self.dataset.shown(index)
+        return self.dataset.shown(index, side=side)
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import data
 
 from lam.inputs import AnyPreprocessing, Preprocessing
-from lam.inputs.thumbnails import thumbnail
+from lam.inputs.thumbnails import SIZE, thumbnail
 
 Items = TypeVar("Items", bound="Dataset")
 GalleryKind = Literal["classes", "identities"]
@@ -118,7 +118,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         """The items that are found: all, where none is a query alone."""
         return self if self.is_query is None else self.subset((~self.is_query).nonzero().flatten())
 
-    def shown(self, index: int) -> Shown:
+    def shown(self, index: int, *, side: int = SIZE) -> Shown:
         """How the item at a position is shown to people."""
         return Shown(f"{self.name} {index}")
 
@@ -235,9 +235,9 @@ class TensorImages(Dataset):
         images = self.batch(indices).unbind()
         return list(zip(images, self.labels[indices].tolist(), strict=True))
 
-    def shown(self, index: int) -> Shown:
+    def shown(self, index: int, *, side: int = SIZE) -> Shown:
         """The image itself, in small."""
-        return Shown(f"{self.name} {index}", thumbnail(self.picture(index)))
+        return Shown(f"{self.name} {index}", thumbnail(self.picture(index), side))
 
     def picture(self, index: int) -> Image.Image:
         """The image at a position, as a file would hold it."""
@@ -272,9 +272,9 @@ class ReadAnew(Dataset):
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int]:
         return self.preprocessing(self._images.picture(index)), int(self.labels[index])
 
-    def shown(self, index: int) -> Shown:
+    def shown(self, index: int, *, side: int = SIZE) -> Shown:
         """The image itself, in small."""
-        return self._images.shown(index)
+        return self._images.shown(index, side=side)
 
     def _part(self, indices: Int64[Tensor, " R"]) -> "ReadAnew":
         return ReadAnew(self._images.subset(indices), self.preprocessing)
@@ -306,6 +306,11 @@ class Splits:
                 raise ValueError(f"train has items of shape {self.train.shape}, {name} of shape {part.shape}")
             if part.classes != self.train.classes:
                 raise ValueError(f"train and {name} must share one list of classes, so that labels mean the same")
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Dataset], gallery: GalleryKind = "classes") -> "Splits":
+        """Splits of the parts `train`, `validation` and `test`."""
+        return cls(parts["train"], parts["validation"], parts["test"], gallery=gallery)
 
     def parts(self) -> dict[str, Dataset]:
         """The parts by name, with the strangers where some were set aside."""

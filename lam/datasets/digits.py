@@ -34,7 +34,7 @@ def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float
     if not set(held_out) <= set(range(10)) or len(set(held_out)) > 8:
         raise ValueError(f"held_out must be digits from 0 to 9 that leave at least two, got {tuple(held_out)}")
     digits = _images([digit for digit in range(10) if digit not in held_out], name="digits")
-    return Splits(**carve_missing({"train": digits}, validation=validation, test=test, seed=seed, source="digits"))
+    return Splits.of(carve_missing({"train": digits}, validation=validation, test=test, seed=seed, source="digits"))
 
 
 def held_out(*, like: Dataset) -> TensorImages:

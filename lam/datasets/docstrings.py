@@ -57,7 +57,7 @@ def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Spli
         classes=list(found),
         metadata=[{"name": what} for _, _, what in rows],
     )
-    return Splits(**carve_missing({"train": texts}, validation=validation, test=test, seed=seed, source="docstrings"))
+    return Splits.of(carve_missing({"train": texts}, validation=validation, test=test, seed=seed, source="docstrings"))
 
 
 def descriptions(*, like: Dataset) -> Texts:

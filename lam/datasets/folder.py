@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lam.datasets.base import Dataset, MissingDataError, Shown, Splits, carve_missing
 from lam.inputs.preprocessing import Preprocessing
-from lam.inputs.thumbnails import thumbnail_of_file
+from lam.inputs.thumbnails import SIZE, thumbnail_of_file
 
 _SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
@@ -59,10 +59,10 @@ class FolderImages(Dataset):
         """The last two parts of every path: wherever the folder lies."""
         return ["/".join(path.parts[-2:]) for path in self.paths]
 
-    def shown(self, index: int) -> Shown:
+    def shown(self, index: int, *, side: int = SIZE) -> Shown:
         """The file, in small."""
         path = str(self.paths[index])
-        return Shown(path, thumbnail_of_file(path))
+        return Shown(path, thumbnail_of_file(path, side))
 
     def _part(self, indices: Int64[Tensor, " R"]) -> "FolderImages":
         return FolderImages(
@@ -108,7 +108,7 @@ def splits(
     classes = {part: _classes(folder) for part, folder in folders.items()}
     names = sorted({name for of_part in classes.values() for name in of_part})
     parts = {part: _images(of_part, names, preprocessing) for part, of_part in classes.items()}
-    return Splits(**carve_missing(parts, validation=validation, test=test, seed=seed, source=root))
+    return Splits.of(carve_missing(parts, validation=validation, test=test, seed=seed, source=root))
 
 
 def read(*, root: str | Path, preprocessing: Preprocessing, name: str = "folder") -> FolderImages:

@@ -36,7 +36,7 @@ def clinc150(*, root: str | Path | None = None, seed: int = 0) -> Splits:
     """
     path, content = _clinc150(root)
     classes = sorted({label for text, label in _pairs(path, content, "train")})
-    return Splits(**{part: _of_pairs(_pairs(path, content, key), classes, path) for part, key in _PARTS.items()})
+    return Splits.of({part: _of_pairs(_pairs(path, content, key), classes, path) for part, key in _PARTS.items()})
 
 
 def clinc150_oos(*, root: str | Path | None = None, part: Part = "test", like: Dataset | None = None) -> Texts:

@@ -111,7 +111,7 @@ def splits(
             angles=torch.cat([of_folder.angles for of_folder in rows.values()]) if angles else None,
             is_query=torch.tensor([folder.name == "query" for folder in rows]).repeat_interleave(counts),
         )
-    return Splits(**places, gallery="identities")
+    return Splits.of(places, "identities")
 
 
 @dataclass(frozen=True)

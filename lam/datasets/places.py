@@ -93,7 +93,7 @@ def splits(
         is_query=torch.tensor([role.lower() == "query" for role in table.columns["role"]]) if "role" in table else None,
     )
     parts = {name: _subset(places, (part == i) & present, name, table) for i, name in enumerate(_PARTS)}
-    return Splits(**parts, gallery="identities")
+    return Splits.of(parts, "identities")
 
 
 def _table(root: Path, csv: str) -> Table:

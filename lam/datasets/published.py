@@ -238,7 +238,7 @@ def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: 
     in_validation = torch.isin(images.labels, candidates[held_out])
     in_test = is_test[images.labels]
     masks = {"train": ~in_validation & ~in_test, "validation": in_validation, "test": in_test}
-    return Splits(**{part: images.subset(mask.nonzero().flatten()) for part, mask in masks.items()})
+    return Splits.of({part: images.subset(mask.nonzero().flatten()) for part, mask in masks.items()})
 
 
 def open_set(images: Dataset, *, validation: float, seed: int) -> Splits:

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from lam.datasets.base import Dataset, Splits
+from lam.datasets.base import Dataset, Shown, Splits
+from lam.inputs.thumbnails import SIZE
 
 SHARE, LEAST_CLASSES = 0.1, 20
 """The share of the classes that is set aside by default, and how many classes there must be for that."""
@@ -80,6 +81,11 @@ class JoinedItems(Dataset):
     def names(self) -> Sequence[str]:
         """Those of the parts."""
         return [part.names[row] for part, row in self._items if part.names]
+
+    def shown(self, index: int, *, side: int = SIZE) -> Shown:
+        """As its own data set shows it."""
+        part, row = self._items[index]
+        return part.shown(row, side=side)
 
     def _part(self, indices: Int64[Tensor, " R"]) -> "JoinedItems":
         return JoinedItems([self._items[index] for index in indices.tolist()])

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lam.datasets.base import Dataset, MissingDataError, Shown, Splits, carve_missing
 from lam.inputs.texts import TextPreprocessing
+from lam.inputs.thumbnails import SIZE
 from lam.utils.tables import Table
 
 FORMS = (".csv", ".csv.gz", ".json", ".json.gz")
@@ -126,7 +127,7 @@ class Texts(Dataset):
         """The texts themselves, and which of them are queries."""
         return self.texts if self.is_query is None else (*self.texts, str(self.is_query.tolist()))
 
-    def shown(self, index: int) -> Shown:
+    def shown(self, index: int, *, side: int = SIZE) -> Shown:
         """What of the text is an input."""
         text = self.preprocessing.kept(self.texts[index])
         return Shown(self.paths[index], text=text, metadata=self.metadata[index])
@@ -188,7 +189,7 @@ def splits(
     if answers:
         gallery = _texts(answers, classes, preprocessing)
         parts = {name: _searching(part, gallery) for name, part in parts.items()}
-    return Splits(**parts)
+    return Splits.of(parts)
 
 
 def read(

@@ -13,11 +13,11 @@ _LOSSLESS_BELOW = 64  # so few pixels are kept as they are
 _GREY = ("1", "L", "LA", "I", "I;16", "F")
 
 
-def thumbnail(image: Image.Image) -> bytes:
-    """A small picture as a new PNG or JPEG."""
+def thumbnail(image: Image.Image, side: int = SIZE) -> bytes:
+    """A small picture as a new PNG or JPEG, with at most so many pixels a side."""
     transparent = image.has_transparency_data
     small = image.convert("RGBA" if transparent else "L" if image.mode in _GREY else "RGB")
-    small.thumbnail((SIZE, SIZE))
+    small.thumbnail((side, side))
     pixels = Image.new(small.mode, small.size)
     pixels.paste(small)
     file = io.BytesIO()
@@ -28,11 +28,16 @@ def thumbnail(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
-def thumbnail_of_file(path: str | Path) -> bytes | None:
+def media_type(picture: bytes) -> str:
+    """The type of a small picture."""
+    return "image/png" if picture.startswith(b"\x89PNG") else "image/jpeg"
+
+
+def thumbnail_of_file(path: str | Path, side: int = SIZE) -> bytes | None:
     """A small picture of an image file; None where there is no such file, or no image in it."""
     if not Path(path).is_file():
         return None
     try:
-        return thumbnail(open_image(path, 2 * SIZE))
+        return thumbnail(open_image(path, 2 * side), side)
     except ValueError:
         return None

@@ -18,6 +18,7 @@ from lam.retrieval.decisions.files import load_calibration
 from lam.runs.config import RunConfig
 from lam.runs.config_files import load_config
 from lam.runs.folder import ENCODER, GALLERY, gallery_kind, require_finished
+from lam.runs.samples import Sample, read_samples
 from lam.utils.files import locked
 
 
@@ -73,6 +74,11 @@ class Run:
     def gallery_kind(self) -> GalleryKind:
         """What its gallery is: of classes, or of identities."""
         return gallery_kind(self.folder)
+
+    @cached_property
+    def samples(self) -> tuple[Sample, ...]:
+        """A few inputs to try it with; none where there were none to be shown."""
+        return read_samples(self.folder)
 
     @property
     def gallery_folder(self) -> Path:

@@ -132,7 +132,7 @@ def _claimed(
             write_text(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False))
         if not (folder / DATA).is_file():
             summaries = {name: _summary(images) for name, images in parts.items()}
-            write_json(folder / DATA, {_GALLERY_KIND: gallery, **summaries})
+            write_json(folder / DATA, {**summaries, _GALLERY_KIND: gallery})
         if changed := changed_parts(folder, parts):
             raise ValueError(
                 f"the data changed since the run in {folder} began ({', '.join(changed)}): "

@@ -5,6 +5,7 @@
     checkpoints/     of the training, which continues from the last one; training.json is its history
     encoder/         network, posterior, preprocessing
     gallery/         the test split, to be searched
+    samples/         a few inputs to try it with
     metrics.json     flat names and values, and the seconds of each stage
     curves.safetensors   the arrays behind the curves of its plots, for `lam compare`
     plots/*.png, report.html
@@ -49,6 +50,7 @@ from lam.runs.data import EMBEDDING_BATCH, check_files, check_splits, load_data,
 from lam.runs.folder import CONFIG, DATA, ENCODER, METRICS, is_finished, open_for_writing, refuse_other_run
 from lam.runs.index import index_dataset
 from lam.runs.report import write_plots_and_report
+from lam.runs.samples import draw_samples, write_samples
 from lam.training import Training, device_of
 from lam.utils import distributed
 from lam.utils.files import MANIFEST, read_json, seal, write_json
@@ -141,9 +143,10 @@ def _evaluate(
     seconds = {f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}
     metrics = {**measured, **_skipped(folder), **seconds}
     write_json(folder / METRICS, metrics)
+    samples = write_samples(folder, draw_samples(splits, ood, evaluation.candidates, seed=config.seed))
     Curves.of(evaluation).save(folder)
     plots = write_plots_and_report(folder, config.resolved(), metrics, encoder, evaluation, corrupted, splits.test, ood)
-    return _finish(folder, metrics, plots)
+    return _finish(folder, metrics, plots, samples)
 
 
 def evaluate_splits(
@@ -187,8 +190,8 @@ def _skipped(folder: Path) -> dict[str, int]:
     return {"batches_without_positives": sum(history["batches_without_positives"] for history in histories)}
 
 
-def _finish(folder: Path, metrics: dict[str, Any], plots: list[Path]) -> RunResult:
-    names = [CONFIG, DATA, METRICS, CURVES, "report.html"]
+def _finish(folder: Path, metrics: dict[str, Any], plots: list[Path], samples: list[str]) -> RunResult:
+    names = [CONFIG, DATA, METRICS, CURVES, "report.html", *samples]
     names += [f"plots/{path.name}" for path in plots]
     names += ["training.json"] if (folder / "training.json").is_file() else []
     seal(folder, names)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi import Path as PathParameter
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.staticfiles import StaticFiles
 
@@ -16,12 +17,13 @@ from lam import __version__
 from lam.gallery.item import ID_RULE, MAX_LABEL, Item, checked_id, checked_label
 from lam.gallery.refusal import busy
 from lam.gallery.store import Fuse
+from lam.inputs.thumbnails import media_type
 from lam.service import answers, models
 from lam.service.answers import Responder, as_json, thumbnail_path
 from lam.service.bodies import ParsedItem, content_type, item_of, pair_of, query_of
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
-from lam.service.images import CONTENT_TYPES, media_type
+from lam.service.images import CONTENT_TYPES
 from lam.service.limits import Limits
 from lam.service.metrics import Metrics
 from lam.service.models import JSON
@@ -265,6 +267,29 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
                 404, "the run is not calibrated", allowed="`lam calibrate RUN`, then a SIGHUP or a restart"
             )
         return engine.responder.summary
+
+    @app.get("/v1/samples", responses=models.SAMPLES)
+    async def samples() -> dict[str, list[models.SampleFields]]:
+        """List a few inputs to try the run with: some that it knows, and a stranger."""
+        return {
+            "samples": [
+                {
+                    "source": sample.source,
+                    "stranger": sample.stranger,
+                    "text": sample.text,
+                    "image": None if sample.image is None else f"/v1/samples/{number}",
+                }
+                for number, sample in enumerate(engine.samples)
+            ]
+        }
+
+    @app.get("/v1/samples/{number}", response_class=Response, responses=models.SAMPLE)
+    async def sample(number: Annotated[int, PathParameter(ge=0, description="from 0 on")]) -> Response:
+        """Look up the file of an image among them, which can be sent as a query."""
+        image = engine.samples[number].image if number < len(engine.samples) else None
+        if image is None:
+            raise ServiceError(404, "there is no image of this number", allowed="the images of GET /v1/samples")
+        return Response(image, media_type=media_type(image))
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def measured() -> Response:

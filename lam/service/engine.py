@@ -89,6 +89,7 @@ class Engine:
         require_faiss()
         self.encoder = _moved(self.run.encoder, device)
         self.device = device
+        self.samples = self.run.samples
         self.responder = self._responder()
         self.gallery = self.run.open_gallery(drop_corrupt=drop_corrupt, index=index)
         self._start(threads)

@@ -79,8 +79,3 @@ def _bytes_of(image: Image.Image, least: int | None) -> int:
     pixels = image.width * image.height
     stored = _OF_WEBP if image.format == "WEBP" else _STORED.get(image.mode, 4)
     return _ALWAYS + decoder + pixels * stored + 2 * 4 * pixels // factor**2
-
-
-def media_type(thumbnail: bytes) -> str:
-    """Media type of a thumbnail."""
-    return "image/png" if thumbnail.startswith(b"\x89PNG") else "image/jpeg"

@@ -246,6 +246,23 @@ class ListResponse(TypedDict):
 
 
 @_CLOSED
+class SampleFields(TypedDict):
+    """An input of the run to try it with."""
+
+    source: Annotated[str, Field(description="the part of the data, or the set of strangers, that it is of")]
+    stranger: Annotated[bool, Field(description="whether nothing in the run's own gallery matches it")]
+    text: str | None
+    image: Annotated[str | None, Field(description="where the file is")]
+
+
+@_CLOSED
+class SamplesResponse(TypedDict):
+    """What there is to try the run with."""
+
+    samples: list[SampleFields]
+
+
+@_CLOSED
 class DeleteResponse(TypedDict):
     """What is left once an item is gone."""
 
@@ -328,6 +345,8 @@ DELETED = _answer(DeleteResponse, "it is gone")
 THUMBNAIL: Responses = {
     200: {"description": "the thumbnail", "content": {kind: {"schema": _BINARY} for kind in CONTENT_TYPES[:2]}}
 }
+SAMPLES = _answer(SamplesResponse, "a few inputs to try the run with; none where it has none")
+SAMPLE: Responses = {200: {**THUMBNAIL[200], "description": "the file of an image"}}
 REFUSALS = _answer(
     ErrorResponse,
     "what was wrong, and what is allowed",

@@ -25,7 +25,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
         ServiceError: 422.
     """
     names = [name for name, _ in request.query_params.multi_items()]
-    known = _parameters(request) if names else {}
+    known = _parameters(request, "query") if names else {}
     for name in names:
         if name not in known:
             allowed = list(known) or "no query parameter"
@@ -55,7 +55,7 @@ def answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
         first = error.errors()[0]
         name = first["loc"][-1]
         what = f"{name}: {first['msg']}, got {str(first['input'])[:_SHOWN]!r}"
-        refusal = ServiceError(422, what, allowed=_parameters(request)[name])
+        refusal = ServiceError(422, what, allowed=_parameters(request, "query", "path")[name])
         return JSONResponse(refusal.to_json(), refusal.status)
 
     @app.exception_handler(Exception)
@@ -76,12 +76,12 @@ def answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
         return JSONResponse(refusal.to_json(), refusal.status, headers=refusal.headers)
 
 
-def _parameters(request: Request) -> dict[str, dict[str, Any]]:
-    """The schema of each query parameter of the route that a request is for."""
+def _parameters(request: Request, *places: str) -> dict[str, dict[str, Any]]:
+    """The schema of each parameter, in these places, of the route that a request is for."""
     operations = request.app.openapi()["paths"][request.scope["route"].path]
     operation = operations["get" if request.method == "HEAD" else request.method.lower()]
     parameters = operation.get("parameters", ())
-    return {each["name"]: each["schema"] for each in parameters if each["in"] == "query"}
+    return {each["name"]: each["schema"] for each in parameters if each["in"] in places}
 
 
 def _methods(app: FastAPI, request: Request, pages: frozenset[str]) -> list[str]:

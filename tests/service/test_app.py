@@ -36,6 +36,18 @@ def test_the_state_is_told(client: TestClient, shared_engine: Engine) -> None:
     assert len(curves["kappa"]["edges"]) == len(curves["kappa"]["counts"]) + 1
 
 
+def test_samples_are_inputs_to_try_it_with(client: TestClient, shared_engine: Engine) -> None:
+    samples = client.get("/v1/samples").json()["samples"]
+    assert [sample["stranger"] for sample in samples] == [False, False, False, True]
+    for sample, own in zip(samples, shared_engine.samples, strict=True):
+        picture = client.get(sample["image"])
+        assert (picture.content, picture.headers["content-type"]) == (own.image, "image/png")
+        assert client.post("/v1/search", content=picture.content, headers=PNG).status_code == 200
+    for number in ("4", "99999999999999999999999"):
+        assert refused(client.get(f"/v1/samples/{number}"), 404) == "there is no image of this number"
+    refused(client.get("/v1/samples/-1"), 422)
+
+
 def test_what_happens_is_counted(engine: Engine, png: bytes) -> None:
     client = client_of(engine)
     for _ in range(3):

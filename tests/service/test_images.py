@@ -19,9 +19,9 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from lam.inputs.preprocessing import Preprocessing
-from lam.inputs.thumbnails import thumbnail
+from lam.inputs.thumbnails import media_type, thumbnail
 from lam.service.errors import ServiceError
-from lam.service.images import media_type, read_image
+from lam.service.images import read_image
 from lam.service.settings import ServiceSettings
 from tests.service.conftest import encoded
 from tests.service.serving import ROOT

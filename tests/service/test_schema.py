@@ -5,7 +5,7 @@ ones at every run. It does not know what an image is, nor which numbers are a un
 """
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from lam.service.images import FORMATS
 from tests.service.conftest import HOST, encoded
 
 pytestmark = pytest.mark.long
+_OF_IMAGES = ("GET /v1/items/{id}/thumbnail", "GET /v1/samples/{number}")
 
 
 def bodies(kind: str) -> strategies.SearchStrategy[bytes]:
@@ -117,13 +118,13 @@ def asked(described: Any, examples: int) -> Found:
     return found
 
 
-def conforms(described: Any, examples: int, *, without: str = "") -> Found:
-    """Ask so many things of each operation; no answer may break the schema, and each but one must once succeed."""
+def conforms(described: Any, examples: int, *, without: Collection[str] = ()) -> Found:
+    """Ask so many things of each operation; no answer may break the schema, and each but some must once succeed."""
     found = asked(described, examples)
     assert not found.complaints, "\n\n".join(sorted(found.complaints))
     assert len(found.statuses) == sum(len(operations) for operations in described.raw_schema["paths"].values())
     for operation, statuses in found.statuses.items():
-        assert statuses & {200, 201} or operation == without, f"{operation} never succeeded: {statuses}"
+        assert statuses & {200, 201} or operation in without, f"{operation} never succeeded: {statuses}"
     return found
 
 
@@ -132,7 +133,7 @@ def test_whatever_is_asked_is_answered_as_the_schema_says(described: Any) -> Non
 
 
 def test_a_run_on_texts_answers_as_the_schema_says(described_of_texts: Any) -> None:
-    found = conforms(described_of_texts, 10, without="GET /v1/items/{id}/thumbnail")
+    found = conforms(described_of_texts, 10, without=_OF_IMAGES)
     assert found.statuses["GET /v1/items/{id}/thumbnail"] == {404, 405}
     assert found.requests > 100
 

@@ -13,7 +13,7 @@ import torch
 from lam.gallery.item import KAPPA, VECTOR, Item
 from lam.gallery.local_index import embeddings_of_vectors, filled_index, require_dimension
 from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, ItemStore
-from lam.retrieval.index.faiss_index import Index
+from lam.retrieval.index.faiss_index import Index, search_flat
 from lam.retrieval.index.hits import Hits
 from lam.vmf.embeddings import Embeddings, check_same_means
 
@@ -72,11 +72,14 @@ class Snapshot:
         """
         if self.items:
             check_same_means(queries, self.mean_samples)
-        hits = self._index.search(replace(queries, samples=None, mean_samples=None), k)
+        queries = replace(queries, samples=None, mean_samples=None)
+        if self.items and self.factory == "Flat":
+            return search_flat(self.embeddings, queries, k)
+        hits = self._index.search(queries, k)
         places = np.searchsorted(np.array(self.keys, np.int64), hits.ids.cpu().numpy())
         return replace(hits, ids=torch.from_numpy(places).to(hits.ids.device))
 
-    @property
+    @cached_property
     def embeddings(self) -> Embeddings:
         """Of the items, which are at least one, as an index takes them.
 
@@ -90,12 +93,8 @@ class Snapshot:
 
     @cached_property
     def _index(self) -> Index:
-        if self.factory != "Flat" or not self.items:
-            keyed = zip(self.keys, self.items, strict=True)
-            return filled_index(self.folder / CACHE, keyed, self.dimension, self.factory, source=self.folder / FILE)
-        index = Index(self.dimension)
-        index.add(self.embeddings, self.keys)
-        return index
+        keyed = zip(self.keys, self.items, strict=True)
+        return filled_index(self.folder / CACHE, keyed, self.dimension, self.factory, source=self.folder / FILE)
 
 
 class Items(Sequence[Item]):

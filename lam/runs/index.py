@@ -190,13 +190,14 @@ def search(
             warnings.warn(f"{text[:_SHOWN]!r}... is longer than the network reads: it was cut", stacklevel=2)
     prediction = encoder.predict(batches, n_samples=gallery.mean_samples, progress=progress and len(parts) > 1)
     queries, decisions, calibration = prediction.embeddings, None, opened.calibration
+    hits = gallery.search(queries, k if calibration is None else max(k, N_HITS))
     if calibration is not None:
-        nearest = gallery.search(queries, N_HITS)
+        nearest = hits.first(N_HITS)
         labels = label_numbers([gallery.items[place].label for place in row] for row in nearest.ids.tolist())
         decisions = calibration.decide(
             nearest, queries, features=prediction.features, labels=labels, gallery_size=len(gallery)
         )
-    hits = gallery.search(queries, k)
+    hits = hits.first(k)
     items = tuple(tuple(gallery.items[place] for place in row) for row in hits.ids.tolist())
     doubts = () if encoder.ambiguity is None else tuple(encoder.ambiguity.doubts(queries))
     kappa_below = None if calibration is None else calibration.kappa_below

@@ -183,13 +183,7 @@ class Index:
             rows, scores = np.empty((len(vectors), k), np.int64), np.empty((len(vectors), k), np.float32)
         else:
             rows, scores = self._nearest(vectors, k, allowed)
-        mean, kappa = embeddings.mean, embeddings.kappa
-        return Hits(
-            torch.from_numpy(self._store.column("ids")[rows]).to(mean.device),
-            torch.from_numpy(scores).to(mean.device, mean.dtype),
-            torch.from_numpy(self._store.column("kappa")[rows]).to(kappa.device, kappa.dtype),
-            kappa,
-        )
+        return _hits(self._store.column("ids")[rows], scores, self._store.column("kappa")[rows], embeddings)
 
     def kappa_of(self, ids: Ids) -> Float[Tensor, " N"]:
         """The concentration stored with each id.
@@ -286,7 +280,7 @@ class Index:
         candidates = self._store.rows_of(faiss_calls.search(self._faiss, vectors, n_candidates))
         if allowed is not None:
             candidates = np.where(allowed[candidates], candidates, -1)
-        rows, scores = self._scored(vectors, np.sort(candidates, axis=1))
+        rows, scores = _scored(self._store.column("vectors"), vectors, np.sort(candidates, axis=1))
         rows, scores = rows[:, :k], scores[:, :k]
         lacks_hits = rows[:, -1] < 0  # as those without a row are last
         if lacks_hits.any():
@@ -296,23 +290,54 @@ class Index:
             rows[lacks_hits], scores[lacks_hits] = searched[nearest.numpy()], cosines.numpy()
         return rows, scores.clip(-1, 1)
 
-    def _scored(self, vectors: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Order candidate rows by cosine; those without a row go last with −∞.
-
-        One product a row, as a matrix product would round equal vectors to unequal scores.
-        """
-        stored = self._store.column("vectors")
-        block = max(1, _SCORED_ELEMENTS // max(1, rows.shape[1] * self.dimension))
-        scores = np.empty(rows.shape, dtype=np.float32)
-        for part in (slice(start, start + block) for start in range(0, len(rows), block)):
-            scores[part] = np.vecdot(stored[rows[part].clip(min=0)], vectors[part, None])
-        scores[rows < 0] = -math.inf
-        order = (-scores).argsort(axis=1, kind="stable")
-        return np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
-
     def _known_ids(self, ids: Any) -> Tensor:
         ids = checked_ids(ids)
         unknown = [item for item in ids.tolist() if item not in self._store]
         if unknown:
             raise ValueError(f"ids must be in the index, got {unknown[0]}, which is not")
         return ids
+
+
+def search_flat(items: Embeddings, queries: Embeddings, k: SupportsIndex) -> Hits:
+    """The items of highest cosine for each query, as a Flat `Index` finds them, without two copies of their vectors.
+
+    Args:
+        items: N of them, at least one, in float32 as an index holds them: they are not checked.
+        queries: Q of the same dimension.
+        k: how many hits each gets, at least 1.
+
+    Returns:
+        min(k, N) hits a query, whose ids are rows of `items`.
+
+    Raises:
+        ValueError: for k below 1, another dimension, or a query that is no unit vector.
+    """
+    k = min(positive_integer("k", k), len(items))
+    stored, vectors = items.mean.numpy(), unit_vectors(queries, items.dimension).numpy()
+    rows = np.empty((0, k), np.int64) if len(vectors) == 0 else faiss_calls.nearest(stored, vectors, k)
+    rows, scores = _scored(stored, vectors, np.sort(rows, axis=1))
+    return _hits(rows, scores.clip(-1, 1), items.kappa.numpy()[rows], queries)
+
+
+def _scored(stored: np.ndarray, vectors: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Order candidate rows by cosine; those without a row go last with −∞.
+
+    One product a row, as a matrix product would round equal vectors to unequal scores.
+    """
+    block = max(1, _SCORED_ELEMENTS // max(1, rows.shape[1] * stored.shape[1]))
+    scores = np.empty(rows.shape, dtype=np.float32)
+    for part in (slice(start, start + block) for start in range(0, len(rows), block)):
+        scores[part] = np.vecdot(stored[rows[part].clip(min=0)], vectors[part, None])
+    scores[rows < 0] = -math.inf
+    order = (-scores).argsort(axis=1, kind="stable")
+    return np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+
+
+def _hits(ids: np.ndarray, scores: np.ndarray, kappa: np.ndarray, queries: Embeddings) -> Hits:
+    """Hits on the device and in the precision of the queries."""
+    return Hits(
+        torch.from_numpy(ids).to(queries.mean.device),
+        torch.from_numpy(scores).to(queries.mean.device, queries.mean.dtype),
+        torch.from_numpy(kappa).to(queries.kappa.device, queries.kappa.dtype),
+        queries.kappa,
+    )

@@ -1,7 +1,7 @@
 """`Hits`: the result of a search of any index."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int64
@@ -26,6 +26,10 @@ class Hits:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def first(self, k: int) -> "Hits":
+        """The best k of each query."""
+        return replace(self, ids=self.ids[:, :k], scores=self.scores[:, :k], kappa=self.kappa[:, :k])
 
 
 def label_numbers(labels: Iterable[Iterable[str]]) -> Int64[Tensor, "Q K"]:

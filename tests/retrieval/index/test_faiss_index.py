@@ -13,6 +13,7 @@ import torch
 
 from lam.retrieval import Index, rank
 from lam.retrieval.index import faiss_calls as faiss_index
+from lam.retrieval.index.faiss_index import search_flat
 from lam.retrieval.index.rows import Store
 from lam.vmf.embeddings import Embeddings
 
@@ -78,6 +79,36 @@ def test_types_that_visit_everything_equal_exact_ranking(factory: str, parameter
     hits = index.search(queries, k=9)
     assert hits.ids.tolist() == ids[20:][rows].tolist()
     torch.testing.assert_close(hits.scores, scores)
+
+
+@pytest.mark.parametrize(("n_queries", "k"), [(0, 3), (1, 1), (3, 5), (40, 12), (2, 500)])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_search_without_an_index_is_that_of_a_flat_one(n_queries: int, k: int, copies: int) -> None:
+    """Ties, which stand in the order of the items, included."""
+    items = embeddings(200)
+    items = items[torch.arange(200).repeat(copies)]
+    index = Index(DIMENSION)
+    index.add(items, torch.arange(len(items)))
+    queries = embeddings(n_queries, seed=3, dtype=torch.float64)
+    hits, expected = search_flat(items, queries, k * copies), index.search(queries, k * copies)
+    torch.testing.assert_close(hits.scores, expected.scores, rtol=0, atol=3e-7)  # an index makes length one again
+    assert torch.equal(hits.ids, expected.ids)
+    assert torch.equal(hits.kappa, expected.kappa)
+    assert torch.equal(hits.query_kappa, queries.kappa)
+    first = hits.first(2)
+    assert torch.equal(first.ids, expected.ids[:, :2])
+    assert first.scores.shape == first.kappa.shape == first.ids.shape
+
+
+def test_a_search_without_an_index_refuses_what_an_index_does() -> None:
+    items, queries = embeddings(5), embeddings(2)
+    with pytest.raises(ValueError, match="k must be an integer of at least 1, got 0"):
+        search_flat(items, queries, 0)
+    with pytest.raises(ValueError, match="embeddings must have dimension 8, got 4"):
+        search_flat(items, embeddings(2, dimension=4), 1)
+    queries.mean[1] *= 2
+    with pytest.raises(ValueError, match="embeddings must be unit vectors, got length 2 at index 1"):
+        search_flat(items, queries, 1)
 
 
 def test_hnsw_finds_nearly_all_by_default() -> None:

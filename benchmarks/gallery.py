@@ -2,10 +2,11 @@
 
     python benchmarks/gallery.py [--quick]
 
-The plain thing is one `lam.retrieval.Index` and one JSON file of what its items are, each in a folder that is sealed by
-hashes. It holds no item to a hash of its own, what was added while serving is replaced with the rest, and a process that
-is killed between the two leaves them apart. Both begin with embeddings and the images that these are of. Each is measured
-in processes of its own, in turn; results/gallery.json holds CPU seconds, peak memory, and ratios within a turn.
+The plain thing is one `lam.retrieval.Index` and one JSON file of what its items are, each in a folder that is sealed
+by hashes. It holds no item to a hash of its own, replaces what was added while serving with the rest, and is left
+apart by a process that is killed between the two. Both begin with embeddings and the images that these are of. Each
+is measured in processes of its own, in turn; results/gallery.json holds CPU seconds, peak memory, and ratios within a
+turn.
 """
 
 import argparse

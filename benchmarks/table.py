@@ -353,6 +353,26 @@ def embedding_cost() -> list[Row]:
 
 
 @table
+def gallery_cost() -> list[Row]:
+    results = read("gallery")
+    rows: list[Row] = [["", "one index and one JSON file", "gallery", "gallery over the other (range)"]]
+    titles = {
+        "first": ("written first", "s"),
+        "replaced": ("replaced by others", "s"),
+        "same": ("written again, the same", "s"),
+        "write_peak_mib": ("memory of writing", "MiB"),
+        "search": ("opened, and searched once", "s"),
+        "search_peak_mib": ("memory of searching", "MiB"),
+    }
+    for key, (title, unit) in titles.items():
+        digits = 1 if unit == "s" else 0
+        measured = (f"{results[name][key]:,.{digits}f} {unit}" for name in ("plain", "lam"))
+        ends = " to ".join(f"{end:.2f}" for end in results["ratio_range"][key])
+        rows.append([title, *measured, f"{results['ratio'][key]:.2f} ({ends})"])
+    return rows
+
+
+@table
 def pretrained() -> list[Row]:
     figures = ("recall@1", "ausc", "ece", "auroc_kappa", "auroc_knn")
     rows: list[Row] = [

@@ -234,6 +234,8 @@ def sha256_of(path: Path) -> str:
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from writing to a folder; the lock ends with the process, however it ends.
 
+    The folder itself is locked, so that no file is left in it.
+
     Raises:
         ValueError: where another process holds it.
     """
@@ -245,4 +247,5 @@ def locked(folder: Path) -> Iterator[None]:
             raise ValueError(f"another process is writing to {folder}: wait until it has finished") from None
         yield
     finally:
+        fcntl.flock(handle, fcntl.LOCK_UN)  # as a forked process that lives on has the handle too
         os.close(handle)

@@ -199,3 +199,25 @@ def test_tensors_are_aligned_as_torch_aligns_its_own(tmp_path: Path) -> None:
     read = files.read_tensors(tmp_path / "tensors.safetensors")
     assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
     assert {tensor.data_ptr() % 64 for tensor in read.values()} == {0}
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # from Python 3.12 on
+def test_a_lock_ends_with_its_block_whoever_was_forked_meanwhile(tmp_path: Path) -> None:
+    """As workers that load images are; and it leaves nothing in the folder."""
+    reading, writing = os.pipe()
+    with contextlib.suppress(KeyError), files.locked(tmp_path):
+        with pytest.raises(ValueError, match="another process is writing to .*: wait"), files.locked(tmp_path):
+            pass
+        child = os.fork()
+        if not child:
+            os.close(writing)
+            os.read(reading, 1)  # until the other end is closed
+            os._exit(0)
+        raise KeyError
+    try:
+        with files.locked(tmp_path):
+            assert list(tmp_path.iterdir()) == []
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)
+        os.close(reading)

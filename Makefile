@@ -31,6 +31,7 @@ bench: setup
 	$(BIN)/python benchmarks/ggn.py
 	$(BIN)/python benchmarks/embed.py
 	$(BIN)/python benchmarks/online.py
+	$(BIN)/python benchmarks/gallery.py
 
 faults: setup
 	$(BIN)/python benchmarks/faults.py

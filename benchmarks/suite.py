@@ -1,14 +1,14 @@
-"""Every kind of data by every method over seeds: photographs, faces, characters, clothes and digits, each cell one run.
+"""Every kind of data by every method over seeds: photographs, faces, characters, clothes, digits, texts, a run a cell.
 
     python benchmarks/suite.py --data FOLDER [--only NAME ...] [--methods NAME ...] [--seeds 5]
         [--work FOLDER] [--again]
 
-FOLDER holds `mnist`, `cifar10/images.tar`, `faces/faces.tar.gz`, `omniglot/images_background_small1.zip`, and
-`fashion-mnist`, or `--fashionmnist` says where that is; what is missing is left out, and said. A cell is one `lam run`
-with the method's settings for every data set alike, kept in `--work`, so that a finished one is not trained again;
-`--again` measures all cells anew, by the code of today, from the encoders that were trained. Seeds beyond the first are
-run of the methods in REPEATED alone. results/suite.json holds, by data set and method, every metric's mean and standard
-deviation over seeds; what other calls wrote stays in it.
+FOLDER holds `mnist`, `cifar10/images.tar`, `faces/faces.tar.gz`, `omniglot/images_background_small1.zip`, `clinc150`,
+`banking77` and `fashion-mnist`, or `--fashionmnist` says where that is; what is missing is left out, and said. A cell
+is one `lam run` with the method's settings for every data set alike, kept in `--work`, so that a finished one is not
+trained again; `--again` measures all cells anew, by the code of today, from the encoders that were trained. Seeds
+beyond the first are run of the methods in REPEATED alone. results/suite.json holds, by data set and method, every
+metric's mean and standard deviation over seeds; what other calls wrote stays in it.
 """
 
 import argparse
@@ -89,12 +89,28 @@ def characters(parsed: argparse.Namespace) -> Source:
     return folder_of(known, sets, "mode: L, size: 28", "convnet28", 32, epochs=20, batch_size=128, per_class=8)
 
 
+def clinc150(parsed: argparse.Namespace) -> Source:
+    """Questions to an assistant by intent; those out of scope are outside."""
+    root = existing(parsed.data / "clinc150")
+    return Source("clinc150", (f"--data.root={root}",), (OodConfig("clinc150_oos", str(root)),))
+
+
+def banking77(parsed: argparse.Namespace) -> Source:
+    """Questions to a bank by intent; questions to an assistant that are out of its scope are outside."""
+    root = existing(parsed.data / "banking77")
+    scope = parsed.data / "clinc150"
+    ood = (OodConfig("clinc150_oos", str(scope)),) if scope.is_dir() else ()
+    return Source("banking77", (f"--data.root={root}",), ood)
+
+
 SOURCES: dict[str, Callable[[argparse.Namespace], Source]] = {
     "digits": digits,
     "fashionmnist": fashionmnist,
     "photographs": photographs,
     "faces": faces,
     "characters": characters,
+    "clinc150": clinc150,
+    "banking77": banking77,
 }
 
 

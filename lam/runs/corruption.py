@@ -164,7 +164,7 @@ def measure_corruption(
     relevant = evaluation.relevance.of_rows(rows)
     is_itself = positions[:, None] == evaluation.candidates.cpu()
     curves: dict[Kind | TextKind, CorruptionCurve] = {}
-    for kind, inputs_by_severity in _worse(items, positions.tolist(), generator):
+    for kind, inputs_by_severity in worse_inputs(items, positions.tolist(), generator):
         kappa: list[Tensor] = []
         correct: list[Tensor] = []
         for inputs in inputs_by_severity:
@@ -176,7 +176,9 @@ def measure_corruption(
     return curves
 
 
-def _worse(items: Dataset, positions: list[int], generator: torch.Generator) -> Iterator[tuple[Any, Iterator[Tensor]]]:
+def worse_inputs(
+    items: Dataset, positions: list[int], generator: torch.Generator
+) -> Iterator[tuple[Any, Iterator[Tensor]]]:
     """By kind, the inputs of some items at every severity from 0 on."""
     if isinstance(items, Texts):
         return _worse_texts(items, positions, generator)

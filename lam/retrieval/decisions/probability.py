@@ -22,8 +22,12 @@ LEAST = 10
 FEWEST = "cosine"
 """That one, where it is there."""
 
+LOGISTIC_COUNTS = 300
+"""As how many searches the logistic curve counts beside the isotonic one; chosen by log score on validation data."""
+
 _PENALTIES = (0.01, 0.1, 1.0)  # scikit-learn's C: variances of the weights before anything is seen
 _KNOTS = 65
+_CERTAIN = 50.0  # log odds
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,9 @@ class Correctness:
     Each score becomes the log odds of its rank, x (see `RankOdds`); s = b + Σ_j w_j x_j is a logistic regression on
     them. g rises, piecewise linearly between knots, and is learnt by isotonic regression from the s of searches that
     the weights were not learnt from, so that log odds need not be linear in the scores. The probability is
-    (N g(s) + 2 σ(s))/(N + 2): the logistic curve counts as two more observations, so that nothing is certain and the
-    order by s stays where g is level.
+    (N g(s) + M σ(s))/(N + M), M = 300: isotonic regression does better than the logistic curve only where it has
+    hundreds of searches to learn from, and the order by s stays where g is level. Nothing is nearer to 0 or 1 than
+    1/(N + 2).
 
     Attributes:
         evidence: the scores that it needs, E of them.
@@ -154,7 +159,9 @@ class Correctness:
             check_finite(name, scores[name])
             total = total + weight * rank(scores[name])
         level = _interpolated(total, total.new_tensor(self.knots), self.levels)
-        return (self.n * level + 2 * total.sigmoid()) / (self.n + 2)
+        mixed = (self.n * level + LOGISTIC_COUNTS * total.sigmoid()) / (self.n + LOGISTIC_COUNTS)
+        least = 1 / (self.n + 2)
+        return least + (1 - 2 * least) * mixed
 
     @property
     def worth(self) -> dict[str, float]:
@@ -246,9 +253,9 @@ def _log_score(sums: Tensor, correct: Tensor) -> float:
 
 
 def _regression(x: Tensor, correct: Tensor, penalty: float) -> tuple[Tensor, float]:
-    """Weights and intercept; zero where all are right or all are wrong."""
+    """Weights and intercept; where all are right, or all are wrong, these say so whatever x is."""
     if correct.all() or not correct.any():
-        return torch.zeros(x.shape[1], dtype=torch.float64), 0.0
+        return torch.zeros(x.shape[1], dtype=torch.float64), _CERTAIN if correct.all() else -_CERTAIN
     from sklearn.linear_model import LogisticRegression
 
     model: Any = LogisticRegression(C=penalty, max_iter=1000).fit(x.numpy(), correct.numpy())

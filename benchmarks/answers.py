@@ -1,0 +1,191 @@
+"""P(first hit is right) beside each single score it is learnt from, on every kind of data of the suite.
+
+    python benchmarks/answers.py --data FOLDER [--only NAME ...] [--method laplace_posthoc] [--seeds 3] [--work FOLDER]
+
+Arguments, data and runs are those of `suite.py`; a run that is not there is trained. The gallery is of training items,
+at most 5,000. P(right) is learnt on the validation split, as `lam calibrate` learns it; the test split is asked, as
+it is and corrupted, with no corrupted item in training or calibration. results/answers.json holds, by data set, for
+each seed and as mean and standard deviation: AUSC and R-AUROC of each score and of P(right); SCOD-AUGRC with the
+first set of outsiders; by how much AUSC is behind the best single score, the best being chosen on the test split,
+with the standard error of the paired bootstrap; ECE, and the 0.95 quantile of the ECE that a perfectly calibrated
+predictor with the same probabilities has, simulated; mean probability and accuracy at each severity, their greatest
+distance, and rank correlations of severity with P(right) and with κ.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from suite import SOURCES, Source, configured
+from timing import RESULTS, write
+from torch import Tensor
+
+from lam.datasets import Dataset
+from lam.encoders.base import N_SAMPLES, Encoder, Prediction
+from lam.methods import METHODS
+from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
+from lam.retrieval.decisions.probability import probability_bins
+from lam.retrieval.index.exact import rank
+from lam.retrieval.index.hits import Hits
+from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.retrieval.metrics.searches import search_open_set
+from lam.retrieval.metrics.selective import r_auroc, scod_augrc
+from lam.retrieval.metrics.uncertainty import ausc
+from lam.runs.corruption import CorruptionCurve, worse_inputs
+from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
+from lam.runs.finished import Run
+from lam.runs.run import run
+from lam.runs.sweep import summary
+
+GALLERY = REFERENCE = 5000
+CORRUPTED = 300  # queries
+RESAMPLES = 1000
+RIGHT = "p_right"
+TARGETS = Targets(
+    far=0.2, ood=0.2, conformal_miss=0.2
+)  # no threshold is measured here: rates that few queries can have
+
+
+class Cell:
+    """An encoder, calibrated on its validation split in a gallery of training items."""
+
+    def __init__(self, source: Source, parsed: argparse.Namespace, name: str, seed: int) -> None:
+        config = configured(parsed, name, source, parsed.method, seed)
+        run(config, progress=False)
+        self.encoder: Encoder = Run(config.folder).encoder
+        self.splits, self.ood = load_data(config.data)
+        gallery = self.splits.train.limit(GALLERY, seed=seed)
+        self.stored, self.gallery = gallery.labels, self.predict(gallery).embeddings
+        reference = reference_features(self.encoder, self.splits.train, REFERENCE, seed=seed)
+        known, labels = self.predict(self.splits.validation), self.splits.validation.labels
+        searches = search_open_set(
+            known.embeddings.mean.cpu(), self.gallery.mean.cpu(), lambda rows: labels[rows][:, None] == self.stored
+        )
+        self.calibration: Calibration = calibrate(
+            searches,
+            known.embeddings,
+            key="",
+            targets=TARGETS,
+            features=known.features,
+            labels=self.stored[searches.hits],
+            reference=reference,
+        )
+
+    def predict(self, items: Dataset | list[Tensor]) -> Prediction:
+        batches = items if isinstance(items, list) else loader_of(items, EMBEDDING_BATCH)
+        return self.encoder.predict(batches, n_samples=N_SAMPLES)
+
+    def answers(self, items: Dataset | list[Tensor], labels: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Doubt by each score and by P(right), and whether first hits are right."""
+        prediction = self.predict(items)
+        ids, cosines = rank(prediction.embeddings.mean, self.gallery.mean, k=N_HITS)
+        hits = Hits(ids, cosines, self.gallery.kappa[ids], prediction.embeddings.kappa)
+        of_hits = self.stored[ids.cpu()]
+        scores = self.calibration.scores(hits, prediction.embeddings, features=prediction.features, labels=of_hits)
+        return {**scores, RIGHT: 1 - self.calibration.correctness[0](scores)}, of_hits[:, 0] == labels
+
+
+def measure(cell: Cell, seed: int) -> dict[str, Any]:
+    test = cell.splits.test
+    has_match = torch.isin(test.labels, cell.stored)
+    doubt, correct = cell.answers(test, test.labels)
+    doubt, correct = {name: values[has_match] for name, values in doubt.items()}, correct[has_match]
+    measured: dict[str, Any] = {"queries": len(correct), "recall@1": float(correct.double().mean())}
+    for name, values in doubt.items():
+        measured[f"ausc_{name}"], measured[f"r_auroc_{name}"] = ausc(correct, values), r_auroc(correct, values)
+    for outside in list(cell.ood.values())[:1]:
+        foreign, _ = cell.answers(outside, torch.full((len(outside),), -1))
+        for name, values in doubt.items():
+            measured[f"scod_augrc_{name}"] = scod_augrc(correct, values, foreign[name])
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        **measured,
+        **against_the_best(doubt, correct, generator),
+        **calibration_error(1 - doubt[RIGHT], correct, generator),
+        **corrupted(cell, has_match, generator),
+        "evidence": len(cell.calibration.correctness[0].evidence),
+        "worth": cell.calibration.correctness[0].worth,
+    }
+
+
+def against_the_best(doubt: dict[str, Tensor], correct: Tensor, generator: torch.Generator) -> dict[str, Any]:
+    """How far P(right) is behind the single score of highest AUSC on these very queries."""
+    best = max((name for name in doubt if name != RIGHT), key=lambda name: ausc(correct, doubt[name]))
+
+    def behind(rows: Tensor) -> float:
+        return ausc(correct[rows], doubt[best][rows]) - ausc(correct[rows], doubt[RIGHT][rows])
+
+    n = len(correct)
+    draws = torch.tensor([behind(torch.randint(n, (n,), generator=generator)) for _ in range(RESAMPLES)])
+    difference, error = behind(torch.arange(n)), float(draws.std())
+    return {
+        "best": best,
+        "ausc_best": ausc(correct, doubt[best]),
+        "behind": difference,
+        "behind_error": error,
+        "not_behind": difference <= max(0.002, error),
+    }
+
+
+def calibration_error(probability: Tensor, correct: Tensor, generator: torch.Generator) -> dict[str, float]:
+    def ece(right: Tensor) -> float:
+        return probability_bins(probability, right).expected_error
+
+    draws = [ece(torch.rand(len(correct), generator=generator) < probability) for _ in range(RESAMPLES)]
+    return {"ece": ece(correct), "ece_of_the_perfect": float(torch.tensor(draws).quantile(0.95))}
+
+
+def corrupted(cell: Cell, has_match: Tensor, generator: torch.Generator) -> dict[str, float]:
+    rows = has_match.nonzero()[:, 0]
+    rows = rows[torch.randperm(len(rows), generator=generator)[:CORRUPTED]]
+    labels, gaps, measured = cell.splits.test.labels[rows], [], {}
+    for kind, severities in worse_inputs(cell.splits.test, rows.tolist(), generator):
+        doubts, right = [], []
+        for severity, inputs in enumerate(severities):
+            doubt, correct = cell.answers(list(inputs.split(EMBEDDING_BATCH)), labels)
+            doubts.append(doubt)
+            right.append(correct)
+            probability, accuracy = float(1 - doubt[RIGHT].mean()), float(correct.double().mean())
+            measured[f"{kind}_{severity}_probability"], measured[f"{kind}_{severity}_accuracy"] = probability, accuracy
+            gaps.append(abs(probability - accuracy))
+        for name in ("kappa", RIGHT):
+            falling = torch.stack([-doubt[name] for doubt in doubts])
+            measured[f"{kind}_trend_{name}"] = CorruptionCurve(falling, torch.stack(right)).trend
+    return {**measured, "greatest_gap": max(gaps)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="the folder of the data sets")
+    parser.add_argument("--fashionmnist", help="the folder of FashionMNIST's IDX files")
+    parser.add_argument("--only", nargs="+", choices=SOURCES, default=list(SOURCES))
+    parser.add_argument("--method", choices=METHODS, default="laplace_posthoc")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--work", type=Path, default=Path("runs/suite"), help="where data and runs are kept")
+    parsed = parser.parse_args()
+    parsed.data, parsed.work = parsed.data.resolve(), parsed.work.resolve()
+    file = RESULTS / "answers.json"
+    for name in parsed.only:
+        try:
+            source = SOURCES[name](parsed)
+        except FileNotFoundError as missing:
+            print(f"{name} is left out: there is no {missing}", file=sys.stderr)
+            continue
+        rows = {}
+        for seed in range(parsed.seeds):
+            rows[seed] = measure(Cell(source, parsed, name, seed), seed)
+            print(f"{name}, seed {seed}: {rows[seed]}", file=sys.stderr, flush=True)
+        numbers = {
+            seed: {key: value for key, value in row.items() if isinstance(value, float)} for seed, row in rows.items()
+        }
+        results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+        results[name] = {"method": parsed.method, "seeds": rows, **summary(numbers)}
+        results.pop("machine", None)
+        write("answers", results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -85,7 +85,7 @@ class Cell:
         hits = Hits(ids, cosines, self.gallery.kappa[ids], prediction.embeddings.kappa)
         of_hits = self.stored[ids.cpu()]
         scores = self.calibration.scores(hits, prediction.embeddings, features=prediction.features, labels=of_hits)
-        return {**scores, RIGHT: 1 - self.calibration.correctness[0](scores)}, of_hits[:, 0] == labels
+        return {**scores, RIGHT: 1 - self.calibration.answers[0](scores)}, of_hits[:, 0] == labels
 
 
 def measure(cell: Cell, seed: int) -> dict[str, Any]:
@@ -106,8 +106,8 @@ def measure(cell: Cell, seed: int) -> dict[str, Any]:
         **against_the_best(doubt, correct, generator),
         **calibration_error(1 - doubt[RIGHT], correct, generator),
         **corrupted(cell, has_match, generator),
-        "evidence": len(cell.calibration.correctness[0].evidence),
-        "worth": cell.calibration.correctness[0].worth,
+        "evidence": len(cell.calibration.answers[0].right.evidence),
+        "worth": cell.calibration.answers[0].right.worth,
     }
 
 

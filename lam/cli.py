@@ -376,7 +376,7 @@ def _described(calibration: Any) -> Iterator[str]:
 
 def _worth(calibration: Any) -> str:
     """Which scores P(correct) is learnt from, and how much the first of them are worth."""
-    worth, facts = calibration.correctness[0].worth, calibration.facts
+    worth, facts = calibration.answers[0].right.worth, calibration.facts
     if len(worth) == 1:
         right = round(facts["queries_with_match"] * facts["first_hit_right"])
         return f"{next(iter(worth))} alone: {right} of {facts['queries_with_match']} first hits are right"

@@ -15,7 +15,8 @@ from torch import Tensor
 from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth
 from lam.retrieval.decisions.decisions import Decisions, decision_codes
 from lam.retrieval.decisions.flags import COMBINED, PAIR, OodDetector
-from lam.retrieval.decisions.probability import Correctness, cross_validated, probability_bins
+from lam.retrieval.decisions.known import Answer
+from lam.retrieval.decisions.probability import cross_validated, probability_bins
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
@@ -89,7 +90,7 @@ class Calibration:
         false_accepts: the highest cosines of searches without a match; with classes where these were set aside before
             training, so that the rate is promised of a random item of a class never trained on.
         right_hits: (M,) of the queries with a match the cosine of the first hit, −∞ where that is wrong, rising.
-        correctness: P(first hit is right): from all scores; from those of a mean, a κ and hits; and from these without
+        answers: P(known) and P(right | known): from all scores; from those of a mean, a κ and hits; and from these without
             what labels say. The first answers whose evidence is all there.
         reliability: of the first one's probabilities on data that they were not learnt from, by cross-validation.
         depth: the smallest k whose first k hits hold a match with probability 1 − `conformal_miss`; None where too few
@@ -108,7 +109,7 @@ class Calibration:
     detector: OodDetector
     false_accepts: ConformalScores
     right_hits: Float[Tensor, " M"]
-    correctness: tuple[Correctness, ...]
+    answers: tuple[Answer, ...]
     reliability: CalibrationBins
     depth: int | None
     kappa: Histogram
@@ -244,10 +245,10 @@ class Calibration:
         return self.detector.ood_score(calibration.flag, scores) > calibration.flag_above
 
     def _probability(self, scores: dict[str, Tensor]) -> Tensor:
-        """P(first hit is right), by the first regression whose evidence is all there; 0 where there is no hit."""
+        """P(first hit is right), by the first of `answers` whose evidence is all there; 0 where there is no hit."""
         if "cosine" not in scores:
             return torch.zeros(len(scores["kappa"]), dtype=torch.float64)
-        return next(model for model in self.correctness if scores.keys() >= set(model.evidence))(scores)
+        return next(model for model in self.answers if scores.keys() >= model.evidence)(scores)
 
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
         """Whether each of M pairs matches: abstain where κ flags either, at `targets.ood` each.
@@ -357,8 +358,8 @@ def calibrate(
         detector=detector,
         false_accepts=strangers,
         right_hits=searches.score.double().masked_fill(~searches.correct, -torch.inf)[mated].sort().values,
-        correctness=tuple(Correctness.fit(kind, correct) for kind in {tuple(kind): kind for kind in evidence}.values()),
-        reliability=probability_bins(cross_validated(evidence[0], correct), correct),
+        answers=tuple(Answer.fit(kind, correct) for kind in {tuple(kind): kind for kind in evidence}.values()),
+        reliability=probability_bins(cross_validated(evidence[0], correct, fit=Answer.fit), correct),
         depth=_depth(searches.rank[mated], targets.conformal_miss),
         kappa=Histogram.of(queries.kappa),
         dimension=queries.dimension,

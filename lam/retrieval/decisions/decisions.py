@@ -20,7 +20,8 @@ class Decisions:
 
     Attributes:
         codes: (Q,) positions in `DECISIONS`.
-        probability: (Q,) that the first hit is right, of a query that has a match; 0 where there is no hit.
+        probability: (Q,) that the query is of a known kind and its first hit right, if it has a match; 0 where there
+            is no hit.
         score: (Q,) cosine of the first hit; −∞ where there is none.
         ood_score: (Q,) the OOD score that the flag looked at, higher meaning more OOD.
         p_value: (Q,) share of the calibration data whose OOD score is as high.

@@ -14,6 +14,7 @@ from torch import Tensor
 from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import COMBINED, OodDetector
+from lam.retrieval.decisions.known import Answer
 from lam.retrieval.decisions.probability import Correctness
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.metrics.reference import Reference
@@ -42,7 +43,7 @@ def save_calibration(run: str | Path, calibration: Calibration) -> None:
         "format": FORMAT,
         **{name: getattr(calibration, name) for name in _PLAIN},
         "targets": asdict(calibration.targets),
-        "correctness": [model.to_json() for model in calibration.correctness],
+        "answers": [model.to_json() for model in calibration.answers],
         "sameness": None if calibration.verifier is None else calibration.verifier.sameness.to_json(),
         "reliability": reliability,
         "kappa": {name: value.tolist() for name, value in vars(calibration.kappa).items()},
@@ -85,7 +86,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
         detector=_detector(tables),
         false_accepts=ConformalScores(_table(tables, "false_accepts"), tables.get("stranger_classes")),
         right_hits=_table(tables, "right_hits"),
-        correctness=tuple(map(Correctness.from_json, metadata["correctness"])),
+        answers=tuple(map(Answer.from_json, metadata["answers"])),
         reliability=CalibrationBins(_defined(bins, "confidence"), _defined(bins, "accuracy"), bins["count"].long()),
         kappa=Histogram(
             torch.tensor(metadata["kappa"]["counts"]), torch.tensor(metadata["kappa"]["edges"], dtype=torch.float64)

@@ -1,7 +1,7 @@
 """P(first hit is right): a regression on scores of the query and its hits, kept as plain numbers."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,10 +40,12 @@ class RankOdds:
     Attributes:
         values: of the score, rising.
         odds: logarithms of odds, one a value, rising.
+        spread: of the score: the range between its quartiles, or else its standard deviation.
     """
 
     values: tuple[float, ...]
     odds: tuple[float, ...]
+    spread: float
 
     def __post_init__(self) -> None:
         _check_knots("values", self.values, "odds", self.odds)
@@ -56,11 +58,25 @@ class RankOdds:
         odds = share.double().logit()
         evenly = torch.linspace(float(odds[0]), float(odds[-1]), knots, dtype=torch.float64)
         kept = torch.searchsorted(odds, evenly).clamp(max=len(odds) - 1).unique()
-        return cls(tuple(values[kept].tolist()), tuple(odds[kept].tolist()))
+        low, high = score.double().quantile(score.new_tensor([0.25, 0.75], dtype=torch.float64))
+        spread = float(high - low) or float(score.double().std(correction=0)) or 1.0
+        return cls(tuple(values[kept].tolist()), tuple(odds[kept].tolist()), spread)
 
     def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """Of new values, float64."""
         return _interpolated(score.double(), score.new_tensor(self.values).double(), self.odds)
+
+    def extended(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+        """The same, and beyond the least and the greatest value log(1 + d/spread) more, d being how far beyond."""
+        x = score.double()
+        above = ((x - self.values[-1]) / self.spread).clamp(min=0)
+        below = ((self.values[0] - x) / self.spread).clamp(min=0)
+        return self(score) + above.log1p() - below.log1p()
+
+    @classmethod
+    def from_json(cls, numbers: Mapping[str, Any]) -> "RankOdds":
+        """Of numbers by name."""
+        return cls(tuple(numbers["values"]), tuple(numbers["odds"]), numbers["spread"])
 
 
 @dataclass(frozen=True)
@@ -177,17 +193,18 @@ class Correctness:
     @classmethod
     def from_json(cls, numbers: dict[str, Any]) -> "Correctness":
         """The regression of numbers by name."""
-        ranks = tuple(RankOdds(**{name: tuple(values) for name, values in one.items()}) for one in numbers["ranks"])
+        ranks = tuple(map(RankOdds.from_json, numbers["ranks"]))
         plain = {name: tuple(value) if isinstance(value, list) else value for name, value in numbers.items()}
         return cls(**{**plain, "ranks": ranks})
 
 
-def cross_validated(scores: Scores, correct: Bool[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """P(first hit is right) of each search, learnt from the other four fifths of them."""
+def cross_validated(
+    scores: Scores, correct: Bool[Tensor, " N"], *, fit: Callable[[Scores, Tensor], Callable[[Scores], Tensor]]
+) -> Float[Tensor, " N"]:
+    """The probability of each search, learnt by `fit` from the other four fifths of them."""
     probability = torch.empty(len(correct), dtype=torch.float64)
     for fold, rest in folds(len(correct)):
-        model = Correctness.fit(_rows(scores, rest), correct[rest])
-        probability[fold] = model(_rows(scores, fold))
+        probability[fold] = fit(_rows(scores, rest), correct[rest])(_rows(scores, fold))
     return probability
 
 

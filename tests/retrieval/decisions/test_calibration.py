@@ -201,7 +201,7 @@ def test_the_probability_rests_on_what_there_is_of_a_query() -> None:
     found, asked, gallery = _searches()
     labels = _items(300, 1000)[1][found.hits]
     calibration = _calibration(labels=labels, features=asked.mean, reference=Reference.of(gallery.mean))
-    of_all, of_vectors, unlabelled = (set(model.evidence) for model in calibration.correctness)
+    of_all, of_vectors, unlabelled = (set(model.evidence) for model in calibration.answers)
     assert of_all - of_vectors == {"variance", "norm", "knn", "mahalanobis", "mahalanobis_knn"}
     assert of_vectors - unlabelled == {"votes", "weighted_votes"}
     hits = _hits(asked, gallery)
@@ -212,7 +212,7 @@ def test_the_probability_rests_on_what_there_is_of_a_query() -> None:
     bare = calibration.scores(hits, asked)
     assert (labelled["margin"] != bare["margin"]).any()
     for probability, model, scores in zip(
-        (everything, vectors, without), calibration.correctness, (labelled, labelled, bare), strict=True
+        (everything, vectors, without), calibration.answers, (labelled, labelled, bare), strict=True
     ):
         assert torch.equal(probability, model(scores))
     some = labels.clone()
@@ -288,9 +288,9 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference:
     made = replace(_calibration(**known), key="of a run", facts={"gallery": "held-out"})
     save_calibration(tmp_path, made)
     read = load_calibration(tmp_path, key="of a run")
-    assert (read.targets, read.correctness, read.depth, read.facts) == (
+    assert (read.targets, read.answers, read.depth, read.facts) == (
         made.targets,
-        made.correctness,
+        made.answers,
         made.depth,
         made.facts,
     )

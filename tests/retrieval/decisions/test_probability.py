@@ -108,7 +108,9 @@ def test_where_all_answers_are_alike_the_probability_is_that_of_laplace(right: b
     model = Correctness.fit(scores, torch.full((8,), right))
     assert model({"cosine": scores["cosine"] * 5}).tolist() == pytest.approx([0.9 if right else 0.1] * 8)
     one = {"cosine": scores["cosine"][:1]}
-    assert cross_validated(one, torch.tensor([right])).tolist() == pytest.approx([2 / 3 if right else 1 / 3])
+    assert cross_validated(one, torch.tensor([right]), fit=Correctness.fit).tolist() == pytest.approx(
+        [2 / 3 if right else 1 / 3]
+    )
 
 
 def test_numbers_go_through_json_unchanged() -> None:
@@ -149,4 +151,4 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="knots and levels must be finite numbers, as many of each"):
         replace(model, knots=(1.0,))
     with pytest.raises(ValueError, match="values and odds must be finite numbers"):
-        RankOdds((), ())
+        RankOdds((), (), 1.0)

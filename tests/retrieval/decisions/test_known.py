@@ -1,0 +1,90 @@
+"""P(known): what is unusual in any direction is called so, and what is like the calibration queries is not."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn.covariance import LedoitWolf
+
+from lam.retrieval.decisions.known import UNUSUAL, Answer, Known, is_evidence
+from lam.retrieval.decisions.probability import Correctness, folds
+from lam.retrieval.metrics.registry import SCORES
+
+
+def _scores(n: int, seed: int) -> dict[str, torch.Tensor]:
+    """Three scores that depend on each other."""
+    generator = torch.Generator().manual_seed(seed)
+    common, own = torch.randn(n, generator=generator), torch.randn(3, n, generator=generator)
+    return {"kappa": (common + own[0]).exp(), "norm": common + 0.1 * own[1], "knn": own[2] - common}
+
+
+def test_p_known_is_that_of_a_slow_twin() -> None:
+    scores, new = _scores(200, 0), _scores(40, 1)
+    known = Known.fit(scores)
+
+    def odds(of: dict[str, torch.Tensor]) -> np.ndarray:
+        columns = []
+        for name, rank in zip(known.evidence, known.ranks, strict=True):
+            spread = np.subtract(*np.percentile(scores[name].double().numpy(), [75, 25]))
+            for_one = []
+            for value in of[name].double().tolist():
+                beyond = max(value - rank.values[-1], 0), max(rank.values[0] - value, 0)
+                inside = float(np.interp(value, rank.values, rank.odds))
+                for_one.append(inside + np.log1p(beyond[0] / spread) - np.log1p(beyond[1] / spread))
+            columns.append(for_one)
+        return np.array(columns).T
+
+    x, z = odds(scores), odds(new)
+    distances = np.zeros(200)
+    for fold, rest in folds(200):
+        distances[fold.numpy()] = LedoitWolf().fit(x[rest.numpy()]).mahalanobis(x[fold.numpy()])
+    apart = LedoitWolf().fit(x).mahalanobis(z)
+    p = np.array([(1 + (distances >= one).sum()) / 201 for one in apart])
+    np.testing.assert_allclose(known(new).numpy(), np.minimum(1, p / UNUSUAL))
+
+
+def test_queries_like_those_calibrated_on_are_known() -> None:
+    means = [float(Known.fit(_scores(300, seed))(_scores(300, 1000 + seed)).mean()) for seed in range(20)]
+    assert sum(means) / len(means) > 1 - UNUSUAL / 2 - 0.003
+
+
+def test_whichever_way_a_score_goes_it_is_unusual_and_so_is_what_breaks_their_relation() -> None:
+    scores = _scores(500, 0)
+    known = Known.fit(scores)
+    middle = {name: values.median() for name, values in scores.items()}
+    for name, value in (("norm", 30.0), ("norm", -30.0), ("knn", 30.0), ("knn", -30.0), ("kappa", 1e6)):
+        assert float(known({**_row(middle), name: torch.tensor([value])})) < 0.2, (name, value)
+    assert float(known(_row(middle))) == 1
+    usual_each = {**_row(middle), "norm": torch.tensor([2.0]), "knn": torch.tensor([2.0])}
+    assert float(known(usual_each)) < 0.2  # they move against each other
+
+
+def _row(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value[None] for name, value in values.items()}
+
+
+def test_few_queries_call_nothing_unknown_and_what_is_constant_does_no_harm() -> None:
+    scores = {**_scores(40, 0), "cosine": torch.ones(40)}
+    far = {name: values[:5] * 1e6 for name, values in scores.items()}
+    assert Known.fit(scores)(far).tolist() == [1] * 5
+    one = {name: values[:1] for name, values in scores.items()}
+    assert Known.fit(one)(far).tolist() == [1] * 5
+
+
+def test_what_labels_say_is_no_evidence() -> None:
+    assert {name for name in SCORES if not is_evidence(name)} == {"margin", "votes", "weighted_votes"}
+    scores = {**_scores(60, 0), "votes": torch.rand(60)}
+    assert Known.fit(scores).evidence == ("kappa", "norm", "knn")
+    with pytest.raises(ValueError, match="a score that looks at no labels, got votes"):
+        Known.fit({"votes": torch.rand(60)})
+
+
+def test_an_answer_is_the_product_of_both_and_goes_through_json_unchanged() -> None:
+    scores, correct = _scores(300, 0), torch.rand(300, generator=torch.Generator().manual_seed(0)) < 0.7
+    answer, new = Answer.fit(scores, correct), _scores(50, 1)
+    assert torch.equal(answer(new), Known.fit(scores)(new) * Correctness.fit(scores, correct)(new))
+    assert answer.evidence == {"kappa", "norm", "knn"}
+    assert Answer.from_json(json.loads(json.dumps(answer.to_json()))) == answer
+    with pytest.raises(ValueError, match=r"P\(known\) rests on kappa, norm, knn: norm, knn is missing"):
+        answer.known({"kappa": new["kappa"]})

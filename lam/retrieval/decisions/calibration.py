@@ -90,8 +90,8 @@ class Calibration:
         false_accepts: the highest cosines of searches without a match; with classes where these were set aside before
             training, so that the rate is promised of a random item of a class never trained on.
         right_hits: (M,) of the queries with a match the cosine of the first hit, −∞ where that is wrong, rising.
-        answers: P(known) and P(right | known): from all scores; from those of a mean, a κ and hits; and from these without
-            what labels say. The first answers whose evidence is all there.
+        answers: P(known) and P(right | known): from all scores; from those of a mean, a κ and hits; and from these
+            without what labels say. The first answers whose evidence is all there.
         reliability: of the first one's probabilities on data that they were not learnt from, by cross-validation.
         depth: the smallest k whose first k hits hold a match with probability 1 − `conformal_miss`; None where too few
             queries have a match to promise it.

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -21,7 +22,7 @@ from lam.inputs.thumbnails import media_type
 from lam.service import answers, models
 from lam.service.answers import Responder, as_json, thumbnail_path
 from lam.service.bodies import ParsedItem, content_type, item_of, pair_of, query_of
-from lam.service.engine import Engine
+from lam.service.engine import Engine, embedding_of
 from lam.service.errors import ServiceError
 from lam.service.images import CONTENT_TYPES
 from lam.service.limits import Limits
@@ -154,6 +155,14 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
     async def one(id: str) -> Response:
         """Look an item up."""
         return Response(_item_json(await known(id), engine.responder), media_type=JSON)
+
+    @app.get("/v1/items/{id}/search", responses=models.SEARCHED)
+    async def like(id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10) -> Response:
+        """Search by an item, which is left out: decide by its direction and κ whether there is another like it."""
+        item = await known(id)
+        engine.admit(engine.searcher)
+        query = answers.Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
+        return Response((await engine.search(query, k=k, without=id)).text, media_type=JSON)
 
     @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
     async def thumbnail(id: str) -> Response:

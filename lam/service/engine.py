@@ -6,7 +6,7 @@ of the gallery, one decodes, one runs the network, one searches, one writes.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from lam.encoders.base import Encoder
 from lam.gallery.embed import is_cut
 from lam.gallery.local_index import require_faiss
 from lam.gallery.refusal import Refusal, busy
-from lam.gallery.store import Change, Operation
+from lam.gallery.store import Change, HitInfo, Operation
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.inputs.thumbnails import thumbnail
 from lam.retrieval.index.entries import unit_vectors
@@ -113,7 +113,7 @@ class Engine:
             queue=settings.queue,
             begin=several,
         )
-        self.searcher: Worker[tuple[Query, int, float], Answer] = Worker(
+        self.searcher: Worker[_Search, Answer] = Worker(
             "search", self._search, batch=settings.batch, queue=settings.queue, begin=one
         )
         self.writer: Worker[Operation, Change] = Worker(
@@ -188,18 +188,19 @@ class Engine:
         query = await self._done(self.network.submit(decoded.tensor))
         return replace(query, thumbnail=decoded.thumbnail, text=decoded.text, text_cut=decoded.text_cut)
 
-    async def search(self, query: Query, *, k: int, min_probability: float = 0.0) -> Answer:
+    async def search(self, query: Query, *, k: int, min_probability: float = 0.0, without: str | None = None) -> Answer:
         """Find the k nearest items, and decide.
 
         Args:
             query: what is looked for.
             k: how many hits.
             min_probability: of a match; one that is less probable is `unknown`.
+            without: the id of an item that is left out of the hits, such as the query itself.
 
         Raises:
             Refusal: busy, where too many wait.
         """
-        return await self._done(self.searcher.submit((query, k, min_probability)))
+        return await self._done(self.searcher.submit(_Search(query, k, min_probability, without)))
 
     async def write(self, operation: Operation) -> Change:
         """Put or delete an item; durable when this returns.
@@ -280,17 +281,34 @@ class Engine:
             return busy("there is not enough memory for this batch")
         return error
 
-    def _search(self, jobs: Sequence[tuple[Query, int, float]]) -> list[Answer | Exception]:
-        queries = Embeddings.concatenate([_searched(query.embedding) for query, _, _ in jobs])
-        most = max(0 if self.responder.calibration is None else N_HITS, *(k for _, k, _ in jobs))
+    def _search(self, jobs: Sequence["_Search"]) -> list[Answer | Exception]:
+        queries = Embeddings.concatenate([_searched(job.query.embedding) for job in jobs])
+        least = 0 if self.responder.calibration is None else N_HITS
+        most = max(max(least, job.k) + (job.without is not None) for job in jobs)
         hits, infos = self.gallery.search(queries, most)
         size = len(self.gallery)
         return _done_each(
             partial(
-                self.responder.answer, query, _row(hits, row), infos, k=k, size=size, min_probability=min_probability
+                self.responder.answer,
+                job.query,
+                _row(hits, row) if job.without is None else _without(_row(hits, row), infos, job.without),
+                infos,
+                k=job.k,
+                size=size,
+                min_probability=job.min_probability,
             )
-            for row, (query, k, min_probability) in enumerate(jobs)
+            for row, job in enumerate(jobs)
         )
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What `Engine.search` is asked."""
+
+    query: Query
+    k: int
+    min_probability: float = 0.0
+    without: str | None = None
 
 
 def _done_each(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:
@@ -335,6 +353,12 @@ def _searched(embedding: Embeddings) -> Embeddings:
 def _row(hits: Hits, row: int) -> Hits:
     one = slice(row, row + 1)
     return Hits(hits.ids[one], hits.scores[one], hits.kappa[one], hits.query_kappa[one])
+
+
+def _without(hits: Hits, infos: Mapping[int, HitInfo], item_id: str) -> Hits:
+    """The hits of one query, but for an item."""
+    kept = torch.tensor([infos[key].id != item_id for key in hits.ids[0].tolist()], dtype=torch.bool)
+    return Hits(hits.ids[:, kept], hits.scores[:, kept], hits.kappa[:, kept], hits.query_kappa)
 
 
 def _moved(encoder: Encoder, device: str) -> Encoder:

@@ -16,7 +16,7 @@ from lam.retrieval.decisions.conformal import ConformalScores
 from lam.runs.data import loader_of
 from lam.runs.finished import Run
 from lam.service.answers import Query, Responder
-from lam.service.engine import Engine, embedding_of
+from lam.service.engine import Engine, _Search, embedding_of
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 
@@ -195,5 +195,5 @@ def test_images_and_embeddings_are_searched_in_one_batch(shared_engine: Engine, 
     image = Query(doubting.encoder.embed(torch.zeros(1, 1, 8, 8)))
     sampled = Query(replace(image.embedding, mean_samples=8))
     sent = Query(embedding_of(torch.tensor([1.0, 0.0, 0.0]), 10.0))
-    jobs = [(query, 2, 0.0) for query in (image, sent, sampled)]
-    assert [answer.kappa for answer in shared_engine._search(jobs)] == [query.kappa for query, _, _ in jobs]
+    jobs = [_Search(query, 2) for query in (image, sent, sampled)]
+    assert [answer.kappa for answer in shared_engine._search(jobs)] == [job.query.kappa for job in jobs]

@@ -51,6 +51,22 @@ def test_an_embedding_gets_what_its_image_gets(shared_engine: Engine, client: Te
     assert by_embedding["kappa"] == pytest.approx(by_image["kappa"])
 
 
+def test_an_item_is_searched_by_and_left_out(shared_engine: Engine, client: TestClient) -> None:
+    (item,) = shared_engine.gallery.page(after="", limit=1)
+    answer = client.get(f"/v1/items/{item.id}/search?k=100").json()
+    same = client.post("/v1/search?k=100", json={"embedding": item.embedding.tolist(), "kappa": item.kappa}).json()
+    assert item.id not in [hit["id"] for hit in answer["hits"]]
+    assert [hit["id"] for hit in answer["hits"]] == [hit["id"] for hit in same["hits"] if hit["id"] != item.id]
+    assert answer["kappa"] == same["kappa"] == item.kappa
+    assert answer["flagged_by"] == "kappa"
+    assert answer["doubt"] is None
+    assert [hit["id"] for hit in client.get(f"/v1/items/{item.id}/search?k=1").json()["hits"]] == [
+        answer["hits"][0]["id"]
+    ]
+    assert refused(client.get("/v1/items/nobody/search"), 404) == "there is no item of this id"
+    refused(client.get(f"/v1/items/{item.id}/search?k=0"), 422)
+
+
 def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(
     served_run: Path, png: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

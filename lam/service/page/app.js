@@ -1,4 +1,5 @@
-// The page: an image goes to POST /v1/search, and its answer is shown. What the service says is put in as text only.
+// The page: a query goes to POST /v1/search, and its answer is shown. What the service says is put in as text only.
+// A query is one of { file }, { text }, and { item }: an item of the gallery, as a hit is.
 
 import { ask, hasKey, Refusal, useKey } from "./api.js";
 import { drawAngles, drawKappa } from "./charts.js";
@@ -6,24 +7,31 @@ import { canBeDrawn, drawnOn } from "./draw.js";
 import { angle, cosine, degrees, percent, plain } from "./numbers.js";
 import { Thresholds } from "./thresholds.js";
 import {
-  aboutAngles, aboutImages, aboutKappa, aboutRejected, aboutSet, aboutStale, facts, reason, repeatsText, shown, wordOf,
+  aboutAgreement, aboutAngles, aboutCut, aboutImages, aboutKappa, aboutPair, aboutSet, aboutStale, doubtOf, facts,
+  metadataOf, named, probabilityOf, questionOf, reason, repeatsText, shown, tamed, verdictOf,
 } from "./words.js";
 
 const SHOWN = 12;
 const TINY = 64;
+const LONG = 200;
+const JSON_TYPE = { "Content-Type": "application/json" };
 const $ = (id) => document.getElementById(id);
 
 let model = null;
 let calibration = null;
 let thresholds = null;
+let query = null;
 let answer = null;
 let asking = null;
+let takesTexts = false;
 let pictures = new Map();
 
 async function open() {
+  let samples;
   try {
     model = await (await ask("/v1/model")).json();
     calibration = model.calibration === "none" ? null : await (await ask("/v1/calibration")).json();
+    ({ samples } = await (await ask("/v1/samples")).json());
   } catch (error) {
     complain(error);
     return;
@@ -34,21 +42,48 @@ async function open() {
   if ($("key-form").contains(document.activeElement)) {
     $("answer").focus();
   }
+  $("question").textContent = questionOf(model.gallery);
+  document.title = `${questionOf(model.gallery)} – lam`;
   $("desk").hidden = false;
   $("uncalibrated").hidden = calibration !== null;
   $("drawing").hidden = !canBeDrawn(model.preprocessing);
-  const takesTexts = "max_bytes" in (model.preprocessing ?? {});
-  $("asking").hidden = !takesTexts;
-  $("drop").hidden = takesTexts;
+  takesTexts = "max_bytes" in (model.preprocessing ?? {});
+  for (const id of ["asking", "other-asking"]) {
+    $(id).hidden = !takesTexts;
+  }
+  for (const id of ["drop", "other-choosing"]) {
+    $(id).hidden = takesTexts;
+  }
   if (takesTexts) {
     $("query-title").textContent = "Question or text";
-    $("reason").textContent = "Type a text to see whether it is in the gallery.";
+    $("reason").textContent = "Type a text to see what the gallery says.";
   }
   $("accepted").textContent = `JPEG, PNG or WebP, at most ${plain(model.limits.max_bytes / 2 ** 20)}\u00a0MiB`;
+  showSamples(samples);
   showState(model.calibration, model.gallery_size);
   if (thresholds) {
     openSliders();
   }
+}
+
+function showSamples(samples) {
+  $("samples").hidden = samples.length === 0;
+  $("samples-list").classList.toggle("texts", samples.some(({ text }) => text !== null));
+  let known = 0;
+  $("samples-list").replaceChildren(...samples.map((sample) => {
+    const name = sample.stranger ? "A stranger" : `Sample ${(known += 1)}`;
+    const button = made("button", "sample");
+    button.type = "button";
+    if (sample.text !== null) {
+      button.append(made("bdi", "", tamed(sample.text, LONG)));
+      button.addEventListener("click", () => search({ text: sample.text }));
+    } else {
+      const file = ask(sample.image).then((response) => response.blob());
+      button.append(pictureOf(file.then(URL.createObjectURL), name));
+      button.addEventListener("click", () => file.then((loaded) => search({ file: loaded }), complain));
+    }
+    return made("li", "", button, sample.stranger ? made("span", "muted small", "stranger") : null);
+  }));
 }
 
 function showState(state, size) {
@@ -88,25 +123,20 @@ function showThresholds() {
   $("reset").disabled = !thresholds.moved;
 }
 
-async function search(image) {
+async function search(asked) {
   hush();
   asking?.abort();
   const mine = (asking = new AbortController());
-  if (typeof image !== "string" && image.size > model.limits.max_bytes) {
-    complain(new Refusal(`The image has ${plain(image.size / 2 ** 20)} MiB, more than this service takes.`));
+  if (isTooLarge(asked.file)) {
     return;
-  }
-  if (typeof image !== "string") {
-    showQuery(image);
   }
   $("answer").setAttribute("aria-busy", "true");
   try {
-    const [type, body] = typeof image === "string" ? ["application/json", JSON.stringify({ text: image })]
-      : [image.type, image];
-    const options = { method: "POST", body, headers: { "Content-Type": type }, signal: mine.signal };
-    answer = await (await ask(`/v1/search?k=${model.limits.max_k}`, options)).json();
-    pictures.forEach((url) => url.then(URL.revokeObjectURL, () => {}));
-    pictures = new Map();
+    const [path, options] = request(asked);
+    answer = await (await ask(`${path}?k=${model.limits.max_k}`, { ...options, signal: mine.signal })).json();
+    query = asked;
+    showAsked($("asked"), asked);
+    forgetPair();
     showState(answer.calibration, answer.gallery_size);
     show(true);
   } catch (error) {
@@ -121,23 +151,36 @@ async function search(image) {
   }
 }
 
-function showQuery(image) {
-  const shown = $("query");
-  URL.revokeObjectURL(shown.src);
-  shown.onload = () => {
-    shown.hidden = false;
-    shown.classList.toggle("tiny", shown.naturalWidth < TINY);
-  };
-  shown.onerror = () => (shown.hidden = true);
-  shown.alt = "the image that is looked for";
-  shown.src = URL.createObjectURL(image);
-  $("drop-text").textContent = "Drop or paste another, or";
+function isTooLarge(file) {
+  if (file === undefined || file.size <= model.limits.max_bytes) {
+    return false;
+  }
+  complain(new Refusal(`The image has ${plain(file.size / 2 ** 20)} MiB, more than this service takes.`));
+  return true;
+}
+
+function request({ file, text, item }) {
+  if (item) {
+    return [`/v1/items/${encodeURIComponent(item.id)}/search`, {}];
+  }
+  const [headers, body] = file ? [{ "Content-Type": file.type }, file] : [JSON_TYPE, JSON.stringify({ text })];
+  return ["/v1/search", { method: "POST", headers, body }];
+}
+
+/** Show what was asked beside what is said of it. */
+function showAsked(place, { file, text, item }) {
+  const part = item ? picture(item)
+    : file ? pictureOf(Promise.resolve(URL.createObjectURL(file)), "the image that is looked for", URL.revokeObjectURL)
+      : made("bdi", "", tamed(text, LONG));
+  place.classList.toggle("text", text !== undefined);
+  place.replaceChildren(part);
+  place.hidden = false;
 }
 
 function forget() {
-  answer = null;
-  showDecision(null, ["–", "No answer"], "The image was not searched; see the message above.");
-  for (const id of ["facts", "charts", "found", "what-if"]) {
+  answer = query = null;
+  showDecision("none", ["–", "No answer"], "The query was not searched; see the message above.");
+  for (const id of ["asked", "probability", "doubt", "numbers", "comparing", "found", "what-if"]) {
     $(id).hidden = true;
   }
 }
@@ -145,38 +188,38 @@ function forget() {
 /** Show the answer under the thresholds of the sliders; `anew` where it has just come. */
 function show(anew) {
   const decision = thresholds ? thresholds.decide(answer) : null;
-  const words = wordOf(decision);
+  const words = verdictOf(decision, answer, model.gallery);
   // where a slider moves, the region speaks only of another decision, not of every step
   $("decision").setAttribute("aria-live", anew || words[1] !== $("word").textContent ? "polite" : "off");
-  showDecision(decision, words, reason(decision, answer, thresholds));
+  showDecision(decision ?? "none", words, reason(decision, answer, thresholds, model.gallery) + aboutCut(answer));
+  const [value, meaning] = probabilityOf(decision, answer, model.gallery, thresholds) ?? ["", ""];
+  $("probability").hidden = !value;
+  $("probability-value").textContent = value;
+  $("probability-meaning").textContent = meaning;
+  $("doubt").hidden = !doubtOf(answer);
+  $("doubt").textContent = doubtOf(answer);
   $("what-if").hidden = !thresholds?.moved;
   if (thresholds?.moved) {
-    $("what-if").textContent = `What if: under the thresholds in force the answer is “${wordOf(answer.decision)[1]}”.`;
+    const [, inForce] = verdictOf(answer.decision, answer, model.gallery);
+    $("what-if").textContent = `What if: under the thresholds in force the answer is: ${inForce}.`;
   }
-  showFacts(decision);
-  $("charts").hidden = false;
+  $("facts").replaceChildren(...facts(decision, answer, model.gallery).map(([name, number, about]) =>
+    made("div", "", made("dt", "", name), made("dd", "", number), made("dd", "", about))));
+  $("numbers").hidden = false;
+  $("comparing").hidden = query.item !== undefined;
   drawCharts();
-  showHits();
-  if (anew) {
-    $("answer").scrollIntoView({ block: "nearest" });
+  showHits(decision);
+  const { top, bottom } = $("decision").getBoundingClientRect();
+  if (anew && (top < 0 || bottom > window.innerHeight)) {
+    $("answer").scrollIntoView();
   }
 }
 
-function showDecision(decision, [symbol, word], why) {
-  $("decision").className = `decision ${decision ?? "none"}`;
+function showDecision(kind, [symbol, word], why) {
+  $("decision").className = `decision ${kind}`;
   $("symbol").textContent = symbol;
   $("word").textContent = word;
   $("reason").textContent = why;
-}
-
-function showFacts(decision) {
-  $("facts").replaceChildren(...facts(decision, answer).map(([name, value, meaning]) =>
-    made("div", "", made("dt", "", name), made("dd", "", value), made("dd", "", meaning))));
-  $("facts").hidden = false;
-}
-
-function nearestRejected() {
-  return thresholds ? answer.hits.findIndex((hit) => !thresholds.accepts(hit)) : -1;
 }
 
 function drawCharts() {
@@ -189,64 +232,116 @@ function drawCharts() {
   $("angle-figure").hidden = answer.hits.length === 0;
   if (answer.hits.length > 0) {
     const accept = thresholds ? thresholds.accept.row.cosine : null;
-    drawAngles($("angle-chart"), answer.hits, answer.credible_cosine, accept, nearestRejected());
+    drawAngles($("angle-chart"), answer.hits, answer.credible_cosine, accept);
     $("angle-text").textContent = aboutAngles(answer, thresholds);
   }
 }
 
-function showHits() {
-  const nearest = nearestRejected();
-  const last = nearest >= SHOWN ? SHOWN - 1 : SHOWN;
-  const rows = answer.hits.map((hit, place) => [hit, place]).filter(([, place]) => place < last || place === nearest);
-  $("found").hidden = rows.length === 0;
-  $("rejected-text").textContent = thresholds ? aboutRejected(answer, nearest) + aboutSet(answer, calibration) : "";
-  $("hits").replaceChildren(...rows.map(([hit, place]) => card(hit, place, place === nearest)));
+function showHits(decision) {
+  const hits = answer.hits.slice(0, SHOWN);
+  const used = new Set([query.item, ...hits].map((hit) => hit?.thumbnail));
+  for (const [address, url] of pictures) {
+    if (!used.has(address)) {
+      url.then(URL.revokeObjectURL, () => {});
+      pictures.delete(address);
+    }
+  }
+  $("found").hidden = hits.length === 0;
+  const agreement = model.gallery === "classes" ? aboutAgreement(hits) : "";
+  $("hits-text").textContent = agreement + (calibration ? aboutSet(answer, calibration) : "");
+  $("hits").replaceChildren(...hits.map((hit, place) => card(hit, place, place === 0 ? tagOf(decision) : null)));
 }
 
-function card(hit, place, nearest) {
-  const accepted = thresholds?.accepts(hit);
-  const tag = thresholds && tagOf(accepted, nearest);
-  const kind = accepted === false ? (nearest ? "rejected nearest" : "rejected") : "";
+/** A hit: the answer rests on the first alone, so that this alone is said to be accepted or not. */
+function card(hit, place, tag) {
   const name = repeatsText(hit) ? null : made("bdi", "", shown(hit));
-  const label = made("span", "label", name, made("span", "rank", `#${place + 1}`));
-  return made("li", kind, picture(hit), label, tag,
+  const open = made("button", "open", picture(hit));
+  open.type = "button";
+  open.setAttribute("aria-label", `Search by ${named(hit)}, hit ${place + 1}`);
+  open.addEventListener("click", () => search({ item: hit }));
+  return made("li", "", open, made("span", "label", name, made("span", "rank", `#${place + 1}`)), tag,
     made("span", "number", `cosine ${cosine(hit.score)} (${degrees(angle(hit.score))})`),
     made("span", "number", `κ ${plain(hit.kappa)}${aboutImages(hit)}`),
-    made("span", "number", hit.credible ? "in the credible cap" : "outside the cap"));
+    made("dl", "facts", ...metadataOf(hit).map(([key, value]) =>
+      made("div", "", made("dt", "", key), " ", made("dd", "", made("bdi", "", value))))));
 }
 
-function tagOf(accepted, nearest) {
-  if (!accepted) {
-    return nearest ? made("span", "tag nearest", "✕ nearest rejected") : made("span", "tag", "✕ rejected");
-  }
-  const undecided = thresholds.decide(answer) === "abstain";
-  return undecided ? made("span", "tag", "? close, not judged") : made("span", "tag accepted", "✓ accepted");
+function tagOf(decision) {
+  return { match: made("span", "tag accepted", "✓ accepted"), unknown: made("span", "tag", "✕ not accepted alone") }[decision]
+    ?? null;
 }
 
-/** The picture of a hit, fetched with the key, which an address alone would not carry. */
+/** The picture of a hit, or its text. */
 function picture(hit) {
-  const frame = made("div", "picture");
   if (typeof hit.metadata.text === "string") {
-    frame.classList.add("text");
-    frame.append(made("bdi", "", hit.metadata.text));
-    return frame;
+    return made("span", "picture text", made("bdi", "", hit.metadata.text));
   }
   if (!hit.thumbnail) {
-    frame.append("no picture");
-    return frame;
+    return made("span", "picture", "no picture");
   }
-  const address = hit.thumbnail;
-  if (!pictures.has(address)) {
-    pictures.set(address, ask(address).then((response) => response.blob()).then(URL.createObjectURL));
+  if (!pictures.has(hit.thumbnail)) {
+    pictures.set(hit.thumbnail, ask(hit.thumbnail).then((response) => response.blob()).then(URL.createObjectURL));
   }
+  return pictureOf(pictures.get(hit.thumbnail), "");
+}
+
+/** A picture, fetched with the key, which an address alone would not carry; `done` is told once it is drawn. */
+function pictureOf(address, name, done = () => {}) {
+  const frame = made("span", "picture");
   const image = made("img");
-  image.alt = "";
-  image.onload = () => image.classList.toggle("tiny", image.naturalWidth < TINY);
-  pictures.get(address).then((url) => {
+  image.alt = name;
+  image.onload = () => {
+    image.classList.toggle("tiny", image.naturalWidth < TINY);
+    done(image.src);
+  };
+  image.onerror = () => frame.replaceChildren("no picture");
+  address.then((url) => {
     image.src = url;
     frame.append(image);
   }, () => frame.append("no picture"));
   return frame;
+}
+
+async function compare(other) {
+  hush();
+  if (isTooLarge(other.file)) {
+    return;
+  }
+  const [mine, first] = [query, answer];
+  try {
+    const body = JSON.stringify({ first: await partOf(mine), second: await partOf(other) });
+    const pair = await (await ask("/v1/verify", { method: "POST", body, headers: JSON_TYPE })).json();
+    if (answer !== first) {
+      return;
+    }
+    const [symbol, word, why] = aboutPair(pair);
+    $("compared").className = `decision ${pair.decision ?? "none"}`;
+    $("pair-symbol").textContent = symbol;
+    $("pair-word").textContent = word;
+    $("pair-reason").textContent = why;
+    showAsked($("other-asked"), other);
+    $("compared").hidden = false;
+  } catch (error) {
+    forgetPair();
+    complain(error);
+  }
+}
+
+function forgetPair() {
+  $("compared").hidden = true;
+}
+
+/** One of two that are compared, as JSON has it. */
+async function partOf({ file, text }) {
+  if (!file) {
+    return { text };
+  }
+  const address = await new Promise((resolve) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.readAsDataURL(file);
+  });
+  return { image: address.slice(address.indexOf(",") + 1) };
 }
 
 function made(name, kind = "", ...parts) {
@@ -279,7 +374,7 @@ function hush() {
 
 function take(files) {
   if (model && files.length > 0) {
-    search(files[0]);
+    search({ file: files[0] });
   }
 }
 
@@ -295,7 +390,18 @@ $("key-form").addEventListener("submit", (event) => {
 });
 $("asking").addEventListener("submit", (event) => {
   event.preventDefault();
-  search($("text").value);
+  search({ text: $("text").value });
+});
+$("other-asking").addEventListener("submit", (event) => {
+  event.preventDefault();
+  compare({ text: $("other-text").value });
+});
+$("other").addEventListener("change", (event) => {
+  const [file] = event.target.files;
+  if (file) {
+    compare({ file });
+  }
+  event.target.value = "";
 });
 $("file").addEventListener("change", (event) => {
   take([...event.target.files]);
@@ -338,11 +444,11 @@ $("draw-search").addEventListener("click", async () => {
   if (drawn === null) {
     complain(new Refusal("Nothing is drawn yet."));
   } else {
-    search(drawn);
+    search({ file: drawn });
   }
 });
 new ResizeObserver(() => {
-  if (answer && !$("charts").hidden) {
+  if (answer) {
     drawCharts();
   }
 }).observe($("charts"));

@@ -12,7 +12,7 @@ const DECADES_BEYOND = 3; // a κ further away than this is drawn at the edge
 /** κ of the query on the histogram of the calibration; `below` is null where κ alone does not flag. */
 export function drawKappa(place, { counts, edges }, kappa, below) {
   const width = breadth(place);
-  const picture = svg(width, "κ of this image on the histogram of the calibration");
+  const picture = svg(width, "κ of this query on the histogram of the calibration");
   const least = Math.max(kappa, edges[0] / 10 ** DECADES_BEYOND);
   const most = Math.min(kappa, edges.at(-1) * 10 ** DECADES_BEYOND);
   const low = Math.log10(Math.min(least, edges[0])) - 0.03;
@@ -31,7 +31,7 @@ export function drawKappa(place, { counts, edges }, kappa, below) {
   const at = across(kappa);
   add(picture, "line", { class: "query-line", x1: at, x2: at, y1: 20, y2: FLOOR });
   add(picture, "path", { class: "query-mark", d: `M${at - 6} 18 h12 l-6 9 z` });
-  beside(picture, at, width, 13, `this image: ${plain(kappa)}`, "strong");
+  beside(picture, at, width, 13, `this query: ${plain(kappa)}`, "strong");
   if (below !== null) {
     limit(picture, across(below), width, `“not sure” below ${plain(below)}`);
   }
@@ -39,9 +39,9 @@ export function drawKappa(place, { counts, edges }, kappa, below) {
 }
 
 /** The hits by their angle to the query, the credible cap, and the accept threshold (null where there is none). */
-export function drawAngles(place, hits, cap, accept, nearest) {
+export function drawAngles(place, hits, cap, accept) {
   const width = breadth(place);
-  const picture = svg(width, "The hits by their angle to this image");
+  const picture = svg(width, "The hits by their angle to this query");
   const angles = hits.map((hit) => angle(hit.score));
   const furthest = Math.max(...angles, accept === null ? 0 : angle(accept), 1e-3) * 1.06;
   const across = (value) => SIDE + Math.min(1, value / furthest) * (width - 2 * SIDE);
@@ -60,11 +60,10 @@ export function drawAngles(place, hits, cap, accept, nearest) {
     lanes[lane] = x;
     const y = FLOOR - 10 - ((lane * (2 * DOT + 1)) % (FLOOR - CEILING - 16));
     const rejected = accept !== null && hits[number].score <= accept;
-    const kind = `hit${rejected ? " rejected" : ""}${number === nearest ? " nearest" : ""}`;
-    add(picture, "circle", { class: kind, cx: x, cy: y, r: DOT });
+    add(picture, "circle", { class: rejected ? "hit rejected" : "hit", cx: x, cy: y, r: DOT });
   });
   const marks = even(furthest).map((value) => [across(value), degrees(value)]);
-  axis(picture, width, marks, "angle to this image");
+  axis(picture, width, marks, "angle to this query");
   place.replaceChildren(picture);
 }
 

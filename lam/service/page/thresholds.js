@@ -5,6 +5,7 @@ const HIGHEST = 0.5; // beyond this rate nobody would set a threshold
 /** A slider over the rows of a calibration's table, one of which is in force. */
 class Steps {
   constructor(rows, inForce) {
+    this.all = rows;
     this.rows = rows.filter((row) => row.rate <= HIGHEST || inForce(row));
     this.inForce = Math.max(0, this.rows.findIndex(inForce));
     this.position = this.inForce;
@@ -44,6 +45,11 @@ export class Thresholds {
 
   accepts(hit) {
     return hit.score > this.accept.row.cosine;
+  }
+
+  /** A rate that the cosine of a hit is promised at: of queries with no match at most so many come as close. */
+  rateOf(hit) {
+    return this.accept.all.findLast((row) => row.cosine <= hit.score)?.rate ?? 1;
   }
 
   decide(answer) {

@@ -1,20 +1,63 @@
 // What is said of an answer, in sentences. `thresholds` is null where the run is not calibrated.
+// `kind` is what the gallery is: `classes`, of which one is sought, or `identities`, one of which may be there.
 
 import { angle, cosine, degrees, percent, plain } from "./numbers.js";
 
 const LONGEST = 40;
+const LONGEST_VALUE = 80;
+const FEW = 4;
 const TURNING = /[\p{Cc}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/gu; // signs of control and of direction
-const WORDS = { match: ["✓", "Match"], unknown: ["✕", "No match"], abstain: ["?", "Not sure"] };
+const QUESTIONS = { classes: "Which is it?", identities: "Is it here?" };
+const UNJUDGED = ["?", () => "Not sure"];
+const VERDICTS = {
+  classes: {
+    match: ["✓", (name) => `It is ${name}`],
+    unknown: ["≈", (name) => `Perhaps ${name}, or none of these`],
+    abstain: UNJUDGED,
+  },
+  identities: { match: ["✓", (name) => `Yes: ${name}`], unknown: ["✕", () => "Not here"], abstain: UNJUDGED },
+};
 
-/** A decision as a sign and a word. */
-export function wordOf(decision) {
-  return WORDS[decision] ?? ["–", "No decision"];
+export function questionOf(kind) {
+  return QUESTIONS[kind];
 }
 
-/** A label or id as it is shown: not all of a long one, and nothing that turns the text around it. */
+/** A decision as a sign and in words. */
+export function verdictOf(decision, answer, kind) {
+  if (!answer.hits.length) {
+    return ["–", "The gallery is empty"];
+  }
+  const [sign, words] = VERDICTS[kind][decision] ?? ["–", () => "No decision"];
+  return [sign, words(named(answer.hits[0]))];
+}
+
+/** The one probability, which the decision rests on, and what it is of; null where nobody knows. */
+export function probabilityOf(decision, answer, kind, thresholds) {
+  if (decision === null || !answer.hits.length) {
+    return null;
+  }
+  if (decision === "abstain") {
+    return [percent(answer.p_value), "of ordinary queries are as unusual"];
+  }
+  if (decision === "unknown" && kind === "identities") {
+    return [`at most ${percent(thresholds.rateOf(answer.hits[0]))}`, "of queries with no match in the gallery come as close"];
+  }
+  return [percent(answer.probability), ifKnown(answer, kind)];
+}
+
+function ifKnown(answer, kind) {
+  return `that ${named(answer.hits[0])} is right, if it is ${kind === "classes" ? "any of these" : "here"}`;
+}
+
+/** Text of others as it is shown: not all of a long one, and nothing that turns the text around it. */
+export function tamed(text, longest = LONGEST) {
+  const signs = [...text.replace(TURNING, "\ufffd")];
+  return signs.length > longest ? `${signs.slice(0, longest - 1).join("")}…` : signs.join("");
+}
+
+/** What a hit is called. */
 export function shown(hit) {
-  const signs = [...(hit.label || hit.id).replace(TURNING, "\ufffd")];
-  return signs.length > LONGEST ? `${signs.slice(0, LONGEST - 1).join("")}…` : signs.join("");
+  return tamed(hit.label || hit.id);
 }
 
 /** Whether the label of a text is that text, or its beginning as classes are called after long ones. */
@@ -30,10 +73,10 @@ export function named(hit) {
 }
 
 /** Why the answer is what it is. */
-export function reason(decision, answer, thresholds) {
+export function reason(decision, answer, thresholds, kind) {
   const best = answer.hits[0];
   if (!best) {
-    return "The gallery is empty.";
+    return "There is nothing to be found.";
   }
   const nearest = `the nearest item, ${named(best)}, has a cosine of ${cosine(best.score)}`;
   if (decision === null) {
@@ -41,36 +84,46 @@ export function reason(decision, answer, thresholds) {
   }
   const { accept, flag, byKappa } = thresholds;
   if (decision === "abstain") {
-    const why = byKappa
-      ? `κ is ${plain(answer.kappa)}, below ${plain(flag.row.kappa)}`
-      : `only ${percent(answer.p_value)} of ordinary queries are as unusual`;
+    const why = byKappa ? `κ is ${plain(answer.kappa)}, below ${plain(flag.row.kappa)}` : "it is unlike what is known";
     return `This query cannot be judged: ${why}. That happens to at most ${percent(flag.row.rate)} of ordinary queries.`;
   }
+  const above = cosine(accept.row.cosine);
   if (decision === "match") {
-    return `It is ${named(best)}: the cosine is ${cosine(best.score)}, above ${cosine(accept.row.cosine)}. Of queries ` +
-      "like those it was calibrated on, with no match in the gallery, at most " +
-      `${percent(accept.row.rate)} come that close.`;
+    return `The nearest item has a cosine of ${cosine(best.score)}, above ${above}. Of queries like those it was ` +
+      `calibrated on, with no match in the gallery, at most ${percent(accept.row.rate)} come that close.`;
   }
-  return `It is not in the gallery: ${nearest}, which is not above ${cosine(accept.row.cosine)}.`;
+  const other = kind === "classes" ? "something else may come that close" : "others come that close";
+  return `${nearest[0].toUpperCase()}${nearest.slice(1)}, not above ${above}: ${other}.`;
+}
+
+/** Why the query is uncertain, of an encoder that tells which of the two it is. */
+export function doubtOf(answer) {
+  return answer.doubt ? `${answer.doubt}.` : "";
+}
+
+/** Whether only a part of the query was read. */
+export function aboutCut(answer) {
+  return answer.text_cut ? " Only the beginning of the text was read." : "";
 }
 
 /** The numbers of an answer: name, value and meaning. */
-export function facts(decision, answer) {
-  const found = [];
-  if (decision === "match") {
-    found.push(["Probability", percent(answer.probability), "that the first hit is right, if it has a match"]);
+export function facts(decision, answer, kind) {
+  const meaning = answer.p_known === null ? "concentration: higher is surer" : "higher is surer; of the two beside it";
+  const numbers = [["κ", `${answer.kappa_capped ? "≤ " : ""}${plain(answer.kappa)}`, meaning]];
+  if (answer.p_known !== null) {
+    numbers.push(["Known", percent(answer.p_known), "small: I have not seen such a thing"]);
+    numbers.push(["κ of ambiguity", plain(answer.kappa_aleatoric), "small: this could be several things"]);
   }
-  found.push(["κ", `${answer.kappa_capped ? "≤ " : ""}${plain(answer.kappa)}`, "concentration: higher is surer"]);
   if (answer.hits.length > 0) {
     const { score } = answer.hits[0];
-    found.push(["Best cosine", cosine(score), `an angle of ${degrees(angle(score))}`]);
+    numbers.push(["Best cosine", cosine(score), `an angle of ${degrees(angle(score))}`]);
+  }
+  if (decision === "abstain" || (decision === "unknown" && kind === "identities")) {
+    numbers.push(["P(right)", percent(answer.probability), ifKnown(answer, kind)]);
   }
   const cap = degrees(angle(answer.credible_cosine));
-  found.push(["Credible cap", cap, `holds ${within(answer)} of the nearest ${answer.hits.length}`]);
-  if (decision !== null && decision !== "match") {
-    found.push(["If it were here", percent(answer.probability), "the first hit would be right"]);
-  }
-  return found;
+  numbers.push(["Credible cap", cap, `holds ${within(answer)} of the nearest ${answer.hits.length}`]);
+  return numbers;
 }
 
 export function aboutKappa(answer, histogram, thresholds) {
@@ -94,13 +147,21 @@ export function aboutImages(hit) {
   return `${hit.images > 1 ? ` of ${hit.images} images` : ""}${hit.uncertain ? " (uncertain: below the flag)" : ""}`;
 }
 
-export function aboutRejected(answer, nearest) {
-  if (nearest < 0) {
-    return `All of the ${answer.hits.length} nearest items are above the accept threshold.`;
+/** The id and the metadata of a hit, but for its text: names and values, not all of what is long or of many. */
+export function metadataOf({ id, metadata }) {
+  const rows = Object.entries(metadata).filter(([name]) => name !== "text");
+  const few = rows.slice(0, FEW).map(([name, value]) =>
+    [tamed(name), tamed(typeof value === "string" ? value : JSON.stringify(value), LONGEST_VALUE)]);
+  return [["id", tamed(id)], ...few, ...(rows.length > FEW ? [["and", `${rows.length - FEW} more`]] : [])];
+}
+
+/** How far hits agree on a class. */
+export function aboutAgreement(hits) {
+  const agreeing = hits.filter((hit) => hit.label === hits[0].label).length;
+  if (!hits[0].label || hits.length < 2) {
+    return "";
   }
-  const hit = answer.hits[nearest];
-  return `The nearest rejected item is number ${nearest + 1}, ${named(hit)}, with a cosine of ${cosine(hit.score)}: ` +
-    "the first that is not above the accept threshold.";
+  return `${agreeing === hits.length ? "All" : agreeing} of the ${hits.length} nearest items are ${named(hits[0])}.`;
 }
 
 /** How many hits hold a match, where the calibration could promise that and so many are there. */
@@ -111,6 +172,23 @@ export function aboutSet(answer, { depth, threshold }) {
   const where = depth === 1 ? "as the first item" : `among the first ${depth} items`;
   return ` Of queries like those it was calibrated on that have a match, at least ${percent(1 - threshold.conformal_miss)} have ` +
     `one ${where}.`;
+}
+
+/** What two queries are to each other: a sign, words and why. */
+export function aboutPair({ decision, probability, score, threshold, far, kappa }) {
+  const close = `the cosine is ${cosine(score)}`;
+  if (decision === null) {
+    return ["–", "No decision", `No rate is promised of pairs; ${close}.`];
+  }
+  const same = `The same with probability ${percent(probability)}, where half of all pairs are`;
+  if (decision === "abstain") {
+    return ["?", "Not sure", `κ of one is ${plain(Math.min(...kappa))}, below ${plain(threshold.kappa_below)}.`];
+  }
+  const [sign, word] = decision === "match" ? ["✓", "The same"]
+    : probability > 0.5 ? ["≈", "Perhaps the same"] : ["✕", "Not the same"];
+  const side = decision === "match" ? "above" : "not above";
+  return [sign, word, `${same}: ${close}, ${side} ${cosine(threshold.accept_above)}, which at most ${percent(far)} of ` +
+    "pairs that are not the same reach."];
 }
 
 export function aboutStale(size, calibration) {

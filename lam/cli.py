@@ -311,14 +311,16 @@ def _show_answer(result: Any, row: int) -> None:
     if (decisions := result.decisions) is not None:
         stale = ", calibration: stale" if decisions.stale else ""
         print(f"decision: {decisions.decision[row]}, probability {float(decisions.probability[row]):.3f}{stale}")
-    text = any(item.text is not None for item in result.items[row])
-    print(f"{'score':>8} {'kappa':>10}  label  {'text' if text else 'path'}")
-    for score, kappa, item in zip(result.hits.scores[row], result.hits.kappa[row], result.items[row], strict=True):
+    items = result.items[row]
+    is_labelled = not all(item.label_repeats_text for item in items)
+    text = any(item.text is not None for item in items)
+    print(f"{'score':>8} {'kappa':>10}  {'label  ' * is_labelled}{'text' if text else 'path'}")
+    for score, kappa, item in zip(result.hits.scores[row], result.hits.kappa[row], items, strict=True):
         content = item.path if item.text is None else item.text
         remarks = ["uncertain"] * bool(result.is_uncertain(item))
         remarks += [f"fused of {item.images.count} images"] * item.is_fused
         remark = f"  ({', '.join(remarks)})" if remarks else ""
-        print(f"{float(score):8.4f} {float(kappa):10.4g}  {item.label}  {content}{remark}")
+        print(f"{float(score):8.4f} {float(kappa):10.4g}  {f'{item.label}  ' * is_labelled}{content}{remark}")
 
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:

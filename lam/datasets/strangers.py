@@ -24,8 +24,9 @@ def set_classes_aside(splits: Splits, share: float | None = None, *, seed: int) 
     Args:
         splits: of labelled items.
         share: of the classes of all three parts, in [0, 1), rounded to at least one class; 0 for none. By default
-            `SHARE` where there are at least `LEAST_CLASSES` classes; none where there are fewer, items are places, or
-            all parts share a gallery beside their queries, from which nothing may be missing.
+            `SHARE` where there are at least `LEAST_CLASSES` classes; none where there are fewer, no class has two
+            items, items are places, or all parts share a gallery beside their queries, from which nothing may be
+            missing.
         seed: of the draw.
 
     Raises:
@@ -36,10 +37,10 @@ def set_classes_aside(splits: Splits, share: float | None = None, *, seed: int) 
         if share:
             raise ValueError("strangers are set aside by class, and places have none: leave data.strangers out")
         return splits
-    classes = torch.cat([part.labels for part in parts.values()]).unique()
+    classes, counts = torch.cat([part.labels for part in parts.values()]).unique(return_counts=True)
     if share is None:
         shares_gallery = any(part.is_query is not None for part in parts.values())
-        share = SHARE if len(classes) >= LEAST_CLASSES and not shares_gallery else 0.0
+        share = SHARE if len(classes) >= LEAST_CLASSES and counts.max() > 1 and not shares_gallery else 0.0
     if share == 0:
         return splits
     count = max(1, round(share * len(classes)))

@@ -111,6 +111,12 @@ class Item:
         return self.images.count > 1
 
     @property
+    def label_repeats_text(self) -> bool:
+        """Whether the label is the text, or its beginning, as classes are called after long answers."""
+        beginning, cut, _ = self.label.partition("… (")
+        return self.text is not None and (self.text.startswith(beginning) if cut else self.text == self.label)
+
+    @property
     def least_kappa(self) -> float:
         """The least κ of the item and its images."""
         return self.kappa if self.images.least_kappa is None else min(self.kappa, self.images.least_kappa)

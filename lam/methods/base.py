@@ -36,10 +36,12 @@ class Method(ABC):
     Attributes:
         name: its key in `lam.methods.METHODS` and in configurations.
         encoder: the class of its encoders.
+        learns_from_matches: whether items that match are needed also where the network has nothing to train.
     """
 
     name: ClassVar[str] = ""
     encoder: ClassVar[type[Encoder]]
+    learns_from_matches: ClassVar[bool] = True
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
     @abstractmethod

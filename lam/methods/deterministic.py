@@ -17,6 +17,7 @@ class Deterministic(Method):
 
     name = "deterministic"
     encoder: ClassVar[type[DeterministicEncoder]] = DeterministicEncoder
+    learns_from_matches = False
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network; see `Method.train`. An encoder that draws samples gets the seed of the training."""

@@ -32,6 +32,7 @@ class KnnDistance(Method):
 
     name = "knn_distance"
     encoder = NeighbourEncoder
+    learns_from_matches = False
 
     def __post_init__(self) -> None:
         check_at_least("k", self.k, 1)

@@ -12,6 +12,7 @@ search them each without itself would spare that, but two items are then often e
 one score twice: over 200 partings of FashionMNIST a target of 0.001 came out at 0.0019.
 """
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -45,6 +46,7 @@ from lam.vmf.embeddings import Embeddings
 REFERENCE = 5000
 HELD_OUT, INDEX = "held-out", "index"
 VALIDATION = "validation split"
+_SAME = 1e-5  # between two embeddings of one input, in batches of other sizes
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,7 @@ def calibrate_run(
     queries = relevance.queries
     searched = _searched(embeddings, relevance) if stored is None else (stored.vectors, stored.kappa)
     searches, verifier = _search(embeddings, relevance, *searched, config.seed)
+    _warn_of_queries_in_gallery(embeddings.mean.cpu()[queries], searched[0], searches)
     targets = Targets() if targets is None else targets
     set_aside, stranger_scores = None, None
     if strangers is not None:
@@ -273,9 +276,21 @@ def _relevance(encoder: Encoder, images: Dataset, stored: StoredItems | None, co
     if not relevance.count().any():
         raise ValueError(
             f"none of the {len(stored_labels)} stored items has a label of the data calibrated on, such as "
-            f"{images.classes[0]!r}: give a --folder whose classes are those of the index, or the gallery '{HELD_OUT}'"
+            f"{images.classes[0]!r}: give a --folder, of texts a file, whose labels or answers are those of the index, "
+            f"or the gallery '{HELD_OUT}'"
         )
     return relevance
+
+
+def _warn_of_queries_in_gallery(mean: Tensor, items: Tensor, searches: Searches) -> None:
+    """Say where queries find themselves, as of a gallery that was filled with the file that they are of."""
+    distance = (mean.double() - items.double()[searches.nearest]).norm(dim=1)
+    if n_same := int((searches.correct & (distance < _SAME)).sum()):
+        warnings.warn(
+            f"{n_same} of {len(searches)} queries have the very embedding of an item: where the gallery holds the "
+            "queries themselves, nothing that is promised holds; calibrate on a --folder of others",
+            stacklevel=3,
+        )
 
 
 def _facts_of(searches: Searches) -> dict[str, float | int]:

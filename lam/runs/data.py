@@ -1,6 +1,7 @@
 """The data of a run: loaded, limited, and refused before any work where they cannot serve."""
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from tqdm import tqdm
 from lam import datasets
 from lam.datasets import Dataset, FolderImages, MissingDataError, Splits
 from lam.datasets.strangers import set_classes_aside
+from lam.datasets.texts import Texts
 from lam.encoders.base import Encoder
 from lam.inputs.preprocessing import Preprocessing
 from lam.pairs.pairs import check_labels
@@ -24,6 +26,10 @@ from lam.utils import distributed
 
 MANY_FILES = 1000
 EMBEDDING_BATCH = 500
+_WITHOUT_MATCHES = (
+    ", such as questions with answers (columns question and answer), or search with the network as it is, which needs "
+    "no labels that occur twice: lam run texts knn_distance --network.head=identity --data.root=FILE"
+)
 _DOWNLOAD = "--data.options='{download: true}'"
 
 
@@ -52,22 +58,39 @@ def load_data(data: DataConfig) -> tuple[Splits, dict[str, Dataset]]:
     return splits, ood
 
 
-def check_splits(splits: Splits) -> None:
+def check_splits(splits: Splits, *, learns: bool = True) -> None:
     """Refuse splits that are too small, or in which nothing could be found or learned.
+
+    Args:
+        splits: of a run.
+        learns: whether the run learns from items that match. Where it does not, a warning says of which split nothing
+            is learned or measured, as no two of its items do.
 
     Raises:
         ValueError: naming the split.
     """
+    kind, unmatched = "texts" if isinstance(splits.train, Texts) else "images", list[str]()
     for name, part, least in (
         ("train", splits.train, NEIGHBOUR),
         ("validation", splits.validation, 2),
         ("test", splits.test, 2),
     ):
         if len(part) < least:
-            raise ValueError(f"the {name} split must have at least {least} images, got {len(part)}: give more data")
+            raise ValueError(f"the {name} split must have at least {least} {kind}, got {len(part)}: give more data")
         if part.targets.ndim == 1 and len(part.labels.unique()) == len(part):
-            raise ValueError(f"no two images of the {name} split share a label, so none can be found: give more data")
-    if splits.train.targets.ndim > 1:
+            unmatched.append(name)
+    if unmatched and learns:
+        raise ValueError(
+            f"no two {kind} of the {unmatched[0]} split share a label, so none can be found: give more data"
+            + (_WITHOUT_MATCHES if kind == "texts" else "")
+        )
+    if unmatched:
+        warnings.warn(
+            f"no two {kind} of the {', '.join(unmatched)} split share a label: nothing is learned or measured of which "
+            "match; `lam calibrate RUN --folder FILE` learns that from questions with answers, or texts with labels",
+            stacklevel=2,
+        )
+    if splits.train.targets.ndim > 1 or not learns:
         return
     try:
         check_labels(splits.train.labels)

@@ -100,7 +100,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     if finished := distributed.broadcast_from_rank_zero(lambda: _finished(folder, settings)):
         return finished
     splits, ood = distributed.rank_zero_first(lambda: load_data(config.data))
-    check_splits(splits)
+    check_splits(splits, learns=config.network.head != "identity" or config.method.learns_from_matches)
     parts: dict[str, Dataset] = {**splits.parts(), **{f"OOD set {name}": images for name, images in ood.items()}}
     if not (folder / DATA).is_file():  # an earlier start has checked them
         distributed.broadcast_from_rank_zero(lambda: check_files(parts.values(), progress))

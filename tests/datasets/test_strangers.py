@@ -47,6 +47,13 @@ def test_of_few_classes_none_is_set_aside_unless_asked(n_classes: int, share: fl
     assert splits.strangers is None
 
 
+def test_of_classes_that_occur_once_none_is_set_aside() -> None:
+    texts = datasets.Texts([f"text {number}" for number in range(30)], torch.arange(30))
+    once = Splits(texts.subset(range(20)), texts.subset(range(20, 25)), texts.subset(range(25, 30)))
+    assert set_classes_aside(once, seed=0).strangers is None
+    assert set_classes_aside(once, 0.1, seed=0).strangers is not None
+
+
 def test_strangers_are_the_items_themselves() -> None:
     before = splits_of(20)
     strangers = set_classes_aside(before, seed=0).strangers

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from lam.inputs.texts import texts_of
 from lam.models import EmbeddingNetwork, register
+from lam.models.sentences import identity_layer
 
 WIDTH = 64
 
@@ -35,3 +36,16 @@ def bag_of_words(*, dimension: int, dropout: float = 0.0) -> EmbeddingNetwork:
 
 
 register("bag_of_words", bag_of_words)
+
+
+def bag_of_words_as_it_is(*, dimension: int, head: str = "identity") -> EmbeddingNetwork:
+    """The network with a head that changes nothing.
+
+    Args:
+        dimension: left aside, as it is that of the counts.
+        head: `identity`.
+    """
+    return EmbeddingNetwork(BagOfWords(), identity_layer(WIDTH))
+
+
+register("bag_of_words_as_it_is", bag_of_words_as_it_is)

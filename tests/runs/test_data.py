@@ -4,7 +4,7 @@ from typing import cast
 import pytest
 import torch
 
-from lam.datasets import MissingDataError, Splits, TensorImages
+from lam.datasets import MissingDataError, Splits, TensorImages, Texts
 from lam.pairs.relation import Relation
 from lam.runs.config import DataConfig
 from lam.runs.data import check_splits, load_data
@@ -37,6 +37,24 @@ def test_splits_in_which_nothing_can_be_learned_or_found_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         check_splits(Splits(images(train), images(validation), images(ENOUGH)))
+
+
+def texts(labels: list[int]) -> Texts:
+    return Texts([f"text {number}" for number in range(len(labels))], torch.tensor(labels), classes=tuple("abcdefgh"))
+
+
+def test_texts_that_match_no_other_are_for_runs_that_learn_nothing_of_matches() -> None:
+    once = Splits(texts([0, 1, 2, 3, 4]), texts([5, 6]), texts([7, 0]))
+    with pytest.raises(
+        ValueError,
+        match=r"no two texts of the train split share a label, .*: give more data, such as questions with answers "
+        r"\(columns question and answer\), or search .*: lam run texts knn_distance --network.head=identity",
+    ):
+        check_splits(once)
+    with pytest.warns(UserWarning, match="no two texts of the train, validation, test split share a label: nothing"):
+        check_splits(once, learns=False)
+    with pytest.warns(UserWarning, match="no two texts of the test split share a label: nothing is learned or meas"):
+        check_splits(Splits(texts(ENOUGH), texts(ENOUGH), texts([7, 0])), learns=False)
 
 
 def test_splits_that_serve_pass() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from lam.cli import main
 from lam.datasets.texts import Columns
+from lam.gallery.item import Item
 from lam.retrieval.decisions.calibration import Targets
 from lam.runs.calibrate import calibrate_run
 from lam.runs.finished import Run
@@ -196,6 +197,12 @@ def test_answers_are_indexed_and_new_questions_calibrated_on(tmp_path: Path) -> 
     assert (calibration.gallery_size, calibration.facts["queries"]) == (40, 41)
 
 
+def test_queries_that_are_in_the_gallery_are_told(of_topics: Run, run_copy: Path) -> None:
+    index_images(run_copy, listed=str(of_topics.config.data.root), progress=False)
+    with pytest.warns(UserWarning, match="24 of 24 queries have the very embedding of an item: where the gallery"):
+        calibrate_run(run_copy, targets=Targets(far=0.2, ood=0.2), progress=False)
+
+
 def test_what_is_calibrated_on_needs_labels(run_copy: Path, tmp_path: Path) -> None:
     options = {"targets": Targets(far=0.2, ood=0.2), "progress": False}
     with pytest.raises(ValueError, match="has no column label; it has text: name the columns"):
@@ -213,3 +220,56 @@ def test_columns_are_of_texts(finished_run: FinishedRun, digit_folder: Path, tmp
     for call in (index_images, calibrate_run):
         with pytest.raises(ValueError, match="columns are those of a file of texts, and this run takes images"):
             call(run, folder=digit_folder, columns=Columns(text="a"), progress=False)
+
+
+@pytest.mark.filterwarnings("default")
+def test_texts_whose_labels_occur_once_are_searched_and_calibrated_by_questions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a network as it is; here one whose head is not trained either."""
+    once = csv_of(
+        tmp_path / "once.csv", "text,label", *(f"thing{number} is {number % 7} here,{number}" for number in range(60))
+    )
+    with pytest.raises(ValueError, match=r"no two texts of the train split share a label, .*--network.head=identity"):
+        text_run(tmp_path / "run", once)
+    assert not (tmp_path / "run").exists()
+    words = ["--network.name=bag_of_words_as_it_is", "--network.head=identity", f"--data.root={once}"]
+    assert main(["run", "texts", "knn_distance", *words, f"--output={tmp_path / 'run'}", "--quiet"]) == 0
+    printed = capsys.readouterr()
+    assert "no two texts of the train, validation, test split share a label: nothing is learned" in printed.err
+    assert "recall@1                         undefined" in printed.out
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert (metrics["recall@1"], metrics["ausc"]) == (None, None)
+    assert main(["calibrate", str(tmp_path / "run"), "--quiet"]) == 1
+    assert "has a label of the data calibrated on, such as '0': give a --folder, of texts a file, whose labels or" in (
+        capsys.readouterr().err
+    )
+    assert main(["index", str(tmp_path / "run"), str(once), "--quiet"]) == 0
+    asked = csv_of(tmp_path / "asked.csv", "text,label", *(f"where is thing{number},{number}" for number in range(60)))
+    words = ["--folder", str(asked), "--target-far=0.1", "--target-ood=0.1", "--quiet"]
+    assert main(["calibrate", str(tmp_path / "run"), *words]) == 0
+    calibration = Run(tmp_path / "run").calibration
+    assert calibration is not None
+    assert calibration.facts["queries_with_match"] == 60
+
+
+def test_a_label_that_is_the_text_is_printed_once(
+    of_topics: Run, of_questions: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["search", str(of_questions.folder), "--text", "where is thing7", "-k", "2"]) == 0
+    *_, header, first, _ = capsys.readouterr().out.splitlines()
+    assert header.split() == ["score", "kappa", "text"]
+    assert first.count("is here") == 1
+    assert main(["search", str(of_topics.folder), "--text", "fur and paw", "-k", "1"]) == 0
+    *_, header, first = capsys.readouterr().out.splitlines()
+    assert header.split() == ["score", "kappa", "label", "text"]
+    assert first.split()[2] == "cats"
+
+
+@pytest.mark.parametrize(
+    ("label", "text", "repeats"),
+    [("a", "a", True), ("a", "a b", False), ("a… (0a1b2c3d)", "a b", True), ("", "a", False), ("a", None, False)],
+)
+def test_a_label_repeats_a_text(label: str, text: str | None, repeats: bool) -> None:
+    metadata = json.dumps({} if text is None else {"text": text})
+    assert Item("1", b"", 1.0, label, metadata).label_repeats_text is repeats

@@ -140,13 +140,8 @@ def test_the_verdict_and_the_probability_come_first(
     assert upload(page, tmp_path / "image.png", image) == words_of(answer)
     assert decision_of(page) == decision
     value, meaning = page.text("#probability-value"), page.text("#probability-meaning")
-    share, rest = (
-        (answer["p_value"], "of ordinary queries are as unusual")
-        if decision == "abstain"
-        else (answer["probability"], f"that “\u2068{answer['hits'][0]['label']}\u2069” is right, if it is any of these")
-    )
-    assert meaning == rest
-    assert float(re.sub(r"[^\d.]", "", value)) == pytest.approx(100 * share, rel=0.05, abs=0.1)
+    assert meaning == f"that “\u2068{answer['hits'][0]['label']}\u2069” is right"
+    assert float(re.sub(r"[^\d.]", "", value)) == pytest.approx(100 * answer["probability"], rel=0.05, abs=0.1)
     assert page.run("document.querySelector('#numbers').open") is False
     tags = page.run("[...document.querySelectorAll('#hits li')].map((card) => card.querySelector('.tag')?.innerText)")
     assert tags[0] == {"match": "✓ accepted", "unknown": "✕ not accepted alone", "abstain": None}[decision]
@@ -268,7 +263,7 @@ def test_a_gallery_of_identities_is_asked_whether_it_is_here(page: Browser) -> N
       })()""".replace("ANSWER", json.dumps(answer))
     classes, identities = page.run(script)
     ann, sure = "“\u2068Ann\u2069”", "99.6\xa0%"
-    right = f"that {ann} is right, if it is any of these"
+    right = f"that {ann} is right"
     assert classes == ["Which is it?", f"It is {ann}", sure, right, f"Perhaps {ann}, or none of these", sure, right]
     assert identities == [
         *["Is it here?", f"Yes: {ann}", sure, f"that {ann} is right, if it is here"],

@@ -31,22 +31,19 @@ export function verdictOf(decision, answer, kind) {
   return [sign, words(named(answer.hits[0]))];
 }
 
-/** The one probability, which the decision rests on, and what it is of; null where nobody knows. */
+/** The one probability, and what it is of; null where nobody knows. */
 export function probabilityOf(decision, answer, kind, thresholds) {
   if (decision === null || !answer.hits.length) {
     return null;
   }
-  if (decision === "abstain") {
-    return [percent(answer.p_value), "of ordinary queries are as unusual"];
-  }
   if (decision === "unknown" && kind === "identities") {
     return [`at most ${percent(thresholds.rateOf(answer.hits[0]))}`, "of queries with no match in the gallery come as close"];
   }
-  return [percent(answer.probability), ifKnown(answer, kind)];
+  return [percent(answer.probability), rightness(answer, kind)];
 }
 
-function ifKnown(answer, kind) {
-  return `that ${named(answer.hits[0])} is right, if it is ${kind === "classes" ? "any of these" : "here"}`;
+function rightness(answer, kind) {
+  return `that ${named(answer.hits[0])} is right${kind === "classes" ? "" : ", if it is here"}`;
 }
 
 /** Text of others as it is shown: not all of a long one, and nothing that turns the text around it. */
@@ -84,7 +81,9 @@ export function reason(decision, answer, thresholds, kind) {
   }
   const { accept, flag, byKappa } = thresholds;
   if (decision === "abstain") {
-    const why = byKappa ? `κ is ${plain(answer.kappa)}, below ${plain(flag.row.kappa)}` : "it is unlike what is known";
+    const why = byKappa
+      ? `κ is ${plain(answer.kappa)}, below ${plain(flag.row.kappa)}`
+      : `only ${percent(answer.p_value)} of ordinary queries are as unusual`;
     return `This query cannot be judged: ${why}. That happens to at most ${percent(flag.row.rate)} of ordinary queries.`;
   }
   const above = cosine(accept.row.cosine);
@@ -118,8 +117,8 @@ export function facts(decision, answer, kind) {
     const { score } = answer.hits[0];
     numbers.push(["Best cosine", cosine(score), `an angle of ${degrees(angle(score))}`]);
   }
-  if (decision === "abstain" || (decision === "unknown" && kind === "identities")) {
-    numbers.push(["P(right)", percent(answer.probability), ifKnown(answer, kind)]);
+  if (decision === "unknown" && kind === "identities") {
+    numbers.push(["P(right)", percent(answer.probability), rightness(answer, kind)]);
   }
   const cap = degrees(angle(answer.credible_cosine));
   numbers.push(["Credible cap", cap, `holds ${within(answer)} of the nearest ${answer.hits.length}`]);

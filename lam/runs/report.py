@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lam.datasets import Dataset, Texts
+from lam.encoders.ambiguity import SEVERAL, UNSEEN
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import Evaluation
@@ -61,7 +62,7 @@ def write_plots_and_report(
         metrics=metrics,
         plots=pictures,
         configuration=configuration,
-        notes=_notes(evaluation, metrics),
+        notes=[*_notes(evaluation, metrics), *_doubts(encoder, evaluation)],
         ood_score=evaluation.primary,
         ood_set=next(iter(evaluation.ood_scores), ""),
     )
@@ -196,6 +197,22 @@ def _tuning_plot(folder: Path, encoder: Encoder) -> list[Plot]:
         "one standard error (of the difference) of the best."
     )
     return [Plot("Tuning of the posterior", caption, path)]
+
+
+def _doubts(encoder: Encoder, evaluation: Evaluation) -> list[str]:
+    """Which part of κ says what in words, and of how many."""
+    if encoder.ambiguity is None:
+        return []
+    sets = {"queries": evaluation.embeddings, **evaluation.ood_embeddings}
+    said = {name: encoder.ambiguity.doubts(embeddings) for name, embeddings in sets.items()}
+    shares = {
+        doubt: ", ".join(f"{doubts.count(doubt) / len(doubts):.1%} of {name}" for name, doubts in said.items())
+        for doubt in (UNSEEN, SEVERAL)
+    }
+    return [
+        f"Where p_known is small κ says “{UNSEEN}”: {shares[UNSEEN]}.",
+        f"Where κ of ambiguity is small it says “{SEVERAL}”: {shares[SEVERAL]}.",
+    ]
 
 
 def _notes(evaluation: Evaluation, metrics: Mapping[str, Any]) -> list[str]:

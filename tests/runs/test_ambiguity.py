@@ -1,7 +1,9 @@
 """A run whose encoder learns its ambiguity, from its configuration to what `lam search` and `lam embed` say."""
 
 import csv
+import html
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,8 @@ from lam.cli import main
 from lam.encoders.ambiguity import SEVERAL, UNSEEN
 from lam.runs.config import RunConfig
 from lam.runs.finished import Run
+from lam.service.engine import Engine
+from tests.service.asking import PNG, client_of
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +35,25 @@ def test_its_scores_are_measured_and_its_encoder_has_learnt(folder: Path) -> Non
         assert 0 <= metrics[f"auroc_{score}"] <= 1
     assert "seconds_ambiguity" in metrics
     assert Run(folder).encoder.ambiguity is not None
+
+
+def test_the_report_says_which_part_of_kappa_says_what(folder: Path) -> None:
+    page = html.unescape((folder / "report.html").read_text(encoding="utf-8"))
+    for said in (f"Where p_known is small κ says “{UNSEEN}”", f"Where κ of ambiguity is small it says “{SEVERAL}”"):
+        share = re.search(rf"{said}: ([\d.]+)% of queries, ([\d.]+)% of digits_patches", page)
+        assert share is not None
+        assert all(0 <= float(number) <= 100 for number in share.groups())
+
+
+def test_the_service_says_which_it_is(folder: Path) -> None:
+    engine = Engine(folder)
+    with client_of(engine) as client:
+        answers = [
+            client.post("/v1/search", content=sample.image, headers=PNG).json() for sample in Run(folder).samples
+        ]
+    assert {answer["doubt"] for answer in answers} <= {"", UNSEEN, SEVERAL}
+    assert answers[-1]["doubt"] == UNSEEN  # the stranger
+    assert all(0 <= answer["p_known"] <= 1 and answer["kappa_aleatoric"] > 0 for answer in answers)
 
 
 def test_search_and_embed_say_which_it_is(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

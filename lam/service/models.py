@@ -74,7 +74,7 @@ class TextItemRequest(TextRequest, _ItemFacts):
 
 
 def kind_of(part: Any) -> Literal["image", "text", "embedding"]:
-    """Tell by its names what JSON holds."""
+    """What JSON holds, by its names."""
     names = part if isinstance(part, dict) else ()
     return "image" if "image" in names else "text" if "text" in names else "embedding"
 

@@ -285,7 +285,7 @@ MUTANTS = (
     Mutant(
         "one process a folder",
         "lam.utils.files:locked",
-        "fcntl.flock(_, _)",
+        "fcntl.flock(_, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "None",
         SERVICE + "test_server.py::test_a_second_process_is_refused",
     ),

@@ -25,6 +25,8 @@ from lam.vmf.embeddings import Embeddings
 from tests.conftest import FinishedRun
 from tests.helpers import unchecked
 
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 PARTS = {"kappa_epistemic", "kappa_aleatoric", "p_known"}  # which the run's encoder has not learnt
 TARGETS = ("--target-far=0.05", "--target-ood=0.05", "--target-miss=0.1")
 

@@ -20,6 +20,8 @@ from tests.conftest import FinishedRun, unrendered_pictures
 from tests.service.asking import client_of
 from tests.text_runs import TOPICS, faq, text_run, topics
 
+pytestmark = pytest.mark.usefixtures("unrendered")  # but for the run on labelled texts
+
 
 @pytest.fixture(scope="module")
 def of_topics(tmp_path_factory: pytest.TempPathFactory) -> Run:

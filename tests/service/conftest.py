@@ -14,7 +14,7 @@ from lam.runs.calibrate import calibrate_run
 from lam.service.app import create_app
 from lam.service.engine import Engine
 from lam.service.settings import ServiceSettings
-from tests.conftest import FinishedRun
+from tests.conftest import FinishedRun, unrendered_pictures
 from tests.text_runs import faq, text_run
 
 HOST = "http://127.0.0.1"
@@ -27,7 +27,8 @@ SMALL = ServiceSettings(
 def calibrated_run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The finished run with thresholds at ten percent, which its 60 items can promise; tests must not change it."""
     folder = Path(shutil.copytree(finished_run.folder, tmp_path_factory.mktemp("calibrated") / "run"))
-    calibrate_run(folder, targets=Targets(far=0.1, ood=0.1, conformal_miss=0.1), progress=False)
+    with unrendered_pictures():
+        calibrate_run(folder, targets=Targets(far=0.1, ood=0.1, conformal_miss=0.1), progress=False)
     return folder
 
 
@@ -63,8 +64,9 @@ def client(shared_engine: Engine) -> TestClient:
 def calibrated_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A calibrated run of questions and answers; tests must not change it."""
     folder = tmp_path_factory.mktemp("texts")
-    text_run(folder / "run", faq(folder / "faq.json"))
-    calibrate_run(folder / "run", targets=Targets(far=0.2, ood=0.2), progress=False)
+    with unrendered_pictures():
+        text_run(folder / "run", faq(folder / "faq.json"))
+        calibrate_run(folder / "run", targets=Targets(far=0.2, ood=0.2), progress=False)
     return folder / "run"
 
 

@@ -163,7 +163,7 @@ def splits(
     Of a folder, the files `train`, `validation` (or `val`) and `test` are the parts; a part that has no file of its own
     is carved at random, by label, out of what there is to train on. Of questions with answers the questions are parted,
     and the answers, which are what is searched, are in every part; the label of both is the column `label`, or else the
-    answer itself.
+    answer itself. Without that column answers are single things, of which it is asked whether they are there.
 
     Args:
         root: a file, or the folder of one a part.
@@ -186,10 +186,12 @@ def splits(
     classes = _names([row for of_part in rows.values() for row in of_part])
     parts = {part: _texts(of_part, classes, preprocessing) for part, of_part in rows.items()}
     parts = carve_missing(parts, validation=validation, test=test, seed=seed, source=root)
-    if answers:
-        gallery = _texts(answers, classes, preprocessing)
-        parts = {name: _searching(part, gallery) for name, part in parts.items()}
-    return Splits.of(parts)
+    if not answers:
+        return Splits.of(parts)
+    gallery = _texts(answers, classes, preprocessing)
+    is_labelled = any(columns.label for columns in named.values())
+    parts = {name: _searching(part, gallery) for name, part in parts.items()}
+    return Splits.of(parts, gallery="classes" if is_labelled else "identities")
 
 
 def read(

@@ -61,6 +61,7 @@ def test_parts_by_file(tmp_path: Path) -> None:
 def test_questions_are_parted_and_answers_are_what_every_part_searches(tmp_path: Path) -> None:
     rows = [(f"question {number}", f"answer {number // 2}") for number in range(20)]
     splits = datasets.load("texts", root=csv_of(tmp_path / "faq.csv", "question,answer", rows))
+    assert splits.gallery == "identities"
     questions = set()
     for part, n_questions in ((splits.train, 12), (splits.validation, 4), (splits.test, 4)):
         assert part.is_query is not None
@@ -79,6 +80,7 @@ def test_answers_under_one_label(tmp_path: Path) -> None:
     rows = [(f"question {number}", f"answer {number}", f"topic {number % 3}") for number in range(15)]
     splits = datasets.load("texts", root=csv_of(tmp_path / "faq.csv", "question,answer,label", rows))
     assert splits.train.classes == ("topic 0", "topic 1", "topic 2")
+    assert splits.gallery == "classes"
 
 
 def test_long_labels_are_cut_and_stay_different(tmp_path: Path) -> None:

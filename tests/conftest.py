@@ -1,4 +1,7 @@
-"""What all tests share: nothing may leak out of a test, and one finished run serves all that need one."""
+"""What all tests share: nothing may leak out of a test, and one finished run serves all that need one.
+
+What takes long to import is imported where it is used: the process that hands tests out needs none of it.
+"""
 
 import contextlib
 import io
@@ -8,18 +11,16 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import lightning_fabric  # noqa: F401 - sets an environment variable when it is imported, as it would be in some test
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 
-from lam.cli import main
-from lam.runs.config import RunConfig
-from lam.runs.config_files import load_config
 from tests.milvus_servers import MilvusServer, milvus_command
+
+if TYPE_CHECKING:
+    from lam.runs.config import RunConfig
 
 TINY = ("--data.limit=60", "--training.epochs=2", "--evaluation.n_samples=8")
 """Settings under which the demo takes about a second."""
@@ -30,14 +31,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--minutes-of-traffic", type=float, default=10.0, help="good and bad requests to the service")
 
 
-def tiny(output: Path, *overrides: str) -> RunConfig:
-    """Give the demo's configuration under `TINY` and further settings."""
+def tiny(output: Path, *overrides: str) -> "RunConfig":
+    """The demo's configuration under `TINY` and further settings."""
+    from lam.runs.config_files import load_config
+
     return load_config("digits laplace_posthoc", [*TINY, f"--output={output}", *overrides])
 
 
 @pytest.fixture(autouse=True)
 def _nothing_leaks() -> Iterator[None]:
     """Give every test the same random numbers; fail where environment, threads or default dtype are left changed."""
+    import lightning_fabric  # noqa: F401 - sets an environment variable when it is imported, as it would be in some test
+    import torch
+
     environment, threads, dtype = dict(os.environ), torch.get_num_threads(), torch.get_default_dtype()
     running, random_state, numpy_state = set(threading.enumerate()), torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
     torch.manual_seed(0)
@@ -92,6 +98,8 @@ class FinishedRun:
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """One finished run for all tests, which must not change it."""
+    from lam.cli import main
+
     folder = tmp_path_factory.mktemp("finished") / "run"
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -131,6 +139,8 @@ def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusSe
 @pytest.fixture(scope="session")
 def digit_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small PNG files of handwritten digits: three classes of eight in sub-folders."""
+    from sklearn.datasets import load_digits
+
     folder = tmp_path_factory.mktemp("images")
     pixels, labels = load_digits(return_X_y=True)
     for digit in (0, 1, 2):

@@ -121,7 +121,7 @@ class Engine:
         )
 
     def _warm_up(self) -> None:
-        """Embed blank inputs, so that the first request finds everything loaded and it is known how long one takes."""
+        """Ask for blank inputs, so that the first request finds all loaded, and it is known how long one takes."""
         self.responder.credible_cosine(1.0)
         shape = None if self.encoder.preprocessing is None else self.encoder.preprocessing.shape
         if shape is None:
@@ -129,7 +129,8 @@ class Engine:
         dtype = torch.uint8 if isinstance(self.encoder.preprocessing, TextPreprocessing) else torch.float32
         for _ in range(_WARM_UPS):
             with suppress(Refusal, ServiceError):
-                self.network.submit(torch.zeros(*shape, dtype=dtype)).result(self.settings.answer_seconds)
+                query = self.network.submit(torch.zeros(*shape, dtype=dtype)).result(self.settings.answer_seconds)
+                self.searcher.submit(_Search(query, 1)).result()
 
     def recalibrate(self) -> None:
         """Decide by the calibration that the run has now; one that cannot be read is logged, and the old one stays."""

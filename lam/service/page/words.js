@@ -92,12 +92,12 @@ export function reason(decision, answer, thresholds, kind) {
       `calibrated on, with no match in the gallery, at most ${percent(accept.row.rate)} come that close.`;
   }
   const other = kind === "classes" ? "something else may come that close" : "others come that close";
-  return `${nearest[0].toUpperCase()}${nearest.slice(1)}, not above ${above}: ${other}.`;
+  return `${capital(nearest)}, not above ${above}: ${other}.`;
 }
 
 /** Why the query is uncertain, of an encoder that tells which of the two it is. */
 export function doubtOf(answer) {
-  return answer.doubt ? `${answer.doubt}.` : "";
+  return answer.doubt ? `“${capital(answer.doubt)}.”` : "";
 }
 
 /** Whether only a part of the query was read. */
@@ -194,6 +194,10 @@ export function aboutStale(size, calibration) {
   return `The gallery has ${size} items and had ${calibration.gallery_size} when the run was calibrated: the error ` +
     "rates stated here no longer hold. Run “lam calibrate RUN”, send the service a SIGHUP, and " +
     "reload this page; nothing needs a restart.";
+}
+
+function capital(sentence) {
+  return `${sentence[0].toUpperCase()}${sentence.slice(1)}`;
 }
 
 function within(answer) {

@@ -42,6 +42,7 @@ def tiny(output: Path, *overrides: str) -> "RunConfig":
 def _nothing_leaks() -> Iterator[None]:
     """Give every test the same random numbers; fail where environment, threads or default dtype are left changed."""
     import lightning_fabric  # noqa: F401 - sets an environment variable when it is imported, as it would be in some test
+    import sklearn  # noqa: F401 - likewise
     import torch
 
     environment, threads, dtype = dict(os.environ), torch.get_num_threads(), torch.get_default_dtype()

@@ -18,6 +18,8 @@ from lam.datasets import Dataset, FolderImages, MissingDataError, Splits
 from lam.datasets.strangers import set_classes_aside
 from lam.datasets.texts import Texts
 from lam.encoders.base import Encoder
+from lam.gallery.item import checked_metadata
+from lam.gallery.refusal import Refusal
 from lam.inputs.preprocessing import Preprocessing
 from lam.pairs.pairs import check_labels
 from lam.retrieval.metrics.reference import NEIGHBOUR, Reference
@@ -96,6 +98,23 @@ def check_splits(splits: Splits, *, learns: bool = True) -> None:
         check_labels(splits.train.labels)
     except ValueError as error:
         raise ValueError(f"the train split cannot be learned from: {error}; give more data") from None
+
+
+def check_texts(items: Dataset) -> None:
+    """Refuse texts that a gallery could not keep, which would otherwise end the run when it is filled.
+
+    Raises:
+        ValueError: naming the text whose metadata are, with itself, too long or no Unicode.
+    """
+    for row in range(len(items) if isinstance(items, Texts) else 0):
+        shown = items.shown(row)
+        try:
+            checked_metadata({**shown.metadata, "text": shown.text})
+        except Refusal as refusal:
+            raise ValueError(
+                f"{shown.path}: {refusal} with the text, allowed is {refusal.allowed}: leave columns out, or lower "
+                "data.options.max_bytes"
+            ) from None
 
 
 def check_files(parts: Iterable[Dataset], progress: bool) -> None:

@@ -46,7 +46,15 @@ from lam.retrieval.metrics import registry
 from lam.runs.config import RunConfig
 from lam.runs.corruption import CorruptionCurve, Kind, TextKind, corruption_metrics, measure_corruption
 from lam.runs.curves import CURVES, Curves
-from lam.runs.data import EMBEDDING_BATCH, check_files, check_splits, load_data, loader_of, reference_features
+from lam.runs.data import (
+    EMBEDDING_BATCH,
+    check_files,
+    check_splits,
+    check_texts,
+    load_data,
+    loader_of,
+    reference_features,
+)
 from lam.runs.folder import CONFIG, DATA, ENCODER, METRICS, is_finished, open_for_writing, refuse_other_run
 from lam.runs.index import index_dataset
 from lam.runs.report import write_plots_and_report
@@ -101,6 +109,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
         return finished
     splits, ood = distributed.rank_zero_first(lambda: load_data(config.data))
     check_splits(splits, learns=config.network.head != "identity" or config.method.learns_from_matches)
+    check_texts(splits.test)
     parts: dict[str, Dataset] = {**splits.parts(), **{f"OOD set {name}": images for name, images in ood.items()}}
     if not (folder / DATA).is_file():  # an earlier start has checked them
         distributed.broadcast_from_rank_zero(lambda: check_files(parts.values(), progress))

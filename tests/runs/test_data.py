@@ -7,7 +7,7 @@ import torch
 from lam.datasets import MissingDataError, Splits, TensorImages, Texts
 from lam.pairs.relation import Relation
 from lam.runs.config import DataConfig
-from lam.runs.data import check_splits, load_data
+from lam.runs.data import check_splits, check_texts, load_data
 from lam.runs.run import nearest_is_relevant
 
 
@@ -55,6 +55,14 @@ def test_texts_that_match_no_other_are_for_runs_that_learn_nothing_of_matches() 
         check_splits(once, learns=False)
     with pytest.warns(UserWarning, match="no two texts of the test split share a label: nothing is learned or meas"):
         check_splits(Splits(texts(ENOUGH), texts(ENOUGH), texts([7, 0])), learns=False)
+
+
+def test_texts_that_a_gallery_could_not_keep_are_refused() -> None:
+    labels, page = torch.zeros(2, dtype=torch.int64), {"page": 17_000 * "a"}
+    check_texts(images(ENOUGH))
+    check_texts(Texts(["a", "b"], labels, metadata=[{}, {"page": "3"}]))
+    with pytest.raises(ValueError, match=r"texts 1: metadata has 170\d\d characters with the text, allowed is at most"):
+        check_texts(Texts(["a", "b"], labels, metadata=[{}, page]))
 
 
 def test_splits_that_serve_pass() -> None:

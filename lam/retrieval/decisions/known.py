@@ -7,6 +7,7 @@ together.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -73,10 +74,16 @@ class Known:
         """
         if missing := [name for name in self.evidence if name not in scores]:
             raise ValueError(f"P(known) rests on {', '.join(self.evidence)}: {', '.join(missing)} is missing")
-        x = _odds(self.ranks, self.evidence, scores)
-        mean, precision = x.new_tensor(self.mean), x.new_tensor(self.precision)
-        known = ConformalScores(x.new_tensor(self.distances))
-        return (known.p_values(_distance(x, mean, precision)) / UNUSUAL).clamp(max=1)
+        mean, precision, known = self._learnt
+        distance = _distance(_odds(self.ranks, self.evidence, scores), mean, precision)
+        return (known.p_values(distance) / UNUSUAL).clamp(max=1)
+
+    @cached_property
+    def _learnt(self) -> tuple[Tensor, Tensor, ConformalScores]:
+        mean, precision, distances = (
+            torch.tensor(values, dtype=torch.float64) for values in (self.mean, self.precision, self.distances)
+        )
+        return mean, precision, ConformalScores(distances)
 
     @classmethod
     def from_json(cls, numbers: Mapping[str, Any]) -> "Known":

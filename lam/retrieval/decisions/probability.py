@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -63,8 +64,12 @@ class RankOdds:
         return cls(tuple(values[kept].tolist()), tuple(odds[kept].tolist()), spread)
 
     def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-        """Of new values, float64."""
-        return _interpolated(score.double(), score.new_tensor(self.values).double(), self.odds)
+        """Of new values, float64 on the CPU."""
+        return _interpolated(score.double(), *self._knots)
+
+    @cached_property
+    def _knots(self) -> tuple[Tensor, Tensor]:
+        return _doubles(self.values), _doubles(self.odds)
 
     def extended(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """The same, and beyond the least and the greatest value log(1 + d/spread) more, d being how far beyond."""
@@ -174,10 +179,14 @@ class Correctness:
         for name, rank, weight in zip(self.evidence, self.ranks, self.weights, strict=True):
             check_finite(name, scores[name])
             total = total + weight * rank(scores[name])
-        level = _interpolated(total, total.new_tensor(self.knots), self.levels)
+        level = _interpolated(total, *self._levels)
         mixed = (self.n * level + LOGISTIC_COUNTS * total.sigmoid()) / (self.n + LOGISTIC_COUNTS)
         least = 1 / (self.n + 2)
         return least + (1 - 2 * least) * mixed
+
+    @cached_property
+    def _levels(self) -> tuple[Tensor, Tensor]:
+        return _doubles(self.knots), _doubles(self.levels)
 
     @property
     def worth(self) -> dict[str, float]:
@@ -279,14 +288,17 @@ def _regression(x: Tensor, correct: Tensor, penalty: float) -> tuple[Tensor, flo
     return torch.from_numpy(model.coef_[0]), float(model.intercept_[0])
 
 
-def _interpolated(at: Tensor, knots: Tensor, levels: tuple[float, ...]) -> Tensor:
+def _interpolated(at: Tensor, knots: Tensor, levels: Tensor) -> Tensor:
     """Levels at some places: linear between rising knots, constant beyond them."""
-    heights = knots.new_tensor(levels)
     right = torch.searchsorted(knots, at.contiguous()).clamp(max=len(knots) - 1)
     left = (right - 1).clamp(min=0)
     width = (knots[right] - knots[left]).clamp(min=torch.finfo(knots.dtype).tiny)
     share = ((at - knots[left]) / width).clamp(0, 1)
-    return heights[left] + share * (heights[right] - heights[left])
+    return levels[left] + share * (levels[right] - levels[left])
+
+
+def _doubles(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _check_knots(name: str, knots: tuple[float, ...], other: str, levels: tuple[float, ...]) -> None:

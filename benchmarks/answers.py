@@ -1,6 +1,7 @@
 """P(first hit is right) beside each single score it is learnt from, on every kind of data of the suite.
 
     python benchmarks/answers.py --data FOLDER [--only NAME ...] [--method laplace_posthoc] [--seeds 3] [--work FOLDER]
+        [--runs NAME=FOLDER ...] [--cost]
 
 Arguments, data and runs are those of `suite.py`; a run that is not there is trained. The gallery is of training items,
 at most 5,000. P(right) is learnt on the validation split, as `lam calibrate` learns it; the test split is asked, as
@@ -15,11 +16,14 @@ distance, and rank correlations of severity with P(right) and with κ.
 import argparse
 import json
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import faiss
 import torch
-from suite import SOURCES, Source, configured
+from suite import SOURCES, configured
 from timing import RESULTS, write
 from torch import Tensor
 
@@ -29,8 +33,10 @@ from lam.methods import METHODS
 from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.index.exact import rank
+from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.searches import search_open_set
 from lam.retrieval.metrics.selective import r_auroc, scod_augrc
 from lam.retrieval.metrics.uncertainty import ausc
@@ -39,6 +45,7 @@ from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_featu
 from lam.runs.finished import Run
 from lam.runs.run import run
 from lam.runs.sweep import summary
+from lam.vmf.embeddings import Embeddings
 
 GALLERY = REFERENCE = 5000
 CORRUPTED = 300  # queries
@@ -52,11 +59,9 @@ TARGETS = Targets(
 class Cell:
     """An encoder, calibrated on its validation split in a gallery of training items."""
 
-    def __init__(self, source: Source, parsed: argparse.Namespace, name: str, seed: int) -> None:
-        config = configured(parsed, name, source, parsed.method, seed)
-        run(config, progress=False)
-        self.encoder: Encoder = Run(config.folder).encoder
-        self.splits, self.ood = load_data(config.data)
+    def __init__(self, finished: Run, seed: int) -> None:
+        self.encoder: Encoder = finished.encoder
+        self.splits, self.ood = load_data(finished.config.data)
         gallery = self.splits.train.limit(GALLERY, seed=seed)
         self.stored, self.gallery = gallery.labels, self.predict(gallery).embeddings
         reference = reference_features(self.encoder, self.splits.train, REFERENCE, seed=seed)
@@ -165,26 +170,96 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS, default="laplace_posthoc")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--work", type=Path, default=Path("runs/suite"), help="where data and runs are kept")
+    parser.add_argument("--runs", nargs="+", default=[], metavar="NAME=FOLDER", help="finished runs, in place of these")
+    parser.add_argument("--cost", action="store_true", help="measure what a decision costs beside a search, too")
     parsed = parser.parse_args()
     parsed.data, parsed.work = parsed.data.resolve(), parsed.work.resolve()
-    file = RESULTS / "answers.json"
-    for name in parsed.only:
+    elsewhere = dict(pair.split("=", 1) for pair in parsed.runs)
+    for name in elsewhere or parsed.only:
         try:
-            source = SOURCES[name](parsed)
+            folders = [Path(elsewhere[name])] if name in elsewhere else trained(parsed, name)
         except FileNotFoundError as missing:
             print(f"{name} is left out: there is no {missing}", file=sys.stderr)
             continue
         rows = {}
-        for seed in range(parsed.seeds):
-            rows[seed] = measure(Cell(source, parsed, name, seed), seed)
+        for seed, folder in enumerate(folders):
+            rows[seed] = measure(Cell(Run(folder), seed), seed)
             print(f"{name}, seed {seed}: {rows[seed]}", file=sys.stderr, flush=True)
         numbers = {
             seed: {key: value for key, value in row.items() if isinstance(value, float)} for seed, row in rows.items()
         }
-        results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-        results[name] = {"method": parsed.method, "seeds": rows, **summary(numbers)}
-        results.pop("machine", None)
-        write("answers", results)
+        keep(name, {"method": parsed.method, "seeds": rows, **summary(numbers)})
+    if parsed.cost:
+        keep("cost", cost())
+
+
+def trained(parsed: argparse.Namespace, name: str) -> list[Path]:
+    """The runs of a data set, trained where they are not there."""
+    source = SOURCES[name](parsed)
+    return [
+        run(configured(parsed, name, source, parsed.method, seed), progress=False).folder
+        for seed in range(parsed.seeds)
+    ]
+
+
+def keep(name: str, result: dict[str, Any]) -> None:
+    file = RESULTS / "answers.json"
+    results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    results.pop("machine", None)
+    write("answers", {**results, name: result})
+
+
+def cost() -> dict[str, Any]:
+    """CPU seconds of a search of 50 hits over 100,000 x 512, and of the decision from its hits, on one thread."""
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.randn(500, 512, generator=generator)
+    labels, asked = (torch.randint(500, (n,), generator=generator) for n in (100_000, 600))
+
+    def around(classes: Tensor, spread: float) -> Embeddings:
+        points = centers[classes] + spread * torch.randn(len(classes), 512, generator=generator)
+        one = torch.ones(len(classes), dtype=torch.float64)
+        kappa = 100 * torch.rand(len(classes), generator=generator, dtype=torch.float64)
+        return Embeddings(torch.nn.functional.normalize(points, dim=1), kappa, one, one)
+
+    gallery, queries = around(labels, 1.0), around(asked, 1.2)
+    index = Index(512)
+    index.add(gallery, torch.arange(len(labels)))
+    searches = search_open_set(queries.mean, gallery.mean, lambda rows: asked[rows][:, None] == labels)
+    rows = {}
+    for kind, reference in (("hits", None), ("features", Reference.of(gallery.mean[:REFERENCE], labels[:REFERENCE]))):
+        features = None if reference is None else queries.mean
+        made = calibrate(
+            searches,
+            queries,
+            key="",
+            targets=TARGETS,
+            features=features,
+            labels=labels[searches.hits],
+            reference=reference,
+        )
+        for batch in (1, 64):
+            one = queries[:batch]
+            hits = index.search(one, N_HITS)
+            known = {"labels": labels[hits.ids], "features": None if features is None else features[:batch]}
+            times = (
+                process_time_of(lambda: index.search(one, N_HITS)),  # noqa: B023
+                process_time_of(lambda: made.decide(hits, one, gallery_size=len(labels), **known)),  # noqa: B023
+            )
+            row = {"search_ms": 1e3 * times[0], "decide_ms": 1e3 * times[1], "ratio": times[1] / times[0]}
+            rows[f"{kind}, {batch} at once"] = row
+    return rows
+
+
+def process_time_of(work: Callable[[], object]) -> float:
+    """The least of ten."""
+    times = []
+    for _ in range(10):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return min(times)
 
 
 if __name__ == "__main__":

@@ -369,6 +369,10 @@ def _described(calibration: Any) -> Iterator[str]:
     yield f"abstain: {flagged}; false flags at most {targets.ood:g}"
     yield f"P(correct): cross-validated ECE {calibration.reliability.expected_error:.4f}"
     yield f"       from {_worth(calibration)}"
+    reference = calibration.reference
+    if reference is not None:
+        size = f"{reference.n_bytes / 2**20:.3g} MiB in the run's folder"
+        yield f"       compared with {len(reference)} training items, {size}"
     share = f"{1 - targets.conformal_miss:g}"
     if calibration.depth is None:
         yield f"too few queries had a match to say how many hits hold one with probability {share}"
@@ -381,7 +385,8 @@ def _worth(calibration: Any) -> str:
     worth, facts = calibration.answers[0].right.worth, calibration.facts
     if len(worth) == 1:
         right = round(facts["queries_with_match"] * facts["first_hit_right"])
-        return f"{next(iter(worth))} alone: {right} of {facts['queries_with_match']} first hits are right"
+        of_all = f"{right} of {facts['queries_with_match']} first hits are right"
+        return f"{next(iter(worth))} alone: {of_all}, which is too one-sided to learn from more"
     parts = [f"{name} {share:.0%}" for name, share in list(worth.items())[:_SHOWN_WORTH]]
     return f"{len(worth)} scores: {', '.join(parts)}{', ...' if len(worth) > _SHOWN_WORTH else ''}"
 

@@ -20,6 +20,7 @@ from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.registry import SCORES
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibrate import StoredItems, calibrate_run
+from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
 from lam.vmf.embeddings import Embeddings
 from tests.conftest import FinishedRun
@@ -86,6 +87,8 @@ def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: py
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 0
     printed = capsys.readouterr().out
     assert "match: cosine above" in printed
+    assert "first hits are right" in printed or re.search(r"from \d+ scores: \w+ \d+%, ", printed)
+    assert re.search(r"compared with \d+ training items, \S+ MiB", printed)
     made = Run(run_copy).calibration
     assert made.facts["false_accepts"] == "of classes like those it was trained on; strangers are not promised"
     assert f"\n       {made.facts['false_accepts']}\n" in printed
@@ -131,6 +134,19 @@ def test_any_score_can_flag(run_copy: Path, digit_folder: Path, flag: str, capsy
     assert f"abstain: {flag} above {made.flag_above:.6g}" in capsys.readouterr().out
     assert main(["search", str(run_copy), str(digit_folder)]) == 0
     assert "decision: " in capsys.readouterr().out
+
+
+def test_images_of_the_gallery_are_known_though_they_find_themselves(run_copy: Path) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 0
+    run = Run(run_copy)
+    made, splits = run.calibration, load_data(run.config.data)[0]
+    known = {}
+    for name, images in (("gallery", splits.test), ("calibrated on", splits.validation)):
+        prediction = run.encoder.predict(loader_of(images, 100))
+        hits = run.gallery.search(prediction.embeddings, N_HITS)
+        scores = made.scores(hits, prediction.embeddings, features=prediction.features)
+        known[name] = float(made.answers[0].known(scores).mean())
+    assert known["gallery"] > known["calibrated on"] - 0.05
 
 
 def test_the_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:

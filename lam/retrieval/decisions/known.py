@@ -21,6 +21,8 @@ from lam.retrieval.metrics.registry import SCORES
 UNUSUAL = 0.02
 """Where P(known) begins to fall: at the most unusual share of the calibration queries."""
 
+_OF_THE_FIRST = "cosine", "cosine_spread"
+
 
 @dataclass(frozen=True)
 class Known:
@@ -29,7 +31,8 @@ class Known:
     Each score becomes the log odds of its rank, and beyond all that was seen log(1 + d/spread) more, d the distance
     from the extreme; the distance is Mahalanobis's between these. Nothing foreign is needed to learn it, and of queries
     like those calibrated on the mean is at least 0.99. Fewer than 50 queries cannot call anything unknown. What labels
-    say is no evidence: a query whose hits disagree is ambiguous, and known.
+    say is no evidence: a query whose hits disagree is ambiguous, and known. Nor is what the first hit alone decides: a
+    query that is in the gallery finds itself, as no calibration query does.
 
     Source: Ledoit and Wolf (2004) for the covariance; Vovk, Gammerman and Shafer (2005) for the p-value.
 
@@ -56,7 +59,7 @@ class Known:
         """
         names = tuple(name for name in scores if is_evidence(name))
         if not names:
-            raise ValueError(f"there must be a score that looks at no labels, got {', '.join(scores) or 'none'}")
+            raise ValueError(f"there must be a score of the query itself, got {', '.join(scores) or 'none'}")
         ranks = tuple(RankOdds.of(scores[name].detach().cpu()) for name in names)
         x = _odds(ranks, names, scores)
         distances = torch.empty(len(x), dtype=torch.float64)
@@ -98,8 +101,8 @@ class Known:
 
 
 def is_evidence(name: str) -> bool:
-    """Whether a score says how unusual a query is: those made of labels say how ambiguous it is."""
-    return name not in SCORES or "labels" not in (*SCORES[name].needs, *SCORES[name].uses)
+    """Whether a score says how unusual a query is, and not how ambiguous, or whether it is in the gallery."""
+    return name not in _OF_THE_FIRST and "labels" not in (*SCORES[name].needs, *SCORES[name].uses)
 
 
 def _odds(ranks: tuple[RankOdds, ...], names: tuple[str, ...], scores: Scores) -> Tensor:

@@ -65,18 +65,19 @@ def _row(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_few_queries_call_nothing_unknown_and_what_is_constant_does_no_harm() -> None:
-    scores = {**_scores(40, 0), "cosine": torch.ones(40)}
+    scores = {**_scores(40, 0), "variance": torch.ones(40)}
     far = {name: values[:5] * 1e6 for name, values in scores.items()}
     assert Known.fit(scores)(far).tolist() == [1] * 5
     one = {name: values[:1] for name, values in scores.items()}
     assert Known.fit(one)(far).tolist() == [1] * 5
 
 
-def test_what_labels_say_is_no_evidence() -> None:
-    assert {name for name in SCORES if not is_evidence(name)} == {"margin", "votes", "weighted_votes"}
+def test_what_labels_say_and_what_the_first_hit_decides_is_no_evidence() -> None:
+    none = {"margin", "votes", "weighted_votes", "cosine", "cosine_spread"}
+    assert {name for name in SCORES if not is_evidence(name)} == none
     scores = {**_scores(60, 0), "votes": torch.rand(60)}
     assert Known.fit(scores).evidence == ("kappa", "norm", "knn")
-    with pytest.raises(ValueError, match="a score that looks at no labels, got votes"):
+    with pytest.raises(ValueError, match="a score of the query itself, got votes"):
         Known.fit({"votes": torch.rand(60)})
 
 

@@ -31,6 +31,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--minutes-of-traffic", type=float, default=10.0, help="good and bad requests to the service")
 
 
+def pytest_collectstart() -> None:
+    """Import lam before any file of tests, as some builds of torchvision can be imported after it alone.
+
+    Only who runs tests collects them: with xdist, the workers.
+    """
+    import lam  # noqa: F401
+
+
 def tiny(output: Path, *overrides: str) -> "RunConfig":
     """The demo's configuration under `TINY` and further settings."""
     from lam.runs.config_files import load_config

@@ -283,7 +283,7 @@ def _relevance(encoder: Encoder, images: Dataset, stored: StoredItems | None, co
 
 
 def _warn_of_queries_in_gallery(mean: Tensor, items: Tensor, searches: Searches) -> None:
-    """Say where queries find themselves, as of a gallery that was filled with the file that they are of."""
+    """Warn where queries find themselves, as in a gallery that was filled with the file that they are of."""
     distance = (mean.double() - items.double()[searches.nearest]).norm(dim=1)
     if n_same := int((searches.correct & (distance < _SAME)).sum()):
         warnings.warn(

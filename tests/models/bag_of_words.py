@@ -42,7 +42,7 @@ def bag_of_words_as_it_is(*, dimension: int, head: str = "identity") -> Embeddin
     """The network with a head that changes nothing.
 
     Args:
-        dimension: left aside, as it is that of the counts.
+        dimension: embedding dimensions D. Left aside: it is that of the counts.
         head: `identity`.
     """
     return EmbeddingNetwork(BagOfWords(), identity_layer(WIDTH))

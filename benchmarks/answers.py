@@ -143,10 +143,11 @@ def calibration_error(probability: Tensor, correct: Tensor, generator: torch.Gen
     return {"ece": ece(correct), "ece_of_the_perfect": float(torch.tensor(draws).quantile(0.95))}
 
 
-def corrupted(cell: Cell, has_match: Tensor, generator: torch.Generator) -> dict[str, float]:
+def corrupted(cell: Cell, has_match: Tensor, generator: torch.Generator) -> dict[str, float | None]:
     rows = has_match.nonzero()[:, 0]
     rows = rows[torch.randperm(len(rows), generator=generator)[:CORRUPTED]]
-    labels, gaps, measured = cell.splits.test.labels[rows], [], {}
+    labels, gaps = cell.splits.test.labels[rows], []
+    measured: dict[str, float | None] = {}
     for kind, severities in worse_inputs(cell.splits.test, rows.tolist(), generator):
         doubts, right = [], []
         for severity, inputs in enumerate(severities):
@@ -158,7 +159,8 @@ def corrupted(cell: Cell, has_match: Tensor, generator: torch.Generator) -> dict
             gaps.append(abs(probability - accuracy))
         for name in ("kappa", RIGHT):
             falling = torch.stack([-doubt[name] for doubt in doubts])
-            measured[f"{kind}_trend_{name}"] = CorruptionCurve(falling, torch.stack(right)).trend
+            trend = CorruptionCurve(falling, torch.stack(right)).trend
+            measured[f"{kind}_trend_{name}"] = None if trend != trend else trend  # nothing changes
     return {**measured, "greatest_gap": max(gaps)}
 
 

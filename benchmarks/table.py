@@ -88,6 +88,77 @@ def elsewhere() -> list[Row]:
     return by_score("auroc")
 
 
+# P(right) beside each score that it is learnt from.
+
+RIGHT = "p_right"
+
+
+def answered() -> dict[str, Any]:
+    """By data set, what `answers.py` measured."""
+    return {name: results for name, results in read("answers").items() if "seeds" in results}
+
+
+def seeds_of(results: dict[str, Any]) -> str:
+    return f"({len(results['seeds'])})"
+
+
+def spread(results: dict[str, Any], figure: str, digits: int = 3) -> str:
+    """The mean, and the standard deviation where there are seeds."""
+    if results["mean"].get(figure) is None:
+        return NOTHING
+    deviation = results["std"].get(figure)
+    return f"{results['mean'][figure]:.{digits}f}" + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
+
+
+@table
+def answers() -> list[Row]:
+    data = answered()
+    known = [score for score in SCORES if any(f"ausc_{score}" in results["mean"] for results in data.values())]
+    rows = [
+        [name, *(spread(results, f"ausc_{score}") for results in data.values())]
+        for score, name in [(score, SCORES[score].name) for score in known]
+        + [(RIGHT, "**P(right)**, from all of them")]
+    ]
+    return [["AUSC (seeds)", *(f"{name} {seeds_of(results)}" for name, results in data.items())], *rows]
+
+
+@table
+def answer_errors() -> list[Row]:
+    rows: list[Row] = [
+        ["data", "queries", "recall@1", "behind the best score", "ECE", "ECE of the perfect", "greatest gap, corrupted"]
+    ]
+    for name, results in answered().items():
+        first = next(iter(results["seeds"].values()))
+        figures = ("ece", "ece_of_the_perfect", "greatest_gap")
+        behind = f"{results['mean']['behind']:+.4f} (error {results['mean']['behind_error']:.4f})"
+        row = (spread(results, figure) for figure in figures)
+        rows.append([name, f"{first['queries']:,}", spread(results, "recall@1"), behind, *row])
+    return rows
+
+
+@table
+def answers_corrupted() -> list[Row]:
+    rows: list[Row] = [["data", "kind", *(f"severity {severity}" for severity in range(6)), "κ", "P(right)"]]
+    for name, results in answered().items():
+        measured = results["mean"]
+        for kind in [key.removesuffix(f"_trend_{RIGHT}") for key in measured if key.endswith(f"_trend_{RIGHT}")]:
+            gaps = (
+                f"{measured[f'{kind}_{severity}_probability']:.2f} / {measured[f'{kind}_{severity}_accuracy']:.2f}"
+                for severity in range(6)
+            )
+            trends = (measured.get(f"{kind}_trend_{score}") for score in ("kappa", RIGHT))
+            rows.append([name, kind, *gaps, *(NOTHING if trend is None else f"{trend:+.2f}" for trend in trends)])
+    return rows
+
+
+@table
+def answer_cost() -> list[Row]:
+    rows: list[Row] = [["evidence", "bare search, ms", "decision, ms", "ratio"]]
+    for name, row in read("answers")["cost"].items():
+        rows.append([name, f"{row['search_ms']:.2f}", f"{row['decide_ms']:.2f}", f"{row['ratio']:.3f}"])
+    return rows
+
+
 # All systems on FashionMNIST against MNIST.
 
 SYSTEMS = {  # what a row is called, and its results

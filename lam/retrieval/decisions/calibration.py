@@ -187,8 +187,9 @@ class Calibration:
         probability = self._probability(scores)
         if labels is not None and k and (unlabelled := labels[:, 0].cpu() < 0).any():
             probability = torch.where(unlabelled, self._probability(self.scores(hits, queries)), probability)
-        ood_score, known = self.detector.ood_score(self.flag, scores), self.detector.known(self.flag)
-        flagged = ood_score > (self.flag_above if flag_above is None else flag_above)
+        in_force = self if k else self._hitless
+        ood_score, known = self.detector.ood_score(in_force.flag, scores), self.detector.known(in_force.flag)
+        flagged = ood_score > (in_force.flag_above if flag_above is None else flag_above)
         score = hits.scores[:, 0] if k else hits.scores.new_full((len(hits),), -torch.inf)
         return Decisions(
             codes=decision_codes(
@@ -238,11 +239,14 @@ class Calibration:
         Raises:
             ValueError: where the flag needs features and there are none.
         """
-        names = PAIR if self.flag == COMBINED else (self.flag,)
-        of_hits = any("cosines" in SCORES[name].needs or "labels" in SCORES[name].needs for name in names)
-        calibration = replace(self, flag="kappa") if of_hits else self
-        scores = query_scores(embeddings, None, features=features, reference=self.reference)
+        scores, calibration = query_scores(embeddings, None, features=features, reference=self.reference), self._hitless
         return self.detector.ood_score(calibration.flag, scores) > calibration.flag_above
+
+    @property
+    def _hitless(self) -> "Calibration":
+        """For queries without hits: κ flags them where the flag in force looks at hits."""
+        looks = self.flag != COMBINED and {"cosines", "labels"} & set(SCORES[self.flag].needs)
+        return replace(self, flag="kappa") if looks else self
 
     def _probability(self, scores: dict[str, Tensor]) -> Tensor:
         """P(first hit is right), by the first of `answers` whose evidence is all there; 0 where there is no hit."""

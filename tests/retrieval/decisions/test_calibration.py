@@ -192,6 +192,10 @@ def test_a_flag_can_be_any_score_that_there_is(flag: str) -> None:
     by_kappa = -asked.kappa.double() > -calibration.kappa_below
     own = decisions.ood_score > calibration.flag_above
     assert torch.equal(calibration.flagged(asked, features), own if flag == "norm" else by_kappa)
+    empty = calibration.decide(
+        Index(8).search(asked, 50), asked, labels=labels[:, :0], features=features, gallery_size=0
+    )
+    assert torch.equal(empty.codes == 2, own if flag == "norm" else by_kappa)
     assert calibration.for_vectors.flag == ("kappa" if flag == "norm" else flag)
     with pytest.raises(ValueError, match="flag 'p_known' needs an encoder that has learnt ambiguity, and this"):
         _calibration(flag="p_known")

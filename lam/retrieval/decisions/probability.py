@@ -28,7 +28,6 @@ LOGISTIC_COUNTS = 300
 
 _PENALTIES = (0.01, 0.1, 1.0)  # scikit-learn's C: variances of the weights before anything is seen
 _KNOTS = 65
-_CERTAIN = 50.0  # log odds
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Correctness:
     them. g rises, piecewise linearly between knots, and is learnt by isotonic regression from the s of searches that
     the weights were not learnt from, so that log odds need not be linear in the scores. The probability is
     (N g(s) + M σ(s))/(N + M), M = 300: isotonic regression does better than the logistic curve only where it has
-    hundreds of searches to learn from, and the order by s stays where g is level. Nothing is nearer to 0 or 1 than
+    hundreds of searches to learn from, and the order by s stays where g is level. No level is nearer to 0 or 1 than
     1/(N + 2).
 
     Attributes:
@@ -124,15 +123,16 @@ class Correctness:
     def fit(cls, scores: Scores, correct: Bool[Tensor, " N"]) -> "Correctness":
         """Learn with scikit-learn, the penalty of the weights being chosen by cross-validation, by the log score.
 
-        Queries without a match in the gallery do not belong here: no first hit of theirs can be right. Where fewer than
-        10 first hits are right, or wrong, one score is all that can be learnt from: the cosine, or the first that is
-        given. Where all are right, or none is, there is nothing to learn, and the answer is Laplace's
-        (n_right + 1)/(N + 2).
+        Queries without a match in the gallery do not belong here: no first hit of theirs can be right. To these
+        searches two are added, as Laplace adds them: a right one with the least doubt by every score, and a wrong one
+        with the greatest; so that where all are right there is still an order, and no certainty. Where fewer than 10
+        first hits are right, or wrong, one score is all that can be learnt from: the cosine, or the first that is
+        given.
 
         Source: Platt (1999), Zadrozny and Elkan (2002).
 
         Args:
-            scores: higher meaning more doubt, or less: the regression finds out.
+            scores: higher meaning more doubt; the regression finds out where that is not so.
             correct: (N,) whether the first hit was right.
 
         Raises:
@@ -157,13 +157,15 @@ class Correctness:
         penalty = min(unseen, key=lambda penalty: _log_score(unseen[penalty], right))
         rising: Any = IsotonicRegression().fit(unseen[penalty].numpy(), right.double().numpy())
         weights, intercept = _regression(x, right, penalty)
+        least = 1 / (n + 2)
+        levels = torch.from_numpy(rising.y_thresholds_).double().clamp(least, 1 - least)
         return cls(
             evidence=names,
             ranks=ranks,
             weights=tuple(weights.tolist()),
             intercept=intercept,
             knots=tuple(rising.X_thresholds_.tolist()),
-            levels=tuple(rising.y_thresholds_.tolist()),
+            levels=tuple(levels.tolist()),
             n=n,
         )
 
@@ -180,9 +182,7 @@ class Correctness:
             check_finite(name, scores[name])
             total = total + weight * rank(scores[name])
         level = _interpolated(total, *self._levels)
-        mixed = (self.n * level + LOGISTIC_COUNTS * total.sigmoid()) / (self.n + LOGISTIC_COUNTS)
-        least = 1 / (self.n + 2)
-        return least + (1 - 2 * least) * mixed
+        return (self.n * level + LOGISTIC_COUNTS * total.sigmoid()) / (self.n + LOGISTIC_COUNTS)
 
     @cached_property
     def _levels(self) -> tuple[Tensor, Tensor]:
@@ -279,9 +279,9 @@ def _log_score(sums: Tensor, correct: Tensor) -> float:
 
 
 def _regression(x: Tensor, correct: Tensor, penalty: float) -> tuple[Tensor, float]:
-    """Weights and intercept; where all are right, or all are wrong, these say so whatever x is."""
-    if correct.all() or not correct.any():
-        return torch.zeros(x.shape[1], dtype=torch.float64), _CERTAIN if correct.all() else -_CERTAIN
+    """Weights and intercept, with two searches more: a right one of the least doubt, a wrong one of the greatest."""
+    x = torch.cat([x, x.amin(0, keepdim=True), x.amax(0, keepdim=True)])
+    correct = torch.cat([correct, torch.tensor([True, False])])
     from sklearn.linear_model import LogisticRegression
 
     model: Any = LogisticRegression(C=penalty, max_iter=1000).fit(x.numpy(), correct.numpy())

@@ -107,5 +107,5 @@ class Verifier:
 
 
 def _evidence(cosine: Tensor, kappa: Tensor, other: Tensor) -> dict[str, Tensor]:
-    """The cosine, and κ of the less and of the more certain of the two."""
-    return {"cosine": cosine, "kappa": torch.minimum(kappa, other), "other_kappa": torch.maximum(kappa, other)}
+    """The cosine, and κ of the less and of the more certain of the two, each the lower the less doubt there is."""
+    return {"cosine": -cosine, "kappa": -torch.minimum(kappa, other), "other_kappa": -torch.maximum(kappa, other)}

@@ -110,16 +110,28 @@ def spread(results: dict[str, Any], figure: str, digits: int = 3) -> str:
     return f"{results['mean'][figure]:.{digits}f}" + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
 
 
-@table
-def answers() -> list[Row]:
+def ausc_by(scores: Iterable[str]) -> list[Row]:
+    """AUSC of some scores and of P(right), by data set."""
     data = answered()
-    known = [score for score in SCORES if any(f"ausc_{score}" in results["mean"] for results in data.values())]
     rows = [
         [name, *(spread(results, f"ausc_{score}") for results in data.values())]
-        for score, name in [(score, SCORES[score].name) for score in known]
-        + [(RIGHT, "**P(right)**, from all of them")]
+        for score, name in [
+            *((score, SCORES[score].name) for score in scores),
+            (RIGHT, "**P(right)**, from all scores"),
+        ]
     ]
     return [["AUSC (seeds)", *(f"{name} {seeds_of(results)}" for name, results in data.items())], *rows]
+
+
+@table
+def answers() -> list[Row]:
+    measured = {figure for results in answered().values() for figure in results["mean"]}
+    return ausc_by(score for score in SCORES if f"ausc_{score}" in measured)
+
+
+@table
+def right() -> list[Row]:
+    return ausc_by(("kappa", "cosine", "knn", "weighted_votes"))
 
 
 @table

@@ -318,7 +318,7 @@ def _show_answer(result: Any, row: int) -> None:
     for score, kappa, item in zip(result.hits.scores[row], result.hits.kappa[row], items, strict=True):
         content = item.path if item.text is None else item.text
         remarks = ["uncertain"] * bool(result.is_uncertain(item))
-        remarks += [f"fused of {item.images.count} images"] * item.is_fused
+        remarks += [f"fused of {item.images.count} {'texts' if text else 'images'}"] * item.is_fused
         remark = f"  ({', '.join(remarks)})" if remarks else ""
         print(f"{float(score):8.4f} {float(kappa):10.4g}  {f'{item.label}  ' * is_labelled}{content}{remark}")
 

@@ -192,10 +192,9 @@ def search(
     queries, decisions, calibration = prediction.embeddings, None, opened.calibration
     hits = gallery.search(queries, k if calibration is None else max(k, N_HITS))
     if calibration is not None:
-        nearest = hits.first(N_HITS)
-        labels = label_numbers([gallery.items[place].label for place in row] for row in nearest.ids.tolist())
+        labels = label_numbers([gallery.items[place].label for place in row] for row in hits.ids.tolist())
         decisions = calibration.decide(
-            nearest, queries, features=prediction.features, labels=labels, gallery_size=len(gallery)
+            hits, queries, features=prediction.features, labels=labels, gallery_size=len(gallery)
         )
     hits = hits.first(k)
     items = tuple(tuple(gallery.items[place] for place in row) for row in hits.ids.tolist())

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth
 from lam.retrieval.decisions.decisions import Decisions, decision_codes
-from lam.retrieval.decisions.flags import COMBINED, PAIR, OodDetector
+from lam.retrieval.decisions.flags import OodDetector, needs_hits, needs_input
 from lam.retrieval.decisions.known import Answer
 from lam.retrieval.decisions.probability import cross_validated, probability_bins
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.registry import SCORES, scores_of
+from lam.retrieval.metrics.registry import scores_of
 from lam.retrieval.metrics.searches import Searches
 from lam.retrieval.metrics.uncertainty import CalibrationBins
 from lam.vmf.distribution import VonMisesFisher
@@ -136,7 +136,7 @@ class Calibration:
     @property
     def for_vectors(self) -> "Calibration":
         """For queries that are but a direction and a κ: κ flags them where the flag in force needs features."""
-        return replace(self, flag="kappa") if _of_features(self.flag) else self
+        return replace(self, flag="kappa") if needs_input(self.flag) else self
 
     def false_accept_rate(self, cosine: float) -> tuple[float, tuple[float, float]]:
         """The rate that an accept threshold promises (see `ConformalScores.rate`), and its 95 % interval."""
@@ -164,7 +164,7 @@ class Calibration:
         """Answer each query: abstain where it is flagged, else match where its first hit is good enough, else unknown.
 
         Args:
-            hits: of the queries, 50 for each (`N_HITS`), or all that the gallery holds.
+            hits: of the queries, at least 50 for each (`N_HITS`), which are looked at, or all that the gallery holds.
             queries: their embeddings.
             features: (Q, P) of the queries; without them they count as a mean and a κ that somebody gave.
             labels: (Q, K) of the hits, negative where a hit has none; None where items have no labels. Where the first
@@ -221,17 +221,15 @@ class Calibration:
             raise ValueError(f"hits and queries must be as many, got {len(hits)} and {len(queries)}")
         if queries.dimension != self.dimension:
             raise ValueError(f"queries must have dimension {self.dimension}, got {queries.dimension}")
-        width = features is not None and self.reference is not None and self.reference.unit.shape[1]
-        if features is not None and width and features.shape[1] != width:
-            raise ValueError(f"features must have width {width}, got {features.shape[1]}")
-        found = hits.scores.shape[1] > 0
-        return query_scores(
-            queries,
-            hits.scores if found else None,
-            features=features,
-            labels=labels if found else None,
-            reference=self.reference,
-        )
+        if features is not None and self.reference is not None:
+            width = self.reference.unit.shape[1]
+            if features.shape[1] != width:
+                raise ValueError(f"features must have width {width}, got {features.shape[1]}")
+        cosines = hits.scores[:, :N_HITS]  # as many as it was calibrated on: shares of the hits depend on their number
+        labels = None if labels is None else labels[:, :N_HITS]
+        if cosines.shape[1] == 0:
+            cosines = labels = None
+        return query_scores(queries, cosines, features=features, labels=labels, reference=self.reference)
 
     def flagged(self, embeddings: Embeddings, features: Float[Tensor, "N P"] | None = None) -> Bool[Tensor, " N"]:
         """Which embeddings cannot be judged, without a search: κ says it where the flag in force looks at hits.
@@ -245,8 +243,7 @@ class Calibration:
     @property
     def _hitless(self) -> "Calibration":
         """For queries without hits: κ flags them where the flag in force looks at hits."""
-        looks = self.flag != COMBINED and {"cosines", "labels"} & set(SCORES[self.flag].needs)
-        return replace(self, flag="kappa") if looks else self
+        return replace(self, flag="kappa") if needs_hits(self.flag) else self
 
     def _probability(self, scores: dict[str, Tensor]) -> Tensor:
         """P(first hit is right), by the first of `answers` whose evidence is all there; 0 where there is no hit."""
@@ -402,14 +399,8 @@ def query_scores(
     }
     scores = scores_of(evidence)
     if features is None:
-        scores = {name: values for name, values in scores.items() if not _of_features(name)}
+        scores = {name: values for name, values in scores.items() if not needs_input(name)}
     return {name: values.detach().cpu().double() for name, values in scores.items()}
-
-
-def _of_features(flag: str) -> bool:
-    """Whether a score is made of more of the query than its mean and κ."""
-    names = PAIR if flag == COMBINED else (flag,)
-    return any(name == "variance" or {"features", "parts"} & set(SCORES[name].needs) for name in names)
 
 
 def credible_cosine(queries: Embeddings, *, level: float = LEVEL, dimension: int | None = None) -> Float[Tensor, " Q"]:

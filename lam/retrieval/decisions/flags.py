@@ -90,7 +90,7 @@ class OodDetector:
             ValueError: as `known`; for a score that is missing; or NaN.
         """
         self.known(flag)
-        names = PAIR if flag == COMBINED else (flag,)
+        names = scores_behind(flag)
         if missing := [name for name in names if name not in scores]:
             raise ValueError(f"flag {flag!r} needs {_evidence(flag)} of every query: there is no {missing[0]!r}")
         for name in names:
@@ -103,11 +103,31 @@ class OodDetector:
 
 def needs_reference(flag: str) -> bool:
     """Whether a flag compares with features of known items."""
-    return any({"reference", "labelled"} & set(SCORES[name].needs) for name in (PAIR if flag == COMBINED else (flag,)))
+    return not _needs(flag).keys().isdisjoint(("reference", "labelled"))
+
+
+def needs_input(flag: str) -> bool:
+    """Whether a flag is made of more of a query than its mean and κ."""
+    return "variance" in scores_behind(flag) or not _needs(flag).keys().isdisjoint(("features", "parts"))
+
+
+def needs_hits(flag: str) -> bool:
+    """Whether a flag looks at what a query found."""
+    return not _needs(flag).keys().isdisjoint(("cosines", "labels"))
+
+
+def scores_behind(flag: str) -> tuple[str, ...]:
+    """The scores that a flag is made of."""
+    return PAIR if flag == COMBINED else (flag,)
+
+
+def _needs(flag: str) -> dict[str, None]:
+    """What these are made from, in order; see `lam.retrieval.metrics.registry.Score`."""
+    return dict.fromkeys(need for name in scores_behind(flag) for need in SCORES[name].needs)
 
 
 def _evidence(flag: str) -> str:
-    """What a flag is made from, in words."""
+    """The same in words."""
     words = {
         "embeddings": "embeddings",
         "parts": "an encoder that has learnt ambiguity",
@@ -117,8 +137,7 @@ def _evidence(flag: str) -> str:
         "cosines": "hits",
         "labels": "labels of the hits",
     }
-    needs = [need for name in (PAIR if flag == COMBINED else (flag,)) for need in SCORES[name].needs]
-    return " and ".join(words[need] for need in dict.fromkeys(needs))
+    return " and ".join(words[need] for need in _needs(flag))
 
 
 def _greater_rank(ranks: tuple[Tensor, Tensor], ood_score: Tensor, distance: Tensor) -> Tensor:

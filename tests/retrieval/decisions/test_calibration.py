@@ -141,6 +141,16 @@ def test_probabilities_are_calibrated_on_new_queries() -> None:
     assert float(probability[correct].mean()) > float(probability[~correct].mean()) + 0.1
 
 
+def test_hits_beyond_those_that_it_was_calibrated_on_change_nothing() -> None:
+    found, asked, gallery = _searches()
+    stored = _items(300, 1000)[1]
+    calibration = _calibration(labels=stored[found.hits])
+    fifty, more = (_hits(asked, gallery, k) for k in (50, 120))
+    one, other = (calibration.decide(hits, asked, labels=stored[hits.ids]) for hits in (fifty, more))
+    assert torch.equal(one.probability, other.probability)
+    assert torch.equal(one.codes, other.codes)
+
+
 def test_a_gallery_without_hits_or_with_one_is_answered() -> None:
     calibration, (_, asked, gallery) = _calibration(), _searches(5, seed=3)
     empty = Index(8).search(asked, 3)

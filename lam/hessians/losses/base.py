@@ -17,8 +17,8 @@ from lam.pairs.relation import Scope
 class Curvature(ABC):
     """The curvature of a loss in the outputs f = r n of a network, n on the unit sphere.
 
-    A subclass is a frozen dataclass of the loss's settings, which it checks once, and has to give `diagonal`; all else
-    is that of a loss with one term, averaged over the items.
+    A subclass is a frozen dataclass of the loss's settings, which it checks once, and has to give `diagonal`, and
+    `matrices` for structures that are not diagonal; all else is that of a loss with one term, averaged over the items.
 
     Attributes:
         average: whether each term is averaged over its count, or is a plain sum.
@@ -47,6 +47,29 @@ class Curvature(ABC):
         Returns:
             (N, T, D) the diagonals, summed over the partners of each item.
         """
+
+    def matrices(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D D"]:
+        """H_a of each item: all second derivatives of each term in its outputs, the other items held still.
+
+        Args, Returns: as `diagonal`, which is that of these symmetric matrices.
+
+        Raises:
+            ValueError: where the loss gives their diagonal alone.
+        """
+        raise ValueError(f'{type(self).__name__} gives a diagonal alone, and no matrices: use structure="diag"')
+
+    def total(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "T D D"]:
+        """Σ_a H_a of each term; arguments and errors as those of `matrices`."""
+        return self.matrices(n, r, pairs).sum(0)
+
+    def in_basis(
+        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs, basis: Float[Tensor, "D D"]
+    ) -> Float[Tensor, "N T D"]:
+        """Diagonals of Uᵀ H_a U, U the basis with orthonormal columns; else as `matrices`.
+
+        A loss that knows outputs by their cosines alone has them from `diagonal` of the rotated n U.
+        """
+        return torch.einsum("di,atde,ei->ati", basis, self.matrices(n, r, pairs), basis)
 
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs

@@ -93,8 +93,21 @@ class ContrastiveCurvature(Curvature):
 
     def diagonal(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D"]:
         """H11 of each item, summed over its partners, and twice: every item is first and second in ordered pairs."""
-        kinds = self._kinds(n, pairs)
-        return 2 * torch.stack([own_curvature(self.split, n, r, t.sum(1, keepdim=True), t @ n) for t in kinds], 1)
+        return torch.stack([2 * own_curvature(self.split, n, r, *partners) for partners in self._partners(n, pairs)], 1)
+
+    def matrices(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D D"]:
+        """The matrices whose diagonals `diagonal` has."""
+        return torch.stack([2 * own_matrices(self.split, n, r, *partners) for partners in self._partners(n, pairs)], 1)
+
+    def total(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "T D D"]:
+        """Σ_a H_a, from D × N matmuls alone."""
+        return torch.stack([2 * own_total(self.split, n, r, *partners) for partners in self._partners(n, pairs)])
+
+    def in_basis(
+        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs, basis: Float[Tensor, "D D"]
+    ) -> Float[Tensor, "N T D"]:
+        """The diagonal of rotated outputs."""
+        return self.diagonal(n @ basis, r, pairs)
 
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs
@@ -112,6 +125,10 @@ class ContrastiveCurvature(Curvature):
         """Refuse to form cross terms of every pair of a data set."""
         if self.fix == "full" and scope == "dataset":
             raise ValueError('fix must be fixed or positive with pairs="dataset", got full: use pairs="batch"')
+
+    def _partners(self, n: Tensor, pairs: Pairs) -> list[tuple[Tensor, Tensor]]:
+        """Σ_b t_ab and Σ_b t_ab n_b, term by term."""
+        return [(t.sum(1, keepdim=True), t @ n) for t in self._kinds(n, pairs)]
 
     def _kinds(self, n: Tensor, pairs: Pairs) -> list[Tensor]:
         """Weights of the ordered pairs that have a curvature, term by term."""
@@ -147,6 +164,47 @@ def own_curvature(
         return count * (1 - n.square()) / r.square()
     cosines = (n * partners).sum(1, keepdim=True)
     return (cosines * (1 - 3 * n.square()) + 2 * n * partners) / r.square()
+
+
+def own_matrices(
+    split: Split,
+    n: Float[Tensor, "N D"],
+    r: Float[Tensor, "N 1"],
+    count: Float[Tensor, "N 1"],
+    partners: Float[Tensor, "N D"],
+) -> Float[Tensor, "N D D"]:
+    """Σ_b t_ab H11 of each item a, all of it: `own_curvature` is its diagonal.
+
+    euclidean: H11 = (I − n1 n1ᵀ)/r1²; arccos: H11 = (c (I − 3 n1 n1ᵀ) + n1 n2ᵀ + n2 n1ᵀ)/r1².
+
+    Args:
+        split, n, r, count, partners: as `own_curvature`.
+
+    Returns:
+        (N, D, D) symmetric matrices.
+    """
+    identity, outer = torch.eye(n.shape[1]).to(n), n[:, :, None] * n[:, None]
+    if split == "euclidean":
+        return (count / r.square())[..., None] * (identity - outer)
+    cosines, mixed = (n * partners).sum(1)[:, None, None], n[:, :, None] * partners[:, None]
+    return (cosines * (identity - 3 * outer) + mixed + mixed.mT) / r.square()[..., None]
+
+
+def own_total(
+    split: Split,
+    n: Float[Tensor, "N D"],
+    r: Float[Tensor, "N 1"],
+    count: Float[Tensor, "N 1"],
+    partners: Float[Tensor, "N D"],
+) -> Float[Tensor, "D D"]:
+    """The sum of `own_matrices` over the items, without forming them."""
+    identity = torch.eye(n.shape[1]).to(n)
+    if split == "euclidean":
+        weights = count / r.square()
+        return weights.sum() * identity - (weights * n).T @ n
+    weights = (n * partners).sum(1, keepdim=True) / r.square()
+    mixed = (n / r.square()).T @ partners
+    return weights.sum() * identity - 3 * (weights * n).T @ n + mixed + mixed.T
 
 
 def cross_curvature(

@@ -1,6 +1,7 @@
 """The whole curvature in the outputs of an item, H_a, of every loss that has one."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -14,9 +15,8 @@ from lam.pairs import Pairs
 from tests.hessians.softmax import SoftmaxCurvature
 from tests.hessians.twin import pair_loss, pair_loss_arccos
 
-MATRICES: list[Curvature] = [
-    ContrastiveCurvature(0.9, split, fix) for split, fix in product(SPLITS, FIXES) if fix != "full"
-]
+VARIANTS: Any = product(SPLITS, FIXES)
+MATRICES: list[Any] = [ContrastiveCurvature(0.9, split, fix) for split, fix in VARIANTS if fix != "full"]
 """Curvatures that have matrices."""
 
 
@@ -68,6 +68,7 @@ def test_a_loss_with_a_diagonal_alone_says_so():
     n, r, pairs = make()
     curvature = SoftmaxCurvature()
     basis = torch.eye(4, dtype=torch.float64)
-    for compute in (curvature.matrices, curvature.total, lambda *given: curvature.in_basis(*given, basis)):
+    computed: list[Any] = [curvature.matrices, curvature.total, partial(curvature.in_basis, basis=basis)]
+    for compute in computed:
         with pytest.raises(ValueError, match="SoftmaxCurvature gives a diagonal alone, and no matrices: use structure"):
             compute(n, r, pairs)

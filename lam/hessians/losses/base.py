@@ -31,6 +31,11 @@ class Curvature(ABC):
         """What each of the T terms is a sum over, in the singular, and its weight in h."""
         return {"item": 1.0}
 
+    @property
+    def has_cross_terms(self) -> bool:
+        """Whether outputs of two items share second derivatives that count: whether `cross` gives any."""
+        return type(self).cross is not Curvature.cross
+
     def counts(self, pairs: Pairs) -> tuple[int, ...]:
         """How many of them each of the T terms is averaged over."""
         return (pairs.size,)

@@ -48,11 +48,6 @@ class Structure(ABC):
     curvature: Curvature
     has_bias: bool
 
-    @classmethod
-    @abstractmethod
-    def n_bytes(cls, n_terms: int, D: int, F: int, **options: int) -> int:
-        """Memory that the sums take, for a layer of D outputs and F inputs."""
-
     @abstractmethod
     def of_items(self: Same, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> Same:
         """The same structure of N items alone, with their counts left at zero."""
@@ -63,14 +58,14 @@ class Structure(ABC):
         """The share of h that is negative and set to zero where a precision is formed."""
 
     @classmethod
-    def check(
-        cls, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool, max_memory: int, **options: int
-    ) -> None:
+    def check(cls, curvature: Curvature, shape: tuple[int, int], n_bytes: int, max_memory: int) -> None:
         """Refuse cross terms that the structure has no place for, and sums that take too much memory.
 
         Args:
-            weight, curvature, has_bias, max_memory: as `zeros` of each structure takes them.
-            options: further ones of `n_bytes`.
+            curvature: of the loss.
+            shape: (D, F) of the layer's weights, those of the bias among them.
+            n_bytes: what the sums take.
+            max_memory: what they may take.
 
         Raises:
             ValueError: saying which structure would do.
@@ -80,10 +75,9 @@ class Structure(ABC):
                 f'structure="{cls.name}" holds no cross terms of two items, which {curvature} has: '
                 'use fix="fixed", or structure="diag"'
             )
-        n_terms, (D, P) = len(curvature.terms), weight.shape
-        if (n_bytes := cls.n_bytes(n_terms, D, P + has_bias, **options)) > max_memory:
+        if n_bytes > max_memory:
             raise ValueError(
-                f'structure="{cls.name}" of a layer with {D} x {P + has_bias} weights takes {n_bytes:,} bytes, more '
+                f'structure="{cls.name}" of a layer with {shape[0]} x {shape[1]} weights takes {n_bytes:,} bytes, more '
                 f'than max_memory, {max_memory:,}: allow more, or use structure="low_rank" or "diag"'
             )
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -38,15 +37,14 @@ class Ekfac(Structure):
     def in_basis_of(cls, kron: Kron, *, max_memory: int = MAX_MEMORY) -> "Ekfac":
         """The sums over no batch at all, float64, in the eigenvectors of Kronecker factors."""
         U_B, U_A = kron.eigenbasis
-        n_terms = len(kron.curvature.terms)
-        cls.check(U_B.new_empty(len(U_B), len(U_A)), kron.curvature, has_bias=False, max_memory=max_memory)
-        sums = U_A.new_zeros(n_terms, len(U_B), len(U_A), dtype=torch.float64)
-        return cls(sums, (0,) * n_terms, kron.curvature, kron.has_bias, U_B, U_A)
+        T, D, F = len(kron.curvature.terms), len(U_B), len(U_A)
+        cls.check(kron.curvature, (D, F), cls.n_bytes(T, D, F), max_memory)
+        return cls(U_A.new_zeros(T, D, F), (0,) * T, kron.curvature, kron.has_bias, U_B, U_A)
 
     @classmethod
-    def n_bytes(cls, n_terms: int, D: int, F: int) -> int:
-        """Memory that sums and bases take, for a layer of D outputs and F inputs."""
-        return 8 * (n_terms * D * F + D * D + F * F)
+    def n_bytes(cls, T: int, D: int, F: int) -> int:
+        """Memory that the sums of T terms and the bases take, for a layer of D outputs and F inputs."""
+        return 8 * (T * D * F + D * D + F * F)
 
     def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "Ekfac":
         """Two matmuls, once the diagonals of the rotated H_a are there."""

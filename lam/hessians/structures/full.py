@@ -31,15 +31,14 @@ class Full(Structure):
         cls, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool, max_memory: int = MAX_MEMORY
     ) -> "Full":
         """The sums over no batch at all, float64."""
-        cls.check(weight, curvature, has_bias=has_bias, max_memory=max_memory)
-        n_terms, size = len(curvature.terms), len(weight) * (weight.shape[1] + has_bias)
-        sums = weight.new_zeros(n_terms, size, size, dtype=torch.float64)
-        return cls(sums, (0,) * n_terms, curvature, has_bias)
+        T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
+        cls.check(curvature, (D, F), cls.n_bytes(T, D, F), max_memory)
+        return cls(weight.new_zeros(T, D * F, D * F, dtype=torch.float64), (0,) * T, curvature, has_bias)
 
     @classmethod
-    def n_bytes(cls, n_terms: int, D: int, F: int) -> int:
-        """Memory that the sums take, for a layer of D outputs and F inputs."""
-        return 8 * n_terms * (D * F) ** 2
+    def n_bytes(cls, T: int, D: int, F: int) -> int:
+        """Memory that the sums of T terms take, for a layer of D outputs and F inputs."""
+        return 8 * T * (D * F) ** 2
 
     def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "Full":
         """One matmul for every term and pair of outputs."""

@@ -39,15 +39,15 @@ class Kron(Structure):
         cls, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool, max_memory: int = MAX_MEMORY
     ) -> "Kron":
         """The sums over no batch at all, float64."""
-        cls.check(weight, curvature, has_bias=has_bias, max_memory=max_memory)
-        wide, n_terms, (D, P) = weight.new_zeros((), dtype=torch.float64), len(curvature.terms), weight.shape
-        sums, inputs = wide.new_zeros(n_terms, D, D), wide.new_zeros(P + has_bias, P + has_bias)
-        return cls(sums, (0,) * n_terms, curvature, has_bias, inputs, wide)
+        T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
+        cls.check(curvature, (D, F), cls.n_bytes(T, D, F), max_memory)
+        zero = weight.new_zeros((), dtype=torch.float64)
+        return cls(zero.new_zeros(T, D, D), (0,) * T, curvature, has_bias, zero.new_zeros(F, F), zero)
 
     @classmethod
-    def n_bytes(cls, n_terms: int, D: int, F: int) -> int:
-        """Memory that the sums take, for a layer of D outputs and F inputs."""
-        return 8 * (n_terms * D * D + F * F)
+    def n_bytes(cls, T: int, D: int, F: int) -> int:
+        """Memory that the sums of T terms take, for a layer of D outputs and F inputs."""
+        return 8 * (T * D * D + F * F)
 
     def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "Kron":
         """Σ_a H_a and Σ_a φ_a φ_aᵀ."""

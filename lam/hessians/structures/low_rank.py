@@ -55,17 +55,18 @@ class LowRank(Structure):
     ) -> "LowRank":
         """The sums over no batch at all, float64, with at most `rank` columns K of the sketch."""
         check_at_least("rank", rank, 1)
-        cls.check(weight, curvature, has_bias=has_bias, max_memory=max_memory, rank=rank)
-        wide, F = weight.new_zeros((), dtype=torch.float64), weight.shape[1] + has_bias
-        n_terms, D, K = len(curvature.terms), len(weight), min(rank, F)
+        T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
+        K = min(rank, F)
+        cls.check(curvature, (D, F), cls.n_bytes(T, D, F, K), max_memory)
         probes = torch.linalg.qr(torch.randn(F, K, generator=torch.Generator().manual_seed(0)))[0].to(weight.device)
-        sums, sketch, squares = wide.new_zeros(n_terms, D, D), wide.new_zeros(F, K), wide.new_zeros(F)
-        return cls(sums, (0,) * n_terms, curvature, has_bias, sketch, squares, wide, probes)
+        zero = weight.new_zeros((), dtype=torch.float64)
+        sums, sketch, squares = zero.new_zeros(T, D, D), zero.new_zeros(F, K), zero.new_zeros(F)
+        return cls(sums, (0,) * T, curvature, has_bias, sketch, squares, zero, probes)
 
     @classmethod
-    def n_bytes(cls, n_terms: int, D: int, F: int, *, rank: int = RANK) -> int:
-        """Memory that sums and probes take, for a layer of D outputs and F inputs."""
-        return 8 * (n_terms * D * D + F) + 12 * F * min(rank, F)
+    def n_bytes(cls, T: int, D: int, F: int, K: int) -> int:
+        """Memory that the sums of T terms and K probes take, for a layer of D outputs and F inputs."""
+        return 8 * (T * D * D + F) + 12 * F * K
 
     def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "LowRank":
         """Σ_a H_a, Σ_a φ_a (φ_aᵀ Ω) and Σ_a φ_a²."""

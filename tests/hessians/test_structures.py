@@ -268,9 +268,9 @@ def test_a_low_rank_that_is_whole_is_the_second_moment_and_one_that_is_not_says_
         left.append(ggn.left_share)
         if rank == 60:
             torch.testing.assert_close(known, moment, rtol=0, atol=1e-5 * float(moment.trace()))
-    best = [1 - float(torch.linalg.eigvalsh(moment)[-rank:].sum() / moment.trace()) for rank in (60, 20, 5)]
     assert left[0] < 1e-5 < left[1] < left[2]
-    assert left[2] < 3 * best[2]
-    assert left[1] < 10 * best[1]
+    spectrum = torch.linalg.eigvalsh(moment)
+    for rank, share in ((20, left[1]), (5, left[2])):  # no worse than the best of half its rank
+        assert share < 1 - float(spectrum[-(rank // 2) :].sum() / moment.trace())
     with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
         LowRank.zeros(weight, WITH_MATRICES[0], has_bias=False, rank=0)

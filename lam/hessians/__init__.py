@@ -1,17 +1,10 @@
 """Curvature of a loss in the weights of a linear last layer: one file a loss, one file a structure."""
 
-from lam.hessians.batch import contrastive_ggn, diagonal_ggn
-from lam.hessians.dataset import contrastive_ggn_dataset, diagonal_ggn_dataset
-from lam.hessians.losses import (
-    CURVATURES,
-    ContrastiveCurvature,
-    Curvature,
-    InfoNCECurvature,
-    SupConCurvature,
-    register,
-)
+from lam.hessians.batch import contrastive_ggn, diagonal_ggn, ggn_of_batch
+from lam.hessians.dataset import contrastive_ggn_dataset, diagonal_ggn_dataset, ggn_of_dataset
+from lam.hessians.losses import CURVATURES, ContrastiveCurvature, Curvature, register
 from lam.hessians.losses.contrastive import FIXES, SPLITS, Fix, Split
-from lam.hessians.structures.diagonal import Diagonal
+from lam.hessians.structures import Diagonal, Ekfac, Full, Kron, LowRank, Structure
 from lam.pairs.neighbours import Neighbours
 
 __all__ = [
@@ -21,14 +14,19 @@ __all__ = [
     "ContrastiveCurvature",
     "Curvature",
     "Diagonal",
+    "Ekfac",
     "Fix",
-    "InfoNCECurvature",
+    "Full",
+    "Kron",
+    "LowRank",
     "Neighbours",
     "Split",
-    "SupConCurvature",
+    "Structure",
     "contrastive_ggn",
     "contrastive_ggn_dataset",
     "diagonal_ggn",
     "diagonal_ggn_dataset",
+    "ggn_of_batch",
+    "ggn_of_dataset",
     "register",
 ]

@@ -1,58 +1,71 @@
-"""Diagonal GGN of the last layer over the pairs of a batch. Whole data sets: see `lam.hessians.dataset`."""
+"""GGN of the last layer over the pairs of a batch. Whole data sets: see `lam.hessians.dataset`."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians.losses import ContrastiveCurvature, Curvature
+from lam.hessians.losses.items import OfBatch
+from lam.hessians.structures.base import Structure
 from lam.hessians.structures.diagonal import Diagonal
-from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
 from lam.utils.autocast import without_autocast
 
 ALL_ZERO = "features are all zero: the network says nothing about its inputs"
 
+Sums = TypeVar("Sums", bound=Structure)
+
 _ADVICE = "scale the network's output up, or give features and weight in float64"
 
 
 @without_autocast()
-def diagonal_ggn(
+def ggn_of_batch(
+    empty: Sums,
     features: Float[Tensor, "N P"],
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
-    pairs: Pairs | Candidates,
-    curvature: Curvature,
-) -> Diagonal:
-    """Diagonal GGN of a loss in a linear last layer f = Wφ + b, exactly, over all pairs given.
-
-    S_t = Σ_a H_ta φ_aj² with H_ta the diagonal of the curvature in f_a, and the cross terms where the loss has any.
+    pairs: Pairs,
+) -> Sums:
+    """GGN of a loss in a linear last layer f = Wφ + b, exactly, over all pairs given, in the form of a structure.
 
     Args:
+        empty: the structure of no batch at all; with the curvature of the loss.
         features: (N, P) what enters the layer.
         weight: (D, P) the layer's weight.
         bias: (D,) its bias, or None.
-        pairs: which of the N items form pairs; or, where the curvature takes them, the candidates that they are
-            compared with in place of one another.
-        curvature: of the loss.
+        pairs: which of the N items form pairs.
 
     Returns:
         The sums behind h, in the type of the features.
 
     Raises:
-        ValueError: for shapes that disagree, features that are not finite or all zero, an output of length zero, or
-            candidates where the curvature takes none.
+        ValueError: for shapes that disagree, features that are not finite or all zero, or an output of length zero.
     """
     check_layer(features, weight, bias)
     check_not_all_zero(features)
-    partners = checked_partners(pairs, len(features), curvature)
+    pairs.check_size(len(features))
+    curvature = empty.curvature
     inputs, n, r = outputs(features, weight, bias, curvature.working_dtype(features))
-    sums = (curvature.diagonal(n, r, partners).flatten(1).T @ inputs.square()).unflatten(0, (-1, len(weight)))
-    cross = curvature.cross(inputs, n, r, partners)
-    sums = sums if cross is None else sums + cross
-    dtype = torch.promote_types(features.dtype, torch.float32)
-    return Diagonal(sums.to(dtype), curvature.counts(partners), curvature, has_bias=bias is not None)
+    part = empty.of_items(inputs, OfBatch(curvature, n, r, pairs))
+    cross = curvature.cross(inputs, n, r, pairs) if curvature.has_cross_terms else None
+    sums = part.sums if cross is None else part.sums + cross
+    part = replace(part, sums=sums, counts=curvature.counts(pairs))
+    return part.of_type(torch.promote_types(features.dtype, torch.float32))
+
+
+def diagonal_ggn(
+    features: Float[Tensor, "N P"],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    pairs: Pairs,
+    curvature: Curvature,
+) -> Diagonal:
+    """Diagonal GGN of a loss: `ggn_of_batch` of a `Diagonal`, Σ_a H_a,ii φ_aj² and any cross terms."""
+    empty = Diagonal.zeros(weight, curvature, has_bias=bias is not None)
+    return ggn_of_batch(empty, features, weight, bias, pairs)
 
 
 def contrastive_ggn(
@@ -105,14 +118,6 @@ def outputs(
             raise ValueError(f"the output of item {item + offset} {problem.format(r[item].item())}")
     r = r.to(dtype)
     return features, f / r, r
-
-
-def checked_partners(pairs: Pairs | Candidates, size: int, curvature: Curvature) -> Any:
-    """The same, of so many items, and no candidates where the curvature takes none."""
-    pairs.check_size(size)
-    if isinstance(pairs, Candidates) and not curvature.takes_candidates:
-        raise ValueError(f"{type(curvature).__name__} compares items with one another: give Pairs, not Candidates")
-    return pairs
 
 
 def check_layer(features: Tensor, weight: Tensor, bias: Tensor | None) -> None:

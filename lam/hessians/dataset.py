@@ -1,10 +1,11 @@
-"""Diagonal GGN of the last layer over every pair of a whole data set: exact, streamed and blocked.
+"""GGN of the last layer over every pair of a whole data set: exact, streamed and blocked.
 
 `fixed` needs the unit outputs alone for its sums over pairs, a blocked pass over similarities in which each unordered
 pair is met once, and then one streamed matmul with φ². `positive` factorises by class, so it needs no pair at all.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from lam.hessians.batch import ALL_ZERO, check_feature_values, check_layer, outputs
-from lam.hessians.losses.contrastive import ContrastiveCurvature, own_curvature
+from lam.hessians.batch import ALL_ZERO, Sums, check_feature_values, check_layer, outputs
+from lam.hessians.losses.contrastive import ContrastiveCurvature
+from lam.hessians.losses.items import OfPartners
 from lam.hessians.relations import LabelRelation, NeighbourRelation, cost
 from lam.hessians.structures.diagonal import Diagonal
 from lam.pairs.neighbours import Neighbours
@@ -24,27 +26,28 @@ ROWS = 4096
 
 
 @without_autocast()
-def diagonal_ggn_dataset(
+def ggn_of_dataset(
+    empty: Sums,
     features: Float[Tensor, "N P"] | Iterable[Tensor],
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
-    curvature: ContrastiveCurvature,
     *,
     labels: Int[Tensor, " N"] | None = None,
     neighbours: Neighbours | None = None,
     block_size: int = 1024,
     progress: bool = True,
-) -> Diagonal:
-    """Diagonal GGN over every pair of a data set, as `diagonal_ggn` would give for one batch of all items.
+) -> Sums:
+    """GGN over every pair of a data set, as `ggn_of_batch` would give for one batch of all items.
 
     Similarities are in the type of the features, sums over the data set in float64. The result does not depend on how
     the data were cut into batches or blocks.
 
     Args:
+        empty: the structure of no item at all, with the curvature of a contrastive loss: `fixed` or `positive`; `full`
+            would need an array of all pairs.
         features: (N, P) what enters the layer; or batches of it that can be iterated twice, always in the same order.
         weight: (D, P) the layer's weight.
         bias: (D,) its bias, or None.
-        curvature: `fixed` or `positive`; `full` would need an array of all pairs.
         labels: (N,) one label an item; or
         neighbours: which pairs are near; exactly one of the two.
         block_size: how many items a block of similarities has on a side.
@@ -54,9 +57,10 @@ def diagonal_ggn_dataset(
         The sums behind h, float64.
 
     Raises:
-        ValueError: for what `diagonal_ggn` refuses, `full`, both or neither of labels and neighbours, another number of
+        ValueError: for what `ggn_of_batch` refuses, `full`, both or neither of labels and neighbours, another number of
             labels than items, and no positive pair at all.
     """
+    curvature: Any = empty.curvature
     if curvature.fix == "full":
         raise ValueError("fix must be fixed or positive for a whole data set, got 'full': fit it in batches instead")
     if block_size < 1:
@@ -68,16 +72,27 @@ def diagonal_ggn_dataset(
     if relation.n_positives == 0:
         raise ValueError(f"there is no positive pair among {len(n)} items: the loss has no curvature")
 
-    partners = [relation.positive_partners(n)]
+    terms = [relation.positive_partners(n)]
     if curvature.fix == "fixed":
-        partners.append(_negative_partners(n, relation, curvature.least_cosine, block_size, progress))
-    wide_n, wide_r = n.double(), r.double()
-    own = torch.cat([own_curvature(curvature.split, wide_n, wide_r, *totals) for totals in partners], 1)
-    sums = _weighted_squares(features, own, bias is not None, curvature).unflatten(0, (-1, len(weight)))
+        terms.append(_negative_partners(n, relation, curvature.least_cosine, block_size, progress))
+    count, partners = (torch.stack(part) for part in zip(*terms, strict=True))
+    items = OfPartners(curvature.split, n.double(), r.double(), count, partners)
+    total = _summed(empty, features, items)
     if isinstance(features, Tensor) and curvature.fix == "positive":
-        sums = sums + relation.cross_terms(features, weight, bias, progress=progress)
-    counts = (relation.n_positives, relation.n_negatives)[: len(sums)]
-    return Diagonal(sums, counts, curvature, has_bias=bias is not None)
+        total = replace(total, sums=total.sums + relation.cross_terms(features, weight, bias, progress=progress))
+    return replace(total, counts=(relation.n_positives, relation.n_negatives)[: len(terms)])
+
+
+def diagonal_ggn_dataset(
+    features: Float[Tensor, "N P"] | Iterable[Tensor],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    curvature: ContrastiveCurvature,
+    **options: Any,
+) -> Diagonal:
+    """Diagonal GGN over every pair: `ggn_of_dataset` of a `Diagonal`, with its options."""
+    empty = Diagonal.zeros(weight, curvature, has_bias=bias is not None)
+    return ggn_of_dataset(empty, features, weight, bias, **options)
 
 
 def contrastive_ggn_dataset(
@@ -154,21 +169,17 @@ def _all_outputs(
     return torch.cat([n for n, _ in parts]), torch.cat([r for _, r in parts])
 
 
-def _weighted_squares(
-    features: Tensor | Iterable[Tensor], own: Tensor, has_bias: bool, curvature: ContrastiveCurvature
-) -> Tensor:
-    """Σ_a 2 own_aᵀ φ_a² over all items: one streamed matmul."""
-    total: Tensor | None = None
-    start = 0
-    for batch in _stream(features, own.device):
-        squares = batch.to(curvature.working_dtype(batch)).square()
-        part = own[start : start + len(batch)].to(squares.dtype).T @ squares
-        total = part.double() if total is None else total.add_(part)
+def _summed(empty: Sums, features: Tensor | Iterable[Tensor], items: OfPartners) -> Sums:
+    """The structure of all items, in one stream of their features."""
+    total, start = empty, 0
+    for batch in _stream(features, items.n.device):
+        inputs = batch.to(empty.curvature.working_dtype(batch))
+        inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1) if empty.has_bias else inputs
+        total = total + empty.of_items(inputs, items[start : start + len(batch)])
         start += len(batch)
-    if total is None or start != len(own):
-        raise ValueError(f"the features gave {len(own)} items at first and {start} later: they must not change")
-    columns = [total, own.sum(0)[:, None]] if has_bias else [total]
-    return 2 * torch.cat(columns, 1)
+    if start != len(items.n):
+        raise ValueError(f"the features gave {len(items.n)} items at first and {start} later: they must not change")
+    return total
 
 
 def _stream(features: Tensor | Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:

@@ -8,12 +8,13 @@ from typing import Literal, get_args
 
 from lam.losses.base import Loss, MarginLoss, margin_of
 from lam.losses.contrastive import Contrastive
+from lam.losses.infonce import InfoNCE, two_views
 from lam.losses.log_posterior import LogPosterior
 from lam.losses.pml import PytorchMetricLearning
 from lam.losses.squared import Squared
 from lam.losses.supcon import SupCon
 
-LossName = Literal["contrastive", "log_posterior", "squared", "pml", "supcon"]
+LossName = Literal["contrastive", "log_posterior", "squared", "pml", "supcon", "infonce"]
 
 TEMPERATURE = 0.1
 _LOSSES: dict[str, type[MarginLoss]] = {
@@ -22,6 +23,7 @@ _LOSSES: dict[str, type[MarginLoss]] = {
     "squared": Squared,
     "pml": PytorchMetricLearning,
     "supcon": SupCon,
+    "infonce": InfoNCE,
 }
 
 
@@ -31,10 +33,11 @@ def build(name: str = "contrastive", *, margin: float, temperature: float = TEMP
     Args:
         name: "contrastive" (mean d², active mean (margin − d)²), "log_posterior" (mean ½d², mean over all negatives
             ½(margin² − d²)), "squared" (mean d², active mean margin² − d²), "pml" (pytorch-metric-learning's
-            `ContrastiveLoss`) or "supcon" (softmax of cosines over a temperature).
-        margin: in (0, 2]: negative pairs at this distance or beyond exert no force; of "supcon", that of the
-            posterior's curvature alone.
-        temperature: of "supcon", positive.
+            `ContrastiveLoss`), "supcon" (softmax of cosines over a temperature) or "infonce" (the same, each positive
+            pair against negatives alone).
+        margin: in (0, 2]: negative pairs at this distance or beyond exert no force; of "supcon" and "infonce", that of
+            the posterior's curvature alone.
+        temperature: of "supcon" and "infonce", positive.
 
     Returns:
         A loss, called with unit embeddings and `Pairs`.
@@ -48,13 +51,13 @@ def build(name: str = "contrastive", *, margin: float, temperature: float = TEMP
     """
     if name not in _LOSSES:
         raise ValueError(f"loss must be one of {', '.join(get_args(LossName))}, got {name!r}")
-    if name == "supcon":
-        return SupCon(margin, temperature)
-    return _LOSSES[name](margin=margin)
+    options = {"temperature": temperature} if name in ("supcon", "infonce") else {}
+    return _LOSSES[name](margin=margin, **options)
 
 
 __all__ = [
     "Contrastive",
+    "InfoNCE",
     "LogPosterior",
     "Loss",
     "LossName",
@@ -64,4 +67,5 @@ __all__ = [
     "SupCon",
     "build",
     "margin_of",
+    "two_views",
 ]

@@ -99,7 +99,7 @@ class TrainingConfig(TrainingOptions):
 
     Attributes:
         loss: of `lam.losses.build`.
-        temperature: of the loss `supcon`.
+        temperature: of the losses `supcon` and `infonce`.
     """
 
     loss: LossName = "contrastive"

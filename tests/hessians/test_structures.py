@@ -1,74 +1,104 @@
 """Laws that every structure of a curvature keeps, for every curvature."""
 
+import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from lam import hessians
 from lam.hessians import (
     FIXES,
     ContrastiveCurvature,
+    Curvature,
     Diagonal,
-    InfoNCECurvature,
-    SupConCurvature,
-    diagonal_ggn,
+    Ekfac,
+    Full,
+    Kron,
+    LowRank,
+    Structure,
+    ggn_of_batch,
+    ggn_of_dataset,
     register,
 )
 from lam.hessians.losses import CURVATURES
 from lam.pairs import Pairs
 from tests.hessians.softmax import SoftmaxCurvature
 from tests.hessians.test_last_layer import make
+from tests.hessians.twin import pair_loss_arccos
 
-STRUCTURES: list[Any] = [Diagonal]
 EVERY_FIX: Any = FIXES
 CURVATURES_OF_ALL: list[Any] = [
     *(ContrastiveCurvature(0.9, fix=fix, negative_weight=0.4) for fix in EVERY_FIX),
     ContrastiveCurvature(0.9, average=False),
-    InfoNCECurvature(0.3, fix="full"),
-    SupConCurvature(0.1),
-    SupConCurvature(0.1, split="outputs", average=False),
     SoftmaxCurvature(0.3),
 ]
+WITH_MATRICES: list[Any] = [
+    ContrastiveCurvature(0.9, negative_weight=0.4),
+    ContrastiveCurvature(0.9, "euclidean", average=False),
+]
+STRUCTURES: dict[type[Structure], list[Any]] = {
+    Diagonal: CURVATURES_OF_ALL,
+    **dict.fromkeys((Kron, Ekfac, Full, LowRank), WITH_MATRICES),
+}
+"""Every structure, with the curvatures that it has a place for."""
 
 
-@pytest.fixture(params=STRUCTURES)
-def structure(request: pytest.FixtureRequest) -> Any:
+def empty_of(structure: Any, weight: Tensor, curvature: Curvature, *, has_bias: bool = True) -> Any:
+    """A structure of no batch; that of an Ekfac is in the basis of a batch."""
+    if structure is not Ekfac:
+        return structure.zeros(weight, curvature, has_bias=has_bias)
+    features, _, bias, labels = make(N=12, D=len(weight), P=weight.shape[1], bias=has_bias, seed=5)
+    kron = Kron.zeros(weight, curvature, has_bias=has_bias)
+    return Ekfac.in_basis_of(kron + ggn_of_batch(kron, features, weight, bias, Pairs.by_label(labels)))
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
     register("softmax", SoftmaxCurvature)
-    yield request.param
+    yield
     del CURVATURES["softmax"]
 
 
-@pytest.fixture(params=CURVATURES_OF_ALL, ids=str)
-def parts(request: pytest.FixtureRequest, structure: Any) -> list[Any]:
+@pytest.fixture(
+    params=[(structure, curvature) for structure, curvatures in STRUCTURES.items() for curvature in curvatures], ids=str
+)
+def parts(request: pytest.FixtureRequest) -> list[Any]:
     """The structure of three batches."""
+    structure, curvature = request.param
     _, weight, bias, _ = make()
     batches = [make(N=9, seed=seed) for seed in range(3)]
-    parts = [diagonal_ggn(batch[0], weight, bias, Pairs.by_label(batch[3]), request.param) for batch in batches]
-    assert all(isinstance(part, structure) for part in parts)
+    empty = empty_of(structure, weight, curvature)
+    parts = [ggn_of_batch(empty, batch[0], weight, bias, Pairs.by_label(batch[3])) for batch in batches]
+    assert all(type(part) is structure for part in parts)
     return parts
+
+
+def same_sums(one: Structure, other: Structure, rtol: float = 1e-12) -> None:
+    assert one.counts == other.counts
+    for name in one.summed:
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=rtol, atol=rtol)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_adds_up_in_any_order_and_forgets(parts: list[Any], dtype: torch.dtype) -> None:
-    a, b, c = (replace(part, sums=part.sums.to(dtype)) for part in parts)
+    a, b, c = (part.of_type(dtype) for part in parts)
     one, other = (a + b) + c, c + (b + a)
-    torch.testing.assert_close(one.sums, other.sums, rtol=1e-12, atol=1e-12)
-    assert one.counts == other.counts == tuple(map(sum, zip(a.counts, b.counts, c.counts, strict=True)))
-    rest = one - b
-    torch.testing.assert_close(rest.h, (a + c).h, rtol=1e-10, atol=1e-12)
-    assert rest.counts == (a + c).counts
+    same_sums(one, other)
+    assert one.counts == tuple(map(sum, zip(a.counts, b.counts, c.counts, strict=True)))
+    same_sums(one - b, a + c, rtol=1e-10)
     with pytest.raises(ValueError, match="cannot take away .* from .*: they were never added"):
         _ = a - one
 
 
-def test_zeros_are_the_zero_of_addition(parts: list[Any], structure: Any) -> None:
-    _, weight, _, _ = make()
-    zeros = structure.zeros(weight, parts[0].curvature, has_bias=True)
-    assert torch.equal((zeros + parts[0]).sums, parts[0].sums)
-    assert (zeros + parts[0]).counts == parts[0].counts
-    with pytest.raises(ValueError, match="there is no (positive pair|matched item|item)"):
-        _ = zeros.h
+def test_the_empty_structure_is_the_zero_of_addition(parts: list[Any]) -> None:
+    empty = parts[0].empty()
+    same_sums(empty + parts[0], parts[0], rtol=0)
+    with pytest.raises(ValueError, match="there is no (positive pair|item)"):
+        _ = empty.h
 
 
 def test_h_is_the_weighted_sum_of_its_terms(parts: list[Any]) -> None:
@@ -77,26 +107,25 @@ def test_h_is_the_weighted_sum_of_its_terms(parts: list[Any]) -> None:
     counts = part.counts if part.curvature.average else [1] * len(part.counts)
     expected = sum(w * S / n for S, n, w in zip(part.sums, counts, part.weights, strict=True))
     torch.testing.assert_close(part.h, expected, rtol=1e-12, atol=1e-15)
-    torch.testing.assert_close(torch.cat([part.weight, part.bias[:, None]], 1), part.h)
+    assert 0 <= part.clipped <= 1
 
 
-def test_it_is_restored_from_its_tensors_and_settings(parts: list[Any], structure: Any) -> None:
-    for part in (parts[0], structure(parts[0].h[None], None, parts[0].curvature, has_bias=True)):
-        again = structure.restored(part.tensors(), part.settings())
+def test_it_is_restored_from_its_tensors_and_settings(parts: list[Any]) -> None:
+    for part in (parts[0], replace(parts[0], sums=parts[0].h[None], counts=None)):
+        again = type(part).restored(part.tensors(), json.loads(json.dumps(part.settings())))
+        same_sums(again, part, rtol=0)
         assert torch.equal(again.h, part.h)
         assert again.to("cpu").settings() == part.settings()
-        assert (again.counts, again.curvature) == (part.counts, part.curvature)
+        assert again.curvature == part.curvature
 
 
 def test_of_one_process_the_sum_over_processes_is_its_own(parts: list[Any]) -> None:
-    total = parts[0].all_reduce()
-    assert torch.equal(total.sums, parts[0].sums)
-    assert total.counts == parts[0].counts
+    same_sums(parts[0].all_reduce(), parts[0], rtol=0)
 
 
-def test_a_running_mean_neither_adds_up_nor_forgets(parts: list[Any], structure: Any) -> None:
+def test_a_running_mean_neither_adds_up_nor_forgets(parts: list[Any]) -> None:
     h = parts[0].h
-    mean = structure(h[None], None, parts[0].curvature, has_bias=True)
+    mean = replace(parts[0], sums=h[None], counts=None)
     assert (parts[0].adds_up, mean.adds_up) == (True, False)
     assert torch.equal(mean.h, h)
     for combine in (lambda: mean + mean, lambda: parts[0] + mean, lambda: mean - parts[0], lambda: mean.all_reduce()):
@@ -105,6 +134,143 @@ def test_a_running_mean_neither_adds_up_nor_forgets(parts: list[Any], structure:
 
 
 def test_other_settings_do_not_add_up(parts: list[Any]) -> None:
-    other = diagonal_ggn(*make()[:3], Pairs.by_label(make()[3]), ContrastiveCurvature(0.1))
+    other = replace(parts[0], curvature=ContrastiveCurvature(0.1))
     with pytest.raises(ValueError, match="same layer and settings"):
         _ = parts[0] + other
+
+
+@pytest.mark.parametrize("name", ["Kron", "Ekfac", "Full", "LowRank"])
+@pytest.mark.parametrize("fix", ["positive", "full"])
+def test_cross_terms_are_refused_where_there_is_no_place_for_them(name: str, fix: Any) -> None:
+    _, weight, _, _ = make()
+    with pytest.raises(ValueError, match=r'holds no cross terms of two items.*use fix="fixed", or structure="diag"'):
+        empty_of(getattr(hessians, name), weight, ContrastiveCurvature(1.0, fix=fix))
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_too_much_memory_is_refused_with_its_bytes(structure: Any) -> None:
+    _, weight, _, _ = make()
+    curvature = WITH_MATRICES[0]
+    n_bytes = structure.n_bytes(2, 3, 5, *([5] if structure is LowRank else []))
+    empty = empty_of(structure, weight, curvature)
+    kept = sum(tensor.nbytes for tensor in empty.tensors().values())
+    assert n_bytes <= kept <= n_bytes + 100
+    make_it: Any = structure.in_basis_of if structure is Ekfac else structure.zeros
+    arguments = (parts_of_kron(),) if structure is Ekfac else (weight, curvature)
+    options = {} if structure is Ekfac else {"has_bias": True}
+    with pytest.raises(
+        ValueError, match=rf'structure="{structure.name}" of a layer with 3 x 5 weights takes {n_bytes:,} '
+    ):
+        make_it(*arguments, max_memory=n_bytes - 1, **options)
+    make_it(*arguments, max_memory=n_bytes, **options)
+
+
+def parts_of_kron() -> Kron:
+    features, weight, bias, labels = make()
+    kron = Kron.zeros(weight, WITH_MATRICES[0], has_bias=True)
+    return ggn_of_batch(kron, features, weight, bias, Pairs.by_label(labels))
+
+
+def exact(features: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, curvature: Any) -> Tensor:
+    """Σ_a H_a ⊗ φ_a φ_aᵀ by autograd: the curvature in all weights that one item's layer sees, item by item."""
+    inputs, theta = features, weight
+    if bias is not None:
+        inputs = torch.cat([features, torch.ones(len(features), 1).double()], 1)
+        theta = torch.cat([weight, bias[:, None]], 1)
+    unit = torch.nn.functional.normalize(inputs @ theta.T)
+    pairs, near = Pairs.by_label(labels), torch.cdist(unit, unit) < curvature.margin
+    t = pairs.positive.double() / pairs.n_positives - 0.4 * (pairs.negative & near).double() / pairs.n_negatives
+    total = torch.zeros(theta.numel(), theta.numel(), dtype=torch.float64)
+    for a, b in t.nonzero().tolist():
+
+        def own(theta_of_a: Tensor, a: int = a, b: int = b) -> Tensor:
+            f = torch.stack([theta_of_a.view_as(theta) @ inputs[a], theta @ inputs[b]])
+            return pair_loss_arccos(f)
+
+        total += 2 * t[a, b] * torch.func.hessian(own)(theta.flatten())
+    return total
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_full_ggn_is_that_of_autograd_and_the_others_are_parts_of_it(bias: bool) -> None:
+    features, weight, b, labels = make(N=9, bias=bias)
+    curvature, pairs = ContrastiveCurvature(0.9, negative_weight=0.4), Pairs.by_label(labels)
+
+    def of(structure: Any) -> Any:
+        empty = empty_of(structure, weight, curvature, has_bias=bias)
+        return ggn_of_batch(empty, features, weight, b, pairs)
+
+    expected = exact(features, weight, b, labels, curvature)
+    full = of(Full)
+    torch.testing.assert_close(full.h, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(of(Diagonal).h.flatten(), expected.diagonal(), rtol=1e-10, atol=1e-12)
+    assert full.clipped == pytest.approx(float((torch.linalg.eigvalsh(expected) < -1e-12).double().mean()))
+    ekfac, kron = of(Ekfac), of(Kron)
+    rotation = torch.kron(*ekfac.eigenbasis)
+    torch.testing.assert_close(
+        ekfac.spectrum.flatten(), (rotation.T @ expected @ rotation).diagonal(), rtol=1e-9, atol=1e-12
+    )
+    inputs = features if b is None else torch.cat([features, torch.ones(9, 1).double()], 1)
+    torch.testing.assert_close(kron.inputs, inputs.T @ inputs)
+    U_B, U_A = kron.eigenbasis
+    whole = torch.kron(U_B, U_A) @ kron.spectrum.flatten().diag() @ torch.kron(U_B, U_A).T
+    torch.testing.assert_close(whole, torch.kron(kron.h, kron.inputs / 9), rtol=1e-9, atol=1e-12)
+
+
+def test_kron_and_ekfac_are_the_full_ggn_where_all_features_are_equal() -> None:
+    features, weight, bias, labels = make(N=8)
+    same = features[:1].expand(8, -1) + 0
+    curvature = ContrastiveCurvature(0.9, "euclidean")
+
+    def of(structure: Any) -> Any:
+        empty = structure.zeros(weight, curvature, has_bias=True)
+        return ggn_of_batch(empty, same, weight, bias, Pairs.by_label(labels))
+
+    whole, kron = of(Full).h, of(Kron)
+    torch.testing.assert_close(torch.kron(kron.h, kron.inputs / 8), whole, rtol=1e-10, atol=1e-12)
+    ekfac = ggn_of_batch(Ekfac.in_basis_of(kron), same, weight, bias, Pairs.by_label(labels))
+    rotation = torch.kron(*ekfac.eigenbasis)
+    torch.testing.assert_close(rotation @ ekfac.spectrum.flatten().diag() @ rotation.T, whole, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_of_a_data_set_it_is_that_of_one_batch(structure: Any) -> None:
+    features, weight, bias, labels = make(N=40, P=4)
+    empty = empty_of(structure, weight, ContrastiveCurvature(1.1, negative_weight=0.4))
+    batch = ggn_of_batch(empty, features, weight, bias, Pairs.by_label(labels))
+    for parts in (features, features.split(7)):
+        same_sums(
+            ggn_of_dataset(empty, parts, weight, bias, labels=labels, block_size=9, progress=False), batch, rtol=1e-10
+        )
+
+
+def test_what_has_another_basis_does_not_add_up() -> None:
+    _, weight, _, _ = make(N=12)
+    one, other = (empty_of(Ekfac, weight, curvature) for curvature in WITH_MATRICES)
+    other = replace(other, curvature=one.curvature)
+    with pytest.raises(ValueError, match="only Ekfacs with the same output_basis add up: accumulate both from one"):
+        _ = one + other
+
+
+def test_a_low_rank_that_is_whole_is_the_second_moment_and_one_that_is_not_says_what_it_leaves() -> None:
+    generator = torch.Generator().manual_seed(0)
+    P, N = 60, 300
+    features = torch.randn(N, P, generator=generator).double() * 0.8 ** torch.arange(P)
+    weight, labels = torch.randn(3, P, generator=generator).double(), torch.arange(N) % 5
+    moment, left = features.T @ features / N, []
+    for rank in (60, 20, 5):
+        empty = LowRank.zeros(weight, WITH_MATRICES[0], has_bias=False, rank=rank)
+        ggn = ggn_of_batch(empty, features, weight, None, Pairs.by_label(labels))
+        known = ggn.factor @ ggn.factor.T
+        assert torch.linalg.eigvalsh(moment - known)[0] > -1e-6 * moment.trace()
+        torch.testing.assert_close(known.diagonal() + ggn.rest, moment.diagonal(), rtol=1e-6, atol=1e-9)
+        assert ggn.left_share == pytest.approx(float(1 - known.trace() / moment.trace()), abs=1e-6)
+        left.append(ggn.left_share)
+        if rank == 60:
+            torch.testing.assert_close(known, moment, rtol=0, atol=1e-5 * float(moment.trace()))
+    assert left[0] < 1e-5 < left[1] < left[2]
+    spectrum = torch.linalg.eigvalsh(moment)
+    for rank, share in ((20, left[1]), (5, left[2])):  # no worse than the best of half its rank
+        assert share < 1 - float(spectrum[-(rank // 2) :].sum() / moment.trace())
+    with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
+        LowRank.zeros(weight, WITH_MATRICES[0], has_bias=False, rank=0)

@@ -34,6 +34,8 @@ def by_loop(name: str, margin: float, embeddings: torch.Tensor, pairs: Pairs) ->
     """Every loss from its definition, pair by pair."""
     if name == "supcon":
         return supcon_by_loop(embeddings, pairs)
+    if name == "infonce":
+        return infonce_by_loop(embeddings @ embeddings.T / losses.TEMPERATURE, pairs)
     attract, repel, n_attract, n_repel = 0.0 * embeddings.sum(), 0.0, 0.0, 0.0
     for a in range(pairs.size):
         for b in range(pairs.size):
@@ -69,6 +71,17 @@ def supcon_by_loop(embeddings: torch.Tensor, pairs: Pairs) -> torch.Tensor:
             gains = [positive * (cosines[b] - torch.as_tensor(total).log()) for b, positive, _ in weights]
             losses_of_anchors.append(-sum(gains) / n_positives)
     return torch.stack(losses_of_anchors).sum() / max(1, len(losses_of_anchors) - 1)
+
+
+def infonce_by_loop(logits: torch.Tensor, pairs: Pairs) -> torch.Tensor:
+    total, count = 0.0 * logits.sum(), 0.0
+    for a in range(pairs.size):
+        for p in range(pairs.size):
+            if weight := float(pairs.positive[a, p]):
+                others = [float(pairs.negative[a, n]) * logits[a, n].exp() for n in range(pairs.size)]
+                ratio = logits[a, p].exp() / (logits[a, p].exp() + sum(others))
+                total, count = total - weight * ratio.log(), count + weight
+    return total / (count or 1)
 
 
 @pytest.mark.parametrize("kind", PAIRS)
@@ -139,7 +152,7 @@ def test_margin_outside_is_refused(margin: float) -> None:
 
 
 def test_unknown_name_lists_the_allowed() -> None:
-    with pytest.raises(ValueError, match="contrastive, log_posterior, squared, pml, supcon, got 'triplet'"):
+    with pytest.raises(ValueError, match="contrastive, log_posterior, squared, pml, supcon, infonce, got 'triplet'"):
         losses.build("triplet", margin=0.7)
 
 

@@ -5,7 +5,6 @@ Nothing here knows of weights: how outputs depend on them is the part of `lam.he
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -27,13 +26,15 @@ class Curvature(ABC):
 
     average: bool = True
 
-    takes_candidates: ClassVar[bool] = False
-    """Whether items can be compared with `lam.pairs.Candidates`, in place of one another."""
-
     @property
     def terms(self) -> Mapping[str, float]:
         """What each of the T terms is a sum over, in the singular, and its weight in h."""
         return {"item": 1.0}
+
+    @property
+    def has_cross_terms(self) -> bool:
+        """Whether outputs of two items share second derivatives that count: whether `cross` gives any."""
+        return type(self).cross is not Curvature.cross
 
     def counts(self, pairs: Pairs) -> tuple[int, ...]:
         """How many of them each of the T terms is averaged over."""

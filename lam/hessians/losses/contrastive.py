@@ -87,6 +87,11 @@ class ContrastiveCurvature(Curvature):
         positive = {"positive pair": 1.0}
         return positive if self.fix == "positive" else {**positive, "negative pair": -self.negative_weight}
 
+    @property
+    def has_cross_terms(self) -> bool:
+        """Whether the partner is not held still."""
+        return self.fix != "fixed"
+
     def counts(self, pairs: Pairs) -> tuple[int, ...]:
         """n⁺ and, unless they are dropped, n⁻."""
         return (pairs.n_positives, pairs.n_negatives)[: len(self.terms)]
@@ -113,7 +118,7 @@ class ContrastiveCurvature(Curvature):
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs
     ) -> Float[Tensor, "T D F"] | None:
         """Σ 2 t_ab H12_i φ_aj φ_bj over ordered pairs; None where the partner is held still."""
-        if self.fix == "fixed":
+        if not self.has_cross_terms:
             return None
         return torch.stack([cross_sum(inputs, n, r, t) for t in self._kinds(n, pairs)])
 

@@ -1,0 +1,198 @@
+"""`Structure`: what the curvature of a last layer keeps of itself, as sums that add up; one file a structure."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lam.hessians.losses import Curvature, from_settings, to_settings
+from lam.hessians.losses.items import ItemCurvature
+from lam.utils import distributed
+
+MAX_MEMORY = 4 << 30
+"""Bytes that the sums of a structure may take, unless a call allows others."""
+
+ROUNDING = 1e-12
+"""What is negative by less than this, in units of the largest, is zero but for rounding."""
+
+Same = TypeVar("Same", bound="Structure")  # typing.Self is refused by the type checks of test runs
+
+
+@dataclass(frozen=True)
+class Structure(ABC):
+    """Curvature h = Σ_t w_t S_t/n_t of a loss in the weights of a linear layer, Σ_a H_a ⊗ φ_a φ_aᵀ or a part of it.
+
+    The T terms are kept unnormalised and signed, so that the structures of batches add and subtract exactly; h is
+    formed last. Without the average it is the plain sum Σ_t w_t S_t. A bias is one more column, that of a feature which
+    is always 1.
+
+    Attributes:
+        sums: (T, ...): S_t.
+        counts: n_t, what each term is averaged over. None where h is no sum over batches but a running mean of them:
+            then nothing can be added to it or taken out.
+        curvature: of the loss, with the weights w_t.
+        has_bias: whether the last column is that of the bias.
+    """
+
+    name: ClassVar[str]
+    summed: ClassVar[tuple[str, ...]] = ("sums",)
+    shared: ClassVar[tuple[str, ...]] = ()
+    takes_cross_terms: ClassVar[bool] = False
+
+    sums: Tensor
+    counts: tuple[int, ...] | None
+    curvature: Curvature
+    has_bias: bool
+
+    @abstractmethod
+    def of_items(self: Same, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> Same:
+        """The same structure of N items alone, with their counts left at zero."""
+
+    @property
+    @abstractmethod
+    def clipped(self) -> float:
+        """The share of h that is negative and set to zero where a precision is formed."""
+
+    @classmethod
+    def check(cls, curvature: Curvature, shape: tuple[int, int], n_bytes: int, max_memory: int) -> None:
+        """Refuse cross terms that the structure has no place for, and sums that take too much memory.
+
+        Args:
+            curvature: of the loss.
+            shape: (D, F) of the layer's weights, those of the bias among them.
+            n_bytes: what the sums take.
+            max_memory: what they may take.
+
+        Raises:
+            ValueError: saying which structure would do.
+        """
+        if curvature.has_cross_terms and not cls.takes_cross_terms:
+            raise ValueError(
+                f'structure="{cls.name}" holds no cross terms of two items, which {curvature} has: '
+                'use fix="fixed", or structure="diag"'
+            )
+        if n_bytes > max_memory:
+            raise ValueError(
+                f'structure="{cls.name}" of a layer with {shape[0]} x {shape[1]} weights takes {n_bytes:,} bytes, more '
+                f'than max_memory, {max_memory:,}: allow more, or use structure="low_rank" or "diag"'
+            )
+
+    def empty(self: Same) -> Same:
+        """The sums over no batch at all, in float64, to which those of this structure can be added."""
+        return replace(self._mapped(lambda sums: torch.zeros_like(sums, dtype=torch.float64)), counts=self._no_counts)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether this is a sum over batches, to which others can be added and from which they can be taken."""
+        return self.counts is not None
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """w_t."""
+        return (1.0,) if self.counts is None else tuple(self.curvature.terms.values())
+
+    @property
+    def h(self) -> Tensor:
+        """The signed Σ_t w_t S_t/n_t.
+
+        Raises:
+            ValueError: where nothing was counted for the first term.
+        """
+        if self.counts is None:
+            return self.sums[0]
+        if self.counts[0] < 1:
+            _, *others = self._counted()
+            among = f" among {' and '.join(others)}" if others else ""
+            raise ValueError(f"there is no {next(iter(self.curvature.terms))}{among}: the loss has no curvature")
+        h: Any = None
+        for S, n, w in zip(self.sums, self.counts, self.weights, strict=True):
+            if n:
+                n = n if self.curvature.average else 1
+                term = S / n if w == 1 else S * (w / n)
+                h = term if h is None else h + term
+        return h
+
+    def to(self: Same, device: torch.device | str) -> Same:
+        """The same on a device."""
+        return replace(self, **{name: getattr(self, name).to(device) for name in (*self.summed, *self.shared)})
+
+    def of_type(self: Same, dtype: torch.dtype) -> Same:
+        """The same with sums of another type."""
+        return self._mapped(lambda sums: sums.to(dtype))
+
+    def all_reduce(self: Same) -> Same:
+        """The total over all processes, the same in each."""
+        counts = distributed.all_reduce(torch.tensor(self._counts, device=self.sums.device))
+        return replace(self._mapped(distributed.all_reduce), counts=tuple(counts.tolist()))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The sums and what they share, by name."""
+        return {name: getattr(self, name) for name in (*self.summed, *self.shared)}
+
+    def settings(self) -> dict[str, Any]:
+        """All else, as JSON.
+
+        Raises:
+            ValueError: where the loss's curvature is not registered.
+        """
+        counts = None if self.counts is None else list(self.counts)
+        return {"counts": counts, "has_bias": self.has_bias, "loss": to_settings(self.curvature)}
+
+    @classmethod
+    def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Same:
+        """The structure that has these `tensors` and `settings`."""
+        counts = None if settings["counts"] is None else tuple(settings["counts"])
+        own = {name: tensors[name] for name in (*cls.summed, *cls.shared)}
+        return cls(counts=counts, curvature=from_settings(settings["loss"]), has_bias=settings["has_bias"], **own)
+
+    def __add__(self: Same, other: Same) -> Same:
+        return self._combined(other, 1)
+
+    def __sub__(self: Same, other: Same) -> Same:
+        return self._combined(other, -1)
+
+    def _combined(self: Same, other: Same, sign: int) -> Same:
+        counts, others = self._counts, other._counts
+        left, right = (
+            (type(part).__name__, part.curvature, tuple(part.sums.shape), part.has_bias) for part in (self, other)
+        )
+        if left != right:
+            raise ValueError(f"only {left[0]}s of the same layer and settings add up, got {left[1:]} and {right[1:]}")
+        for name in self.shared:
+            if not torch.equal(getattr(self, name), getattr(other, name)):
+                raise ValueError(f"only {left[0]}s with the same {name} add up: accumulate both from one `empty()`")
+        counts = tuple(n + sign * m for n, m in zip(counts, others, strict=True))
+        if min(counts) < 0:
+            removed, total = (" and ".join(part._counted()) for part in (other, self))
+            raise ValueError(f"cannot take away {removed} from {total}: they were never added")
+        sums = {
+            name: torch.add(getattr(self, name).double(), getattr(other, name).double(), alpha=sign)
+            for name in self.summed
+        }
+        return replace(self, counts=counts, **sums)
+
+    def _mapped(self: Same, change: Callable[[Tensor], Tensor]) -> Same:
+        return replace(self, **{name: change(getattr(self, name)) for name in self.summed})
+
+    @property
+    def _counts(self) -> tuple[int, ...]:
+        if self.counts is None:
+            raise ValueError("a running mean is no sum over batches: nothing can be added to it or taken out")
+        return self.counts
+
+    @property
+    def _no_counts(self) -> tuple[int, ...]:
+        return (0,) * len(self.curvature.terms)
+
+    def _counted(self) -> list[str]:
+        """What was counted, term by term, such as "12 negative pairs"."""
+        return [f"{n} {name}s" for n, name in zip(self._counts, self.curvature.terms, strict=True)]
+
+
+def is_negative(values: Float[Tensor, "*A"]) -> Bool[Tensor, "*A"]:
+    """Which of them are negative by more than rounding."""
+    return values < -ROUNDING * values.abs().max()

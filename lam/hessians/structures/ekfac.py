@@ -1,0 +1,68 @@
+"""`Ekfac`: the diagonal of the GGN of a last layer in the eigenvectors of its Kronecker factors."""
+
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.hessians.losses.items import ItemCurvature
+from lam.hessians.structures.base import MAX_MEMORY, Structure, is_negative
+from lam.hessians.structures.kron import Kron
+
+
+@dataclass(frozen=True)
+class Ekfac(Structure):
+    """diag((U_B ⊗ U_A)ᵀ (Σ_a H_a ⊗ φ_a φ_aᵀ) (U_B ⊗ U_A)), exactly, with U_B, U_A the eigenvectors of a `Kron`.
+
+    It takes two passes: a first one for the basis, a second one for the diagonal in it. What has one basis adds up, so
+    batches can be added and taken out while the basis stays; two fits have bases of their own, and do not add up.
+    Negative entries are set to zero.
+
+    Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
+
+    Attributes:
+        sums: (T, D, F) Σ_a (U_Bᵀ H_a U_B)_ii (U_Aᵀ φ_a)_j².
+        output_basis: (D, D) U_B, orthonormal columns.
+        input_basis: (F, F) U_A, orthonormal columns.
+    """
+
+    name = "ekfac"
+    shared = ("output_basis", "input_basis")
+
+    sums: Float[Tensor, "T D F"]
+    output_basis: Float[Tensor, "D D"]
+    input_basis: Float[Tensor, "F F"]
+
+    @classmethod
+    def in_basis_of(cls, kron: Kron, *, max_memory: int = MAX_MEMORY) -> "Ekfac":
+        """The sums over no batch at all, float64, in the eigenvectors of Kronecker factors."""
+        U_B, U_A = kron.eigenbasis
+        T, D, F = len(kron.curvature.terms), len(U_B), len(U_A)
+        cls.check(kron.curvature, (D, F), cls.n_bytes(T, D, F), max_memory)
+        return cls(U_A.new_zeros(T, D, F), (0,) * T, kron.curvature, kron.has_bias, U_B, U_A)
+
+    @classmethod
+    def n_bytes(cls, T: int, D: int, F: int) -> int:
+        """Memory that the sums of T terms and the bases take, for a layer of D outputs and F inputs."""
+        return 8 * (T * D * F + D * D + F * F)
+
+    def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "Ekfac":
+        """Two matmuls, once the diagonals of the rotated H_a are there."""
+        rotated = (inputs @ self.input_basis.to(inputs)).square_()
+        sums = items.in_basis(self.output_basis).flatten(1).to(inputs).T @ rotated
+        return replace(self, sums=sums.view_as(self.sums), counts=self._no_counts)
+
+    @property
+    def eigenbasis(self) -> tuple[Float[Tensor, "D D"], Float[Tensor, "F F"]]:
+        """U_B and U_A."""
+        return self.output_basis, self.input_basis
+
+    @property
+    def spectrum(self) -> Float[Tensor, "D F"]:
+        """The signed diagonal in that basis."""
+        return self.h
+
+    @property
+    def clipped(self) -> float:
+        """The share of entries that are negative."""
+        return float(is_negative(self.h).double().mean())

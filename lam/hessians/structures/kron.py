@@ -1,0 +1,80 @@
+"""`Kron`: the GGN of a last layer as a Kronecker product of two factors."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.hessians.losses import Curvature
+from lam.hessians.losses.items import ItemCurvature
+from lam.hessians.structures.base import MAX_MEMORY, Structure, is_negative
+
+
+@dataclass(frozen=True)
+class Kron(Structure):
+    """h ⊗ A: h = Σ_t w_t S_t/n_t of the outputs' S_t = Σ_a H_a, and A the mean of φφᵀ, in place of Σ_a H_a ⊗ φ_a φ_aᵀ.
+
+    Exact where all features are equal, or all H_a are. Its eigenvectors are the products of those of h and A; negative
+    eigenvalues of h are set to zero. The eigenvectors of A are found once, F³ steps, and again after loading.
+
+    Source: Martens and Grosse (2015), KFAC, for a linear layer.
+
+    Attributes:
+        sums: (T, D, D) S_t.
+        inputs: (F, F) the sum of φφᵀ.
+        n_items: how many items that is of.
+    """
+
+    name = "kron"
+    summed = ("sums", "inputs", "n_items")
+
+    sums: Float[Tensor, "T D D"]
+    inputs: Float[Tensor, "F F"]
+    n_items: Float[Tensor, ""]
+
+    @classmethod
+    def zeros(
+        cls, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool, max_memory: int = MAX_MEMORY
+    ) -> "Kron":
+        """The sums over no batch at all, float64."""
+        T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
+        cls.check(curvature, (D, F), cls.n_bytes(T, D, F), max_memory)
+        zero = weight.new_zeros((), dtype=torch.float64)
+        return cls(zero.new_zeros(T, D, D), (0,) * T, curvature, has_bias, zero.new_zeros(F, F), zero)
+
+    @classmethod
+    def n_bytes(cls, T: int, D: int, F: int) -> int:
+        """Memory that the sums of T terms take, for a layer of D outputs and F inputs."""
+        return 8 * (T * D * D + F * F)
+
+    def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "Kron":
+        """Σ_a H_a and Σ_a φ_a φ_aᵀ."""
+        n_items = torch.full_like(self.n_items, len(inputs))
+        return replace(self, sums=items.total(), inputs=inputs.T @ inputs, n_items=n_items, counts=self._no_counts)
+
+    @cached_property
+    def eigenbasis(self) -> tuple[Float[Tensor, "D D"], Float[Tensor, "F F"]]:
+        """Eigenvectors of h and of A, as columns."""
+        return self._outputs[1], self._inputs[1]
+
+    @property
+    def spectrum(self) -> Float[Tensor, "D F"]:
+        """The signed eigenvalues, of the products of those vectors."""
+        return self._outputs[0][:, None] * self._inputs[0]
+
+    @property
+    def clipped(self) -> float:
+        """The share of eigenvalues of h that are negative."""
+        return float(is_negative(self._outputs[0]).double().mean())
+
+    @cached_property
+    def _outputs(self) -> tuple[Tensor, Tensor]:
+        values, vectors = torch.linalg.eigh(self.h.double())
+        return values, vectors
+
+    @cached_property
+    def _inputs(self) -> tuple[Tensor, Tensor]:
+        values, vectors = torch.linalg.eigh(self.inputs.double() / self.n_items)
+        return values.clamp(min=0), vectors

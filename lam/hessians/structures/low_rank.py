@@ -1,0 +1,113 @@
+"""`LowRank`: Kronecker factors for wide layers, whose input factor is of low rank plus a diagonal, in one stream."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.hessians.losses import Curvature
+from lam.hessians.losses.items import ItemCurvature
+from lam.hessians.structures.base import MAX_MEMORY, Structure, is_negative
+from lam.utils.checks import check_at_least
+
+RANK = 256
+"""Columns of a sketch, unless a call asks for others."""
+
+
+@dataclass(frozen=True)
+class LowRank(Structure):
+    """h ⊗ (V diag(λ) Vᵀ + diag(δ)): as `Kron`, with the mean A of φφᵀ known by a sketch A Ω and its diagonal alone.
+
+    V and λ are those of the Nyström approximation A Ω (Ωᵀ A Ω)⁻¹ (A Ω)ᵀ, which never exceeds A; δ is what is left of
+    the diagonal. Sketches are linear in A: they add up and subtract where Ω is the same. F K numbers in place of F².
+
+    Source: Tropp, Yurtsever, Udell and Cevher (2017), algorithm 3.
+
+    Attributes:
+        sums: (T, D, D) S_t of the outputs.
+        sketch: (F, K) the sum of φφᵀ Ω.
+        squares: (F,) the sum of φ².
+        n_items: how many items these are of.
+        probes: (F, K) Ω, orthonormal columns, from a fixed seed.
+    """
+
+    name = "low_rank"
+    summed = ("sums", "sketch", "squares", "n_items")
+    shared = ("probes",)
+
+    sums: Float[Tensor, "T D D"]
+    sketch: Float[Tensor, "F K"]
+    squares: Float[Tensor, " F"]
+    n_items: Float[Tensor, ""]
+    probes: Float[Tensor, "F K"]
+
+    @classmethod
+    def zeros(
+        cls,
+        weight: Float[Tensor, "D P"],
+        curvature: Curvature,
+        *,
+        has_bias: bool,
+        max_memory: int = MAX_MEMORY,
+        rank: int = RANK,
+    ) -> "LowRank":
+        """The sums over no batch at all, float64, with at most `rank` columns K of the sketch."""
+        check_at_least("rank", rank, 1)
+        T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
+        K = min(rank, F)
+        cls.check(curvature, (D, F), cls.n_bytes(T, D, F, K), max_memory)
+        probes = torch.linalg.qr(torch.randn(F, K, generator=torch.Generator().manual_seed(0)))[0].to(weight.device)
+        zero = weight.new_zeros((), dtype=torch.float64)
+        sums, sketch, squares = zero.new_zeros(T, D, D), zero.new_zeros(F, K), zero.new_zeros(F)
+        return cls(sums, (0,) * T, curvature, has_bias, sketch, squares, zero, probes)
+
+    @classmethod
+    def n_bytes(cls, T: int, D: int, F: int, K: int) -> int:
+        """Memory that the sums of T terms and K probes take, for a layer of D outputs and F inputs."""
+        return 8 * (T * D * D + F) + 12 * F * K
+
+    def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "LowRank":
+        """Σ_a H_a, Σ_a φ_a (φ_aᵀ Ω) and Σ_a φ_a²."""
+        return replace(
+            self,
+            sums=items.total(),
+            sketch=inputs.T @ (inputs @ self.probes.to(inputs)),
+            squares=inputs.square().sum(0),
+            n_items=torch.full_like(self.n_items, len(inputs)),
+            counts=self._no_counts,
+        )
+
+    @cached_property
+    def output_eigen(self) -> tuple[Float[Tensor, " D"], Float[Tensor, "D D"]]:
+        """Signed eigenvalues of h, and its eigenvectors as columns."""
+        values, vectors = torch.linalg.eigh(self.h.double())
+        return values, vectors
+
+    @cached_property
+    def factor(self) -> Float[Tensor, "F K"]:
+        """V diag(λ)^½, with the eigenvalues λ of A that the sketch knows."""
+        probes, sketch = self.probes.double(), self.sketch.double() / self.n_items
+        shift = torch.finfo(self.probes.dtype).eps * torch.linalg.matrix_norm(sketch)
+        shifted = sketch + shift * probes
+        core = probes.T @ shifted
+        values, vectors = torch.linalg.eigh((core + core.T) / 2)
+        kept = values > shift
+        left, roots, _ = torch.linalg.svd(shifted @ (vectors[:, kept] / values[kept].sqrt()), full_matrices=False)
+        return left * (roots.square() - shift).clamp(min=0).sqrt()
+
+    @property
+    def rest(self) -> Float[Tensor, " F"]:
+        """δ, what the low rank leaves of the diagonal of A."""
+        return (self.squares.double() / self.n_items - self.factor.square().sum(1)).clamp(min=0)
+
+    @property
+    def left_share(self) -> float:
+        """The share of the trace of A that the low rank leaves to the diagonal."""
+        return float(self.rest.sum() / (self.squares.double().sum() / self.n_items))
+
+    @property
+    def clipped(self) -> float:
+        """The share of eigenvalues of h that are negative."""
+        return float(is_negative(self.output_eigen[0]).double().mean())

@@ -27,7 +27,7 @@ from lam.encoders.load import load
 from lam.hessians import FIXES, SPLITS
 from lam.hessians.accumulate import curvature_in_batches
 from lam.pairs.relation import Relation
-from lam.posteriors.diagonal import LastLayerPosterior
+from lam.posteriors.diagonal import DiagonalPosterior
 from lam.runs.config import RunConfig
 from lam.runs.config_files import load_config
 from lam.runs.run import run
@@ -73,7 +73,7 @@ def variants_of(parsed: argparse.Namespace, seed: int) -> dict[str, dict[str, An
                 replace(method.curvature, margin=config.margin, split=split, fix=fix),
             )
             seconds = time.perf_counter() - start
-            posterior = LastLayerPosterior(weight, bias, curvature, n_items, seed=seed)
+            posterior = DiagonalPosterior(weight, bias, curvature, n_items, seed=seed)
             variant = BayesianEncoder(None, "", posterior, relation=Relation())
             variant.n_samples = config.evaluation.n_samples
             variant.tune([validation])

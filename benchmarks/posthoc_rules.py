@@ -24,7 +24,6 @@ from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import evaluate
 from lam.methods import Training
 from lam.methods.laplace_posthoc import fit_with
-from lam.posteriors.diagonal import LastLayerPosterior
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data
 from lam.runs.finished import Run
@@ -35,12 +34,12 @@ from lam.utils.files import read_json
 FIGURES = ("map@1", "auroc", "auprc", "ausc", "ece", "ece_below_one", "share_clipped", "variance_clipped")
 
 
-def precision_of_data(posterior: LastLayerPosterior) -> float:
+def precision_of_data(posterior: Any) -> float:
     """Mean precision of the weights, without the prior's."""
     return float((1 / posterior.variance[0].double()).mean()) - posterior.prior_precision
 
 
-def squared(posterior: LastLayerPosterior, n_images: int) -> LastLayerPosterior:
+def squared(posterior: Any, n_images: int) -> Any:
     return replace(posterior, likelihood_scale=float(n_images) ** 2)
 
 

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lam
 from lam.datasets.base import stratified_split
 from lam.pairs.relevance import LabelRelevance
-from lam.posteriors.diagonal import LastLayerPosterior
+from lam.posteriors.diagonal import DiagonalPosterior
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.reliability import SampledAnswers, answers_of
 from lam.runs.config_files import load_config
@@ -53,7 +53,7 @@ def label_scores(answers: SampledAnswers) -> tuple[Tensor, Tensor]:
     return -(right * smooth.log()).sum(1), (votes / N_SAMPLES - right).square().sum(1)
 
 
-def judged(posterior: LastLayerPosterior, features: Tensor, labels: Tensor) -> dict[float, dict[str, Any]]:
+def judged(posterior: DiagonalPosterior, features: Tensor, labels: Tensor) -> dict[float, dict[str, Any]]:
     """For every scale: each score of each query, its answers, and the cosine of sampled and own direction."""
     own = F.normalize(F.linear(features, posterior.weight, posterior.bias))
     relevance, hits = LabelRelevance(labels), rank(own, k=10)[0]
@@ -79,7 +79,7 @@ def chosen(scores: dict[float, Tensor]) -> dict[str, float]:
     return dict(zip(RULES, (best, max(paired), max(alone)), strict=True))
 
 
-def by_rule(posterior: LastLayerPosterior, features: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
+def by_rule(posterior: DiagonalPosterior, features: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
     """What each score and rule gives on the half of the queries that it did not see."""
     found = judged(posterior, features[:MOST], labels[:MOST])
     order = torch.randperm(len(labels[:MOST]), generator=torch.Generator().manual_seed(0))
@@ -110,7 +110,7 @@ def mean(rows: list[dict[str, float]]) -> dict[str, float]:
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
-def of_run(run: str) -> tuple[str, LastLayerPosterior, Tensor, Tensor]:
+def of_run(run: str) -> tuple[str, DiagonalPosterior, Tensor, Tensor]:
     """The posterior of a run, and features and labels of its validation split."""
     encoder: Any = Run(run).encoder
     config = load_config(run)

@@ -22,9 +22,8 @@ from lam.models.weights import plain_names
 from lam.pairs.pairs import as_targets, check_labels
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
-from lam.posteriors import POSTERIORS
+from lam.posteriors import POSTERIORS, Posterior
 from lam.posteriors.base import Mode
-from lam.posteriors.diagonal import LastLayerPosterior
 from lam.retrieval.metrics.registry import METRICS, Metric
 from lam.vmf.embeddings import Embeddings, Mean
 
@@ -64,7 +63,7 @@ class BayesianEncoder(Encoder):
         self,
         network: nn.Module | None,
         head: str,
-        posterior: LastLayerPosterior,
+        posterior: Posterior,
         *,
         relation: Relation,
         mean: Mean = "network",

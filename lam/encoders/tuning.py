@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.pairs.relevance import Relevance
-from lam.posteriors.diagonal import LastLayerPosterior
+from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.registry import METRICS, Metric
 from lam.retrieval.metrics.reliability import answers_of
@@ -110,7 +110,7 @@ class Tuning:
 
 
 def calibrate_scale(
-    posterior: LastLayerPosterior,
+    posterior: Posterior,
     features: Float[Tensor, "N P"],
     relevance: Relevance,
     *,
@@ -118,7 +118,7 @@ def calibrate_scale(
     least: float = 1.0,
     greatest: float = 1e14,
     refinements: int = 2,
-) -> tuple[LastLayerPosterior, Tuning]:
+) -> tuple[Posterior, Tuning]:
     """Choose the likelihood scale s whose votes score best on held-out in-distribution data.
 
     h stays as it is, at the posterior's prior precision; another s costs only sampling. What is retrieved is the same
@@ -174,7 +174,7 @@ def calibrate_scale(
 class _Tuner:
     """Judges exponents log₁₀ s, each once."""
 
-    def __init__(self, posterior: LastLayerPosterior, features: Tensor, relevance: Relevance, n_samples: int) -> None:
+    def __init__(self, posterior: Posterior, features: Tensor, relevance: Relevance, n_samples: int) -> None:
         self.posterior, self.features, self.relevance, self.n_samples = posterior, features, relevance, n_samples
         own = F.normalize(F.linear(features, posterior.weight, posterior.bias))
         queries, gallery = relevance.queries.to(own.device), relevance.gallery
@@ -224,17 +224,17 @@ class _Tuner:
         kappa = self._posterior(exponent).predict(self.features, n_samples=self.n_samples).kappa
         return bool((kappa >= KAPPA_RANGE[1]).any())
 
-    def _posterior(self, exponent: float) -> LastLayerPosterior:
+    def _posterior(self, exponent: float) -> Posterior:
         return replace(self.posterior, likelihood_scale=10.0**exponent)
 
 
-def _direction_cosine(posterior: LastLayerPosterior, features: Tensor, n_samples: int) -> float:
+def _direction_cosine(posterior: Posterior, features: Tensor, n_samples: int) -> float:
     """The mean cosine between an item's own direction and that of the mean of its samples."""
     own, sampled = (posterior.predict(features, n_samples=n_samples, mean=mean).mean for mean in ("network", "sampled"))
     return float((own.double() * sampled.double()).sum(1).mean())
 
 
-def _complaints(posterior: LastLayerPosterior, features: Tensor, tuning: Tuning) -> Iterator[str]:
+def _complaints(posterior: Posterior, features: Tensor, tuning: Tuning) -> Iterator[str]:
     (low, high), chosen = tuning.interval, tuning.likelihood_scale
     ends = tuning.trials[0].scale, tuning.trials[-1].scale
     if math.log10(high / low) >= FLAT_DECADES:

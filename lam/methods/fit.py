@@ -34,7 +34,7 @@ from lam.models.head import ADDED, evaluating, features_and_output, find_head, p
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.pairs import as_targets, check_labels
 from lam.pairs.relation import SCOPES, Relation, Scope
-from lam.posteriors.diagonal import LastLayerPosterior
+from lam.posteriors.diagonal import DiagonalPosterior
 from lam.utils import distributed
 from lam.utils.checks import check_choice
 
@@ -144,7 +144,7 @@ def fit(
         sums, n_items = curvature_of_dataset(features, weight, bias, relation, curvature, progress=progress)
     if likelihood_scale is None and not curvature.average:
         likelihood_scale = 1.0
-    posterior = LastLayerPosterior(weight, bias, sums, n_items, prior_precision, likelihood_scale, seed)
+    posterior = DiagonalPosterior(weight, bias, sums, n_items, prior_precision, likelihood_scale, seed)
     return BayesianEncoder(
         network,
         path,
@@ -205,7 +205,7 @@ def fit_features(
     sums = curvature_over_all_pairs(features, labels, weight, bias, relation, curvature, progress=progress)
     if likelihood_scale is None and not curvature.average:
         likelihood_scale = 1.0
-    posterior = LastLayerPosterior(weight, bias, sums, len(features), prior_precision, likelihood_scale, seed)
+    posterior = DiagonalPosterior(weight, bias, sums, len(features), prior_precision, likelihood_scale, seed)
     trained_on = item_hashes(features[spread(len(features))])
     return BayesianEncoder(None, "", posterior, relation=relation, trained_on=trained_on)
 

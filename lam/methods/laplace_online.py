@@ -23,7 +23,7 @@ from lam.models.head import recorded_head_inputs
 from lam.pairs.mining import Miner, MinerName, Mining
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
-from lam.posteriors.diagonal import LastLayerPosterior
+from lam.posteriors.diagonal import DiagonalPosterior
 from lam.training import Training
 from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils.checks import check_at_least, check_choice, check_positive
@@ -133,7 +133,7 @@ class LaplaceOnline(LaplaceMethod):
         if refit is not None:
             return Trained(fit_with(refit, network, dataset, training, mean=self.mean), histories)
         layer: Any = network.get_submodule(step.head)
-        posterior = LastLayerPosterior(
+        posterior = DiagonalPosterior(
             layer.weight.detach().clone(),
             None if layer.bias is None else layer.bias.detach().clone(),
             step.diagonal(layer.bias is not None).to(layer.weight.device),

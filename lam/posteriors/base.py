@@ -4,6 +4,7 @@ Features in, embeddings out; nothing here knows how features are made. Encoders 
 covariances in the files beside this one, one file a structure.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,8 +15,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.hessians import Diagonal
+from lam.hessians import Structure
 from lam.hessians.batch import check_features
+from lam.posteriors.spread import Spread
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_at_least, check_choice, check_positive
 from lam.vmf.embeddings import Embeddings, Mean
@@ -24,8 +26,8 @@ Mode = Literal["marginal", "network"]
 MODES: tuple[str, ...] = get_args(Mode)
 MEANS: tuple[str, ...] = get_args(Mean)
 
-Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Maps features (N, P), their outputs (N, D) and variances (N, D) to sampled outputs (S, N, D)."""
+Draw = Callable[[Tensor, Tensor, Spread], Tensor]
+"""Maps features (N, P), their outputs (N, D) and the spread of these to sampled outputs (S, N, D)."""
 
 Predictor = Callable[..., Embeddings]
 """Maps features (N, P) and, where it is at hand, the network's output (N, D) to embeddings."""
@@ -48,7 +50,7 @@ class Posterior(ABC):
     """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer, with Σ⁻¹ = s h + α.
 
     A subclass says what h is: it keeps a structure of `lam.hessians.structures` as `curvature`, and gives `sample`,
-    `output_variance` and `log_marginal_likelihood`.
+    `output_spread`, `log_det_precision` and `clipped_variance_share`.
 
     Attributes:
         weight: (D, P) the trained weight, the mean.
@@ -60,11 +62,11 @@ class Posterior(ABC):
         seed: of the noise that every prediction shares.
     """
 
-    structure: ClassVar[type[Diagonal]]
+    structure: ClassVar[type[Structure]]
 
     weight: Float[Tensor, "D P"]
     bias: Float[Tensor, " D"] | None
-    curvature: Diagonal
+    curvature: Any
     n_items: int
     prior_precision: float = 1.0
     likelihood_scale: float | None = None
@@ -95,12 +97,46 @@ class Posterior(ABC):
         """
 
     @abstractmethod
-    def output_variance(self) -> Callable[[Tensor], Tensor]:
-        """What maps features (N, P) to the variances (N, D) of their outputs."""
+    def output_spread(self) -> Callable[[Tensor], Spread]:
+        """What maps features (N, P) to the covariances of their outputs."""
 
     @abstractmethod
+    def log_det_precision(self, prior_precision: float) -> float:
+        """log det(s h + α) for any α."""
+
+    @abstractmethod
+    def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
+        """Share of the predictive variance of N items that is due to directions in which h is negative.
+
+        Clipped to zero, they keep the prior's variance, which no likelihood scale changes.
+        """
+
+    @property
+    def elements_per_item(self) -> int:
+        """How many numbers `output_spread` holds at once for every item, beside its features."""
+        return len(self.weight)
+
+    @property
+    def theta(self) -> Float[Tensor, "D F"]:
+        """Weight and, as the last column, bias."""
+        return self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], 1)
+
+    def output_variance(self) -> Callable[[Tensor], Tensor]:
+        """What maps features (N, P) to the variances (N, D) of their outputs."""
+        spread = self.output_spread()
+        return lambda features: spread(features).variance
+
     def log_marginal_likelihood(self, prior_precision: float) -> float:
-        """Laplace evidence as a function of α at the given s, up to a constant."""
+        """Laplace evidence as a function of α at the given s, up to a constant.
+
+        −½ log det(s h + α) + ½ n log α − ½ α ‖θ*‖². The loss at θ* does not depend on α. For the dependence on s the
+        normalisers of the loss's von Mises-Fisher terms would be needed.
+
+        Source: MacKay (1992); Daxberger et al. (2021), laplace-torch.
+        """
+        theta, alpha = self.theta.double(), prior_precision
+        prior = theta.numel() * math.log(alpha) - alpha * float(theta.square().sum())
+        return 0.5 * (prior - self.log_det_precision(alpha))
 
     def predict(
         self,
@@ -113,7 +149,7 @@ class Posterior(ABC):
     ) -> Embeddings:
         """Embeddings with their uncertainty, from features.
 
-        Marginally f | φ ~ N(Wφ + b, diag(v)), v_i = Σ_j φ_j² σ²_ij + σ²_bi. `marginal` draws S of these directly, with
+        Marginally f | φ ~ N(Wφ + b, C), C the covariance of `output_spread`. `marginal` draws S of these directly, with
         the same noise for every input: exact for anything about one input, and the same for an item alone or in any
         batch. `network` draws S whole layers, so that samples are consistent across inputs.
 
@@ -142,7 +178,7 @@ class Posterior(ABC):
         bit, while the layer's output computed anew could differ in the last.
         """
         compute = self.unchecked_predictor(n_samples=n_samples, mode=mode, mean=mean, return_samples=return_samples)
-        rows = max(1, CHUNK_ELEMENTS // (n_samples * len(self.weight)))
+        rows = max(1, CHUNK_ELEMENTS // max(n_samples * len(self.weight), self.elements_per_item))
 
         @without_autocast()
         def predict(features: Tensor, output: Tensor | None = None) -> Embeddings:
@@ -160,17 +196,17 @@ class Posterior(ABC):
         check_at_least("n_samples", n_samples, 2)
         check_choice("mode", mode, MODES)
         check_choice("mean", mean, MEANS)
-        variance = self.output_variance()
+        spread = self.output_spread()
         draw = self._marginal_draw(n_samples) if mode == "marginal" else self._network_draw(n_samples)
 
         @without_autocast()
         def compute(features: Tensor, output: Tensor | None = None) -> Embeddings:
             features = features.to(self.weight.dtype)
             f = self._output(features)
-            v = variance(features)
+            around = spread(features)
             direction = F.normalize((f if output is None else output).to(f)) if mean == "network" else None
-            samples = F.normalize(draw(features, f, v), dim=-1)
-            return Embeddings.from_samples(samples, v.sum(1), mean=direction, keep=return_samples)
+            samples = F.normalize(draw(features, f, around), dim=-1)
+            return Embeddings.from_samples(samples, around.total.to(f), mean=direction, keep=return_samples)
 
         return compute
 
@@ -201,6 +237,14 @@ class Posterior(ABC):
             lambda log_alpha: -self.log_marginal_likelihood(10.0**log_alpha), bounds=(-8, 8), method="bounded"
         )
         return replace(self, prior_precision=float(10.0**best.x))
+
+    def with_prior_step(self: Same, rate: float) -> Same:
+        """The same with log α moved by `rate` to where `log_marginal_likelihood` rises: the first step of Adam."""
+        alpha, apart = self.prior_precision, 1e-4
+        rise = self.log_marginal_likelihood(alpha * math.exp(apart)) - self.log_marginal_likelihood(
+            alpha * math.exp(-apart)
+        )
+        return replace(self, prior_precision=alpha * math.exp(math.copysign(rate, rise)))
 
     def to(self: Same, device: torch.device | str) -> Same:
         """The same with weights and curvature on a device."""
@@ -251,21 +295,36 @@ class Posterior(ABC):
         shape = (n_samples, 1, len(self.weight))
         noise = torch.randn(shape, generator=self._generator(), dtype=torch.float64).to(self.weight.device)
 
-        def draw(features: Tensor, f: Tensor, v: Tensor) -> Tensor:
+        def draw(features: Tensor, f: Tensor, spread: Spread) -> Tensor:
             square = f.double().square().sum(1, keepdim=True)
-            least = LEAST_VARIANCE * square.where(square > 0, 1)
-            return f.double() + torch.maximum(v.double(), least).sqrt() * noise
+            return f.double() + spread.deviations(noise, LEAST_VARIANCE * square.where(square > 0, 1))
 
         return draw
 
     def _network_draw(self, n_samples: int) -> Draw:
         weights, biases = self.sample(n_samples)
 
-        def draw(features: Tensor, f: Tensor, v: Tensor) -> Tensor:
+        def draw(features: Tensor, f: Tensor, spread: Spread) -> Tensor:
             sampled = torch.einsum("np,sdp->snd", features, weights)
             return (sampled if biases is None else sampled + biases[:, None]).double()
 
         return draw
+
+    def _inputs(self, features: Tensor) -> Tensor:
+        """Features as the layer sees them: with a column of ones where there is a bias."""
+        return features if self.bias is None else torch.cat([features, features.new_ones(len(features), 1)], 1)
+
+    def _layers(self, deviations: Float[Tensor, "S D F"]) -> tuple[Tensor, Tensor | None]:
+        """Sampled weights and biases, from their deviations."""
+        sampled = self.theta + deviations.to(self.theta)
+        return (sampled, None) if self.bias is None else (sampled[..., :-1], sampled[..., -1])
+
+    def _noise(self, n_samples: int, generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
+        """(S, D, F) standard normal numbers."""
+        check_at_least("n_samples", n_samples, 1)
+        generator = self._generator() if generator is None else generator
+        shape = (n_samples, *self.theta.shape)
+        return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype).to(self.weight.device)
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)  # on the CPU, so that every device sees the same noise

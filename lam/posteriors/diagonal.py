@@ -1,8 +1,7 @@
-"""`LastLayerPosterior`: a Gaussian over the weights of the last layer whose covariance is diagonal."""
+"""`DiagonalPosterior`: a Gaussian over the weights of the last layer whose covariance is diagonal."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -12,11 +11,12 @@ from torch import Tensor
 
 from lam.hessians import Diagonal
 from lam.posteriors.base import Posterior
+from lam.posteriors.spread import Along, Spread
 from lam.utils.checks import check_at_least
 
 
 @dataclass(frozen=True)
-class LastLayerPosterior(Posterior):
+class DiagonalPosterior(Posterior):
     """q(θ) = N(θ*, diag(1/(s·relu(h) + α))) over weight and bias of a linear layer; see `Posterior`.
 
     Source: Warburg et al. (2023), equation 3, with the likelihood scale s of a per-type average of the pairs.
@@ -37,10 +37,7 @@ class LastLayerPosterior(Posterior):
         return self._variance(weight), None if bias is None else self._variance(bias)
 
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
-        """Share of the predictive variance of N items that is due to weights with a negative curvature.
-
-        Clipped to zero, they keep the prior's variance, which no likelihood scale changes.
-        """
+        """Share of the predictive variance of N items due to weights with a negative curvature; see `Posterior`."""
         h, variance = self.curvature.weight, self.variance[0]
         contributions = features.to(variance.dtype).square().mean(0) * variance
         return float(contributions[h < 0].sum() / contributions.sum().clamp(min=torch.finfo(variance.dtype).tiny))
@@ -57,35 +54,15 @@ class LastLayerPosterior(Posterior):
             return weight, None
         return weight, _draw(self.bias, bias_variance, n_samples, generator)
 
-    def output_variance(self) -> Callable[[Tensor], Tensor]:
-        """What maps features to Σ_j φ_j² σ²_ij + σ²_bi."""
+    def output_spread(self) -> Callable[[Tensor], Spread]:
+        """What maps features to Σ_j φ_j² σ²_ij + σ²_bi, along the coordinates."""
         weight, bias = self.variance
-        return lambda features: F.linear(features.square(), weight, bias)
+        return lambda features: Along(F.linear(features.square(), weight, bias))
 
-    def log_marginal_likelihood(self, prior_precision: float) -> float:
-        """Laplace evidence as a function of α at the given s, up to a constant.
-
-        −½ Σ log(s·relu(h) + α) + ½ n log α − ½ α ‖θ*‖². The loss at θ* does not depend on α. For the dependence on s
-        the normalisers of the loss's von Mises-Fisher terms would be needed.
-
-        Source: MacKay (1992); Daxberger et al. (2021), laplace-torch.
-        """
-        weight, bias = self.curvature.relu()
-        h = torch.cat([part.double().flatten() for part in (weight, bias) if part is not None])
-        theta = torch.cat([part.double().flatten() for part in (self.weight, self.bias) if part is not None])
-        alpha = prior_precision
-        fit = (self.scale * h + alpha).log().sum() - len(h) * math.log(alpha) + alpha * theta.square().sum()
-        return -0.5 * float(fit)
-
-    def with_prior_step(self, rate: float) -> "LastLayerPosterior":
-        """The same with log α moved by `rate` to where `log_marginal_likelihood` rises: the first step of Adam."""
-        weight, bias = self.curvature.relu()
-        alpha, slope = self.prior_precision, 0.0
-        for h, theta in ((weight, self.weight), (bias, self.bias)):
-            if h is not None and theta is not None:
-                shrinkage = 1 - alpha / (self.scale * h.double() + alpha)
-                slope += float(shrinkage.sum() - alpha * theta.double().square().sum())
-        return replace(self, prior_precision=alpha * math.exp(math.copysign(rate, slope)))
+    def log_det_precision(self, prior_precision: float) -> float:
+        """Σ log(s·relu(h) + α)."""
+        parts = [part.double() for part in self.curvature.relu() if part is not None]
+        return sum(float((self.scale * part + prior_precision).log().sum()) for part in parts)
 
     def _variance(self, h: Tensor) -> Tensor:
         return (self.scale * h.double() + self.prior_precision).reciprocal().to(self.weight.dtype)

@@ -48,7 +48,9 @@ STRUCTURES: dict[type[Structure], list[Any]] = {
 
 
 def empty_of(structure: Any, weight: Tensor, curvature: Curvature, *, has_bias: bool = True) -> Any:
-    """A structure of no batch; that of an Ekfac is in the basis of a batch."""
+    """A structure of no batch; that of an Ekfac is in the basis of a batch, a LowRank is of rank 3."""
+    if structure is LowRank:
+        return LowRank.zeros(weight, curvature, has_bias=has_bias, rank=3)
     if structure is not Ekfac:
         return structure.zeros(weight, curvature, has_bias=has_bias)
     features, _, bias, labels = make(N=12, D=len(weight), P=weight.shape[1], bias=has_bias, seed=5)
@@ -151,13 +153,13 @@ def test_cross_terms_are_refused_where_there_is_no_place_for_them(name: str, fix
 def test_too_much_memory_is_refused_with_its_bytes(structure: Any) -> None:
     _, weight, _, _ = make()
     curvature = WITH_MATRICES[0]
-    n_bytes = structure.n_bytes(2, 3, 5, *([5] if structure is LowRank else []))
+    n_bytes = structure.n_bytes(2, 3, 5, *([3] if structure is LowRank else []))
     empty = empty_of(structure, weight, curvature)
     kept = sum(tensor.nbytes for tensor in empty.tensors().values())
     assert n_bytes <= kept <= n_bytes + 100
     make_it: Any = structure.in_basis_of if structure is Ekfac else structure.zeros
     arguments = (parts_of_kron(),) if structure is Ekfac else (weight, curvature)
-    options = {} if structure is Ekfac else {"has_bias": True}
+    options = {Ekfac: {}, LowRank: {"has_bias": True, "rank": 3}}.get(structure, {"has_bias": True})
     with pytest.raises(
         ValueError, match=rf'structure="{structure.name}" of a layer with 3 x 5 weights takes {n_bytes:,} '
     ):

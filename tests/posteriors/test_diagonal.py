@@ -6,21 +6,21 @@ from torch import Tensor
 
 from lam.hessians import contrastive_ggn
 from lam.pairs.pairs import Pairs
-from lam.posteriors.diagonal import LastLayerPosterior
+from lam.posteriors.diagonal import DiagonalPosterior
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 
 def make(
     N: int = 30, D: int = 3, P: int = 5, *, scale: float | None = 1e3, bias: bool = True, dtype=torch.float64, seed=0
-) -> tuple[LastLayerPosterior, Tensor]:
+) -> tuple[DiagonalPosterior, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(N, P, generator=generator, dtype=torch.float64).to(dtype)
     weight = torch.randn(D, P, generator=generator, dtype=torch.float64).to(dtype)
     b = torch.randn(D, generator=generator, dtype=torch.float64).to(dtype) if bias else None
     pairs = Pairs.by_label(torch.arange(N) % 3)
     curvature = contrastive_ggn(features, weight, b, pairs, margin=1.0)
-    return LastLayerPosterior(weight, b, curvature, N, likelihood_scale=scale), features
+    return DiagonalPosterior(weight, b, curvature, N, likelihood_scale=scale), features
 
 
 def test_variance_is_the_inverse_precision():

@@ -10,15 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lam.hessians import ContrastiveCurvature, diagonal_ggn
+from lam.hessians import ContrastiveCurvature, ggn_of_batch
 from lam.pairs import Pairs
 from lam.posteriors import POSTERIORS, Posterior
 from lam.vmf.embeddings import Embeddings
 from tests.helpers import unchecked
+from tests.hessians.test_structures import empty_of
 
 N, D, P = 30, 3, 5
-GGN: dict[str, Any] = {"diagonal": diagonal_ggn}
-"""What forms the curvature of each posterior from a batch."""
 
 
 def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -31,7 +30,8 @@ def make(
     features, weight = draw(N, P, seed=seed, dtype=dtype), draw(D, P, seed=7, dtype=dtype)
     b = draw(D, seed=8, dtype=dtype) if bias else None
     pairs = Pairs.by_label(torch.arange(N) % 3)
-    curvature = GGN[name](features, weight, b, pairs, ContrastiveCurvature(1.0))
+    empty = empty_of(POSTERIORS[name].structure, weight, ContrastiveCurvature(1.0), has_bias=bias)
+    curvature = ggn_of_batch(empty, features, weight, b, pairs)
     return POSTERIORS[name](weight, b, curvature, N, prior_precision=2.0, likelihood_scale=1e3), features
 
 

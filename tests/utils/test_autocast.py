@@ -17,7 +17,7 @@ from lam.hessians.accumulate import curvature_in_batches
 from lam.models.head import features_and_output
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
-from lam.posteriors.diagonal import LastLayerPosterior
+from lam.posteriors import Posterior
 from lam.retrieval import Index, sampled_nearest
 from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.utils.autocast import without_autocast
@@ -39,7 +39,7 @@ def layer(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return parts[0], torch.arange(N) % 4, parts[1], parts[2]
 
 
-def posterior() -> LastLayerPosterior:
+def posterior() -> Posterior:
     features, labels, weight, bias = layer()
     return lam.fit_features(features, labels, weight, bias, margin=0.7, likelihood_scale=1e3).posterior
 

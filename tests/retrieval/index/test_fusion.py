@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lam.hessians import ContrastiveCurvature, Diagonal
-from lam.posteriors.diagonal import LastLayerPosterior
+from lam.posteriors.diagonal import DiagonalPosterior
 from lam.retrieval.index.fusion import fuse_identities
 from lam.vmf.distribution import fuse
 from lam.vmf.embeddings import Embeddings
@@ -15,12 +15,12 @@ def _embeddings(mean: torch.Tensor, kappa: torch.Tensor) -> Embeddings:
     return Embeddings(torch.nn.functional.normalize(mean, dim=1), kappa, torch.ones_like(kappa), torch.ones_like(kappa))
 
 
-def _posterior(dimension: int = 4, width: int = 12) -> LastLayerPosterior:
+def _posterior(dimension: int = 4, width: int = 12) -> DiagonalPosterior:
     generator = torch.Generator().manual_seed(0)
     h = torch.rand(dimension, width, generator=generator, dtype=torch.float64) + 0.5
     curvature = Diagonal(h[None], None, ContrastiveCurvature(0.7), has_bias=False)
     weight = torch.randn(dimension, width, generator=generator, dtype=torch.float64)
-    return LastLayerPosterior(weight, None, curvature, n_items=10, likelihood_scale=800.0)
+    return DiagonalPosterior(weight, None, curvature, n_items=10, likelihood_scale=800.0)
 
 
 def _sampled(shared: float) -> torch.Tensor:

@@ -1,0 +1,71 @@
+"""`KronPosterior`, `EkfacPosterior`: Gaussians over the last layer in the eigenvectors of Kronecker factors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.hessians import Ekfac, Kron
+from lam.hessians.structures.base import is_negative
+from lam.posteriors.base import Posterior
+from lam.posteriors.spread import Along, Spread
+
+
+@dataclass(frozen=True)
+class KronPosterior(Posterior):
+    """q(θ) = N(θ*, (U_B ⊗ U_A) diag(1/(s·relu(λ) + α)) (U_B ⊗ U_A)ᵀ), λ_ij = b_i a_j; see `Posterior`.
+
+    α is added to the eigenvalues of the product, which is exact, not to the factors.
+
+    Source: Ritter, Botev and Barber (2018), with the prior of Daxberger et al. (2021), laplace-torch.
+    """
+
+    structure = Kron
+
+    @cached_property
+    def variance(self) -> Float[Tensor, "D F"]:
+        """The variances 1/(s·relu(λ) + α) along the eigenvectors, in the type of the weight."""
+        precision = self.scale * self.curvature.spectrum.relu() + self.prior_precision
+        return precision.reciprocal().to(self.weight.dtype)
+
+    @property
+    def basis(self) -> tuple[Float[Tensor, "D D"], Float[Tensor, "F F"]]:
+        """U_B and U_A, in the type of the weight."""
+        U_B, U_A = self.curvature.eigenbasis
+        return U_B.to(self.weight.dtype), U_A.to(self.weight.dtype)
+
+    def sample(
+        self, n_samples: int, *, generator: torch.Generator | None = None
+    ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
+        """Random whole last layers, of matrix-normal form: θ* + U_B (√variance ∘ ε) U_Aᵀ; see `Posterior.sample`."""
+        U_B, U_A = self.basis
+        noise = self._noise(n_samples, generator, self.weight.dtype)
+        return self._layers(U_B @ noise.mul_(self.variance.sqrt()) @ U_A.T)
+
+    def output_spread(self) -> Callable[[Tensor], Spread]:
+        """What maps features to U_B diag_i(Σ_j (U_Aᵀφ)_j² variance_ij) U_Bᵀ."""
+        (U_B, U_A), variance = self.basis, self.variance
+        return lambda features: Along((self._inputs(features) @ U_A).square() @ variance.T, U_B)
+
+    def log_det_precision(self, prior_precision: float) -> float:
+        """Σ log(s·relu(λ) + α)."""
+        return float((self.scale * self.curvature.spectrum.relu() + prior_precision).log().sum())
+
+    def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
+        """Share of the predictive variance of N items along eigenvectors of negative curvature; see `Posterior`."""
+        along = (self._inputs(features.to(self.weight.dtype)) @ self.basis[1]).square().mean(0)
+        contributions = along.double() * self.variance.double()
+        return float(contributions[is_negative(self.curvature.spectrum)].sum() / contributions.sum().clamp(min=1e-300))
+
+
+@dataclass(frozen=True)
+class EkfacPosterior(KronPosterior):
+    """As `KronPosterior`, with the exact diagonal of the GGN in that basis in place of b_i a_j.
+
+    Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
+    """
+
+    structure = Ekfac

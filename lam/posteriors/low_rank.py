@@ -1,0 +1,88 @@
+"""`LowRankPosterior`: Kronecker factors over a wide last layer, the input factor of low rank plus a diagonal."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.hessians import LowRank
+from lam.hessians.structures.base import is_negative
+from lam.posteriors.base import Posterior
+from lam.posteriors.spread import Along, Spread
+
+
+@dataclass(frozen=True)
+class LowRankPosterior(Posterior):
+    """q(θ) with precision s·relu(h) ⊗ (L Lᵀ + diag δ) + α; see `Posterior` and `lam.hessians.LowRank`.
+
+    Along eigenvector i of h, of eigenvalue b_i, the precision over the F inputs is diag(d_i) + s b_i L Lᵀ with
+    d_i = s b_i δ + α, so that Woodbury's identity needs a (K, K) matrix alone. With the eigenvectors Q and
+    eigenvalues σ of s b_i Lᵀ diag(1/d_i) L the variance of an output is Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k),
+    y = √(s b_i) Qᵀ Lᵀ (φ/d_i). In float64.
+    """
+
+    structure = LowRank
+
+    @property
+    def elements_per_item(self) -> int:
+        """How many numbers `output_spread` holds at once for every item, beside its features."""
+        return 2 * self.theta.shape[1]
+
+    def sample(
+        self, n_samples: int, *, generator: torch.Generator | None = None
+    ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
+        """Random whole last layers; see `Posterior.sample`."""
+        noise, factor = self._noise(n_samples, generator, torch.float64), self.curvature.factor
+        diagonal, (rotated, sigma) = self._diagonal, self._inner
+        for i, z in enumerate(noise.unbind(1)):
+            root = (1 + sigma[i]).sqrt()
+            y = (z / diagonal[i].sqrt()) @ factor @ rotated[i] / (root * (root + 1))
+            z.sub_(y @ rotated[i].T @ factor.T / diagonal[i].sqrt()).div_(diagonal[i].sqrt())
+        return self._layers(self.curvature.output_eigen[1] @ noise)
+
+    def output_spread(self) -> Callable[[Tensor], Spread]:
+        """What maps features to the variances along the eigenvectors of h."""
+        diagonal, (rotated, sigma), factor = self._diagonal, self._inner, self.curvature.factor
+        scaled = rotated * (1 + sigma[:, None]).rsqrt()
+        axes = self.curvature.output_eigen[1]
+
+        def spread(features: Tensor) -> Spread:
+            inputs = self._inputs(features).double()
+            known = [((inputs / d) @ factor @ T).square().sum(1) for d, T in zip(diagonal, scaled, strict=True)]
+            variances = inputs.square() @ diagonal.reciprocal().T - torch.stack(known, 1)
+            return Along(variances.clamp(min=0), axes)
+
+        return spread
+
+    def log_det_precision(self, prior_precision: float) -> float:
+        """Σ_i (Σ_j log d_ij + Σ_k log(1 + σ_ik))."""
+        other = replace(self, prior_precision=prior_precision)
+        return float(other._diagonal.log().sum() + other._inner[1].log1p().sum())
+
+    def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
+        """Share of the predictive variance of N items along eigenvectors of negative h; see `Posterior`."""
+        along = self.output_spread()(features.to(self.weight.dtype)).variances.sum(0)  # pyright: ignore
+        return float(along[is_negative(self.curvature.output_eigen[0])].sum() / along.sum().clamp(min=1e-300))
+
+    @property
+    def _scaled(self) -> Float[Tensor, " D"]:
+        """s·relu(b_i)."""
+        return self.scale * self.curvature.output_eigen[0].relu()
+
+    @property
+    def _diagonal(self) -> Float[Tensor, "D F"]:
+        """d_ij."""
+        return self._scaled[:, None] * self.curvature.rest + self.prior_precision
+
+    @cached_property
+    def _inner(self) -> tuple[Float[Tensor, "D K K"], Float[Tensor, "D K"]]:
+        """√(s b_i) Q and σ of each output."""
+        factor, parts = self.curvature.factor, []
+        for scaled, diagonal in zip(self._scaled, self._diagonal, strict=True):
+            sigma, Q = torch.linalg.eigh(scaled * (factor.T @ (factor / diagonal[:, None])))
+            parts.append((scaled.sqrt() * Q, sigma.clamp(min=0)))
+        rotated, sigma = zip(*parts, strict=True)
+        return torch.stack(rotated), torch.stack(sigma)

@@ -1,0 +1,98 @@
+"""`Spread`: how the outputs of N items vary under a posterior; Gaussians around the trained layer's own outputs."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Spread(ABC):
+    """Covariances of the outputs of N items, each for itself."""
+
+    @property
+    @abstractmethod
+    def covariance(self) -> Float[Tensor, "N D D"]:
+        """The covariance matrices."""
+
+    @property
+    @abstractmethod
+    def variance(self) -> Float[Tensor, "N D"]:
+        """Their diagonals."""
+
+    @property
+    @abstractmethod
+    def total(self) -> Float[Tensor, " N"]:
+        """Their traces."""
+
+    @abstractmethod
+    def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
+        """Standard normal noise made into deviations of each item, with at least so much variance in any direction."""
+
+
+@dataclass(frozen=True)
+class Along(Spread):
+    """U diag(v) Uᵀ: variances along axes that are the same for all items.
+
+    Attributes:
+        variances: (N, D) v.
+        axes: (D, D) U, orthonormal columns; None for the coordinates' own.
+    """
+
+    variances: Float[Tensor, "N D"]
+    axes: Float[Tensor, "D D"] | None = None
+
+    @property
+    def covariance(self) -> Float[Tensor, "N D D"]:
+        """U diag(v) Uᵀ."""
+        if self.axes is None:
+            return torch.diag_embed(self.variances)
+        return (self.axes * self.variances[:, None]) @ self.axes.T
+
+    @property
+    def variance(self) -> Float[Tensor, "N D"]:
+        """Σ_k U_ik² v_k."""
+        return self.variances if self.axes is None else self.variances @ self.axes.square().T
+
+    @property
+    def total(self) -> Float[Tensor, " N"]:
+        """Σ_k v_k."""
+        return self.variances.sum(1)
+
+    def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
+        """U (√v ∘ ε)."""
+        along = torch.maximum(self.variances.double(), least).sqrt() * noise
+        return along if self.axes is None else along @ self.axes.T.double()
+
+
+@dataclass(frozen=True)
+class Whole(Spread):
+    """Any covariances.
+
+    Attributes:
+        matrices: (N, D, D) the covariances, float64.
+    """
+
+    matrices: Float[Tensor, "N D D"]
+
+    @property
+    def covariance(self) -> Float[Tensor, "N D D"]:
+        """The matrices."""
+        return self.matrices
+
+    @property
+    def variance(self) -> Float[Tensor, "N D"]:
+        """Their diagonals."""
+        return self.matrices.diagonal(dim1=1, dim2=2)
+
+    @property
+    def total(self) -> Float[Tensor, " N"]:
+        """Their traces."""
+        return self.variance.sum(1)
+
+    def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
+        """L ε with L the Cholesky factor, which rounding must not leave without one."""
+        least = least[:, 0] + 1e-14 * self.total
+        factor = torch.linalg.cholesky(self.matrices + torch.diag_embed(least[:, None].expand_as(self.variance)))
+        return torch.einsum("nij,sj->sni", factor, noise[:, 0])

@@ -1,0 +1,147 @@
+"""Every posterior against the dense Gaussian that it stands for: precision, inverse and determinant as matrices."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lam.hessians import ContrastiveCurvature, Ekfac, Full, Kron, ggn_of_batch
+from lam.pairs import Pairs
+from lam.posteriors import POSTERIORS, FullPosterior, KronPosterior, Posterior
+from lam.posteriors.spread import Along, Whole
+from tests.posteriors.test_laws import D, N, P, draw, make
+
+DTYPE = torch.float64
+
+
+def clipped(matrix: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors @ values.clamp(min=0).diag() @ vectors.T
+
+
+def dense_h(posterior: Any) -> Tensor:
+    """h as a (D F, D F) matrix, with what is negative set to zero."""
+    h = posterior.curvature
+    if posterior.structure.name == "diag":
+        return h.h.relu().flatten().diag()
+    if posterior.structure.name == "kron":
+        return torch.kron(clipped(h.h), h.inputs / h.n_items)
+    if posterior.structure.name == "ekfac":
+        rotation = torch.kron(h.output_basis, h.input_basis)
+        return rotation @ h.h.relu().flatten().diag() @ rotation.T
+    if posterior.structure.name == "full":
+        return clipped(h.h)
+    return torch.kron(clipped(h.h), h.factor @ h.factor.T + h.rest.diag())
+
+
+def dense_covariance(posterior: Any) -> Tensor:
+    identity = torch.eye(posterior.theta.numel(), dtype=DTYPE)
+    return torch.linalg.inv(posterior.scale * dense_h(posterior) + posterior.prior_precision * identity)
+
+
+def jacobian(posterior: Posterior, features: Tensor) -> Tensor:
+    """(N, D, D F) of outputs in weights."""
+    inputs = posterior._inputs(features)
+    return torch.einsum("de,nf->ndef", torch.eye(D, dtype=DTYPE), inputs).flatten(2)
+
+
+@pytest.fixture(params=POSTERIORS)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e8])
+def test_the_covariance_of_outputs_is_that_of_the_dense_gaussian(name: str, bias: bool, scale: float):
+    posterior, features = make(name, bias=bias)
+    posterior = replace(posterior, likelihood_scale=scale)
+    J = jacobian(posterior, features)
+    expected = J @ dense_covariance(posterior) @ J.mT
+    spread = posterior.output_spread()(features)
+    torch.testing.assert_close(spread.covariance, expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(spread.variance, expected.diagonal(dim1=1, dim2=2), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(spread.total, expected.diagonal(dim1=1, dim2=2).sum(1), rtol=1e-6, atol=1e-9)
+
+
+def test_sampled_layers_have_the_covariance_of_the_dense_gaussian(name: str):
+    posterior, _ = make(name)
+    expected = dense_covariance(posterior)
+    weights, biases = posterior.sample(60_000)
+    assert biases is not None
+    theta = torch.cat([weights, biases[..., None]], 2).flatten(1)
+    largest = float(expected.diagonal().max())
+    torch.testing.assert_close(torch.cov(theta.T), expected, rtol=0.05, atol=0.02 * largest)
+    torch.testing.assert_close(theta.mean(0), posterior.theta.flatten(), rtol=0, atol=0.03 * math.sqrt(largest))
+
+
+def test_the_evidence_is_that_of_the_dense_gaussian(name: str):
+    posterior, _ = make(name)
+    theta, alpha = posterior.theta.flatten(), 0.7
+    identity = torch.eye(len(theta), dtype=DTYPE)
+    precision = posterior.scale * dense_h(posterior) + alpha * identity
+    assert posterior.log_det_precision(alpha) == pytest.approx(float(torch.logdet(precision)), rel=1e-9)
+    prior = torch.distributions.Normal(torch.zeros((), dtype=DTYPE), alpha**-0.5)
+    expected = prior.log_prob(theta).sum() + 0.5 * (len(theta) * math.log(2 * torch.pi) - torch.logdet(precision))
+    assert posterior.log_marginal_likelihood(alpha) == pytest.approx(float(expected), rel=1e-9)
+    for prior_precision in (1e-3, 1e3):
+        step = replace(posterior, prior_precision=prior_precision).with_prior_step(0.1).prior_precision
+        assert step == pytest.approx(prior_precision * math.exp(math.copysign(0.1, 1 - prior_precision)))
+
+
+def test_marginal_draws_have_the_whole_covariance_of_an_output(name: str):
+    posterior, features = make(name)
+    spread, n_samples = posterior.output_spread()(features[:4]), 60_000
+    noise = torch.randn(n_samples, 1, D, generator=torch.Generator().manual_seed(0), dtype=DTYPE)
+    deviations = spread.deviations(noise, torch.zeros(4, 1, dtype=DTYPE))
+    for item in range(4):
+        torch.testing.assert_close(
+            torch.cov(deviations[:, item].T), spread.covariance[item], rtol=0.05, atol=0.02 * float(spread.total[item])
+        )
+    many: dict[str, Any] = {"n_samples": n_samples}
+    marginal, network = (posterior.predict(features[:4], mode=mode, **many).kappa for mode in ("marginal", "network"))
+    torch.testing.assert_close(marginal, network, rtol=0.03, atol=0)
+
+
+def test_the_share_of_clipped_variance_is_what_the_prior_alone_holds(name: str):
+    posterior, features = make(name, bias=False)
+    share = posterior.clipped_variance_share(features)
+    assert 0 <= share <= 1
+    sure = replace(posterior, likelihood_scale=1e14)
+    total = sure.output_spread()(features).total.sum()
+    if posterior.curvature.clipped:
+        assert share > 0
+        kept = (sure.clipped_variance_share(features) * total).item()
+        assert kept == pytest.approx((share * posterior.output_spread()(features).total.sum()).item(), rel=1e-6)
+    else:
+        assert share == 0
+    without = ContrastiveCurvature(1.0, "euclidean", negative_weight=0.0)
+    positive = replace(posterior, curvature=replace(posterior.curvature, curvature=without))
+    assert positive.clipped_variance_share(features) < 1
+
+
+def test_kron_is_full_where_all_features_are_equal():
+    features, weight, bias = draw(1, P, seed=0).expand(N, P) + 0, draw(D, P, seed=7), draw(D, seed=8)
+    pairs, curvature = Pairs.by_label(torch.arange(N) % 3), ContrastiveCurvature(1.0, "euclidean")
+    arguments = features, weight, bias, pairs
+    kron = ggn_of_batch(Kron.zeros(weight, curvature, has_bias=True), *arguments)
+    ekfac = ggn_of_batch(Ekfac.in_basis_of(kron), *arguments)
+    full = ggn_of_batch(Full.zeros(weight, curvature, has_bias=True), *arguments)
+    others = draw(9, P, seed=3)
+    expected = FullPosterior(weight, bias, full, N, likelihood_scale=1e3)
+    for cls, h in ((KronPosterior, kron), (POSTERIORS["ekfac"], ekfac)):
+        posterior = cls(weight, bias, h, N, likelihood_scale=1e3)
+        torch.testing.assert_close(
+            posterior.output_spread()(others).covariance, expected.output_spread()(others).covariance
+        )
+        assert posterior.log_marginal_likelihood(0.3) == pytest.approx(expected.log_marginal_likelihood(0.3))
+
+
+def test_a_spread_has_at_least_the_least_variance():
+    zero, least = torch.zeros(2, D, dtype=DTYPE), torch.tensor([[4.0], [9.0]], dtype=DTYPE)
+    noise = draw(5, 1, D, seed=0)
+    for spread in (Along(zero), Along(zero, torch.eye(D, dtype=DTYPE)), Whole(torch.diag_embed(zero))):
+        torch.testing.assert_close(spread.deviations(noise, least), noise * least.sqrt())
+    assert Along(zero + 2).covariance[0].tolist() == (2 * torch.eye(D)).tolist()

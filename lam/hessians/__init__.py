@@ -2,7 +2,14 @@
 
 from lam.hessians.batch import contrastive_ggn, diagonal_ggn, ggn_of_batch
 from lam.hessians.dataset import contrastive_ggn_dataset, diagonal_ggn_dataset, ggn_of_dataset
-from lam.hessians.losses import CURVATURES, ContrastiveCurvature, Curvature, register
+from lam.hessians.losses import (
+    CURVATURES,
+    ContrastiveCurvature,
+    Curvature,
+    InfoNCECurvature,
+    SupConCurvature,
+    register,
+)
 from lam.hessians.losses.contrastive import FIXES, SPLITS, Fix, Split
 from lam.hessians.structures import Diagonal, Ekfac, Full, Kron, LowRank, Structure
 from lam.pairs.neighbours import Neighbours
@@ -17,11 +24,13 @@ __all__ = [
     "Ekfac",
     "Fix",
     "Full",
+    "InfoNCECurvature",
     "Kron",
     "LowRank",
     "Neighbours",
     "Split",
     "Structure",
+    "SupConCurvature",
     "contrastive_ggn",
     "contrastive_ggn_dataset",
     "diagonal_ggn",

@@ -11,6 +11,7 @@ from lam.hessians.losses import ContrastiveCurvature, Curvature
 from lam.hessians.losses.items import OfBatch
 from lam.hessians.structures.base import Structure
 from lam.hessians.structures.diagonal import Diagonal
+from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
 from lam.utils.autocast import without_autocast
 
@@ -27,7 +28,7 @@ def ggn_of_batch(
     features: Float[Tensor, "N P"],
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
-    pairs: Pairs,
+    pairs: Pairs | Candidates,
 ) -> Sums:
     """GGN of a loss in a linear last layer f = Wφ + b, exactly, over all pairs given, in the form of a structure.
 
@@ -36,23 +37,25 @@ def ggn_of_batch(
         features: (N, P) what enters the layer.
         weight: (D, P) the layer's weight.
         bias: (D,) its bias, or None.
-        pairs: which of the N items form pairs.
+        pairs: which of the N items form pairs; or, where the curvature takes them, the candidates that they are
+            compared with in place of one another.
 
     Returns:
         The sums behind h, in the type of the features.
 
     Raises:
-        ValueError: for shapes that disagree, features that are not finite or all zero, or an output of length zero.
+        ValueError: for shapes that disagree, features that are not finite or all zero, an output of length zero, or
+            candidates where the curvature takes none.
     """
     check_layer(features, weight, bias)
     check_not_all_zero(features)
-    pairs.check_size(len(features))
     curvature = empty.curvature
+    partners = checked_partners(pairs, len(features), curvature)
     inputs, n, r = outputs(features, weight, bias, curvature.working_dtype(features))
-    part = empty.of_items(inputs, OfBatch(curvature, n, r, pairs))
-    cross = curvature.cross(inputs, n, r, pairs) if curvature.has_cross_terms else None
+    part = empty.of_items(inputs, OfBatch(curvature, n, r, partners))
+    cross = curvature.cross(inputs, n, r, partners) if curvature.has_cross_terms else None
     sums = part.sums if cross is None else part.sums + cross
-    part = replace(part, sums=sums, counts=curvature.counts(pairs))
+    part = replace(part, sums=sums, counts=curvature.counts(partners))
     return part.of_type(torch.promote_types(features.dtype, torch.float32))
 
 
@@ -60,7 +63,7 @@ def diagonal_ggn(
     features: Float[Tensor, "N P"],
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
-    pairs: Pairs,
+    pairs: Pairs | Candidates,
     curvature: Curvature,
 ) -> Diagonal:
     """Diagonal GGN of a loss: `ggn_of_batch` of a `Diagonal`, Σ_a H_a,ii φ_aj² and any cross terms."""
@@ -118,6 +121,14 @@ def outputs(
             raise ValueError(f"the output of item {item + offset} {problem.format(r[item].item())}")
     r = r.to(dtype)
     return features, f / r, r
+
+
+def checked_partners(pairs: Pairs | Candidates, size: int, curvature: Curvature) -> Any:
+    """The same, of so many items, and no candidates where the curvature takes none."""
+    pairs.check_size(size)
+    if isinstance(pairs, Candidates) and not curvature.takes_candidates:
+        raise ValueError(f"{type(curvature).__name__} compares items with one another: give Pairs, not Candidates")
+    return pairs
 
 
 def check_layer(features: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -1,5 +1,6 @@
 """Which items match: the pairs of a batch, the neighbours of a data set, mining, and what a right answer is."""
 
+from lam.pairs.candidates import Candidates
 from lam.pairs.mining import Miner, MinerName, Mining
 from lam.pairs.neighbours import Neighbours
 from lam.pairs.pairs import Pairs
@@ -7,6 +8,7 @@ from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance, PlaceRelevance, Relevance, relevance_of
 
 __all__ = [
+    "Candidates",
     "LabelRelevance",
     "Miner",
     "MinerName",

@@ -35,6 +35,11 @@ class Pairs:
         """The number of items N."""
         return self.positive.shape[0]
 
+    @property
+    def n_matched(self) -> int:
+        """How many items have a positive pair."""
+        return int(self.positive.any(1).sum())
+
     def check_size(self, size: int) -> None:
         """Refuse pairs of another number of items.
 

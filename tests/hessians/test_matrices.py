@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 from torch.func import hessian, jacrev
 
-from lam.hessians import FIXES, SPLITS, ContrastiveCurvature, Curvature
+from lam.hessians import FIXES, SPLITS, ContrastiveCurvature, Curvature, InfoNCECurvature, SupConCurvature
 from lam.pairs import Pairs
 from tests.hessians.softmax import SoftmaxCurvature
 from tests.hessians.twin import pair_loss, pair_loss_arccos
 
 VARIANTS: Any = product(SPLITS, FIXES)
 MATRICES: list[Any] = [ContrastiveCurvature(0.9, split, fix) for split, fix in VARIANTS if fix != "full"]
-"""Curvatures that have matrices."""
+"""Curvatures of single pairs that have matrices."""
+
+OF_ALL: list[Any] = [*MATRICES, InfoNCECurvature(0.3), InfoNCECurvature(0.3, split="outputs"), SupConCurvature(0.1)]
+"""Every curvature that has matrices."""
 
 
 def make(N: int = 8, D: int = 4) -> tuple[Tensor, Tensor, Pairs]:
@@ -49,7 +52,7 @@ def test_the_matrices_are_second_derivatives_with_the_others_held_still(curvatur
     torch.testing.assert_close(curvature.matrices(n, r, pairs), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("curvature", MATRICES, ids=str)
+@pytest.mark.parametrize("curvature", OF_ALL, ids=str)
 def test_diagonal_total_and_diagonal_in_a_basis_are_those_of_the_matrices(curvature: Curvature):
     n, r, pairs = make()
     matrices = curvature.matrices(n, r, pairs)

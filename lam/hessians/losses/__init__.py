@@ -5,9 +5,14 @@ from typing import Any
 
 from lam.hessians.losses.base import Curvature
 from lam.hessians.losses.contrastive import ContrastiveCurvature
+from lam.hessians.losses.softmax import InfoNCECurvature, SupConCurvature
 from lam.utils.registry import enter
 
-CURVATURES: dict[str, type[Curvature]] = {"contrastive": ContrastiveCurvature}
+CURVATURES: dict[str, type[Curvature]] = {
+    "contrastive": ContrastiveCurvature,
+    "infonce": InfoNCECurvature,
+    "supcon": SupConCurvature,
+}
 """Every curvature that a file can name; see `register`."""
 
 
@@ -50,4 +55,13 @@ def from_settings(settings: dict[str, Any]) -> Curvature:
     return CURVATURES[name](**fields)
 
 
-__all__ = ["CURVATURES", "ContrastiveCurvature", "Curvature", "from_settings", "register", "to_settings"]
+__all__ = [
+    "CURVATURES",
+    "ContrastiveCurvature",
+    "Curvature",
+    "InfoNCECurvature",
+    "SupConCurvature",
+    "from_settings",
+    "register",
+    "to_settings",
+]

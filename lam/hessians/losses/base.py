@@ -5,6 +5,7 @@ Nothing here knows of weights: how outputs depend on them is the part of `lam.he
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -25,6 +26,9 @@ class Curvature(ABC):
     """
 
     average: bool = True
+
+    takes_candidates: ClassVar[bool] = False
+    """Whether items can be compared with `lam.pairs.Candidates`, in place of one another."""
 
     @property
     def terms(self) -> Mapping[str, float]:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from lam.hessians.losses.base import Curvature
 from lam.hessians.losses.contrastive import Split, own_curvature, own_matrices, own_total
-from lam.pairs.pairs import Pairs
 
 
 class ItemCurvature(ABC):
@@ -40,13 +40,13 @@ class OfBatch(ItemCurvature):
         curvature: of the loss.
         n: (N, D) unit outputs.
         r: (N, 1) their lengths before normalisation.
-        pairs: which of the N items match.
+        pairs: which of the N items match, or, where the loss takes them, the candidates that they are compared with.
     """
 
     curvature: Curvature
     n: Float[Tensor, "N D"]
     r: Float[Tensor, "N 1"]
-    pairs: Pairs
+    pairs: Any
 
     def diagonal(self) -> Float[Tensor, "N T D"]:
         """The diagonal of each H_a."""

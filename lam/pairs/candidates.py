@@ -1,0 +1,95 @@
+"""What items are compared with where that is held still: a memory bank, a second view, the texts of images."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from lam.pairs.pairs import check_label_vector
+
+UNIT = 1e-3
+"""How far from 1 the length of a unit vector in low precision may be."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """M directions that the N items of a batch are compared with, in place of one another, and that are held still.
+
+    Attributes:
+        directions: (M, D) unit vectors.
+        positive: (N, M) non-negative weights of the candidates that match each item.
+        negative: (N, M) likewise of those that do not.
+
+    Raises:
+        ValueError: for weights of another number of candidates than there are directions.
+    """
+
+    directions: Float[Tensor, "M D"]
+    positive: Shaped[Tensor, "N M"]
+    negative: Shaped[Tensor, "N M"]
+
+    def __post_init__(self) -> None:
+        if not self.positive.shape == self.negative.shape == (len(self.positive), len(self.directions)):
+            raise ValueError(
+                f"positive and negative must be (N, M) for {len(self.directions)} candidates, "
+                f"got {tuple(self.positive.shape)} and {tuple(self.negative.shape)}"
+            )
+        length = torch.linalg.vector_norm(self.directions, dim=1)
+        if not ((length - 1).abs() < UNIT).all():
+            index = int((~((length - 1).abs() < UNIT)).nonzero()[0, 0])
+            raise ValueError(f"directions must be unit vectors, got a length of {length[index]:.3g} at index {index}")
+
+    @property
+    def size(self) -> int:
+        """The number of items N."""
+        return len(self.positive)
+
+    @property
+    def n_positives(self) -> int:
+        """How many items and candidates match."""
+        return int(self.positive.sum())
+
+    @property
+    def n_matched(self) -> int:
+        """How many items have a candidate that matches."""
+        return int(self.positive.any(1).sum())
+
+    def check_size(self, size: int) -> None:
+        """Refuse candidates of another number of items.
+
+        Raises:
+            ValueError: with both numbers.
+        """
+        if self.size != size:
+            raise ValueError(f"candidates must be those of the same {size} items, got candidates of {self.size}")
+
+    @classmethod
+    def by_label(
+        cls,
+        labels: Shaped[Tensor, " N"],
+        directions: Float[Tensor, "M D"],
+        labels_of_directions: Shaped[Tensor, " M"],
+    ) -> "Candidates":
+        """Candidates of the item's label match, all others do not: a memory bank.
+
+        Example:
+            >>> bank = Candidates.by_label(torch.tensor([0, 1]), torch.eye(3), torch.tensor([0, 0, 1]))
+            >>> bank.positive.tolist()
+            [[True, True, False], [False, False, True]]
+        """
+        check_label_vector(labels)
+        check_label_vector(labels_of_directions)
+        same = labels[:, None] == labels_of_directions[None, :]
+        return cls(directions, same, ~same)
+
+    @classmethod
+    def paired(cls, directions: Float[Tensor, "N D"]) -> "Candidates":
+        """Item a matches candidate a alone: a second view of each item, or the text of each image.
+
+        Example:
+            >>> Candidates.paired(torch.eye(2)).positive.tolist()
+            [[True, False], [False, True]]
+        """
+        same = torch.eye(len(directions), dtype=torch.bool, device=directions.device)
+        return cls(directions, same, ~same)

@@ -1,0 +1,27 @@
+import jaxtyping
+import pytest
+import torch
+
+from lam.pairs import Candidates
+
+
+def test_by_label_and_paired():
+    bank = Candidates.by_label(torch.tensor([0, 1, 5]), torch.eye(4), torch.tensor([0, 0, 1, 2]))
+    assert (bank.size, bank.n_positives, bank.n_matched) == (3, 3, 2)
+    assert torch.equal(bank.negative, ~bank.positive)
+    view = Candidates.paired(torch.eye(3))
+    assert (view.size, view.n_positives, view.n_matched) == (3, 3, 3)
+
+
+def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match=r"must be \(N, M\) for 3 candidates, got \(2, 2\) and \(2, 2\)"):
+        Candidates(torch.eye(3), torch.zeros(2, 2), torch.zeros(2, 2))
+    with pytest.raises(ValueError, match="directions must be unit vectors, got a length of 2 at index 1"):
+        Candidates.paired(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+    with pytest.raises(ValueError, match="directions must be unit vectors, got a length of nan at index 0"):
+        Candidates.paired(torch.tensor([[float("nan"), 0.0]]))
+    with pytest.raises(ValueError, match="labels must be integers"):
+        Candidates.by_label(torch.zeros(2), torch.eye(2), torch.arange(2))
+    with pytest.raises(ValueError, match="candidates must be those of the same 5 items, got candidates of 2"):
+        Candidates.paired(torch.eye(2)).check_size(5)

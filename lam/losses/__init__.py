@@ -6,56 +6,69 @@ The choice decides a table's figures, so every table names it. The curvature of 
 
 from typing import Literal, get_args
 
-from lam.losses.base import Loss, MarginLoss, margin_of
+from lam.losses.aninfonce import AnInfoNCE
+from lam.losses.base import Loss, MarginLoss, TrainableLoss, margin_of
 from lam.losses.contrastive import Contrastive
 from lam.losses.infonce import InfoNCE, two_views
 from lam.losses.log_posterior import LogPosterior
 from lam.losses.pml import PytorchMetricLearning
 from lam.losses.squared import Squared
 from lam.losses.supcon import SupCon
+from lam.losses.varcon import VarCon
+from lam.utils.checks import check_positive
 
-LossName = Literal["contrastive", "log_posterior", "squared", "pml", "supcon", "infonce"]
+LossName = Literal["contrastive", "log_posterior", "squared", "pml", "supcon", "infonce", "varcon", "aninfonce"]
 
 TEMPERATURE = 0.1
-_LOSSES: dict[str, type[MarginLoss]] = {
+_WITHOUT_TEMPERATURE: dict[str, type[MarginLoss]] = {
     "contrastive": Contrastive,
     "log_posterior": LogPosterior,
     "squared": Squared,
     "pml": PytorchMetricLearning,
-    "supcon": SupCon,
-    "infonce": InfoNCE,
 }
 
 
-def build(name: str = "contrastive", *, margin: float, temperature: float = TEMPERATURE) -> Loss:
+def build(
+    name: str = "contrastive", *, margin: float, temperature: float = TEMPERATURE, dimension: int | None = None
+) -> Loss:
     """A training loss by its name.
 
     Args:
         name: "contrastive" (mean d², active mean (margin − d)²), "log_posterior" (mean ½d², mean over all negatives
             ½(margin² − d²)), "squared" (mean d², active mean margin² − d²), "pml" (pytorch-metric-learning's
-            `ContrastiveLoss`), "supcon" (softmax of cosines over a temperature) or "infonce" (the same, each positive
-            pair against negatives alone).
-        margin: in (0, 2]: negative pairs at this distance or beyond exert no force; of "supcon" and "infonce", that of
-            the posterior's curvature alone.
-        temperature: of "supcon" and "infonce", positive.
+            `ContrastiveLoss`), "supcon" (softmax of cosines over a temperature), "infonce" (the same, each positive
+            pair against negatives alone), "varcon" (items against centroids of classes) or "aninfonce" (infonce with a
+            weight for each dimension, which is learned).
+        margin: in (0, 2]: negative pairs at this distance or beyond exert no force; of the losses with a temperature
+            that of the posterior's curvature alone.
+        temperature: of "supcon", "infonce", "varcon" and "aninfonce", positive.
+        dimension: D of the embeddings, which "aninfonce" needs.
 
     Returns:
         A loss, called with unit embeddings and `Pairs`.
 
     Raises:
-        ValueError: for an unknown name, a margin outside (0, 2] or a temperature that is not positive.
+        ValueError: for an unknown name, a margin outside (0, 2], a temperature that is not positive, or "aninfonce"
+            without a dimension.
 
     Example:
         >>> build("contrastive", margin=0.7)
         Contrastive(margin=0.7)
     """
-    if name not in _LOSSES:
+    if name not in get_args(LossName):
         raise ValueError(f"loss must be one of {', '.join(get_args(LossName))}, got {name!r}")
-    options = {"temperature": temperature} if name in ("supcon", "infonce") else {}
-    return _LOSSES[name](margin=margin, **options)
+    if name in _WITHOUT_TEMPERATURE:
+        return _WITHOUT_TEMPERATURE[name](margin=margin)
+    check_positive("temperature", temperature)
+    if name == "aninfonce":
+        if dimension is None:
+            raise ValueError("aninfonce has a weight for each dimension: say dimension=D, that of the embeddings")
+        return AnInfoNCE(dimension, 1 / (2 * temperature), margin=margin)
+    return {"supcon": SupCon, "infonce": InfoNCE, "varcon": VarCon}[name](margin=margin, temperature=temperature)
 
 
 __all__ = [
+    "AnInfoNCE",
     "Contrastive",
     "InfoNCE",
     "LogPosterior",
@@ -65,6 +78,8 @@ __all__ = [
     "PytorchMetricLearning",
     "Squared",
     "SupCon",
+    "TrainableLoss",
+    "VarCon",
     "build",
     "margin_of",
     "two_views",

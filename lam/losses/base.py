@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from lam.pairs.pairs import Pairs
 
@@ -50,13 +50,40 @@ class MarginLoss(Loss):
     margin: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.margin <= 2:
-            raise ValueError(f"margin must be in (0, 2], the distances on the unit sphere, got {self.margin}")
+        check_margin(self.margin)
+
+
+class TrainableLoss(Loss, nn.Module):
+    """A loss with parameters of its own, which training learns beside those of the network.
+
+    Training works on a copy, so that a second one begins where the first did; what it has learned is in its history.
+
+    Args:
+        margin: of the contrastive curvature that a posterior takes, and of miners; the loss itself has none.
+
+    Raises:
+        ValueError: for a margin outside (0, 2].
+    """
+
+    def __init__(self, margin: float | None = None) -> None:
+        super().__init__()
+        self.margin = None if margin is None else check_margin(margin)
+
+    def learned(self) -> dict[str, list[float]]:
+        """The parameters by name, in the unit that the loss documents."""
+        return {}
 
 
 def margin_of(loss: Loss) -> float | None:
     """The margin of a loss, None where it has none."""
-    return loss.margin if isinstance(loss, MarginLoss) else None
+    return loss.margin if isinstance(loss, MarginLoss | TrainableLoss) else None
+
+
+def check_margin(margin: float) -> float:
+    """A margin in (0, 2]; another is refused."""
+    if not 0 < margin <= 2:
+        raise ValueError(f"margin must be in (0, 2], the distances on the unit sphere, got {margin}")
+    return margin
 
 
 def squared_distances(embeddings: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lam.losses.base import MarginLoss, weighted_mean
 from lam.pairs.pairs import Pairs
+from lam.utils.checks import check_positive
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,7 @@ class SupCon(MarginLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be positive, got {self.temperature}")
+        check_positive("temperature", self.temperature)
 
     def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
         logits = embeddings @ embeddings.T / self.temperature

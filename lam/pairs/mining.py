@@ -156,7 +156,7 @@ def _choose_triplets(
     steps.scatter_add_(1, first, weight).scatter_add_(1, last, -weight)
     with_negative = torch.zeros_like(distance).scatter_(1, order, steps.cumsum(1)[:, :-1])
     counts = (last - first) * positive
-    chosen = replace(pairs, positive=_symmetric(counts * weight), negative=_symmetric(with_negative))
+    chosen = replace(pairs, positive=_symmetric(counts * weight), negative=_symmetric(with_negative), labels=None)
     chosen, total = _count_by_weight(chosen), int(counts.sum())
     if max_triplets is None or total <= max_triplets:
         return chosen

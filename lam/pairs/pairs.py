@@ -23,12 +23,14 @@ class Pairs:
         negative: (N, N) likewise for the negative pairs, those beyond the margin included.
         n_positives: how many ordered positive pairs were considered (n⁺ of the loss).
         n_negatives: how many ordered negative pairs were considered (n⁻ of the loss).
+        labels: (N,) the classes that these are all the pairs of; None where they are not by class, or were chosen.
     """
 
     positive: Shaped[Tensor, "N N"]
     negative: Shaped[Tensor, "N N"]
     n_positives: int
     n_negatives: int
+    labels: Shaped[Tensor, " N"] | None = None
 
     @property
     def size(self) -> int:
@@ -67,7 +69,7 @@ class Pairs:
         check_label_vector(labels)
         same = labels[:, None] == labels[None, :]
         different = ~same
-        return cls._counted(same.fill_diagonal_(False), different)
+        return cls._counted(same.fill_diagonal_(False), different, labels)
 
     @classmethod
     def by_distance(
@@ -148,8 +150,8 @@ class Pairs:
         return cls(positives, negatives, n_positives, n_negatives)
 
     @classmethod
-    def _counted(cls, positive: Tensor, negative: Tensor) -> "Pairs":
-        return cls(positive, negative, int(positive.sum()), int(negative.sum()))
+    def _counted(cls, positive: Tensor, negative: Tensor, labels: Tensor | None = None) -> "Pairs":
+        return cls(positive, negative, int(positive.sum()), int(negative.sum()), labels)
 
 
 def as_targets(targets: Any) -> Tensor:

@@ -15,7 +15,7 @@ import yaml
 from lam import methods
 from lam.datasets.augmented import AugmentationOptions
 from lam.datasets.base import GalleryKind
-from lam.losses import TEMPERATURE, LossName, build
+from lam.losses import TEMPERATURE, Loss, LossName, build
 from lam.methods import Method
 from lam.models.sentences import Head
 from lam.pairs.mining import MinerName
@@ -99,7 +99,7 @@ class TrainingConfig(TrainingOptions):
 
     Attributes:
         loss: of `lam.losses.build`.
-        temperature: of the losses `supcon` and `infonce`.
+        temperature: of the losses `supcon`, `infonce`, `varcon` and, to begin with, `aninfonce`.
     """
 
     loss: LossName = "contrastive"
@@ -210,11 +210,16 @@ class RunConfig:
         Raises:
             ValueError: saying which, and what is allowed.
         """
-        build(self.training.loss, margin=self.margin, temperature=self.training.temperature)
+        self.loss()
         self.method.check_start(pretrained=self.checkpoint is not None)
         resolve_accelerator(self.accelerator)
         self._check_numbers()
         self._check_ood()
+
+    def loss(self) -> Loss:
+        """The training loss."""
+        temperature, dimension = self.training.temperature, self.network.dimension
+        return build(self.training.loss, margin=self.margin, temperature=temperature, dimension=dimension)
 
     def relation_of(self, images: Any) -> Relation:
         """What makes two of these images a pair: their labels, or, for places, their positions."""

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lam import losses, models
+from lam import models
 from lam.datasets import Dataset, Splits
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.base import Encoder
@@ -239,7 +239,7 @@ def _train(
     options = {name: value for name, value in vars(config.training).items() if name not in ("loss", "temperature")}
     training = Training(
         **options,
-        loss=losses.build(config.training.loss, margin=config.margin, temperature=config.training.temperature),
+        loss=config.loss(),
         relation=relation,
         seed=config.seed,
         pretrained=config.checkpoint is not None,

@@ -11,6 +11,7 @@ the data (augmentation) is drawn as in one process for the first part of a batch
 statistics of each part, the running ones being those of the first process.
 """
 
+import copy
 import hashlib
 import json
 import math
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from lam.losses import TrainableLoss
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.training import checkpoints
@@ -52,6 +54,7 @@ class History:
         seconds: how long each epoch took, validation included.
         best_epoch: the epoch, counted from 1, whose weights the network was left with.
         batches_without_positives: how many batches were skipped because they held no positive pair.
+        learned: what the loss learned beside the network, by name; nothing for most losses.
     """
 
     losses: tuple[float, ...]
@@ -59,6 +62,7 @@ class History:
     seconds: tuple[float, ...]
     best_epoch: int
     batches_without_positives: int
+    learned: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -86,8 +90,12 @@ class Loop:
         self.fabric, self.network, self.dataset, self.training, self.step = fabric, network, dataset, training, step
         self.method, self.pairs = method, training.pairs
         self.folder = None if training.folder is None else Path(training.folder)
+        self.loss, parameters = training.loss, list(network.parameters())
+        if isinstance(training.loss, TrainableLoss):  # its gradient is that of the whole batch in every process
+            self.loss = copy.deepcopy(training.loss).to(fabric.device)
+            parameters += self.loss.parameters()
         self.plain_optimizer = OPTIMIZERS[training.optimizer](
-            network.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay
+            parameters, lr=training.learning_rate, weight_decay=training.weight_decay
         )
         self.module, self.optimizer = fabric.setup(network, self.plain_optimizer)
         self.sizes: tuple[int, ...] = ()
@@ -112,7 +120,8 @@ class Loop:
         if self.best:
             self._load_weights(self.best)
         self.network.eval()
-        return History(tuple(at.losses), tuple(at.validation), tuple(at.seconds), at.best_epoch, at.skipped)
+        learned = self.loss.learned() if isinstance(self.loss, TrainableLoss) else {}
+        return History(tuple(at.losses), tuple(at.validation), tuple(at.seconds), at.best_epoch, at.skipped, learned)
 
     def _epoch(self, bar: tqdm) -> None:
         at, training = self.at, self.training
@@ -160,7 +169,7 @@ class Loop:
         generator = torch.Generator().manual_seed(derive_seed(*place))
         batch = Minibatch(inputs, pairs, at.epoch, generator, labels, self.training.mining, self.sizes)
         try:
-            loss = self.step.backward(self.module, self.training.loss, batch, self.fabric.backward).item()
+            loss = self.step.backward(self.module, self.loss, batch, self.fabric.backward).item()
         except DivergenceError as error:
             raise self._diverged(str(error), at.batch + 1) from error
         if not math.isfinite(loss):
@@ -211,12 +220,16 @@ class Loop:
             return float(validate(self.network))
 
     def _weights(self) -> dict[str, Tensor]:
-        """The weights of the network and what the step remembers."""
-        return _prefixed("network", self.network.state_dict()) | _prefixed("step", self.step.state_dict())
+        """The weights of the network and of the loss, and what the step remembers."""
+        of_loss = self.loss.state_dict() if isinstance(self.loss, TrainableLoss) else {}
+        own = _prefixed("network", self.network.state_dict()) | _prefixed("step", self.step.state_dict())
+        return own | _prefixed("loss", of_loss)
 
     def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
         self.network.load_state_dict(_group("network", weights))
         self.step.load_state_dict(_group("step", weights))
+        if isinstance(self.loss, TrainableLoss):
+            self.loss.load_state_dict(_group("loss", weights))
 
     def _check_weights(self) -> None:
         for name, tensor in self._weights().items():

@@ -57,5 +57,5 @@ def test_the_gradient_is_finite_with_equal_items_and_items_alone() -> None:
 
 def test_by_name_and_refused() -> None:
     assert build("supcon", margin=0.5, temperature=0.2) == SupCon(0.5, 0.2)
-    with pytest.raises(ValueError, match="temperature must be positive, got 0"):
+    with pytest.raises(ValueError, match="temperature must be positive and finite, got 0"):
         build("supcon", margin=0.5, temperature=0.0)

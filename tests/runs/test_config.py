@@ -78,7 +78,7 @@ def test_overrides_stand_above_the_file() -> None:
         ("--method.n_samples=1", "there is no setting method.n_samples; `lam run --help` lists the settings"),
         ("--method=magic", "there is no method 'magic'; known are deterministic, .*, laplace_online"),
         ("--method=3", "method must be a name, or a mapping with a name and options, got 3"),
-        ("--training.loss=nice", "training.loss: Input should be 'contrastive', .* or 'infonce', got 'nice'"),
+        ("--training.loss=nice", "training.loss: Input should be 'contrastive', .* or 'aninfonce', got 'nice'"),
         ("--method.split=x", "method.split: Input should be 'euclidean' or 'arccos', got 'x'"),
         ("--method.fix=x", "method.fix: Input should be 'positive', 'fixed' or 'full', got 'x'"),
         ("--margin=wide", "margin: Input should be a valid number, .* got 'wide'"),

@@ -1,0 +1,100 @@
+"""The anisotropic InfoNCE loss, whose distance weighs each dimension by a concentration of its own."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.losses.base import TrainableLoss
+from lam.losses.infonce import mean_cross_entropy
+from lam.pairs.pairs import Pairs
+from lam.utils.checks import check_at_least, check_positive
+
+
+class AnInfoNCE(TrainableLoss):
+    """InfoNCE of the similarity −Σ_d Λ_d (x_d − y_d)², in which the diagonal Λ > 0 is learned.
+
+    Where rows are a rotation of what made the data, the Λ of a dimension is how concentrated positive pairs are along
+    it. On the sphere, with all of Λ at 1/(2τ), it is InfoNCE at temperature τ; rows may also be of any length. Of
+    negatives drawn near the anchor, with a concentration Λ⁻ in place of 0, the best similarity has Λ⁺ − Λ⁻: given Λ⁻,
+    the positives' Λ⁺ is learned. An ensemble has a Λ for each of k ways to make pairs of the same items, and sums.
+
+    Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", equation 3, corollaries B.1
+    and B.2.
+
+    Args:
+        dimension: D.
+        concentration: Λ at the beginning, of all dimensions.
+        n_members: k.
+        negatives: (D,) Λ⁻ ≥ 0; by default 0, negatives drawn from all items alike.
+        margin: of `TrainableLoss`.
+
+    Raises:
+        ValueError: for a margin outside (0, 2], a concentration that is not positive, fewer than one dimension or
+            member, or a Λ⁻ of another length, or not finite and at least 0.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> loss = AnInfoNCE(2, concentration=0.5)
+        >>> loss(embeddings, Pairs.by_label(torch.tensor([0, 0, 1]))).detach()
+        tensor(0.3133)
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        concentration: float = 5.0,
+        *,
+        n_members: int = 1,
+        negatives: Tensor | None = None,
+        margin: float | None = None,
+    ) -> None:
+        super().__init__(margin)
+        check_at_least("dimension", dimension, 1)
+        check_at_least("n_members", n_members, 1)
+        check_positive("concentration", concentration)
+        negatives = torch.zeros(dimension) if negatives is None else negatives
+        if negatives.shape != (dimension,) or not (negatives.isfinite() & (negatives >= 0)).all():
+            raise ValueError(f"negatives must be {dimension} concentrations, finite and at least 0, got {negatives}")
+        self.start = concentration
+        self.log_concentration = nn.Parameter(torch.full((n_members, dimension), concentration).log())
+        self.register_buffer("negatives", negatives.to(self.log_concentration))
+
+    @property
+    def concentration(self) -> Float[Tensor, "k D"]:
+        """Λ⁺ of each member."""
+        return self.log_concentration.exp()
+
+    def learned(self) -> dict[str, list[float]]:
+        """Λ⁺, member after member."""
+        return {"concentration": self.concentration.flatten().tolist()}
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        n_members, dimension = self.log_concentration.shape
+        negatives = self.get_buffer("negatives").tolist()
+        return f"{dimension}, {self.start}, n_members={n_members}, negatives={negatives}, margin={self.margin}"
+
+    def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
+        return self.of_members(embeddings, [pairs])
+
+    def of_members(self, embeddings: Float[Tensor, "N D"], pairs: Sequence[Pairs]) -> Float[Tensor, ""]:
+        """The sum over the members of an ensemble, each with its own pairs of the same items.
+
+        Raises:
+            ValueError: for pairs of another number of members or items, or rows of another dimension.
+        """
+        n_members, dimension = self.log_concentration.shape
+        if len(pairs) != n_members:
+            raise ValueError(f"pairs must be given for each of {n_members} members, got {len(pairs)}: call of_members")
+        if embeddings.shape[1] != dimension:
+            raise ValueError(f"embeddings must have {dimension} dimensions, as Λ has, got {embeddings.shape[1]}")
+        similarity = self.concentration - self.get_buffer("negatives")
+        terms = []
+        for weight, pairs_of_member in zip(similarity.to(embeddings), pairs, strict=True):
+            pairs_of_member.check_size(len(embeddings))
+            square = (embeddings.square() * weight).sum(1)
+            cross = (embeddings * weight) @ embeddings.T
+            terms.append(mean_cross_entropy(2 * cross - square[:, None] - square, pairs_of_member))
+        return torch.stack(terms).sum()

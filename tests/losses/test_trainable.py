@@ -1,0 +1,160 @@
+"""VarCon and AnInfoNCE against slow loops in float64, at their limits and at the edges; and how they are trained."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lam.losses import AnInfoNCE, InfoNCE, TrainableLoss, VarCon, build
+from lam.pairs import Pairs
+from lam.training import Training, train
+from tests.losses.test_losses import PAIRS, infonce_by_loop, unit
+from tests.methods import small_data as small
+
+LABELS = torch.tensor([0, 0, 1, 1, 1, 2])
+
+
+def varcon_by_loop(z: Tensor, labels: list[int], temperature: float, epsilon: Tensor) -> Tensor:
+    """Item by item and class by class, from equations 7 to 13."""
+    classes = sorted(set(labels))
+    means = {c: torch.stack([z[i] for i in range(len(z)) if labels[i] == c]).mean(0).detach() for c in classes}
+    terms = []
+    for i in range(len(z)):
+        weights = {c: (z[i] @ (means[c] / means[c].norm()) / temperature).exp() for c in classes}
+        p = {c: weight / sum(weights.values()) for c, weight in weights.items()}
+        own = labels[i]
+        softened = temperature - epsilon + 2 * epsilon * p[own]
+        unscaled = {c: 1 + ((1 / softened).exp() - 1) * (c == own) for c in classes}
+        q = {c: value / sum(unscaled.values()) for c, value in unscaled.items()}
+        terms.append(sum(q[c] * (q[c] / p[c]).log() for c in classes) - p[own].log())
+    return torch.stack(terms).mean()
+
+
+@pytest.mark.parametrize("epsilon", [-0.3, 0.0, 0.2])
+def test_varcon_and_its_gradients_equal_the_loop(epsilon: float) -> None:
+    raw = (3 * unit(6, 4)).requires_grad_()
+    loss, z = VarCon(0.5, epsilon), F.normalize(raw)
+    value = loss(z, Pairs.by_label(LABELS))
+    expected = varcon_by_loop(z, LABELS.tolist(), 0.5, loss.epsilon)
+    torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(loss.of_labels(z, LABELS), value)
+    gradients = torch.autograd.grad(value, [raw, loss.raw], retain_graph=True)
+    for gradient, slow in zip(gradients, torch.autograd.grad(expected, [raw, loss.raw]), strict=True):
+        torch.testing.assert_close(gradient, slow, rtol=1e-6, atol=1e-9)
+
+
+def test_varcon_without_epsilon_is_the_likelihood_and_the_divergence_from_one_softened_target() -> None:
+    z, temperature = unit(6, 4), 0.3
+    centroids = F.normalize(torch.stack([z[c == LABELS].mean(0) for c in range(3)]))
+    log_p = (z @ centroids.T / temperature).log_softmax(1)
+    target = (F.one_hot(LABELS) / temperature).softmax(1)
+    expected = F.kl_div(log_p, target, reduction="batchmean") + F.nll_loss(log_p, LABELS)
+    torch.testing.assert_close(VarCon(temperature, 0.0)(z, Pairs.by_label(LABELS)), expected)
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2, 2], [0, 0, 0, 0], [1, 1, 2, 2]])
+@pytest.mark.parametrize("temperature", [1e-3, 0.1, 10.0])
+def test_varcon_is_finite_with_classes_of_one_item_or_one_class_and_where_a_mean_vanishes(
+    labels: list[int], temperature: float
+) -> None:
+    z = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], requires_grad=True)
+    for share in (-0.999, 0.5, 0.999):
+        loss = VarCon(temperature, share * temperature)
+        value = loss(z, Pairs.by_label(torch.tensor(labels)))
+        gradients = torch.autograd.grad(value, [z, loss.raw], allow_unused=True)
+        assert value.isfinite()
+        assert all(gradient is None or gradient.isfinite().all() for gradient in gradients)
+
+
+def test_epsilon_is_learned_within_the_temperature_or_stays() -> None:
+    loss, z = VarCon(0.1, 0.02), unit(6, 4)
+    optimizer = torch.optim.SGD(loss.parameters(), lr=1e4)
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss(z, Pairs.by_label(LABELS)).backward()
+        optimizer.step()
+    assert float(loss.epsilon) != pytest.approx(0.02)
+    assert abs(float(loss.epsilon)) <= 0.1
+    assert loss.learned() == {"epsilon": [float(loss.epsilon)]}
+    assert not any(parameter.requires_grad for parameter in VarCon(learn=False).parameters())
+
+
+def anisotropic(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.stack([torch.stack([-(weight * (a - b) ** 2).sum() for b in x]) for a in x])
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_aninfonce_and_its_gradients_equal_the_loop_with_and_without_normalisation(kind: str) -> None:
+    for rows in (unit(6, 4), 2 * unit(6, 4) + 1):
+        x, negatives = rows.requires_grad_(), torch.tensor([0.1, 0.0, 0.4, 2.0])
+        loss = AnInfoNCE(4, negatives=negatives)
+        with torch.no_grad():
+            loss.log_concentration.copy_(torch.tensor([[-1.0, 0.0, 0.5, 1.0]]))
+        value = loss(x, PAIRS[kind])
+        expected = infonce_by_loop(anisotropic(x, loss.concentration[0] - negatives), PAIRS[kind])
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+        gradients = torch.autograd.grad(value, [x, loss.log_concentration], retain_graph=True)
+        for gradient, slow in zip(gradients, torch.autograd.grad(expected, [x, loss.log_concentration]), strict=True):
+            torch.testing.assert_close(gradient, slow, rtol=1e-5, atol=1e-7)
+
+
+def test_aninfonce_is_infonce_on_the_sphere_where_all_weights_are_one() -> None:
+    x, pairs = unit(6, 4), PAIRS["labels"]
+    expected = InfoNCE(0.7, temperature=0.25)(x, pairs)
+    torch.testing.assert_close(AnInfoNCE(4, 1 / (2 * 0.25))(x, pairs), expected, rtol=1e-6, atol=1e-9)
+    assert build("aninfonce", margin=0.5, temperature=0.25, dimension=4).learned() == {
+        "concentration": [pytest.approx(2.0)] * 4
+    }
+
+
+def test_an_ensemble_is_the_sum_over_its_members() -> None:
+    x, pairs = unit(6, 4), [PAIRS["labels"], Pairs.by_label(torch.tensor([0, 1, 0, 1, 2, 2]))]
+    ensemble, member = AnInfoNCE(4, n_members=2), AnInfoNCE(4)
+    torch.testing.assert_close(ensemble.of_members(x, pairs), member(x, pairs[0]) + member(x, pairs[1]))
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for loss, message in (
+        (lambda: VarCon(0.0), "temperature must be positive and finite, got 0"),
+        (lambda: VarCon(0.1, 0.1), "epsilon must lie within ±temperature, 0.1, got 0.1"),
+        (lambda: VarCon(0.1, margin=3.0), r"margin must be in \(0, 2\]"),
+        (lambda: AnInfoNCE(3, 0.0), "concentration must be positive and finite, got 0"),
+        (lambda: AnInfoNCE(3, math.inf), "concentration must be positive and finite, got inf"),
+        (lambda: AnInfoNCE(0), "dimension must be at least 1, got 0"),
+        (lambda: AnInfoNCE(3, n_members=0), "n_members must be at least 1, got 0"),
+        (lambda: AnInfoNCE(3, negatives=-torch.ones(3)), "negatives must be 3 concentrations, finite and at least 0"),
+        (lambda: AnInfoNCE(3, negatives=torch.ones(2)), "negatives must be 3 concentrations, finite and at least 0"),
+        (lambda: build("aninfonce", margin=0.7), "say dimension=D"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loss()
+    x, pairs = unit(6, 4), PAIRS["labels"]
+    with pytest.raises(ValueError, match="varcon takes classes.*with the miner all"):
+        VarCon()(x, PAIRS["tuples"])
+    with pytest.raises(ValueError, match="labels must be one of each item, at least one, got 5 for 6"):
+        VarCon().of_labels.__func__.__wrapped__(VarCon(), x, LABELS[:5])  # pyright: ignore
+    with pytest.raises(ValueError, match="embeddings must have 3 dimensions, as Λ has, got 4"):
+        AnInfoNCE(3)(x, pairs)
+    with pytest.raises(ValueError, match="pairs must be given for each of 2 members, got 1"):
+        AnInfoNCE(4, n_members=2)(x, pairs)
+
+
+@pytest.mark.parametrize("loss", [VarCon(margin=0.7), AnInfoNCE(3)], ids=["varcon", "aninfonce"])
+def test_training_learns_a_copy_and_resumes_to_the_bit(loss: TrainableLoss, tmp_path: Path) -> None:
+    before = {name: tensor.clone() for name, tensor in loss.state_dict().items()}
+
+    def run(**options: object) -> tuple[dict[str, list[float]], Tensor]:
+        network = small.network()
+        history = train(network, small.images(), Training(**(small.TRAINING | {"loss": loss, "epochs": 2} | options)))
+        return history.learned, network.head.weight
+
+    learned, weight = run()
+    assert learned == run()[0] != loss.learned()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in loss.state_dict().items())
+    run(folder=tmp_path, epochs=1)
+    resumed, weight_resumed = run(folder=tmp_path)
+    assert resumed == learned
+    assert torch.equal(weight_resumed, weight)

@@ -36,14 +36,14 @@ def varcon_by_loop(z: Tensor, labels: list[int], temperature: float, epsilon: Te
 @pytest.mark.parametrize("epsilon", [-0.3, 0.0, 0.2])
 def test_varcon_and_its_gradients_equal_the_loop(epsilon: float) -> None:
     raw = (3 * unit(6, 4)).requires_grad_()
-    loss, z = VarCon(0.5, epsilon), F.normalize(raw)
+    loss, z = VarCon(0.5, epsilon).double(), F.normalize(raw)
     value = loss(z, Pairs.by_label(LABELS))
     expected = varcon_by_loop(z, LABELS.tolist(), 0.5, loss.epsilon)
     torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(loss.of_labels(z, LABELS), value)
     gradients = torch.autograd.grad(value, [raw, loss.raw], retain_graph=True)
     for gradient, slow in zip(gradients, torch.autograd.grad(expected, [raw, loss.raw]), strict=True):
-        torch.testing.assert_close(gradient, slow, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(gradient, slow, rtol=1e-8, atol=1e-10)
 
 
 def test_varcon_without_epsilon_is_the_likelihood_and_the_divergence_from_one_softened_target() -> None:
@@ -89,8 +89,8 @@ def anisotropic(x: Tensor, weight: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", PAIRS)
 def test_aninfonce_and_its_gradients_equal_the_loop_with_and_without_normalisation(kind: str) -> None:
     for rows in (unit(6, 4), 2 * unit(6, 4) + 1):
-        x, negatives = rows.requires_grad_(), torch.tensor([0.1, 0.0, 0.4, 2.0])
-        loss = AnInfoNCE(4, negatives=negatives)
+        x, negatives = rows.requires_grad_(), torch.tensor([0.1, 0.0, 0.4, 2.0], dtype=torch.float64)
+        loss = AnInfoNCE(4, negatives=negatives).double()
         with torch.no_grad():
             loss.log_concentration.copy_(torch.tensor([[-1.0, 0.0, 0.5, 1.0]]))
         value = loss(x, PAIRS[kind])
@@ -98,7 +98,7 @@ def test_aninfonce_and_its_gradients_equal_the_loop_with_and_without_normalisati
         torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
         gradients = torch.autograd.grad(value, [x, loss.log_concentration], retain_graph=True)
         for gradient, slow in zip(gradients, torch.autograd.grad(expected, [x, loss.log_concentration]), strict=True):
-            torch.testing.assert_close(gradient, slow, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(gradient, slow, rtol=1e-8, atol=1e-10)
 
 
 def test_aninfonce_is_infonce_on_the_sphere_where_all_weights_are_one() -> None:

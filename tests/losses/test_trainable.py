@@ -76,9 +76,9 @@ def test_epsilon_is_learned_within_the_temperature_or_stays() -> None:
         optimizer.zero_grad()
         loss(z, Pairs.by_label(LABELS)).backward()
         optimizer.step()
-    assert float(loss.epsilon) != pytest.approx(0.02)
-    assert abs(float(loss.epsilon)) <= 0.1
-    assert loss.learned() == {"epsilon": [float(loss.epsilon)]}
+    assert loss.epsilon.item() != pytest.approx(0.02)
+    assert abs(loss.epsilon.item()) <= 0.1
+    assert loss.learned() == {"epsilon": [loss.epsilon.item()]}
     assert not any(parameter.requires_grad for parameter in VarCon(learn=False).parameters())
 
 
@@ -135,7 +135,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="varcon takes classes.*with the miner all"):
         VarCon()(x, PAIRS["tuples"])
     with pytest.raises(ValueError, match="labels must be one of each item, at least one, got 5 for 6"):
-        VarCon().of_labels.__func__.__wrapped__(VarCon(), x, LABELS[:5])  # pyright: ignore
+        getattr(VarCon.of_labels, "__wrapped__", VarCon.of_labels)(VarCon(), x, LABELS[:5])
     with pytest.raises(ValueError, match="embeddings must have 3 dimensions, as Λ has, got 4"):
         AnInfoNCE(3)(x, pairs)
     with pytest.raises(ValueError, match="pairs must be given for each of 2 members, got 1"):

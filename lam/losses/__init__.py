@@ -1,16 +1,23 @@
 """Training losses, by name; one file a loss.
 
+`build` makes those of embeddings; `DistributionLoss`es take a concentration with each, and methods make them.
+
 The choice decides a table's figures, so every table names it. The curvature of a posterior is always that of
 `log_posterior`, whatever was trained with.
 """
 
 from typing import Literal, get_args
 
+from lam.losses.alignment import ConcentrationAlignment
 from lam.losses.aninfonce import AnInfoNCE
 from lam.losses.base import Loss, MarginLoss, TrainableLoss, margin_of
 from lam.losses.contrastive import Contrastive
+from lam.losses.distributions import DistributionLoss
+from lam.losses.elk import ELK
+from lam.losses.hib import HIB
 from lam.losses.infonce import InfoNCE, two_views
 from lam.losses.log_posterior import LogPosterior
+from lam.losses.mc_infonce import MCInfoNCE
 from lam.losses.pml import PytorchMetricLearning
 from lam.losses.squared import Squared
 from lam.losses.supcon import SupCon
@@ -68,12 +75,17 @@ def build(
 
 
 __all__ = [
+    "ELK",
+    "HIB",
     "AnInfoNCE",
+    "ConcentrationAlignment",
     "Contrastive",
+    "DistributionLoss",
     "InfoNCE",
     "LogPosterior",
     "Loss",
     "LossName",
+    "MCInfoNCE",
     "MarginLoss",
     "PytorchMetricLearning",
     "Squared",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.losses.base import MarginLoss, weighted_mean
@@ -36,6 +37,12 @@ class SupCon(MarginLoss):
         check_positive("temperature", self.temperature)
 
     def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
+        return weighted_mean(*self.of_anchors(embeddings, pairs))
+
+    def of_anchors(
+        self, embeddings: Float[Tensor, "N D"], pairs: Pairs
+    ) -> tuple[Float[Tensor, " N"], Bool[Tensor, " N"]]:
+        """The loss of each anchor, and which items are one: those with a positive pair."""
         logits = embeddings @ embeddings.T / self.temperature
         positive = pairs.positive.to(logits.dtype)
         others = positive + pairs.negative.to(logits.dtype)
@@ -44,5 +51,4 @@ class SupCon(MarginLoss):
         alone = ~(others > 0).any(1, keepdim=True)
         log_probability = logits - weighted.masked_fill(alone, 0).logsumexp(1, keepdim=True)
         counts = positive.sum(1)
-        of_anchor = (positive * log_probability).sum(1) / torch.where(counts > 0, counts, 1)
-        return -weighted_mean(of_anchor, counts > 0)
+        return -(positive * log_probability).sum(1) / torch.where(counts > 0, counts, 1), counts > 0

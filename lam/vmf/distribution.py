@@ -381,6 +381,7 @@ def _angle_slope(dimension: int, kappa: Tensor, angle: Tensor) -> Tensor:
     da/dkappa = -(integral from 0 to a of (cos - A_D) density) / density(a), the integral over the whole being 0.
     """
     mode, width = _mode_and_width(dimension, kappa)
+    angle = angle.clamp(min=1e-150)  # the density of the angle is 0 at the mean direction itself, and the slope too
     reach = torch.where(angle < mode, -_REACH, _REACH) * width
     complement = bessel_ratio_complement(dimension, kappa)
 

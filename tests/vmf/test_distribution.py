@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lam.vmf.bessel import bessel_ratio, bessel_ratio_complement, bessel_ratio_derivative, log_normalizer
-from lam.vmf.distribution import VonMisesFisher, fuse
+from lam.vmf.distribution import VonMisesFisher, _angle_slope, fuse
 from tests.vmf.test_bessel import DIMENSIONS, GOLDEN, KAPPA, assert_scaled_close, golden
 
 
@@ -278,3 +278,9 @@ class TestErrors:
             vmf.log_prob(torch.ones(3))
         with pytest.raises(ValueError, match="value must be of unit length"):
             vmf.log_prob(torch.full((3,), torch.nan))
+
+
+def test_the_gradient_of_a_draw_at_the_mean_direction_itself_is_zero() -> None:
+    kappa, angle = torch.tensor([0.5, 3.0, 1e6], dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    for dimension in (2, 3, 4, 512):
+        assert (_angle_slope(dimension, kappa, angle).abs() < 1e-100).all()

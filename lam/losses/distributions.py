@@ -1,0 +1,81 @@
+"""What the losses of von Mises-Fisher distributions share: the call, its checks, and samples."""
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.losses.base import weighted_mean
+from lam.losses.infonce import log_ratios
+from lam.pairs.pairs import Pairs
+from lam.vmf.distribution import VonMisesFisher
+from lam.vmf.embeddings import KAPPA_RANGE
+
+
+class DistributionLoss(nn.Module, ABC):
+    """A loss of von Mises-Fisher distributions and the pairs among them; it may have parameters of its own.
+
+    Whatever trains with one keeps it in the module that it trains, beside the network.
+    """
+
+    def forward(
+        self,
+        mean: Float[Tensor, "N D"],
+        kappa: Float[Tensor, " N"],
+        pairs: Pairs,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, ""]:
+        """Loss of a batch; lower is better.
+
+        Args:
+            mean: (N, D) unit rows, the mean directions.
+            kappa: (N,) concentrations ≥ 0; one outside `KAPPA_RANGE`, infinity included, counts as its nearest end, and
+                has no gradient.
+            pairs: the pairs among these N items.
+            generator: of the samples, on the device of the rows; by default torch's global one.
+
+        Returns:
+            A scalar.
+
+        Raises:
+            ValueError: where the pairs are of another number of items or none is positive, or a κ is NaN.
+        """
+        pairs.check_size(len(mean))
+        if pairs.n_positives == 0:
+            raise ValueError(f"none of the pairs of {len(mean)} items is positive: raise the batch size, or per_class")
+        if kappa.isnan().any():
+            raise ValueError(f"kappa must be numbers, got NaN at index {int(kappa.isnan().nonzero()[0, 0])}")
+        return self._compute(mean, kappa.clamp(*KAPPA_RANGE), pairs, generator)
+
+    @abstractmethod
+    def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor: ...
+
+
+def sampled_cosines(
+    mean: Tensor, kappa: Tensor, n_samples: int, generator: torch.Generator | None
+) -> Float[Tensor, "S N N"]:
+    """Cosines between the s-th samples of all items, for each s."""
+    samples = VonMisesFisher(mean, kappa, validate_args=False).rsample((n_samples,), generator=generator)
+    return samples @ samples.transpose(1, 2)
+
+
+def drawn_negatives(pairs: Pairs, n_negatives: int | None, generator: torch.Generator | None) -> Pairs:
+    """The pairs with at most so many negatives of each anchor, drawn at random without replacement; None for all.
+
+    Of the positives nothing changes; the negatives are those of an anchor, and are not symmetric any more.
+    """
+    if n_negatives is None or n_negatives >= pairs.size:
+        return pairs
+    noise = torch.rand(pairs.negative.shape, generator=generator, device=pairs.negative.device)
+    order = noise.masked_fill(pairs.negative == 0, -1.0).topk(n_negatives, 1).indices
+    kept = torch.zeros_like(pairs.negative).scatter(1, order, pairs.negative.gather(1, order))
+    return Pairs(pairs.positive, kept, pairs.n_positives, int(kept.sum()))
+
+
+def mean_log_ratio(logits: Float[Tensor, "S N N"], pairs: Pairs) -> Float[Tensor, ""]:
+    """Mean over positive pairs of the logarithm of the mean over samples of the ratio of `log_ratios`."""
+    ratios, weights = log_ratios(logits, pairs)
+    return weighted_mean(ratios.logsumexp(0) - math.log(len(logits)), weights)

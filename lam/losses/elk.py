@@ -1,0 +1,58 @@
+"""The expected likelihood kernel of two von Mises-Fisher distributions as the similarity of InfoNCE."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.losses.distributions import DistributionLoss
+from lam.losses.infonce import mean_cross_entropy
+from lam.pairs.pairs import Pairs
+from lam.utils.checks import check_positive
+from lam.vmf.bessel import log_normalizer
+
+
+class ELK(DistributionLoss):
+    """InfoNCE of the similarity κ_pos log ∫ vMF(z; μ₁, κ₁) vMF(z; μ₂, κ₂) dz; nothing is drawn.
+
+    Source: Kirchhof, Kasneci and Oh (2023), equation 55; Kirchhof et al. (2022), "A non-isotropic probabilistic take on
+    proxy-based deep metric learning", for the closed form.
+
+    Args:
+        kappa_pos: what multiplies the similarity, > 0: the inverse of a temperature.
+
+    Raises:
+        ValueError: for a κ_pos that is not positive.
+
+    Example:
+        >>> mean, kappa = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.tensor([8.0, 8.0, 8.0])
+        >>> ELK(kappa_pos=1.0)(mean, kappa, Pairs.by_label(torch.tensor([0, 0, 1])))
+        tensor(0.0109)
+    """
+
+    def __init__(self, kappa_pos: float = 1.0) -> None:
+        super().__init__()
+        check_positive("kappa_pos", kappa_pos)
+        self.kappa_pos = kappa_pos
+
+    def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
+        similarity = log_expected_likelihood(mean[:, None], kappa[:, None], mean[None], kappa[None])
+        return mean_cross_entropy(self.kappa_pos * similarity, pairs)
+
+
+def log_expected_likelihood(
+    mean: Float[Tensor, "*#B D"],
+    kappa: Float[Tensor, "*#B"],
+    other_mean: Float[Tensor, "*#B D"],
+    other_kappa: Float[Tensor, "*#B"],
+) -> Float[Tensor, "*B"]:
+    """log ∫ vMF(z; μ₁, κ₁) vMF(z; μ₂, κ₂) dz = log C(κ₁) + log C(κ₂) − log C(‖κ₁μ₁ + κ₂μ₂‖), in float64 inside.
+
+    With L = log C + κ it is L₁ + L₂ − L₃ − κ₁κ₂‖μ₁ − μ₂‖² / (κ₁ + κ₂ + κ₃), in which nothing large cancels.
+    """
+    dimension, dtype = mean.shape[-1], torch.promote_types(mean.dtype, kappa.dtype)
+    first, second = kappa.double(), other_kappa.double()
+    square = (mean.double() - other_mean.double()).square().sum(-1)
+    total = ((first + second).square() - first * second * square).clamp(min=1e-12).sqrt()
+    gap = first * second * square / (first + second + total)
+    normalizers = [log_normalizer(dimension, k, scaled=True) for k in (first, second, total)]
+    return (normalizers[0] + normalizers[1] - normalizers[2] - gap).to(dtype)

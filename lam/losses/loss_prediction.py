@@ -1,0 +1,36 @@
+"""Loss prediction: a head learns the loss of each item; it takes predictions, so `build` does not make it."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lam.losses.base import weighted_mean
+
+
+def loss_prediction(
+    predicted: Float[Tensor, " N"], losses: Float[Tensor, " N"], counts: Bool[Tensor, " N"]
+) -> Float[Tensor, ""]:
+    """Mean of (u − ℓ)² over items, u being what is predicted of an item's loss ℓ, which gets no gradient.
+
+    Source: Yoo and Kweon (2019), "Learning loss for active learning", with the square that Kirchhof et al. (2023),
+    "URL: a representation learning benchmark for transferable uncertainty estimates", take in place of a ranking.
+
+    Args:
+        predicted: (N,) of each item.
+        losses: (N,) the loss of each item.
+        counts: (N,) which items have one, such as those with a positive pair.
+
+    Returns:
+        A scalar, zero where no item has a loss.
+
+    Raises:
+        ValueError: where the three are of different lengths.
+
+    Example:
+        >>> import torch
+        >>> loss_prediction(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 9.0]), torch.tensor([True, False]))
+        tensor(4.)
+    """
+    if not predicted.shape == losses.shape == counts.shape:
+        shapes = ", ".join(str(tuple(values.shape)) for values in (predicted, losses, counts))
+        raise ValueError(f"predicted, losses and counts must be one of each item, got shapes {shapes}")
+    return weighted_mean((predicted - losses.detach()).square(), counts)

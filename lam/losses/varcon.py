@@ -57,7 +57,7 @@ class VarCon(TrainableLoss):
 
     def learned(self) -> dict[str, list[float]]:
         """ε."""
-        return {"epsilon": [float(self.epsilon)]}
+        return {"epsilon": [self.epsilon.item()]}
 
     def extra_repr(self) -> str:
         """The settings."""

@@ -237,10 +237,7 @@ def test_one_set_of_outsiders_needs_no_list(tmp_path: Path) -> None:
 
 def test_every_setting_is_described() -> None:
     described = describe_settings()
-    assert (
-        "training.loss                 contrastive  (contrastive, log_posterior, squared, pml, supcon, infonce)"
-        in described
-    )
+    assert "training.loss                 contrastive  (contrastive, log_posterior, squared, pml, supcon, " in described
     assert "data.name                     required" in described
     assert "method.likelihood_scale       none" in described
     assert "method.name                   required  (deterministic, " in described

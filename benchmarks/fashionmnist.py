@@ -24,7 +24,7 @@ from lam import datasets
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import evaluate
 from lam.encoders.load import load
-from lam.hessians import FIXES, SPLITS
+from lam.hessians import FIXES, SPLITS, Diagonal
 from lam.hessians.accumulate import curvature_in_batches
 from lam.pairs.relation import Relation
 from lam.posteriors.diagonal import DiagonalPosterior
@@ -65,12 +65,13 @@ def variants_of(parsed: argparse.Namespace, seed: int) -> dict[str, dict[str, An
     for split in SPLITS:
         for fix in FIXES:
             start = time.perf_counter()
+            settings = replace(method.curvature, margin=config.margin, split=split, fix=fix)
             curvature, n_items = curvature_in_batches(
                 ((inputs[rows], labels[rows]) for rows in order.split(method.batch_size)),
                 weight,
                 bias,
                 Relation(),
-                replace(method.curvature, margin=config.margin, split=split, fix=fix),
+                Diagonal.zeros(weight, settings, has_bias=bias is not None),
             )
             seconds = time.perf_counter() - start
             posterior = DiagonalPosterior(weight, bias, curvature, n_items, seed=seed)

@@ -35,6 +35,11 @@ METRICS |= {
         "neither",
         "share that is negative and counts as zero: these weights keep the prior",
     ),
+    "share_left": Metric(
+        "second moment left to the diagonal",
+        "lower",
+        "share of the features' second moment that a low rank does not hold",
+    ),
     "variance_clipped": Metric(
         "variance of clipped entries",
         "lower",
@@ -152,10 +157,10 @@ class BayesianEncoder(Encoder):
         return predict
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
-        """Share of the curvature that is negative and clipped, its share of the variance, and the tuning."""
+        """What the curvature says of itself, the share of the variance that is clipped, and the tuning."""
         return {
             **({} if self.tuning is None else self.tuning.metrics()),
-            "share_clipped": self.posterior.curvature.clipped,
+            **self.posterior.curvature.diagnostics(),
             "variance_clipped": self.posterior.clipped_variance_share(features),
         }
 
@@ -239,7 +244,7 @@ class BayesianEncoder(Encoder):
             old.weight,
             old.bias,
             self.relation,
-            old.curvature.curvature,
+            old.curvature.empty(),
             seed=old.seed,
         )
         if n_items == 0:

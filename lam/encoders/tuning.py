@@ -254,9 +254,10 @@ def _complaints(posterior: Posterior, features: Tensor, tuning: Tuning) -> Itera
             "that its κ says little; fit on more items, or with a larger prior_precision"
         )
     share = posterior.clipped_variance_share(features)
+    without = 'fix="positive"' if posterior.structure.takes_cross_terms else "negative_weight=0"
     if share > CLIPPED_LIMIT:
         yield (
             f"{share:.0%} of the predictive variance is due to the {posterior.curvature.clipped:.2%} of the weights "
             "whose curvature is negative: they keep the prior's variance, which no likelihood scale changes. Fit with "
-            'split="euclidean", fix="positive", which has none, or with a larger prior_precision'
+            f'split="euclidean", {without}, which has none, or with a larger prior_precision'
         )

@@ -6,7 +6,8 @@ The two ways to go through a data set: batch by batch, where pairs never cross b
 
 import mmap
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import IO, Any
 
 import torch
@@ -14,18 +15,62 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.hessians.batch import diagonal_ggn
-from lam.hessians.dataset import diagonal_ggn_dataset
+from lam.hessians.batch import Sums, ggn_of_batch
+from lam.hessians.dataset import ggn_of_dataset
 from lam.hessians.losses import ContrastiveCurvature, Curvature
-from lam.hessians.structures.diagonal import Diagonal
+from lam.hessians.structures import MAX_MEMORY, Ekfac, Kron, Structure
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.pairs import as_targets, check_labels
 from lam.pairs.relation import Relation
 from lam.utils import distributed
 from lam.utils.autocast import without_autocast
+from lam.utils.checks import check_at_least
 
 
-def check_counts(total: Diagonal, n_items: int) -> None:
+@dataclass(frozen=True)
+class StructureOptions:
+    """Which structure a curvature is summed up in.
+
+    Attributes:
+        structure: its class.
+        max_memory: bytes that its sums may take.
+        rank: of a `LowRank` alone: the most columns of its sketch; 256 by default.
+
+    Raises:
+        ValueError: for options outside their range, or a rank of another structure.
+    """
+
+    structure: type[Structure]
+    max_memory: int = MAX_MEMORY
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least("max_memory", self.max_memory, 1)
+        if self.rank is not None:
+            if self.structure.name != "low_rank":
+                raise ValueError(f'rank is of structure="low_rank", got {self.rank} with "{self.structure.name}"')
+            check_at_least("rank", self.rank, 1)
+
+    def empty(self, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool) -> Any:
+        """The structure of no batch: what a first pass over the data is summed up in."""
+        cls: Any = Kron if self.structure is Ekfac else self.structure
+        rank = {} if self.rank is None else {"rank": self.rank}
+        return cls.zeros(weight, curvature, has_bias=has_bias, max_memory=self.max_memory, **rank)
+
+    def summed(self, empty: Structure, passed: Callable[[Any], tuple[Any, int]]) -> tuple[Any, int]:
+        """The structure of all data, and the number of items; in two passes over them where it takes two.
+
+        Args:
+            empty: as `empty` gives it.
+            passed: one pass, from the structure of no batch to that of all, and the number of items.
+        """
+        total, n_items = passed(empty)
+        if self.structure is not Ekfac:
+            return total, n_items
+        return passed(Ekfac.in_basis_of(total, max_memory=self.max_memory))
+
+
+def check_counts(total: Structure, n_items: int) -> None:
     """Refuse a curvature with a term that nothing was counted for.
 
     Raises:
@@ -46,10 +91,10 @@ def curvature_in_batches(
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
     relation: Relation,
-    curvature: Curvature,
+    empty: Sums,
     *,
     seed: int = 0,
-) -> tuple[Diagonal, int]:
+) -> tuple[Sums, int]:
     """Curvature summed over batches of (features, targets).
 
     Args:
@@ -57,7 +102,7 @@ def curvature_in_batches(
         weight: (D, P) of the head.
         bias: (D,) of the head, or None.
         relation: what makes a pair, and which of the pairs of a batch count, chosen by the head's output.
-        curvature: of the loss.
+        empty: the structure of no batch, with the curvature of the loss.
         seed: of what the mining draws, the same in every batch: what a batch adds does not depend on those before it.
 
     Returns:
@@ -66,7 +111,7 @@ def curvature_in_batches(
     Raises:
         ValueError: for a batch without targets, or with another number of targets than items.
     """
-    total, n_items = Diagonal.zeros(weight, curvature, has_bias=bias is not None), 0
+    total, n_items = empty, 0
     for features, targets in batches:
         targets = targets_of(features, targets)
         pairs = relation.pairs(targets)
@@ -76,9 +121,54 @@ def curvature_in_batches(
             generator = torch.Generator().manual_seed(seed)
             margin = relation.triplet_margin
             pairs = relation.mining.choose(embeddings, pairs, targets, margin=margin, generator=generator)
-        total = total + diagonal_ggn(features, weight, bias, pairs, curvature)
+        total = total + ggn_of_batch(empty, features, weight, bias, pairs)
         n_items += len(features)
     return total, n_items
+
+
+def curvature_of_batches(
+    batches: Iterable[tuple[Tensor, Any]],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    relation: Relation,
+    empty: Structure,
+    options: StructureOptions,
+    *,
+    seed: int = 0,
+) -> tuple[Any, int]:
+    """`curvature_in_batches` of all processes together; a second pass has its features from a temporary file.
+
+    Args, Returns: as `curvature_in_batches`.
+
+    Raises:
+        ValueError: as `curvature_in_batches`, or for a term that no batch holds.
+    """
+
+    def passed(start: Structure) -> tuple[Any, int]:
+        share, n_share = curvature_in_batches(source(), weight, bias, relation, start, seed=seed)
+        total, n_items = share.all_reduce(), int(distributed.all_reduce(torch.tensor(n_share, device=weight.device)))
+        check_counts(total, n_items)
+        return total, n_items
+
+    with tempfile.TemporaryFile() as file:
+        source = _replayed(batches, file) if options.structure is Ekfac else lambda: batches
+        return options.summed(empty, passed)
+
+
+def _replayed(batches: Iterable[tuple[Tensor, Any]], file: IO[bytes]) -> Callable[[], Iterator[tuple[Tensor, Any]]]:
+    """Batches of features, written to a file, that can be gone through as often as is needed."""
+    rest: list[tuple[Tensor, int, Any]] = []
+    for features, targets in batches:
+        file.write(features.cpu().numpy().tobytes())
+        rest.append((features[:0], len(features), targets))
+
+    def replay() -> Iterator[tuple[Tensor, Any]]:
+        file.seek(0)
+        for like, N, targets in rest:
+            content = bytearray(file.read(N * like.shape[1] * like.element_size()))
+            yield torch.frombuffer(content, dtype=like.dtype).view(N, -1).to(like.device), targets
+
+    return replay
 
 
 def curvature_of_dataset(
@@ -86,10 +176,11 @@ def curvature_of_dataset(
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
     relation: Relation,
-    curvature: Curvature,
+    empty: Structure,
+    options: StructureOptions,
     *,
     progress: bool,
-) -> tuple[Diagonal, int]:
+) -> tuple[Any, int]:
     """Curvature over every pair of all batches; features are kept in a temporary file meanwhile.
 
     Of several processes each gives its own batches; the first one keeps the features of all and forms the curvature.
@@ -97,18 +188,18 @@ def curvature_of_dataset(
     Args, Returns, Raises: as `curvature_in_batches`.
     """
 
-    def compute() -> tuple[Diagonal, int]:
+    def compute() -> tuple[Any, int]:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
             features = torch.frombuffer(mapped, dtype=weight.dtype).view(-1, weight.shape[1])
-            diagonal = curvature_over_all_pairs(features, targets, weight, bias, relation, curvature, progress=progress)
-            n_items = len(features)
-            del features  # the map closes only when nothing looks into it
-        return diagonal.to("cpu"), n_items
+            arguments = features, targets, weight, bias, relation, empty, options
+            total, n_items = curvature_over_all_pairs(*arguments, progress=progress), len(features)
+            del features, arguments  # the map closes only when nothing looks into it
+        return total.to("cpu"), n_items
 
     with tempfile.TemporaryFile() as file:
         targets = _write_features(file, batches, weight.dtype)
-        diagonal, n_items = distributed.broadcast_from_rank_zero(compute)
-    return diagonal.to(weight.device), n_items
+        total, n_items = distributed.broadcast_from_rank_zero(compute)
+    return total.to(weight.device), n_items
 
 
 def _write_features(file: IO[bytes], batches: Iterable[tuple[Tensor, Any]], dtype: torch.dtype) -> Tensor:
@@ -130,22 +221,26 @@ def curvature_over_all_pairs(
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
     relation: Relation,
-    curvature: Curvature,
+    empty: Structure,
+    options: StructureOptions,
     *,
     progress: bool,
-) -> Diagonal:
+) -> Any:
     """Curvature over every pair of features in memory, with (N,) labels or (N, X) positions as targets."""
-    targets = targets_of(features, targets).to(weight.device)
+    targets, curvature = targets_of(features, targets).to(weight.device), empty.curvature
+    within: dict[str, Any] = {"progress": progress}
     if not isinstance(curvature, ContrastiveCurvature) or curvature.fix == "full":
-        return diagonal_ggn(features, weight, bias, relation.pairs(targets), curvature)
+        pairs = relation.pairs(targets)
+        return options.summed(empty, lambda start: (ggn_of_batch(start, features, weight, bias, pairs), 0))[0]
     if relation.positive_within is None:
         check_labels(targets)
-        return diagonal_ggn_dataset(features, weight, bias, curvature, labels=targets, progress=progress)
-    neighbours = relation.neighbours(targets)
-    diagonal = diagonal_ggn_dataset(features, weight, bias, curvature, neighbours=neighbours, progress=progress)
-    if 0 in (diagonal.counts or ()):
+        within["labels"] = targets
+    else:
+        within["neighbours"] = relation.neighbours(targets)
+    total, _ = options.summed(empty, lambda start: (ggn_of_dataset(start, features, weight, bias, **within), 0))
+    if 0 in total.counts and relation.positive_within is not None:
         raise ValueError(f"all {len(features)} places are near each other: there is no negative pair")
-    return diagonal
+    return total
 
 
 def targets_of(features: Tensor, targets: Any) -> Tensor:

@@ -20,21 +20,22 @@ from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.seen import REMEMBERED, item_hashes, spread
 from lam.hessians.accumulate import (
-    check_counts,
-    curvature_in_batches,
+    StructureOptions,
+    curvature_of_batches,
     curvature_of_dataset,
     curvature_over_all_pairs,
     targets_of,
 )
 from lam.hessians.batch import check_feature_values
 from lam.hessians.losses import ContrastiveCurvature, Curvature
+from lam.hessians.structures import MAX_MEMORY
 from lam.inputs import AnyPreprocessing
 from lam.methods.added_head import train_layer
 from lam.models.head import ADDED, evaluating, features_and_output, find_head, probe_output
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.pairs import as_targets, check_labels
 from lam.pairs.relation import SCOPES, Relation, Scope
-from lam.posteriors.diagonal import DiagonalPosterior
+from lam.posteriors import POSTERIORS
 from lam.utils import distributed
 from lam.utils.checks import check_choice
 
@@ -54,6 +55,9 @@ def fit(
     pairs: Scope | Relation = "batch",
     head: str | Literal["identity", "train"] | None = None,
     dimension: int | None = None,
+    structure: str = "diag",
+    max_memory: int = MAX_MEMORY,
+    rank: int | None = None,
     prior_precision: float = 1.0,
     likelihood_scale: float | None = None,
     preprocessing: AnyPreprocessing | None = None,
@@ -81,6 +85,11 @@ def fit(
             memory meanwhile; or "identity", which keeps the network's embeddings. κ of the latter says little about the
             distance from the data, so its OOD score is k-NN.
         dimension: D of the layer that `head="train"` adds; by default 64, or the output's width if less.
+        structure: of the posterior's covariance, one of `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full` or
+            `low_rank`. All but `diag` hold each item with the others still: `fix="fixed"`. `ekfac` goes through the
+            features twice, from a temporary file.
+        max_memory: bytes that the sums of the structure may take.
+        rank: of `low_rank`: the most directions of the features that it tells apart; 256 by default.
         prior_precision: α.
         likelihood_scale: s; by default the number of items squared, or 1 of a plain sum. `BayesianEncoder.tune` chooses
             it.
@@ -110,6 +119,7 @@ def fit(
     lacks_margin = pairs.mining != ALL_PAIRS and pairs.triplet_margin is None
     relation = replace(pairs, triplet_margin=margin) if lacks_margin else pairs
     refuse_dimension_of_other_head(dimension, head)
+    options = structure_options(structure, max_memory, rank)
     dataset = getattr(loader, "dataset", None)
     labels = getattr(dataset, "labels", getattr(dataset, "targets", None))
     if labels is not None and relation.positive_within is None:
@@ -136,15 +146,14 @@ def fit(
         with evaluating(layer):  # in which reading a spectral norm's weight changes nothing
             weight, bias = _detached_copies(layer.weight, layer.bias)
         features = _features(network, path, weight.dtype, batches)
+    arguments = features, weight, bias, relation, options.empty(weight, curvature, has_bias=bias is not None), options
     if relation.in_batches:
-        share, n_share = curvature_in_batches(features, weight, bias, relation, curvature, seed=seed)
-        sums, n_items = share.all_reduce(), int(distributed.all_reduce(torch.tensor(n_share, device=weight.device)))
-        check_counts(sums, n_items)
+        sums, n_items = curvature_of_batches(*arguments, seed=seed)
     else:
-        sums, n_items = curvature_of_dataset(features, weight, bias, relation, curvature, progress=progress)
+        sums, n_items = curvature_of_dataset(*arguments, progress=progress)
     if likelihood_scale is None and not curvature.average:
         likelihood_scale = 1.0
-    posterior = DiagonalPosterior(weight, bias, sums, n_items, prior_precision, likelihood_scale, seed)
+    posterior = POSTERIORS[structure](weight, bias, sums, n_items, prior_precision, likelihood_scale, seed)
     return BayesianEncoder(
         network,
         path,
@@ -165,6 +174,9 @@ def fit_features(
     margin: float | None = None,
     curvature: Curvature | None = None,
     pairs: Relation | None = None,
+    structure: str = "diag",
+    max_memory: int = MAX_MEMORY,
+    rank: int | None = None,
     prior_precision: float = 1.0,
     likelihood_scale: float | None = None,
     seed: int = 0,
@@ -177,8 +189,8 @@ def fit_features(
         labels: (N,) integer labels, or (N, X) positions.
         weight: (D, P) of the layer.
         bias: (D,) of the layer, or None.
-        margin, curvature, prior_precision, likelihood_scale, seed: as in `fit`. Any curvature but that of the
-            contrastive loss, and of that `full`, holds an (N, N) matrix of pairs.
+        margin, curvature, structure, max_memory, rank, prior_precision, likelihood_scale, seed: as in `fit`. Any
+            curvature but that of the contrastive loss, and of that `full`, holds an (N, N) matrix of pairs.
         pairs: what makes a pair of places.
         progress: show a progress bar on standard error.
 
@@ -202,12 +214,24 @@ def fit_features(
     if relation.positive_within is None:
         check_labels(labels)
     weight, bias = _detached_copies(weight, bias)
-    sums = curvature_over_all_pairs(features, labels, weight, bias, relation, curvature, progress=progress)
+    options = structure_options(structure, max_memory, rank)
+    empty = options.empty(weight, curvature, has_bias=bias is not None)
+    sums = curvature_over_all_pairs(features, labels, weight, bias, relation, empty, options, progress=progress)
     if likelihood_scale is None and not curvature.average:
         likelihood_scale = 1.0
-    posterior = DiagonalPosterior(weight, bias, sums, len(features), prior_precision, likelihood_scale, seed)
+    posterior = POSTERIORS[structure](weight, bias, sums, len(features), prior_precision, likelihood_scale, seed)
     trained_on = item_hashes(features[spread(len(features))])
     return BayesianEncoder(None, "", posterior, relation=relation, trained_on=trained_on)
+
+
+def structure_options(structure: str, max_memory: int, rank: int | None) -> StructureOptions:
+    """The options of a structure by its name.
+
+    Raises:
+        ValueError: for a name that no posterior has, or an option outside its range.
+    """
+    check_choice("structure", structure, POSTERIORS)
+    return StructureOptions(POSTERIORS[structure].structure, max_memory, rank)
 
 
 def _with_margin(curvature: Curvature | None, margin: float | None) -> tuple[Curvature, float | None]:

@@ -16,9 +16,10 @@ from lam.encoders.base import Encoder
 from lam.encoders.batches import Batch
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import ContrastiveCurvature, Fix, Split
+from lam.hessians.structures import MAX_MEMORY
 from lam.losses import margin_of
 from lam.methods.base import Method, Trained
-from lam.methods.fit import fit, refuse_dimension_of_other_head
+from lam.methods.fit import fit, refuse_dimension_of_other_head, structure_options
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
 from lam.training import Training
@@ -84,6 +85,9 @@ class LaplacePosthoc(LaplaceMethod):
             the miner's triplets.
         average: whether the curvature is averaged over the pairs of each type, or their plain sum.
         batch_size: items a batch, among which pairs are formed.
+        structure: of the posterior's covariance: `diag`, `kron`, `ekfac`, `full` or `low_rank`.
+        max_memory: bytes that the sums of the structure may take.
+        rank: of `low_rank`: the most directions of the features that it tells apart; 256 by default.
         prior_precision: α > 0.
         likelihood_scale: s > 0; by default the number of items squared, or 1 of a plain sum.
 
@@ -102,6 +106,9 @@ class LaplacePosthoc(LaplaceMethod):
     margin: float | None = None
     average: bool = True
     batch_size: int = 256
+    structure: str = "diag"
+    max_memory: int = MAX_MEMORY
+    rank: int | None = None
     prior_precision: float = 1.0
     likelihood_scale: float | None = None
 
@@ -112,6 +119,7 @@ class LaplacePosthoc(LaplaceMethod):
         Relation(self.pairs, miner=self.miner, max_pairs=self.max_pairs)
         self.curvature.check_scope(self.pairs)
         refuse_dimension_of_other_head(self.dimension, self.head)
+        structure_options(self.structure, self.max_memory, self.rank).structure.check_cross_terms(self.curvature)
         check_at_least("batch_size", self.batch_size, 2)
         for name in ("prior_precision", "likelihood_scale"):
             check_positive(name, getattr(self, name))
@@ -159,6 +167,9 @@ def fit_with(
             ),
             head=options.head,
             dimension=options.dimension,
+            structure=options.structure,
+            max_memory=options.max_memory,
+            rank=options.rank,
             prior_precision=options.prior_precision,
             likelihood_scale=options.likelihood_scale,
             seed=training.seed,

@@ -312,7 +312,7 @@ class Posterior(ABC):
 
     def _inputs(self, features: Tensor) -> Tensor:
         """Features as the layer sees them: with a column of ones where there is a bias."""
-        return features if self.bias is None else torch.cat([features, features.new_ones(len(features), 1)], 1)
+        return features if self.bias is None else F.pad(features, (0, 1), value=1.0)
 
     def _layers(self, deviations: Float[Tensor, "S D F"]) -> tuple[Tensor, Tensor | None]:
         """Sampled weights and biases, from their deviations."""

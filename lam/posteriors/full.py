@@ -47,17 +47,19 @@ class FullPosterior(Posterior):
 
     def log_det_precision(self, prior_precision: float) -> float:
         """Σ log(s·relu(λ) + α)."""
-        return float((self.scale * self.curvature.eigen[0].relu() + prior_precision).log().sum())
+        return float((self.scale * self.curvature.eigenbasis[0].relu() + prior_precision).log().sum())
 
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
         """Share of the predictive variance of N items along eigenvectors of negative curvature; see `Posterior`."""
         inputs, root = self._inputs(features.double()), self._root.view(*self.theta.shape, -1)
         moment = inputs.T @ inputs / len(inputs)
         contributions = torch.einsum("dfk,fg,dgk->k", root, moment, root)
-        return float(contributions[is_negative(self.curvature.eigen[0])].sum() / contributions.sum().clamp(min=1e-300))
+        return float(
+            contributions[is_negative(self.curvature.eigenbasis[0])].sum() / contributions.sum().clamp(min=1e-300)
+        )
 
     @cached_property
     def _root(self) -> Float[Tensor, "DF DF"]:
         """V diag(1/√precision), whose product with its transpose is the covariance."""
-        values, vectors = self.curvature.eigen
+        values, vectors = self.curvature.eigenbasis
         return vectors * (self.scale * values.relu() + self.prior_precision).rsqrt()

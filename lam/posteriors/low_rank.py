@@ -51,7 +51,7 @@ class LowRankPosterior(Posterior):
 
         def spread(features: Tensor) -> Spread:
             inputs = self._inputs(features).double()
-            known = [((inputs / d) @ factor @ T).square().sum(1) for d, T in zip(diagonal, scaled, strict=True)]
+            known = [((inputs / diagonal[i]) @ factor @ scaled[i]).square().sum(1) for i in range(len(scaled))]
             variances = inputs.square() @ diagonal.reciprocal().T - torch.stack(known, 1)
             return Along(variances.clamp(min=0), axes)
 

@@ -12,7 +12,7 @@ from pytorch_metric_learning.miners import BatchEasyHardMiner, PairMarginMiner, 
 from torch import Tensor
 
 from lam import losses
-from lam.hessians import ContrastiveCurvature, contrastive_ggn
+from lam.hessians import ContrastiveCurvature, Diagonal, contrastive_ggn
 from lam.hessians.accumulate import curvature_in_batches
 from lam.pairs.mining import ALL_PAIRS, Mining
 from lam.pairs.pairs import Pairs
@@ -275,7 +275,8 @@ def test_curvature_in_batches_is_over_the_chosen_pairs_and_forgets_them() -> Non
     weight, bias = torch.randn(3, 5, generator=generator(1), dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     mining = Mining("semihard", max_pairs=6)
     relation = Relation(miner="semihard", max_pairs=6, triplet_margin=MARGIN)
-    options: dict[str, Any] = {"curvature": ContrastiveCurvature(MARGIN), "seed": 3}
+    empty = Diagonal.zeros(weight, ContrastiveCurvature(MARGIN), has_bias=True)
+    options: dict[str, Any] = {"empty": empty, "seed": 3}
     total, n_items = curvature_in_batches(batches, weight, bias, relation, **options)
     expected = torch.zeros_like(total.sums)
     for features, labels in batches:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import lam
 from lam import methods
 from lam.encoders.ensemble import EnsembleEncoder, align
-from lam.hessians import FIXES, SPLITS, ContrastiveCurvature, contrastive_ggn, contrastive_ggn_dataset
+from lam.hessians import FIXES, SPLITS, ContrastiveCurvature, Diagonal, contrastive_ggn, contrastive_ggn_dataset
 from lam.hessians.accumulate import curvature_in_batches
 from lam.models.head import features_and_output
 from lam.pairs.pairs import Pairs
@@ -73,7 +73,8 @@ def test_curvature(split: Any, fix: Any) -> None:
 def test_mined_curvature() -> None:
     features, labels, weight, bias = layer()
     relation, curvature = Relation(miner="semihard", max_pairs=200, triplet_margin=0.7), ContrastiveCurvature(0.7)
-    same(lambda: [curvature_in_batches([(features, labels)], weight, bias, relation, curvature)[0].h])
+    empty = Diagonal.zeros(weight, curvature, has_bias=True)
+    same(lambda: [curvature_in_batches([(features, labels)], weight, bias, relation, empty)[0].h])
 
 
 @pytest.mark.parametrize("mode", ["marginal", "network"])
@@ -114,7 +115,8 @@ def test_fit_takes_the_features_that_the_network_gives_and_nothing_else_from_aut
     head: Any = trained[2]
     weight, bias = head.weight.detach(), head.bias.detach()
     if pairs == "batch":
-        expected = curvature_in_batches(feature_batches, weight, bias, Relation(), ContrastiveCurvature(0.7))[0]
+        empty = Diagonal.zeros(weight, ContrastiveCurvature(0.7), has_bias=True)
+        expected = curvature_in_batches(feature_batches, weight, bias, Relation(), empty)[0]
     else:
         expected = contrastive_ggn_dataset(features, weight, bias, labels=labels, margin=0.7, progress=False)
     assert torch.equal(encoder.posterior.curvature.h, expected.h)

@@ -59,7 +59,7 @@ class Structure(ABC):
 
     @classmethod
     def check(cls, curvature: Curvature, shape: tuple[int, int], n_bytes: int, max_memory: int) -> None:
-        """Refuse cross terms that the structure has no place for, and sums that take too much memory.
+        """Refuse sums that take too much memory, and cross terms that the structure has no place for.
 
         Args:
             curvature: of the loss.
@@ -70,15 +70,20 @@ class Structure(ABC):
         Raises:
             ValueError: saying which structure would do.
         """
-        if curvature.has_cross_terms and not cls.takes_cross_terms:
-            raise ValueError(
-                f'structure="{cls.name}" holds no cross terms of two items, which {curvature} has: '
-                'use fix="fixed", or structure="diag"'
-            )
+        cls.check_cross_terms(curvature)
         if n_bytes > max_memory:
             raise ValueError(
                 f'structure="{cls.name}" of a layer with {shape[0]} x {shape[1]} weights takes {n_bytes:,} bytes, more '
                 f'than max_memory, {max_memory:,}: allow more, or use structure="low_rank" or "diag"'
+            )
+
+    @classmethod
+    def check_cross_terms(cls, curvature: Curvature) -> None:
+        """Refuse a curvature whose cross terms the structure has no place for."""
+        if curvature.has_cross_terms and not cls.takes_cross_terms:
+            raise ValueError(
+                f'structure="{cls.name}" holds no cross terms of two items, which {curvature} has: '
+                'use fix="fixed", or structure="diag"'
             )
 
     def empty(self: Same) -> Same:
@@ -115,6 +120,10 @@ class Structure(ABC):
                 term = S / n if w == 1 else S * (w / n)
                 h = term if h is None else h + term
         return h
+
+    def diagnostics(self) -> dict[str, float]:
+        """What an encoder says of its curvature, by name."""
+        return {"share_clipped": self.clipped}
 
     def to(self: Same, device: torch.device | str) -> Same:
         """The same on a device."""
@@ -196,3 +205,9 @@ class Structure(ABC):
 def is_negative(values: Float[Tensor, "*A"]) -> Bool[Tensor, "*A"]:
     """Which of them are negative by more than rounding."""
     return values < -ROUNDING * values.abs().max()
+
+
+def eigen(matrix: Float[Tensor, "D D"]) -> tuple[Float[Tensor, " D"], Float[Tensor, "D D"]]:
+    """Eigenvalues and eigenvectors, as columns, of a symmetric matrix, in float64 and row by row in memory."""
+    values, vectors = torch.linalg.eigh(matrix.double())
+    return values, vectors.contiguous()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lam.hessians.losses import Curvature
 from lam.hessians.losses.items import ItemCurvature
-from lam.hessians.structures.base import MAX_MEMORY, Structure, is_negative
+from lam.hessians.structures.base import MAX_MEMORY, Structure, eigen, is_negative
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,11 @@ class Full(Structure):
         return replace(self, sums=sums.reshape(self.sums.shape), counts=self._no_counts)
 
     @cached_property
-    def eigen(self) -> tuple[Float[Tensor, " DF"], Float[Tensor, "DF DF"]]:
+    def eigenbasis(self) -> tuple[Float[Tensor, " DF"], Float[Tensor, "DF DF"]]:
         """Signed eigenvalues and eigenvectors, as columns."""
-        values, vectors = torch.linalg.eigh(self.h.double())
-        return values, vectors
+        return eigen(self.h)
 
     @property
     def clipped(self) -> float:
         """The share of eigenvalues that are negative."""
-        return float(is_negative(self.eigen[0]).double().mean())
+        return float(is_negative(self.eigenbasis[0]).double().mean())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lam.hessians.losses import Curvature
 from lam.hessians.losses.items import ItemCurvature
-from lam.hessians.structures.base import MAX_MEMORY, Structure, is_negative
+from lam.hessians.structures.base import MAX_MEMORY, Structure, eigen, is_negative
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,9 @@ class Kron(Structure):
 
     @cached_property
     def _outputs(self) -> tuple[Tensor, Tensor]:
-        values, vectors = torch.linalg.eigh(self.h.double())
-        return values, vectors
+        return eigen(self.h)
 
     @cached_property
     def _inputs(self) -> tuple[Tensor, Tensor]:
-        values, vectors = torch.linalg.eigh(self.inputs.double() / self.n_items)
+        values, vectors = eigen(self.inputs / self.n_items)
         return values.clamp(min=0), vectors

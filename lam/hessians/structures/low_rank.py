@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lam.hessians.losses import Curvature
 from lam.hessians.losses.items import ItemCurvature
-from lam.hessians.structures.base import MAX_MEMORY, Structure, is_negative
+from lam.hessians.structures.base import MAX_MEMORY, Structure, eigen, is_negative
 from lam.utils.checks import check_at_least
 
 RANK = 256
@@ -82,8 +82,7 @@ class LowRank(Structure):
     @cached_property
     def output_eigen(self) -> tuple[Float[Tensor, " D"], Float[Tensor, "D D"]]:
         """Signed eigenvalues of h, and its eigenvectors as columns."""
-        values, vectors = torch.linalg.eigh(self.h.double())
-        return values, vectors
+        return eigen(self.h)
 
     @cached_property
     def factor(self) -> Float[Tensor, "F K"]:
@@ -92,10 +91,10 @@ class LowRank(Structure):
         shift = torch.finfo(self.probes.dtype).eps * torch.linalg.matrix_norm(sketch)
         shifted = sketch + shift * probes
         core = probes.T @ shifted
-        values, vectors = torch.linalg.eigh((core + core.T) / 2)
+        values, vectors = eigen((core + core.T) / 2)
         kept = values > shift
         left, roots, _ = torch.linalg.svd(shifted @ (vectors[:, kept] / values[kept].sqrt()), full_matrices=False)
-        return left * (roots.square() - shift).clamp(min=0).sqrt()
+        return (left * (roots.square() - shift).clamp(min=0).sqrt()).contiguous()
 
     @property
     def rest(self) -> Float[Tensor, " F"]:
@@ -106,6 +105,10 @@ class LowRank(Structure):
     def left_share(self) -> float:
         """The share of the trace of A that the low rank leaves to the diagonal."""
         return float(self.rest.sum() / (self.squares.double().sum() / self.n_items))
+
+    def diagnostics(self) -> dict[str, float]:
+        """What an encoder says of its curvature, by name."""
+        return {**super().diagnostics(), "share_left": self.left_share}
 
     @property
     def clipped(self) -> float:

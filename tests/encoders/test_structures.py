@@ -1,0 +1,133 @@
+"""Laws of an encoder that hold for every structure of its posterior."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lam
+from lam.hessians import ContrastiveCurvature, Full
+from lam.methods import LaplacePosthoc
+from lam.posteriors import POSTERIORS
+from tests.encoders.small import fit, make_batches, make_network, same_posterior
+from tests.encoders.test_evaluation import METRICS
+
+BASES = ("ekfac",)
+"""Structures in a basis of the data that they were fitted on: two fits do not add up."""
+
+
+@pytest.fixture(params=POSTERIORS)
+def structure(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def options_of(structure: str) -> dict[str, Any]:
+    return {"structure": structure, **({"rank": 4} if structure == "low_rank" else {})}
+
+
+def test_fit_puts_the_posterior_into_the_structure(structure: str):
+    batches = make_batches()
+    encoder = fit(batches, **options_of(structure))
+    assert type(encoder.posterior) is POSTERIORS[structure]
+    assert encoder.posterior.curvature.counts == fit(batches).posterior.curvature.counts
+    assert encoder.posterior.n_items == 64
+    assert encoder.embed(batches).kappa.isfinite().all()
+
+
+@pytest.mark.parametrize("scope", ["batch", "dataset"])
+def test_batches_of_one_loader_and_a_whole_data_set_are_fitted_alike(structure: str, scope: Any):
+    inputs, labels = make_batches(1, N=40)[0]
+    whole = fit([(inputs, labels)], pairs=scope, **options_of(structure))
+    features = whole.features(inputs)
+    weight, bias = whole.posterior.weight, whole.posterior.bias
+    alone = lam.fit_features(features, labels, weight, bias, margin=0.7, **options_of(structure))
+    for name, sums in whole.posterior.curvature.tensors().items():
+        expected = alone.posterior.curvature.tensors()[name]
+        if not name.endswith("_basis"):
+            torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    torch.testing.assert_close(
+        alone.posterior.output_variance()(features), whole.posterior.output_variance()(features), rtol=1e-3, atol=1e-5
+    )
+
+
+def test_it_is_tuned_saved_and_loaded(structure: str, tmp_path: Path):
+    batches = make_batches()
+    encoder = fit(batches, **options_of(structure))
+    encoder.tune(batches, by="marginal_likelihood")
+    encoder.tune(make_batches(2, seed=1), least=1e-3, greatest=1e6, refinements=1)
+    encoder.save(tmp_path)
+    loaded = lam.load(tmp_path, make_network())
+    assert same_posterior(loaded, encoder)
+    assert type(loaded.posterior) is POSTERIORS[structure]
+    torch.testing.assert_close(loaded.embed(batches).kappa, encoder.embed(batches).kappa, rtol=1e-5, atol=0)
+    diagnostics = loaded.diagnostics(loaded.features(batches))
+    assert {"share_clipped", "variance_clipped"} < diagnostics.keys() <= METRICS.keys()
+    assert ("share_left" in diagnostics) == (structure == "low_rank")
+
+
+def test_it_forgets_batches_and_adds_others(structure: str):
+    batches = make_batches(6)
+    whole, first, second = (fit(part, **options_of(structure)) for part in (batches, batches[:3], batches[3:]))
+    whole.forget(batches[3:])
+    variance = whole.posterior.output_variance()(whole.features(batches))
+    if structure in BASES:
+        assert whole.posterior.curvature.counts == first.posterior.curvature.counts
+        with pytest.raises(ValueError, match="only Ekfacs with the same output_basis add up"):
+            _ = first + second
+        return
+    features = first.features(batches)
+    torch.testing.assert_close(variance, first.posterior.output_variance()(features), rtol=1e-3, atol=1e-6)
+    joined, everything = first + second, fit(batches, **options_of(structure))
+    expected = everything.posterior.output_variance()(features)
+    torch.testing.assert_close(joined.posterior.output_variance()(features), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_it_is_exported(structure: str, tmp_path: Path):
+    encoder, inputs = fit(**options_of(structure)), make_batches(1)[0][0]
+    encoder.export(tmp_path / "encoder.pt2", inputs)
+    program = torch.export.load(tmp_path / "encoder.pt2").module()
+    for N in (2, 7):
+        _, mean, kappa, variance = program(inputs[:N])
+        expected = encoder.embed(inputs[:N])
+        torch.testing.assert_close(mean, expected.mean)
+        torch.testing.assert_close(kappa, expected.kappa, rtol=1e-4, atol=0)
+        torch.testing.assert_close(variance, expected.variance, rtol=1e-4, atol=0)
+
+
+def test_another_structure_is_refused_and_those_there_are_listed():
+    with pytest.raises(ValueError, match="structure must be one of diag, kron, ekfac, full, low_rank, got 'diagonal'"):
+        fit(structure="diagonal")
+    with pytest.raises(ValueError, match="structure must be one of diag, kron"):
+        LaplacePosthoc(structure="kronecker")
+
+
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "full", "low_rank"])
+def test_cross_terms_are_refused_with_what_is_allowed(structure: str):
+    message = rf'structure="{structure if structure != "ekfac" else "kron"}" holds no cross terms.*fix="fixed", or'
+    with pytest.raises(ValueError, match=message):
+        fit(structure=structure, curvature=ContrastiveCurvature(0.7, fix="positive"))
+    with pytest.raises(ValueError, match=rf'structure="{structure}" holds no cross terms'):
+        LaplacePosthoc(structure=structure, fix="full")
+
+
+def test_a_layer_that_does_not_fit_is_refused_with_its_bytes():
+    needed = Full.n_bytes(2, 3, 13)
+    with pytest.raises(ValueError, match=rf"3 x 13 weights takes {needed:,} bytes, more than max_memory, 1,000: allow"):
+        fit(structure="full", max_memory=1000)
+    fit(structure="full", max_memory=needed)
+    with pytest.raises(ValueError, match="max_memory must be at least 1, got 0"):
+        fit(max_memory=0)
+
+
+def test_a_rank_is_that_of_a_low_rank():
+    with pytest.raises(ValueError, match='rank is of structure="low_rank", got 8 with "kron"'):
+        fit(structure="kron", rank=8)
+    with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
+        LaplacePosthoc(structure="low_rank", rank=0)
+
+
+@pytest.mark.parametrize("prior", [0.0, float("nan")])
+def test_without_a_prior_no_factor_may_be_singular(structure: str, prior: float):
+    with pytest.raises(ValueError, match="prior_precision must be positive and finite"):
+        fit(prior_precision=prior, **options_of(structure))

@@ -94,7 +94,7 @@ def test_a_stop_by_the_user_says_how_to_go_on(
             "training.loss: Input should be 'contrastive', ",
         ),
         (["demo", "--method.split=x"], "method.split: Input should be 'euclidean' or 'arccos', got 'x'"),
-        (["demo", "--method.fix=x"], "method.fix: Input should be 'positive', 'fixed' or 'full', got 'x'"),
+        (["demo", "--method.fix=x"], "method.fix: Input should be 'positive', 'fixed', 'full' or 'projected', got 'x'"),
         (["demo", "--margin=2.5"], "margin must be in (0, 2]"),
         (["demo", "--margin", "0"], "margin must be in (0, 2]"),
         (["demo", "--seed", "-1"], "seed must be at least 0, got -1"),

@@ -1,6 +1,6 @@
 """Curvature of a loss in the weights of a linear last layer: one file a loss, one file a structure."""
 
-from lam.hessians.batch import contrastive_ggn, diagonal_ggn, ggn_of_batch
+from lam.hessians.batch import contrastive_ggn, diagonal_ggn, ggn_of_batch, output_curvature, total_output_curvature
 from lam.hessians.dataset import contrastive_ggn_dataset, diagonal_ggn_dataset, ggn_of_dataset
 from lam.hessians.losses import (
     CURVATURES,
@@ -37,5 +37,7 @@ __all__ = [
     "diagonal_ggn_dataset",
     "ggn_of_batch",
     "ggn_of_dataset",
+    "output_curvature",
     "register",
+    "total_output_curvature",
 ]

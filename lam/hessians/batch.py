@@ -1,5 +1,6 @@
 """GGN of the last layer over the pairs of a batch. Whole data sets: see `lam.hessians.dataset`."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from lam.hessians.losses import ContrastiveCurvature, Curvature
 from lam.hessians.losses.items import OfBatch
-from lam.hessians.structures.base import Structure
+from lam.hessians.structures.base import Structure, weighted_by_term
 from lam.hessians.structures.diagonal import Diagonal
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
@@ -69,6 +70,64 @@ def diagonal_ggn(
     """Diagonal GGN of a loss: `ggn_of_batch` of a `Diagonal`, Σ_a H_a,ii φ_aj² and any cross terms."""
     empty = Diagonal.zeros(weight, curvature, has_bias=bias is not None)
     return ggn_of_batch(empty, features, weight, bias, pairs)
+
+
+def output_curvature(
+    features: Float[Tensor, "N P"],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    pairs: Pairs | Candidates,
+    curvature: Curvature,
+) -> Float[Tensor, "N D D"]:
+    """H_a of every item: the curvature of a loss in the output of each, the others held still, with h's average.
+
+    Σ_a H_a ⊗ φ_a φ_aᵀ is the GGN in the weights. It takes 4 N D² bytes in float32: `total_output_curvature` is their
+    sum, of which none is formed.
+
+    Args, Raises: as `diagonal_ggn`, and
+        ValueError: for a curvature with cross terms, of which items have no part of their own.
+
+    Example:
+        >>> features, pairs = torch.eye(3), Pairs.by_label(torch.tensor([0, 0, 1]))
+        >>> output_curvature(features, torch.eye(3), None, pairs, ContrastiveCurvature(2.0, fix="projected")).shape
+        torch.Size([3, 3, 3])
+    """
+    return _of_outputs(features, weight, bias, pairs, curvature, lambda items: items.matrices().movedim(1, 0))
+
+
+def total_output_curvature(
+    features: Float[Tensor, "N P"],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    pairs: Pairs | Candidates,
+    curvature: Curvature,
+) -> Float[Tensor, "D D"]:
+    """Σ_a of `output_curvature`, from arrays of (N, N), (N, D) and (D, D) alone, but for `projected` softmaxes.
+
+    Example:
+        >>> features, pairs = torch.eye(3), Pairs.by_label(torch.tensor([0, 0, 1]))
+        >>> total_output_curvature(features, torch.eye(3), None, pairs, ContrastiveCurvature(2.0)).shape
+        torch.Size([3, 3])
+    """
+    return _of_outputs(features, weight, bias, pairs, curvature, lambda items: items.total())
+
+
+@without_autocast()
+def _of_outputs(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    pairs: Pairs | Candidates,
+    curvature: Curvature,
+    sums: Callable[[OfBatch], Tensor],
+) -> Tensor:
+    if curvature.has_cross_terms:
+        raise ValueError(f"items have no curvature of their own with the cross terms of {curvature}: use fix='fixed'")
+    check_layer(features, weight, bias)
+    check_not_all_zero(features)
+    partners = checked_partners(pairs, len(features), curvature)
+    _, n, r = outputs(features, weight, bias, curvature.working_dtype(features))
+    return weighted_by_term(sums(OfBatch(curvature, n, r, partners)), curvature, curvature.counts(partners))
 
 
 def contrastive_ggn(

@@ -14,12 +14,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lam.hessians.batch import ALL_ZERO, Sums, check_feature_values, check_layer, outputs
-from lam.hessians.losses.contrastive import ContrastiveCurvature
-from lam.hessians.losses.items import OfPartners
-from lam.hessians.relations import LabelRelation, NeighbourRelation, cost
+from lam.hessians.losses import ContrastiveCurvature, Curvature
+from lam.hessians.losses.items import OfDataset
+from lam.hessians.relations import LabelRelation, NeighbourRelation
 from lam.hessians.structures.diagonal import Diagonal
 from lam.pairs.neighbours import Neighbours
 from lam.utils.autocast import without_autocast
+from lam.utils.checks import check_at_least
 
 ROWS = 4096
 """How many items of a feature matrix are streamed at once."""
@@ -43,8 +44,9 @@ def ggn_of_dataset(
     the data were cut into batches or blocks.
 
     Args:
-        empty: the structure of no item at all, with the curvature of a contrastive loss: `fixed` or `positive`; `full`
-            would need an array of all pairs.
+        empty: the structure of no item at all, with the curvature of a loss that can be formed block by block: that of
+            the contrastive loss, but for `full`, which would need an array of all pairs, and those with a softmax over
+            pairs, `fixed` or `projected`.
         features: (N, P) what enters the layer; or batches of it that can be iterated twice, always in the same order.
         weight: (D, P) the layer's weight.
         bias: (D,) its bias, or None.
@@ -57,37 +59,30 @@ def ggn_of_dataset(
         The sums behind h, float64.
 
     Raises:
-        ValueError: for what `ggn_of_batch` refuses, `full`, both or neither of labels and neighbours, another number of
-            labels than items, and no positive pair at all.
+        ValueError: for what `ggn_of_batch` refuses, a curvature that is formed in batches alone, both or neither of
+            labels and neighbours, another number of labels than items, and no positive pair at all.
     """
-    curvature: Any = empty.curvature
-    if curvature.fix == "full":
-        raise ValueError("fix must be fixed or positive for a whole data set, got 'full': fit it in batches instead")
-    if block_size < 1:
-        raise ValueError(f"block_size must be at least 1, got {block_size}")
-    if curvature.fix == "positive":
+    curvature = empty.curvature
+    curvature.check_scope("dataset")
+    check_at_least("block_size", block_size, 1)
+    if curvature.has_cross_terms:
         features = features if isinstance(features, Tensor) else torch.cat(list(features))
     n, r = _all_outputs(features, weight, bias, curvature)
     relation = _relation(len(n), labels, neighbours, block_size)
     if relation.n_positives == 0:
         raise ValueError(f"there is no positive pair among {len(n)} items: the loss has no curvature")
-
-    terms = [relation.positive_partners(n)]
-    if curvature.fix == "fixed":
-        terms.append(_negative_partners(n, relation, curvature.least_cosine, block_size, progress))
-    count, partners = (torch.stack(part) for part in zip(*terms, strict=True))
-    items = OfPartners(curvature.split, n.double(), r.double(), count, partners)
-    total = _summed(empty, features, items)
-    if isinstance(features, Tensor) and curvature.fix == "positive":
+    items = curvature.over_dataset(n, r, relation, block_size=block_size, progress=progress)
+    total = _summed(empty, features, items, progress=progress)
+    if isinstance(features, Tensor) and curvature.has_cross_terms:
         total = replace(total, sums=total.sums + relation.cross_terms(features, weight, bias, progress=progress))
-    return replace(total, counts=(relation.n_positives, relation.n_negatives)[: len(terms)])
+    return replace(total, counts=curvature.counts(relation))
 
 
 def diagonal_ggn_dataset(
     features: Float[Tensor, "N P"] | Iterable[Tensor],
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
-    curvature: ContrastiveCurvature,
+    curvature: Curvature,
     **options: Any,
 ) -> Diagonal:
     """Diagonal GGN over every pair: `ggn_of_dataset` of a `Diagonal`, with its options."""
@@ -123,37 +118,8 @@ def _relation(
     return LabelRelation(labels) if labels is not None else NeighbourRelation(neighbours, block_size)  # pyright: ignore
 
 
-def _negative_partners(
-    n: Tensor, relation: LabelRelation | NeighbourRelation, cosine: float, block_size: int, progress: bool
-) -> tuple[Tensor, Tensor]:
-    """Sums of 1 and of n over the negative partners of each item that are nearer than the margin."""
-    extended = torch.cat([n, n.new_ones(len(n), 1)], 1)[relation.order]
-    blocks = [slice(i, min(i + block_size, len(n))) for i in range(0, len(n), block_size)]
-    total = torch.zeros_like(extended, dtype=torch.float64)
-    title = cost(len(n) * (len(n) - 1) // 2, bytes_of_blocks(n, block_size))
-    with tqdm(total=len(blocks) * (len(blocks) + 1) // 2, desc=title, disable=not progress, unit="block") as bar:
-        for index, rows in enumerate(blocks):
-            for columns in blocks[index:]:
-                bar.update()
-                t = (extended[rows, :-1] @ extended[columns, :-1].T).gt_(cosine)
-                if not relation.exclude(t, rows, columns):
-                    continue
-                total[rows] += t @ extended[columns]
-                if rows != columns:
-                    total[columns] += t.T @ extended[rows]
-    unsorted = torch.empty_like(total)
-    unsorted[relation.order] = total
-    return unsorted[:, -1:], unsorted[:, :-1]
-
-
-def bytes_of_blocks(n: Float[Tensor, "N D"], block_size: int) -> int:
-    """Memory that a pass over the similarities of all pairs takes beside the features."""
-    N, D = n.shape
-    return n.element_size() * (N * (D + 1) + 2 * min(block_size, N) ** 2) + 8 * N * (D + 1)
-
-
 def _all_outputs(
-    features: Tensor | Iterable[Tensor], weight: Tensor, bias: Tensor | None, curvature: ContrastiveCurvature
+    features: Tensor | Iterable[Tensor], weight: Tensor, bias: Tensor | None, curvature: Curvature
 ) -> tuple[Tensor, Tensor]:
     parts: list[tuple[Tensor, Tensor]] = []
     n_items, any_nonzero = 0, False
@@ -169,10 +135,11 @@ def _all_outputs(
     return torch.cat([n for n, _ in parts]), torch.cat([r for _, r in parts])
 
 
-def _summed(empty: Sums, features: Tensor | Iterable[Tensor], items: OfPartners) -> Sums:
+def _summed(empty: Sums, features: Tensor | Iterable[Tensor], items: OfDataset, *, progress: bool) -> Sums:
     """The structure of all items, in one stream of their features."""
     total, start = empty, 0
-    for batch in _stream(features, items.n.device):
+    batches = tqdm(_stream(features, items.n.device), desc=items.cost, disable=not (progress and items.cost))
+    for batch in batches:
         inputs = batch.to(empty.curvature.working_dtype(batch))
         inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1) if empty.has_bias else inputs
         total = total + empty.of_items(inputs, items[start : start + len(batch)])

@@ -5,12 +5,13 @@ item add up to, which pairs of a block are no negative pairs, and the cross term
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
 from lam.hessians.batch import outputs
 from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum_over_pairs
+from lam.hessians.losses.items import cost_of
 from lam.pairs.neighbours import Neighbours
 from lam.pairs.pairs import check_label_vector
 
@@ -25,6 +26,7 @@ class LabelRelation:
         _, self._class, self._sizes = labels.unique(return_inverse=True, return_counts=True)
         self.n_positives = int((self._sizes * (self._sizes - 1)).sum())
         self.n_negatives = len(labels) ** 2 - int(self._sizes.square().sum())
+        self.n_matched = int(self._sizes[self._sizes > 1].sum())
 
     def positive_partners(self, n: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
         """Sums of 1 and of n over the positive partners of each item, in float64."""
@@ -40,13 +42,19 @@ class LabelRelation:
         t.mul_(left[:, None] != right[None, :])
         return not (left[0] == left[-1] == right[0] == right[-1])
 
+    def block(self, rows: slice, columns: slice) -> tuple[Bool[Tensor, "rows columns"], Bool[Tensor, "rows columns"]]:
+        """Which pairs of a block, in the items' own order, are positive and which are negative."""
+        positive = self._class[rows, None] == self._class[columns]
+        negative = ~positive
+        return _without_itself(positive, rows, columns), negative
+
     def cross_terms(
         self, features: Tensor, weight: Tensor, bias: Tensor | None, *, progress: bool
     ) -> Float[Tensor, "D F"]:
         """Sum of the cross terms over all positive pairs, class by class: over its pairs, or from its moments."""
         total = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)
         sizes = self._sizes.tolist()
-        title = cost(self.n_positives // 2, 8 * total.shape[1] * (2 * max(sizes) + 4 * total.shape[0]))
+        title = cost_of(self.n_positives // 2, 8 * total.shape[1] * (2 * max(sizes) + 4 * total.shape[0]))
         for rows in tqdm(self.order.split(sizes), desc=title, unit="class", disable=not progress):
             part = features[rows.to(features.device)].to(weight.device)
             inputs, n, r = outputs(part, weight, bias, torch.float64)
@@ -72,6 +80,8 @@ class NeighbourRelation:
         block = near // block_size
         key, by_block = (block[:, 0] * self._blocks + block[:, 1]).sort()
         self._near, self._key = near[by_block], key
+        self._both_ways, self._neither = _both_ways(neighbours.positive), _both_ways(neighbours.neither)
+        self.n_matched = len(neighbours.positive.unique())
 
     def positive_partners(self, n: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
         """Sums of 1 and of n over the positive partners of each item, in float64."""
@@ -92,6 +102,11 @@ class NeighbourRelation:
             t.fill_diagonal_(0)
         return True
 
+    def block(self, rows: slice, columns: slice) -> tuple[Bool[Tensor, "rows columns"], Bool[Tensor, "rows columns"]]:
+        """Which pairs of a block are positive and which are negative."""
+        positive, neither = (_of_block(pairs, rows, columns) for pairs in (self._both_ways, self._neither))
+        return positive, _without_itself(~(positive | neither), rows, columns)
+
     def cross_terms(
         self, features: Tensor, weight: Tensor, bias: Tensor | None, *, progress: bool
     ) -> Float[Tensor, "D F"]:
@@ -107,9 +122,28 @@ class NeighbourRelation:
         return total
 
 
-def cost(n_pairs: int, n_bytes: int) -> str:
-    """What a pass over pairs takes beside the features: how many unordered pairs, and how much memory."""
-    return f"{n_pairs:,} pairs, {n_bytes / 2**20:.0f} MiB"
+def _both_ways(pairs: Int[Tensor, "pairs 2"]) -> Int[Tensor, "ordered 2"]:
+    """Ordered pairs of unordered ones, sorted by their first item."""
+    ordered = torch.cat([pairs, pairs.flip(1)])
+    return ordered[ordered[:, 0].argsort()]
+
+
+def _of_block(ordered: Int[Tensor, "ordered 2"], rows: slice, columns: slice) -> Bool[Tensor, "rows columns"]:
+    """Which pairs of a block are listed."""
+    start, stop = torch.searchsorted(ordered[:, 0].contiguous(), ordered.new_tensor([rows.start, rows.stop])).tolist()
+    first, second = ordered[start:stop].T
+    inside = (second >= columns.start) & (second < columns.stop)
+    listed = torch.zeros(rows.stop - rows.start, columns.stop - columns.start, dtype=torch.bool, device=ordered.device)
+    listed[first[inside] - rows.start, second[inside] - columns.start] = True
+    return listed
+
+
+def _without_itself(pairs: Tensor, rows: slice, columns: slice) -> Tensor:
+    """The pairs of a block without those of an item with itself."""
+    start, stop = max(rows.start, columns.start), min(rows.stop, columns.stop)
+    itself = torch.arange(start, max(start, stop), device=pairs.device)
+    pairs[itself - rows.start, itself - columns.start] = False
+    return pairs
 
 
 def cross_sum_of_class(

@@ -23,7 +23,7 @@ from tests.helpers import unchecked
         (
             None,
             {"curvature": ContrastiveCurvature(0.7, fix="full"), "pairs": "dataset"},
-            "fix must be fixed or positive with pairs",
+            "fix must be fixed, positive or projected with pairs",
         ),
         (None, {"prior_precision": 0.0}, "prior_precision must be positive"),
         ([], {}, "the loader gave no batch"),
@@ -45,7 +45,7 @@ def test_bad_input_to_fit_is_refused(batches, options, message):
     ("settings", "message"),
     [
         ({"split": "angle"}, "split must be one of euclidean, arccos, got 'angle'"),
-        ({"fix": "half"}, "fix must be one of positive, fixed, full, got 'half'"),
+        ({"fix": "half"}, "fix must be one of positive, fixed, full, projected, got 'half'"),
         ({"negative_weight": 2.0}, r"negative_weight must be in \[0, 1\], got 2.0"),
     ],
 )

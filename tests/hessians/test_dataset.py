@@ -1,25 +1,41 @@
+from typing import Any
+
 import jaxtyping
 import pytest
 import torch
 from torch import Tensor
 
-from lam.hessians import SPLITS, Diagonal, Neighbours, contrastive_ggn, contrastive_ggn_dataset
-from lam.hessians.dataset import bytes_of_blocks
-from lam.hessians.relations import cost
+from lam.hessians import (
+    SPLITS,
+    Diagonal,
+    Ekfac,
+    Full,
+    InfoNCECurvature,
+    Kron,
+    Neighbours,
+    SupConCurvature,
+    contrastive_ggn,
+    contrastive_ggn_dataset,
+    diagonal_ggn_dataset,
+    ggn_of_batch,
+    ggn_of_dataset,
+)
+from lam.hessians.losses.contrastive import bytes_of_blocks
+from lam.hessians.losses.items import cost_of
 from lam.pairs.pairs import Pairs
 from tests.hessians.test_last_layer import make
 
 QUIET = {"progress": False}
 
 
-def assert_same(got: Diagonal, want: Diagonal, rtol: float = 1e-10) -> None:
+def assert_same(got: Any, want: Any, rtol: float = 1e-10) -> None:
     assert got.counts == want.counts
     scale = want.sums[0].abs().max().double()
     torch.testing.assert_close(got.sums.double() / scale, want.sums.double() / scale, rtol=rtol, atol=rtol)
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("fix", ["fixed", "positive"])
+@pytest.mark.parametrize("fix", ["fixed", "positive", "projected"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("D", [2, 30])
 def test_equals_one_batch_by_label_for_any_block_size(split, fix, bias, D):
@@ -33,7 +49,7 @@ def test_equals_one_batch_by_label_for_any_block_size(split, fix, bias, D):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("fix", ["fixed", "positive"])
+@pytest.mark.parametrize("fix", ["fixed", "positive", "projected"])
 def test_equals_one_batch_by_position_for_any_block_size(split, fix):
     features, weight, bias, _ = make(N=60)
     positions = torch.rand(60, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 100
@@ -45,6 +61,53 @@ def test_equals_one_batch_by_position_for_any_block_size(split, fix):
             features, weight, bias, neighbours=neighbours, block_size=block_size, **options, **QUIET
         )
         assert_same(got, want)
+
+
+SOFTMAXES: list[Any] = [
+    SupConCurvature(0.1),
+    SupConCurvature(0.3, split="outputs"),
+    InfoNCECurvature(0.02),
+    InfoNCECurvature(0.3, split="outputs"),
+    InfoNCECurvature(0.3, split="outputs", fix="projected"),
+]
+
+
+@pytest.mark.parametrize("curvature", SOFTMAXES, ids=str)
+@pytest.mark.parametrize("by_label", [True, False])
+def test_a_softmax_over_a_data_set_equals_that_of_one_batch_for_any_block_size(curvature, by_label):
+    features, weight, bias, labels = make(N=60)
+    if by_label:
+        labels[-1] = 9  # an item without a positive pair
+        related: dict[str, Any] = {"labels": labels}
+        pairs = Pairs.by_label(labels)
+    else:
+        positions = torch.rand(60, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 100
+        related = {"neighbours": Neighbours.by_distance(positions, 12.0, 25.0)}
+        pairs = Pairs.by_distance(positions, 12.0, 25.0)
+    for structure in (Diagonal, Kron, Full):
+        empty = structure.zeros(weight, curvature, has_bias=True)
+        want = ggn_of_batch(empty, features, weight, bias, pairs)
+        for block_size in (1, 7, 60, 1000):
+            got = ggn_of_dataset(empty, features, weight, bias, block_size=block_size, **related, **QUIET)
+            assert_same(got, want)
+    basis = Ekfac.in_basis_of(ggn_of_batch(Kron.zeros(weight, curvature, has_bias=True), features, weight, bias, pairs))
+    got = ggn_of_dataset(basis, features, weight, bias, block_size=11, **related, **QUIET)
+    assert_same(got, ggn_of_batch(basis, features, weight, bias, pairs))
+
+
+def test_a_softmax_over_a_data_set_in_float32_says_what_it_takes(capsys):
+    features, weight, bias, labels = make(N=300, D=8, P=20)
+    curvature = SupConCurvature(0.1)
+    wide = diagonal_ggn_dataset(features, weight, bias, curvature, labels=labels, **QUIET)
+    assert capsys.readouterr().err == ""
+    layer = features.float(), weight.float(), bias.float()
+    narrow = diagonal_ggn_dataset(*layer, curvature, labels=labels, block_size=64)
+    assert_same(narrow, wide, rtol=1e-5)
+    assert "89,700 pairs, 0 MiB" in capsys.readouterr().err
+    with pytest.raises(ValueError, match='fix must be fixed or projected with pairs="dataset", got full'):
+        diagonal_ggn_dataset(*layer, SupConCurvature(0.1, fix="full"), labels=labels)
+    with pytest.raises(ValueError, match="no positive pair among 300 items"):
+        diagonal_ggn_dataset(*layer, curvature, labels=torch.arange(300))
 
 
 def test_batches_of_features_give_the_same_and_must_not_change():
@@ -96,13 +159,13 @@ def test_bytes_are_those_of_blocks_and_sums():
     blocks, sums = 4 * 2 * 256**2, (4 + 8) * 3000 * 65
     assert bytes_of_blocks(n, 256) == blocks + sums < 20 * n.numel() * n.element_size()
     assert bytes_of_blocks(n[:10], 256) == 4 * 2 * 10**2 + (4 + 8) * 10 * 65
-    assert cost(10 * 9 // 2, 3 * 2**20) == "45 pairs, 3 MiB"
+    assert cost_of(10 * 9 // 2, 3 * 2**20) == "45 pairs, 3 MiB"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"fix": "full"}, "fixed or positive for a whole data set, got 'full'"),
+        ({"fix": "full"}, 'fix must be fixed, positive or projected with pairs="dataset", got full'),
         ({"labels": None}, "either labels or neighbours"),
         ({"labels": torch.zeros(6, dtype=torch.long)}, "there are 7 items, but the labels or neighbours are of 6"),
         ({"labels": torch.arange(7)}, "no positive pair among 7 items"),

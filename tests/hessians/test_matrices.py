@@ -1,6 +1,7 @@
 """The whole curvature in the outputs of an item, H_a, of every loss that has one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -10,16 +11,45 @@ import torch
 from torch import Tensor
 from torch.func import hessian, jacrev
 
-from lam.hessians import FIXES, SPLITS, ContrastiveCurvature, Curvature, InfoNCECurvature, SupConCurvature
+from lam.hessians import (
+    FIXES,
+    SPLITS,
+    ContrastiveCurvature,
+    Curvature,
+    Full,
+    InfoNCECurvature,
+    SupConCurvature,
+    diagonal_ggn,
+    ggn_of_batch,
+    output_curvature,
+    total_output_curvature,
+)
+from lam.hessians.losses.projection import positive_arccos, positive_part
 from lam.pairs import Pairs
 from tests.hessians.softmax import SoftmaxCurvature
+from tests.hessians.test_last_layer import make as make_layer
 from tests.hessians.twin import pair_loss, pair_loss_arccos
 
 VARIANTS: Any = product(SPLITS, FIXES)
-MATRICES: list[Any] = [ContrastiveCurvature(0.9, split, fix) for split, fix in VARIANTS if fix != "full"]
+MATRICES: list[Any] = [ContrastiveCurvature(0.9, split, fix) for split, fix in VARIANTS if fix in ("fixed", "positive")]
 """Curvatures of single pairs that have matrices."""
 
-OF_ALL: list[Any] = [*MATRICES, InfoNCECurvature(0.3), InfoNCECurvature(0.3, split="outputs"), SupConCurvature(0.1)]
+PROJECTED: list[Any] = [
+    ContrastiveCurvature(0.9, "arccos", "projected", negative_weight=0.6),
+    ContrastiveCurvature(1.9, "euclidean", "projected"),
+    ContrastiveCurvature(0.9, "arccos", "projected", average=False),
+    SupConCurvature(0.1, split="outputs", fix="projected"),
+    InfoNCECurvature(0.3, split="outputs", fix="projected"),
+]
+"""Curvatures that are the positive part of each item's."""
+
+OF_ALL: list[Any] = [
+    *MATRICES,
+    InfoNCECurvature(0.3),
+    InfoNCECurvature(0.3, split="outputs"),
+    SupConCurvature(0.1),
+    *PROJECTED,
+]
 """Every curvature that has matrices."""
 
 
@@ -65,6 +95,54 @@ def test_diagonal_total_and_diagonal_in_a_basis_are_those_of_the_matrices(curvat
     expected = torch.einsum("di,atde,ei->ati", basis, matrices, basis)
     torch.testing.assert_close(curvature.in_basis(n, r, pairs, basis), expected, **close)
     torch.testing.assert_close(Curvature.in_basis(curvature, n, r, pairs, basis), expected, **close)
+
+
+@pytest.mark.parametrize("curvature", PROJECTED, ids=str)
+def test_the_positive_part_of_each_item_keeps_more_than_relu_of_the_diagonal(curvature: Any):
+    n, r, pairs = make()
+    fixed = replace(curvature, fix="fixed")
+    weights, counts = fixed.terms.values(), fixed.counts(pairs) if curvature.average else (1, 1)
+    ratios = [w * counts[0] / count for w, count in zip(weights, counts, strict=False)]
+    scales = torch.tensor(ratios, dtype=torch.float64)
+    matrices = torch.einsum("t,atde->ade", scales, fixed.matrices(n, r, pairs))
+    values, vectors = torch.linalg.eigh(matrices)
+    expected = vectors @ torch.diag_embed(values.clamp(min=0)) @ vectors.mT
+    assert (values < -1e-6).any()
+    torch.testing.assert_close(curvature.matrices(n, r, pairs)[:, 0], expected, rtol=1e-10, atol=1e-12)
+    kept, clipped = curvature.diagonal(n, r, pairs)[:, 0], matrices.diagonal(dim1=1, dim2=2).relu()
+    assert (kept >= clipped - 1e-12).all()
+    assert kept.sum() > 1.01 * clipped.sum() or curvature.split == "euclidean"  # whose eigenvalues are of one sign
+
+
+@pytest.mark.parametrize("curvature", OF_ALL, ids=str)
+def test_output_curvatures_make_the_whole_ggn(curvature: Any):
+    features, weight, bias, labels = make_layer(N=9)
+    pairs = Pairs.by_label(labels)
+    if curvature.has_cross_terms:
+        with pytest.raises(ValueError, match="items have no curvature of their own with the cross terms of"):
+            output_curvature(features, weight, bias, pairs, curvature)
+        return
+    matrices = output_curvature(features, weight, bias, pairs, curvature)
+    assert matrices.shape == (9, 3, 3)
+    total = total_output_curvature(features, weight, bias, pairs, curvature)
+    torch.testing.assert_close(total, matrices.sum(0), rtol=1e-10, atol=1e-12)
+    phi = torch.cat([features, torch.ones(9, 1).double()], 1)
+    h = torch.einsum("aii,aj->ij", matrices, phi.square())
+    torch.testing.assert_close(diagonal_ggn(features, weight, bias, pairs, curvature).h, h, rtol=1e-10, atol=1e-12)
+    full = ggn_of_batch(Full.zeros(weight, curvature, has_bias=True), features, weight, bias, pairs).h
+    expected = torch.einsum("ade,ai,aj->diej", matrices, phi, phi)
+    torch.testing.assert_close(full.reshape(expected.shape), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_items_without_partners_and_partners_in_line_have_a_positive_part():
+    n = torch.eye(3, dtype=torch.float64)
+    for m in (torch.zeros(3, 3).double(), n, -n):
+        products = positive_arccos(n, m)
+        identity = torch.eye(3, dtype=torch.float64)
+        c = (n * m).sum(1)[:, None, None]
+        expected = positive_part(c * (identity - n[:, :, None] * n[:, None]))
+        torch.testing.assert_close(products.matrices(), expected)
+        assert products.diagonal().isfinite().all()
 
 
 def test_a_loss_with_a_diagonal_alone_says_so():

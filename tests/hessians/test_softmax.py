@@ -70,7 +70,16 @@ def twin(features: Tensor, theta: Tensor, pairs: Any, record: type, split: str, 
         def loss(z: Tensor, a: int = a) -> Tensor:
             return loss_of(record, z, pairs.positive[a].double(), pairs.negative[a].double())
 
-        if pairs.positive[a].any() and pairs.negative[a].any():
+        if not (pairs.positive[a].any() and pairs.negative[a].any()):
+            continue
+        if fix == "projected":
+            candidates = pairs.directions if isinstance(pairs, Candidates) else still
+            values, vectors = torch.linalg.eigh(
+                curvature_in(still[a], partial(z_of, candidates=candidates), loss, split)
+            )
+            positive = vectors @ torch.diag(values.clamp(min=0)) @ vectors.T
+            total += torch.outer(positive.diagonal(), features[a].square())
+        else:
             total += torch.einsum("ijij->ij", curvature_in(theta, z, loss, split))
     return total
 
@@ -144,7 +153,19 @@ def test_split_at_the_logits_nothing_is_ever_clipped(record, fix):
     features, weight, bias, labels = make(N=40)
     diagonal = diagonal_ggn(features, weight, bias, Pairs.by_label(labels), record(0.05, fix=fix))
     assert diagonal.clipped == 0
-    assert diagonal_ggn(features, weight, bias, Pairs.by_label(labels), record(0.05, split="outputs")).clipped > 0
+    outputs = diagonal_ggn(features, weight, bias, Pairs.by_label(labels), record(0.05, split="outputs", fix=fix))
+    assert (outputs.clipped > 0) == (fix != "projected")
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_projected_keeps_more_than_relu_of_the_diagonal(record):
+    features, weight, bias, labels = make(N=40)
+    fixed, projected = (
+        diagonal_ggn(features, weight, bias, Pairs.by_label(labels), record(0.2, split="outputs", fix=fix)).h
+        for fix in ("fixed", "projected")
+    )
+    assert (projected > fixed.relu()).all()
+    assert 0 < fixed.relu().sum() < 0.9 * projected.sum()
 
 
 @pytest.mark.parametrize(("record", "split", "fix"), VARIANTS)
@@ -201,7 +222,11 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):
         ("temperature must be positive, got None: give one", Pairs.by_label(labels), SupConCurvature(None)),
         ("candidates must be those of the same 7 items, got candidates of 6", bank(labels[:6]), SupConCurvature(0.1)),
         ("candidates must have 3 dimensions, got 5", bank(labels, D=5), SupConCurvature(0.1)),
-        ("fix must be fixed where candidates are held still, got 'full'", bank(labels), SupConCurvature(1, fix="full")),
+        (
+            "fix must be fixed or projected where candidates are held still, got 'full'",
+            bank(labels),
+            SupConCurvature(1, fix="full"),
+        ),
         ("ContrastiveCurvature compares items with one another: give Pairs", bank(labels), ContrastiveCurvature(0.7)),
     ):
         with pytest.raises(ValueError, match=message):

@@ -80,7 +80,7 @@ def test_overrides_stand_above_the_file() -> None:
         ("--method=3", "method must be a name, or a mapping with a name and options, got 3"),
         ("--training.loss=nice", "training.loss: Input should be 'contrastive', .* or 'aninfonce', got 'nice'"),
         ("--method.split=x", "method.split: Input should be 'euclidean' or 'arccos', got 'x'"),
-        ("--method.fix=x", "method.fix: Input should be 'positive', 'fixed' or 'full', got 'x'"),
+        ("--method.fix=x", "method.fix: Input should be 'positive', 'fixed', 'full' or 'projected', got 'x'"),
         ("--margin=wide", "margin: Input should be a valid number, .* got 'wide'"),
         ("--margin", "margin needs a value, such as --margin=..."),
         ("--margin=[1", r"margin: \[1 is not valid YAML: "),
@@ -178,7 +178,7 @@ def test_a_loss_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("laplace_posthoc", "fix=full pairs=dataset", "method.fix must be fixed or positive with pairs"),
+        ("laplace_posthoc", "fix=full pairs=dataset", "method.fix must be fixed, positive or projected with pairs"),
         ("laplace_posthoc", "negative_weight=2", r"method.negative_weight must be in \[0, 1\], got 2.0"),
         ("laplace_posthoc", "prior_precision=-1", "method.prior_precision must be positive and finite, got -1.0"),
         ("laplace_posthoc", "likelihood_scale=0", "method.likelihood_scale must be positive and finite, got 0.0"),

@@ -5,12 +5,13 @@ Nothing here knows of weights: how outputs depend on them is the part of `lam.he
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lam.hessians.losses.items import OfDataset, Related
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
 
@@ -40,7 +41,7 @@ class Curvature(ABC):
         """Whether outputs of two items share second derivatives that count: whether `cross` gives any."""
         return type(self).cross is not Curvature.cross
 
-    def counts(self, pairs: Pairs) -> tuple[int, ...]:
+    def counts(self, pairs: Any) -> tuple[int, ...]:
         """How many of them each of the T terms is averaged over."""
         return (pairs.size,)
 
@@ -90,7 +91,26 @@ class Curvature(ABC):
         """The type to compute in."""
         return torch.promote_types(features.dtype, torch.float32)
 
+    def over_dataset(
+        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
+    ) -> OfDataset:
+        """H_a of each item over every pair of a data set, formed in blocks; arguments as those of `diagonal`, and
+
+        Args:
+            relation: which items match.
+            block_size: how many items a block has on a side.
+            progress: show a progress bar on standard error.
+
+        Raises:
+            ValueError: where the loss is formed in batches alone, as `check_scope`.
+        """
+        raise ValueError(self._in_batches_alone)
+
     def check_scope(self, scope: Scope) -> None:
         """Refuse to form this curvature over all pairs of a data set, where only batches will do."""
-        if scope == "dataset":
-            raise ValueError(f'{type(self).__name__} is formed in batches alone: use pairs="batch"')
+        if scope == "dataset" and type(self).over_dataset is Curvature.over_dataset:
+            raise ValueError(self._in_batches_alone)
+
+    @property
+    def _in_batches_alone(self) -> str:
+        return f'{type(self).__name__} is formed in batches alone: use pairs="batch"'

@@ -10,19 +10,22 @@ Source: Warburg et al. (2023), appendix F; the sign of the arccos cross term fol
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from tqdm import tqdm
 
 from lam.hessians.losses.base import Curvature
+from lam.hessians.losses.items import OfDataset, Related, cost_of
+from lam.hessians.losses.projection import OuterProducts, positive_arccos, positive_tangent
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
 from lam.utils.checks import check_choice
 
 Split = Literal["euclidean", "arccos"]
-Fix = Literal["positive", "fixed", "full"]
+Fix = Literal["positive", "fixed", "full", "projected"]
 SPLITS: tuple[str, ...] = get_args(Split)
 FIXES: tuple[str, ...] = get_args(Fix)
 
@@ -40,6 +43,9 @@ class ContrastiveCurvature(Curvature):
     t = 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, else 0: h = S⁺/n⁺ − w S⁻/n⁻, where n⁺
     and n⁻ count every pair that was considered, those outside the margin included. `fixed` differentiates each item
     with the other held still, `full` keeps the cross terms, `positive` keeps them too but drops the negative pairs.
+    `projected` is `fixed` with the positive part of each item's curvature, so that nothing is clipped later: negative
+    pairs of an item take from its own positive ones alone. It is one term: positive and negative pairs of a batch
+    together, averaged over the positive ones.
 
     Source: Warburg et al. (2023), equations 6 to 9 and appendix F.
 
@@ -48,7 +54,7 @@ class ContrastiveCurvature(Curvature):
             down to about 0.01; smaller ones need float64 features. None in the options of a method: that of the loss,
             which `with_margin` fills in.
         split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
-        fix: which terms are kept: `fixed`, `positive` or `full`.
+        fix: which terms are kept: `fixed`, `positive`, `full` or `projected`.
         negative_weight: w in [0, 1], the weight of the negative pairs.
         average: whether h is averaged over the pairs of each type, or is their plain sum, S⁺ − w S⁻.
 
@@ -85,34 +91,34 @@ class ContrastiveCurvature(Curvature):
     def terms(self) -> dict[str, float]:
         """The positive pairs and, unless they are dropped, the negative ones."""
         positive = {"positive pair": 1.0}
-        return positive if self.fix == "positive" else {**positive, "negative pair": -self.negative_weight}
+        return {**positive, "negative pair": -self.negative_weight} if self.fix in ("fixed", "full") else positive
 
     @property
     def has_cross_terms(self) -> bool:
         """Whether the partner is not held still."""
-        return self.fix != "fixed"
+        return self.fix in ("positive", "full")
 
-    def counts(self, pairs: Pairs) -> tuple[int, ...]:
+    def counts(self, pairs: Any) -> tuple[int, ...]:
         """n⁺ and, unless they are dropped, n⁻."""
         return (pairs.n_positives, pairs.n_negatives)[: len(self.terms)]
 
     def diagonal(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D"]:
         """H11 of each item, summed over its partners, and twice: every item is first and second in ordered pairs."""
-        return torch.stack([2 * own_curvature(self.split, n, r, *partners) for partners in self._partners(n, pairs)], 1)
+        return self._items(n, r, pairs).diagonal()
 
     def matrices(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D D"]:
         """The matrices whose diagonals `diagonal` has."""
-        return torch.stack([2 * own_matrices(self.split, n, r, *partners) for partners in self._partners(n, pairs)], 1)
+        return self._items(n, r, pairs).matrices()
 
     def total(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "T D D"]:
         """Σ_a H_a, from D × N matmuls alone."""
-        return torch.stack([2 * own_total(self.split, n, r, *partners) for partners in self._partners(n, pairs)])
+        return self._items(n, r, pairs).total()
 
     def in_basis(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs, basis: Float[Tensor, "D D"]
     ) -> Float[Tensor, "N T D"]:
         """The diagonal of rotated outputs."""
-        return self.diagonal(n @ basis, r, pairs)
+        return self._items(n, r, pairs).in_basis(basis)
 
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs
@@ -124,16 +130,35 @@ class ContrastiveCurvature(Curvature):
 
     def working_dtype(self, features: Tensor) -> torch.dtype:
         """The type to compute in: where the cross terms cancel most of the rest, float32 would lose its digits."""
-        return super().working_dtype(features) if self.fix == "fixed" else torch.float64
+        return super().working_dtype(features) if not self.has_cross_terms else torch.float64
 
     def check_scope(self, scope: Scope) -> None:
         """Refuse to form cross terms of every pair of a data set."""
         if self.fix == "full" and scope == "dataset":
-            raise ValueError('fix must be fixed or positive with pairs="dataset", got full: use pairs="batch"')
+            allowed = "fixed, positive or projected"
+            raise ValueError(f'fix must be {allowed} with pairs="dataset", got full: use pairs="batch"')
 
-    def _partners(self, n: Tensor, pairs: Pairs) -> list[tuple[Tensor, Tensor]]:
-        """Σ_b t_ab and Σ_b t_ab n_b, term by term."""
-        return [(t.sum(1, keepdim=True), t @ n) for t in self._kinds(n, pairs)]
+    def over_dataset(
+        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
+    ) -> "OfPartners":
+        """From sums over the partners of each item: those of negative ones are formed in blocks."""
+        self.check_scope("dataset")
+        terms = [relation.positive_partners(n)]
+        if self.fix != "positive":
+            terms.append(_negative_partners(n, relation, self.least_cosine, block_size, progress))
+        return self._of(n.double(), r.double(), terms, relation)
+
+    def _items(self, n: Tensor, r: Tensor, pairs: Pairs) -> "OfPartners":
+        return self._of(n, r, [(t.sum(1, keepdim=True), t @ n) for t in self._kinds(n, pairs)], pairs)
+
+    def _of(self, n: Tensor, r: Tensor, terms: list[tuple[Tensor, Tensor]], pairs: Any) -> "OfPartners":
+        if self.fix == "projected":
+            share = pairs.n_positives / max(pairs.n_negatives, 1) if self.average else 1
+            (count, partners), (negative_count, negative_partners) = terms
+            weight = self.negative_weight * share
+            terms = [(count - weight * negative_count, partners - weight * negative_partners)]
+        count, partners = (torch.stack(part) for part in zip(*terms, strict=True))
+        return OfPartners(self.split, self.fix == "projected", n, r, count, partners)
 
     def _kinds(self, n: Tensor, pairs: Pairs) -> list[Tensor]:
         """Weights of the ordered pairs that have a curvature, term by term."""
@@ -141,6 +166,93 @@ class ContrastiveCurvature(Curvature):
         if self.fix == "positive":
             return [positive]
         return [positive, pairs.negative.to(n) * (n @ n.T > self.least_cosine)]
+
+
+@dataclass(frozen=True)
+class OfPartners(OfDataset):
+    """The curvature of every item's output, from what its partners add up to.
+
+    Attributes:
+        split: how loss∘network is split.
+        projected: whether it is the positive part.
+        n: (N, D) unit outputs.
+        r: (N, 1) their lengths before normalisation.
+        count: (T, N, 1) Σ_b t_ab.
+        partners: (T, N, D) Σ_b t_ab n_b.
+    """
+
+    split: Split
+    projected: bool
+    n: Float[Tensor, "N D"]
+    r: Float[Tensor, "N 1"]
+    count: Float[Tensor, "T N 1"]
+    partners: Float[Tensor, "T N D"]
+
+    def __getitem__(self, rows: slice) -> "OfPartners":
+        """Of some of the items."""
+        count, partners = self.count[:, rows], self.partners[:, rows]
+        return replace(self, n=self.n[rows], r=self.r[rows], count=count, partners=partners)
+
+    def diagonal(self) -> Float[Tensor, "N T D"]:
+        """The diagonal of each H_a."""
+        if self.projected:
+            return torch.stack([2 * part.diagonal() for part in self._positive_parts()], 1)
+        return torch.stack([2 * own_curvature(self.split, self.n, self.r, *term) for term in self._terms()], 1)
+
+    def matrices(self) -> Float[Tensor, "N T D D"]:
+        """Each H_a."""
+        if self.projected:
+            return torch.stack([2 * part.matrices() for part in self._positive_parts()], 1)
+        return torch.stack([2 * own_matrices(self.split, self.n, self.r, *term) for term in self._terms()], 1)
+
+    def total(self) -> Float[Tensor, "T D D"]:
+        """Σ_a H_a."""
+        if self.projected:
+            return torch.stack([2 * part.total() for part in self._positive_parts()])
+        return torch.stack([2 * own_total(self.split, self.n, self.r, *term) for term in self._terms()])
+
+    def in_basis(self, basis: Float[Tensor, "D D"]) -> Float[Tensor, "N T D"]:
+        """The diagonal of each Uᵀ H_a U: that of rotated outputs."""
+        basis = basis.to(self.n)
+        return replace(self, n=self.n @ basis, partners=self.partners @ basis).diagonal()
+
+    def _terms(self) -> "zip[tuple[Tensor, Tensor]]":
+        return zip(self.count, self.partners, strict=True)
+
+    def _positive_parts(self) -> list[OuterProducts]:
+        inverse = self.r.square().reciprocal()
+        if self.split == "euclidean":
+            return [positive_tangent(self.n, count * inverse) for count in self.count]
+        return [positive_arccos(self.n, partners * inverse) for partners in self.partners]
+
+
+def _negative_partners(
+    n: Tensor, relation: Related, cosine: float, block_size: int, progress: bool
+) -> tuple[Tensor, Tensor]:
+    """Sums of 1 and of n over the negative partners of each item that are nearer than the margin."""
+    extended = torch.cat([n, n.new_ones(len(n), 1)], 1)[relation.order]
+    blocks = [slice(i, min(i + block_size, len(n))) for i in range(0, len(n), block_size)]
+    total = torch.zeros_like(extended, dtype=torch.float64)
+    title = cost_of(len(n) * (len(n) - 1) // 2, bytes_of_blocks(n, block_size))
+    with tqdm(total=len(blocks) * (len(blocks) + 1) // 2, desc=title, disable=not progress, unit="block") as bar:
+        for index, rows in enumerate(blocks):
+            for columns in blocks[index:]:
+                bar.update()
+                t = (extended[rows, :-1] @ extended[columns, :-1].T).gt_(cosine)
+                if not relation.exclude(t, rows, columns):
+                    continue
+                total[rows] += t @ extended[columns]
+                if rows != columns:
+                    total[columns] += t.T @ extended[rows]
+    unsorted = torch.empty_like(total)
+    unsorted[relation.order] = total
+    return unsorted[:, -1:], unsorted[:, :-1]
+
+
+def bytes_of_blocks(n: Float[Tensor, "N D"], block_size: int) -> int:
+    """Memory that a pass over the similarities of all pairs takes beside the features."""
+    N, D = n.shape
+    return n.element_size() * (N * (D + 1) + 2 * min(block_size, N) ** 2) + 8 * N * (D + 1)
 
 
 def own_curvature(

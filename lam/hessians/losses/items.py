@@ -1,15 +1,11 @@
-"""The curvature of every item's output, whatever its partners were: pairs of a batch, or sums over a data set."""
+"""The curvature of every item's output, whatever its partners were: pairs of a batch, or those of a data set."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
-
-from lam.hessians.losses.base import Curvature
-from lam.hessians.losses.contrastive import Split, own_curvature, own_matrices, own_total
 
 
 class ItemCurvature(ABC):
@@ -43,7 +39,7 @@ class OfBatch(ItemCurvature):
         pairs: which of the N items match, or, where the loss takes them, the candidates that they are compared with.
     """
 
-    curvature: Curvature
+    curvature: Any
     n: Float[Tensor, "N D"]
     r: Float[Tensor, "N 1"]
     pairs: Any
@@ -65,44 +61,44 @@ class OfBatch(ItemCurvature):
         return self.curvature.in_basis(self.n, self.r, self.pairs, basis.to(self.n))
 
 
-@dataclass(frozen=True)
-class OfPartners(ItemCurvature):
-    """Of the contrastive loss, from what the partners of each item add up to.
+class OfDataset(ItemCurvature):
+    """Of all pairs of a data set, some items at a time.
 
     Attributes:
-        split: how loss∘network is split.
-        n: (N, D) unit outputs.
-        r: (N, 1) their lengths before normalisation.
-        count: (T, N, 1) Σ_b t_ab.
-        partners: (T, N, D) Σ_b t_ab n_b.
+        n: (N, D) unit outputs of all items.
+        cost: what forming them takes, where that is long.
     """
 
-    split: Split
     n: Float[Tensor, "N D"]
-    r: Float[Tensor, "N 1"]
-    count: Float[Tensor, "T N 1"]
-    partners: Float[Tensor, "T N D"]
+    cost: str | None = None
 
-    def __getitem__(self, rows: slice) -> "OfPartners":
+    @abstractmethod
+    def __getitem__(self, rows: slice) -> "OfDataset":
         """Of some of the items."""
-        return OfPartners(self.split, self.n[rows], self.r[rows], self.count[:, rows], self.partners[:, rows])
 
-    def diagonal(self) -> Float[Tensor, "N T D"]:
-        """The diagonal of each H_a."""
-        return torch.stack([2 * own_curvature(self.split, self.n, self.r, *term) for term in self._terms()], 1)
 
-    def matrices(self) -> Float[Tensor, "N T D D"]:
-        """Each H_a."""
-        return torch.stack([2 * own_matrices(self.split, self.n, self.r, *term) for term in self._terms()], 1)
+@runtime_checkable
+class Related(Protocol):
+    """Which of N items match, without a matrix of all pairs; see `lam.hessians.relations`."""
 
-    def total(self) -> Float[Tensor, "T D D"]:
-        """Σ_a H_a."""
-        return torch.stack([2 * own_total(self.split, self.n, self.r, *term) for term in self._terms()])
+    n_positives: int
+    n_negatives: int
+    n_matched: int
+    order: Tensor
 
-    def in_basis(self, basis: Float[Tensor, "D D"]) -> Float[Tensor, "N T D"]:
-        """The diagonal of each Uᵀ H_a U: that of rotated outputs."""
-        basis = basis.to(self.n)
-        return OfPartners(self.split, self.n @ basis, self.r, self.count, self.partners @ basis).diagonal()
+    def positive_partners(self, n: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of 1 and of n over the positive partners of each item, in float64."""
+        ...
 
-    def _terms(self) -> "zip[tuple[Tensor, Tensor]]":
-        return zip(self.count, self.partners, strict=True)
+    def exclude(self, t: Tensor, rows: slice, columns: slice) -> bool:
+        """Zero the pairs of a block, in `order`, that are not negative; returns whether any negative may be left."""
+        ...
+
+    def block(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        """Which pairs of a block, in the items' own order, are positive and which are negative."""
+        ...
+
+
+def cost_of(n_pairs: int, n_bytes: int) -> str:
+    """What a pass over pairs takes beside the features: how many of them, and how much memory."""
+    return f"{n_pairs:,} pairs, {n_bytes / 2**20:.0f} MiB"

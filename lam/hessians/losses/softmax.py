@@ -16,8 +16,10 @@ Source: Schraudolph (2002) for the split; Khosla et al. (2020) and Chen et al. (
 """
 
 from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple, get_args
+from functools import reduce
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
@@ -25,12 +27,15 @@ from torch import Tensor
 
 from lam.hessians.losses.base import Curvature
 from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum, own_curvature, own_matrices, own_total
+from lam.hessians.losses.items import OfDataset, Related, cost_of
+from lam.hessians.losses.projection import positive_part
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
+from lam.pairs.relation import Scope
 from lam.utils.checks import check_choice, check_positive
 
 SoftmaxSplit = Literal["logits", "outputs"]
-SoftmaxFix = Literal["fixed", "full"]
+SoftmaxFix = Literal["fixed", "full", "projected"]
 SOFTMAX_SPLITS: tuple[str, ...] = get_args(SoftmaxSplit)
 SOFTMAX_FIXES: tuple[str, ...] = get_args(SoftmaxFix)
 
@@ -48,6 +53,28 @@ class Logits:
 
     gradients: Float[Tensor, "M D"]
     offsets: Float[Tensor, " M"]
+    positive: Float[Tensor, "N M"]
+    negative: Float[Tensor, "N M"]
+
+    def block(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        """Weights of the positive and the negative pairs of some items and some candidates."""
+        return self.positive[rows, columns], self.negative[rows, columns]
+
+
+class Block(NamedTuple):
+    """Some candidates of N items.
+
+    Attributes:
+        columns: which of all candidates these are.
+        along: (N, M) n_a · g_b.
+        z: (N, M) the logits.
+        positive: (N, M) weights of the candidates that match.
+        negative: (N, M) weights of those that do not.
+    """
+
+    columns: slice
+    along: Float[Tensor, "N M"]
+    z: Float[Tensor, "N M"]
     positive: Float[Tensor, "N M"]
     negative: Float[Tensor, "N M"]
 
@@ -91,11 +118,12 @@ class SoftmaxCurvature(Curvature):
     """What the curvatures of all losses with a softmax over candidates share; see the module.
 
     `fixed` differentiates the loss of each anchor in its own output, with the candidates held still; `full`, where a
-    loss has it, in the outputs of the candidates, too. Split at the logits nothing is ever negative.
+    loss has it, in the outputs of the candidates, too. `projected` is `fixed` with the positive part of each anchor's
+    curvature. Split at the logits nothing is ever negative, and `projected` is `fixed`.
 
     Attributes:
         split: where loss∘network is split: `logits`; or `outputs`, for the whole second derivative.
-        fix: which terms are kept: `fixed` or `full`.
+        fix: which terms are kept: `fixed`, `full` or `projected`.
         average: whether h is averaged over what the loss is a mean over, or is a plain sum.
 
     Raises:
@@ -106,7 +134,8 @@ class SoftmaxCurvature(Curvature):
     fix: SoftmaxFix = "fixed"
     average: bool = True
 
-    fixes: ClassVar[tuple[str, ...]] = ("fixed",)
+    fixes: ClassVar[tuple[str, ...]] = ("fixed", "projected")
+    takes_candidates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("split", self.split, SOFTMAX_SPLITS)
@@ -118,8 +147,18 @@ class SoftmaxCurvature(Curvature):
         return self.fix == "full"
 
     @abstractmethod
+    def similarity(self, directions: Float[Tensor, "M D"]) -> tuple[Float[Tensor, "M D"], Float[Tensor, " M"]]:
+        """g_b and β_b of candidates."""
+
     def logits(self, n: Float[Tensor, "N D"], pairs: Pairs | Candidates) -> Logits:
-        """What the softmax of N unit outputs is over."""
+        """What the softmax of N unit outputs is over: the others, or candidates that are held still."""
+        held_still = isinstance(pairs, Candidates)
+        directions = pairs.directions.to(n) if held_still else n
+        if directions.shape[1] != n.shape[1]:
+            raise ValueError(f"candidates must have {n.shape[1]} dimensions, got {directions.shape[1]}")
+        if held_still and self.has_cross_terms:
+            raise ValueError("fix must be fixed or projected where candidates are held still, got 'full'")
+        return Logits(*self.similarity(directions), pairs.positive.to(n), pairs.negative.to(n))
 
     @abstractmethod
     def normaliser(
@@ -148,73 +187,200 @@ class SoftmaxCurvature(Curvature):
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
     ) -> Float[Tensor, "N T D"]:
         """Second derivatives of each item's own loss, the candidates held still."""
-        return self.of_moments(n, r, self._moments(n, self.logits(n, pairs))[0])[:, None]
+        return self._items(n, r, self.logits(n, pairs)).diagonal()
 
     def in_basis(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates, basis: Float[Tensor, "D D"]
     ) -> Float[Tensor, "N T D"]:
         """The diagonal of rotated outputs and candidates."""
         self._check_matrices()
-        logits, turned = self.logits(n, pairs), n @ basis
-        moments, _ = self._moments(turned, replace(logits, gradients=logits.gradients @ basis))
-        return self.of_moments(turned, r, moments)[:, None]
+        return self._items(n, r, self.logits(n, pairs)).in_basis(basis)
 
     def matrices(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
     ) -> Float[Tensor, "N T D D"]:
         """The matrices whose diagonals `diagonal` has."""
         self._check_matrices()
-        logits = self.logits(n, pairs)
-        moments, derivatives = self._moments(n, logits)
-        g = logits.gradients
-        blocks = derivatives.weights.split(max(1, BLOCK_ELEMENTS // g.numel()))
-        second = torch.cat([(weights[:, None] * g.T) @ g for weights in blocks])
-        mixed = moments.first[:, :, None] * moments.second[:, None]
-        projection = torch.eye(n.shape[1]).to(n) - n[:, :, None] * n[:, None]
-        matrices = projection @ (second - mixed - mixed.mT) @ projection / r.square()[..., None]
-        if self.split == "outputs":
-            matrices = matrices + own_matrices("arccos", n, r, r, moments.residual)
-        return matrices[:, None]
+        return self._items(n, r, self.logits(n, pairs)).matrices()
 
     def total(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
     ) -> Float[Tensor, "T D D"]:
         """Σ_a H_a, from arrays of (N, M), (N, D), (M, D) and (D, D) alone."""
         self._check_matrices()
-        logits = self.logits(n, pairs)
-        moments, derivatives = self._moments(n, logits)
-        g, scale = logits.gradients, r.square().reciprocal()
-        first, second = (projected(n, mean) for mean in (moments.first, moments.second))
-        mixed = (scale * n).T @ moments.along + (scale * first).T @ second
-        total = (derivatives.weights.T @ scale * g).T @ g - mixed - mixed.T
-        total = total + (scale * dot(n, moments.along) * n).T @ n
-        if self.split == "outputs":
-            total = total + own_total("arccos", n, r, r, moments.residual)
-        return total[None]
+        return self._items(n, r, self.logits(n, pairs)).total()
 
-    def of_moments(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], moments: Moments) -> Float[Tensor, "N D"]:
-        """The diagonal of each anchor's curvature."""
+    def over_dataset(
+        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
+    ) -> "Softmaxes":
+        """Block by block of the items and their candidates, which are all other items: nothing is kept of a pair."""
+        self.check_scope("dataset")
+        (N, D), size = n.shape, min(block_size, len(n))
+        n_bytes = n.element_size() * (N * D + 10 * size**2) + 8 * 5 * size * D
+        cost = cost_of(N * (N - 1), n_bytes)
+        return Softmaxes(self, n, r.double(), 0, *self.similarity(n), relation.block, block_size, cost)
+
+    def check_scope(self, scope: Scope) -> None:
+        """Refuse to differentiate all candidates of a data set."""
+        if scope == "dataset" and self.has_cross_terms:
+            raise ValueError('fix must be fixed or projected with pairs="dataset", got full: use pairs="batch"')
+
+    def _items(self, n: Tensor, r: Tensor, logits: Logits) -> "Softmaxes":
+        size = max(1, *logits.positive.shape)
+        return Softmaxes(self, n, r, 0, logits.gradients, logits.offsets, logits.block, size)
+
+    def _check_matrices(self) -> None:
+        if self.has_cross_terms:
+            raise ValueError("fix must be fixed for matrices of the outputs of single items, got 'full': it joins them")
+
+
+@dataclass(frozen=True)
+class Softmaxes(OfDataset):
+    """The curvature of every item's output, block by block of the items and their candidates.
+
+    Attributes:
+        curvature: of the loss.
+        n: (N, D) unit outputs, in the type of similarities.
+        r: (N, 1) their lengths before normalisation, in the type of sums.
+        start: the number of the first item.
+        gradients: (M, D) g_b.
+        offsets: (M,) β_b.
+        block: gives the weights of the positive and the negative pairs of some items and some candidates.
+        block_size: how many items, and how many candidates, a block has.
+        cost: what forming them takes, where that is long.
+    """
+
+    curvature: SoftmaxCurvature
+    n: Float[Tensor, "N D"]
+    r: Float[Tensor, "N 1"]
+    start: int
+    gradients: Float[Tensor, "M D"]
+    offsets: Float[Tensor, " M"]
+    block: Callable[[slice, slice], tuple[Tensor, Tensor]]
+    block_size: int
+    cost: str | None = None
+
+    def __getitem__(self, rows: slice) -> "Softmaxes":
+        """Of some of the items."""
+        start = rows.start or 0
+        return replace(self, n=self.n[rows], r=self.r[rows], start=self.start + start)
+
+    def diagonal(self) -> Float[Tensor, "N T D"]:
+        """The diagonal of each H_a."""
+        if self._projects:
+            parts = [part._matrices().diagonal(dim1=1, dim2=2) for part in self._parts(self._rows_of_matrices)]
+        else:
+            parts = [part._diagonal() for part in self._parts(self.block_size)]
+        return torch.cat(parts)[:, None]
+
+    def in_basis(self, basis: Float[Tensor, "D D"]) -> Float[Tensor, "N T D"]:
+        """The diagonal of each Uᵀ H_a U: that of rotated outputs and candidates."""
+        basis = basis.to(self.n)
+        return replace(self, n=self.n @ basis, gradients=self.gradients @ basis).diagonal()
+
+    def matrices(self) -> Float[Tensor, "N T D D"]:
+        """Each H_a."""
+        return torch.cat([part._matrices() for part in self._parts(self._rows_of_matrices)])[:, None]
+
+    def total(self) -> Float[Tensor, "T D D"]:
+        """Σ_a H_a."""
+        if self._projects:
+            parts = [part._matrices().sum(0) for part in self._parts(self._rows_of_matrices)]
+        else:
+            parts = [part._total() for part in self._parts(self.block_size)]
+        return torch.stack(parts).sum(0, keepdim=True)
+
+    @property
+    def _projects(self) -> bool:
+        return self.curvature.fix == "projected" and self.curvature.split == "outputs"
+
+    @property
+    def _rows_of_matrices(self) -> int:
+        """How many items have so many (D, D) matrices, or gradients of a block of candidates, as are held at once."""
+        D = self.n.shape[1]
+        return max(1, min(self.block_size, BLOCK_ELEMENTS // (D * max(D, min(self.block_size, len(self.gradients))))))
+
+    def _parts(self, size: int) -> "Iterator[Softmaxes]":
+        for start in range(0, len(self.n), size):
+            yield self[start : start + size]
+
+    def _blocks(self) -> Iterable[Block]:
+        """All candidates of these items, some at a time; computed once where one block has them all."""
+        starts = range(0, len(self.gradients), self.block_size)
+        return [self._block(0)] if len(starts) == 1 else Again(lambda: map(self._block, starts))
+
+    def _block(self, start: int) -> Block:
+        columns = slice(start, min(start + self.block_size, len(self.gradients)))
+        along = self.n @ self.gradients[columns].T
+        weights = self.block(slice(self.start, self.start + len(self.n)), columns)
+        return Block(columns, along, along - self.offsets[columns], *(part.to(along) for part in weights))
+
+    def derivatives(self) -> Iterator[tuple[Block, Derivatives]]:
+        """Those of each anchor's loss in all of its logits, some candidates at a time."""
+        blocks, curvature = self._blocks(), self.curvature
+        normalisers = (curvature.normaliser(block.z, block.positive, block.negative) for block in blocks)
+        normaliser = reduce(torch.logaddexp, normalisers)
+        sums = reduce(torch.add, (curvature.sums(block.z, normaliser, block.positive) for block in blocks))
+        for block in blocks:
+            yield block, curvature.derivatives(block.z, normaliser, sums, block.positive, block.negative)
+
+    def _moments(self, second: Callable[[Tensor, Tensor], Tensor]) -> tuple[Moments, Tensor]:
+        """Sums over all candidates, and that of what `second` gives of ω and g."""
+        parts = (self._moments_of(*part, second) for part in self.derivatives())
+        *moments, total = reduce(lambda one, other: [x + y for x, y in zip(one, other, strict=True)], parts)
+        return Moments(*moments), total
+
+    def _moments_of(
+        self, block: Block, derivatives: Derivatives, second: Callable[[Tensor, Tensor], Tensor]
+    ) -> list[Tensor]:
+        g, (weights, *others) = self.gradients[block.columns], derivatives
+        moments = [weights @ g.square(), (weights * block.along) @ g, *(other @ g for other in others)]
+        return [part.to(self.r) for part in (*moments, second(weights, g))]
+
+    def _diagonal(self) -> Float[Tensor, "N D"]:
+        n, r = self.n.to(self.r), self.r
+        moments, _ = self._moments(lambda weights, g: g.new_zeros(()))
         squares = projected_squares(n, moments.square, moments.along)
         diagonal = squares - 2 * projected(n, moments.first) * projected(n, moments.second)
         diagonal = diagonal.clamp(min=0) / r.square()  # below 0 by rounding alone
-        if self.split == "logits":
+        if self.curvature.split == "logits":
             return diagonal
         return diagonal + own_curvature("arccos", n, r, r, moments.residual)
 
-    def _derivatives(self, n: Tensor, logits: Logits) -> tuple[Derivatives, Float[Tensor, "N M"]]:
-        """The derivatives, and n_a · g_b."""
-        along = n @ logits.gradients.T
-        z, positive, negative = along - logits.offsets, logits.positive, logits.negative
-        normaliser = self.normaliser(z, positive, negative)
-        return self.derivatives(z, normaliser, self.sums(z, normaliser, positive), positive, negative), along
+    def _matrices(self) -> Float[Tensor, "N D D"]:
+        n, r = self.n.to(self.r), self.r
+        moments, second = self._moments(lambda weights, g: (weights[:, None] * g.T) @ g)
+        mixed = moments.first[:, :, None] * moments.second[:, None]
+        projection = torch.eye(n.shape[1]).to(n) - n[:, :, None] * n[:, None]
+        matrices = projection @ (second - mixed - mixed.mT) @ projection / r.square()[..., None]
+        if self.curvature.split == "logits":
+            return matrices
+        matrices = matrices + own_matrices("arccos", n, r, r, moments.residual)
+        return positive_part(matrices) if self._projects else matrices
 
-    def _moments(self, n: Tensor, logits: Logits) -> tuple[Moments, Derivatives]:
-        derivatives, along = self._derivatives(n, logits)
-        return moments_of(derivatives, along, logits.gradients), derivatives
+    def _total(self) -> Float[Tensor, "D D"]:
+        n, r, scale = self.n.to(self.r), self.r, self.r.square().reciprocal()
+        moments, second = self._moments(lambda weights, g: (weights.T @ scale.to(g) * g).T @ g)
+        first, other = (projected(n, mean) for mean in (moments.first, moments.second))
+        mixed = (scale * n).T @ moments.along + (scale * first).T @ other
+        total = second - mixed - mixed.T + (scale * dot(n, moments.along) * n).T @ n
+        if self.curvature.split == "logits":
+            return total
+        return total + own_total("arccos", n, r, r, moments.residual)
 
-    def _check_matrices(self) -> None:
-        if self.fix == "full":
-            raise ValueError("fix must be fixed for matrices of the outputs of single items, got 'full': it joins them")
+
+@dataclass(frozen=True)
+class Again:
+    """An iterable that starts anew each time.
+
+    Attributes:
+        start: gives a new iterator.
+    """
+
+    start: Callable[[], Iterator[Any]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.start()
 
 
 @dataclass(frozen=True)
@@ -243,7 +409,6 @@ class SupConCurvature(SoftmaxCurvature):
     temperature: float | None
 
     fixes: ClassVar[tuple[str, ...]] = SOFTMAX_FIXES
-    takes_candidates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -254,20 +419,13 @@ class SupConCurvature(SoftmaxCurvature):
         """The items with a positive pair."""
         return {"matched item": 1.0}
 
-    def counts(self, pairs: Pairs | Candidates) -> tuple[int, ...]:
+    def counts(self, pairs: Any) -> tuple[int, ...]:
         """How many items have a positive pair."""
         return (pairs.n_matched,)
 
-    def logits(self, n: Float[Tensor, "N D"], pairs: Pairs | Candidates) -> Logits:
+    def similarity(self, directions: Float[Tensor, "M D"]) -> tuple[Float[Tensor, "M D"], Float[Tensor, " M"]]:
         """Cosines over the temperature."""
-        held_still = isinstance(pairs, Candidates)
-        directions = pairs.directions.to(n) if held_still else n
-        if directions.shape[1] != n.shape[1]:
-            raise ValueError(f"candidates must have {n.shape[1]} dimensions, got {directions.shape[1]}")
-        if held_still and self.fix == "full":
-            raise ValueError("fix must be fixed where candidates are held still, got 'full'")
-        offsets = n.new_zeros(len(directions))
-        return Logits(directions / self._tau, offsets, pairs.positive.to(n), pairs.negative.to(n))
+        return directions / self._tau, directions.new_zeros(len(directions))
 
     def normaliser(
         self, z: Float[Tensor, "N M"], positive: Float[Tensor, "N M"], negative: Float[Tensor, "N M"]
@@ -302,8 +460,8 @@ class SupConCurvature(SoftmaxCurvature):
         if not self.has_cross_terms:
             return diagonal
         logits = self.logits(n, pairs)
-        (weights, _, _, residual), along = self._derivatives(n, logits)
-        g = logits.gradients  # those of the items themselves, so that along is symmetric
+        ((block, (weights, _, _, residual)),) = self._items(n, r, logits).derivatives()
+        g, along = logits.gradients, block.along  # those of the items themselves, so that along is symmetric
         of_others = projected_squares(n, weights.T @ g.square(), (weights * along).T @ g) / r.square()
         if self.split == "outputs":
             of_others = of_others + own_curvature("arccos", n, r, r, residual.T @ g)
@@ -320,8 +478,8 @@ class SupConCurvature(SoftmaxCurvature):
         if not self.has_cross_terms:
             return None
         logits = self.logits(n, pairs)
-        (weights, first, second, residual), along = self._derivatives(n, logits)
-        total = inputs.new_empty(n.shape[1], inputs.shape[1])
+        ((block, (weights, first, second, residual)),) = self._items(n, r, logits).derivatives()
+        along, total = block.along, inputs.new_empty(n.shape[1], inputs.shape[1])
         for i, (n_i, g_i) in enumerate(zip(n.T[..., None], logits.gradients.T[..., None], strict=True)):
             x, w = (g_i.T - along * n_i) / r, (g_i - along * n_i.T) / r.T
             e, h = (first * x).sum(1, keepdim=True), (second * x).sum(1, keepdim=True)
@@ -333,7 +491,7 @@ class SupConCurvature(SoftmaxCurvature):
 
     def working_dtype(self, features: Tensor) -> torch.dtype:
         """The type to compute in: where the cross terms cancel most of the rest, float32 would lose its digits."""
-        return super().working_dtype(features) if self.fix == "fixed" else torch.float64
+        return torch.float64 if self.has_cross_terms else super().working_dtype(features)
 
     @property
     def _tau(self) -> float:
@@ -360,7 +518,7 @@ class InfoNCECurvature(SupConCurvature):
         """The positive pairs."""
         return {"positive pair": 1.0}
 
-    def counts(self, pairs: Pairs | Candidates) -> tuple[int, ...]:
+    def counts(self, pairs: Any) -> tuple[int, ...]:
         """The number of positive pairs."""
         return (pairs.n_positives,)
 
@@ -391,13 +549,6 @@ class InfoNCECurvature(SupConCurvature):
         missed = positive * (normaliser - z).sigmoid()
         alpha = missed * (z - normaliser).sigmoid()
         return Derivatives(alpha + beta * q, alpha + gamma / 2 * q, q, missed - beta * q)
-
-
-def moments_of(derivatives: Derivatives, along: Float[Tensor, "N M"], gradients: Float[Tensor, "M D"]) -> Moments:
-    """Sums over the candidates, from derivatives and n_a · g_b."""
-    weights, *others = derivatives
-    square, along = weights @ gradients.square(), (weights * along) @ gradients
-    return Moments(square, along, *(other @ gradients for other in others))
 
 
 def projected(n: Float[Tensor, "N D"], vectors: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:

@@ -113,13 +113,7 @@ class Structure(ABC):
             _, *others = self._counted()
             among = f" among {' and '.join(others)}" if others else ""
             raise ValueError(f"there is no {next(iter(self.curvature.terms))}{among}: the loss has no curvature")
-        h: Any = None
-        for S, n, w in zip(self.sums, self.counts, self.weights, strict=True):
-            if n:
-                n = n if self.curvature.average else 1
-                term = S / n if w == 1 else S * (w / n)
-                h = term if h is None else h + term
-        return h
+        return weighted_by_term(self.sums, self.curvature, self.counts)
 
     def diagnostics(self) -> dict[str, float]:
         """What an encoder says of its curvature, by name."""
@@ -200,6 +194,17 @@ class Structure(ABC):
     def _counted(self) -> list[str]:
         """What was counted, term by term, such as "12 negative pairs"."""
         return [f"{n} {name}s" for n, name in zip(self._counts, self.curvature.terms, strict=True)]
+
+
+def weighted_by_term(sums: Tensor, curvature: Curvature, counts: tuple[int, ...]) -> Tensor:
+    """Σ_t w_t S_t/n_t, or without the average Σ_t w_t S_t, over the terms of which something was counted."""
+    total: Any = None
+    for S, n, w in zip(sums, counts, curvature.terms.values(), strict=True):
+        if n:
+            n = n if curvature.average else 1
+            term = S / n if w == 1 else S * (w / n)
+            total = term if total is None else total + term
+    return torch.zeros_like(sums[0]) if total is None else total
 
 
 def is_negative(values: Float[Tensor, "*A"]) -> Bool[Tensor, "*A"]:

@@ -14,6 +14,7 @@ from lam.encoders.base import NO_INPUTS, Encoder, Prediction, Predictor, base_ar
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.export import export_encoder
 from lam.encoders.files import SavedEncoder
+from lam.encoders.outsiders import Recommendation, is_images, made_outsiders
 from lam.encoders.tuning import Trial, Tuning, calibrate_scale
 from lam.hessians.accumulate import curvature_in_batches
 from lam.hessians.batch import check_feature_values
@@ -24,7 +25,9 @@ from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
 from lam.posteriors import POSTERIORS, Posterior
 from lam.posteriors.base import Mode
+from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.registry import METRICS, Metric
+from lam.utils.checks import check_choice
 from lam.vmf.embeddings import Embeddings, Mean
 
 _TUNED = {"calibration": "likelihood_scale", "marginal_likelihood": "prior_precision"}
@@ -60,6 +63,7 @@ class BayesianEncoder(Encoder):
             `sampled` for the mean direction of the samples.
         common: `preprocessing`, `ood_score` and `n_samples` of `Encoder`.
         tuning: what the last `tune` tried, if any.
+        recommendation: which OOD score `recommend` found the better one, if it was called since the last tuning.
     """
 
     kind = "laplace"
@@ -78,6 +82,7 @@ class BayesianEncoder(Encoder):
         self.posterior = posterior
         self.mean: Mean = mean
         self.tuning: Tuning | None = None
+        self.recommendation: Recommendation | None = None
 
     @property
     def dimension(self) -> int:
@@ -157,9 +162,10 @@ class BayesianEncoder(Encoder):
         return predict
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
-        """What the curvature says of itself, the share of the variance that is clipped, and the tuning."""
+        """What the curvature says of itself, the share of the variance that is clipped, tuning and recommendation."""
         return {
             **({} if self.tuning is None else self.tuning.metrics()),
+            **({} if self.recommendation is None else self.recommendation.metrics()),
             **self.posterior.curvature.diagnostics(),
             "variance_clipped": self.posterior.clipped_variance_share(features),
         }
@@ -197,6 +203,7 @@ class BayesianEncoder(Encoder):
             raise ValueError(f"by must be one of {', '.join(_TUNED)}, got {by!r}")
         if over not in (None, _TUNED[by]):
             raise ValueError(f"{by} can choose {_TUNED[by]}, not {over!r}: choose another criterion for that")
+        self.recommendation = None
         if by == "marginal_likelihood":
             step = options.pop("step", None)
             if options:
@@ -218,6 +225,40 @@ class BayesianEncoder(Encoder):
         relevance = relevance_of(self.relation, targets, is_query=is_query, relevant_within=relevant_within)
         options = {"n_samples": self.n_samples, **options}
         self.posterior, self.tuning = calibrate_scale(self.posterior, features, relevance, **options)
+
+    def recommend(self, loader: Iterable[Batch], *, seed: int = 0, progress: bool = False) -> Recommendation:
+        """Say which OOD score to flag by: the one that knows outsiders made from held-out images the better.
+
+        κ is the spread on the sphere, which divides the variance of an output by its squared length; whether that helps
+        depends on network and structure. The recommendation is kept and saved; `ood_score` stays as it is.
+
+        Args:
+            loader: batches of images (N, C, H, W), with or without targets.
+            seed: of the permutation of pixels.
+            progress: show a progress bar on standard error.
+
+        Raises:
+            ValueError: for inputs that are no images, or none at all.
+        """
+        scores: dict[str, dict[str, list[Tensor]]] = {"kappa": {}, "variance": {}}
+        for batch in tqdm(as_batches(loader), desc="recommending", unit="batch", disable=not progress):
+            images = split_batch(batch)[0]
+            if not is_images(images):
+                raise ValueError("outsiders are made from images: give batches of floating-point tensors (N, C, H, W)")
+            for kind, inputs in {"known": images, **made_outsiders(images, seed=seed)}.items():
+                embeddings = self.embed(inputs)
+                for score, values in (("kappa", -embeddings.kappa), ("variance", embeddings.variance)):
+                    scores[score].setdefault(kind, []).append(values.cpu())
+        if not scores["kappa"]:
+            raise ValueError(NO_INPUTS)
+        joined = {score: {kind: torch.cat(parts) for kind, parts in kinds.items()} for score, kinds in scores.items()}
+        self.recommendation = Recommendation(
+            {
+                score: {kind: auroc(kinds["known"], values) for kind, values in kinds.items() if kind != "known"}
+                for score, kinds in joined.items()
+            }
+        )
+        return self.recommendation
 
     def forget(self, loader: Iterable[Batch], *, progress: bool = False) -> None:
         """Take batches back out of the posterior, the same ones that it was fitted on.
@@ -252,6 +293,7 @@ class BayesianEncoder(Encoder):
         if n_items >= old.n_items:
             raise ValueError(f"cannot forget {n_items} of {old.n_items} items: nothing would be left")
         self.posterior = replace(old, curvature=old.curvature - curvature, n_items=old.n_items - n_items)
+        self.recommendation = None
 
     def __add__(self, other: "BayesianEncoder") -> "BayesianEncoder":
         """Join two encoders of one network, fitted on different batches, into the one fitted on all of them.
@@ -281,11 +323,12 @@ class BayesianEncoder(Encoder):
         return joined
 
     def settings(self) -> dict[str, Any]:
-        """Settings of the posterior and its curvature, and the trials of the last tuning."""
+        """Settings of the posterior and its curvature, the trials of the last tuning, and the recommendation."""
         structure = next(name for name, cls in POSTERIORS.items() if cls is type(self.posterior))
         return {
             "mean": self.mean,
             "tuning": None if self.tuning is None else asdict(self.tuning),
+            "recommendation": None if self.recommendation is None else asdict(self.recommendation),
             "posterior": {"structure": structure, **self.posterior.settings()},
         }
 
@@ -297,12 +340,15 @@ class BayesianEncoder(Encoder):
     def restored(cls, saved: SavedEncoder) -> "BayesianEncoder":
         """The encoder that `save` wrote."""
         settings = saved.settings
+        check_choice("structure", settings["posterior"]["structure"], POSTERIORS)
         kind: Any = POSTERIORS[settings["posterior"]["structure"]]
         posterior = kind.restored(saved.tensors, settings["posterior"])
         encoder = cls(saved.network, saved.head, posterior, mean=settings["mean"], **base_arguments(saved))
         if settings["tuning"] is not None:
             trials = tuple(Trial(**trial) for trial in settings["tuning"]["trials"])
             encoder.tuning = Tuning(**{**settings["tuning"], "trials": trials})
+        if settings["recommendation"] is not None:
+            encoder.recommendation = Recommendation(**settings["recommendation"])
         return encoder
 
     def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int | None = None) -> None:

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 
 from lam.datasets.augmented import without_augmentation
 from lam.encoders.base import Encoder
-from lam.encoders.batches import Batch
+from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders.outsiders import is_images
 from lam.hessians import ContrastiveCurvature, Fix, Split
 from lam.hessians.structures import MAX_MEMORY
 from lam.losses import margin_of
@@ -60,12 +61,17 @@ class LaplaceMethod(Method):
         return self.tune != "none"
 
     def tune_on(self, encoder: Encoder, held_out: Iterable[Batch], **queries: Any) -> None:
-        """Choose s or α of the posterior as the options say; see `BayesianEncoder.tune`."""
+        """Choose s or α of the posterior as the options say, and recommend an OOD score where inputs are images.
+
+        See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
+        """
         bayesian = cast(BayesianEncoder, encoder)
         if self.tune == "calibration":
             bayesian.tune(held_out, by="calibration", **queries)
         elif self.tune == "marginal_likelihood":
             bayesian.tune([], by="marginal_likelihood", step=self.tune_step)
+        if is_images(split_batch(next(iter(as_batches(held_out)), None))[0]):
+            bayesian.recommend(held_out)
 
 
 @dataclass(frozen=True, kw_only=True)

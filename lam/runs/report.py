@@ -226,6 +226,14 @@ def _notes(evaluation: Evaluation, metrics: Mapping[str, Any]) -> list[str]:
             "The OOD score of this encoder is the k-NN distance: its head is the identity added to a network that was "
             "trained without it, and κ there says little about the distance from the data."
         )
+    if "kappa_on_made" in metrics:
+        kappa, variance = metrics["kappa_on_made"], metrics["variance_on_made"]
+        better = "kappa" if kappa >= variance else "variance"
+        notes.append(
+            "Outsiders made from the validation images (inverted, with pixels permuted, blurred) are told by κ with an "
+            f"AUROC of {kappa:.3f}, by the variance before normalisation with {variance:.3f}: the encoder recommends "
+            f"to flag by {better}."
+        )
     if skipped := metrics.get("batches_without_positives", 0):
         notes.append(f"{skipped} batches of training held no positive pair and were skipped.")
     left_out = evaluation.metrics["n_without_relevant"]

@@ -72,6 +72,13 @@ def test_metrics_are_flat_and_complete(finished_run: FinishedRun) -> None:
     assert all(isinstance(metrics[name], float) and metrics[name] >= 0 for name in wanted)
 
 
+def test_the_report_says_which_score_the_encoder_recommends(finished_run: FinishedRun) -> None:
+    page = (finished_run.folder / "report.html").read_text(encoding="utf-8")
+    metrics = json.loads((finished_run.folder / "metrics.json").read_text())
+    better = "kappa" if metrics["kappa_on_made"] >= metrics["variance_on_made"] else "variance"
+    assert f"the encoder recommends to flag by {better}" in page
+
+
 def test_the_report_needs_no_other_file_or_host(finished_run: FinishedRun) -> None:
     page = (finished_run.folder / "report.html").read_text(encoding="utf-8")
     loaded = re.findall(r"""(?:src|href)\s*=\s*["']?([^"'\s>]+)|url\(([^)]*)\)""", page)

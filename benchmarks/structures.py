@@ -1,0 +1,143 @@
+"""Every structure of the curvature on the features of trained runs: what it tells, and what it costs.
+
+    python benchmarks/structures.py RUN ... [--structures diag kron ...] [--splits arccos ...]
+
+RUN is the folder of a finished run of laplace_posthoc with OOD data. Network, batches and split of the data are the
+run's; each structure is fitted anew in the run's batches, its scale tuned on the validation split, and evaluated on the
+test split. --peers times laplace-torch's last layer, fit and variance of outputs, on the same features, where it is
+installed. results/structures.json has a row for every run and structure; another call replaces its own rows alone.
+"""
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from timing import RESULTS, write
+from torch import Tensor
+
+from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders.evaluation import evaluate
+from lam.hessians import SPLITS, Ekfac
+from lam.hessians.accumulate import StructureOptions, curvature_in_batches
+from lam.posteriors import POSTERIORS
+from lam.runs.config_files import load_config
+from lam.runs.data import load_data, loader_of
+from lam.runs.finished import Run
+from lam.utils.files import read_json
+
+FIGURES = ("auroc", "auroc_variance", "ausc", "ausc_variance", "ece", "map@5", "share_clipped", "variance_clipped")
+MAX_MEMORY = 8 << 30
+TIMED = 1000
+"""Items whose embedding is timed."""
+
+
+def timed(compute: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    return compute(), time.perf_counter() - start
+
+
+def features_of(run: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Features and labels of each split, and of what is out of distribution."""
+    config, encoder = load_config(run), Run(run).encoder
+    splits, outside = load_data(config.data)
+    parts = {
+        "train": splits.train,
+        "validation": splits.validation,
+        "test": splits.test,
+        "outside": next(iter(outside.values())),
+    }
+    return {name: (encoder.features(loader_of(part, 500)), part.labels) for name, part in parts.items()}
+
+
+def batches_of(features: Tensor, labels: Tensor, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))
+    return ((features[rows], labels[rows]) for rows in order.split(size))
+
+
+def fitted(
+    run: str, data: dict[str, tuple[Tensor, Tensor]], splits: list[str], structures: list[str]
+) -> Iterator[tuple[str, Any, float]]:
+    """Each structure by name, and the seconds that it took, those of a first pass among them."""
+    config, encoder = load_config(run), Run(run).encoder
+    weight, bias, curvature = encoder.posterior.weight, encoder.posterior.bias, encoder.posterior.curvature.curvature
+
+    def passed(empty: Any) -> Any:
+        batches = batches_of(*data["train"], config.method.batch_size, config.seed)
+        total, n_items = curvature_in_batches(batches, weight, bias, encoder.relation, empty)
+        if hasattr(total, "eigenbasis"):
+            _ = total.eigenbasis
+        return total, n_items
+
+    kron, before = None, 0.0
+    for split in splits:
+        settings = replace(curvature, split=split)
+        for name in structures:
+            if name == "ekfac" and kron is not None:
+                empty = Ekfac.in_basis_of(kron, max_memory=MAX_MEMORY)
+                (total, n_items), seconds = timed(lambda empty=empty: passed(empty))
+                seconds += before
+            else:
+                options = StructureOptions(POSTERIORS[name].structure, MAX_MEMORY)
+                try:
+                    empty = options.empty(weight, settings, has_bias=bias is not None)
+                except ValueError as error:
+                    yield f"{split} {name}", str(error), 0.0
+                    continue
+                (total, n_items), seconds = timed(lambda empty=empty: passed(empty))
+            if name == "kron":
+                kron, before = total, seconds
+            yield f"{split} {name}", POSTERIORS[name](weight, bias, total, n_items, seed=config.seed), seconds
+
+
+def judged(posterior: Any, run: str, data: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """The figures of a posterior whose scale is tuned on the validation split."""
+    config, encoder = load_config(run), Run(run).encoder
+    variant = BayesianEncoder(None, "", posterior, relation=encoder.relation, n_samples=config.evaluation.n_samples)
+    _, seconds = timed(lambda: variant.tune([data["validation"]]))
+    metrics = evaluate(variant, [data["test"]], [data["outside"][0]]).metrics
+    some = data["test"][0][:TIMED]
+    predict, prepared = timed(lambda: variant.posterior.predictor(n_samples=32))
+    predict(some)
+    _, embedded = timed(lambda: predict(some))
+    return {
+        **{figure: metrics.get(figure) for figure in FIGURES},
+        **({"share_left": metrics["share_left"]} if "share_left" in metrics else {}),
+        "tuned_scale": metrics["tuned_scale"],
+        "seconds_tune": seconds,
+        "seconds_prepare": prepared,
+        "microseconds_item": 1e6 * embedded / len(some),
+        "bytes": sum(tensor.nbytes for tensor in posterior.curvature.tensors().values()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--structures", nargs="+", default=list(POSTERIORS))
+    parser.add_argument("--splits", nargs="+", default=list(SPLITS))
+    parser.add_argument("--train", type=int, help="at most so many training items")
+    parsed = parser.parse_args()
+    known = RESULTS / "structures.json"
+    results: dict[str, Any] = read_json(known) if known.is_file() else {}
+    warnings.simplefilter("ignore")  # of tuning: clipped variance is in the results
+    for run in parsed.runs:
+        data = features_of(run)
+        if parsed.train:
+            data["train"] = tuple(part[: parsed.train] for part in data["train"])
+        rows = results.setdefault(Path(run).name, {})
+        rows["layer"] = {"n_items": len(data["train"][0]), "P": data["train"][0].shape[1]}
+        for name, posterior, seconds in fitted(run, data, parsed.splits, parsed.structures):
+            refused = isinstance(posterior, str)
+            rows[name] = {"refused": posterior} if refused else {**judged(posterior, run, data), "seconds_fit": seconds}
+            print(Path(run).name, name, rows[name], file=sys.stderr, flush=True)
+        write("structures", results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

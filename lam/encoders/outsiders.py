@@ -1,0 +1,68 @@
+"""Outsiders made from images at hand, and by which score an encoder knows them best."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.retrieval.metrics.registry import METRICS, Metric
+
+COARSE = 7
+"""A blurred image has so many patches on a side."""
+
+METRICS |= {
+    "kappa_on_made": Metric(
+        "AUROC of κ, made outsiders",
+        "higher",
+        "of validation images inverted, with pixels permuted, and blurred; the mean over the three",
+    ),
+    "variance_on_made": Metric(
+        "AUROC of the variance, made outsiders", "higher", "the same by the variance before normalisation"
+    ),
+}
+
+
+def is_images(inputs: Any) -> bool:
+    """Whether a batch of inputs is one of images."""
+    return isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.is_floating_point()
+
+
+def made_outsiders(images: Float[Tensor, "N C H W"], *, seed: int = 0) -> dict[str, Float[Tensor, "N C H W"]]:
+    """Images that are none of the known: inverted, with pixels permuted, all alike, and blurred to 7 × 7 patches."""
+    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+    H, W = images.shape[2:]
+    order = torch.randperm(H * W, generator=torch.Generator().manual_seed(seed)).to(images.device)
+    coarse = F.adaptive_avg_pool2d(images, (min(COARSE, H), min(COARSE, W)))
+    return {
+        "inverted": low + high - images,
+        "permuted": images.flatten(2)[..., order].view_as(images),
+        "blurred": F.interpolate(coarse, (H, W), mode="bilinear"),
+    }
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Which OOD score knows made outsiders best: κ, or the variance before normalisation, which lengths do not divide.
+
+    Attributes:
+        auroc: by score, and by kind of outsider, the AUROC against the images that these were made from.
+    """
+
+    auroc: dict[str, dict[str, float]]
+
+    @property
+    def means(self) -> dict[str, float]:
+        """By score, the mean over the kinds."""
+        return {score: sum(kinds.values()) / len(kinds) for score, kinds in self.auroc.items()}
+
+    @property
+    def score(self) -> str:
+        """The score of the highest mean."""
+        return max(self.means, key=lambda score: self.means[score])
+
+    def metrics(self) -> dict[str, float]:
+        """The means, by name."""
+        return {f"{score}_on_made": mean for score, mean in self.means.items()}

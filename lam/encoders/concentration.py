@@ -1,4 +1,4 @@
-"""Encoders whose κ is a function of the features: the embedding's length, or the distance to training items."""
+"""Encoders whose κ is a function of the features: the embedding's length, a head's, the distance to training items."""
 
 from abc import abstractmethod
 from typing import Any
@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Prediction, Predictor, at_least_float32, own_direction
+from lam.encoders.base import Prediction, Predictor, at_least_float32, base_arguments, own_direction
+from lam.encoders.files import SavedEncoder
 from lam.encoders.seeded import SeededEncoder
 from lam.models.head import features_and_output
+from lam.models.kappa_head import KappaHead
 from lam.retrieval.metrics.reference import NEIGHBOUR, check_neighbours, unit_knn_distance
 from lam.vmf.bessel import bessel_ratio_complement, check_all, kappa_from_resultant
 from lam.vmf.distribution import VonMisesFisher
@@ -71,6 +73,49 @@ class NormEncoder(ConcentrationEncoder):
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
         """‖f‖, float64."""
         return self.unnormalised(features).double().norm(dim=1)
+
+
+class HeadEncoder(ConcentrationEncoder):
+    """Embed with the κ of a head of its own on the features, which a loss of distributions has taught.
+
+    Args:
+        network, head, seed, common: of `SeededEncoder`.
+        kappa_head: maps what enters the network's head to κ (N,).
+    """
+
+    kind = "kappa_head"
+
+    def __init__(self, network: nn.Module, head: str, kappa_head: KappaHead, *, seed: int = 0, **common: Any) -> None:
+        super().__init__(network, head, seed=seed, **common)
+        self.kappa_head = kappa_head.eval()
+
+    def to(self, device: torch.device | str) -> "HeadEncoder":
+        """Move network and head to a device, in place."""
+        super().to(device)
+        self.kappa_head.to(device)
+        return self
+
+    @torch.no_grad()
+    def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
+        """What the head says, float64."""
+        return self.kappa_head(features.float()).double()
+
+    def settings(self) -> dict[str, Any]:
+        """The seed and the recipe of the head."""
+        return {**super().settings(), "kappa_head": self.kappa_head.recipe}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state of the head."""
+        return self.kappa_head.state_dict()
+
+    @classmethod
+    def restored(cls, saved: SavedEncoder) -> "HeadEncoder":
+        """The encoder that `save` wrote."""
+        network: Any = saved.network
+        settings = dict(saved.settings)
+        kappa_head = KappaHead(**settings.pop("kappa_head"))
+        kappa_head.load_state_dict(saved.tensors)
+        return cls(network, saved.head, kappa_head, **settings, **base_arguments(saved))
 
 
 class NeighbourEncoder(ConcentrationEncoder):

@@ -8,7 +8,7 @@ from lam.encoders import files as encoder_files
 from lam.encoders.ambiguity import Ambiguity
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
-from lam.encoders.concentration import NeighbourEncoder, NormEncoder
+from lam.encoders.concentration import HeadEncoder, NeighbourEncoder, NormEncoder
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.encoders.dropout import DropoutEncoder
 from lam.encoders.ensemble import EnsembleEncoder
@@ -18,7 +18,7 @@ from lam.utils.registry import enter
 ENCODERS: dict[str, type[Encoder]] = {
     encoder.kind: encoder
     for encoder in (
-        *(BayesianEncoder, DeterministicEncoder, NormEncoder, NeighbourEncoder),
+        *(BayesianEncoder, DeterministicEncoder, NormEncoder, HeadEncoder, NeighbourEncoder),
         *(DropoutEncoder, EnsembleEncoder, GaussianEncoder),
     )
 }

@@ -5,16 +5,22 @@ A method is an object whose fields are its options, `Hib(n_samples=4)`, with the
 configurations and `lam run` then know.
 """
 
+from lam.methods.aninfonce import Aninfonce
 from lam.methods.base import Method, Trained
 from lam.methods.deep_ensemble import DeepEnsemble
 from lam.methods.deterministic import Deterministic
+from lam.methods.elk import Elk
 from lam.methods.hib import Hib
+from lam.methods.hib_vmf import HibVmf
 from lam.methods.knn_distance import KnnDistance
 from lam.methods.laplace_online import LaplaceOnline
 from lam.methods.laplace_posthoc import LaplacePosthoc
+from lam.methods.loss_prediction import LossPrediction
 from lam.methods.mc_dropout import McDropout
+from lam.methods.mcinfonce import Mcinfonce
 from lam.methods.norm import Norm
 from lam.methods.pfe import Pfe
+from lam.methods.varcon import Varcon
 from lam.training import Training
 from lam.utils.registry import enter
 
@@ -22,6 +28,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(Deterministic, Norm, KnnDistance, McDropout, DeepEnsemble, Pfe, Hib),
+        *(Mcinfonce, Elk, HibVmf, LossPrediction, Varcon, Aninfonce),
         *(LaplacePosthoc, LaplaceOnline),
     )
 }
@@ -54,18 +61,24 @@ def register(name: str, method: type[Method]) -> None:
 
 __all__ = [
     "METHODS",
+    "Aninfonce",
     "DeepEnsemble",
     "Deterministic",
+    "Elk",
     "Hib",
+    "HibVmf",
     "KnnDistance",
     "LaplaceOnline",
     "LaplacePosthoc",
+    "LossPrediction",
     "McDropout",
+    "Mcinfonce",
     "Method",
     "Norm",
     "Pfe",
     "Trained",
     "Training",
+    "Varcon",
     "find",
     "register",
 ]

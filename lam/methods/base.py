@@ -1,5 +1,6 @@
 """`Method`: how a network becomes an encoder, and what all methods share."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -122,3 +123,12 @@ def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
         "preprocessing": getattr(dataset, "preprocessing", None),
         "trained_on": item_hashes([plain[index][0] for index in spread(len(plain))]),
     }
+
+
+def fingerprint(network: nn.Module) -> str:
+    """A short hash of all weights and buffers of a network."""
+    digest = hashlib.sha256()
+    for name, tensor in network.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:12]

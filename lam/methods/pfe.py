@@ -3,19 +3,17 @@
 Source: Shi and Jain (2019), "Probabilistic face embeddings"; Warburg et al. (2023), appendix G.4.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lam.encoders.gaussian import GaussianEncoder
 from lam.losses import Loss
 from lam.losses.mutual_likelihood import mutual_likelihood
-from lam.methods.base import Method, Trained, head_of, inputs_of
+from lam.methods.base import Method, Trained, fingerprint, head_of, inputs_of
 from lam.models.head import features_and_output
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import Training
@@ -94,7 +92,7 @@ class MutualLikelihoodStep(Step):
     @property
     def settings(self) -> dict[str, Any]:
         """A fingerprint of the network: a head goes on only beside the one that it began with."""
-        return {"head": self.head, "frozen": _fingerprint(self.network)}
+        return {"head": self.head, "frozen": fingerprint(self.network)}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient over all positive pairs; `loss`, which trained the network, is not used."""
@@ -103,11 +101,3 @@ class MutualLikelihoodStep(Step):
         value = mutual_likelihood(means, network(features.float()), batch.pairs)
         backward(value)
         return value.detach()
-
-
-def _fingerprint(network: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in network.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:12]

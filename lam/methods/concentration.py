@@ -1,0 +1,210 @@
+"""What the methods share that learn a concentration of each item by a loss of von Mises-Fisher distributions."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.encoders.concentration import HeadEncoder, NormEncoder
+from lam.losses import DistributionLoss, Loss, margin_of
+from lam.methods.base import Method, Trained, fingerprint, head_of, inputs_of
+from lam.models.head import features_and_output, recorded_head_inputs
+from lam.models.kappa_head import Form, KappaHead
+from lam.training import Training
+from lam.training import train as train_by_loop
+from lam.training.steps import Minibatch, Step
+from lam.utils.checks import check_at_least, check_positive
+
+KappaBy = Literal["phases", "shared", "norm"]
+
+
+@dataclass(frozen=True)
+class ConcentrationMethod(Method):
+    """Train μ by a network's head and κ beside it, by a loss of distributions.
+
+    κ comes "phases": from a head on the features, learned after the network, which is then frozen, and until then the
+    same for all items; "shared": from such a head, learned together with the network, whose features it shapes too; or
+    "norm": it is the length of the embedding before normalisation, and there is no head. Of `training.loss` nothing is
+    used but the margin that miners go by.
+
+    Attributes:
+        kappa: how κ is learned.
+        hidden: units of the κ head's hidden layer.
+        start: κ at the beginning, and of all items while μ is learned alone.
+        epochs: of the κ head, where it is learned after the network, which has its own.
+        learning_rate: of the κ head likewise.
+
+    Raises:
+        ValueError: for an option outside its range.
+    """
+
+    kappa: KappaBy = "phases"
+    hidden: int = 128
+    start: float = 20.0
+    epochs: int = 10
+    learning_rate: float = 1e-3
+
+    encoder = HeadEncoder
+    form = "exp"
+
+    def __post_init__(self) -> None:
+        check_at_least("hidden", self.hidden, 1)
+        check_at_least("epochs", self.epochs, 1)
+        check_positive("learning_rate", self.learning_rate)
+        KappaHead(1, 1, start=self.start, form=self.form_of_head)
+        self.loss()
+
+    @property
+    def form_of_head(self) -> Form:
+        """How κ follows from the head's number."""
+        form: Any = self.form
+        return form
+
+    @abstractmethod
+    def loss(self) -> DistributionLoss:
+        """The loss, new."""
+
+    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
+        """Train μ and κ; see `Method.train`. Stages are `train` and, in phases, `head`.
+
+        In phases a network that is trained already is kept, and the head alone is trained; else training begins at its
+        weights. The checkpoints of the head are in the sub-folder `head`; its last epoch is kept, as validation judges
+        the retrieval.
+        """
+        path = head_of(network, dataset)
+        layer: Any = network.get_submodule(path)
+        common = {"seed": training.seed, **inputs_of(dataset, training)}
+        kappa_head = None
+        if self.kappa != "norm":
+            kappa_head = KappaHead(
+                layer.in_features, self.hidden, start=self.start, form=self.form_of_head, seed=training.seed
+            )
+        in_phases = self.kappa == "phases"
+        model = DistributionNetwork(network, path, kappa_head, self.loss(), start=self.start if in_phases else None)
+        validate: Any = training.validate
+        own = replace(
+            training,
+            pretrained=training.pretrained and in_phases,
+            validate=None if validate is None else lambda trained: validate(trained.network),
+        )
+        histories = self.trained_network(model, dataset, own, DistributionStep(self.settings()))
+        if kappa_head is None:
+            return Trained(NormEncoder(network, path, **common), histories)
+        if in_phases:
+            network.eval()
+            learned = model.loss.requires_grad_(False)
+            histories["head"] = self._train_head(network, path, kappa_head, learned, dataset, training)
+        return Trained(HeadEncoder(network, path, kappa_head, **common), histories)
+
+    def _train_head(
+        self, network: nn.Module, path: str, head: KappaHead, loss: DistributionLoss, dataset: Any, training: Training
+    ) -> Any:
+        own = replace(
+            training,
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            miner="all",
+            max_pairs=None,
+            validate=None,
+            folder=training.part("head"),
+        )
+        with training.stage("head"):
+            step = HeadStep(network, path, loss, self.settings())
+            return train_by_loop(head.requires_grad_(True), dataset, own, step=step, method=self.name)
+
+
+class DistributionNetwork(nn.Module):
+    """Everything that is trained together: a network, the κ head on its features, and what the loss learns.
+
+    Args:
+        network: maps (N, ...) inputs to (N, D) by a linear layer at its end, normalised or not.
+        head: path of that layer.
+        kappa_head: maps what enters that layer to κ (N,); None to read κ off the length of its output.
+        loss: of distributions.
+        start: the κ of all items, by which the head waits for its turn; None to learn it now.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        head: str,
+        kappa_head: KappaHead | None,
+        loss: DistributionLoss,
+        *,
+        start: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.network, self.head, self.loss, self.start = network, head, loss, start
+        self.kappa_head = kappa_head if start is None else None
+
+    def forward(self, inputs: Any) -> tuple[Float[Tensor, "N D"], Float[Tensor, " N"]]:
+        """μ and κ."""
+        with recorded_head_inputs(self.network, self.head) as head_inputs:
+            self.network(inputs)
+        features = head_inputs[-1]
+        output = self.network.get_submodule(self.head)(features).float()
+        mean = F.normalize(output)
+        if self.start is not None:
+            return mean, mean.new_full((len(mean),), self.start)
+        return mean, output.norm(dim=1) if self.kappa_head is None else self.kappa_head(features.float())
+
+
+class DistributionStep(Step):
+    """Take the gradient of the loss of distributions that the trained module holds."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options of the method; a run is resumed only with the same."""
+        return self.options
+
+    def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
+        """Add the gradient of one batch; of `loss`, which is not used, miners take the margin."""
+        model: Any = network
+        mean, kappa = model(batch.inputs)
+        value = model.loss(mean, kappa, batch.mined(mean, margin_of(loss)), generator=generator_on(mean.device, batch))
+        backward(value)
+        return value.detach()
+
+
+class HeadStep(Step):
+    """Take the gradient at the κ head, which is all that the loop trains; the network is frozen, in evaluation mode.
+
+    Args:
+        network: frozen; on the device of the batches.
+        head: path of its last linear layer, whose input the κ head sees.
+        loss: of distributions.
+        options: of the method.
+    """
+
+    def __init__(self, network: nn.Module, head: str, loss: DistributionLoss, options: dict[str, Any]) -> None:
+        self.network, self.head, self.loss, self.options = network, head, loss, options
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options and a fingerprint of the network: a head goes on only beside the one that it began with."""
+        return {**self.options, "head": self.head, "frozen": fingerprint(self.network)}
+
+    def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
+        """Add the gradient over all pairs; `loss`, which trained nothing here, is not used."""
+        features, output = features_and_output(self.network, self.head, batch.inputs)
+        mean = F.normalize(batch.gathered(output).float())
+        kappa = network(features.float())
+        value = self.loss(mean, kappa, batch.pairs, generator=generator_on(mean.device, batch))
+        backward(value)
+        return value.detach()
+
+
+def generator_on(device: torch.device, batch: Minibatch) -> torch.Generator:
+    """The batch's generator, or one on another device that follows from it."""
+    if device.type == "cpu":
+        return batch.generator
+    seed = torch.randint(2**62, (1,), generator=batch.generator)
+    return torch.Generator(device).manual_seed(int(seed))

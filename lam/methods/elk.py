@@ -1,0 +1,27 @@
+"""ELK: concentrations by the expected likelihood of two distributions, in closed form.
+
+Source: Kirchhof, Kasneci and Oh (2023), equation 55.
+"""
+
+from dataclasses import dataclass
+
+from lam.losses import ELK
+from lam.methods.concentration import ConcentrationMethod, KappaBy
+
+
+@dataclass(frozen=True)
+class Elk(ConcentrationMethod):
+    """Train μ and κ together by InfoNCE of the log expected likelihood; nothing is drawn.
+
+    Attributes:
+        kappa_pos: what multiplies the log likelihood.
+    """
+
+    kappa: KappaBy = "shared"
+    kappa_pos: float = 1.0
+
+    name = "elk"
+
+    def loss(self) -> ELK:
+        """ELK with these options."""
+        return ELK(self.kappa_pos)

@@ -1,0 +1,33 @@
+"""The contrastive form of HIB, on the sphere: soft matches by cosines of samples.
+
+Source: Kirchhof, Kasneci and Oh (2023), equation 54; the original, of Gaussians and distances, is `hib`.
+"""
+
+from dataclasses import dataclass
+
+from lam.losses import HIB
+from lam.methods.concentration import ConcentrationMethod, KappaBy
+
+
+@dataclass(frozen=True)
+class HibVmf(ConcentrationMethod):
+    """Train μ and κ together by the probabilities that samples match.
+
+    Attributes:
+        n_samples: samples of each item and step.
+        scale: a > 0 of p(match).
+        offset: b of p(match).
+        n_negatives: negatives of each item, drawn from the batch; None for all.
+    """
+
+    kappa: KappaBy = "shared"
+    n_samples: int = 16
+    scale: float = 1.0
+    offset: float = 0.0
+    n_negatives: int | None = None
+
+    name = "hib_vmf"
+
+    def loss(self) -> HIB:
+        """HIB with these options."""
+        return HIB(self.n_samples, self.scale, self.offset, self.n_negatives)

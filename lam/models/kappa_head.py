@@ -1,0 +1,82 @@
+"""The head that says how concentrated an embedding is: one number, from the features beside which it stands."""
+
+import math
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.utils.checks import check_at_least, check_choice, check_positive
+
+Form = Literal["exp", "softplus", "inverse"]
+_MOST = math.log(1e8)  # beyond which the losses cut κ
+_LEAST = 1e-8
+
+
+class KappaHead(nn.Module):
+    """Map features to a concentration κ > 0 by a network with one hidden layer, r = w₂ relu(W₁φ + b₁) + b₂.
+
+    κ = 1 + e^r ("exp"), softplus(r) ("softplus"), or 1 / softplus(r) ("inverse"), which reads the head's number as a
+    loss. It begins near `start` for every input: W₂ is small.
+
+    Args:
+        features: P, what enters the embedding's own head.
+        hidden: units of the hidden layer.
+        start: κ at the beginning; of "exp" above 1.
+        form: how κ follows from r.
+        seed: of the random weights; the global random state is left as it was.
+
+    Attributes:
+        recipe: what rebuilds the head: JSON.
+
+    Raises:
+        ValueError: where there is no feature or no hidden unit, or for a start or a form outside its range.
+
+    Example:
+        >>> head = KappaHead(16, start=20.0)
+        >>> head(torch.zeros(1, 16)).round(decimals=2).tolist()
+        [20.0]
+    """
+
+    def __init__(
+        self, features: int, hidden: int = 128, *, start: float = 20.0, form: Form = "exp", seed: int = 0
+    ) -> None:
+        super().__init__()
+        check_at_least("features", features, 1)
+        check_at_least("hidden", hidden, 1)
+        check_choice("form", form, get_args(Form))
+        check_positive("start", start)
+        if form == "exp" and start <= 1:
+            raise ValueError(f"start must be above 1, the least that κ can be, got {start}")
+        self.recipe = {"features": features, "hidden": hidden, "start": start, "form": form}
+        self.form: Form = form
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, 1)
+        with torch.no_grad():
+            self.first.bias.zero_()
+            self.last.weight.mul_(0.1)
+            value = 1 / start if form == "inverse" else start
+            inner = math.log(start - 1) if form == "exp" else _softplus_inverse(value)
+            self.last.bias.fill_(inner)
+
+    def forward(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
+        """κ (N,).
+
+        Raises:
+            ValueError: where features do not have P columns.
+        """
+        if features.ndim != 2 or features.shape[1] != self.recipe["features"]:
+            raise ValueError(f"features must be (N, {self.recipe['features']}), got {tuple(features.shape)}")
+        raw = self.last(self.first(features).relu())[:, 0]
+        if self.form == "exp":
+            return 1 + raw.clamp(max=_MOST).exp()
+        value = F.softplus(raw)
+        return value if self.form == "softplus" else 1 / value.clamp(min=_LEAST)
+
+
+def _softplus_inverse(value: float) -> float:
+    """The number whose softplus is the value."""
+    return value + math.log(-math.expm1(-value))

@@ -1,0 +1,143 @@
+"""Methods that learn κ by losses of distributions: what is trained when, what κ says afterwards, what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lam
+from lam.datasets import TensorImages
+from lam.encoders.concentration import HeadEncoder, NormEncoder
+from lam.losses import SupCon, build
+from lam.methods import Aninfonce, Elk, HibVmf, LossPrediction, Mcinfonce, Method, Varcon
+from lam.models.kappa_head import KappaHead
+from tests.methods import small_data as small
+
+
+def weights(network: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in network.state_dict().items()}
+
+
+def ambiguous(n: int = 240) -> tuple[TensorImages, Tensor]:
+    """Images of four patterns, a quarter of them covered, so that nothing in them says which; and which ones."""
+    clear, is_covered = small.images(n, noise=0.05), torch.arange(n) % 16 >= 12
+    return TensorImages(clear.images * ~is_covered[:, None, None, None], clear.labels), is_covered
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Mcinfonce(n_samples=4, kappa_pos=10.0, epochs=12, learning_rate=3e-3),
+        Mcinfonce(n_samples=4, kappa_pos=10.0, kappa="shared"),
+        Elk(kappa_pos=1.0),
+        LossPrediction(epochs=12, learning_rate=3e-3),
+    ],
+    ids=["mcinfonce", "mcinfonce-shared", "elk", "loss_prediction"],
+)
+def test_ambiguous_images_get_the_smaller_concentration(method: Method) -> None:
+    data, is_covered = ambiguous()
+    training = small.training(epochs=10, batch_size=48, learning_rate=3e-3)
+    kappa = method.train(small.network(), data, training).encoder.embed(data.images).kappa
+    assert kappa[is_covered].median() < kappa[~is_covered].median()
+
+
+def test_in_phases_the_network_is_kept_while_the_head_learns() -> None:
+    network = small.network()
+    before = weights(network)
+    encoder, histories = Mcinfonce(n_samples=2, epochs=2).train(
+        network, small.images(), small.training(pretrained=True)
+    )
+    assert list(histories) == ["head"]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert encoder.embed(small.images().images).kappa.unique().numel() > 1
+
+
+@pytest.mark.parametrize("method", [Mcinfonce, Elk, HibVmf])
+def test_kappa_from_the_length_of_the_embedding_needs_no_head(method: Any) -> None:
+    network = small.network()
+    before = weights(network)
+    encoder, histories = method(kappa="norm").train(network, small.images(), small.training())
+    assert type(encoder) is NormEncoder
+    assert list(histories) == ["network"]
+    assert not torch.equal(network.head.weight, before["head.weight"])
+
+
+def test_a_shared_head_shapes_the_network_and_one_in_phases_does_not() -> None:
+    def trained(kappa: Any) -> Tensor:
+        network = small.network()
+        method = Mcinfonce(kappa=kappa, n_samples=2, epochs=1)
+        method.train(network, small.images(), small.training(optimizer="sgd", learning_rate=0.1))
+        return network.head.weight.detach()
+
+    assert not torch.equal(trained("shared"), trained("phases"))
+
+
+def test_what_the_loss_learned_of_kappa_pos_is_what_the_head_is_trained_with() -> None:
+    method = Mcinfonce(n_samples=2, epochs=1, learn_kappa_pos=True)
+    encoder, _ = method.train(small.network(), small.images(), small.training())
+    assert isinstance(encoder, HeadEncoder)
+
+
+def test_what_a_loss_learns_is_in_the_history() -> None:
+    _, histories = Varcon().train(small.network(), small.images(), small.training())
+    assert histories["network"].learned["epsilon"] != [pytest.approx(0.02, abs=1e-9)]
+    _, histories = Aninfonce().train(small.network(), small.images(), small.training())
+    assert len(histories["network"].learned["concentration"]) == 3
+
+
+def test_a_posterior_stands_over_a_network_that_these_trained() -> None:
+    data = small.images()
+    for method in (Varcon(), Aninfonce(), Mcinfonce(n_samples=2, epochs=1)):
+        network = small.network()
+        method.train(network, data, small.training())
+        fitted = lam.fit(network, small.batches(data), progress=False)
+        assert fitted.embed(data.images, n_samples=4).kappa.isfinite().all()
+
+
+def test_the_head_resumes_only_beside_the_network_that_it_began_with(tmp_path: Path) -> None:
+    method, data = Mcinfonce(n_samples=2, epochs=1), small.images()
+    method.train(small.network(), data, small.training(folder=tmp_path, pretrained=True))
+    with pytest.raises(ValueError, match="was made with other settings"):
+        method.train(small.network(seed=5), data, small.training(folder=tmp_path, pretrained=True))
+
+
+@pytest.mark.parametrize("form", ["exp", "softplus", "inverse"])
+@pytest.mark.parametrize("start", [1.5, 20.0, 500.0])
+def test_the_head_begins_at_its_start_and_never_gives_nan(form: Any, start: float) -> None:
+    head = KappaHead(5, start=start, form=form)
+    torch.testing.assert_close(head(torch.zeros(2, 5)), torch.full((2,), start), rtol=1e-4, atol=1e-4)
+    for size in (1e4, -1e4):
+        features = torch.full((1, 5), size, requires_grad=True)
+        kappa = head(features)
+        kappa.sum().backward()
+        assert kappa.isfinite().all()
+        assert (kappa >= 0).all()
+        assert features.grad is not None
+        assert features.grad.isfinite().all()
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for make, message in (
+        (lambda: Mcinfonce(kappa_pos=0.0), "kappa_pos must be positive and finite, got 0"),
+        (lambda: Mcinfonce(n_samples=0), "n_samples must be at least 1, got 0"),
+        (lambda: Mcinfonce(start=1.0), "start must be above 1, the least that κ can be, got 1"),
+        (lambda: Elk(hidden=0), "hidden must be at least 1, got 0"),
+        (lambda: HibVmf(epochs=0), "epochs must be at least 1, got 0"),
+        (lambda: LossPrediction(temperature=0.0), "temperature must be positive and finite, got 0"),
+        (lambda: Varcon(epsilon=0.2), "epsilon must lie within ±temperature, 0.1, got 0.2"),
+        (lambda: Aninfonce(concentration=-1.0), "concentration must be positive and finite, got -1"),
+        (lambda: KappaHead(0), "features must be at least 1, got 0"),
+        (lambda: KappaHead(3)(torch.zeros(2, 4)), r"features must be \(N, 3\), got \(2, 4\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+    with pytest.raises(ValueError, match="varcon takes classes"):
+        Varcon().train(small.network(), small.images(), small.training(miner="semihard"))
+
+
+def test_the_margin_of_the_training_loss_is_kept_for_miners_and_posteriors() -> None:
+    assert Varcon().loss(0.5).margin == 0.5
+    assert build("varcon", margin=0.5).margin == 0.5  # pyright: ignore [reportAttributeAccessIssue]
+    assert SupCon(0.5).margin == 0.5

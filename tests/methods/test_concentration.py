@@ -103,7 +103,7 @@ def test_a_posterior_stands_over_a_network_that_these_trained() -> None:
     for method in (Varcon(), Aninfonce(), Mcinfonce(n_samples=2, epochs=1)):
         network = small.network()
         method.train(network, data, small.training())
-        fitted = lam.fit(network, small.batches(data), progress=False)
+        fitted = lam.fit(network, small.batches(data), margin=0.7, progress=False)
         assert fitted.embed(data.images, n_samples=4).kappa.isfinite().all()
 
 

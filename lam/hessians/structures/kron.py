@@ -18,6 +18,8 @@ class Kron(Structure):
 
     Exact where all features are equal, or all H_a are. Its eigenvectors are the products of those of h and A; negative
     eigenvalues of h are set to zero. The eigenvectors of A are found once, F³ steps, and again after loading.
+    NNGeometry's `PMatKFAC` and `PMatEKFAC` have no loss over pairs, but agree where each H_a is given as a root of it
+    (tests/hessians/test_nngeometry.py).
 
     Source: Martens and Grosse (2015), KFAC, for a linear layer.
 

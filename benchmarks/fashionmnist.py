@@ -65,7 +65,7 @@ def variants_of(parsed: argparse.Namespace, seed: int) -> dict[str, dict[str, An
     for split in SPLITS:
         for fix in FIXES:
             start = time.perf_counter()
-            settings = replace(method.curvature, margin=config.margin, split=split, fix=fix)
+            settings = replace(method.loss_curvature, margin=config.margin, split=split, fix=fix)
             curvature, n_items = curvature_in_batches(
                 ((inputs[rows], labels[rows]) for rows in order.split(method.batch_size)),
                 weight,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lam.hessians.batch import Sums, ggn_of_batch
 from lam.hessians.dataset import ggn_of_dataset
-from lam.hessians.losses import ContrastiveCurvature, Curvature
+from lam.hessians.losses import Curvature
 from lam.hessians.structures import MAX_MEMORY, Ekfac, Kron, Structure
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.pairs import as_targets, check_labels
@@ -229,7 +229,7 @@ def curvature_over_all_pairs(
     """Curvature over every pair of features in memory, with (N,) labels or (N, X) positions as targets."""
     targets, curvature = targets_of(features, targets).to(weight.device), empty.curvature
     within: dict[str, Any] = {"progress": progress}
-    if not isinstance(curvature, ContrastiveCurvature) or curvature.fix == "full":
+    if not curvature.in_blocks:
         pairs = relation.pairs(targets)
         return options.summed(empty, lambda start: (ggn_of_batch(start, features, weight, bias, pairs), 0))[0]
     if relation.positive_within is None:

@@ -2,15 +2,15 @@
 
 `build` makes those of embeddings; `DistributionLoss`es take a concentration with each, and methods make them.
 
-The choice decides a table's figures, so every table names it. The curvature of a posterior is always that of
-`log_posterior`, whatever was trained with.
+The choice decides a table's figures, so every table names it. The curvature of a posterior is chosen apart from it:
+that of `log_posterior` unless a method's option `curvature` names another of `lam.hessians.CURVATURES`.
 """
 
 from typing import Literal, get_args
 
 from lam.losses.alignment import ConcentrationAlignment
 from lam.losses.aninfonce import AnInfoNCE
-from lam.losses.base import Loss, MarginLoss, TrainableLoss, margin_of
+from lam.losses.base import Loss, MarginLoss, TrainableLoss, as_settings, margin_of, settings_of
 from lam.losses.contrastive import Contrastive
 from lam.losses.distributions import DistributionLoss
 from lam.losses.elk import ELK
@@ -47,7 +47,7 @@ def build(
             pair against negatives alone), "varcon" (items against centroids of classes) or "aninfonce" (infonce with a
             weight for each dimension, which is learned).
         margin: in (0, 2]: negative pairs at this distance or beyond exert no force; of the losses with a temperature
-            that of the posterior's curvature alone.
+            that of miners and of the contrastive curvature alone.
         temperature: of "supcon", "infonce", "varcon" and "aninfonce", positive.
         dimension: D of the embeddings, which "aninfonce" needs.
 
@@ -92,7 +92,9 @@ __all__ = [
     "SupCon",
     "TrainableLoss",
     "VarCon",
+    "as_settings",
     "build",
     "margin_of",
+    "settings_of",
     "two_views",
 ]

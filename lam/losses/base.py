@@ -4,7 +4,9 @@ Each loss has a file of its own beside this one; which pairs count is decided in
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Shaped
@@ -77,6 +79,17 @@ class TrainableLoss(Loss, nn.Module):
 def margin_of(loss: Loss) -> float | None:
     """The margin of a loss, None where it has none."""
     return loss.margin if isinstance(loss, MarginLoss | TrainableLoss) else None
+
+
+def settings_of(loss: Loss) -> dict[str, Any]:
+    """What a curvature can take over from a loss, by name: margin and temperature, and what it has learned so far."""
+    learned = loss.learned() if isinstance(loss, TrainableLoss) else {}
+    return {"margin": margin_of(loss), "temperature": getattr(loss, "temperature", None), **as_settings(learned)}
+
+
+def as_settings(learned: Mapping[str, Sequence[float]]) -> dict[str, float | tuple[float, ...]]:
+    """What a loss has learned, with a number for what is one and a tuple for what are many."""
+    return {name: values[0] if len(values) == 1 else tuple(values) for name, values in learned.items()}
 
 
 def check_margin(margin: float) -> float:

@@ -189,8 +189,8 @@ def fit_features(
         labels: (N,) integer labels, or (N, X) positions.
         weight: (D, P) of the layer.
         bias: (D,) of the layer, or None.
-        margin, curvature, structure, max_memory, rank, prior_precision, likelihood_scale, seed: as in `fit`. Any
-            curvature but that of the contrastive loss, and of that `full`, holds an (N, N) matrix of pairs.
+        margin, curvature, structure, max_memory, rank, prior_precision, likelihood_scale, seed: as in `fit`. A
+            curvature that joins items, and one from outside lam, may hold an (N, N) matrix of pairs.
         pairs: what makes a pair of places.
         progress: show a progress bar on standard error.
 
@@ -244,10 +244,8 @@ def _with_margin(curvature: Curvature | None, margin: float | None) -> tuple[Cur
         if margin is None:
             raise ValueError("give the margin of the contrastive loss, or the curvature of another")
         curvature = ContrastiveCurvature(margin)
-    if isinstance(curvature, ContrastiveCurvature):
-        curvature = curvature.with_margin(margin)
-        margin = curvature.margin if margin is None else margin
-    return curvature, margin
+    curvature = curvature.filled({"margin": margin})
+    return curvature, getattr(curvature, "margin", None) if margin is None else margin
 
 
 def _is_identity(weight: Tensor, bias: Tensor | None) -> bool:

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lam.encoders.bayesian import BayesianEncoder
-from lam.hessians import ContrastiveCurvature, Diagonal, Fix, Split, diagonal_ggn
-from lam.losses import Loss, margin_of
+from lam.hessians import Diagonal, diagonal_ggn
+from lam.losses import Loss, margin_of, settings_of
 from lam.methods.base import Trained, head_of, inputs_of
-from lam.methods.laplace_posthoc import LaplaceMethod, LaplacePosthoc, fit_with
+from lam.methods.laplace_posthoc import LaplaceMethod, LaplacePosthoc, fit_with, learned_of
 from lam.models.head import recorded_head_inputs
 from lam.pairs.mining import Miner, MinerName, Mining
 from lam.pairs.pairs import Pairs
@@ -29,7 +29,7 @@ from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils.checks import check_at_least, check_choice, check_positive
 
 Update = Literal["average", "accumulate"]
-_OF_REFIT = ("margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
+_OF_REFIT = ("curvature", "margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
 _AFTER_TRAINING = ("refit", "tune", "tune_step", "mean")
 """Options of what follows training, which a resumed run may change."""
 
@@ -52,11 +52,6 @@ class LaplaceOnline(LaplaceMethod):
         refit: form the curvature again after training, over the data at the kept weights, as `laplace_posthoc` does. A
             running mean over noisy layers that were left long ago tells what training saw from what it never saw less
             sharply; the network stays the one that the noise shaped.
-        margin: of the curvature, within which negative pairs have one; by default that of the loss, which stays that of
-            the triplets.
-        split: `euclidean` or `arccos`.
-        fix: `fixed`, `positive` or `full`.
-        negative_weight: w in [0, 1].
         hessian_miner: which pairs h_batch is over: `all`, or those of `violating`, `easy`, `semihard` or `hard`
             triplets; see `lam.pairs.Mining`.
         hessian_max_pairs: at most so many of these triplets, or of all pairs so many of each type, drawn at random.
@@ -75,10 +70,6 @@ class LaplaceOnline(LaplaceMethod):
     warmup_epochs: int = 0
     refresh_every: int = 1
     refit: bool = False
-    margin: float | None = None
-    split: Split = "arccos"
-    fix: Fix = "fixed"
-    negative_weight: float = 1.0
     hessian_miner: MinerName = "all"
     hessian_max_pairs: int | None = None
 
@@ -93,16 +84,11 @@ class LaplaceOnline(LaplaceMethod):
         check_choice("update", self.update, get_args(Update))
         for name, least in (("n_samples", 1), ("refresh_every", 1), ("warmup_epochs", 0)):
             check_at_least(name, getattr(self, name), least)
-        _ = self.curvature
+        _ = self.loss_curvature
         try:
             Mining(self.hessian_miner, self.hessian_max_pairs)
         except ValueError as error:
             raise ValueError(f"hessian_{error}") from None
-
-    @property
-    def curvature(self) -> ContrastiveCurvature:
-        """The curvature, without a margin where that is the loss's."""
-        return ContrastiveCurvature(self.margin, self.split, self.fix, self.negative_weight)
 
     def check_start(self, *, pretrained: bool) -> None:
         """Refuse a trained network, which holds no posterior."""
@@ -128,10 +114,12 @@ class LaplaceOnline(LaplaceMethod):
         """
         relation, path = training.relation or Relation(), head_of(network, dataset, self.head)
         refit = self._refit(path, hessian_miner, relation, training) if self.refit else None
+        _ = self.curvature_of(training.loss)
         step = OnlineLaplaceStep(path, margin=margin_of(training.loss), options=self, hessian_miner=hessian_miner)
         histories = self.trained_network(network, dataset, training, step)
         if refit is not None:
-            return Trained(fit_with(refit, network, dataset, training, mean=self.mean), histories)
+            return Trained(fit_with(refit, network, dataset, training, histories, mean=self.mean), histories)
+        step.curvature = self.curvature_of(training.loss, learned_of(histories))
         layer: Any = network.get_submodule(step.head)
         posterior = DiagonalPosterior(
             layer.weight.detach().clone(),
@@ -169,7 +157,8 @@ class OnlineLaplaceStep(Step):
 
     Args:
         head: path of the last linear layer.
-        margin: of the loss; of the curvature, too, where the options have none.
+        margin: of the loss; of the curvature, too, where the options have none. What else these leave out of it is
+            taken from the loss at each step.
         options: how the posterior is kept.
         hessian_miner: a miner of pytorch-metric-learning, in place of `options.hessian_miner`.
     """
@@ -177,7 +166,8 @@ class OnlineLaplaceStep(Step):
     def __init__(
         self, head: str, *, margin: float | None, options: LaplaceOnline, hessian_miner: Miner | None = None
     ) -> None:
-        self.curvature = options.curvature.with_margin(margin)
+        self.own = options.loss_curvature.filled({"margin": margin})
+        self.curvature = self.own
         self.head, self.options = head, options
         self.mining = Mining(hessian_miner or options.hessian_miner, options.hessian_max_pairs)
         self.h: Tensor | None = None
@@ -189,7 +179,7 @@ class OnlineLaplaceStep(Step):
         options = {**asdict(self.options), "hessian_miner": self.mining.settings["miner"]}
         for name in _AFTER_TRAINING:
             del options[name]
-        return {**options, "head": self.head, "margin": self.curvature.margin}
+        return {**options, "head": self.head, "margin": getattr(self.own, "margin", None)}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient at the samples, averaged, and update h; see `Step.backward`.
@@ -201,6 +191,7 @@ class OnlineLaplaceStep(Step):
         with recorded_head_inputs(network, self.head) as head_inputs:
             network(batch.inputs)
         features = batch.gathered(head_inputs[-1])
+        self.curvature = self.own.filled(settings_of(loss))
         theta = layer.weight if layer.bias is None else torch.cat([layer.weight, layer.bias[:, None]], 1)
         if self.h is None:
             self.h = torch.full_like(theta, self._initial_h(), dtype=torch.float32)

@@ -3,8 +3,8 @@
 Source: Warburg et al. (2023), section 3.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -16,16 +16,21 @@ from lam.encoders.base import Encoder
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.outsiders import is_images
-from lam.hessians import ContrastiveCurvature, Fix, Split
+from lam.hessians import ContrastiveCurvature, Curvature, Fix, Split
+from lam.hessians.losses import from_settings
 from lam.hessians.structures import MAX_MEMORY
-from lam.losses import margin_of
+from lam.losses import Loss, as_settings, margin_of, settings_of
 from lam.methods.base import Method, Trained
 from lam.methods.fit import fit, refuse_dimension_of_other_head, structure_options
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
 from lam.training import Training
+from lam.training.loop import History
 from lam.utils.checks import check_at_least, check_choice, check_positive
 from lam.vmf.embeddings import Mean
+
+_OF_CONTRASTIVE = ("margin", "split", "fix", "negative_weight")
+"""Options that are settings of the contrastive curvature alone."""
 
 Tune = Literal["calibration", "marginal_likelihood", "none"]
 
@@ -38,11 +43,24 @@ class LaplaceMethod(Method):
         tune: by what s or α of the posterior is chosen, on held-out data, after training.
         tune_step: of `marginal_likelihood`: log α moves by this once, in place of to the maximum.
         mean: which direction is retrieved: `network` or, as in the paper, `sampled`; see `BayesianEncoder`.
+        curvature: of which loss: a name in `lam.hessians.CURVATURES`, or a mapping of its name and settings, such as
+            {name: supcon, split: outputs}. Those that it leaves out and the loss of training has, such as a
+            temperature, are the loss's. The settings of `contrastive` are options of their own.
+        margin: of the contrastive curvature, within which negative pairs have one; by default that of the loss, which
+            stays that of the triplets of miners.
+        split: of the contrastive curvature, `euclidean` or `arccos`.
+        fix: of the contrastive curvature, `fixed`, `positive`, `full` or `projected`.
+        negative_weight: of the contrastive curvature, w in [0, 1].
     """
 
     tune: Tune = "calibration"
     tune_step: float | None = None
     mean: Mean = "network"
+    curvature: str | dict[str, Any] = "contrastive"
+    margin: float | None = None
+    split: Split = "arccos"
+    fix: Fix = "fixed"
+    negative_weight: float = 1.0
 
     encoder = BayesianEncoder
 
@@ -54,6 +72,35 @@ class LaplaceMethod(Method):
             raise ValueError(
                 f"tune_step is of tune='marginal_likelihood', got {self.tune_step} with tune={self.tune!r}"
             )
+
+    @property
+    def loss_curvature(self) -> Curvature:
+        """The curvature as the options have it, without what is taken from the loss."""
+        settings = {"name": self.curvature} if isinstance(self.curvature, str) else self.curvature
+        if settings != {"name": "contrastive"}:
+            for option in _OF_CONTRASTIVE:
+                if getattr(self, option) != getattr(LaplaceMethod, option):
+                    raise ValueError(
+                        f"{option} is of the contrastive curvature: with curvature={self.curvature!r}, give settings "
+                        f"as {{name: {settings.get('name')}, ...}}"
+                    )
+            return from_settings(settings)
+        return ContrastiveCurvature(self.margin, self.split, self.fix, self.negative_weight)
+
+    def curvature_of(self, loss: Loss, learned: Mapping[str, list[float]] | None = None) -> Curvature:
+        """The curvature, with what it leaves out taken from a loss and what that has learned.
+
+        Raises:
+            ValueError: for a setting that neither has.
+        """
+        curvature: Any = self.loss_curvature.filled({**settings_of(loss), **as_settings(learned or {})})
+        for field in fields(curvature):
+            if getattr(curvature, field.name) is None:
+                raise ValueError(
+                    f"{type(curvature).__name__} needs a {field.name}, and the loss {type(loss).__name__} has none: "
+                    f"give it, as method.curvature={{name: ..., {field.name}: ...}}, or train by a loss that has one"
+                )
+        return curvature
 
     @property
     def tunes(self) -> bool:
@@ -81,14 +128,9 @@ class LaplacePosthoc(LaplaceMethod):
     Attributes:
         head: path of the last linear layer, found by default; or `train` or `identity`, for a layer that is added.
         dimension: D of the layer that `train` adds.
-        split: `euclidean` or `arccos`.
-        fix: `fixed`, `positive` or `full`.
-        negative_weight: w in [0, 1].
         pairs: `batch` or `dataset`.
         miner: which pairs of a batch count for the curvature: `all`, `violating`, `easy`, `semihard` or `hard`.
         max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
-        margin: of the curvature, within which negative pairs have one; by default that of the loss, which stays that of
-            the miner's triplets.
         average: whether the curvature is averaged over the pairs of each type, or their plain sum.
         batch_size: items a batch, among which pairs are formed.
         structure: of the posterior's covariance: `diag`, `kron`, `ekfac`, `full` or `low_rank`.
@@ -103,13 +145,9 @@ class LaplacePosthoc(LaplaceMethod):
 
     head: str | None = None
     dimension: int | None = None
-    split: Split = "arccos"
-    fix: Fix = "fixed"
-    negative_weight: float = 1.0
     pairs: Scope = "batch"
     miner: MinerName = "all"
     max_pairs: int | None = None
-    margin: float | None = None
     average: bool = True
     batch_size: int = 256
     structure: str = "diag"
@@ -123,9 +161,9 @@ class LaplacePosthoc(LaplaceMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         Relation(self.pairs, miner=self.miner, max_pairs=self.max_pairs)
-        self.curvature.check_scope(self.pairs)
+        self.loss_curvature.check_scope(self.pairs)
         refuse_dimension_of_other_head(self.dimension, self.head)
-        structure_options(self.structure, self.max_memory, self.rank).structure.check_cross_terms(self.curvature)
+        structure_options(self.structure, self.max_memory, self.rank).structure.check_cross_terms(self.loss_curvature)
         check_at_least("batch_size", self.batch_size, 2)
         for name in ("prior_precision", "likelihood_scale"):
             check_positive(name, getattr(self, name))
@@ -133,26 +171,37 @@ class LaplacePosthoc(LaplaceMethod):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and fit the posterior; see `Method.train` and `lam.fit`. Nothing is tuned here.
 
-        The margin of the curvature is that of the loss, unless the options have one. Stages are `train` and `fit`.
+        What the options leave out of the curvature, such as a margin, is the loss's. Stages are `train` and `fit`.
         """
         if training.relation is not None and training.relation.positive_within is not None and self.pairs == "batch":
             raise ValueError(
                 'pairs must be "dataset" for places (method.pairs=dataset in a run): shuffled batches of places hold '
                 "hardly a positive pair"
             )
+        _ = self.curvature_of(training.loss)
         histories = self.trained_network(network, dataset, training)
-        return Trained(fit_with(self, network, dataset, training, mean=self.mean), histories)
+        return Trained(fit_with(self, network, dataset, training, histories, mean=self.mean), histories)
 
     @property
-    def curvature(self) -> ContrastiveCurvature:
-        """The curvature, without a margin where that is the loss's."""
-        return ContrastiveCurvature(self.margin, self.split, self.fix, self.negative_weight, self.average)
+    def loss_curvature(self) -> Curvature:
+        """The curvature as the options have it, without what is taken from the loss."""
+        curvature: Any = super().loss_curvature
+        return curvature if self.average else replace(curvature, average=False)
 
 
 def fit_with(
-    options: LaplacePosthoc, network: nn.Module, dataset: Any, training: Training, *, mean: Mean = "network"
+    options: LaplacePosthoc,
+    network: nn.Module,
+    dataset: Any,
+    training: Training,
+    histories: Mapping[str, History],
+    *,
+    mean: Mean = "network",
 ) -> BayesianEncoder:
-    """Fit as the options say, on the shuffled batches of a data set, none of them augmented; see `lam.fit`."""
+    """Fit as the options say, on the shuffled batches of a data set, none of them augmented; see `lam.fit`.
+
+    What the loss learned, according to the history of training, is part of its curvature.
+    """
     generator = torch.Generator().manual_seed(training.seed)
     relation = training.relation or Relation()
     loader = DataLoader(
@@ -167,7 +216,7 @@ def fit_with(
             network,
             loader,
             margin=margin_of(training.loss),
-            curvature=options.curvature,
+            curvature=options.curvature_of(training.loss, learned_of(histories)),
             pairs=replace(
                 relation, scope=options.pairs, miner=options.miner, max_pairs=options.max_pairs, triplet_margin=None
             ),
@@ -183,3 +232,8 @@ def fit_with(
         )
     encoder.mean = mean
     return encoder
+
+
+def learned_of(histories: Mapping[str, History]) -> Mapping[str, list[float]]:
+    """What the loss learned beside the network; nothing where the network was trained before."""
+    return histories["network"].learned if "network" in histories else {}

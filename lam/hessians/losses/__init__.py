@@ -1,6 +1,7 @@
 """Curvatures of losses, by name; one file a loss."""
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 from lam.hessians.losses.base import Curvature
@@ -42,17 +43,22 @@ def to_settings(curvature: Curvature) -> dict[str, Any]:
     raise ValueError(f"{type(curvature).__name__} has no name: register it with lam.hessians.register")
 
 
-def from_settings(settings: dict[str, Any]) -> Curvature:
+def from_settings(settings: Mapping[str, Any]) -> Curvature:
     """The curvature of a name and settings.
 
     Raises:
-        ValueError: for a name that is not registered.
+        ValueError: for a name that is not registered, or a setting that it does not have.
     """
-    name, fields = settings["name"], {key: value for key, value in settings.items() if key != "name"}
+    name, given = settings.get("name"), {key: value for key, value in settings.items() if key != "name"}
     if name not in CURVATURES:
         known = ", ".join(CURVATURES)
         raise ValueError(f"curvature must be one of {known}, got {name!r}: register it with lam.hessians.register")
-    return CURVATURES[name](**fields)
+    cls: Any = CURVATURES[name]
+    allowed = [field.name for field in fields(cls)]
+    for key in given:
+        if key not in allowed:
+            raise ValueError(f"the curvature {name} has no setting {key!r}: it has {', '.join(allowed)}")
+    return cls(**given)
 
 
 __all__ = [

@@ -5,7 +5,8 @@ Nothing here knows of weights: how outputs depend on them is the part of `lam.he
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import fields, replace
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -14,6 +15,8 @@ from torch import Tensor
 from lam.hessians.losses.items import OfDataset, Related
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
+
+Same = TypeVar("Same", bound="Curvature")
 
 
 class Curvature(ABC):
@@ -30,6 +33,12 @@ class Curvature(ABC):
 
     takes_candidates: ClassVar[bool] = False
     """Whether items can be compared with `lam.pairs.Candidates`, in place of one another."""
+
+    def filled(self: Same, settings: Mapping[str, Any]) -> Same:
+        """The same with those of its settings that are None taken from others, such as a loss's."""
+        record: Any = self
+        names = [field.name for field in fields(record) if getattr(self, field.name) is None]
+        return replace(record, **{name: settings[name] for name in names if settings.get(name) is not None})
 
     @property
     def terms(self) -> Mapping[str, float]:
@@ -91,6 +100,11 @@ class Curvature(ABC):
         """The type to compute in."""
         return torch.promote_types(features.dtype, torch.float32)
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether `over_dataset` forms it over all pairs of a data set, of which it holds some at a time."""
+        return type(self).over_dataset is not Curvature.over_dataset
+
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
     ) -> OfDataset:
@@ -108,7 +122,7 @@ class Curvature(ABC):
 
     def check_scope(self, scope: Scope) -> None:
         """Refuse to form this curvature over all pairs of a data set, where only batches will do."""
-        if scope == "dataset" and type(self).over_dataset is Curvature.over_dataset:
+        if scope == "dataset" and not self.in_blocks:
             raise ValueError(self._in_batches_alone)
 
     @property

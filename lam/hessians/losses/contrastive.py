@@ -52,7 +52,7 @@ class ContrastiveCurvature(Curvature):
     Attributes:
         margin: in (0, 2]; negative pairs at this distance or farther have no curvature. float32 resolves margins
             down to about 0.01; smaller ones need float64 features. None in the options of a method: that of the loss,
-            which `with_margin` fills in.
+            which `filled` puts in.
         split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
         fix: which terms are kept: `fixed`, `positive`, `full` or `projected`.
         negative_weight: w in [0, 1], the weight of the negative pairs.
@@ -75,10 +75,6 @@ class ContrastiveCurvature(Curvature):
         check_choice("fix", self.fix, FIXES)
         if not 0 <= self.negative_weight <= 1:
             raise ValueError(f"negative_weight must be in [0, 1], got {self.negative_weight}")
-
-    def with_margin(self, margin: float | None) -> "ContrastiveCurvature":
-        """The same with this margin where it has none yet."""
-        return self if self.margin is not None else replace(self, margin=margin)
 
     @property
     def least_cosine(self) -> float:
@@ -132,9 +128,14 @@ class ContrastiveCurvature(Curvature):
         """The type to compute in: where the cross terms cancel most of the rest, float32 would lose its digits."""
         return super().working_dtype(features) if not self.has_cross_terms else torch.float64
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether no cross terms of negative pairs are asked for."""
+        return self.fix != "full"
+
     def check_scope(self, scope: Scope) -> None:
         """Refuse to form cross terms of every pair of a data set."""
-        if self.fix == "full" and scope == "dataset":
+        if scope == "dataset" and not self.in_blocks:
             allowed = "fixed, positive or projected"
             raise ValueError(f'fix must be {allowed} with pairs="dataset", got full: use pairs="batch"')
 

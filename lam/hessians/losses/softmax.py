@@ -220,9 +220,14 @@ class SoftmaxCurvature(Curvature):
         cost = cost_of(N * (N - 1), n_bytes)
         return Softmaxes(self, n, r.double(), 0, *self.similarity(n), relation.block, block_size, cost)
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether candidates are held still."""
+        return not self.has_cross_terms
+
     def check_scope(self, scope: Scope) -> None:
         """Refuse to differentiate all candidates of a data set."""
-        if scope == "dataset" and self.has_cross_terms:
+        if scope == "dataset" and not self.in_blocks:
             raise ValueError('fix must be fixed or projected with pairs="dataset", got full: use pairs="batch"')
 
     def _items(self, n: Tensor, r: Tensor, logits: Logits) -> "Softmaxes":
@@ -406,7 +411,7 @@ class SupConCurvature(SoftmaxCurvature):
         tensor([[0., 1., 1.]])
     """
 
-    temperature: float | None
+    temperature: float | None = None
 
     fixes: ClassVar[tuple[str, ...]] = SOFTMAX_FIXES
 

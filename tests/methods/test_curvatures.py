@@ -1,0 +1,142 @@
+"""The curvature that a posterior is of, chosen by the options of a Laplace method: its loss's own, or another."""
+
+from pathlib import Path
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import lam
+from lam import losses, models
+from lam.hessians import ContrastiveCurvature, Curvature, InfoNCECurvature, SupConCurvature
+from lam.methods.fit import fit
+from lam.methods.laplace_online import LaplaceOnline, OnlineLaplaceStep
+from lam.methods.laplace_posthoc import LaplaceMethod, LaplacePosthoc
+from lam.runs.config_files import load_config
+from lam.training import Training
+from tests.encoders.small import make_batches, make_network, same_posterior
+from tests.methods.test_laplace_posthoc import make_data, settings
+
+SUPCON = {"loss": losses.build("supcon", margin=0.7, temperature=0.2)}
+METHODS: list[type[LaplaceMethod]] = [LaplacePosthoc, LaplaceOnline]
+
+
+def train(options: Any, network: Any = None, **changes: Any) -> Any:
+    network = models.build("convnet8", dimension=3) if network is None else network
+    return options.train(network, make_data(), Training(**{**settings(), **changes}))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("curvature", "expected"),
+    [
+        ("contrastive", ContrastiveCurvature(0.7)),
+        ("supcon", SupConCurvature(0.2)),
+        (
+            {"name": "supcon", "split": "outputs", "fix": "projected"},
+            SupConCurvature(0.2, split="outputs", fix="projected"),
+        ),
+        ({"name": "infonce", "temperature": 0.5, "fix": "full"}, InfoNCECurvature(0.5, fix="full")),
+    ],
+)
+def test_what_the_options_leave_out_is_the_losss(method: Any, curvature: Any, expected: Curvature) -> None:
+    encoder = train(method(curvature=curvature), **SUPCON).encoder
+    assert encoder.posterior.curvature.curvature == expected
+    assert encoder.posterior.curvature.h.isfinite().all()
+    assert encoder.posterior.curvature.clipped == 0 or expected == ContrastiveCurvature(0.7)
+    assert encoder.embed(make_data().batch(range(8))).kappa.isfinite().all()
+
+
+def test_post_hoc_it_is_a_fit_with_that_curvature_and_online_can_refit_it() -> None:
+    data, network = make_data(), models.build("convnet8", dimension=3)
+    encoder = train(LaplacePosthoc(curvature="supcon", batch_size=12), network, **SUPCON).encoder
+    loader = DataLoader(data, batch_size=12, shuffle=True, generator=torch.Generator().manual_seed(1))
+    expected = fit(network, loader, curvature=SupConCurvature(0.2), seed=1, progress=False)
+    assert torch.equal(encoder.posterior.curvature.h, expected.posterior.curvature.h)
+    whole = train(LaplacePosthoc(curvature="supcon", pairs="dataset"), network, pretrained=True, **SUPCON).encoder
+    assert whole.posterior.curvature.counts == (48,)
+    plain = train(LaplacePosthoc(curvature="supcon", average=False), network, pretrained=True, **SUPCON).encoder
+    assert plain.posterior.curvature.curvature == SupConCurvature(0.2, average=False)
+    refitted = train(LaplaceOnline(curvature="supcon", refit=True), **SUPCON).encoder
+    assert refitted.posterior.curvature.adds_up
+    assert refitted.posterior.curvature.curvature == SupConCurvature(0.2)
+
+
+@pytest.mark.parametrize("curvature", [SupConCurvature(0.1), InfoNCECurvature(0.2, split="outputs", fix="projected")])
+def test_it_is_fitted_saved_loaded_added_and_forgotten(curvature: Any, tmp_path: Path) -> None:
+    batches = make_batches(6)
+
+    def fitted(batches: Any) -> Any:
+        return lam.fit(make_network(), batches, curvature=curvature, progress=False)
+
+    whole, first, second = fitted(batches), fitted(batches[:2]), fitted(batches[2:])
+    joined = first + second
+    torch.testing.assert_close(joined.posterior.curvature.h, whole.posterior.curvature.h, rtol=1e-12, atol=1e-15)
+    whole.save(tmp_path)
+    loaded: Any = lam.load(tmp_path, make_network())
+    assert same_posterior(loaded, whole)
+    assert loaded.posterior.curvature.curvature == curvature
+    loaded.forget(batches[2:])
+    torch.testing.assert_close(loaded.posterior.curvature.h, first.posterior.curvature.h, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bad_options_are_refused(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    for options, message in (
+        ({"curvature": "triplet"}, "curvature must be one of contrastive, .*supcon.*, got 'triplet'"),
+        ({"curvature": {"split": "outputs"}}, "curvature must be one of contrastive, .*, got None"),
+        (
+            {"curvature": {"name": "supcon", "tau": 1}},
+            "the curvature supcon has no setting 'tau': it has split, fix, aver",
+        ),
+        ({"curvature": {"name": "supcon", "temperature": -1.0}}, "temperature must be positive and finite, got -1.0"),
+        ({"curvature": {"name": "supcon", "split": "arccos"}}, "split must be one of logits, outputs, got 'arccos'"),
+        ({"curvature": "supcon", "fix": "full"}, "fix is of the contrastive curvature: with curvature='supcon', give "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            method(**options)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_setting_that_neither_has_is_refused_before_training(method: Any) -> None:
+    network = models.build("convnet8", dimension=3)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    with pytest.raises(
+        ValueError, match="SupConCurvature needs a temperature, and the loss Contrastive has none: give"
+    ):
+        train(method(curvature="supcon"), network)
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+
+
+def test_by_data_set_and_in_a_structure_full_is_refused() -> None:
+    full = {"name": "supcon", "fix": "full"}
+    with pytest.raises(ValueError, match='fix must be fixed or projected with pairs="dataset", got full'):
+        LaplacePosthoc(curvature=full, pairs="dataset")
+    with pytest.raises(ValueError, match="holds no cross terms"):
+        LaplacePosthoc(curvature=full, structure="kron")
+    kron = train(LaplacePosthoc(curvature="supcon", structure="kron"), **SUPCON).encoder
+    assert kron.posterior.curvature.clipped == 0
+
+
+def test_online_training_is_resumed_with_the_same_curvature_alone() -> None:
+    step = OnlineLaplaceStep(
+        "head", margin=0.7, options=LaplaceOnline(curvature={"name": "supcon", "temperature": 0.1})
+    )
+    other = OnlineLaplaceStep("head", margin=0.7, options=LaplaceOnline(curvature={"name": "supcon"}))
+    assert step.settings != other.settings
+    assert step.settings["curvature"] == {"name": "supcon", "temperature": 0.1}
+
+
+def test_a_configuration_says_which() -> None:
+    config = load_config(
+        ["digits", "laplace_posthoc"], ["--method.curvature={name: supcon, split: outputs}", "--training.loss=supcon"]
+    )
+    options: Any = config.method
+    assert options.loss_curvature == SupConCurvature(None, split="outputs")
+    short: Any = load_config(["digits", "laplace_online"], ["--method.curvature=infonce"]).method
+    assert short.loss_curvature == InfoNCECurvature(None)
+    with pytest.raises(ValueError, match=r"method.curvature must be one of contrastive, .*, got 'nce'"):
+        load_config(["digits", "laplace_online"], ["--method.curvature=nce"])

@@ -4,10 +4,12 @@ from lam.hessians.batch import contrastive_ggn, diagonal_ggn, ggn_of_batch, outp
 from lam.hessians.dataset import contrastive_ggn_dataset, diagonal_ggn_dataset, ggn_of_dataset
 from lam.hessians.losses import (
     CURVATURES,
+    AnInfoNCECurvature,
     ContrastiveCurvature,
     Curvature,
     InfoNCECurvature,
     SupConCurvature,
+    VarConCurvature,
     register,
 )
 from lam.hessians.losses.contrastive import FIXES, SPLITS, Fix, Split
@@ -18,6 +20,7 @@ __all__ = [
     "CURVATURES",
     "FIXES",
     "SPLITS",
+    "AnInfoNCECurvature",
     "ContrastiveCurvature",
     "Curvature",
     "Diagonal",
@@ -31,6 +34,7 @@ __all__ = [
     "Split",
     "Structure",
     "SupConCurvature",
+    "VarConCurvature",
     "contrastive_ggn",
     "contrastive_ggn_dataset",
     "diagonal_ggn",

@@ -24,6 +24,8 @@ class LabelRelation:
         self.order = labels.argsort(stable=True)
         self._sorted = labels[self.order]
         _, self._class, self._sizes = labels.unique(return_inverse=True, return_counts=True)
+        self.labels: Tensor | None = labels
+        self.size = len(labels)
         self.n_positives = int((self._sizes * (self._sizes - 1)).sum())
         self.n_negatives = len(labels) ** 2 - int(self._sizes.square().sum())
         self.n_matched = int(self._sizes[self._sizes > 1].sum())
@@ -70,8 +72,9 @@ class NeighbourRelation:
     """Listed near pairs are positive or neither, all others negative."""
 
     def __init__(self, neighbours: Neighbours, block_size: int) -> None:
-        size = neighbours.size
+        self.size = size = neighbours.size
         self.order = torch.arange(size, device=neighbours.positive.device)
+        self.labels: Tensor | None = None
         self._positive = neighbours.positive
         self.n_positives = 2 * len(neighbours.positive)
         self.n_negatives = size * (size - 1) - self.n_positives - 2 * len(neighbours.neither)

@@ -12,6 +12,7 @@ from torch import Tensor
 from lam import hessians
 from lam.hessians import (
     FIXES,
+    AnInfoNCECurvature,
     ContrastiveCurvature,
     Curvature,
     Diagonal,
@@ -22,6 +23,7 @@ from lam.hessians import (
     LowRank,
     Structure,
     SupConCurvature,
+    VarConCurvature,
     ggn_of_batch,
     ggn_of_dataset,
     register,
@@ -39,6 +41,8 @@ CURVATURES_OF_ALL: list[Any] = [
     InfoNCECurvature(0.3, fix="full"),
     SupConCurvature(0.1),
     SupConCurvature(0.1, split="outputs", average=False),
+    VarConCurvature(0.1, 0.02),
+    AnInfoNCECurvature((1.0, 2.0, 4.0)),
     SoftmaxCurvature(0.3),
 ]
 WITH_MATRICES: list[Any] = [

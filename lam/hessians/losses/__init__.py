@@ -4,15 +4,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from lam.hessians.losses.aninfonce import AnInfoNCECurvature
 from lam.hessians.losses.base import Curvature
 from lam.hessians.losses.contrastive import ContrastiveCurvature
 from lam.hessians.losses.softmax import InfoNCECurvature, SupConCurvature
+from lam.hessians.losses.varcon import VarConCurvature
 from lam.utils.registry import enter
 
 CURVATURES: dict[str, type[Curvature]] = {
     "contrastive": ContrastiveCurvature,
-    "infonce": InfoNCECurvature,
     "supcon": SupConCurvature,
+    "infonce": InfoNCECurvature,
+    "varcon": VarConCurvature,
+    "aninfonce": AnInfoNCECurvature,
 }
 """Every curvature that a file can name; see `register`."""
 
@@ -63,10 +67,12 @@ def from_settings(settings: Mapping[str, Any]) -> Curvature:
 
 __all__ = [
     "CURVATURES",
+    "AnInfoNCECurvature",
     "ContrastiveCurvature",
     "Curvature",
     "InfoNCECurvature",
     "SupConCurvature",
+    "VarConCurvature",
     "from_settings",
     "register",
     "to_settings",

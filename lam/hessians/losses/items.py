@@ -81,10 +81,12 @@ class OfDataset(ItemCurvature):
 class Related(Protocol):
     """Which of N items match, without a matrix of all pairs; see `lam.hessians.relations`."""
 
+    size: int
     n_positives: int
     n_negatives: int
     n_matched: int
     order: Tensor
+    labels: Tensor | None
 
     def positive_partners(self, n: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of 1 and of n over the positive partners of each item, in float64."""

@@ -505,17 +505,12 @@ class SupConCurvature(SoftmaxCurvature):
         return self.temperature
 
 
-@dataclass(frozen=True)
-class InfoNCECurvature(SupConCurvature):
-    """Curvature of the mean over positive pairs (a, p) of −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives.
+class AgainstNegatives:
+    """Each positive pair (a, p) as a softmax of its own, −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives of a.
 
-    Each positive pair is a softmax of its own, in which other positive pairs have no part. With π_p the probability of
-    p, q that of the negatives among themselves, α_p = π_p(1 − π_p), β = Σ_p (1 − π_p) and γ = Σ_p (1 − π_p)² it has
-    ω = α + βq, η = q, ε = α + γq/2 and t = (1 − π) − βq. With one positive pair an item it is that of SupCon.
-
-    Source: van den Oord et al. (2018), equation 4; Chen et al. (2020), equation 1.
-
-    Attributes, Raises: as `SupConCurvature`.
+    Other positive pairs have no part in it. With π_p the probability of p, q those of the negatives among themselves,
+    α_p = π_p(1 − π_p), β = Σ_p (1 − π_p) and γ = Σ_p (1 − π_p)² their sum has ω = α + βq, η = q, ε = α + γq/2 and
+    t = (1 − π) − βq.
     """
 
     @property
@@ -554,6 +549,18 @@ class InfoNCECurvature(SupConCurvature):
         missed = positive * (normaliser - z).sigmoid()
         alpha = missed * (z - normaliser).sigmoid()
         return Derivatives(alpha + beta * q, alpha + gamma / 2 * q, q, missed - beta * q)
+
+
+@dataclass(frozen=True)
+class InfoNCECurvature(AgainstNegatives, SupConCurvature):
+    """Curvature of the mean over positive pairs (a, p) of −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives, z = cos/τ.
+
+    With one positive pair an item it is that of SupCon.
+
+    Source: van den Oord et al. (2018), equation 4; Chen et al. (2020), equation 1.
+
+    Attributes, Raises: as `SupConCurvature`.
+    """
 
 
 def projected(n: Float[Tensor, "N D"], vectors: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:

@@ -1,0 +1,52 @@
+"""Curvature of AnInfoNCE: InfoNCE with a distance that weighs each dimension by a concentration of its own."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.hessians.losses.softmax import AgainstNegatives, SoftmaxCurvature
+from lam.utils.checks import check_positive
+
+
+@dataclass(frozen=True)
+class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
+    """Curvature of the mean over positive pairs (a, p) of −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives of a.
+
+    z_ab = −Σ_d Λ_d (n_ad − n_bd)², of which what concerns a alone cancels: g_b = 2Λ n_b and β_b = Σ_d Λ_d n_bd². With
+    all Λ at 1/(2τ) it is that of InfoNCE at temperature τ.
+
+    Source: Rusak et al. (2024), equation 3.
+
+    Attributes:
+        concentration: (D,) Λ > 0; of hard negatives the difference Λ⁺ − Λ⁻. None in the options of a method: what the
+            loss of training has learned.
+        split, fix, average: of `SoftmaxCurvature`.
+
+    Raises:
+        ValueError: for settings outside their range.
+
+    Example:
+        >>> AnInfoNCECurvature((0.5, 5.0)).concentration
+        (0.5, 5.0)
+    """
+
+    concentration: tuple[float, ...] | list[float] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.concentration is not None:
+            for value in self.concentration:
+                check_positive("concentration", value)
+            object.__setattr__(self, "concentration", tuple(self.concentration))
+
+    def similarity(self, directions: Float[Tensor, "M D"]) -> tuple[Float[Tensor, "M D"], Float[Tensor, " M"]]:
+        """2Λ n_b, and n_bᵀ Λ n_b."""
+        if self.concentration is None:
+            raise ValueError("concentration must be positive numbers, one of each dimension, got None: give them")
+        if len(self.concentration) != directions.shape[1]:
+            n_given, dimension = len(self.concentration), directions.shape[1]
+            raise ValueError(f"concentration must have {dimension} numbers, one of each dimension, got {n_given}")
+        weighted = directions * torch.tensor(self.concentration, dtype=torch.float64).to(directions)
+        return 2 * weighted, (weighted * directions).sum(1)

@@ -1,0 +1,121 @@
+"""Curvature of VarCon: items against the centroids of their classes, which are held still."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from lam.hessians.losses.items import Related, cost_of
+from lam.hessians.losses.softmax import Derivatives, Logits, SoftmaxCurvature, Softmaxes, exponential
+from lam.pairs.candidates import Candidates
+from lam.pairs.pairs import Pairs
+from lam.utils.checks import check_positive
+
+
+@dataclass(frozen=True)
+class VarConCurvature(SoftmaxCurvature):
+    """Curvature of the mean over items of KL(q ‖ p) − log p_r, with p the softmax over classes c of n · w_c/τ.
+
+    w_c is the centroid of class c. The target q, e^(1/τ₂) to 1 in favour of the item's class r with
+    τ₂ = (τ − ε) + 2ε p_r, is held still, as are the centroids. Both terms have a softmax's second derivative, so that
+    ω = 2p, ε = η = p and t = y + q − 2p.
+
+    Source: Wang et al. (2025), equations 7 to 13.
+
+    Attributes:
+        temperature: τ > 0. None in the options of a method: that of the loss.
+        epsilon: ε, within ±τ; of `outputs` alone. None in the options of a method: what the loss has learned.
+        split, fix, average: of `SoftmaxCurvature`.
+
+    Raises:
+        ValueError: for settings outside their range.
+
+    Example:
+        >>> pairs = Pairs.by_label(torch.tensor([0, 0, 1]))
+        >>> VarConCurvature(0.5, 0.1).diagonal(torch.eye(3), torch.ones(3, 1), pairs).shape
+        torch.Size([3, 1, 3])
+    """
+
+    temperature: float | None = None
+    epsilon: float | None = None
+
+    takes_candidates: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("temperature", self.temperature)
+        if self.temperature is not None and self.epsilon is not None and not abs(self.epsilon) < self.temperature:
+            raise ValueError(f"epsilon must lie within ±temperature, {self.temperature}, got {self.epsilon}")
+
+    @property
+    def _known(self) -> tuple[float, float]:
+        if self.temperature is None or self.epsilon is None:
+            raise ValueError(f"temperature and epsilon must be given, got {self.temperature} and {self.epsilon}")
+        return self.temperature, self.epsilon
+
+    def similarity(self, directions: Float[Tensor, "M D"]) -> tuple[Float[Tensor, "M D"], Float[Tensor, " M"]]:
+        """Cosines over the temperature."""
+        return directions / self._known[0], directions.new_zeros(len(directions))
+
+    def logits(self, n: Float[Tensor, "N D"], pairs: Pairs | Candidates) -> Logits:
+        """The centroids of the classes of a batch."""
+        centroids, own = _centroids(n, getattr(pairs, "labels", None))
+        positive = F.one_hot(own, len(centroids)).to(n)
+        return Logits(*self.similarity(centroids), positive, 1 - positive)
+
+    def over_dataset(
+        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
+    ) -> Softmaxes:
+        """The centroids of the classes of a data set: linear in the number of items."""
+        centroids, own = _centroids(n, relation.labels)
+        classes = torch.arange(len(centroids), device=n.device)
+
+        def block(rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+            positive = own[rows, None] == classes[columns]
+            return positive, ~positive
+
+        cost = cost_of(len(n) * len(centroids), n.element_size() * n.numel())
+        return Softmaxes(self, n, r.double(), 0, *self.similarity(centroids), block, block_size, cost)
+
+    def normaliser(
+        self, z: Float[Tensor, "N M"], positive: Float[Tensor, "N M"], negative: Float[Tensor, "N M"]
+    ) -> Float[Tensor, "N 1"]:
+        """Over all classes."""
+        return z.logsumexp(1, keepdim=True)
+
+    def sums(
+        self, z: Float[Tensor, "N M"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N M"]
+    ) -> Float[Tensor, "N K"]:
+        """p_r, and the number of other classes."""
+        return torch.stack([exponential(z - normaliser, positive).sum(1), (1 - positive).sum(1)], 1)
+
+    def derivatives(
+        self,
+        z: Float[Tensor, "N M"],
+        normaliser: Float[Tensor, "N 1"],
+        sums: Float[Tensor, "N K"],
+        positive: Float[Tensor, "N M"],
+        negative: Float[Tensor, "N M"],
+    ) -> Derivatives:
+        """Those of two cross-entropies, with the target q and with the class."""
+        temperature, epsilon = self._known
+        p, n_others = (z - normaliser).exp(), sums[:, 1:]
+        softness = (temperature - epsilon + 2 * epsilon * sums[:, :1]).clamp(min=1e-3 * temperature)
+        q_own = (1 / softness - n_others.log()).sigmoid()
+        q = torch.where(positive > 0, q_own, (1 - q_own) / n_others.clamp(min=1))
+        return Derivatives(2 * p, p, p, positive + q - 2 * p)
+
+
+def _centroids(n: Float[Tensor, "N D"], labels: Any) -> tuple[Float[Tensor, "C D"], Shaped[Tensor, " N"]]:
+    """Directions of the mean of each class, and the number of each item's class; as in `lam.losses.VarCon`."""
+    if labels is None:
+        raise ValueError(
+            "the curvature varcon takes classes, and pairs by distance, or chosen by a miner, have none: use labels, "
+            "with the miner all"
+        )
+    classes, own, sizes = labels.unique(return_inverse=True, return_counts=True)
+    sums = n.new_zeros(len(classes), n.shape[1]).index_add_(0, own, n)
+    return F.normalize(sums / sizes[:, None].to(n), eps=1e-4), own

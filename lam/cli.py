@@ -342,6 +342,8 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
         gallery=parsed.gallery,
         folder=parsed.folder,
         strangers=parsed.strangers,
+        unlabelled=parsed.unlabelled,
+        share_of_strangers=parsed.share_of_strangers,
         columns=_columns(parsed.columns),
         data_root=parsed.data_root,
         reference=parsed.reference,
@@ -354,7 +356,7 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
 def _described(calibration: Any) -> Iterator[str]:
     """What a calibration promises, in lines."""
     facts, targets = calibration.facts, calibration.targets
-    left_out = f", {facts['unlabelled']} more without label left out" if facts["unlabelled"] else ""
+    left_out = f", {facts['without_label']} more without label left out" if facts["without_label"] else ""
     yield f"gallery: {calibration.gallery_size} items{left_out}; calibrated on {facts['queries']} queries"
     threshold = calibration.accept_above
     far, (low, high) = calibration.false_accept_rate(threshold)
@@ -369,6 +371,7 @@ def _described(calibration: Any) -> Iterator[str]:
     yield f"abstain: {flagged}; false flags at most {targets.ood:g}"
     yield f"P(correct): cross-validated ECE {calibration.reliability.expected_error:.4f}"
     yield f"       from {_worth(calibration)}"
+    yield f"P(known): {_known_from(calibration)}"
     reference = calibration.reference
     if reference is not None:
         size = f"{reference.n_bytes / 2**20:.3g} MiB in the run's folder"
@@ -378,6 +381,23 @@ def _described(calibration: Any) -> Iterator[str]:
         yield f"too few queries had a match to say how many hits hold one with probability {share}"
     else:
         yield f"a match is among the first {calibration.depth} hits with probability {share}"
+
+
+def _known_from(calibration: Any) -> str:
+    """What P(known) is learnt from."""
+    facts, contrast, usual = calibration.facts, calibration.answers[0].contrast, "from how unusual a query is"
+    if (estimate := facts.get("share_of_strangers")) is not None:
+        share, low, high = (f"{number:.2g}" for number in estimate)
+        mixture = f"{facts['n_others'][0]} queries in {facts['unlabelled']}"
+        if contrast is not None and contrast.is_mixture:
+            return f"{usual}, and from {mixture}, of which a share {share} ({low} to {high}) are strangers"
+        extreme = "all be known" if estimate[1] == 0 else "all be strangers"
+        usual = (
+            f"{usual}, not from {mixture}: their share of strangers is {share} ({low} to {high}), they may {extreme}"
+        )
+    if contrast is None:
+        return usual
+    return f"{usual}, and from {facts['n_others'][-1]} strangers, expected to be a share {contrast.share:g} of queries"
 
 
 def _worth(calibration: Any) -> str:
@@ -531,6 +551,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     calibrate.add_argument(
         "--strangers", metavar="FOLDER", help="images or texts without a match, to promise false accepts of"
+    )
+    calibrate.add_argument(
+        "--unlabelled", metavar="FOLDER", help="queries as they come, strangers among them, to learn P(known) from"
+    )
+    calibrate.add_argument(
+        "--share-of-strangers",
+        type=float,
+        default=0.05,
+        help="among the queries to come, where --unlabelled does not tell it (default: 0.05)",
     )
     with_columns(calibrate)
     calibrate.add_argument("--data-root", help="where the run's data are, if they have moved")

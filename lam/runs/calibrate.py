@@ -28,8 +28,9 @@ from lam.encoders.base import Encoder
 from lam.gallery.embed import read_items
 from lam.gallery.snapshot import Snapshot
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
-from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
+from lam.retrieval.decisions.calibration import Calibration, Others, Targets, calibrate
 from lam.retrieval.decisions.conformal import ConformalScores, needed
+from lam.retrieval.decisions.contrast import SHARE
 from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.flags import FLAGS, needs_reference
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
@@ -113,6 +114,8 @@ def calibrate_run(
     gallery: Gallery = "index",
     folder: str | Path | None = None,
     strangers: str | Path | None = None,
+    unlabelled: str | Path | None = None,
+    share_of_strangers: float = SHARE,
     columns: Columns | None = None,
     data_root: str | Path | None = None,
     reference: int = REFERENCE,
@@ -131,7 +134,11 @@ def calibrate_run(
             a CSV or JSON file of them, with labels or with answers.
         strangers: a folder, or such a file, of what has no match in the gallery, and of which false accepts are then
             promised. By default they are promised of the classes that the run set aside, where these are enough for the
-            target; else of images like the others, whose matches are taken out of the gallery.
+            target; else of images like the others, whose matches are taken out of the gallery. P(known) is learnt from
+            them too, or from the classes that were set aside, however few.
+        unlabelled: a folder, or such a file, of queries as they come, known ones and strangers: P(known) is learnt from
+            these in their place, unless they may hold no stranger, or nothing else.
+        share_of_strangers: the share of strangers among the queries to come, where no unlabelled ones tell it.
         columns: of these files; by default those that the run was trained on, or else those of usual names.
         data_root: where the run's data are, if they have moved.
         reference: how many training items distances compare with; 0 for none.
@@ -168,22 +175,30 @@ def calibrate_run(
     if splits is not None and reference:
         known = reference_features(encoder, splits.train, reference, seed=config.seed)
     stored = StoredItems.of(opened.gallery) if gallery == INDEX else None if gallery == HELD_OUT else gallery
-    unlabelled = 0
+    without_label = 0
     if stored is not None:
         n_stored, stored = len(stored.labels), stored.labelled()
-        unlabelled = n_stored - len(stored.labels)
+        without_label = n_stored - len(stored.labels)
     relevance = _relevance(encoder, images, stored, config)
     queries = relevance.queries
     searched = _searched(embeddings, relevance) if stored is None else (stored.vectors, stored.kappa)
     searches, verifier = _search(embeddings, relevance, *searched, config.seed)
     _warn_of_queries_in_gallery(embeddings.mean.cpu()[queries], searched[0], searches)
     targets = Targets() if targets is None else targets
-    set_aside, stranger_scores = None, None
+    set_aside, stranger_scores, others = None, None, []
     if strangers is not None:
-        stranger_scores = ConformalScores.of(_first_hits(encoder, strangers, columns, searched[0], progress))
-    elif splits is not None and splits.strangers is not None:
-        set_aside = _scores_of_strangers(encoder, splits.strangers, stored, searched[0], progress)
+        items = read_items(encoder, strangers, columns).queries
+        outside, of_outside = _outside(encoder, items, searched[0], share_of_strangers, progress)
+        stranger_scores = ConformalScores.of(outside)
+        others = [of_outside]
+    elif splits is not None and (items := splits.strangers) is not None:
+        outside, of_outside = _outside(encoder, items, searched[0], share_of_strangers, progress, stored)
+        set_aside = ConformalScores.of(outside, items.labels)
         stranger_scores = set_aside if set_aside.n_units >= needed(targets.far) else None
+        others = [of_outside]
+    if unlabelled is not None:
+        items = read_items(encoder, unlabelled, columns).queries
+        others.insert(0, _outside(encoder, items, searched[0], None, progress)[1])
     with opened.lock():
         calibration = calibrate(
             searches,
@@ -195,13 +210,16 @@ def calibrate_run(
             labels=relevance.labels_of_hits(searches.hits),
             reference=known,
             strangers=stranger_scores,
+            others=others,
             verifier=verifier,
             facts={
                 "data": VALIDATION if folder is None else str(folder),
                 "gallery": gallery if isinstance(gallery, str) else "stored items",
                 "strangers": None if strangers is None else str(strangers),
                 "false_accepts": _promised_of(folder, strangers, set_aside, targets.far),
-                "unlabelled": unlabelled,
+                "without_label": without_label,
+                "unlabelled": None if unlabelled is None else str(unlabelled),
+                "n_others": [len(other.embeddings) for other in others],
                 **_facts_of(searches),
             },
         )
@@ -232,15 +250,34 @@ def _promised_of(
     )
 
 
-def _scores_of_strangers(
-    encoder: Encoder, strangers: Dataset, stored: StoredItems | None, items: Tensor, progress: bool
-) -> ConformalScores:
-    """The highest cosines of items of classes set aside, those of the gallery that match them left out."""
-    mean = encoder.embed(loader_of(strangers, EMBEDDING_BATCH), progress=progress).mean.cpu()
-    numbers = {name: number for number, name in enumerate(strangers.classes)}
-    known = torch.tensor([-1] * len(items) if stored is None else [numbers.get(name, -1) for name in stored.labels])
-    score = search_open_set(mean, items, lambda rows: strangers.labels[rows][:, None] == known).non_mated
-    return ConformalScores.of(score, strangers.labels)
+def _outside(
+    encoder: Encoder,
+    queries: Dataset,
+    items: Tensor,
+    share: float | None,
+    progress: bool,
+    stored: StoredItems | None = None,
+) -> tuple[Float[Tensor, " M"], Others]:
+    """The highest cosines of queries without a match, and what P(known) is learnt from.
+
+    Of classes set aside the items that `stored` names may hold some: of what a query finds those that match it are left
+    out, and from what P(known) is learnt all items of such classes are.
+    """
+    prediction = encoder.predict(loader_of(queries, EMBEDDING_BATCH), progress=progress)
+    mean = prediction.embeddings.mean.cpu()
+    numbers = {} if stored is None else {queries.classes[number]: number for number in queries.labels.unique().tolist()}
+    classes = torch.tensor([-1] * len(items) if stored is None else [numbers.get(name, -1) for name in stored.labels])
+
+    def matches(rows: Tensor) -> Tensor:
+        return queries.labels[rows][:, None] == classes if numbers else torch.zeros(len(rows), len(items)).bool()
+
+    searches = search_open_set(mean, items, matches)
+    is_foreign = classes < 0
+    cosines = searches.cosines
+    if not is_foreign.all():
+        rest = items[is_foreign]
+        cosines = search_open_set(mean, rest, lambda rows: torch.zeros(len(rows), len(rest)).bool()).cosines
+    return searches.non_mated, Others(prediction.embeddings, cosines, prediction.features, share)
 
 
 def _splits(run: Path, config: RunConfig) -> Splits:
@@ -328,10 +365,3 @@ def _search(
         return searches, None
     cosine = (mean[pairs.queries].double() * items[pairs.items].double()).sum(1)
     return searches, Verifier.of(cosine, kappa[pairs.queries].double(), items_kappa[pairs.items].double(), pairs.same)
-
-
-def _first_hits(encoder: Encoder, source: str | Path, columns: Columns | None, items: Tensor, progress: bool) -> Tensor:
-    """The cosine of the nearest item of each image of a folder, or text of a file."""
-    strangers = read_items(encoder, source, columns).queries
-    mean = encoder.embed(loader_of(strangers, EMBEDDING_BATCH), progress=progress).mean.cpu()
-    return search_open_set(mean, items, lambda rows: torch.zeros(len(rows), len(items), dtype=torch.bool)).score

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from lam.cli import main
+from lam.datasets import Dataset
 from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.runs.calibrate import StoredItems, calibrate_run
@@ -93,6 +95,45 @@ def test_items_of_their_classes_that_were_added_count_as_matches(run_with_strang
     targets = Targets(far=0.25, ood=0.2, conformal_miss=0.2)
     scores = calibrate_run(run_with_strangers, targets=targets, gallery=both, progress=False).false_accepts.scores
     assert float(scores.max()) < 1 - 1e-6  # no stranger finds itself
+
+
+def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
+    run_with_strangers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("calibrate", str(run_with_strangers), "--target-far=0.25", *RATES)
+    assert main([*command, "--share-of-strangers=0.3"]) == 0
+    usual = "P(known): from how unusual a query is"
+    assert f"{usual}, and from 60 strangers, expected to be a share 0.3 of queries\n" in capsys.readouterr().out
+    run = Run(run_with_strangers)
+    splits, ood = load_data(run.config.data)
+    learnt = [answer.contrast for answer in run.calibration.answers]
+    assert [contrast.share for contrast in learnt] == [0.3] * len(learnt)
+    assert set(learnt[0].evidence) > set(learnt[-1].evidence)  # of a vector nobody knows the features
+
+    known, foreign = splits.validation.subset(torch.arange(40)), ood["digits_patches"].subset(torch.arange(40))
+    mixed = tmp_path / "mixed"
+    _write_images(mixed / "known", known)
+    _write_images(mixed / "foreign", foreign)
+    assert main([*command, f"--unlabelled={mixed}"]) == 0
+    printed = capsys.readouterr().out
+    share, low, high = Run(run_with_strangers).calibration.facts["share_of_strangers"]
+    assert low < 0.5 < high
+    numbers = f"a share {share:.2g} ({low:.2g} to {high:.2g}) are strangers"
+    assert f"{usual}, and from 80 queries in {mixed}, of which {numbers}\n" in printed
+
+    for images, may in ((known, "they may all be known"), (foreign, "they may all be strangers")):
+        folder = tmp_path / may
+        _write_images(folder / "images", images)
+        assert main([*command, f"--unlabelled={folder}"]) == 0
+        printed = capsys.readouterr().out
+        assert f"{usual}, not from 40 queries in {folder}: their share of strangers is " in printed
+        assert f"{may}, and from 60 strangers, expected" in printed
+
+
+def _write_images(folder: Path, items: Dataset) -> None:
+    folder.mkdir(parents=True)
+    for row in range(len(items)):
+        Image.fromarray((items[row][0][0] * 255).round().to(torch.uint8).numpy()).save(folder / f"{row}.png")
 
 
 @pytest.mark.parametrize("share", ["1.0", "-0.1", "2"])

@@ -93,7 +93,7 @@ def test_items_without_label_spoil_no_calibration(engine: Engine, capsys: pytest
     (before, said_before), (after, said_after) = made
     assert after.accept_above == before.accept_above
     assert after.reliability.expected_error == before.reliability.expected_error
-    assert (after.gallery_size, after.facts["unlabelled"], before.facts["unlabelled"]) == (60, 40, 0)
+    assert (after.gallery_size, after.facts["without_label"], before.facts["without_label"]) == (60, 40, 0)
     assert "gallery: 60 items; calibrated on 60 queries" in said_before
     assert "gallery: 60 items, 40 more without label left out; calibrated on 60 queries" in said_after
 

@@ -4,19 +4,21 @@ Tensors in, tensors out: the data of a run are chosen in `lam.runs.calibrate`, f
 `lam.retrieval.decisions.files`, and the assumptions of each promise stated in `lam.retrieval.decisions.conformal`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth
+from lam.retrieval.decisions.contrast import SHARE, Contrast
 from lam.retrieval.decisions.decisions import Decisions, decision_codes
 from lam.retrieval.decisions.flags import OodDetector, needs_hits, needs_input
-from lam.retrieval.decisions.known import Answer
-from lam.retrieval.decisions.probability import cross_validated, probability_bins
+from lam.retrieval.decisions.probability import Scores, cross_validated, probability_bins
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
@@ -75,6 +77,32 @@ class Histogram:
         edges = torch.linspace(low, high, bins + 1, dtype=torch.float64)
         counts = torch.bincount((torch.bucketize(logs, edges) - 1).clamp(0, bins - 1), minlength=bins)
         return cls(counts, 10**edges)
+
+
+@dataclass(frozen=True, eq=False)
+class Others:
+    """Queries beside those calibrated on, from which P(known) is learnt: strangers, or an unlabelled mixture.
+
+    Attributes:
+        embeddings: M of them.
+        cosines: (M, K) of their hits, in the same gallery.
+        features: (M, P) of them, where those of the calibration queries are given.
+        share: of strangers among the queries to come, where these here are all strangers; None where nobody says what
+            they are, and the share among them is estimated.
+    """
+
+    embeddings: Embeddings
+    cosines: Float[Tensor, "M K"]
+    features: Float[Tensor, "M P"] | None = None
+    share: float | None = SHARE
+
+    def contrast(self, known: Scores, reference: Reference | None) -> Contrast:
+        """P(known) by the scores that known queries have."""
+        features = self.features if any(map(needs_input, known)) else None
+        scores = query_scores(self.embeddings, self.cosines, features=features, reference=reference)
+        if self.share is None:
+            return Contrast.from_mixture(known, scores)
+        return Contrast.from_outsiders(known, scores, share=self.share)
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,6 +336,7 @@ def calibrate(
     labels: Int64[Tensor, "Q K"] | None = None,
     reference: Reference | None = None,
     strangers: ConformalScores | None = None,
+    others: Sequence[Others] = (),
     verifier: Verifier | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Calibration:
@@ -326,8 +355,10 @@ def calibrate(
         strangers: highest cosines of queries that are known to have no match in the gallery. False accepts are then
             promised of their like, or, where these have classes, of classes like theirs; by default of queries like
             those of the searches, with their matches taken out.
+        others: queries to learn P(known) from, beside how usual a query is; the first serve, unless they are a mixture
+            that may hold no stranger, or nothing else.
         verifier: of pairs of images, where those shall be verified.
-        facts: further facts to keep, as JSON.
+        facts: further facts to keep, as JSON; `share_of_strangers` of a mixture is added, with its interval.
 
     Raises:
         ValueError: where the queries are too few to promise a target, saying how many it needs; where none has a match;
@@ -351,6 +382,13 @@ def calibrate(
     of_vectors = query_scores(queries, searches.cosines, labels=labels)
     kinds = (scores, of_vectors, query_scores(queries, searches.cosines))
     evidence = [{name: values[mated] for name, values in kind.items()} for kind in kinds]
+    contrasts = [[other.contrast(kind, reference) for other in others] for kind in evidence]
+    fits = [
+        (kind, partial(Answer.fit, contrast=next((contrast for contrast in tried if contrast.is_told), None)))
+        for kind, tried in zip(evidence, contrasts, strict=True)
+    ]
+    estimates = [(contrast.share, *contrast.interval) for contrast in contrasts[0] if contrast.interval is not None]
+    facts = {**(facts or {}), **({"share_of_strangers": estimates[0]} if estimates else {})}
     calibration = Calibration(
         key=key,
         gallery_size=searches.gallery_size,
@@ -359,14 +397,14 @@ def calibrate(
         detector=detector,
         false_accepts=strangers,
         right_hits=searches.score.double().masked_fill(~searches.correct, -torch.inf)[mated].sort().values,
-        answers=tuple(Answer.fit(kind, correct) for kind in {tuple(kind): kind for kind in evidence}.values()),
-        reliability=probability_bins(cross_validated(evidence[0], correct, fit=Answer.fit), correct),
+        answers=tuple(fit(kind, correct) for kind, fit in {tuple(kind): (kind, fit) for kind, fit in fits}.values()),
+        reliability=probability_bins(cross_validated(evidence[0], correct, fit=fits[0][1]), correct),
         depth=_depth(searches.rank[mated], targets.conformal_miss),
         kappa=Histogram.of(queries.kappa),
         dimension=queries.dimension,
         reference=reference,
         verifier=verifier,
-        facts={} if facts is None else facts,
+        facts=facts,
     )
     _refuse_unpromised(calibration)
     return calibration

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import COMBINED, OodDetector
-from lam.retrieval.decisions.known import Answer
 from lam.retrieval.decisions.probability import Correctness
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.metrics.reference import Reference

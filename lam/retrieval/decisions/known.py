@@ -6,16 +6,16 @@ together.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.probability import Correctness, RankOdds, Scores, folds
+from lam.retrieval.decisions.probability import RankOdds, Scores, folds
 from lam.retrieval.metrics.registry import SCORES
 
 UNUSUAL = 0.02
@@ -122,40 +122,3 @@ def _gaussian(x: Tensor) -> tuple[Tensor, Tensor]:
 def _distance(x: Tensor, mean: Tensor, precision: Tensor) -> Tensor:
     apart = x - mean
     return ((apart @ precision) * apart).sum(1).clamp(min=0).sqrt()
-
-
-@dataclass(frozen=True)
-class Answer:
-    """P(the first hit is right) = P(known) · P(right | known), of a query that has a match if it is known.
-
-    Attributes:
-        known: P(known).
-        right: P(right | known).
-    """
-
-    known: Known
-    right: Correctness
-
-    @classmethod
-    def fit(cls, scores: Scores, correct: Bool[Tensor, " N"]) -> "Answer":
-        """Learn both from searches of known queries that have a match; see `Correctness.fit`."""
-        right = Correctness.fit(scores, correct)
-        return cls(Known.fit(scores), right)
-
-    def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
-        """Their product, float64."""
-        return self.known(scores) * self.right(scores)
-
-    @property
-    def evidence(self) -> frozenset[str]:
-        """The scores that both need."""
-        return frozenset((*self.known.evidence, *self.right.evidence))
-
-    def to_json(self) -> dict[str, Any]:
-        """The numbers, by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, numbers: Mapping[str, Any]) -> "Answer":
-        """Of numbers by name."""
-        return cls(Known.from_json(numbers["known"]), Correctness.from_json(numbers["right"]))

@@ -1,14 +1,12 @@
 """P(known): what is unusual in any direction is called so, and what is like the calibration queries is not."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from sklearn.covariance import LedoitWolf
 
-from lam.retrieval.decisions.known import UNUSUAL, Answer, Known, is_evidence
-from lam.retrieval.decisions.probability import Correctness, folds
+from lam.retrieval.decisions.known import UNUSUAL, Known, is_evidence
+from lam.retrieval.decisions.probability import folds
 from lam.retrieval.metrics.registry import SCORES
 
 
@@ -80,12 +78,5 @@ def test_what_labels_say_and_what_the_first_hit_decides_is_no_evidence() -> None
     with pytest.raises(ValueError, match="a score of the query itself, got votes"):
         Known.fit({"votes": torch.rand(60)})
 
-
-def test_an_answer_is_the_product_of_both_and_goes_through_json_unchanged() -> None:
-    scores, correct = _scores(300, 0), torch.rand(300, generator=torch.Generator().manual_seed(0)) < 0.7
-    answer, new = Answer.fit(scores, correct), _scores(50, 1)
-    assert torch.equal(answer(new), Known.fit(scores)(new) * Correctness.fit(scores, correct)(new))
-    assert answer.evidence == {"kappa", "norm", "knn"}
-    assert Answer.from_json(json.loads(json.dumps(answer.to_json()))) == answer
     with pytest.raises(ValueError, match=r"P\(known\) rests on kappa, norm, knn: norm, knn is missing"):
-        answer.known({"kappa": new["kappa"]})
+        Known.fit(_scores(60, 0))({"kappa": torch.rand(3)})

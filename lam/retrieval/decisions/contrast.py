@@ -1,0 +1,144 @@
+"""P(known) learnt from what is foreign: from labelled outsiders, or from queries of which nobody says what they are.
+
+How far a query is from those of the calibration (`lam.retrieval.decisions.known`) tells nothing of the directions in
+which strangers lie; examples of strangers do. An unlabelled mixture, such as what a service is asked, does as well: the
+ratio of its density to that of known queries has the same order.
+
+Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.retrieval.decisions.conformal import LEVEL, clopper_pearson
+from lam.retrieval.decisions.known import is_evidence
+from lam.retrieval.decisions.probability import Correctness, Scores, cross_validated
+
+OtherScores = Mapping[str, Float[Tensor, " M"]]
+"""By name, one value for each of M queries that are not known to be known."""
+
+SHARE = 0.05
+"""The share of strangers among the queries that are expected, where nobody says another."""
+
+_TOPS = (0.25, 0.5, 0.75)
+"""Shares of the known queries, those that look most known, among which the unlabelled ones are counted."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """P(known) of a query, by a regression that tells known queries from others.
+
+    With r the ratio of the densities of known queries and of others and π the share of strangers, P(known) is
+    (1 − π)r/((1 − π)r + π) where the others are all strangers, and min(1, (1 − π)r) where they are a mixture of both.
+
+    Attributes:
+        regression: P(of the known ones | scores) among the queries it was learnt from.
+        odds: how many others came on a known one there.
+        share: π.
+        is_mixture: whether the others are unlabelled, known queries among them.
+        interval: of π at 0.95, where it was estimated.
+    """
+
+    regression: Correctness
+    odds: float
+    share: float
+    is_mixture: bool = False
+    interval: tuple[float, float] | None = None
+
+    @classmethod
+    def from_outsiders(cls, known: Scores, outsiders: OtherScores, *, share: float = SHARE) -> "Contrast":
+        """Learn from N known queries and M strangers.
+
+        Args:
+            known: scores of the known, by name; what is evidence is as of `Known`.
+            outsiders: the same scores of the strangers.
+            share: π of the queries to come, in (0, 1).
+
+        Raises:
+            ValueError: for a share outside (0, 1), or no outsider.
+        """
+        if not 0 < share < 1:
+            raise ValueError(f"the share of strangers must lie in (0, 1), got {share}")
+        both, is_known = _joined(known, outsiders)
+        return cls(Correctness.fit(both, is_known), _odds(is_known), share)
+
+    @classmethod
+    def from_mixture(cls, known: Scores, mixture: OtherScores) -> "Contrast":
+        """Learn from N known queries and M unlabelled ones, whose share of strangers is estimated.
+
+        Where A is a set of queries, P(A | mixture) ≥ (1 − π) P(A | known), so that π is at least one minus the least
+        such ratio, and equal to it where A holds no stranger. A is each of the parts that look most known to a
+        regression learnt from others of them. The interval's lower end is a bound, by Clopper and Pearson, with the
+        level shared out; its upper end holds where one of the parts is free of strangers.
+
+        Source: Blanchard, Lee and Scott (2010), section 5.
+
+        Raises:
+            ValueError: for no unlabelled query.
+        """
+        both, is_known = _joined(known, mixture)
+        share, interval = _share_of_strangers(cross_validated(both, is_known, fit=Correctness.fit), is_known)
+        return cls(Correctness.fit(both, is_known), _odds(is_known), share, is_mixture=True, interval=interval)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the queries say that there are both: strangers for certain, and known ones for certain."""
+        return self.interval is None or (self.interval[0] > 0 and self.interval[1] < 1)
+
+    def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
+        """P(known) of new queries, float64 on the CPU.
+
+        Raises:
+            ValueError: for a score that is missing or not finite.
+        """
+        p = self.regression(scores)
+        known = (1 - self.share) * self.odds * p / (1 - p).clamp(min=torch.finfo(p.dtype).tiny)
+        return known.clamp(max=1) if self.is_mixture else known / (known + self.share)
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """The scores that it needs."""
+        return self.regression.evidence
+
+    @classmethod
+    def from_json(cls, numbers: Mapping[str, Any]) -> "Contrast":
+        """Of numbers by name."""
+        interval = None if numbers["interval"] is None else tuple(numbers["interval"])
+        return cls(**{**numbers, "regression": Correctness.from_json(numbers["regression"]), "interval": interval})
+
+
+def _joined(known: Scores, others: OtherScores) -> tuple[dict[str, Tensor], Tensor]:
+    """Scores of both, by turns of a fixed order that tells nothing, and which of them are known."""
+    names = [name for name in known if is_evidence(name)]
+    n, m = len(known[names[0]]), len(others[names[0]])
+    if m == 0:
+        raise ValueError("P(known) is learnt from queries that are not known, got none")
+    order = torch.randperm(n + m, generator=torch.Generator().manual_seed(0))
+    both = {name: torch.cat([known[name].cpu(), others[name].cpu()])[order] for name in names}
+    return both, (torch.arange(n + m) < n)[order]
+
+
+def _odds(is_known: Tensor) -> float:
+    return float((~is_known).sum() / is_known.sum())
+
+
+def _share_of_strangers(looks_known: Tensor, is_known: Tensor) -> tuple[float, tuple[float, float]]:
+    """π and its interval, from how known each query looks."""
+    level = 1 - (1 - LEVEL) / (2 * len(_TOPS))
+    least = looks_known[is_known].quantile(1 - torch.tensor(_TOPS, dtype=torch.float64))
+    known, mixture = (_shares_above(least, looks_known[side], level) for side in (is_known, ~is_known))
+    strangers = (1 - mixture / known[:, [0, 2, 1]]).amax(0).clamp(min=0)  # the upper end over the lower one
+    share, high, low = strangers.tolist()
+    return share, (low, high)
+
+
+def _shares_above(least: Float[Tensor, " T"], values: Tensor, level: float) -> Float[Tensor, "T 3"]:
+    """The share of values at or above each bound, with the ends of its interval."""
+    counts = [int((values >= bound).sum()) for bound in least]
+    rows = [(count / len(values), *clopper_pearson(count, len(values), level=level)) for count in counts]
+    return torch.tensor(rows, dtype=torch.float64)

@@ -1,0 +1,58 @@
+"""An answer's probability: P(known) and P(right | known) together, and what it costs to give it."""
+
+import json
+
+import pytest
+import torch
+
+from lam.retrieval.decisions.answer import Answer
+from lam.retrieval.decisions.contrast import Contrast
+from lam.retrieval.decisions.known import Known
+from lam.retrieval.decisions.probability import Correctness
+
+CORRECT = torch.rand(300, generator=torch.Generator().manual_seed(0)) < 0.7
+
+
+def _scores(n: int, seed: int, *, shift: float = 0.0) -> dict[str, torch.Tensor]:
+    draws = torch.randn(2, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return {"kappa": draws[0] + shift, "knn": draws[1]}
+
+
+def test_an_answer_is_the_product_of_both_and_goes_through_json_unchanged() -> None:
+    scores, new = _scores(300, 0), _scores(50, 1)
+    answer = Answer.fit(scores, CORRECT)
+    assert torch.equal(answer(new), Known.fit(scores)(new) * Correctness.fit(scores, CORRECT)(new))
+    assert answer.evidence == {"kappa", "knn"}
+    assert Answer.from_json(json.loads(json.dumps(answer.to_json()))) == answer
+
+
+def test_what_looks_like_strangers_is_no_more_known_than_they_are() -> None:
+    scores, new = _scores(300, 0), _scores(50, 1, shift=2.0)
+    contrast = Contrast.from_outsiders(scores, _scores(200, 2, shift=2.0), share=0.3)
+    answer = Answer.fit(scores, CORRECT, contrast=contrast)
+    assert torch.equal(answer.p_known(new), torch.minimum(Known.fit(scores)(new), contrast(new)))
+    assert float(answer.p_known(new).mean()) < 0.5 < float(Known.fit(scores)(new).mean())
+    assert Answer.from_json(json.loads(json.dumps(answer.to_json()))) == answer
+
+
+def test_answering_below_a_cost_is_the_cheapest_of_all_rules() -> None:
+    """Against every threshold of the probability, on queries whose probabilities are those of the model."""
+    scores = _scores(300, 0)
+    contrast = Contrast.from_outsiders(scores, _scores(200, 2, shift=2.0), share=0.3)
+    answer = Answer.fit(scores, scores["knn"] < 1.0, contrast=contrast)  # right and known are told by two scores
+    foreign = _scores(2000, 4, shift=2.0)
+    queries = {name: torch.cat([values, foreign[name]]) for name, values in _scores(4000, 3).items()}
+    known, right = answer.p_known(queries), answer.right(queries)
+    wrong, stranger, abstain = 1.0, 5.0, 0.4
+    expected = known * (1 - right) * wrong + (1 - known) * stranger
+    cost = answer.cost(queries, wrong=wrong, stranger=stranger)
+    assert torch.allclose(cost, expected)
+
+    def paid(answered: torch.Tensor) -> float:
+        return float(torch.where(answered, expected, abstain).mean())
+
+    probability = known * right
+    least_of_thresholds = min(paid(probability > bound) for bound in probability.unique())
+    assert paid(cost < abstain) < least_of_thresholds
+    with pytest.raises(ValueError, match="costs must not be negative, got wrong=-1.0 and stranger=1.0"):
+        answer.cost(queries, wrong=-1.0, stranger=1.0)

@@ -1,0 +1,83 @@
+"""P(known) from strangers or from unlabelled queries: what is promised of densities that are known."""
+
+import json
+
+import pytest
+import torch
+from torch.distributions import Normal
+
+from lam.retrieval.decisions.contrast import Contrast
+
+APART = 2.0
+KNOWN, STRANGER = Normal(0.0, 1.0), Normal(APART, 1.0)
+
+
+def _scores(n: int, seed: int, share: float = 0.0) -> dict[str, torch.Tensor]:
+    """κ of known queries and of a share of strangers, and a score that tells nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    kappa, noise = torch.randn(2, n, generator=generator, dtype=torch.float64)
+    return {"kappa": kappa + APART * (torch.arange(n) < round(share * n)), "norm": noise}
+
+
+def _density(distribution: Normal, x: torch.Tensor) -> torch.Tensor:
+    return distribution.log_prob(x).exp()
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_from_outsiders_it_is_the_posterior_of_their_densities(share: float) -> None:
+    contrast = Contrast.from_outsiders(_scores(4000, 0), _scores(1000, 1, 1.0), share=share)
+    new = {**_scores(500, 2, 0.5)}
+    known, stranger = (_density(one, new["kappa"]) for one in (KNOWN, STRANGER))
+    expected = (1 - share) * known / ((1 - share) * known + share * stranger)
+    assert float((contrast(new) - expected).abs().mean()) < 0.02
+    assert contrast.share == share
+    assert contrast.interval is None
+    assert contrast.is_told
+
+
+def test_from_a_mixture_it_is_that_of_its_share() -> None:
+    share = 0.4
+    contrast = Contrast.from_mixture(_scores(4000, 0), _scores(4000, 1, share))
+    low, high = contrast.interval or (0.0, 0.0)
+    assert low < share < high
+    assert abs(contrast.share - share) < 0.05
+    assert contrast.is_told
+    new = _scores(500, 2, share)
+    known, stranger = (_density(one, new["kappa"]) for one in (KNOWN, STRANGER))
+    expected = (1 - share) * known / ((1 - share) * known + share * stranger)
+    assert float((contrast(new) - expected).abs().mean()) < 0.05
+
+
+def test_of_known_queries_alone_or_of_strangers_alone_nothing_is_told() -> None:
+    missed = 0
+    for seed in range(20):
+        contrast = Contrast.from_mixture(_scores(300, seed), _scores(200, 100 + seed))
+        assert contrast.interval is not None
+        missed += contrast.interval[0] > 0
+        assert contrast.share < 0.25
+    assert missed <= 2
+    far = {name: values + 30 * (name == "kappa") for name, values in _scores(200, 1).items()}
+    foreign = Contrast.from_mixture(_scores(300, 0), far)
+    assert foreign.interval is not None
+    assert foreign.interval[1] == 1
+    assert not foreign.is_told
+
+
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_it_goes_through_json_unchanged(is_mixture: bool) -> None:
+    known, others = _scores(100, 0), _scores(80, 1, 0.5)
+    contrast = Contrast.from_mixture(known, others) if is_mixture else Contrast.from_outsiders(known, others)
+    read = Contrast.from_json(json.loads(json.dumps(vars(contrast) | {"regression": contrast.regression.to_json()})))
+    assert read == contrast
+    assert ((contrast(known) >= 0) & (contrast(known) <= 1)).all()
+
+
+def test_what_labels_say_is_no_evidence_and_bad_arguments_are_refused() -> None:
+    known, strangers = _scores(60, 0), _scores(60, 1, 1.0)
+    votes = {"votes": torch.rand(60)}
+    assert set(Contrast.from_outsiders({**known, **votes}, {**strangers, **votes}).evidence) == {"kappa", "norm"}
+    with pytest.raises(ValueError, match=r"the share of strangers must lie in \(0, 1\), got 1.0"):
+        Contrast.from_outsiders(known, strangers, share=1.0)
+    none = {name: values[:0] for name, values in strangers.items()}
+    with pytest.raises(ValueError, match="from queries that are not known, got none"):
+        Contrast.from_outsiders(known, none)

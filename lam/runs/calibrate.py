@@ -28,7 +28,7 @@ from lam.encoders.base import Encoder
 from lam.gallery.embed import read_items
 from lam.gallery.snapshot import Snapshot
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
-from lam.retrieval.decisions.calibration import Calibration, Others, Targets, calibrate
+from lam.retrieval.decisions.calibration import Calibration, Others, OwnClasses, Targets, calibrate
 from lam.retrieval.decisions.conformal import ConformalScores, needed
 from lam.retrieval.decisions.contrast import SHARE
 from lam.retrieval.decisions.files import save_calibration
@@ -115,7 +115,7 @@ def calibrate_run(
     folder: str | Path | None = None,
     strangers: str | Path | None = None,
     unlabelled: str | Path | None = None,
-    share_of_strangers: float = SHARE,
+    share_of_strangers: float | None = None,
     columns: Columns | None = None,
     data_root: str | Path | None = None,
     reference: int = REFERENCE,
@@ -138,7 +138,9 @@ def calibrate_run(
             them too, or from the classes that were set aside, however few.
         unlabelled: a folder, or such a file, of queries as they come, known ones and strangers: P(known) is learnt from
             these in their place, unless they may hold no stranger, or nothing else.
-        share_of_strangers: the share of strangers among the queries to come, where no unlabelled ones tell it.
+        share_of_strangers: the share of strangers among the queries to come, where no unlabelled ones tell it: 0.05
+            where there are strangers to learn from. Where there are none, but a share is given, calibration queries
+            whose matches are taken out of the gallery stand for them.
         columns: of these files; by default those that the run was trained on, or else those of usual names.
         data_root: where the run's data are, if they have moved.
         reference: how many training items distances compare with; 0 for none.
@@ -185,17 +187,21 @@ def calibrate_run(
     searches, verifier = _search(embeddings, relevance, *searched, config.seed)
     _warn_of_queries_in_gallery(embeddings.mean.cpu()[queries], searched[0], searches)
     targets = Targets() if targets is None else targets
-    set_aside, stranger_scores, others = None, None, []
+    set_aside, stranger_scores = None, None
+    others: list[Others | OwnClasses] = []
+    share = SHARE if share_of_strangers is None else share_of_strangers
     if strangers is not None:
         items = read_items(encoder, strangers, columns).queries
-        outside, of_outside = _outside(encoder, items, searched[0], share_of_strangers, progress)
+        outside, of_outside = _outside(encoder, items, searched[0], share, progress)
         stranger_scores = ConformalScores.of(outside)
         others = [of_outside]
     elif splits is not None and (items := splits.strangers) is not None:
-        outside, of_outside = _outside(encoder, items, searched[0], share_of_strangers, progress, stored)
+        outside, of_outside = _outside(encoder, items, searched[0], share, progress, stored)
         set_aside = ConformalScores.of(outside, items.labels)
         stranger_scores = set_aside if set_aside.n_units >= needed(targets.far) else None
         others = [of_outside]
+    elif share_of_strangers is not None:
+        others = [OwnClasses(searches.others, share)]
     if unlabelled is not None:
         items = read_items(encoder, unlabelled, columns).queries
         others.insert(0, _outside(encoder, items, searched[0], None, progress)[1])
@@ -219,7 +225,8 @@ def calibrate_run(
                 "false_accepts": _promised_of(folder, strangers, set_aside, targets.far),
                 "without_label": without_label,
                 "unlabelled": None if unlabelled is None else str(unlabelled),
-                "n_others": [len(other.embeddings) for other in others],
+                "own_classes": any(isinstance(other, OwnClasses) for other in others),
+                "n_others": [len(other.cosines) for other in others],
                 **_facts_of(searches),
             },
         )

@@ -130,6 +130,17 @@ def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
         assert f"{may}, and from 60 strangers, expected" in printed
 
 
+def test_without_strangers_its_own_classes_stand_for_them_where_a_share_is_expected(
+    run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = ("--target-far=0.1", "--target-ood=0.1", "--target-miss=0.2", "--quiet")
+    assert main(["calibrate", str(run_copy), *rates]) == 0
+    assert "P(known): from how unusual a query is\n" in capsys.readouterr().out
+    assert main(["calibrate", str(run_copy), *rates, "--share-of-strangers=0.1"]) == 0
+    line = "queries whose matches were taken out of the gallery, as strangers, expected to be a share 0.1 of queries\n"
+    assert line in capsys.readouterr().out
+
+
 def _write_images(folder: Path, items: Dataset) -> None:
     folder.mkdir(parents=True)
     for row in range(len(items)):

@@ -21,9 +21,9 @@ from lam.retrieval.decisions.flags import OodDetector, needs_hits, needs_input
 from lam.retrieval.decisions.probability import Scores, cross_validated, probability_bins
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
-from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.retrieval.metrics.hit_scores import N_HITS, NEAREST
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.registry import scores_of
+from lam.retrieval.metrics.registry import SCORES, scores_of
 from lam.retrieval.metrics.searches import Searches
 from lam.retrieval.metrics.uncertainty import CalibrationBins
 from lam.vmf.distribution import VonMisesFisher
@@ -34,6 +34,7 @@ STALE_BEYOND = 0.2
 """How far, as a share, the gallery's size may be from that at calibration."""
 
 _HISTOGRAM_BINS = 40
+_OF_HITS = "mean_cosine"
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,28 @@ class Others:
         if self.share is None:
             return Contrast.from_mixture(known, scores)
         return Contrast.from_outsiders(known, scores, share=self.share)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnClasses:
+    """The calibration queries as strangers: what they find once their matches are taken out of the gallery.
+
+    The network was trained on their classes, so that they lie farther from all others than strangers do.
+
+    Attributes:
+        cosines: (N, K) of what they find then.
+        share: of strangers among the queries to come.
+    """
+
+    cosines: Float[Tensor, "N K"]
+    share: float
+
+    def contrast(self, known: Scores, reference: Reference | None) -> Contrast:
+        """P(known) by the mean cosine of the first hits, the one score that a class that is missing changes."""
+        nearest = self.cosines[:, :NEAREST]
+        found = nearest[nearest.isfinite().all(1)]
+        outsiders = {_OF_HITS: SCORES[_OF_HITS].function(found).double()}
+        return Contrast.from_outsiders({_OF_HITS: known[_OF_HITS]}, outsiders, share=self.share)
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,7 +359,7 @@ def calibrate(
     labels: Int64[Tensor, "Q K"] | None = None,
     reference: Reference | None = None,
     strangers: ConformalScores | None = None,
-    others: Sequence[Others] = (),
+    others: Sequence[Others | OwnClasses] = (),
     verifier: Verifier | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Calibration:

@@ -29,8 +29,7 @@ class Searches:
         cosines: (Q, K) theirs.
         correct: (Q,) whether the nearest item matches.
         mated: (Q,) the highest cosine of an item that matches; −∞ where none does.
-        non_mated: (Q,) the highest cosine of one that does not, which is the score of the first hit once all matches
-            are taken out; −∞ where all match.
+        others: (Q, K) the cosines of the first hits once all matches are taken out; −∞ beyond the last of them.
         rank: (Q,) the rank of the first match, counted from 1, after all others of its score; 0 where none matches.
         gallery_size: how many items were searched, the query itself not among them.
     """
@@ -39,7 +38,7 @@ class Searches:
     cosines: Float[Tensor, "Q K"]
     correct: Bool[Tensor, " Q"]
     mated: Float[Tensor, " Q"]
-    non_mated: Float[Tensor, " Q"]
+    others: Float[Tensor, "Q K"]
     rank: Int64[Tensor, " Q"]
     gallery_size: int
 
@@ -59,6 +58,11 @@ class Searches:
     def score(self) -> Float[Tensor, " Q"]:
         """(Q,) its cosine."""
         return self.cosines[:, 0]
+
+    @property
+    def non_mated(self) -> Float[Tensor, " Q"]:
+        """(Q,) the highest cosine of an item that does not match; −∞ where all match."""
+        return self.others[:, 0]
 
     @property
     def has_mate(self) -> Bool[Tensor, " Q"]:
@@ -117,4 +121,4 @@ def _searched(
     mated = similarity.masked_fill(~matching, -torch.inf).amax(1)
     others = similarity.masked_fill(matching, -torch.inf)
     rank = (1 + (others >= mated[:, None]).sum(1)) * matching.any(1)
-    return hits, cosines, correct, mated, others.amax(1), rank
+    return hits, cosines, correct, mated, others.topk(cosines.shape[1], dim=1).values, rank

@@ -11,6 +11,8 @@ import torch
 from lam.retrieval.decisions.calibration import (
     Calibration,
     Histogram,
+    Others,
+    OwnClasses,
     Targets,
     calibrate,
     credible_cosine,
@@ -73,6 +75,26 @@ def test_decisions_are_what_the_thresholds_say_query_by_query() -> None:
     assert sum(decisions.share(decision) for decision in DECISIONS) == pytest.approx(1)
     assert torch.equal(decisions.p_value <= 0.1, decisions.codes == DECISIONS.index("abstain"))
     assert not decisions.stale
+
+
+def test_strangers_are_less_known_once_it_has_learnt_from_any_or_from_its_own_classes() -> None:
+    searches, asked, gallery = _searches()
+    strangers = Embeddings(-gallery.mean.roll(3, 1), gallery.kappa, gallery.kappa, gallery.kappa)
+    hits = _hits(strangers, gallery)
+    others = Others(strangers[:100], hits.scores[:100], share=0.2)
+    of_known = _hits(asked, gallery)
+    plain, by_strangers, by_own = (
+        _calibration(others=kind) for kind in ((), [others], [OwnClasses(searches.others, 0.2)])
+    )
+    known = [float(made.decide(of_known, asked).probability.mean()) for made in (plain, by_strangers, by_own)]
+    foreign = [float(made.decide(hits, strangers).probability.mean()) for made in (plain, by_strangers, by_own)]
+    assert max(foreign[1:]) < 0.7 * foreign[0]
+    assert min(known[1:]) > known[0] - 0.2
+    assert [made.answers[0].contrast is None for made in (plain, by_strangers, by_own)] == [True, False, False]
+    opposite = Others(strangers[:100], torch.full_like(hits.scores[:100], -1.0), share=None)
+    first = _calibration(others=[opposite, others])  # of strangers alone nothing is told: the next serve
+    assert first.answers[0] == by_strangers.answers[0]
+    assert first.facts["share_of_strangers"][2] == 1
 
 
 def test_thresholds_of_a_slider_stand_above_those_in_force() -> None:
@@ -252,7 +274,7 @@ def test_what_is_refused() -> None:
         Targets(far=0.0)
     with pytest.raises(ValueError, match="queries and searches must be as many, got 3 and 400"):
         calibrate(found, asked[:3], key="")
-    alike = replace(found, non_mated=torch.full((400,), -torch.inf))
+    alike = replace(found, others=torch.full_like(found.others, -torch.inf))
     with pytest.raises(ValueError, match="there is no false accept to learn"):
         calibrate(alike, asked, key="")
     strangers = replace(found, rank=torch.zeros(400, dtype=torch.int64))

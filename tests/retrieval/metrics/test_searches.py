@@ -39,6 +39,9 @@ def test_searches_equal_a_double_loop(alone: bool) -> None:
         assert bool(found.correct[q]) == (ranked[0] in mates)
         assert float(found.mated[q]) == pytest.approx(max(mates.values(), default=-math.inf), abs=1e-6)
         assert float(found.non_mated[q]) == pytest.approx(max(rest.values()), abs=1e-6)
+        best = sorted(rest.values(), reverse=True)[: found.hits.shape[1]]
+        assert found.others[q][: len(best)].tolist() == pytest.approx(best, abs=1e-6)
+        assert found.others[q][len(best) :].isneginf().all()
         assert int(found.rank[q]) == min((1 + ranked.index(i) for i in mates), default=0)
     assert found.has_mate.tolist() == [q != 3 for q in range(25)]
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from lam import datasets
 from lam.datasets.base import carve
 from lam.encoders.base import N_SAMPLES, Prediction
+from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate, query_scores
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import COMBINED, PAIR, OodDetector
-from lam.retrieval.decisions.known import Answer
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.index.exact import rank

@@ -392,17 +392,14 @@ def _known_from(calibration: Any) -> str:
         if contrast is not None and contrast.is_mixture:
             return f"{usual}, and from {mixture}, of which a share {share} ({low} to {high}) are strangers"
         extreme = "all be known" if estimate[1] == 0 else "all be strangers"
-        usual = (
-            f"{usual}, not from {mixture}: their share of strangers is {share} ({low} to {high}), they may {extreme}"
-        )
+        mixture = f"{mixture}: their share of strangers is {share} ({low} to {high})"
+        usual = f"{usual}, not from {mixture}, they may {extreme}"
     if contrast is None:
         return usual
-    expected = f"expected to be a share {contrast.share:g} of queries"
-    if contrast.evidence == ("mean_cosine",):
-        return (
-            f"{usual}, and from queries whose matches were taken out of the gallery, for want of strangers, {expected}"
-        )
-    return f"{usual}, and from {facts['n_others'][-1]} strangers, {expected}"
+    n, expected = facts["n_others"][-1], f"expected to be a share {contrast.share:g} of queries"
+    if facts["own_classes"]:
+        return f"{usual}, and from {n} queries whose matches were taken out of the gallery, as strangers, {expected}"
+    return f"{usual}, and from {n} strangers, {expected}"
 
 
 def _worth(calibration: Any) -> str:

@@ -42,6 +42,7 @@ _EXAMPLES = """examples:
   lam run texts laplace_posthoc --data.root=FILE.csv   columns text and label, or question and answer
   lam search RUN --text "where is my card?"
   lam calibrate RUN --target-far 0.01          thresholds for "match", "unknown" and "abstain" at stated error rates
+  lam experiment posterior-recovery --set dimension=10
   lam serve RUN --port 8000                    searches and decisions over HTTP, for this machine alone without a key"""
 
 
@@ -432,6 +433,26 @@ def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
     )
 
 
+def _experiment(parsed: argparse.Namespace, _: list[str]) -> None:
+    from tqdm import tqdm
+
+    from lam.experiments import conduct, configured
+    from lam.experiments.base import shown
+
+    experiment, folder = configured(parsed.name, parsed.set), Path(parsed.output or Path("experiments") / parsed.name)
+    with tqdm(disable=parsed.quiet, unit="batch") as bar:
+
+        def progress(what: str, done: int, total: int) -> None:
+            bar.set_description(what, refresh=False)
+            bar.total, bar.n = total, done
+            bar.update(0)
+
+        outcome = conduct(experiment, folder, progress=progress)
+    for row in outcome.rows:
+        print("  ".join(f"{column} {shown(value)}" for column, value in row.items()))
+    print(f"report: {folder / 'report.html'}")
+
+
 class _CommandParser(argparse.ArgumentParser):
     """A command; the help of those that run a configuration lists the settings, which are looked up only then."""
 
@@ -568,6 +589,12 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--reference", type=int, default=5000, help="training items to compare with (default: 5000; 0: none)"
     )
+    experiment = command("experiment", _experiment, "Try losses on data whose truth is known; a table and a page.")
+    experiment.add_argument("name", help="posterior-recovery or aninfonce-latents")
+    experiment.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings, such as dimension=10 (lam.experiments)"
+    )
+    experiment.add_argument("-o", "--output", help="the folder to write (default: experiments/NAME)")
     serve = command("serve", _serve, "Serve a run over HTTP: searches, decisions, a gallery that changes, a page.")
     serve.add_argument("run", help="the folder of a finished run")
     serve.add_argument("--port", type=int, default=8000, help="(default: 8000)")

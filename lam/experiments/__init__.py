@@ -1,0 +1,69 @@
+"""Controlled experiments: losses on data whose truth is known, each a frozen record of settings with `run`.
+
+`lam experiment NAME` runs one and writes what came out as JSON and as a page. `EXPERIMENTS` has them by name.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from lam.experiments.aninfonce_latents import AnInfoNCELatents
+from lam.experiments.base import Experiment, Outcome, conduct
+from lam.experiments.posterior_recovery import PosteriorRecovery
+
+EXPERIMENTS: dict[str, type[Experiment]] = {
+    experiment.name: experiment for experiment in (PosteriorRecovery, AnInfoNCELatents)
+}
+
+
+def find(name: str) -> type[Experiment]:
+    """The class of an experiment.
+
+    Raises:
+        ValueError: for a name that is none.
+
+    Example:
+        >>> find("posterior-recovery")().dimension
+        2
+    """
+    if name not in EXPERIMENTS:
+        raise ValueError(f"there is no experiment {name!r}; known are {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]
+
+
+def configured(name: str, settings: Sequence[str] = ()) -> Experiment:
+    """An experiment with settings such as `dimension=10`, values as YAML has them.
+
+    Raises:
+        ValueError: for an unknown name or setting, or a value of another type or outside its range.
+
+    Example:
+        >>> configured("posterior-recovery", ["dimension=10", "losses=[elk]"]).losses
+        ('elk',)
+    """
+    from pydantic import TypeAdapter, ValidationError  # a quarter of a second to import
+
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"{setting} needs a value, such as {setting}=...")
+        try:
+            values[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ValueError(f"{key}: {value} is not valid YAML") from None
+    kind = find(name)
+    known = kind.__dataclass_fields__
+    for key in values:
+        if key not in known:
+            raise ValueError(f"there is no setting {key} of {name}; known are {', '.join(known)}")
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        texts = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": ") for problem in problems]
+        raise ValueError("; ".join(text.replace("Value error, ", "") for text in texts)) from None
+
+
+__all__ = ["EXPERIMENTS", "Experiment", "Outcome", "conduct", "configured", "find"]

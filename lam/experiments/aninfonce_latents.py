@@ -1,0 +1,185 @@
+"""Whether losses recover latents of which some vary far more within a positive pair than others.
+
+Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", section 4.1.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from lam.experiments.base import Experiment, Outcome, Progress
+from lam.experiments.networks import layers
+from lam.losses import AnInfoNCE, InfoNCE
+from lam.pairs.pairs import Pairs
+from lam.utils.checks import check_at_least, check_choice, check_positive
+
+LossOfLatents = Literal["aninfonce", "infonce"]
+
+_SHELL = 0.02  # how far from the sphere a draw may lie that is taken for one on it
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnInfoNCELatents(Experiment):
+    """Latents on the sphere are observed through an invertible network; an encoder learns them from pairs, by a loss.
+
+    z is uniform, z⁺ has the density e^(−Σ_d Λ_d (z⁺_d − z_d)²) on the sphere; of the first half of the dimensions,
+    the style, Λ_d = `style`, of the others, the content, `content`. What is observed is g(z), of linear layers with
+    orthogonal weights and leaky ReLUs. Negatives are the other anchors. R² is that of z under linear regression on the
+    encoder's outputs; the learned Λ, sorted, is compared with the true one, sorted.
+
+    Attributes:
+        dimension: d, even.
+        style: Λ₁ of the style.
+        content: Λ₂ of the content.
+        losses: which are compared.
+        temperature: of InfoNCE, and AnInfoNCE begins with Λ = 1/(2τ) in all dimensions.
+        n_batches: of the training by each loss.
+        batch_size: positive pairs of a batch.
+        width: of the encoder's three hidden layers.
+        learning_rate: at the beginning; it falls by a cosine.
+        n_test: points of the regression, and as many others on which R² is taken.
+    """
+
+    dimension: int = 10
+    style: float = 5.0
+    content: float = 25.0
+    losses: tuple[LossOfLatents, ...] = get_args(LossOfLatents)
+    temperature: float = 0.1
+    n_batches: int = 10_000
+    batch_size: int = 256
+    width: int = 200
+    learning_rate: float = 1e-3
+    n_test: int = 5000
+
+    name = "aninfonce-latents"
+    title = "Are anisotropic latents recovered?"
+
+    def __post_init__(self) -> None:
+        for name, least in (("dimension", 2), ("n_batches", 2), ("batch_size", 2), ("width", 1), ("n_test", 100)):
+            check_at_least(name, getattr(self, name), least)
+        for name in ("style", "content", "temperature", "learning_rate"):
+            check_positive(name, getattr(self, name))
+        if self.dimension % 2:
+            raise ValueError(f"dimension must be even, half style and half content, got {self.dimension}")
+        if not self.losses:
+            raise ValueError(f"losses must be at least one of {', '.join(get_args(LossOfLatents))}, got none")
+        for loss in self.losses:
+            check_choice("losses", loss, get_args(LossOfLatents))
+
+    @property
+    def concentration(self) -> Float[Tensor, " D"]:
+        """Λ, style first."""
+        half = self.dimension // 2
+        return torch.tensor([self.style] * half + [self.content] * half)
+
+    def run(self, progress: Progress) -> Outcome:
+        """Carry it out: a row of the table for each loss, and how R² grew."""
+        observe = observation(self.dimension, self.generator("observation"))
+        rows, curves = [], {}
+        for name in self.losses:
+            row, curves_of_loss = self._learn(name, observe, progress)
+            rows.append(row)
+            curves |= {f"{name}, {what}": points for what, points in curves_of_loss.items()}
+        return Outcome(rows, {"R² over batches": curves}, [f"The true Λ is {self.concentration.tolist()}."])
+
+    def _learn(self, name: LossOfLatents, observe: nn.Module, progress: Progress) -> tuple[dict, dict]:
+        D, generator = self.dimension, self.generator("encoder")
+        encoder = layers([D, *[self.width] * 3, D], generator)
+        loss = AnInfoNCE(D, 1 / (2 * self.temperature)) if name == "aninfonce" else InfoNCE(2.0, self.temperature)
+        parameters = [*encoder.parameters(), *(loss.parameters() if isinstance(loss, nn.Module) else ())]
+        optimizer = torch.optim.Adam(parameters, self.learning_rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.n_batches)
+        pairs, batches = pairs_of_batch(self.batch_size), self.batches(self.generator("batches"))
+        curves: dict[str, list[tuple[float, float]]] = {"style": [], "content": []}
+        every = max(1, self.n_batches // 20)
+        for batch in range(1, self.n_batches + 1):
+            optimizer.zero_grad()
+            loss(F.normalize(encoder(observe(next(batches)))), pairs).backward()
+            optimizer.step()
+            schedule.step()
+            progress(name, batch, self.n_batches)
+            if batch % every == 0 or batch == self.n_batches:
+                shares = self._explained(encoder, observe)
+                for what, points in curves.items():
+                    points.append((float(batch), shares[what]))
+        row: dict[str, str | float | None] = {"loss": name}
+        row |= {f"R² of {what}": points[-1][1] for what, points in curves.items()}
+        return row | self._concentrations(loss), curves
+
+    def _concentrations(self, loss: AnInfoNCE | InfoNCE) -> dict[str, float | None]:
+        """The mean of the smaller half of the learned Λ, of the larger half, and the largest relative error."""
+        if isinstance(loss, InfoNCE):
+            return dict.fromkeys(("Λ of style", "Λ of content", "largest error of Λ"))
+        learned = loss.concentration.detach()[0].sort().values
+        truth, half = self.concentration.sort().values, self.dimension // 2
+        error = ((learned - truth).abs() / truth).max()
+        return {
+            "Λ of style": float(learned[:half].mean()),
+            "Λ of content": float(learned[half:].mean()),
+            "largest error of Λ": float(error),
+        }
+
+    @torch.no_grad()
+    def _explained(self, encoder: nn.Module, observe: nn.Module) -> dict[str, float]:
+        """R² of the style and of the content, on points that the regression has not seen."""
+        z = uniform(2 * self.n_test, self.dimension, self.generator("test"))
+        outputs = F.normalize(encoder(observe(z))).double()
+        design = torch.cat([outputs, torch.ones(len(z), 1)], 1)
+        fitted = torch.linalg.lstsq(design[: self.n_test], z[: self.n_test].double()).solution
+        truth, half = z[self.n_test :].double(), self.dimension // 2
+        residual = (design[self.n_test :] @ fitted - truth).square().mean(0) / truth.var(0)
+        return {"style": float(1 - residual[:half].mean()), "content": float(1 - residual[half:].mean())}
+
+    def batches(self, generator: torch.Generator) -> Iterator[Float[Tensor, "N D"]]:
+        """Latents without end: anchors, then the positive of each."""
+        while True:
+            anchors = uniform(self.batch_size, self.dimension, generator)
+            yield torch.cat([anchors, near(anchors, self.concentration, generator)])
+
+
+def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:
+    """Points uniform on the sphere."""
+    return F.normalize(torch.randn(n, dimension, generator=generator))
+
+
+def near(
+    anchors: Float[Tensor, "N D"], concentration: Float[Tensor, " D"], generator: torch.Generator
+) -> Float[Tensor, "N D"]:
+    """A point of the sphere for each anchor, of density e^(−Σ_d Λ_d (x_d − z_d)²): Gaussian draws that lie upon it."""
+    points, pending = torch.empty_like(anchors), torch.arange(len(anchors))
+    while len(pending):
+        noise = torch.randn(32, len(pending), anchors.shape[1], generator=generator)
+        draws = anchors[pending] + noise / (2 * concentration).sqrt()
+        is_near = (draws.norm(dim=2) - 1).abs() < _SHELL
+        first = is_near.int().argmax(0)
+        any_near = is_near.any(0)
+        points[pending[any_near]] = F.normalize(draws[first, torch.arange(len(pending))][any_near])
+        pending = pending[~any_near]
+    return points
+
+
+def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:
+    """An invertible network: three linear layers with orthogonal weights, leaky ReLUs between them."""
+    modules: list[nn.Module] = []
+    for n_in, n_out in pairwise([dimension] * 4):
+        linear = skip_init(nn.Linear, n_in, n_out, bias=False)
+        nn.init.orthogonal_(linear.weight, generator=generator)
+        modules += [linear, nn.LeakyReLU(0.2)]
+    return nn.Sequential(*modules[:-1]).requires_grad_(False)
+
+
+def pairs_of_batch(n_pairs: int) -> Pairs:
+    """An anchor's positive is its partner in the second half, its negatives are the other anchors."""
+    n = 2 * n_pairs
+    positive, negative = torch.zeros(n, n, dtype=torch.bool), torch.zeros(n, n, dtype=torch.bool)
+    anchors = torch.arange(n_pairs)
+    positive[anchors, anchors + n_pairs] = True
+    negative[:n_pairs, :n_pairs] = ~torch.eye(n_pairs, dtype=torch.bool)
+    return Pairs(positive, negative, n_pairs, n_pairs * (n_pairs - 1))

@@ -1,0 +1,123 @@
+"""What experiments share: settings as a frozen record, an outcome as tables and curves, and how both are written."""
+
+import base64
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from lam.utils.files import write_json, write_text
+from lam.utils.random import derive_seed
+
+Row = Mapping[str, str | float | None]
+Progress = Callable[[str, int, int], None]
+"""Called with what is done, how many steps of it are done and how many there are."""
+
+_STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; margin: 1rem 0 } th, td { padding: .3rem .8rem; border-bottom: 1px solid #ccc }
+td { text-align: right; font-variant-numeric: tabular-nums } th { text-align: left } img { max-width: 100% }"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an experiment found.
+
+    Attributes:
+        rows: of the table, all with the same columns.
+        curves: by title, then by name: x and y of each point of a curve, or of a cloud.
+        notes: what a reader should know.
+    """
+
+    rows: Sequence[Row]
+    curves: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(ABC):
+    """An experiment; its fields are its settings, which check themselves.
+
+    Attributes:
+        seed: of everything drawn.
+        name: its key in `lam.experiments.EXPERIMENTS` and on the command line.
+        title: of its page.
+    """
+
+    seed: int = 0
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
+
+    @abstractmethod
+    def run(self, progress: Progress) -> Outcome:
+        """Carry it out; torch's global random state is not used."""
+
+    def generator(self, *place: str) -> torch.Generator:
+        """A source of randomness for one purpose."""
+        return torch.Generator().manual_seed(derive_seed(self.seed, *place))
+
+
+def conduct(experiment: Experiment, folder: str | Path, *, progress: Progress = lambda *_: None) -> Outcome:
+    """Run an experiment and write `outcome.json` and `report.html` into a folder, which is made where it is missing.
+
+    Returns:
+        What came out.
+    """
+    outcome = experiment.run(progress)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(
+        folder / "outcome.json", {"experiment": experiment.name, "settings": asdict(experiment), **asdict(outcome)}
+    )
+    write_text(folder / "report.html", page(experiment, outcome))
+    return outcome
+
+
+def page(experiment: Experiment, outcome: Outcome) -> str:
+    """One self-contained HTML page: the table, a picture of each kind of curve, the settings."""
+    columns = list(outcome.rows[0])
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(shown(row[column]))}</td>' for column in columns)}</tr>" for row in outcome.rows
+    )
+    pictures = "".join(
+        f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/png;base64,{_picture(curves)}">'
+        for title, curves in outcome.curves.items()
+    )
+    settings = "".join(
+        f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in asdict(experiment).items()
+    )
+    notes = "".join(f"<p>{escape(note)}</p>" for note in outcome.notes)
+    title, head = escape(experiment.title), "".join(f"<th>{escape(column)}</th>" for column in columns)
+    return (
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{_STYLE}</style></head><body><h1>{title}</h1><table><tr>{head}</tr>{rows}</table>"
+        f"{notes}{pictures}<h2>Settings</h2><table>{settings}</table></body></html>\n"
+    )
+
+
+def shown(value: str | float | None) -> str:
+    """A cell of a table as text: numbers to four digits, a dash for what is undefined."""
+    return "–" if value is None else value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _picture(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, points in curves.items():
+        x, y = zip(*points, strict=True)
+        is_curve = list(x) == sorted(x)
+        axes.plot(x, y, "-" if is_curve else ".", markersize=2, label=name)
+    axes.legend()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,137 @@
+"""The experiments: what their data are, that a short run learns, what is written, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lam.cli import main
+from lam.experiments import EXPERIMENTS, conduct, configured, find
+from lam.experiments.aninfonce_latents import AnInfoNCELatents, near, observation, uniform
+from lam.experiments.posterior_recovery import (
+    PosteriorRecovery,
+    Process,
+    compared,
+    pairs_of_batch,
+    rank_correlation,
+)
+from lam.vmf import VonMisesFisher
+
+SHORT: dict[str, dict[str, Any]] = {
+    "posterior-recovery": {"n_batches": 4, "batch_size": 8, "n_negatives": 4, "n_samples": 2, "n_test": 50},
+    "aninfonce-latents": {"n_batches": 4, "batch_size": 8, "width": 8, "n_test": 100},
+}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_writes_a_table_and_a_page_and_the_seed_repeats_it(name: str, tmp_path: Path) -> None:
+    experiment, state, seen = find(name)(**SHORT[name]), torch.get_rng_state(), []
+    outcome = conduct(experiment, tmp_path / "one", progress=lambda *facts: seen.append(facts))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert {facts[0] for facts in seen} == {row["loss"] for row in outcome.rows}
+    assert max(done for _, done, _ in seen) == 4
+    again = conduct(experiment, tmp_path / "two")
+    for row, other in zip(outcome.rows, again.rows, strict=True):
+        assert row["loss"] == other["loss"]
+        for column in list(row)[1:]:
+            assert row[column] == (other[column] and pytest.approx(other[column], rel=1e-6))
+    written = json.loads((tmp_path / "one" / "outcome.json").read_text())
+    assert written["experiment"] == name
+    assert written["rows"] == [dict(row) for row in outcome.rows]
+    page = (tmp_path / "one" / "report.html").read_text()
+    assert experiment.title in page
+    assert "data:image/png;base64," in page
+    assert 'src="http' not in page
+
+
+def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    settings = ["n_batches=2", "batch_size=8", "n_negatives=4", "n_samples=2", "n_test=50", "losses=[elk]"]
+    folder = str(tmp_path / "out")
+    assert main(["experiment", "posterior-recovery", "--quiet", "-o", folder, "--set", *settings]) == 0
+    printed = capsys.readouterr().out
+    assert "loss elk  RMSE of μ" in printed
+    assert f"report: {folder}/report.html" in printed
+    for words, message in (
+        (["nothing"], "there is no experiment 'nothing'; known are posterior-recovery, aninfonce-latents"),
+        (["posterior-recovery", "--set", "depth=3"], "there is no setting depth of posterior-recovery; known are seed"),
+        (["posterior-recovery", "--set", "dimension"], "dimension needs a value, such as dimension=..."),
+        (["posterior-recovery", "--set", "dimension=1"], "dimension must be at least 2, got 1"),
+        (["posterior-recovery", "--set", "losses=[nice]"], "losses.0: Input should be 'mc_infonce', 'elk' or 'hib'"),
+        (["posterior-recovery", "--set", "losses=[]"], "losses must be at least one of mc_infonce, elk, hib, got none"),
+        (["posterior-recovery", "--set", "ambiguity=[32, 16]"], "1 < least < largest, got 32.0 and 16.0"),
+        (["aninfonce-latents", "--set", "dimension=5"], "dimension must be even, half style and half content, got 5"),
+        (["aninfonce-latents", "--set", "content=0"], "content must be positive and finite, got 0"),
+    ):
+        assert main(["experiment", *words]) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_the_process_has_its_range_and_directions_that_are_spread() -> None:
+    for dimension in (2, 10):
+        process = Process(PosteriorRecovery(dimension=dimension))
+        inputs = torch.rand(3000, dimension, generator=torch.Generator().manual_seed(1))
+        mean, kappa = process.mean(inputs), process.kappa(inputs)
+        assert kappa.min() > 14
+        assert kappa.max() < 36
+        assert kappa.max() - kappa.min() > 10
+        assert mean.mean(0).norm() < 0.25
+
+
+def test_positive_pairs_are_accepted_as_often_as_the_source_says() -> None:
+    process = Process(PosteriorRecovery())
+    batch = next(process.batches(400, 7, torch.Generator().manual_seed(0)))
+    assert batch.shape == (807, 2)
+    mean = process.mean(batch)
+    positive, others = (mean[:400] * mean[400:800]).sum(1), mean[:400] @ mean[:400].T
+    assert positive.mean() > others.mean() + 0.5
+    pairs = pairs_of_batch(400, 7)
+    assert pairs.positive.sum(1).tolist() == [1] * 800 + [0] * 7
+    assert pairs.negative.sum(1).tolist() == [7] * 800 + [0] * 7
+
+
+def test_the_truth_itself_is_perfectly_recovered_and_ranks_are_ranks() -> None:
+    process = Process(PosteriorRecovery())
+    values = compared(process, process.posteriors, torch.rand(500, 2, generator=torch.Generator().manual_seed(0)))
+    assert values == pytest.approx(
+        {"RMSE of μ": 0.0, "rank correlation of μ": 1.0, "RMSE of κ": 0.0, "rank correlation of κ": 1.0}
+    )
+    x = torch.tensor([1.0, 5.0, 3.0, 9.0])
+    assert rank_correlation(x, x**3) == pytest.approx(1.0)
+    assert rank_correlation(x, -x) == pytest.approx(-1.0)
+
+
+def test_positive_latents_have_the_density_that_is_asked_for() -> None:
+    anchors = uniform(4000, 3, torch.Generator().manual_seed(0))
+    isotropic = near(anchors, torch.full((3,), 6.0), torch.Generator().manual_seed(1))
+    torch.testing.assert_close(isotropic.norm(dim=1), torch.ones(4000))
+    cosine = (anchors * isotropic).sum(1).mean()  # e^(−6‖x − z‖²) on the sphere is von Mises-Fisher at κ = 12
+    expected = VonMisesFisher(anchors[0], torch.tensor(12.0)).mean.norm()
+    assert float(cosine) == pytest.approx(float(expected), abs=0.01)
+    gap = (near(anchors, torch.tensor([2.0, 2.0, 50.0]), torch.Generator().manual_seed(1)) - anchors).square().mean(0)
+    assert gap[2] < gap[:2].min() / 4
+
+
+def test_what_is_observed_can_be_inverted() -> None:
+    network, z = observation(6, torch.Generator().manual_seed(0)), uniform(50, 6, torch.Generator().manual_seed(1))
+    x = network(z)
+    for layer in reversed(list(network)):
+        x = x @ layer.weight if isinstance(layer, torch.nn.Linear) else torch.where(x > 0, x, 5 * x)
+    torch.testing.assert_close(x, z, rtol=1e-4, atol=1e-5)
+
+
+def test_aninfonce_tells_style_from_content_in_few_batches() -> None:
+    experiment = AnInfoNCELatents(
+        dimension=4, style=2.0, content=40.0, n_batches=300, batch_size=128, width=64, learning_rate=1e-2, n_test=500
+    )
+    anisotropic, isotropic = experiment.run(lambda *_: None).rows
+    assert anisotropic["R² of content"] > 0.8  # pyright: ignore [reportOperatorIssue]
+    assert anisotropic["Λ of content"] > 1.3 * anisotropic["Λ of style"]  # pyright: ignore
+    assert isotropic["Λ of style"] is None
+
+
+def test_settings_are_read_as_yaml() -> None:
+    experiment = configured("posterior-recovery", ["dimension=10", "ambiguity=[64, 128]", "seed=3"])
+    assert isinstance(experiment, PosteriorRecovery)
+    assert (experiment.dimension, experiment.ambiguity, experiment.seed) == (10, (64.0, 128.0), 3)

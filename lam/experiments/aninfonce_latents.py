@@ -6,7 +6,7 @@ Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and pr
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -169,7 +169,7 @@ def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:
     """An invertible network: three linear layers with orthogonal weights, leaky ReLUs between them."""
     modules: list[nn.Module] = []
     for n_in, n_out in pairwise([dimension] * 4):
-        linear = skip_init(nn.Linear, n_in, n_out, bias=False)
+        linear: Any = skip_init(nn.Linear, n_in, n_out, bias=False)
         nn.init.orthogonal_(linear.weight, generator=generator)
         modules += [linear, nn.LeakyReLU(0.2)]
     return nn.Sequential(*modules[:-1]).requires_grad_(False)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ def layers(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
     """Linear layers of these widths with leaky ReLUs between them, with random weights of one variance throughout."""
     modules: list[nn.Module] = []
     for n_in, n_out in pairwise(widths):
-        linear = skip_init(nn.Linear, n_in, n_out)
+        linear: Any = skip_init(nn.Linear, n_in, n_out)
         nn.init.kaiming_normal_(linear.weight, nonlinearity="leaky_relu", generator=generator)
         nn.init.uniform_(linear.bias, -(n_in**-0.5), n_in**-0.5, generator=generator)
         modules += [linear, nn.LeakyReLU()]

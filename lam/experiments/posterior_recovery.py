@@ -152,6 +152,7 @@ class Posteriors(nn.Module):
     ) -> None:
         super().__init__()
         widths_of_kappa = widths if widths_of_kappa is None else widths_of_kappa
+        self.dimension = dimension
         self.of_mean = layers([dimension, *widths, dimension], generator)
         self.of_kappa = layers([dimension, *widths_of_kappa, 1], generator)
         self.register_buffer("slope", torch.ones(()))
@@ -170,7 +171,7 @@ class Posteriors(nn.Module):
     def spread(self, generator: torch.Generator) -> None:
         """Shift and turn the last layer of μ so that its outputs on probes have mean 0 and unit covariance."""
         last: nn.Linear = self.of_mean[-1]  # pyright: ignore [reportAssignmentType]
-        raw = self.of_mean(torch.rand(_PROBES, self.of_mean[0].in_features, generator=generator))
+        raw = self.of_mean(torch.rand(_PROBES, self.dimension, generator=generator))
         values, vectors = torch.linalg.eigh(raw.T.cov())
         whitening = (vectors / values.clamp(min=1e-6).sqrt()) @ vectors.T
         last.weight.copy_(whitening @ last.weight)
@@ -179,8 +180,7 @@ class Posteriors(nn.Module):
     @torch.no_grad()
     def match_range(self, low: float, high: float, generator: torch.Generator) -> None:
         """Set a and b so that κ reaches from `low` to `high` on probes."""
-        dimension = self.of_mean[0].in_features
-        raw = self.of_kappa(torch.rand(_PROBES, dimension, generator=generator))
+        raw = self.of_kappa(torch.rand(_PROBES, self.dimension, generator=generator))
         log_low, log_high = math.log(low - 1), math.log(high - 1)
         slope = (log_high - log_low) / (raw.max() - raw.min()).clamp(min=1e-6)
         self.get_buffer("slope").copy_(slope)

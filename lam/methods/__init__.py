@@ -20,6 +20,7 @@ from lam.methods.mc_dropout import McDropout
 from lam.methods.mcinfonce import Mcinfonce
 from lam.methods.norm import Norm
 from lam.methods.pfe import Pfe
+from lam.methods.simclr import Simclr
 from lam.methods.varcon import Varcon
 from lam.training import Training
 from lam.utils.registry import enter
@@ -28,7 +29,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(Deterministic, Norm, KnnDistance, McDropout, DeepEnsemble, Pfe, Hib),
-        *(Mcinfonce, Elk, HibVmf, LossPrediction, Varcon, Aninfonce),
+        *(Mcinfonce, Elk, HibVmf, LossPrediction, Varcon, Aninfonce, Simclr),
         *(LaplacePosthoc, LaplaceOnline),
     )
 }
@@ -76,6 +77,7 @@ __all__ = [
     "Method",
     "Norm",
     "Pfe",
+    "Simclr",
     "Trained",
     "Training",
     "Varcon",

@@ -65,6 +65,10 @@ class ConcentrationMethod(Method):
         form: Any = self.form
         return form
 
+    def trained_on(self, dataset: Any, training: Training) -> tuple[Any, Training]:
+        """The data that are trained on, and how: by most methods what is given."""
+        return dataset, training
+
     @abstractmethod
     def loss(self) -> DistributionLoss:
         """The loss, new."""
@@ -85,6 +89,7 @@ class ConcentrationMethod(Method):
                 layer.in_features, self.hidden, start=self.start, form=self.form_of_head, seed=training.seed
             )
         in_phases = self.kappa == "phases"
+        dataset, training = self.trained_on(dataset, training)
         model = DistributionNetwork(network, path, kappa_head, self.loss(), start=self.start if in_phases else None)
         validate: Any = training.validate
         own = replace(

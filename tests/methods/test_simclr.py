@@ -1,0 +1,52 @@
+"""SimCLR with an explicit concentration: two views, no labels, κ of what the views agree on."""
+
+import pytest
+import torch
+
+from lam.datasets import TensorImages
+from lam.datasets.augmented import AugmentationOptions, Augmented
+from lam.datasets.views import TwoViews
+from lam.methods import Simclr
+from tests.methods import small_data as small
+
+DATA = small.images()
+
+
+def test_a_batch_has_two_views_of_each_image_and_its_number() -> None:
+    views = TwoViews(Augmented(DATA, AugmentationOptions(flip=1.0)), AugmentationOptions(crop_scale=0.5), jitter=0.3)
+    assert len(views) == 48
+    items = views.__getitems__([5, 2, 9])
+    assert [number for _, number in items] == [5, 2, 9, 5, 2, 9]
+    assert all(image.shape == (1, 8, 8) for image, _ in items)
+    assert not torch.equal(items[0][0], items[3][0])
+    plain = TwoViews(DATA, AugmentationOptions()).__getitems__([5])
+    assert torch.equal(plain[0][0], DATA.images[5])
+    assert torch.equal(plain[1][0], DATA.images[5])
+
+
+def test_labels_of_the_training_part_are_not_read() -> None:
+    one = Simclr().train(small.network(), DATA, small.training()).encoder
+    relabelled = TensorImages(DATA.images, torch.zeros(48, dtype=torch.long))
+    other = Simclr().train(small.network(), relabelled, small.training(miner="semihard", per_class=4)).encoder
+    assert torch.equal(one.embed(DATA.images).mean, other.embed(DATA.images).mean)
+    assert torch.equal(one.embed(DATA.images).kappa, other.embed(DATA.images).kappa)
+
+
+def test_kappa_is_the_mean_agreement_of_the_views_over_the_regulariser() -> None:
+    method = Simclr(crop_scale=1.0, jitter=0.0, hidden=16)
+    training = small.training(epochs=40, batch_size=48, learning_rate=1e-2)
+    encoder = method.train(small.network(), DATA, training).encoder
+    kappa = encoder.embed(DATA.images).kappa  # views that agree entirely: λ_a / (2λ) = 5
+    assert kappa.median() == pytest.approx(5.0, abs=1.0)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for options, message in (
+        ({"weight": 0.0}, "weight must be positive and finite, got 0"),
+        ({"crop_scale": 2.0}, r"crop_scale must be in \(0, 1\]"),
+        ({"jitter": 1.0}, r"jitter must be in \[0, 1\), got 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Simclr(**options)
+    with pytest.raises(ValueError, match=r"jitter must be in \[0, 1\), got -1"):
+        TwoViews(DATA, AugmentationOptions(), jitter=-1.0)

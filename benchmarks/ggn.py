@@ -1,8 +1,10 @@
 """Curvature over all pairs: time against one pair at a time and against BackPACK, memory, and a whole data set.
 
-    python benchmarks/ggn.py [--quick]
+    python benchmarks/ggn.py [--quick] [--infonce]
 
-Everything is measured in one run, and results/ggn.json holds seconds and ratios.
+Everything is measured in one run, and results/ggn.json holds seconds and ratios. With `--infonce` it is InfoNCE with
+one side fixed alone, against a (D, D) matrix for every item, and `fixed` against its own matmuls; in CPU time of one
+thread, and in results/infonce.json.
 """
 
 import argparse
@@ -16,12 +18,21 @@ import torch.nn.functional as F
 from timing import in_process, peak_bytes, seconds, write
 from torch import Tensor, nn
 
-from lam.hessians import FIXES, SPLITS, contrastive_ggn, contrastive_ggn_dataset
+from lam.hessians import (
+    FIXES,
+    SPLITS,
+    SupConCurvature,
+    contrastive_ggn,
+    contrastive_ggn_dataset,
+    total_output_curvature,
+)
 from lam.hessians.losses.contrastive import cross_curvature, own_curvature
+from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
 
 SHAPES = [(64, 3, 9216), (64, 512, 2048), (256, 128, 2048)]
 MEMORY_SHAPE = (512, 512, 2048)
+TEMPERATURE = 0.05
 
 
 def layer(N: int, D: int, P: int, classes: int = 8) -> tuple[Tensor, Tensor, Tensor, Pairs]:
@@ -135,11 +146,102 @@ def whole_data_set(N: int, D: int, P: int) -> dict[str, float]:
     return result
 
 
+def one_side(B: int, dtype: torch.dtype, D: int = 512) -> tuple[Tensor, Tensor]:
+    """Outputs of B images and unit outputs of their texts."""
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randn(B, D, generator=generator, dtype=torch.float64)
+    images = texts + torch.randn(B, D, generator=generator, dtype=torch.float64)
+    return images.to(dtype), F.normalize(texts).to(dtype)
+
+
+def with_matrices(images: Tensor, texts: Tensor) -> Tensor:
+    """Σ_a H_a of InfoNCE with one side fixed, written out: a (D, D) matrix for every image, as in BayesVLM's code.
+
+    Of B images and texts that is a (B, B, D) array of weighted texts and (B, D, D) ones of second moments, products of
+    means, Jacobians of the normalisation and the result.
+    """
+    r = images.norm(dim=1, keepdim=True)
+    n = images / r
+    p = (n @ texts.T / TEMPERATURE).softmax(1)
+    second = (p[..., None] * texts).mT @ texts
+    mean = p @ texts
+    jacobian = (torch.eye(n.shape[1], dtype=n.dtype) - n[:, :, None] * n[:, None]) / r[..., None]
+    return (jacobian @ (second - mean[:, :, None] * mean[:, None]) @ jacobian.mT).sum(0) / TEMPERATURE**2
+
+
+def without_matrices(images: Tensor, texts: Tensor) -> Tensor:
+    """The same from arrays of (B, B) and (B, D)."""
+    curvature = SupConCurvature(TEMPERATURE, average=False)
+    identity = torch.eye(images.shape[1], dtype=images.dtype)  # a layer whose outputs are the images'
+    return total_output_curvature(images, identity, None, Candidates.paired(texts), curvature)
+
+
+def infonce(B: int, form: str) -> dict[str, float]:
+    """Seconds of CPU time and peak memory of one form, float32, in a process of its own with one thread."""
+    images, texts = one_side(B, torch.float32)
+    compute = with_matrices if form == "matrices" else without_matrices
+    compute(images[:32], texts[:32])
+    start = time.process_time()
+    peak = peak_bytes(lambda: compute(images, texts))
+    return {"B": B, "seconds": time.process_time() - start, "mebibytes": peak / 2**20}
+
+
+def against_matrices(largest: int) -> dict[str, object]:
+    """InfoNCE with one side fixed at D = 512, with and without the (B, D, D) arrays.
+
+    Beyond the largest B at which these are formed, their bytes are 4 (B² D + 4 B D²) and their time is that of the
+    largest B times the share of multiply-adds, B² D² + 2 B D³.
+    """
+    errors = {}
+    for B in [size for size in (64, 256, 512) if size <= largest]:
+        images, texts = one_side(B, torch.float64)
+        expected = with_matrices(images, texts)
+        errors[B] = float((without_matrices(images, texts) - expected).abs().max() / expected.abs().max())
+        assert errors[B] < 1e-10
+    rows, D = [], images.shape[1]
+    sizes = [B for B in (256, 512, 1024) if largest >= B]
+    slow = {B: in_process(__file__, "--infonce", str(B), "matrices") for B in sizes}
+    for B in (*sizes, 2048, 4096):
+        ours = in_process(__file__, "--infonce", str(B), "sums")
+        if B in slow:
+            theirs = {**slow[B], "by": "measured"}
+        else:
+            work = (B**2 * D**2 + 2 * B * D**3) / (sizes[-1] ** 2 * D**2 + 2 * sizes[-1] * D**3)
+            bytes_of_matrices = 4 * (B**2 * D + 4 * B * D**2)
+            theirs = {"seconds": slow[sizes[-1]]["seconds"] * work, "mebibytes": bytes_of_matrices / 2**20}
+            theirs["by"] = "formula"
+        ratios = {key: theirs[key] / max(ours[key], 1e-9) for key in ("seconds", "mebibytes")}
+        rows.append({"B": B, "ours": ours, "matrices": theirs, "ratio": ratios})
+    return {"D": D, "largest_relative_difference_in_float64": errors, "float32": rows}
+
+
+def against_matmuls(shape: tuple[int, int, int]) -> dict[str, object]:
+    """`fixed`, arccos, of a batch against the matmuls that it consists of: least CPU time of one thread, in turn."""
+    N, D, P = shape
+    features, weight, bias, pairs = layer(*shape)
+    n, t = F.normalize(features @ weight.T), pairs.positive.to(features)
+    squares, own = features.square(), torch.randn(N, 2 * D)
+
+    def matmuls() -> None:
+        _ = features @ weight.T, n @ n.T, t @ n, t @ n, own.T @ squares
+
+    calls = {"fixed": lambda: contrastive_ggn(features, weight, bias, pairs, margin=2.0), "matmuls": matmuls}
+    least = dict.fromkeys(calls, float("inf"))
+    for _ in range(200):
+        for name, call in calls.items():
+            start = time.thread_time()
+            call()
+            least[name] = min(least[name], time.thread_time() - start)
+    milliseconds = {name: 1e3 * value for name, value in least.items()}
+    return {"N": N, "D": D, "P": P, "milliseconds": milliseconds, "ratio": least["fixed"] / least["matmuls"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller data set, fewer repeats")
     parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--data-set", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--infonce", nargs="*", help="InfoNCE with one side fixed alone, to results/infonce.json")
     parsed = parser.parse_args()
     N = 6000 if parsed.quick else 60000
     if parsed.memory:
@@ -147,6 +249,14 @@ def main() -> None:
         return
     if parsed.data_set:
         print(json.dumps(whole_data_set(N, 128, 9216)))
+        return
+    if parsed.infonce:
+        print(json.dumps(infonce(int(parsed.infonce[0]), parsed.infonce[1])))
+        return
+    if parsed.infonce is not None:
+        torch.set_num_threads(1)
+        matmuls = [against_matmuls(shape) for shape in SHAPES]
+        write("infonce", {**against_matrices(256 if parsed.quick else 1024), "matmuls": matmuls})
         return
     repeats = 3 if parsed.quick else 9
     quick = ["--quick"] if parsed.quick else []

@@ -170,11 +170,16 @@ def outputs(
         weight = torch.cat([weight, bias.to(dtype)[:, None]], 1)
     f = features @ weight.T
     r = torch.linalg.vector_norm(f, dim=1, keepdim=True, dtype=torch.float64)  # squares would leave float32 before f
-    for is_invalid, problem in (
-        (r == 0, "is zero and has no direction"),
-        (r < least, f"has a length of {{:.2g}}, too short for {storage.dtype}, at least {least:.2g}: {_ADVICE}"),
-        (~r.isfinite(), f"is too large for {dtype}"),
-    ):
+    problems = (
+        ()
+        if ((r >= least) & (r < torch.inf)).all()
+        else (
+            (r == 0, "is zero and has no direction"),
+            (r < least, f"has a length of {{:.2g}}, too short for {storage.dtype}, at least {least:.2g}: {_ADVICE}"),
+            (~r.isfinite(), f"is too large for {dtype}"),
+        )
+    )
+    for is_invalid, problem in problems:
         if is_invalid.any():
             item = int(is_invalid.nonzero()[0, 0])
             raise ValueError(f"the output of item {item + offset} {problem.format(r[item].item())}")
@@ -213,7 +218,7 @@ def check_features(features: Tensor, weight: Tensor) -> None:
 
 def check_not_all_zero(features: Tensor) -> None:
     """Refuse data whose features are all zero."""
-    if len(features) and not features.any():
+    if len(features) and not features[0].any() and not features.any():
         raise ValueError(ALL_ZERO)
 
 

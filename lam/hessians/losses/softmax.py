@@ -22,7 +22,7 @@ from functools import reduce
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from lam.hessians.losses.base import Curvature
@@ -53,8 +53,8 @@ class Logits:
 
     gradients: Float[Tensor, "M D"]
     offsets: Float[Tensor, " M"]
-    positive: Float[Tensor, "N M"]
-    negative: Float[Tensor, "N M"]
+    positive: Shaped[Tensor, "N M"]
+    negative: Shaped[Tensor, "N M"]
 
     def block(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
         """Weights of the positive and the negative pairs of some items and some candidates."""
@@ -158,7 +158,7 @@ class SoftmaxCurvature(Curvature):
             raise ValueError(f"candidates must have {n.shape[1]} dimensions, got {directions.shape[1]}")
         if held_still and self.has_cross_terms:
             raise ValueError("fix must be fixed or projected where candidates are held still, got 'full'")
-        return Logits(*self.similarity(directions), pairs.positive.to(n), pairs.negative.to(n))
+        return Logits(*self.similarity(directions), pairs.positive, pairs.negative)
 
     @abstractmethod
     def normaliser(
@@ -251,7 +251,7 @@ class Softmaxes(OfDataset):
         gradients: (M, D) g_b.
         offsets: (M,) β_b.
         block: gives the weights of the positive and the negative pairs of some items and some candidates.
-        block_size: how many items, and how many candidates, a block has.
+        block_size: how many candidates a block has, and how many items at most.
         cost: what forming them takes, where that is long.
     """
 
@@ -275,7 +275,7 @@ class Softmaxes(OfDataset):
         if self._projects:
             parts = [part._matrices().diagonal(dim1=1, dim2=2) for part in self._parts(self._rows_of_matrices)]
         else:
-            parts = [part._diagonal() for part in self._parts(self.block_size)]
+            parts = [part._diagonal() for part in self._parts(self._rows)]
         return torch.cat(parts)[:, None]
 
     def in_basis(self, basis: Float[Tensor, "D D"]) -> Float[Tensor, "N T D"]:
@@ -292,12 +292,17 @@ class Softmaxes(OfDataset):
         if self._projects:
             parts = [part._matrices().sum(0) for part in self._parts(self._rows_of_matrices)]
         else:
-            parts = [part._total() for part in self._parts(self.block_size)]
+            parts = [part._total() for part in self._parts(self._rows)]
         return torch.stack(parts).sum(0, keepdim=True)
 
     @property
     def _projects(self) -> bool:
         return self.curvature.fix == "projected" and self.curvature.split == "outputs"
+
+    @property
+    def _rows(self) -> int:
+        """How many items are compared with a block of candidates at once."""
+        return max(1, min(self.block_size, BLOCK_ELEMENTS // min(self.block_size, len(self.gradients))))
 
     @property
     def _rows_of_matrices(self) -> int:

@@ -1,0 +1,99 @@
+"""What features are worth to a simple classifier: how representations learned without labels are compared."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from lam.utils.checks import check_at_least
+
+_BLOCK = 1024  # test items that are compared at once
+
+
+def linear_probe(
+    features: Float[Tensor, "N P"],
+    labels: Shaped[Tensor, " N"],
+    test_features: Float[Tensor, "M P"],
+    test_labels: Shaped[Tensor, " M"],
+) -> float:
+    """Accuracy of multinomial logistic regression on standardised features, with scikit-learn's default penalty.
+
+    Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", section 2.3.
+
+    Args:
+        features: (N, P) of the items that the classifier learns from.
+        labels: (N,) their classes, at least two.
+        test_features: (M, P) of other items.
+        test_labels: (M,) their classes.
+
+    Returns:
+        The share of the M items that are classified right; higher is better.
+
+    Raises:
+        ValueError: where items and labels are not as many, or there is nothing to learn from or to test on.
+
+    Example:
+        >>> import torch
+        >>> features, labels = torch.tensor([[-1.0], [-2.0], [1.0], [2.0]]), torch.tensor([0, 0, 1, 1])
+        >>> linear_probe(features, labels, features, labels)
+        1.0
+    """
+    _check(features, labels, test_features, test_labels)
+    if len(labels.unique()) < 2:
+        raise ValueError(f"labels must be of at least two classes, got {labels.unique().tolist()}")
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    classifier: Any = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    classifier.fit(features.double().cpu().numpy(), labels.cpu().numpy())
+    return float(classifier.score(test_features.double().cpu().numpy(), test_labels.cpu().numpy()))
+
+
+def knn_accuracy(
+    features: Float[Tensor, "N P"],
+    labels: Shaped[Tensor, " N"],
+    test_features: Float[Tensor, "M P"],
+    test_labels: Shaped[Tensor, " M"],
+    *,
+    k: int = 20,
+) -> float:
+    """Accuracy of the vote of the k nearest items by cosine; of a tie, the class with the smallest number wins.
+
+    Args:
+        features: (N, P) of the items that vote, N ≥ k.
+        labels: (N,) their classes.
+        test_features: (M, P) of other items.
+        test_labels: (M,) their classes.
+        k: how many vote, at least 1.
+
+    Returns:
+        The share of the M items that are classified right; higher is better.
+
+    Raises:
+        ValueError: where items and labels are not as many, there is nothing to test on, or k is below 1 or above N.
+
+    Example:
+        >>> import torch
+        >>> features, labels = torch.eye(2), torch.tensor([4, 7])
+        >>> knn_accuracy(features, labels, torch.tensor([[1.0, 0.2]]), torch.tensor([4]), k=1)
+        1.0
+    """
+    _check(features, labels, test_features, test_labels)
+    check_at_least("k", k, 1)
+    if k > len(features):
+        raise ValueError(f"k must be at most the number of items that vote, {len(features)}, got {k}")
+    classes, numbers = labels.unique(return_inverse=True)
+    directions, right = F.normalize(features), 0
+    for rows, truth in zip(F.normalize(test_features).split(_BLOCK), test_labels.split(_BLOCK), strict=True):
+        nearest = (rows @ directions.T).topk(k).indices
+        votes = F.one_hot(numbers[nearest], len(classes)).sum(1)
+        right += int((classes[votes.argmax(1)] == truth).sum())
+    return right / len(test_labels)
+
+
+def _check(features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor) -> None:
+    for name, items, classes in (("features", features, labels), ("test_features", test_features, test_labels)):
+        if len(items) == 0 or len(items) != len(classes):
+            raise ValueError(f"{name} must be one row a label, at least one, got {len(items)} for {len(classes)}")

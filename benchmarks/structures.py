@@ -1,11 +1,11 @@
 """Every structure of the curvature on the features of trained runs: what it tells, and what it costs.
 
-    python benchmarks/structures.py RUN ... [--structures diag kron ...] [--splits arccos ...]
+    python benchmarks/structures.py RUN ... [--structures diag kron ...] [--train 20000] [--cache FOLDER]
 
 RUN is the folder of a finished run of laplace_posthoc with OOD data. Network, batches and split of the data are the
 run's; each structure is fitted anew in the run's batches, its scale tuned on the validation split, and evaluated on the
-test split. --peers times laplace-torch's last layer, fit and variance of outputs, on the same features, where it is
-installed. results/structures.json has a row for every run and structure; another call replaces its own rows alone.
+test split, of which a part is taken, for speed. results/structures.json has a row for every run and structure; another
+call replaces its own rows alone.
 """
 
 import argparse
@@ -15,14 +15,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from safetensors.torch import load_file, save_file
 from timing import RESULTS, write
 from torch import Tensor
 
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import evaluate
+from lam.encoders.outsiders import is_images
 from lam.hessians import SPLITS, Ekfac
 from lam.hessians.accumulate import StructureOptions, curvature_in_batches
 from lam.posteriors import POSTERIORS
@@ -35,6 +37,11 @@ FIGURES = ("auroc", "auroc_variance", "ausc", "ausc_variance", "ece", "map@5", "
 MAX_MEMORY = 8 << 30
 TIMED = 1000
 """Items whose embedding is timed."""
+PARTS = {"validation": 1000, "test": 2000, "outside": 2000}
+"""How many items of each split are looked at, at most."""
+N_SAMPLES = 32
+MADE = 500
+"""From how many validation images outsiders are made."""
 
 
 def timed(compute: Callable[[], Any]) -> tuple[Any, float]:
@@ -42,17 +49,20 @@ def timed(compute: Callable[[], Any]) -> tuple[Any, float]:
     return compute(), time.perf_counter() - start
 
 
-def features_of(run: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Features and labels of each split, and of what is out of distribution."""
-    config, encoder = load_config(run), Run(run).encoder
-    splits, outside = load_data(config.data)
-    parts = {
-        "train": splits.train,
-        "validation": splits.validation,
-        "test": splits.test,
-        "outside": next(iter(outside.values())),
-    }
-    return {name: (encoder.features(loader_of(part, 500)), part.labels) for name, part in parts.items()}
+def features_of(run: str, n_train: int, cache: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """Features and labels of a part of each split, and of what is out of distribution."""
+    file = cache / f"{Path(run).name}.safetensors"
+    if not file.is_file():
+        config, encoder = load_config(run), cast(Any, Run(run).encoder)
+        splits, outside = load_data(config.data)
+        parts = {**splits.parts(), "outside": next(iter(outside.values()))}
+        kept = {}
+        for name, images in parts.items():
+            part = images.limit(PARTS.get(name, n_train), seed=0)
+            kept |= {name: encoder.features(loader_of(part, 500)), f"{name}_labels": part.labels}
+        save_file(kept, file)
+    kept = load_file(file)
+    return {name: (kept[name], kept[f"{name}_labels"]) for name in ("train", *PARTS)}
 
 
 def batches_of(features: Tensor, labels: Tensor, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -61,10 +71,10 @@ def batches_of(features: Tensor, labels: Tensor, size: int, seed: int) -> Iterat
 
 
 def fitted(
-    run: str, data: dict[str, tuple[Tensor, Tensor]], splits: list[str], structures: list[str]
+    run: str, data: dict[str, tuple[Tensor, Tensor]], splits: list[str], fix: str, structures: list[str], rank: int
 ) -> Iterator[tuple[str, Any, float]]:
     """Each structure by name, and the seconds that it took, those of a first pass among them."""
-    config, encoder = load_config(run), Run(run).encoder
+    config, encoder = load_config(run), cast(Any, Run(run).encoder)
     weight, bias, curvature = encoder.posterior.weight, encoder.posterior.bias, encoder.posterior.curvature.curvature
 
     def passed(empty: Any) -> Any:
@@ -76,37 +86,44 @@ def fitted(
 
     kron, before = None, 0.0
     for split in splits:
-        settings = replace(curvature, split=split)
+        settings = replace(curvature, split=split, fix=fix)
+        label = split if fix == "fixed" else f"{split} {fix}"
         for name in structures:
             if name == "ekfac" and kron is not None:
                 empty = Ekfac.in_basis_of(kron, max_memory=MAX_MEMORY)
                 (total, n_items), seconds = timed(lambda empty=empty: passed(empty))
                 seconds += before
             else:
-                options = StructureOptions(POSTERIORS[name].structure, MAX_MEMORY)
+                options = StructureOptions(POSTERIORS[name].structure, MAX_MEMORY, rank if name == "low_rank" else None)
                 try:
                     empty = options.empty(weight, settings, has_bias=bias is not None)
                 except ValueError as error:
-                    yield f"{split} {name}", str(error), 0.0
+                    yield f"{label} {name}", str(error), 0.0
                     continue
                 (total, n_items), seconds = timed(lambda empty=empty: passed(empty))
             if name == "kron":
                 kron, before = total, seconds
-            yield f"{split} {name}", POSTERIORS[name](weight, bias, total, n_items, seed=config.seed), seconds
+            title = f"{name}_{rank}" if name == "low_rank" else name
+            yield f"{label} {title}", POSTERIORS[name](weight, bias, total, n_items, seed=config.seed), seconds
 
 
 def judged(posterior: Any, run: str, data: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
     """The figures of a posterior whose scale is tuned on the validation split."""
-    config, encoder = load_config(run), Run(run).encoder
-    variant = BayesianEncoder(None, "", posterior, relation=encoder.relation, n_samples=config.evaluation.n_samples)
+    encoder: Any = Run(run).encoder
+    variant = BayesianEncoder(None, "", posterior, relation=encoder.relation, n_samples=N_SAMPLES)
     _, seconds = timed(lambda: variant.tune([data["validation"]]))
     metrics = evaluate(variant, [data["test"]], [data["outside"][0]]).metrics
+    encoder.posterior, made = variant.posterior, {}
+    validation = load_data(load_config(run).data)[0].validation.limit(MADE, seed=0)
+    if is_images(validation.batch(range(1))):
+        made = encoder.recommend(loader_of(validation, 250)).metrics()
     some = data["test"][0][:TIMED]
-    predict, prepared = timed(lambda: variant.posterior.predictor(n_samples=32))
+    predict, prepared = timed(lambda: variant.posterior.predictor(n_samples=N_SAMPLES))
     predict(some)
     _, embedded = timed(lambda: predict(some))
     return {
         **{figure: metrics.get(figure) for figure in FIGURES},
+        **made,
         **({"share_left": metrics["share_left"]} if "share_left" in metrics else {}),
         "tuned_scale": metrics["tuned_scale"],
         "seconds_tune": seconds,
@@ -121,22 +138,24 @@ def main() -> None:
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--structures", nargs="+", default=list(POSTERIORS))
     parser.add_argument("--splits", nargs="+", default=list(SPLITS))
-    parser.add_argument("--train", type=int, help="at most so many training items")
+    parser.add_argument("--fix", default="fixed")
+    parser.add_argument("--rank", type=int, default=256, help="of low_rank")
+    parser.add_argument("--train", type=int, default=20_000, help="at most so many training items")
+    parser.add_argument("--cache", type=Path, default=Path(), help="where features are kept")
     parsed = parser.parse_args()
     known = RESULTS / "structures.json"
     results: dict[str, Any] = read_json(known) if known.is_file() else {}
+    results.pop("machine", None)
     warnings.simplefilter("ignore")  # of tuning: clipped variance is in the results
     for run in parsed.runs:
-        data = features_of(run)
-        if parsed.train:
-            data["train"] = tuple(part[: parsed.train] for part in data["train"])
+        data = features_of(run, parsed.train, parsed.cache)
         rows = results.setdefault(Path(run).name, {})
         rows["layer"] = {"n_items": len(data["train"][0]), "P": data["train"][0].shape[1]}
-        for name, posterior, seconds in fitted(run, data, parsed.splits, parsed.structures):
+        for name, posterior, seconds in fitted(run, data, parsed.splits, parsed.fix, parsed.structures, parsed.rank):
             refused = isinstance(posterior, str)
             rows[name] = {"refused": posterior} if refused else {**judged(posterior, run, data), "seconds_fit": seconds}
             print(Path(run).name, name, rows[name], file=sys.stderr, flush=True)
-        write("structures", results)
+            write("structures", results)
 
 
 if __name__ == "__main__":

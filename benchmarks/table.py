@@ -264,6 +264,47 @@ def variants() -> list[Row]:
 
 
 @table
+def structures() -> list[Row]:
+    """Of the runs of one data set the mean over the seeds."""
+    figures = ("auroc", "auroc_variance", "ausc", "ece", "map@5", "variance_clipped")
+    results = {name: part for name, part in read("structures").items() if name != "machine"}
+    by_data: dict[str, list[dict[str, Any]]] = {}
+    for name, part in results.items():
+        by_data.setdefault(name.split("-")[0], []).append(part)
+    costs = "recommends (κ, variance)", "seconds of a fit", "MB", "µs an item"
+    head = ["data (seeds), inputs", "curvature, structure", *names(figures), *costs]
+    rows: list[Row] = [head]
+    for data, parts in by_data.items():
+        shared = [key for key in parts[0] if key != "layer" and all(key in part for part in parts)]
+        for key in (key for key in shared if "refused" not in parts[0][key]):
+            measured = [part[key] for part in parts]
+            cells = [f"{mean(row[figure] for row in measured):.3f}" for figure in figures]
+            made = [mean(row.get(f"{score}_on_made", -1) for row in measured) for score in ("kappa", "variance")]
+            better = "κ" if made[0] >= made[1] else "variance"
+            cells.append(f"{better} ({made[0]:.3f}, {made[1]:.3f})" if min(made) >= 0 else NOTHING)
+            fit, item = (mean(row[cost] for row in measured) for cost in ("seconds_fit", "microseconds_item"))
+            size = f"{measured[0]['bytes'] / 1e6:.2f}"
+            title = f"{data} ({len(parts)}), {parts[0]['layer']['P']:,}"
+            split, *fix, structure = key.split()
+            rows.append([title, f"{' '.join([split, *fix])}, `{structure}`", *cells, f"{fit:.2f}", size, f"{item:.0f}"])
+    return rows
+
+
+@table
+def laplace_torch() -> list[Row]:
+    rows: list[Row] = [["layer", "structure", "fit, theirs", "fit, ours", "covariances, theirs", "covariances, ours"]]
+    for size, part in read("laplace_torch").items():
+        for structure in ("diag", "kron") if size != "machine" else ():
+            row = part[structure]
+            cells = []
+            for what in ("fit", "covariance"):
+                theirs, own, ratio = (row[what][name] for name in ("laplace_torch", "lam", "times_faster"))
+                cells += [f"{1e3 * theirs:.3g} ms", f"{1e3 * own:.3g} ms ({ratio:.3g} times as fast)"]
+            rows.append([f"{size}", f"`{structure}`", *cells])
+    return rows
+
+
+@table
 def authors_scales() -> list[Row]:
     rows: list[Row] = [["data", "images", "N² over, one number a network"]]
     for data, name in (("digits", "digits"), ("FashionMNIST", "fashionmnist")):

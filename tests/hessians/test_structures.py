@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -244,6 +244,39 @@ def test_kron_and_ekfac_are_the_full_ggn_where_all_features_are_equal() -> None:
     ekfac = ggn_of_batch(Ekfac.in_basis_of(kron), same, weight, bias, Pairs.by_label(labels))
     rotation = torch.kron(*ekfac.eigenbasis)
     torch.testing.assert_close(rotation @ ekfac.spectrum.flatten().diag() @ rotation.T, whole, rtol=1e-10, atol=1e-12)
+
+
+@dataclass(frozen=True)
+class Alike(Curvature):
+    """The same curvature in the output of every item."""
+
+    def diagonal(self, n: Tensor, r: Tensor, pairs: Any) -> Tensor:
+        return self.matrices(n, r, pairs).diagonal(dim1=2, dim2=3)
+
+    def matrices(self, n: Tensor, r: Tensor, pairs: Any) -> Tensor:
+        root = torch.randn(n.shape[1], n.shape[1], generator=torch.Generator().manual_seed(0), dtype=n.dtype)
+        return (root @ root.T).expand(len(n), 1, -1, -1)
+
+
+def test_kron_and_ekfac_are_the_full_ggn_where_every_item_has_the_same_curvature() -> None:
+    features, weight, bias, labels = make(N=8)
+    full, kron = (
+        ggn_of_batch(structure.zeros(weight, Alike(), has_bias=True), features, weight, bias, Pairs.by_label(labels))
+        for structure in (Full, Kron)
+    )
+    torch.testing.assert_close(torch.kron(kron.h, kron.inputs / 8), full.h, rtol=1e-10, atol=1e-12)
+    ekfac = ggn_of_batch(Ekfac.in_basis_of(kron), features, weight, bias, Pairs.by_label(labels))
+    torch.testing.assert_close(ekfac.h, kron.spectrum, rtol=1e-10, atol=1e-10)
+
+
+def test_a_layer_of_100_000_inputs_has_room_for_a_low_rank_alone() -> None:
+    features, weight, _, labels = make(N=60, P=100_000, bias=False, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r'3 x 100000 weights takes 80,000,000,144 bytes.*use structure="low_rank"'):
+        Kron.zeros(weight, WITH_MATRICES[0], has_bias=False)
+    empty = LowRank.zeros(weight, WITH_MATRICES[0], has_bias=False, rank=8)
+    ggn = ggn_of_batch(empty, features, weight, None, Pairs.by_label(labels))
+    assert 0.5 < ggn.left_share < 1  # random features have no low rank
+    assert sum(tensor.nbytes for tensor in ggn.tensors().values()) < 20e6
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

@@ -69,8 +69,11 @@ def weights(trained: nn.Module) -> dict[str, Tensor]:
 def posterior(encoder: BayesianEncoder) -> dict[str, Tensor]:
     variance, bias_variance = encoder.posterior.variance
     curvature = encoder.posterior.curvature
-    counts = torch.tensor([*(curvature.counts or ()), encoder.posterior.n_items])
-    return {"variance": variance, "bias_variance": bias_variance, "h": curvature.h, "counts": counts}
+    return {"variance": variance, "bias_variance": bias_variance, "h": curvature.h, "counts": counts(encoder)}
+
+
+def counts(encoder: BayesianEncoder) -> Tensor:
+    return torch.tensor([*(encoder.posterior.curvature.counts or ()), encoder.posterior.n_items])
 
 
 # What must be the same, up to the order of sums.
@@ -147,6 +150,16 @@ def fit_dataset(folder: Path) -> dict[str, Tensor]:
     return fitted(loader(), pairs="dataset")
 
 
+def fit_structures(folder: Path) -> dict[str, Tensor]:
+    given: dict[str, Tensor] = {}
+    for structure in ("kron", "ekfac", "full", "low_rank"):
+        for pairs in ("batch", "dataset"):
+            encoder = lam.fit(network(), loader(), margin=0.7, structure=structure, pairs=pairs, progress=False)
+            variance = encoder.posterior.output_variance()(encoder.features(Images().images))
+            given |= {f"{structure}.{pairs}": variance, f"{structure}.{pairs}.counts": counts(encoder)}
+    return given
+
+
 def fit_positive_dataset(folder: Path) -> dict[str, Tensor]:
     return fitted(loader(), pairs="dataset", curvature=ContrastiveCurvature(0.7, "euclidean", "positive"))
 
@@ -193,6 +206,7 @@ ALIKE: tuple[Callable[[Path], dict[str, Tensor]], ...] = (
     fit_list,
     fit_dataset,
     fit_positive_dataset,
+    fit_structures,
     fit_added_layer,
 )
 

@@ -1,0 +1,80 @@
+"""The last layer of laplace-torch beside ours: seconds of a fit and of the covariances of outputs, as ratios.
+
+    python benchmarks/laplace_torch.py --inputs 512 --dimension 3 [--items 1500] [--queries 256]
+
+Both have the same random features, and a layer with the same weights; laplace-torch has no loss over pairs, so that its
+likelihood is that of a regression. It is no part of lam: have laplace-torch importable. results/laplace_torch.json
+has a row for each size of layer; another call replaces its own alone.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from timing import RESULTS, seconds, write
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lam
+from lam.utils.files import read_json
+
+BATCH = 256
+
+
+def measured(theirs: Callable[[], Any], ours: Callable[[], Any]) -> dict[str, float]:
+    """Seconds of both, and how many times faster ours is."""
+    rival, own = (seconds(call, repeats=3, least=0) for call in (theirs, ours))
+    return {"laplace_torch": rival, "lam": own, "times_faster": rival / own}
+
+
+def compared(structure: str, layer: nn.Linear, features: torch.Tensor, labels: torch.Tensor, n_queries: int) -> Any:
+    """Fit and covariances of the outputs of some queries, by a structure that both have."""
+    from laplace import Laplace
+
+    network = nn.Sequential(nn.Identity(), layer)
+    outputs = torch.zeros(len(features), layer.out_features)
+    rival: Any = Laplace(network, "regression", subset_of_weights="last_layer", hessian_structure=structure)
+    rival.fit(DataLoader(TensorDataset(features, outputs), batch_size=BATCH))  # which also finds the layer
+    theirs = DataLoader(TensorDataset(features, outputs), batch_size=BATCH)
+    batches = DataLoader(TensorDataset(features, labels), batch_size=BATCH)
+
+    def fit() -> Any:
+        posterior = lam.fit(network, batches, margin=0.7, structure=structure, progress=False).posterior
+        return posterior.output_spread()  # with what a first prediction finds
+
+    spread, queries = fit(), features[:n_queries]
+    return {
+        "fit": measured(lambda: rival.fit(theirs), fit),
+        "covariance": measured(lambda: rival._glm_predictive_distribution(queries), lambda: spread(queries).covariance),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=512)
+    parser.add_argument("--dimension", type=int, default=3)
+    parser.add_argument("--items", type=int, default=1500)
+    parser.add_argument("--queries", type=int, default=256)
+    parsed = parser.parse_args()
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(parsed.items) % 10
+    features = torch.randn(10, parsed.inputs, generator=generator)[labels]
+    features = (features + torch.randn(parsed.items, parsed.inputs, generator=generator)).relu()
+    torch.manual_seed(0)
+    layer = nn.Linear(parsed.inputs, parsed.dimension)
+    known = RESULTS / "laplace_torch.json"
+    results: dict[str, Any] = read_json(known) if known.is_file() else {}
+    results.pop("machine", None)
+    arguments = layer, features, labels, parsed.queries
+    results[f"P = {parsed.inputs}, D = {parsed.dimension}"] = {
+        "n_items": parsed.items,
+        "n_queries": parsed.queries,
+        **{structure: compared(structure, *arguments) for structure in ("diag", "kron")},
+    }
+    write("laplace_torch", results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -153,14 +153,19 @@ def test_tuning_stays_in_its_range_and_says_when_it_ends_there():
         encoder.tune([(torch.randn(8, 6), torch.zeros(8, dtype=torch.long))])
 
 
-def test_tuning_says_when_clipped_weights_make_it_pointless():
+@pytest.mark.parametrize(
+    ("structure", "advice"), [("diag", 'fix="positive"'), ("ekfac", "negative_weight=0")], ids=["diag", "ekfac"]
+)
+def test_tuning_says_when_clipped_weights_make_it_pointless(structure, advice):
     batches = make_batches(8, N=32)
-    encoder = fit(batches[:4])
+    encoder = fit(batches[:4], structure=structure)
     curvature = encoder.posterior.curvature
     h = curvature.h.abs() + curvature.h.abs().mean()
-    h[:, 3] = -1
+    h[:, -1 if structure == "ekfac" else 3] = -1
     encoder.posterior = replace(encoder.posterior, curvature=replace(curvature, sums=h[None], counts=None))
-    with pytest.warns(UserWarning, match=r"of the predictive variance is due to the .* whose curvature is negative"):
+    with pytest.warns(
+        UserWarning, match=rf"of the predictive variance is due to the .* whose curvature is negative.*{advice}"
+    ):
         encoder.tune(batches[4:], n_samples=8, greatest=1e8)
 
 

@@ -436,6 +436,23 @@ def corrupted() -> list[Row]:
 
 
 @table
+def training_losses() -> list[Row]:
+    """Time of a step by each loss of the batch, over pytorch-metric-learning's where that fits."""
+    results = read("losses")
+    kinds = {"infonce": "InfoNCE", "aninfonce": "AnInfoNCE", "supcon": "SupCon", "varcon": "VarCon"}
+    head = ["batch", *(f"{title}, ms (over PML's)" for title in kinds.values())]
+    rows: list[Row] = [head]
+    for case in results["rows"]:
+        cells = []
+        for kind in kinds:
+            ratio = case["ratio_to_pml"].get(kind)
+            cells.append(f"{1000 * case['seconds'][kind]:.3g} ({NOTHING if ratio is None else f'{ratio:.2g}'})")
+        rows.append([f"{case['batch']:,}", *cells])
+    rows.append(["growth, as a power of the batch", *(f"{results['growth'][kind]:.1f}" for kind in kinds)])
+    return rows
+
+
+@table
 def curvature() -> list[Row]:
     heads = ["N, D, P", "pairs", "arccos fixed", "arccos full", "300 pairs, one at a time"]
     rows: list[Row] = [[*heads, "all pairs, one at a time over ours", "BackPACK over ours"]]

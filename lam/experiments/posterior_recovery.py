@@ -58,10 +58,10 @@ class PosteriorRecovery(Experiment):
     ambiguity: tuple[float, float] = (16.0, 32.0)
     losses: tuple[LossOfPosteriors, ...] = get_args(LossOfPosteriors)
     n_batches: int = 2048
-    batch_size: int = 48
-    n_negatives: int = 48
-    spread: bool = True
-    n_samples: int = 16
+    batch_size: int = 256
+    n_negatives: int = 32
+    spread: bool = False
+    n_samples: int = 4
     kappa_pos: float = 20.0
     learning_rate: float = 1e-3
     n_test: int = 10_000
@@ -231,7 +231,7 @@ class Process:
         cosines = latents[:_CANDIDATES] @ latents[_CANDIDATES:].T
         accepted = torch.rand(cosines.shape, generator=generator) < torch.sigmoid(self.kappa_pos * cosines + odds)
         first, second = accepted.nonzero(as_tuple=True)
-        chosen = torch.randint(len(first), (min(len(first), _CANDIDATES // 2),), generator=generator)
+        chosen = torch.randint(len(first), (min(len(first), _CANDIDATES),), generator=generator)
         return inputs[first[chosen]], inputs[_CANDIDATES + second[chosen]]
 
 

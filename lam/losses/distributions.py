@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.losses.base import weighted_mean
-from lam.losses.infonce import log_ratios
+from lam.losses.infonce import log_ratios, log_sum_of_negatives
 from lam.pairs.pairs import Pairs
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import KAPPA_RANGE
@@ -54,12 +54,11 @@ class DistributionLoss(nn.Module, ABC):
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor: ...
 
 
-def sampled_cosines(
+def samples_of(
     mean: Tensor, kappa: Tensor, n_samples: int, generator: torch.Generator | None
-) -> Float[Tensor, "S N N"]:
-    """Cosines between the s-th samples of all items, for each s."""
-    samples = VonMisesFisher(mean, kappa, validate_args=False).rsample((n_samples,), generator=generator)
-    return samples @ samples.transpose(1, 2)
+) -> Float[Tensor, "S N D"]:
+    """Samples of all items, with gradients."""
+    return VonMisesFisher(mean, kappa, validate_args=False).rsample((n_samples,), generator=generator)
 
 
 def drawn_negatives(pairs: Pairs, n_negatives: int | None, generator: torch.Generator | None) -> Pairs:
@@ -75,7 +74,19 @@ def drawn_negatives(pairs: Pairs, n_negatives: int | None, generator: torch.Gene
     return Pairs(pairs.positive, kept, pairs.n_positives, int(kept.sum()))
 
 
-def mean_log_ratio(logits: Float[Tensor, "S N N"], pairs: Pairs) -> Float[Tensor, ""]:
-    """Mean over positive pairs of the logarithm of the mean over samples of the ratio of `log_ratios`."""
-    ratios, weights = log_ratios(logits, pairs)
-    return weighted_mean(ratios.logsumexp(0) - math.log(len(logits)), weights)
+def mean_log_ratio(samples: Float[Tensor, "S N D"], scale: Tensor, pairs: Pairs) -> Float[Tensor, ""]:
+    """Mean over positive pairs of the logarithm of the mean over samples of the ratio of `log_ratios`.
+
+    The logits are cosines of the s-th samples times the scale. Where few items are negatives of any other, as where
+    these were drawn apart, only the cosines to those are computed, and of the positive pairs.
+    """
+    columns = pairs.negative.any(0).nonzero()[:, 0]
+    if 2 * len(columns) > pairs.size:
+        ratios, weights = log_ratios(scale * (samples @ samples.transpose(1, 2)), pairs)
+    else:
+        anchor, positive = pairs.positive.nonzero(as_tuple=True)
+        own = scale * (samples[:, anchor] * samples[:, positive]).sum(-1)
+        logits = scale * (samples @ samples[:, columns].transpose(1, 2))
+        negatives = log_sum_of_negatives(logits, pairs.negative[:, columns])
+        ratios, weights = own - torch.logaddexp(own, negatives[:, anchor]), pairs.positive[anchor, positive]
+    return weighted_mean(ratios.logsumexp(0) - math.log(len(samples)), weights)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lam.losses.base import weighted_mean
-from lam.losses.distributions import DistributionLoss, drawn_negatives, sampled_cosines
+from lam.losses.distributions import DistributionLoss, drawn_negatives, samples_of
 from lam.pairs.pairs import Pairs
 from lam.utils.checks import check_at_least, check_positive
 
@@ -48,7 +48,8 @@ class HIB(DistributionLoss):
         self.n_samples, self.scale, self.offset, self.n_negatives = n_samples, scale, offset, n_negatives
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
-        cosines = sampled_cosines(mean, kappa, self.n_samples, generator)
+        samples = samples_of(mean, kappa, self.n_samples, generator)
+        cosines = samples @ samples.transpose(1, 2)
         kinds = pairs.positive, drawn_negatives(pairs, self.n_negatives, generator).negative
         terms = []
         for kind, sign in zip(kinds, (1, -1), strict=True):

@@ -58,12 +58,17 @@ def log_ratios(
     The sum is over the negatives of the anchor a; where it has none, the ratio is 1.
     """
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    nothing = torch.finfo(logits.dtype).min / 2  # finite, as the gradient of −∞ − (−∞) is NaN
-    log_weights = pairs.negative.to(logits).clamp(min=1e-30).log()
-    negatives = torch.where(pairs.negative > 0, logits + log_weights, nothing).logsumexp(-1)
+    negatives = log_sum_of_negatives(logits, pairs.negative)
     anchor, positive = pairs.positive.nonzero(as_tuple=True)
     own = logits[..., anchor, positive]
     return own - torch.logaddexp(own, negatives[..., anchor]), pairs.positive[anchor, positive]
+
+
+def log_sum_of_negatives(logits: Float[Tensor, "*S R N"], weights: Shaped[Tensor, "R N"]) -> Float[Tensor, "*S R"]:
+    """log Σ_n w_an e^l_an of each row; of a row without weights a number that adds nothing."""
+    nothing = torch.finfo(logits.dtype).min / 2  # finite, as the gradient of −∞ − (−∞) is NaN
+    log_weights = weights.to(logits).clamp(min=1e-30).log()
+    return torch.where(weights > 0, logits + log_weights, nothing).logsumexp(-1)
 
 
 def two_views(first: Tensor, second: Tensor) -> tuple[Tensor, Pairs]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lam.losses.distributions import DistributionLoss, drawn_negatives, mean_log_ratio, sampled_cosines
+from lam.losses.distributions import DistributionLoss, drawn_negatives, mean_log_ratio, samples_of
 from lam.pairs.pairs import Pairs
 from lam.utils.checks import check_at_least, check_positive
 
@@ -55,5 +55,5 @@ class MCInfoNCE(DistributionLoss):
             self.register_buffer("log_kappa_pos", log_kappa_pos)
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
-        cosines = sampled_cosines(mean, kappa, self.n_samples, generator)
-        return -mean_log_ratio(self.log_kappa_pos.exp() * cosines, drawn_negatives(pairs, self.n_negatives, generator))
+        samples = samples_of(mean, kappa, self.n_samples, generator)
+        return -mean_log_ratio(samples, self.log_kappa_pos.exp(), drawn_negatives(pairs, self.n_negatives, generator))

@@ -70,7 +70,7 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
 
 def test_the_process_has_its_range_and_directions_that_are_spread() -> None:
     for dimension in (2, 10):
-        process = Process(PosteriorRecovery(dimension=dimension))
+        process = Process(PosteriorRecovery(dimension=dimension, spread=True))
         inputs = torch.rand(3000, dimension, generator=torch.Generator().manual_seed(1))
         mean, kappa = process.mean(inputs), process.kappa(inputs)
         assert kappa.min() > 14
@@ -80,7 +80,7 @@ def test_the_process_has_its_range_and_directions_that_are_spread() -> None:
 
 
 def test_positive_pairs_are_accepted_as_often_as_the_source_says() -> None:
-    process = Process(PosteriorRecovery())
+    process = Process(PosteriorRecovery(spread=True))
     batch = next(process.batches(400, 7, torch.Generator().manual_seed(0)))
     assert batch.shape == (807, 2)
     mean = process.mean(batch)
@@ -92,7 +92,7 @@ def test_positive_pairs_are_accepted_as_often_as_the_source_says() -> None:
 
 
 def test_the_truth_itself_is_perfectly_recovered_and_ranks_are_ranks() -> None:
-    process = Process(PosteriorRecovery())
+    process = Process(PosteriorRecovery(spread=True))
     values = compared(process, process.posteriors, torch.rand(500, 2, generator=torch.Generator().manual_seed(0)))
     assert values == pytest.approx(
         {"RMSE of μ": 0.0, "rank correlation of μ": 1.0, "RMSE of κ": 0.0, "rank correlation of κ": 1.0}

@@ -85,6 +85,26 @@ def elk_row(mean: Tensor, kappa: Tensor, a: int) -> Tensor:
     return torch.stack([similarity(b) for b in range(6)])
 
 
+def drawn_apart() -> Pairs:
+    """Pairs whose negatives are two items alone, which are no anchors."""
+    negative = torch.zeros(6, 6, dtype=torch.bool)
+    negative[:4, 4:] = True
+    positive = torch.zeros(6, 6, dtype=torch.bool)
+    positive[torch.arange(4), torch.tensor([1, 0, 3, 2])] = True
+    return Pairs(positive, negative, 4, 8)
+
+
+def test_negatives_drawn_apart_are_those_of_the_loop() -> None:
+    mean, kappa, loss = unit(6, 4).requires_grad_(), KAPPA.clone().requires_grad_(), MCInfoNCE(5.0, 7).double()
+    value = loss(mean, kappa, drawn_apart(), generator=generator(3))
+    samples = VonMisesFisher(mean, kappa).rsample((7,), generator=generator(3))
+    expected = mc_infonce_by_loop(loss, samples, drawn_apart())
+    torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10)
+    gradients = torch.autograd.grad(value, [mean, kappa], retain_graph=True)
+    for gradient, slow in zip(gradients, torch.autograd.grad(expected, [mean, kappa]), strict=True):
+        torch.testing.assert_close(gradient, slow, rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("kind", WITH_POSITIVES)
 @pytest.mark.parametrize("name", LOSSES)
 def test_value_and_gradients_equal_the_loop(name: str, kind: str) -> None:

@@ -446,7 +446,9 @@ def training_losses() -> list[Row]:
         cells = []
         for kind in kinds:
             ratio = case["ratio_to_pml"].get(kind)
-            cells.append(f"{1000 * case['seconds'][kind]:.3g} ({NOTHING if ratio is None else f'{ratio:.2g}'})")
+            milliseconds = 1000 * case["seconds"][kind]
+            shown = f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
+            cells.append(f"{shown} ({NOTHING if ratio is None else f'{ratio:.2g}'})")
         rows.append([f"{case['batch']:,}", *cells])
     rows.append(["growth, as a power of the batch", *(f"{results['growth'][kind]:.1f}" for kind in kinds)])
     return rows

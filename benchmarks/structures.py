@@ -25,7 +25,7 @@ from torch import Tensor
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import evaluate
 from lam.encoders.outsiders import is_images
-from lam.hessians import SPLITS, Ekfac
+from lam.hessians import SPLITS, Ekfac, SupConCurvature
 from lam.hessians.accumulate import StructureOptions, curvature_in_batches
 from lam.posteriors import POSTERIORS
 from lam.runs.config_files import load_config
@@ -35,6 +35,9 @@ from lam.utils.files import read_json
 
 FIGURES = ("auroc", "auroc_variance", "ausc", "ausc_variance", "ece", "map@5", "share_clipped", "variance_clipped")
 MAX_MEMORY = 8 << 30
+SOFTMAX = "logits", "outputs"
+"""Splits of the curvature of SupCon, in place of the contrastive one."""
+TEMPERATURE = 0.1
 TIMED = 1000
 """Items whose embedding is timed."""
 PARTS = {"validation": 1000, "test": 2000, "outside": 2000}
@@ -86,8 +89,8 @@ def fitted(
 
     kron, before = None, 0.0
     for split in splits:
-        settings = replace(curvature, split=split, fix=fix)
-        label = split if fix == "fixed" else f"{split} {fix}"
+        settings = replace(SupConCurvature(TEMPERATURE) if split in SOFTMAX else curvature, split=split, fix=fix)
+        label = " ".join([*(["SupCon"] if split in SOFTMAX else []), split, *([fix] if fix != "fixed" else [])])
         for name in structures:
             if name == "ekfac" and kron is not None:
                 empty = Ekfac.in_basis_of(kron, max_memory=MAX_MEMORY)
@@ -115,7 +118,7 @@ def judged(posterior: Any, run: str, data: dict[str, tuple[Tensor, Tensor]]) -> 
     metrics = evaluate(variant, [data["test"]], [data["outside"][0]]).metrics
     encoder.posterior, made = variant.posterior, {}
     validation = load_data(load_config(run).data)[0].validation.limit(MADE, seed=0)
-    if is_images(validation.batch(range(1))):
+    if is_images(next(iter(loader_of(validation, 2)))[0]):
         made = encoder.recommend(loader_of(validation, 250)).metrics()
     some = data["test"][0][:TIMED]
     predict, prepared = timed(lambda: variant.posterior.predictor(n_samples=N_SAMPLES))

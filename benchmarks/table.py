@@ -285,8 +285,8 @@ def structures() -> list[Row]:
             fit, item = (mean(row[cost] for row in measured) for cost in ("seconds_fit", "microseconds_item"))
             size = f"{measured[0]['bytes'] / 1e6:.2f}"
             title = f"{data} ({len(parts)}), {parts[0]['layer']['P']:,}"
-            split, *fix, structure = key.split()
-            rows.append([title, f"{' '.join([split, *fix])}, `{structure}`", *cells, f"{fit:.2f}", size, f"{item:.0f}"])
+            curvature, _, structure = key.rpartition(" ")
+            rows.append([title, f"{curvature}, `{structure}`", *cells, f"{fit:.2f}", size, f"{item:.0f}"])
     return rows
 
 

@@ -18,6 +18,7 @@ from lam.experiments.base import Experiment, Outcome, Progress
 from lam.experiments.networks import layers
 from lam.losses import ELK, HIB, DistributionLoss, MCInfoNCE
 from lam.pairs.pairs import Pairs
+from lam.retrieval.metrics.aleatoric import rank_correlation
 from lam.utils.checks import check_at_least, check_choice, check_positive
 from lam.vmf.bessel import log_normalizer
 from lam.vmf.distribution import VonMisesFisher
@@ -254,20 +255,14 @@ def encoder_widths(dimension: int) -> list[int]:
 
 
 @torch.no_grad()
-def compared(process: Process, learned: Posteriors, test: Float[Tensor, "N D"]) -> dict[str, float]:
+def compared(process: Process, learned: Posteriors, test: Float[Tensor, "N D"]) -> dict[str, float | None]:
     """Root mean square error and rank correlation of the cosines of pairs, and of κ."""
     few = test[:2000]
     upper = torch.ones(len(few), len(few)).triu(1).bool()
     cosines = [(mean @ mean.T)[upper] for mean in (process.mean(few), learned.mean(few))]
     kappas = [process.kappa(test), learned.kappa(test)]
-    values = {}
+    values: dict[str, float | None] = {}
     for what, (truth, estimate) in (("μ", cosines), ("κ", kappas)):
         values[f"RMSE of {what}"] = float((truth.double() - estimate.double()).square().mean().sqrt())
         values[f"rank correlation of {what}"] = rank_correlation(truth, estimate)
     return values
-
-
-def rank_correlation(one: Float[Tensor, " N"], other: Float[Tensor, " N"]) -> float:
-    """Spearman's: the correlation of ranks, ties in the order of their places."""
-    ranks = [values.double().argsort().argsort().double() for values in (one, other)]
-    return float(torch.corrcoef(torch.stack(ranks))[0, 1])

@@ -15,7 +15,6 @@ from lam.experiments.posterior_recovery import (
     Process,
     compared,
     pairs_of_batch,
-    rank_correlation,
 )
 from lam.vmf import VonMisesFisher
 
@@ -91,15 +90,12 @@ def test_positive_pairs_are_accepted_as_often_as_the_source_says() -> None:
     assert pairs.negative.sum(1).tolist() == [7] * 800 + [0] * 7
 
 
-def test_the_truth_itself_is_perfectly_recovered_and_ranks_are_ranks() -> None:
+def test_the_truth_itself_is_perfectly_recovered() -> None:
     process = Process(PosteriorRecovery(spread=True))
     values = compared(process, process.posteriors, torch.rand(500, 2, generator=torch.Generator().manual_seed(0)))
     assert values == pytest.approx(
         {"RMSE of μ": 0.0, "rank correlation of μ": 1.0, "RMSE of κ": 0.0, "rank correlation of κ": 1.0}
     )
-    x = torch.tensor([1.0, 5.0, 3.0, 9.0])
-    assert rank_correlation(x, x**3) == pytest.approx(1.0)
-    assert rank_correlation(x, -x) == pytest.approx(-1.0)
 
 
 def test_positive_latents_have_the_density_that_is_asked_for() -> None:

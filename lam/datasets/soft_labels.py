@@ -1,0 +1,46 @@
+"""Soft labels: how often people gave each class to an image, beside a data set in the same order."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from lam.datasets.base import MissingDataError
+
+CIFAR10H = "cifar10h-probs.npy"
+
+
+def read_soft_labels(path: str | Path, n_items: int) -> Float32[Tensor, "N C"]:
+    """Probabilities of classes as a NumPy file holds them, such as CIFAR-10H's of CIFAR-10's 10,000 test images.
+
+    Source: Peterson, Battleday, Griffiths and Russakovsky (2019), "Human uncertainty makes classification more robust".
+
+    Args:
+        path: a .npy file, or the folder with CIFAR-10H's `cifar10h-probs.npy` in it.
+        n_items: how many images they belong to.
+
+    Returns:
+        (N, C) rows that add up to 1.
+
+    Raises:
+        MissingDataError: where the file is not there.
+        ValueError: for a file of another length than the images, or of anything but probabilities.
+    """
+    path = Path(path)
+    path = path / CIFAR10H if path.is_dir() else path
+    if not path.is_file():
+        raise MissingDataError(f"{path} is not there: it is part of CIFAR-10H, as its authors publish it")
+    try:
+        values = np.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"{path} is no NumPy file of numbers: {error}") from None
+    if values.ndim != 2 or len(values) != n_items:
+        raise ValueError(f"{path} must hold a row for each of {n_items} images, got shape {values.shape}")
+    labels = torch.from_numpy(values.astype(np.float32))
+    wrong = (~((labels >= 0).all(1) & ((labels.sum(1) - 1).abs() < 1e-3))).nonzero()
+    if len(wrong):
+        row = int(wrong[0, 0])
+        raise ValueError(f"{path} must hold probabilities that add up to 1, got {labels[row].tolist()} at row {row}")
+    return labels

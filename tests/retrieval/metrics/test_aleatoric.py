@@ -1,0 +1,53 @@
+"""What κ says of ambiguity, against SciPy and by hand."""
+
+import pytest
+import scipy.stats
+import torch
+
+from lam.retrieval.metrics.aleatoric import failures, label_entropy, less_sure_of_crops, rank_correlation
+
+
+def random(n: int, seed: int) -> torch.Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed))
+
+
+def test_rank_correlation_is_spearmans_with_ties() -> None:
+    severity = torch.arange(100) % 5
+    kappa = random(100, 0) - severity
+    expected = scipy.stats.spearmanr(kappa, severity).statistic
+    value = rank_correlation(kappa, severity)
+    assert value == pytest.approx(expected)
+    assert rank_correlation(kappa, -kappa.exp()) == pytest.approx(-1.0)
+    assert rank_correlation(kappa, torch.ones(100)) is None
+
+
+def test_failures_are_the_mann_whitney_test_and_its_area() -> None:
+    kappa, right = random(80, 1), random(80, 2) > 0
+    kappa[right] += 0.5
+    result = failures(kappa, right)
+    expected = scipy.stats.mannwhitneyu(kappa[right].double(), kappa[~right].double(), method="asymptotic")
+    assert (result.u, result.p_value) == pytest.approx((expected.statistic, expected.pvalue))
+    pairs = (kappa[right][:, None] > kappa[~right]).double().mean()
+    assert result.auroc == pytest.approx(float(pairs))
+    assert failures(torch.ones(4), torch.tensor([True, True, False, False])).auroc == pytest.approx(0.5)
+    for same in (torch.ones(4, dtype=torch.bool), torch.zeros(4, dtype=torch.bool)):
+        assert failures(torch.ones(4), same).auroc is None
+
+
+def test_entropy_of_labels() -> None:
+    probabilities = torch.tensor([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
+    assert label_entropy(probabilities).tolist() == pytest.approx([scipy.stats.entropy([0.2, 0.3, 0.5]), 0.0], abs=1e-6)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 0 and add up to 1, got 1.5 in all at row 1"):
+        label_entropy(torch.tensor([[0.5, 0.5], [1.0, 0.5]]))
+    with pytest.raises(ValueError, match="at least two values each, as many, got 1 and 1"):
+        rank_correlation(torch.ones(1), torch.ones(1))
+    with pytest.raises(ValueError, match="one must be finite, got nan at index 1"):
+        rank_correlation(torch.tensor([1.0, torch.nan]), torch.ones(2))
+    with pytest.raises(ValueError, match="each image needs its crop, at least one, got 0 and 0"):
+        less_sure_of_crops(torch.ones(0), torch.ones(0))
+    unchecked = getattr(failures, "__wrapped__", failures)
+    with pytest.raises(ValueError, match="each answer needs its kappa, got 2 and 3"):
+        unchecked(torch.ones(3), torch.ones(2, dtype=torch.bool))

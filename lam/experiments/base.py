@@ -20,7 +20,8 @@ Progress = Callable[[str, int, int], None]
 
 _STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; margin: 1rem 0 } th, td { padding: .3rem .8rem; border-bottom: 1px solid #ccc }
-td { text-align: right; font-variant-numeric: tabular-nums } th { text-align: left } img { max-width: 100% }"""
+td { text-align: right; font-variant-numeric: tabular-nums }
+td:first-child { text-align: left } th { text-align: left } img { max-width: 100% }"""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ Writes results/intents.json.
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,9 @@ import lam
 from lam import datasets, losses
 from lam.encoders.base import N_SAMPLES, Encoder
 from lam.models import EmbeddingNetwork
-from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
+from lam.retrieval.decisions.calibration import Calibration, OwnClasses, Targets, calibrate
 from lam.retrieval.decisions.conformal import ConformalScores, needed
+from lam.retrieval.decisions.contrast import SHARE
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.ood import auprc, auroc
@@ -53,7 +56,7 @@ REFERENCE = 5000
 FRACTIONS = 0.25, 0.5, 0.75
 RATES = 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25
 TARGETS = Targets(far=0.2, ood=0.2, conformal_miss=0.2)  # no threshold of these is used
-ANSWER = "p_right"
+ANSWER, EXPECTING = "p_right", "p_right_expecting_strangers"
 PARTS = "train", "validation", "test"
 
 
@@ -92,18 +95,20 @@ class Cell:
         self.stored, self.gallery = training.labels, self.encoder.embed(training.features)
         rows = torch.randperm(len(self.stored), generator=torch.Generator().manual_seed(seed))[:REFERENCE]
         known, labels = self.encoder.predict([validation.features], n_samples=N_SAMPLES), validation.labels
-        searches = search_open_set(
+        self.searches = search_open_set(
             known.embeddings.mean, self.gallery.mean, lambda rows: labels[rows][:, None] == self.stored
         )
-        self.calibration: Calibration = calibrate(
-            searches,
+        self.learnt: Callable[..., Calibration] = partial(
+            calibrate,
+            self.searches,
             known.embeddings,
             key="",
             targets=TARGETS,
             features=known.features,
-            labels=self.stored[searches.hits],
+            labels=self.stored[self.searches.hits],
             reference=Reference.of(training.features[rows], self.stored[rows]),
         )
+        self.calibration = self.learnt()
 
     def ask(self, features: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Doubt by every score and by P(right), and the intent of the first hit."""
@@ -118,18 +123,21 @@ class Cell:
 
 def out_of_scope(parts: dict[str, Part], outside: Tensor, seed: int) -> dict[str, float]:
     cell, test = Cell(parts["train"], parts["validation"], seed), parts["test"]
-    doubt, predicted = cell.ask(test.features)
-    foreign, _ = cell.ask(outside)
+    (doubt, predicted), (foreign, _) = cell.ask(test.features), cell.ask(outside)
+    expecting = cell.learnt(others=[OwnClasses(cell.searches.others, SHARE)]).answers[0]
+    for scores in (doubt, foreign):
+        scores[EXPECTING] = 1 - expecting(scores)
     correct = predicted == test.labels
     measured = {"recall@1": float(correct.double().mean())}
     for name, values in doubt.items():
         measured[f"auroc_{name}"] = auroc(values, foreign[name])
         measured[f"auprc_{name}"] = auprc(values, foreign[name])
         measured[f"r_auroc_{name}"] = r_auroc(correct, values)
-    probability = 1 - torch.cat([doubt[ANSWER], foreign[ANSWER]])
     right = torch.cat([correct, torch.zeros(len(outside), dtype=torch.bool)])
-    measured["ece_with_out_of_scope"] = probability_bins(probability, right).expected_error
-    measured["ece"] = probability_bins(1 - doubt[ANSWER], correct).expected_error
+    for name in (ANSWER, EXPECTING):
+        probability = 1 - torch.cat([doubt[name], foreign[name]])
+        measured[f"ece_with_out_of_scope_{name}"] = probability_bins(probability, right).expected_error
+        measured[f"ece_{name}"] = probability_bins(1 - doubt[name], correct).expected_error
     return measured
 
 

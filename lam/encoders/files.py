@@ -24,7 +24,7 @@ from lam.utils.files import (
     write_tensors,
 )
 
-FORMAT = 3
+FORMAT = 4
 METADATA, TENSORS, NETWORK = "encoder.json", "posterior.safetensors", "network.safetensors"
 AMBIGUITY = "ambiguity.safetensors"
 

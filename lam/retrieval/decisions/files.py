@@ -30,7 +30,7 @@ from lam.utils.files import (
     write_tensors,
 )
 
-FORMAT = 3
+FORMAT = 4
 FOLDER, METADATA, TABLES = "calibration", "calibration.json", "tables.safetensors"
 _FLAG = "flag_"
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "facts")

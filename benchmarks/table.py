@@ -629,6 +629,68 @@ def strangers() -> list[Row]:
     return rows
 
 
+@table
+def strangers_of_intents() -> list[Row]:
+    results = read("intents")
+    heads = ["classes set aside", "rate promised", "false accepts, learnt from known intents alone"]
+    rows: list[Row] = [
+        ["data (splits)", *heads, "learnt from intents set aside", "splits inside", "known answered", "by plain cosine"]
+    ]
+    for name in ("clinc150", "banking77"):
+        row = results[f"strangers_{name}"]
+        n = len(row["seeds"])
+        figures = ("false_accepts_of_known_classes_alone", "false_accepts_lam")
+        shares = [spread(row, figure) for figure in (*figures, "answered_lam", "answered_plain")]
+        mean_of = row["mean"]
+        inside = f"{row['inside']} of {n}"
+        promised = f"{mean_of['promised']:.3f}"
+        rows.append([f"{name} ({n})", f"{mean_of['classes']:.0f}", promised, *shares[:2], inside, *shares[2:]])
+    return rows
+
+
+# Unknown intents.
+
+
+@table
+def out_of_scope() -> list[Row]:
+    results = read("intents")["out_of_scope"]
+    rows: list[Row] = [[f"CLINC150 ({len(results['seeds'])} seeds)", "AUROC", "AUPRC", "ECE", "ECE with out of scope"]]
+    titles = {
+        "p_right": "**P(right)**",
+        "p_right_expecting_strangers": "**P(right)**, a share of 0.05 of strangers expected",
+    }
+    for name in (*SCORES, *titles):
+        if f"auroc_{name}" in results["mean"]:
+            figures = [f"{figure}_{name}" for figure in ("auroc", "auprc", "ece", "ece_with_out_of_scope")]
+            title = titles.get(name) or SCORES[name].name
+            rows.append(
+                [title, *over_seeds({**results, "mean": {**dict.fromkeys(figures), **results["mean"]}}, figures)]
+            )
+    rows.append(["SNGP on BERT, published", "0.969", "0.908", NOTHING, "0.080"])
+    rows.append(["its ensemble, published", "0.973", "0.910", NOTHING, "0.064"])
+    return rows
+
+
+PUBLISHED_OPEN = {
+    "clinc150": {0.25: (91.8, 94.5), 0.5: (88.9, 90.6), 0.75: (88.5, 85.9)},
+    "banking77": {0.25: (85.7, 89.9), 0.5: (83.8, 83.9), 0.75: (84.4, 73.1)},
+}
+"""Accuracy and F1 of the open class in percent, by share of known intents: the best rows of Adaptive-Boundary."""
+
+
+@table
+def open_intents() -> list[Row]:
+    results = read("intents")
+    heads = ["accuracy", "F1 of the unknown", "best published accuracy", "F1"]
+    rows: list[Row] = [["data (splits)", "intents known", *heads]]
+    for name, shares in PUBLISHED_OPEN.items():
+        for share, published in shares.items():
+            row = results[f"open_intent_{name}_{share}"]
+            ours = [f"{100 * row['mean'][f]:.1f} ± {100 * row['std'][f]:.1f}" for f in ("accuracy", "f1_open")]
+            rows.append([f"{name} ({len(row['seeds'])})", f"{share:.0%}", *ours, *map(str, published)])
+    return rows
+
+
 # Faults, mutants, loads.
 
 

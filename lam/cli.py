@@ -422,6 +422,7 @@ def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
     except ImportError as error:
         raise ValueError(f"serving needs more than is installed ({error}): pip install 'lam[serve]'") from None
 
+    settings = ServiceSettings(keep_queries=parsed.keep_queries)
     serve(
         parsed.run,
         host=parsed.host,
@@ -429,7 +430,7 @@ def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
         device=parsed.device,
         drop_corrupt=parsed.drop_corrupt,
         index=parsed.index,
-        settings=ServiceSettings(client_connections=None) if parsed.behind_proxy else None,
+        settings=replace(settings, client_connections=None) if parsed.behind_proxy else settings,
     )
 
 
@@ -576,7 +577,9 @@ def _parser() -> argparse.ArgumentParser:
         "--strangers", metavar="FOLDER", help="images or texts without a match, to promise false accepts of"
     )
     calibrate.add_argument(
-        "--unlabelled", metavar="FOLDER", help="queries as they come, strangers among them, to learn P(known) from"
+        "--unlabelled",
+        metavar="FOLDER",
+        help="queries as they come, strangers among them, to learn P(known) from; `live`: those that the service kept",
     )
     calibrate.add_argument(
         "--share-of-strangers",
@@ -604,6 +607,12 @@ def _parser() -> argparse.ArgumentParser:
         "--behind-proxy",
         action="store_true",
         help="all requests come from a proxy: no cap on connections of one address",
+    )
+    serve.add_argument(
+        "--keep-queries",
+        type=int,
+        metavar="N",
+        help="keep the embeddings of N queries, drawn from all, in the run's folder, to calibrate on (default: none)",
     )
     serve.add_argument("--drop-corrupt", action="store_true", help="go on without stored items that were altered")
     serve.add_argument(

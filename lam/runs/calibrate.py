@@ -41,11 +41,12 @@ from lam.runs.config import RunConfig
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
 from lam.runs.finished import Run, columns_of
 from lam.runs.folder import changed_parts
+from lam.runs.live import live_queries
 from lam.utils.checks import check_length
 from lam.vmf.embeddings import Embeddings
 
 REFERENCE = 5000
-HELD_OUT, INDEX = "held-out", "index"
+HELD_OUT, INDEX, LIVE = "held-out", "index", "live"
 VALIDATION = "validation split"
 _SAME = 1e-5  # between two embeddings of one input, in batches of other sizes
 
@@ -137,7 +138,8 @@ def calibrate_run(
             target; else of images like the others, whose matches are taken out of the gallery. P(known) is learnt from
             them too, or from the classes that were set aside, however few.
         unlabelled: a folder, or such a file, of queries as they come, known ones and strangers: P(known) is learnt from
-            these in their place, unless they may hold no stranger, or nothing else.
+            these in their place, unless they may hold no stranger, or nothing else. `live`: those that `lam serve
+            --keep-queries` kept.
         share_of_strangers: the share of strangers among the queries to come, where no unlabelled ones tell it: 0.05
             where there are strangers to learn from. Where there are none, but a share is given, calibration queries
             whose matches are taken out of the gallery stand for them.
@@ -203,8 +205,7 @@ def calibrate_run(
     elif share_of_strangers is not None:
         others = [OwnClasses(searches.others, share)]
     if unlabelled is not None:
-        items = read_items(encoder, unlabelled, columns).queries
-        others.insert(0, _outside(encoder, items, searched[0], None, progress)[1])
+        others.insert(0, _mixture(opened, unlabelled, columns, searched[0], progress))
     with opened.lock():
         calibration = calibrate(
             searches,
@@ -285,6 +286,16 @@ def _outside(
         rest = items[is_foreign]
         cosines = search_open_set(mean, rest, lambda rows: torch.zeros(len(rows), len(rest)).bool()).cosines
     return searches.non_mated, Others(prediction.embeddings, cosines, prediction.features, share)
+
+
+def _mixture(run: Run, source: str | Path, columns: Columns | None, items: Tensor, progress: bool) -> Others:
+    """What P(known) is learnt from, of queries of which nobody says what they are."""
+    if source != LIVE:
+        queries = read_items(run.encoder, source, columns).queries
+        return _outside(run.encoder, queries, items, None, progress)[1]
+    embeddings, features = live_queries(run)
+    searches = search_open_set(embeddings.mean, items, lambda rows: torch.zeros(len(rows), len(items)).bool())
+    return Others(embeddings, searches.cosines, features, None)
 
 
 def _splits(run: Path, config: RunConfig) -> Splits:

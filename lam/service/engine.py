@@ -28,6 +28,7 @@ from lam.retrieval.index.entries import unit_vectors
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.runs.finished import Run
+from lam.runs.live import LiveQueries
 from lam.service.answers import Answer, Query, Responder
 from lam.service.errors import ServiceError
 from lam.service.images import read_image
@@ -90,10 +91,13 @@ class Engine:
         self.encoder = _moved(self.run.encoder, device)
         self.device = device
         self.samples = self.run.samples
+        self.live: LiveQueries | None = None
         self.responder = self._responder()
         self.gallery = self.run.open_gallery(drop_corrupt=drop_corrupt, index=index)
         self._start(threads)
         self._warm_up()
+        if (keep := self.settings.keep_queries) is not None:
+            self.live = LiveQueries(self.run, keep)
 
     def _start(self, threads: int | None) -> None:
         """OpenMP counts threads by calling thread, so that each worker must set its own, as the one that calls this."""
@@ -215,6 +219,8 @@ class Engine:
         """Do what waits, and let go of the folder."""
         for worker in self.workers:
             worker.close()
+        if self.live is not None:
+            _logging_failure(self.live.write)
         self.gallery.close()
 
     async def _done(self, future: "Future[Value]") -> Value:
@@ -283,6 +289,9 @@ class Engine:
         return error
 
     def _search(self, jobs: Sequence["_Search"]) -> list[Answer | Exception]:
+        for query in (job.query for job in jobs):
+            if self.live is not None and query.features is not None:
+                _logging_failure(partial(self.live.add, query.embedding, query.features))
         queries = Embeddings.concatenate([_searched(job.query.embedding) for job in jobs])
         least = 0 if self.responder.calibration is None else N_HITS
         most = max(max(least, job.k) + (job.without is not None) for job in jobs)
@@ -300,6 +309,14 @@ class Engine:
             )
             for row, job in enumerate(jobs)
         )
+
+
+def _logging_failure(keep: Callable[[], None]) -> None:
+    """Keep live queries; where that fails, all else goes on."""
+    try:
+        keep()
+    except OSError as error:
+        _LOG.error("the live queries are not kept: %s", error)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ class ServiceSettings:
         batch: requests in one batch.
         patience: seconds of work that a request may have before it, in all queues together; with more it is refused.
         queue: requests that may wait in one queue, whatever they cost.
+        keep_queries: how many of the images or texts that are searched for are kept as embeddings, a random sample of
+            all, for `lam calibrate --unlabelled live`; None for none.
 
     Raises:
         ValueError: for a limit that is not positive.
@@ -51,6 +53,7 @@ class ServiceSettings:
     batch: int = 32
     patience: float = 1.0
     queue: int = 256
+    keep_queries: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):

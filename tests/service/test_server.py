@@ -260,7 +260,7 @@ def test_behind_a_proxy_one_address_may_have_all_connections(monkeypatch: pytest
     given: list[Any] = []
     monkeypatch.setattr("lam.service.server.serve", lambda *_, settings, **__: given.append(settings))
     assert main(["serve", "run"]) == main(["serve", "run", "--behind-proxy"]) == 0
-    assert given == [None, ServiceSettings(client_connections=None)]
+    assert given == [ServiceSettings(), ServiceSettings(client_connections=None)]
     assert ServiceSettings().client_connections == 256
 
 

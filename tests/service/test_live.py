@@ -1,0 +1,95 @@
+"""The live queries that a service keeps: how many, which of all, and what `lam calibrate` makes of them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from lam.cli import main
+from lam.runs.finished import Run
+from lam.runs.live import EVERY, LiveQueries, live_queries
+from lam.service.engine import Engine
+from lam.service.settings import ServiceSettings
+from lam.utils.files import CorruptFileError
+from lam.vmf.embeddings import Embeddings
+from tests.service.asking import PNG, client_of
+from tests.service.conftest import encoded
+
+RATES = ("--target-far=0.1", "--target-ood=0.1", "--target-miss=0.1", "--quiet")
+
+
+def _query(number: int) -> tuple[Embeddings, torch.Tensor]:
+    one = torch.ones(1)
+    return Embeddings(torch.tensor([[1.0, 0.0, 0.0]]), one, one, one), torch.full((1, 4), float(number))
+
+
+def test_what_was_searched_for_is_kept_and_calibrated_on(
+    served_run: Path, png: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = Engine(served_run, ServiceSettings(keep_queries=30))
+    client = client_of(engine)
+    pictures = [encoded(Image.effect_noise((8, 8), 20 + shade)) for shade in range(20)]
+    for picture in pictures:
+        assert client.post("/v1/search", content=picture, headers=PNG).status_code == 200
+    client.post("/v1/search", json={"embedding": [1.0] + [0.0] * (engine.encoder.dimension - 1), "kappa": 5.0})
+    engine.close()
+    embeddings, features = live_queries(Run(served_run))
+    assert len(embeddings) == len(features) == 20  # no warming up, and nothing that came without features
+    assert main(["calibrate", str(served_run), "--unlabelled=live", *RATES]) == 0
+    assert "20 queries in live" in capsys.readouterr().out
+
+    engine = Engine(served_run, ServiceSettings(keep_queries=30))  # goes on where the other ended
+    client_of(engine).post("/v1/search", content=png, headers=PNG)
+    engine.close()
+    again, _ = live_queries(Run(served_run))
+    assert len(again) == 21
+    assert torch.equal(again.mean[:20], embeddings.mean)
+
+
+def test_however_many_come_so_many_are_kept_each_as_likely_as_any_other(served_run: Path) -> None:
+    run, size, n, rounds = Run(served_run), 20, 80, 200
+    counts = torch.zeros(n)
+    for _ in range(rounds):
+        live = LiveQueries(run, size)
+        for number in range(n):
+            live.add(*_query(number))
+        assert live.seen == n
+        kept = torch.cat([features for _, features in live._kept])[:, 0].long()
+        assert len(kept.unique()) == size
+        counts[kept] += 1
+    expected = rounds * size / n
+    assert float(((counts - expected) ** 2 / expected).sum()) < 160  # chi-squared of 79: 124 at 0.001, times 0.75
+
+
+def test_it_is_written_now_and_then_and_at_the_end_and_damage_is_named(served_run: Path) -> None:
+    run = Run(served_run)
+    with pytest.raises(ValueError, match="no queries .* were kept: `lam serve --keep-queries 2000` keeps them"):
+        live_queries(run)
+    with pytest.raises(ValueError, match="how many queries are kept must be at least 1, got 0"):
+        LiveQueries(run, 0)
+    live = LiveQueries(run, 500)
+    for number in range(EVERY + 5):
+        live.add(*_query(number))
+    assert len(live_queries(run)[0]) == EVERY
+    live.write()
+    assert len(live_queries(run)[0]) == EVERY + 5
+    (file,) = (served_run / "live").glob("*/queries.safetensors")
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(CorruptFileError, match=r"queries\.safetensors"):
+        live_queries(run)
+
+
+def test_where_they_cannot_be_written_the_search_goes_on(
+    served_run: Path, png: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lam.runs.live.EVERY", 1)
+    monkeypatch.setattr("lam.runs.live.write_generation", full)
+    engine = Engine(served_run, ServiceSettings(keep_queries=5))
+    assert client_of(engine).post("/v1/search", content=png, headers=PNG).status_code == 200
+    assert "the live queries are not kept: [Errno 28] No space left on device" in caplog.text
+    engine.close()
+    assert caplog.text.count("the live queries are not kept") == 2

@@ -74,7 +74,13 @@ def batches_of(features: Tensor, labels: Tensor, size: int, seed: int) -> Iterat
 
 
 def fitted(
-    run: str, data: dict[str, tuple[Tensor, Tensor]], splits: list[str], fix: str, structures: list[str], rank: int
+    run: str,
+    data: dict[str, tuple[Tensor, Tensor]],
+    splits: list[str],
+    fix: str,
+    structures: list[str],
+    rank: int,
+    prior: float,
 ) -> Iterator[tuple[str, Any, float]]:
     """Each structure by name, and the seconds that it took, those of a first pass among them."""
     config, encoder = load_config(run), cast(Any, Run(run).encoder)
@@ -91,6 +97,7 @@ def fitted(
     for split in splits:
         settings = replace(SupConCurvature(TEMPERATURE) if split in SOFTMAX else curvature, split=split, fix=fix)
         label = " ".join([*(["SupCon"] if split in SOFTMAX else []), split, *([fix] if fix != "fixed" else [])])
+        label += f", α = {prior:g}," if prior != 1 else ""
         for name in structures:
             if name == "ekfac" and kron is not None:
                 empty = Ekfac.in_basis_of(kron, max_memory=MAX_MEMORY)
@@ -107,7 +114,7 @@ def fitted(
             if name == "kron":
                 kron, before = total, seconds
             title = f"{name}_{rank}" if name == "low_rank" else name
-            yield f"{label} {title}", POSTERIORS[name](weight, bias, total, n_items, seed=config.seed), seconds
+            yield f"{label} {title}", POSTERIORS[name](weight, bias, total, n_items, prior, seed=config.seed), seconds
 
 
 def judged(posterior: Any, run: str, data: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
@@ -143,6 +150,7 @@ def main() -> None:
     parser.add_argument("--splits", nargs="+", default=list(SPLITS))
     parser.add_argument("--fix", default="fixed")
     parser.add_argument("--rank", type=int, default=256, help="of low_rank")
+    parser.add_argument("--prior", type=float, default=1.0, help="precision α")
     parser.add_argument("--train", type=int, default=20_000, help="at most so many training items")
     parser.add_argument("--cache", type=Path, default=Path(), help="where features are kept")
     parsed = parser.parse_args()
@@ -154,7 +162,9 @@ def main() -> None:
         data = features_of(run, parsed.train, parsed.cache)
         rows = results.setdefault(Path(run).name, {})
         rows["layer"] = {"n_items": len(data["train"][0]), "P": data["train"][0].shape[1]}
-        for name, posterior, seconds in fitted(run, data, parsed.splits, parsed.fix, parsed.structures, parsed.rank):
+        for name, posterior, seconds in fitted(
+            run, data, parsed.splits, parsed.fix, parsed.structures, parsed.rank, parsed.prior
+        ):
             refused = isinstance(posterior, str)
             rows[name] = {"refused": posterior} if refused else {**judged(posterior, run, data), "seconds_fit": seconds}
             print(Path(run).name, name, rows[name], file=sys.stderr, flush=True)

@@ -286,7 +286,7 @@ def structures() -> list[Row]:
             size = f"{measured[0]['bytes'] / 1e6:.2f}"
             title = f"{data} ({len(parts)}), {parts[0]['layer']['P']:,}"
             curvature, _, structure = key.rpartition(" ")
-            rows.append([title, f"{curvature}, `{structure}`", *cells, f"{fit:.2f}", size, f"{item:.0f}"])
+            rows.append([title, f"{curvature.rstrip(',')}, `{structure}`", *cells, f"{fit:.2f}", size, f"{item:.0f}"])
     return rows
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lam.hessians import ContrastiveCurvature, Ekfac, Full, Kron, ggn_of_batch
+from lam.hessians import ContrastiveCurvature, Ekfac, Full, Kron, SupConCurvature, ggn_of_batch
 from lam.pairs import Pairs
 from lam.posteriors import POSTERIORS, FullPosterior, KronPosterior, Posterior
 from lam.posteriors.spread import Along, Whole
@@ -137,6 +138,17 @@ def test_kron_is_full_where_all_features_are_equal():
             posterior.output_spread()(others).covariance, expected.output_spread()(others).covariance
         )
         assert posterior.log_marginal_likelihood(0.3) == pytest.approx(expected.log_marginal_likelihood(0.3))
+
+
+@pytest.mark.parametrize("curvature", [ContrastiveCurvature(1.0, "euclidean"), SupConCurvature(0.3)], ids=str)
+def test_a_full_posterior_keeps_the_priors_variance_along_the_weights_which_only_lengthen_outputs(curvature: Any):
+    features, weight, bias = draw(N, P, seed=0), draw(D, P, seed=7), draw(D, seed=8)
+    empty = Full.zeros(weight, curvature, has_bias=True)
+    full = ggn_of_batch(empty, features, weight, bias, Pairs.by_label(torch.arange(N) % 3))
+    posterior = FullPosterior(weight, bias, full, N, prior_precision=2.0, likelihood_scale=1e6)
+    direction = F.normalize(posterior.theta.flatten(), dim=0)
+    assert float((full.h @ direction).norm()) < 1e-12 * float(full.h.norm())
+    torch.testing.assert_close(dense_covariance(posterior) @ direction, direction / 2.0)
 
 
 def test_a_spread_has_at_least_the_least_variance():

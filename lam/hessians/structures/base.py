@@ -16,8 +16,8 @@ from lam.utils import distributed
 MAX_MEMORY = 4 << 30
 """Bytes that the sums of a structure may take, unless a call allows others."""
 
-ROUNDING = 1e-12
-"""What is negative by less than this, in units of the largest, is zero but for rounding."""
+ROUNDING = 1e-6
+"""What is negative by less than this, in units of the largest, is zero but for the rounding of float32."""
 
 Same = TypeVar("Same", bound="Structure")  # typing.Self is refused by the type checks of test runs
 

@@ -1,10 +1,10 @@
 """Curvature over all pairs: time against one pair at a time and against BackPACK, memory, and a whole data set.
 
-    python benchmarks/ggn.py [--quick] [--infonce]
+    python benchmarks/ggn.py [--quick] [--infonce] [--matmuls]
 
 Everything is measured in one run, and results/ggn.json holds seconds and ratios. With `--infonce` it is InfoNCE with
-one side fixed alone, against a (D, D) matrix for every item, and `fixed` against its own matmuls; in CPU time of one
-thread, and in results/infonce.json.
+one side fixed alone, against a (D, D) matrix for every item, with `--matmuls` `fixed` against its own matmuls; in CPU
+time of one thread, and in results/infonce.json and results/ggn_matmuls.json.
 """
 
 import argparse
@@ -189,8 +189,8 @@ def infonce(B: int, form: str) -> dict[str, float]:
 def against_matrices(largest: int) -> dict[str, object]:
     """InfoNCE with one side fixed at D = 512, with and without the (B, D, D) arrays.
 
-    Beyond the largest B at which these are formed, their bytes are 4 (B² D + 4 B D²) and their time is that of the
-    largest B times the share of multiply-adds, B² D² + 2 B D³.
+    Beyond the largest B at which these are formed, their bytes are 4 max(B² D + B D², 4 B D²), the weighted texts and
+    the first product or four (B, D, D) arrays, and their time grows with the multiply-adds, B² D² + 2 B D³.
     """
     errors = {}
     for B in [size for size in (64, 256, 512) if size <= largest]:
@@ -207,7 +207,7 @@ def against_matrices(largest: int) -> dict[str, object]:
             theirs = {**slow[B], "by": "measured"}
         else:
             work = (B**2 * D**2 + 2 * B * D**3) / (sizes[-1] ** 2 * D**2 + 2 * sizes[-1] * D**3)
-            bytes_of_matrices = 4 * (B**2 * D + 4 * B * D**2)
+            bytes_of_matrices = 4 * max(B**2 * D + B * D**2, 4 * B * D**2)
             theirs = {"seconds": slow[sizes[-1]]["seconds"] * work, "mebibytes": bytes_of_matrices / 2**20}
             theirs["by"] = "formula"
         ratios = {key: theirs[key] / max(ours[key], 1e-9) for key in ("seconds", "mebibytes")}
@@ -241,6 +241,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="smaller data set, fewer repeats")
     parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--data-set", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--matmuls", action="store_true", help="`fixed` against its own matmuls alone")
     parser.add_argument("--infonce", nargs="*", help="InfoNCE with one side fixed alone, to results/infonce.json")
     parsed = parser.parse_args()
     N = 6000 if parsed.quick else 60000
@@ -254,9 +255,11 @@ def main() -> None:
         print(json.dumps(infonce(int(parsed.infonce[0]), parsed.infonce[1])))
         return
     if parsed.infonce is not None:
+        write("infonce", against_matrices(256 if parsed.quick else 1024))
+        return
+    if parsed.matmuls:
         torch.set_num_threads(1)
-        matmuls = [against_matmuls(shape) for shape in SHAPES]
-        write("infonce", {**against_matrices(256 if parsed.quick else 1024), "matmuls": matmuls})
+        write("ggn_matmuls", {"cases": [against_matmuls(shape) for shape in SHAPES]})
         return
     repeats = 3 if parsed.quick else 9
     quick = ["--quick"] if parsed.quick else []

@@ -486,6 +486,18 @@ def curvature_size() -> list[Row]:
 
 
 @table
+def infonce_cost() -> list[Row]:
+    heads = ["images and texts", "ours", "a (D, D) matrix for every image", "time over ours", "memory over ours"]
+    rows: list[Row] = [heads]
+    for case in read("infonce")["float32"]:
+        forms = [f"{form['seconds']:{'.0f' if form['seconds'] > 10 else '.2g'}} s, {form['mebibytes']:,.0f} MiB" for form in (case["ours"], case["matrices"])]
+        forms[1] += " (by formula)" if case["matrices"]["by"] == "formula" else ""
+        ratios = (f"{case['ratio'][key]:.0f} ×" for key in ("seconds", "mebibytes"))
+        rows.append([f"{case['B']:,}", *forms, *ratios])
+    return rows
+
+
+@table
 def embedding_cost() -> list[Row]:
     rows: list[Row] = [["network", "batch", "forward pass", "κ alone", "embedding over forward pass (range)"]]
     for case in read("embed")["cases"]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -68,7 +69,9 @@ def diagonal_ggn(
     curvature: Curvature,
 ) -> Diagonal:
     """Diagonal GGN of a loss: `ggn_of_batch` of a `Diagonal`, Σ_a H_a,ii φ_aj² and any cross terms."""
-    empty = Diagonal.zeros(weight, curvature, has_bias=bias is not None)
+    shape = len(curvature.terms), len(weight), weight.shape[1] + (bias is not None)
+    zeros = weight.new_zeros(()).expand(shape)  # of any shape at no cost: it is summed with nothing
+    empty = Diagonal(zeros, (0,) * shape[0], curvature, has_bias=bias is not None)
     return ggn_of_batch(empty, features, weight, bias, pairs)
 
 
@@ -165,10 +168,9 @@ def outputs(
     storage = torch.finfo(torch.promote_types(features.dtype, torch.float32))
     least = storage.max**-0.25
     features, weight = features.to(dtype), weight.to(dtype)
+    f = F.linear(features, weight, None if bias is None else bias.to(dtype))
     if bias is not None:
         features = torch.cat([features, features.new_ones(len(features), 1)], 1)
-        weight = torch.cat([weight, bias.to(dtype)[:, None]], 1)
-    f = features @ weight.T
     r = torch.linalg.vector_norm(f, dim=1, keepdim=True, dtype=torch.float64)  # squares would leave float32 before f
     problems = (
         ()
@@ -227,8 +229,9 @@ def check_feature_values(features: Tensor, offset: int = 0) -> None:
     if not features.numel():
         return
     limit = torch.finfo(torch.promote_types(features.dtype, torch.float32)).max ** 0.25
-    low, high = features.aminmax()
-    if -limit <= low and high <= limit:  # false for NaN
+    if torch.linalg.vector_norm(features) <= limit:  # false for NaN
+        return
+    if (features.abs() <= limit).all():
         return
     item, feature = (~(features.abs() <= limit)).nonzero()[0].tolist()
     place = f"got {features[item, feature].item():.3g} at item {item + offset}, feature {feature}"

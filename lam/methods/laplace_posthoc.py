@@ -84,7 +84,11 @@ class LaplaceMethod(Method):
                         f"{option} is of the contrastive curvature: with curvature={self.curvature!r}, give settings "
                         f"as {{name: {settings.get('name')}, ...}}"
                     )
-            return from_settings(settings)
+            try:
+                return from_settings(settings)
+            except (TypeError, ValueError) as error:
+                where = "" if str(error).startswith("curvature") else f"curvature={self.curvature!r}: "
+                raise ValueError(f"{where}{error}") from None
         return ContrastiveCurvature(self.margin, self.split, self.fix, self.negative_weight)
 
     def curvature_of(self, loss: Loss, learned: Mapping[str, list[float]] | None = None) -> Curvature:

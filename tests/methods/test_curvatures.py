@@ -90,10 +90,11 @@ def test_bad_options_are_refused(method: Any, monkeypatch: pytest.MonkeyPatch) -
         ({"curvature": {"split": "outputs"}}, "curvature must be one of contrastive, .*, got None"),
         (
             {"curvature": {"name": "supcon", "tau": 1}},
-            "the curvature supcon has no setting 'tau': it has split, fix, aver",
+            "^curvature supcon has no setting 'tau': it has split, fix, aver",
         ),
         ({"curvature": {"name": "supcon", "temperature": -1.0}}, "temperature must be positive and finite, got -1.0"),
         ({"curvature": {"name": "supcon", "split": "arccos"}}, "split must be one of logits, outputs, got 'arccos'"),
+        ({"curvature": {"name": "supcon", "temperature": "x"}}, "^curvature={'name': 'supcon', .*}: '<' not supported"),
         ({"curvature": "supcon", "fix": "full"}, "fix is of the contrastive curvature: with curvature='supcon', give "),
     ):
         with pytest.raises(ValueError, match=message):
@@ -109,6 +110,13 @@ def test_a_setting_that_neither_has_is_refused_before_training(method: Any) -> N
     ):
         train(method(curvature="supcon"), network)
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+
+
+def test_batches_without_a_positive_pair_are_refused() -> None:
+    batches = [(torch.randn(5, 6), torch.arange(5)) for _ in range(2)]
+    for curvature, missing in ((SupConCurvature(0.1), "matched item"), (InfoNCECurvature(0.1), "positive pair")):
+        with pytest.raises(ValueError, match=f"no batch of the 10 items holds a {missing}"):
+            lam.fit(make_network(), batches, curvature=curvature, progress=False)
 
 
 def test_by_data_set_and_in_a_structure_full_is_refused() -> None:

@@ -61,7 +61,7 @@ def from_settings(settings: Mapping[str, Any]) -> Curvature:
     allowed = [field.name for field in fields(cls)]
     for key in given:
         if key not in allowed:
-            raise ValueError(f"the curvature {name} has no setting {key!r}: it has {', '.join(allowed)}")
+            raise ValueError(f"curvature {name} has no setting {key!r}: it has {', '.join(allowed)}")
     return cls(**given)
 
 

@@ -147,18 +147,18 @@ class ContrastiveCurvature(Curvature):
         terms = [relation.positive_partners(n)]
         if self.fix != "positive":
             terms.append(_negative_partners(n, relation, self.least_cosine, block_size, progress))
-        return self._of(n.double(), r.double(), terms, relation)
+        count, partners = (torch.stack(part) for part in zip(*terms, strict=True))
+        return self._of(n.double(), r.double(), count, partners, relation)
 
     def _items(self, n: Tensor, r: Tensor, pairs: Pairs) -> "OfPartners":
-        return self._of(n, r, [(t.sum(1, keepdim=True), t @ n) for t in self._kinds(n, pairs)], pairs)
+        t = torch.stack(self._kinds(n, pairs))
+        return self._of(n, r, t.sum(2, keepdim=True), t @ n, pairs)
 
-    def _of(self, n: Tensor, r: Tensor, terms: list[tuple[Tensor, Tensor]], pairs: Any) -> "OfPartners":
+    def _of(self, n: Tensor, r: Tensor, count: Tensor, partners: Tensor, pairs: Any) -> "OfPartners":
         if self.fix == "projected":
             share = pairs.n_positives / max(pairs.n_negatives, 1) if self.average else 1
-            (count, partners), (negative_count, negative_partners) = terms
             weight = self.negative_weight * share
-            terms = [(count - weight * negative_count, partners - weight * negative_partners)]
-        count, partners = (torch.stack(part) for part in zip(*terms, strict=True))
+            count, partners = (part[:1] - weight * part[1:] for part in (count, partners))
         return OfPartners(self.split, self.fix == "projected", n, r, count, partners)
 
     def _kinds(self, n: Tensor, pairs: Pairs) -> list[Tensor]:
@@ -198,7 +198,7 @@ class OfPartners(OfDataset):
         """The diagonal of each H_a."""
         if self.projected:
             return torch.stack([2 * part.diagonal() for part in self._positive_parts()], 1)
-        return torch.stack([2 * own_curvature(self.split, self.n, self.r, *term) for term in self._terms()], 1)
+        return 2 * own_curvature(self.split, self.n, self.r, self.count, self.partners).movedim(0, 1)
 
     def matrices(self) -> Float[Tensor, "N T D D"]:
         """Each H_a."""
@@ -260,9 +260,9 @@ def own_curvature(
     split: Split,
     n: Float[Tensor, "N D"],
     r: Float[Tensor, "N 1"],
-    count: Float[Tensor, "N 1"],
-    partners: Float[Tensor, "N D"],
-) -> Float[Tensor, "N D"]:
+    count: Float[Tensor, "*T N 1"],
+    partners: Float[Tensor, "*T N D"],
+) -> Float[Tensor, "*T N D"]:
     """Σ_b t_ab H11 of each item a over its partners b.
 
     euclidean: H11_i = (1 − n1_i²)/r1²; arccos: H11_i = (c + 2 n1_i n2_i − 3 c n1_i²)/r1². Both are linear in the
@@ -272,15 +272,15 @@ def own_curvature(
         split: how loss∘network is split.
         n: (N, D) unit outputs.
         r: (N, 1) their lengths before normalisation.
-        count: (N, 1) Σ_b t_ab.
-        partners: (N, D) Σ_b t_ab n_b.
+        count: (*T, N, 1) Σ_b t_ab.
+        partners: (*T, N, D) Σ_b t_ab n_b.
 
     Returns:
-        (N, D) the summed diagonals.
+        (*T, N, D) the summed diagonals.
     """
     if split == "euclidean":
         return count * (1 - n.square()) / r.square()
-    cosines = (n * partners).sum(1, keepdim=True)
+    cosines = (n * partners).sum(-1, keepdim=True)
     return (cosines * (1 - 3 * n.square()) + 2 * n * partners) / r.square()
 
 

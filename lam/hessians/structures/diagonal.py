@@ -10,6 +10,9 @@ from lam.hessians.losses import Curvature
 from lam.hessians.losses.items import ItemCurvature
 from lam.hessians.structures.base import MAX_MEMORY, Structure
 
+BLOCK = 1 << 17
+"""How many squares of features are held at once."""
+
 
 @dataclass(frozen=True)
 class Diagonal(Structure):
@@ -35,8 +38,12 @@ class Diagonal(Structure):
         return 8 * T * D * F
 
     def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "Diagonal":
-        """Σ_a H_a,ii φ_aj²: one matmul."""
-        sums = items.diagonal().flatten(1).to(inputs).T @ inputs.square()
+        """Σ_a H_a,ii φ_aj²: one matmul; over some features at a time where their squares are more than the result."""
+        own = items.diagonal().flatten(1).to(inputs).T
+        if len(own) < len(inputs):
+            sums = torch.cat([own @ part.square() for part in inputs.split(max(1, BLOCK // len(inputs)), 1)], 1)
+        else:
+            sums = own @ inputs.square()
         return replace(self, sums=sums.view_as(self.sums), counts=self._no_counts)
 
     @property

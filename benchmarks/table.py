@@ -490,11 +490,15 @@ def infonce_cost() -> list[Row]:
     heads = ["images and texts", "ours", "a (D, D) matrix for every image", "time over ours", "memory over ours"]
     rows: list[Row] = [heads]
     for case in read("infonce")["float32"]:
-        forms = [f"{form['seconds']:{'.0f' if form['seconds'] > 10 else '.2g'}} s, {form['mebibytes']:,.0f} MiB" for form in (case["ours"], case["matrices"])]
+        forms = [_cost(form["seconds"], form["mebibytes"]) for form in (case["ours"], case["matrices"])]
         forms[1] += " (by formula)" if case["matrices"]["by"] == "formula" else ""
         ratios = (f"{case['ratio'][key]:.0f} ×" for key in ("seconds", "mebibytes"))
         rows.append([f"{case['B']:,}", *forms, *ratios])
     return rows
+
+
+def _cost(seconds: float, mebibytes: float) -> str:
+    return f"{seconds:.0f} s, {mebibytes:,.0f} MiB" if seconds > 10 else f"{seconds:.2g} s, {mebibytes:,.0f} MiB"
 
 
 @table

@@ -53,6 +53,9 @@ class StructureOptions:
 
     def empty(self, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool) -> Any:
         """The structure of no batch: what a first pass over the data is summed up in."""
+        if self.structure is Ekfac:  # refused now, not after the first pass
+            T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
+            Ekfac.check(curvature, (D, F), Ekfac.n_bytes(T, D, F), self.max_memory)
         cls: Any = Kron if self.structure is Ekfac else self.structure
         rank = {} if self.rank is None else {"rank": self.rank}
         return cls.zeros(weight, curvature, has_bias=has_bias, max_memory=self.max_memory, **rank)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lam
-from lam.hessians import ContrastiveCurvature, Full
+from lam.hessians import ContrastiveCurvature, Full, Kron
 from lam.methods import LaplacePosthoc
 from lam.posteriors import POSTERIORS
 from tests.encoders.small import fit, make_batches, make_network, same_posterior
@@ -104,8 +104,7 @@ def test_another_structure_is_refused_and_those_there_are_listed():
 
 @pytest.mark.parametrize("structure", ["kron", "ekfac", "full", "low_rank"])
 def test_cross_terms_are_refused_with_what_is_allowed(structure: str):
-    message = rf'structure="{structure if structure != "ekfac" else "kron"}" holds no cross terms.*fix="fixed", or'
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf'structure="{structure}" holds no cross terms.*use fix="fixed", or'):
         fit(structure=structure, curvature=ContrastiveCurvature(0.7, fix="positive"))
     with pytest.raises(ValueError, match=rf'structure="{structure}" holds no cross terms'):
         LaplacePosthoc(structure=structure, fix="full")
@@ -116,6 +115,9 @@ def test_a_layer_that_does_not_fit_is_refused_with_its_bytes():
     with pytest.raises(ValueError, match=rf"3 x 13 weights takes {needed:,} bytes, more than max_memory, 1,000: allow"):
         fit(structure="full", max_memory=1000)
     fit(structure="full", max_memory=needed)
+    least = Kron.n_bytes(2, 3, 13)
+    with pytest.raises(ValueError, match=rf'structure="ekfac" .* more than max_memory, {least:,}: allow'):
+        fit(structure="ekfac", max_memory=least)
     with pytest.raises(ValueError, match="max_memory must be at least 1, got 0"):
         fit(max_memory=0)
 

@@ -436,6 +436,34 @@ def corrupted() -> list[Row]:
 
 
 @table
+def recovered_posteriors() -> list[Row]:
+    """What `lam experiment posterior-recovery` found."""
+    columns = ["rank correlation of μ", "RMSE of μ", "rank correlation of κ", "RMSE of κ"]
+    rows: list[Row] = [["D", "process", "loss", "samples", "batches", *columns]]
+    for run in read("posterior_recovery")["runs"]:
+        settings = run["settings"]
+        process = "spread" if settings["spread"] else "the source's"
+        for row in run["rows"]:
+            cells = [NOTHING if row[column] is None else f"{row[column]:.3g}" for column in columns]
+            counts = [f"{settings[name]:,}" for name in ("n_samples", "n_batches")]
+            rows.append([str(settings["dimension"]), process, row["loss"], *counts, *cells])
+    return rows
+
+
+@table
+def recovered_latents() -> list[Row]:
+    """What `lam experiment aninfonce-latents` found."""
+    rows: list[Row] = []
+    for run in read("aninfonce_latents")["runs"]:
+        for row in run["rows"]:
+            columns = [column for column in row if column != "loss"]
+            rows = rows or [["Λ₂", "loss", "batches", *columns]]
+            cells = [NOTHING if row[column] is None else f"{row[column]:.3g}" for column in columns]
+            rows.append([f"{run['settings']['content']:g}", row["loss"], f"{run['settings']['n_batches']:,}", *cells])
+    return rows
+
+
+@table
 def training_losses() -> list[Row]:
     """Time of a step by each loss of the batch, over pytorch-metric-learning's where that fits."""
     results = read("losses")

@@ -51,7 +51,8 @@ class PosteriorRecovery(Experiment):
             the sphere; without it, as in the source, only a collapse is ruled out, and all may lie on one side.
         n_samples: of MCInfoNCE and HIB.
         kappa_pos: of the process and of the losses.
-        learning_rate: at the beginning; it falls by a cosine, in each phase anew.
+        learning_rate: at the beginning, of μ̂ and where both are learned at once; it falls by a cosine in each phase.
+        learning_rate_of_kappa: of κ̂ alone: a larger one throws it where it has no gradient any more.
         n_test: inputs on which κ̂ is compared; μ̂ is on pairs of at most 2,000 of them.
     """
 
@@ -65,6 +66,7 @@ class PosteriorRecovery(Experiment):
     n_samples: int = 4
     kappa_pos: float = 20.0
     learning_rate: float = 1e-3
+    learning_rate_of_kappa: float = 1e-4
     n_test: int = 10_000
 
     name = "posterior-recovery"
@@ -78,6 +80,7 @@ class PosteriorRecovery(Experiment):
         check_at_least("n_test", self.n_test, 10)
         check_positive("kappa_pos", self.kappa_pos)
         check_positive("learning_rate", self.learning_rate)
+        check_positive("learning_rate_of_kappa", self.learning_rate_of_kappa)
         low, high = self.ambiguity
         if not 1 < low < high < math.inf:
             raise ValueError(f"ambiguity must be two concentrations, 1 < least < largest, got {low} and {high}")
@@ -116,12 +119,17 @@ class PosteriorRecovery(Experiment):
         batches = process.batches(self.batch_size, self.n_negatives, self.generator("batches"))
         pairs = pairs_of_batch(self.batch_size, self.n_negatives)
         half = self.n_batches // 2
-        phases = [(learned.of_mean, half), (learned.of_kappa, self.n_batches - half)]
+        phases: list[tuple[nn.Module, int, float]] = [(learned, self.n_batches, self.learning_rate)]
+        if name == "mc_infonce":
+            phases = [
+                (learned.of_mean, half, self.learning_rate),
+                (learned.of_kappa, self.n_batches - half, self.learning_rate_of_kappa),
+            ]
         done = 0
-        for module, n_batches in phases if name == "mc_infonce" else [(learned, self.n_batches)]:
+        for module, n_batches, rate in phases:
             learned.requires_grad_(False)
             module.requires_grad_(True)
-            optimizer = torch.optim.Adam(module.parameters(), self.learning_rate)
+            optimizer = torch.optim.Adam(module.parameters(), rate)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_batches)
             for _ in range(n_batches):
                 inputs = next(batches)

@@ -1,7 +1,7 @@
 """A configuration from YAML files and settings given beside them, with errors that a user can act on.
 
     configs/data/DATA.yaml       a data set, a network for it and how that is trained
-    configs/methods/METHOD.yaml  what a method needs on any data
+    configs/methods/METHOD.yaml  what a method needs on any data beyond its defaults; without a file it needs nothing
     configs/paper/DATA.yaml      the authors' settings on a data set
 
 `DATA METHOD` stands for the second file, above it the first, above that, with `--paper`, the third. A file of any kind
@@ -219,7 +219,7 @@ def _extended(path: Path, extends: Any, method: str | None, chain: tuple[Path, .
 
 
 def _of_method(name: str) -> dict[str, Any]:
-    """What a method needs on any data; a method that was registered from outside has no such file."""
+    """What a method needs on any data beyond its defaults, for which most have no file."""
     path = SHIPPED / "methods" / f"{name}.yaml"
     return _merge({METHOD: name}, _read(path)[0] if path.is_file() else {})
 

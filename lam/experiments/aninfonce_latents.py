@@ -52,10 +52,10 @@ class AnInfoNCELatents(Experiment):
     content: float = 25.0
     losses: tuple[LossOfLatents, ...] = get_args(LossOfLatents)
     temperature: float = 0.1
-    n_batches: int = 10_000
+    n_batches: int = 6000
     batch_size: int = 256
     width: int = 200
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     n_test: int = 5000
 
     name = "aninfonce-latents"

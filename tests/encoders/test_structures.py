@@ -83,6 +83,7 @@ def test_it_forgets_batches_and_adds_others(structure: str):
     torch.testing.assert_close(joined.posterior.output_variance()(features), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_it_is_exported(structure: str, tmp_path: Path):
     encoder, inputs = fit(**options_of(structure)), make_batches(1)[0][0]
     encoder.export(tmp_path / "encoder.pt2", inputs)

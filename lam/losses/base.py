@@ -13,6 +13,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from lam.pairs.pairs import Pairs
+from lam.utils.checks import check_positive
 
 
 class Loss(ABC):
@@ -74,6 +75,25 @@ class TrainableLoss(Loss, nn.Module):
     def learned(self) -> dict[str, list[float]]:
         """The parameters by name, in the unit that the loss documents."""
         return {}
+
+
+@dataclass(frozen=True)
+class TemperatureLoss(MarginLoss):
+    """A loss of cosines over a temperature, in which every pair exerts a force.
+
+    Attributes:
+        margin: of the contrastive curvature that a posterior takes, and of miners; the loss itself has none.
+        temperature: τ > 0.
+
+    Raises:
+        ValueError: for a margin outside (0, 2], or a temperature that is not positive.
+    """
+
+    temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("temperature", self.temperature)
 
 
 def margin_of(loss: Loss) -> float | None:

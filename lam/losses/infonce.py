@@ -6,13 +6,12 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from lam.losses.base import MarginLoss, weighted_mean
+from lam.losses.base import TemperatureLoss, weighted_mean
 from lam.pairs.pairs import Pairs
-from lam.utils.checks import check_positive
 
 
 @dataclass(frozen=True)
-class InfoNCE(MarginLoss):
+class InfoNCE(TemperatureLoss):
     """Mean over positive pairs (a, p) of −log e^(n_a·n_p/τ) / (e^(n_a·n_p/τ) + Σ_n e^(n_a·n_n/τ)), n negatives of a.
 
     Of two views of each item, `two_views`, it is NT-Xent; of classes, other items of the class do not count against a
@@ -21,24 +20,11 @@ class InfoNCE(MarginLoss):
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", equation 1;
     van den Oord, Li and Vinyals (2018).
 
-    Attributes:
-        margin: of the contrastive curvature that a posterior takes, and of miners; the loss itself has none.
-        temperature: τ > 0.
-
-    Raises:
-        ValueError: for a margin outside (0, 2], or a temperature that is not positive.
-
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
         >>> InfoNCE(margin=0.7, temperature=1.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
         tensor(0.3133)
     """
-
-    temperature: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("temperature", self.temperature)
 
     def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
         return mean_cross_entropy(embeddings @ embeddings.T / self.temperature, pairs)

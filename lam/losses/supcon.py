@@ -1,4 +1,4 @@
-"""The supervised contrastive loss of Khosla et al.; the curvature of a posterior stays the contrastive one's."""
+"""The supervised contrastive loss of Khosla et al."""
 
 from dataclasses import dataclass
 
@@ -6,35 +6,21 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lam.losses.base import MarginLoss, weighted_mean
+from lam.losses.base import TemperatureLoss, weighted_mean
 from lam.pairs.pairs import Pairs
-from lam.utils.checks import check_positive
 
 
 @dataclass(frozen=True)
-class SupCon(MarginLoss):
+class SupCon(TemperatureLoss):
     """Mean over anchors a, those with a positive pair, of −1/|P(a)| Σ_p log softmax_p(n_a·n / τ) over all other items.
 
     Source: Khosla et al. (2020), equation 2.
-
-    Attributes:
-        margin: of the contrastive curvature that a posterior takes, and of miners; the loss itself has none.
-        temperature: τ > 0.
-
-    Raises:
-        ValueError: for a margin outside (0, 2], or a temperature that is not positive.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
         >>> SupCon(margin=0.7, temperature=1.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
         tensor(0.3133)
     """
-
-    temperature: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("temperature", self.temperature)
 
     def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
         return weighted_mean(*self.of_anchors(embeddings, pairs))

@@ -3,7 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -132,3 +132,24 @@ def fingerprint(network: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:12]
+
+
+def train_head(
+    head: nn.Module, dataset: Any, training: Training, step: Step, *, epochs: int, learning_rate: float, method: str
+) -> History:
+    """Train a head beside a network that is frozen, in the stage and the sub-folder `head`.
+
+    As the network is trained, but for epochs and learning rate, and for miners: it learns from all pairs of a batch.
+    Its last epoch is kept, as validation judges the retrieval, which the head does not change.
+    """
+    own = replace(
+        training,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        miner="all",
+        max_pairs=None,
+        validate=None,
+        folder=training.part("head"),
+    )
+    with training.stage("head"):
+        return train_by_loop(head, dataset, own, step=step, method=method)

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from lam.encoders.concentration import HeadEncoder, NormEncoder
 from lam.losses import DistributionLoss, Loss, margin_of
-from lam.methods.base import Method, Trained, fingerprint, head_of, inputs_of
+from lam.methods.base import Method, Trained, fingerprint, head_of, inputs_of, train_head
 from lam.models.head import features_and_output, recorded_head_inputs
 from lam.models.kappa_head import Form, KappaHead
 from lam.training import Training
-from lam.training import train as train_by_loop
 from lam.training.steps import Minibatch, Step
 from lam.utils.checks import check_at_least, check_positive
 
@@ -109,18 +108,9 @@ class ConcentrationMethod(Method):
     def _train_head(
         self, network: nn.Module, path: str, head: KappaHead, loss: DistributionLoss, dataset: Any, training: Training
     ) -> Any:
-        own = replace(
-            training,
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            miner="all",
-            max_pairs=None,
-            validate=None,
-            folder=training.part("head"),
-        )
-        with training.stage("head"):
-            step = HeadStep(network, path, loss, self.settings())
-            return train_by_loop(head.requires_grad_(True), dataset, own, step=step, method=self.name)
+        step = HeadStep(network, path, loss, self.settings())
+        own: Any = {"epochs": self.epochs, "learning_rate": self.learning_rate, "method": self.name}
+        return train_head(head.requires_grad_(True), dataset, training, step, **own)
 
 
 class DistributionNetwork(nn.Module):

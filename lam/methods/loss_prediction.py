@@ -5,7 +5,7 @@ learning benchmark for transferable uncertainty estimates", whose strongest head
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from lam.encoders.concentration import HeadEncoder
 from lam.losses import Loss, SupCon
 from lam.losses.loss_prediction import loss_prediction
-from lam.methods.base import Method, Trained, fingerprint, head_of, inputs_of
+from lam.methods.base import Method, Trained, fingerprint, head_of, inputs_of, train_head
 from lam.models.head import features_and_output
 from lam.models.kappa_head import KappaHead
 from lam.training import Training
-from lam.training import train as train_by_loop
 from lam.training.steps import Minibatch, Step
 from lam.utils.checks import check_at_least, check_positive
 
@@ -64,18 +63,9 @@ class LossPrediction(Method):
         histories = self.trained_network(network, dataset, training)
         layer: Any = network.get_submodule(path)
         head = KappaHead(layer.in_features, self.hidden, start=1.0, form="inverse", seed=training.seed)
-        own = replace(
-            training,
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            miner="all",
-            max_pairs=None,
-            validate=None,
-            folder=training.part("head"),
-        )
-        with training.stage("head"):
-            step = LossStep(network, path, SupCon(2.0, self.temperature))
-            histories["head"] = train_by_loop(head, dataset, own, step=step, method=self.name)
+        step = LossStep(network, path, SupCon(2.0, self.temperature))
+        own: Any = {"epochs": self.epochs, "learning_rate": self.learning_rate, "method": self.name}
+        histories["head"] = train_head(head, dataset, training, step, **own)
         common = {"seed": training.seed, **inputs_of(dataset, training)}
         return Trained(HeadEncoder(network, path, head, **common), histories)
 

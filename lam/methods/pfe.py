@@ -4,7 +4,7 @@ Source: Shi and Jain (2019), "Probabilistic face embeddings"; Warburg et al. (20
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from lam.encoders.gaussian import GaussianEncoder
 from lam.losses import Loss
 from lam.losses.mutual_likelihood import mutual_likelihood
-from lam.methods.base import Method, Trained, fingerprint, head_of, inputs_of
+from lam.methods.base import Method, Trained, fingerprint, head_of, inputs_of, train_head
 from lam.models.head import features_and_output
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import Training
-from lam.training import train as train_by_loop
 from lam.training.steps import Minibatch, Step
 from lam.utils.checks import check_at_least, check_positive
 
@@ -60,18 +59,9 @@ class Pfe(Method):
         histories = self.trained_network(network, dataset, training)
         layer: Any = network.get_submodule(path)
         uncertainty = UncertaintyHead(layer.in_features, layer.out_features, shared=self.shared, seed=training.seed)
-        own = replace(
-            training,
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            miner="all",
-            max_pairs=None,
-            validate=None,
-            folder=training.part("head"),
-        )
-        with training.stage("head"):
-            step = MutualLikelihoodStep(network, path)
-            histories["head"] = train_by_loop(uncertainty, dataset, own, step=step, method=self.name)
+        step = MutualLikelihoodStep(network, path)
+        own: Any = {"epochs": self.epochs, "learning_rate": self.learning_rate, "method": self.name}
+        histories["head"] = train_head(uncertainty, dataset, training, step, **own)
         common = {"unit_mean": True, "seed": training.seed, **inputs_of(dataset, training)}
         return Trained(GaussianEncoder(network, path, uncertainty, **common), histories)
 

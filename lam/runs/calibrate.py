@@ -30,7 +30,7 @@ from lam.gallery.snapshot import Snapshot
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval.decisions.calibration import Calibration, Others, OwnClasses, Targets, calibrate
 from lam.retrieval.decisions.conformal import ConformalScores, needed
-from lam.retrieval.decisions.contrast import SHARE
+from lam.retrieval.decisions.contrast import SHARE, check_share
 from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.flags import FLAGS, needs_reference
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
@@ -161,6 +161,8 @@ def calibrate_run(
         raise ValueError(f"reference must be at least {NEIGHBOUR} items, or 0 for none, got {reference}")
     if isinstance(gallery, str) and gallery not in (HELD_OUT, INDEX):
         raise ValueError(f"gallery must be '{HELD_OUT}', '{INDEX}' or stored items, got {gallery!r}")
+    share = SHARE if share_of_strangers is None else share_of_strangers
+    check_share(share)
     opened = Run(run)
     encoder = opened.encoder
     flag = encoder.ood_score if flag is None else flag
@@ -191,7 +193,6 @@ def calibrate_run(
     targets = Targets() if targets is None else targets
     set_aside, stranger_scores = None, None
     others: list[Others | OwnClasses] = []
-    share = SHARE if share_of_strangers is None else share_of_strangers
     if strangers is not None:
         items = read_items(encoder, strangers, columns).queries
         outside, of_outside = _outside(encoder, items, searched[0], share, progress)

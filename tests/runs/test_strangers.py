@@ -139,6 +139,8 @@ def test_without_strangers_its_own_classes_stand_for_them_where_a_share_is_expec
     assert main(["calibrate", str(run_copy), *rates, "--share-of-strangers=0.1"]) == 0
     line = "queries whose matches were taken out of the gallery, as strangers, expected to be a share 0.1 of queries\n"
     assert line in capsys.readouterr().out
+    assert main(["calibrate", "no-run", "--share-of-strangers=1"]) == 1  # before any work
+    assert "the share of strangers must lie in (0, 1), got 1.0" in capsys.readouterr().err
 
 
 def _write_images(folder: Path, items: Dataset) -> None:

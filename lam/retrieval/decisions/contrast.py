@@ -62,8 +62,7 @@ class Contrast:
         Raises:
             ValueError: for a share outside (0, 1), or no outsider.
         """
-        if not 0 < share < 1:
-            raise ValueError(f"the share of strangers must lie in (0, 1), got {share}")
+        check_share(share)
         both, is_known = _joined(known, outsiders)
         return cls(Correctness.fit(both, is_known), _odds(is_known), share)
 
@@ -110,6 +109,12 @@ class Contrast:
         """Of numbers by name."""
         interval = None if numbers["interval"] is None else tuple(numbers["interval"])
         return cls(**{**numbers, "regression": Correctness.from_json(numbers["regression"]), "interval": interval})
+
+
+def check_share(share: float) -> None:
+    """Refuse a share of strangers outside (0, 1)."""
+    if not 0 < share < 1:
+        raise ValueError(f"the share of strangers must lie in (0, 1), got {share}")
 
 
 def _joined(known: Scores, others: OtherScores) -> tuple[dict[str, Tensor], Tensor]:

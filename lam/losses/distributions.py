@@ -71,7 +71,7 @@ def drawn_negatives(pairs: Pairs, n_negatives: int | None, generator: torch.Gene
     noise = torch.rand(pairs.negative.shape, generator=generator, device=pairs.negative.device)
     order = noise.masked_fill(pairs.negative == 0, -1.0).topk(n_negatives, 1).indices
     kept = torch.zeros_like(pairs.negative).scatter(1, order, pairs.negative.gather(1, order))
-    return Pairs(pairs.positive, kept, pairs.n_positives, int(kept.sum()))
+    return Pairs(pairs.positive, kept, pairs.n_positives, int(kept.sum()), pairs.labels)
 
 
 def mean_log_ratio(samples: Float[Tensor, "S N D"], scale: Tensor, pairs: Pairs) -> Float[Tensor, ""]:

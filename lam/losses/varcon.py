@@ -4,7 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from lam.losses.base import TrainableLoss
@@ -18,7 +18,8 @@ class VarCon(TrainableLoss):
     p is the softmax of z·w_c/τ₁ over the classes c of the batch, w_c the direction of the mean of class c, without
     gradient. The target q has e^(1/τ₂) to 1 in favour of r, with τ₂ = (τ₁ − ε) + 2ε p_r: the surer an item, the softer
     its target. ε is learned; as τ₁ tanh ρ it lies within ±τ₁, so that τ₂ is positive. A class of one item is its own
-    centroid; a class whose mean is shorter than 1e-4 has a shorter reference.
+    centroid; a class whose mean is shorter than 1e-4 has a shorter reference. Where a miner chose pairs, the
+    mean is over the items that stand in one; the centroids are of all items.
 
     Source: Wang et al. (2025), "Variational supervised contrastive learning", equations 7 to 13 and appendix C.1; of
     its figure 3b, ε = 0.02 is the best at τ₁ = 0.1, where it is fixed.
@@ -67,13 +68,25 @@ class VarCon(TrainableLoss):
     def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
         if pairs.labels is None:
             raise ValueError(
-                "varcon takes classes, and pairs by distance, or chosen by a miner, have none: train on labels, with "
-                "the miner all and without max_pairs"
+                "varcon takes classes, and pairs by distance, or of indices alone, have none: train on labels"
             )
-        return self.of_labels(embeddings, pairs.labels) if pairs.n_positives else 0 * embeddings.sum()
+        counted = pairs.paired
+        if not pairs.n_positives or not counted.any():
+            return 0 * embeddings.sum()
+        return self.of_labels(embeddings, pairs.labels, counted)
 
-    def of_labels(self, embeddings: Float[Tensor, "N D"], labels: Shaped[Tensor, " N"]) -> Float[Tensor, ""]:
+    def of_labels(
+        self,
+        embeddings: Float[Tensor, "N D"],
+        labels: Shaped[Tensor, " N"],
+        counted: Bool[Tensor, " N"] | None = None,
+    ) -> Float[Tensor, ""]:
         """The loss of unit embeddings and their classes, without any pairs.
+
+        Args:
+            embeddings: (N, D) unit rows.
+            labels: (N,) their classes.
+            counted: (N,) which items the mean is over, at least one; all by default. Centroids are of all of them.
 
         Raises:
             ValueError: for labels that are not N integers, or no item at all.
@@ -81,6 +94,7 @@ class VarCon(TrainableLoss):
         check_label_vector(labels)
         if len(labels) != len(embeddings) or len(labels) == 0:
             raise ValueError(f"labels must be one of each item, at least one, got {len(labels)} for {len(embeddings)}")
+        chosen = slice(None) if counted is None else counted
         centroids, own = class_centroids(embeddings, labels)
         log_p = (embeddings @ centroids.to(embeddings).T / self.temperature).log_softmax(1)
         log_own = log_p.gather(1, own[:, None])[:, 0]
@@ -90,10 +104,10 @@ class VarCon(TrainableLoss):
         log_q_own = -F.softplus(math.log(n_others) - sharpness)  # e^(1/τ₂) overflows where τ₂ is small
         log_q_other = log_q_own - sharpness
         if len(centroids) == 1:
-            return -log_own.mean()
+            return -log_own[chosen].mean()
         q_own, q_other = log_q_own.exp(), log_q_other.exp()
         divergence = q_own * (log_q_own - log_own) + q_other * (n_others * log_q_other - (log_p.sum(1) - log_own))
-        return (divergence - log_own).mean()
+        return (divergence - log_own)[chosen].mean()
 
 
 def class_centroids(

@@ -128,7 +128,8 @@ def _choose_by_miner(miner: Miner, embeddings: Tensor, pairs: Pairs, targets: Te
         )
     check_label_vector(targets)
     counts = {"n_positives": pairs.n_positives, "n_negatives": pairs.n_negatives}
-    return _count_by_weight(Pairs.from_tuples(miner(embeddings, targets), pairs.size, **counts))
+    tuples = miner(embeddings, targets)
+    return _count_by_weight(Pairs.from_tuples(tuples, pairs.size, **counts, labels=pairs.labels))
 
 
 def _choose_triplets(
@@ -156,7 +157,7 @@ def _choose_triplets(
     steps.scatter_add_(1, first, weight).scatter_add_(1, last, -weight)
     with_negative = torch.zeros_like(distance).scatter_(1, order, steps.cumsum(1)[:, :-1])
     counts = (last - first) * positive
-    chosen = replace(pairs, positive=_symmetric(counts * weight), negative=_symmetric(with_negative), labels=None)
+    chosen = replace(pairs, positive=_symmetric(counts * weight), negative=_symmetric(with_negative))
     chosen, total = _count_by_weight(chosen), int(counts.sum())
     if max_triplets is None or total <= max_triplets:
         return chosen
@@ -167,7 +168,7 @@ def _choose_triplets(
     rank = first[anchor, other] + places - (ends[of_pair] - counts[anchor, other])
     triplets = anchor, other, order[anchor, rank]
     return replace(
-        Pairs.from_tuples(triplets, pairs.size, n_positives=2 * total, n_negatives=2 * total),
+        Pairs.from_tuples(triplets, pairs.size, n_positives=2 * total, n_negatives=2 * total, labels=pairs.labels),
         n_positives=max(1, round(chosen.n_positives * max_triplets / total)),
         n_negatives=max(1, round(chosen.n_negatives * max_triplets / total)),
     )
@@ -202,7 +203,7 @@ def _times_mean_weight(n: int, weights: Tensor) -> int:
 def _draw_pairs(pairs: Pairs, max_pairs: int, generator: torch.Generator) -> Pairs:
     positive, n_positives = _draw_kind(pairs.positive, pairs.n_positives, max_pairs, generator)
     negative, n_negatives = _draw_kind(pairs.negative, pairs.n_negatives, max_pairs, generator)
-    return Pairs(positive, negative, n_positives, n_negatives)
+    return Pairs(positive, negative, n_positives, n_negatives, pairs.labels)
 
 
 def _draw_kind(weights: Tensor, n: int, max_pairs: int, generator: torch.Generator) -> tuple[Tensor, int]:

@@ -23,7 +23,8 @@ class Pairs:
         negative: (N, N) likewise for the negative pairs, those beyond the margin included.
         n_positives: how many ordered positive pairs were considered (n⁺ of the loss).
         n_negatives: how many ordered negative pairs were considered (n⁻ of the loss).
-        labels: (N,) the classes that these are all the pairs of; None where they are not by class, or were chosen.
+        labels: (N,) the classes of the items, whether these are all the pairs of them or some that were chosen; None
+            where pairs are not by class.
     """
 
     positive: Shaped[Tensor, "N N"]
@@ -36,6 +37,11 @@ class Pairs:
     def size(self) -> int:
         """The number of items N."""
         return self.positive.shape[0]
+
+    @property
+    def paired(self) -> Bool[Tensor, " N"]:
+        """Which items stand in any pair: all of those that labels give, and of those chosen by a miner maybe fewer."""
+        return self.positive.any(1) | self.negative.any(1)
 
     @property
     def n_matched(self) -> int:
@@ -117,6 +123,7 @@ class Pairs:
         *,
         n_positives: int,
         n_negatives: int,
+        labels: Shaped[Tensor, " N"] | None = None,
     ) -> "Pairs":
         """Pairs that a miner of pytorch-metric-learning chose.
 
@@ -128,6 +135,7 @@ class Pairs:
             size: how many items N the indices point into.
             n_positives: how many ordered positive pairs the miner chose from.
             n_negatives: how many ordered negative pairs the miner chose from.
+            labels: (N,) the classes of the items, where they have any.
 
         Raises:
             ValueError: for another number of tensors or of indices in them, an index outside [0, N), an item paired
@@ -147,7 +155,7 @@ class Pairs:
         negatives = _count_directed(tuples[2] if len(tuples) == 4 else anchor, negative, size)
         _check_considered("n_positives", n_positives, positives)
         _check_considered("n_negatives", n_negatives, negatives)
-        return cls(positives, negatives, n_positives, n_negatives)
+        return cls(positives, negatives, n_positives, n_negatives, labels)
 
     @classmethod
     def _counted(cls, positive: Tensor, negative: Tensor, labels: Tensor | None = None) -> "Pairs":

@@ -1,6 +1,7 @@
 """Curvatures of VarCon and AnInfoNCE against automatic differentiation in float64, of losses that are lam's own."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -118,6 +119,21 @@ def test_post_hoc_they_take_over_what_the_loss_has_learned():
     learned = tuple(trained.histories["network"].learned["concentration"])
     assert trained.encoder.posterior.curvature.curvature == AnInfoNCECurvature(learned)
     assert learned != (5.0, 5.0, 5.0)
+
+
+@pytest.mark.parametrize("split", SOFTMAX_SPLITS)
+def test_of_mined_pairs_it_is_that_of_the_items_in_them(split: Any):
+    features, weight, bias, labels = make()
+    curvature, pairs = VarConCurvature(TAU, EPSILON, split=split), Pairs.by_label(labels)
+    kept = torch.tensor([True, True, True, False, True, True, False])[: len(labels)]
+    both = kept[:, None] & kept
+    mined = replace(pairs, positive=pairs.positive & both, negative=pairs.negative & both)
+    n, r = F.normalize(features @ weight.T + bias), (features @ weight.T + bias).norm(dim=1, keepdim=True)
+    actual = curvature.diagonal(n, r, mined)
+    expected = curvature.diagonal(n, r, pairs)
+    torch.testing.assert_close(actual, expected * kept[:, None, None])
+    assert curvature.counts(mined) == (int(kept.sum()),)
+    assert curvature.counts(pairs) == (len(labels),)
 
 
 def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -46,6 +46,20 @@ def test_varcon_and_its_gradients_equal_the_loop(epsilon: float) -> None:
         torch.testing.assert_close(gradient, slow, rtol=1e-8, atol=1e-10)
 
 
+def test_varcon_of_mined_pairs_is_the_mean_over_the_items_in_them() -> None:
+    z, loss = unit(6, 4), VarCon(0.5, 0.1).double()
+    positive, negative = torch.zeros(6, 6), torch.zeros(6, 6)
+    positive[0, 1] = positive[1, 0] = negative[1, 3] = negative[3, 1] = 0.5
+    mined = Pairs(positive, negative, 1, 1, LABELS)
+    assert mined.paired.tolist() == [True, True, False, True, False, False]
+    whole = VarCon(0.5, 0.1).double()
+    each = torch.stack([whole.of_labels(z, LABELS, torch.arange(6) == i) for i in (0, 1, 3)])
+    torch.testing.assert_close(loss(z, mined), each.mean())
+    nothing = Pairs(torch.zeros(6, 6), negative, 1, 1, LABELS)
+    torch.testing.assert_close(loss(z, nothing), each[1:].mean())
+    assert loss(z, Pairs(torch.zeros(6, 6), torch.zeros(6, 6), 1, 1, LABELS)) == 0
+
+
 def test_varcon_without_epsilon_is_the_likelihood_and_the_divergence_from_one_softened_target() -> None:
     z, temperature = unit(6, 4), 0.3
     centroids = F.normalize(torch.stack([z[c == LABELS].mean(0) for c in range(3)]))
@@ -132,7 +146,7 @@ def test_what_cannot_be_is_refused() -> None:
         with pytest.raises(ValueError, match=message):
             loss()
     x, pairs = unit(6, 4), PAIRS["labels"]
-    with pytest.raises(ValueError, match="varcon takes classes.*with the miner all"):
+    with pytest.raises(ValueError, match="varcon takes classes, .*: train on labels"):
         VarCon()(x, PAIRS["tuples"])
     with pytest.raises(ValueError, match="labels must be one of each item, at least one, got 5 for 6"):
         getattr(VarCon.of_labels, "__wrapped__", VarCon.of_labels)(VarCon(), x, LABELS[:5])

@@ -144,8 +144,17 @@ def test_what_cannot_be_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             make()
-    with pytest.raises(ValueError, match="varcon takes classes"):
-        Varcon().train(small.network(), small.images(), small.training(miner="semihard"))
+
+
+def test_varcon_learns_from_mined_items_and_none_are_the_same_as_all() -> None:
+    def trained(**options: Any) -> Tensor:
+        network = small.network()
+        Varcon().train(network, small.images(), small.training(loss=build(margin=0.5), **options))
+        return network.head.weight.detach()
+
+    assert not torch.equal(trained(miner="hard"), trained())
+    assert not torch.equal(trained(max_pairs=2), trained())
+    assert torch.equal(trained(max_pairs=1000), trained())
 
 
 def test_the_margin_of_the_training_loss_is_kept_for_miners_and_posteriors() -> None:

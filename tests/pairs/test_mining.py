@@ -90,6 +90,21 @@ def test_names_choose_among_places(kind: str) -> None:
     assert not chosen.negative[0, 2]
 
 
+@pytest.mark.parametrize(
+    "mining",
+    [
+        *(Mining(kind) for kind in KINDS),
+        *(Mining("violating", 3), Mining("all", 3), Mining(TripletMarginMiner(margin=0.5))),
+    ],
+    ids=str,
+)
+def test_labels_are_kept_through_mining(mining: Mining) -> None:
+    chosen = choose(mining, points())
+    assert chosen.labels is not None
+    assert torch.equal(chosen.labels, LABELS)
+    assert (chosen.positive != Pairs.by_label(LABELS).positive).any()
+
+
 def test_all_pairs_cost_nothing_and_stay_the_same_object() -> None:
     pairs = Pairs.by_label(LABELS)
     assert ALL_PAIRS.choose(points(), pairs, None, margin=MARGIN, generator=generator()) is pairs

@@ -64,7 +64,8 @@ class VarConCurvature(SoftmaxCurvature):
         """The centroids of the classes of a batch."""
         centroids, own = _centroids(n, getattr(pairs, "labels", None))
         positive = F.one_hot(own, len(centroids)).to(n)
-        return Logits(*self.similarity(centroids), positive, 1 - positive)
+        counted = pairs.paired[:, None].to(n) if isinstance(pairs, Pairs) else 1.0
+        return Logits(*self.similarity(centroids), counted * positive, counted * (1 - positive))
 
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
@@ -80,6 +81,10 @@ class VarConCurvature(SoftmaxCurvature):
         cost = cost_of(len(n) * len(centroids), n.element_size() * n.numel())
         return Softmaxes(self, n, r.double(), 0, *self.similarity(centroids), block, block_size, cost)
 
+    def counts(self, pairs: Any) -> tuple[int, ...]:
+        """The items: those that stand in a pair."""
+        return (int(pairs.paired.sum()) if isinstance(pairs, Pairs) else pairs.size,)
+
     def normaliser(
         self, z: Float[Tensor, "N M"], positive: Float[Tensor, "N M"], negative: Float[Tensor, "N M"]
     ) -> Float[Tensor, "N 1"]:
@@ -89,8 +94,9 @@ class VarConCurvature(SoftmaxCurvature):
     def sums(
         self, z: Float[Tensor, "N M"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N M"]
     ) -> Float[Tensor, "N K"]:
-        """p_r, and the number of other classes."""
-        return torch.stack([exponential(z - normaliser, positive).sum(1), (1 - positive).sum(1)], 1)
+        """p_r, the number of other classes, and 1 for an item that stands in a pair, else 0."""
+        own, others = exponential(z - normaliser, positive).sum(1), (1 - positive).sum(1)
+        return torch.stack([own, others, positive.sum(1)], 1)
 
     def derivatives(
         self,
@@ -102,19 +108,19 @@ class VarConCurvature(SoftmaxCurvature):
     ) -> Derivatives:
         """Those of two cross-entropies, with the target q and with the class."""
         temperature, epsilon = self._known
-        p, n_others = (z - normaliser).exp(), sums[:, 1:]
+        _, n_others, counted = sums.split(1, 1)
+        p = counted * (z - normaliser).exp()
         softness = (temperature - epsilon + 2 * epsilon * sums[:, :1]).clamp(min=1e-3 * temperature)
         q_own = (1 / softness - n_others.log()).sigmoid()
         q = torch.where(positive > 0, q_own, (1 - q_own) / n_others.clamp(min=1))
-        return Derivatives(2 * p, p, p, positive + q - 2 * p)
+        return Derivatives(2 * p, p, p, counted * (positive + q) - 2 * p)
 
 
 def _centroids(n: Float[Tensor, "N D"], labels: Any) -> tuple[Float[Tensor, "C D"], Shaped[Tensor, " N"]]:
     """Directions of the mean of each class, and the number of each item's class; as in `lam.losses.VarCon`."""
     if labels is None:
         raise ValueError(
-            "the curvature varcon takes classes, and pairs by distance, or chosen by a miner, have none: use labels, "
-            "with the miner all"
+            "the curvature varcon takes classes, and pairs by distance, or of indices alone, have none: use labels"
         )
     classes, own, sizes = labels.unique(return_inverse=True, return_counts=True)
     sums = n.new_zeros(len(classes), n.shape[1]).index_add_(0, own, n)

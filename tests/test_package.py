@@ -58,7 +58,8 @@ def test_the_wheel_holds_the_package_and_no_more(wheel: Path) -> None:
     source = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lam").rglob("*.py")}
     source |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "lam" / "configs").rglob("*.yaml")}
     source |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "lam" / "service" / "page").iterdir()}
-    source |= {f"lam/runs/{name}" for name in ("report.html.jinja", "report.css")}
+    source |= {f"lam/{room}/report.html.jinja" for room in ("experiments", "runs")}
+    source |= {"lam/utils/page.html.jinja", "lam/utils/page.css"}
     packaged = {name for name in names if ".dist-info/" not in name}
     assert packaged == source | {"lam/py.typed"}
     assert "lam/configs/data/digits.yaml" in packaged

@@ -1,27 +1,21 @@
 """What experiments share: settings as a frozen record, an outcome as tables and curves, and how both are written."""
 
-import base64
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from lam.utils.files import write_json, write_text
+from lam.utils.pages import figure, rendered
 from lam.utils.random import derive_seed
 
 Row = Mapping[str, str | float | None]
 Progress = Callable[[str, int, int], None]
 """Called with what is done, how many steps of it are done and how many there are."""
-
-_STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; margin: 1rem 0 } th, td { padding: .3rem .8rem; border-bottom: 1px solid #ccc }
-td { text-align: right; font-variant-numeric: tabular-nums }
-td:first-child { text-align: left } th { text-align: left } img { max-width: 100% }"""
 
 
 @dataclass(frozen=True)
@@ -82,23 +76,14 @@ def conduct(experiment: Experiment, folder: str | Path, *, progress: Progress = 
 
 def page(experiment: Experiment, outcome: Outcome) -> str:
     """One self-contained HTML page: the table, a picture of each kind of curve, the settings."""
-    columns = list(outcome.rows[0])
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{escape(shown(row[column]))}</td>' for column in columns)}</tr>" for row in outcome.rows
-    )
-    pictures = "".join(
-        f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/png;base64,{_picture(curves)}">'
-        for title, curves in outcome.curves.items()
-    )
-    settings = "".join(
-        f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in asdict(experiment).items()
-    )
-    notes = "".join(f"<p>{escape(note)}</p>" for note in outcome.notes)
-    title, head = escape(experiment.title), "".join(f"<th>{escape(column)}</th>" for column in columns)
-    return (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head><body><h1>{title}</h1><table><tr>{head}</tr>{rows}</table>"
-        f"{notes}{pictures}<h2>Settings</h2><table>{settings}</table></body></html>\n"
+    return rendered(
+        Path(__file__).with_name("report.html.jinja"),
+        title=experiment.title,
+        rows=[list(row.values()) for row in outcome.rows],
+        columns=list(outcome.rows[0]),
+        notes=outcome.notes,
+        plots=[figure(title, "", _picture(curves)) for title, curves in outcome.curves.items()],
+        options=list(asdict(experiment).items()),
     )
 
 
@@ -107,7 +92,7 @@ def shown(value: str | float | None) -> str:
     return "–" if value is None else value if isinstance(value, str) else f"{value:.4g}"
 
 
-def _picture(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+def _picture(curves: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -120,5 +105,5 @@ def _picture(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
         axes.plot(x, y, "-" if is_curve else ".", markersize=2, label=name)
     axes.legend()
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return base64.b64encode(buffer.getvalue()).decode()
+    figure.savefig(buffer, format="png", dpi=160)
+    return buffer.getvalue()

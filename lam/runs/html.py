@@ -2,24 +2,22 @@
 
 Metrics come as flat keys, as in `metrics.json`; what they are called, and how the scores in their keys are told apart,
 is known to `lam.retrieval.metrics.registry`. `seconds_STAGE` are times, `tuned_...` and `corruption_...` have tables of
-their own. The page itself is `report.html.jinja`, its look `report.css`; here is what they show.
+their own. The page itself is `report.html.jinja`; here is what it shows.
 """
 
-import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lam.retrieval.metrics.registry import METRICS, OWN, Key, Metric, describe, describe_score, shown_in
 from lam.utils.files import write_text
+from lam.utils.pages import figure, rendered
 
 _SECONDS, _TUNED, _CORRUPTION = "seconds_", "tuned_", "corruption_"
 _PREVALENCE = "prevalence"
-_CORRUPTED = {"recall@1": describe("recall@1").name, "kappa": "median κ"}
 _PNG = b"\x89PNG\r\n\x1a\n"
-_WIDE = 1.45  # a plot wider than this times its height takes a row of its own
+_CORRUPTED = {"recall@1": describe("recall@1").name, "kappa": "median κ"}
 Values = Mapping[str, float | int | None]
 
 
@@ -78,7 +76,8 @@ def write_report(
     answers = {key: value for key, value in parsed.items() if by_score.get(key) not in (None, OWN)}
     prevalence = {key.ood_set: value for key, value in parsed.items() if key.metric == _PREVALENCE}
     headings = {key.ood_set: _heading(key.ood_set or ood_set, prevalence.get(key.ood_set)) for key in ood}
-    page = _template().render(
+    page = rendered(
+        Path(__file__).with_name("report.html.jinja"),
         title=title,
         tiles=_described({key: values[key] for key in shown_in("tile") if key in values}),
         notes=notes,
@@ -95,21 +94,6 @@ def write_report(
         options=list(_flat(configuration or {})),
     )
     write_text(path, page)
-
-
-@cache
-def _template() -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": _number, "duration": _duration}
-    return environment.get_template("report.html.jinja")
 
 
 def _described(values: Values) -> list[tuple[Metric, float | int | None]]:
@@ -187,11 +171,7 @@ def _picture(plot: Plot) -> dict[str, Any]:
         ) from None
     if not content.startswith(_PNG) or len(content) < 24:
         raise ValueError(f"the plot {plot.path} must be a PNG file, and is none")
-    width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
-    return {
-        **{"title": plot.title, "caption": plot.caption, "content": base64.b64encode(content).decode()},
-        **{"width": width // 2, "height": height // 2, "wide": width > _WIDE * height},  # drawn at twice a screen's
-    }
+    return figure(plot.title, plot.caption, content)
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -200,16 +180,3 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", str(value)
-
-
-def _number(value: float | int, digits: int = 4) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.2e}".replace("e+0", "e") if abs(value) >= 1e4 else f"{value:.{digits}f}"
-
-
-def _duration(seconds: float | int) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{seconds / 60:.1f} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,47 @@
+"""Self-contained HTML pages from jinja2 templates: the look they share, numbers and pictures; not what they show.
+
+`page.html.jinja` has the macros by which a template becomes a page.
+"""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+_WIDE = 1.45  # a picture wider than this times its height takes a row of its own
+
+
+def rendered(template: Path, **values: Any) -> str:
+    """A template with its values; the templates beside it and the macros of this room are found by their names."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader([template.parent, Path(__file__).parent]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": _number, "duration": _duration}
+    return environment.get_template(template.name).render(values)
+
+
+def figure(title: str, caption: str, png: bytes) -> dict[str, Any]:
+    """What the macro `figures` shows: a PNG picture that was drawn at twice the resolution of a screen."""
+    width, height = (int.from_bytes(png[start : start + 4], "big") for start in (16, 20))
+    return {
+        **{"title": title, "caption": caption, "content": base64.b64encode(png).decode()},
+        **{"width": width // 2, "height": height // 2, "wide": width > _WIDE * height},
+    }
+
+
+def _number(value: float | int, digits: int = 4) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.2e}".replace("e+0", "e") if abs(value) >= 1e4 else f"{value:.{digits}f}"
+
+
+def _duration(seconds: float | int) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{seconds / 60:.1f} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

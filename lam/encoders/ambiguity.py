@@ -1,22 +1,23 @@
 """`Ambiguity`: what an encoder learns of held-out items, κ_a of where the matches of an item lie, and p_known.
 
 The posterior's κ_e says how well the weights are determined for an item; κ_a says how closely the item's matches lie
-around it. One number holds ambiguity and strangeness: a mixture of the item's von Mises-Fisher distribution and, with
-probability 1 − p_known, the uniform one on the sphere has the mean resultant length R = p_known A_D(κ_a), and
-κ = A_D⁻¹(R).
+around it, and comes from where they lie, or from a head that was trained with the network or beside it. One number
+holds ambiguity and strangeness: a mixture of the item's von Mises-Fisher distribution and, with probability
+1 − p_known, the uniform one on the sphere has the mean resultant length R = p_known A_D(κ_a), and κ = A_D⁻¹(R).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lam.encoders.tensors import TensorRecord
 from lam.encoders.typicality import Components, Typicality, learn_typicality, p_known, shape_of
+from lam.models.kappa_head import Form, KappaHead, kappa_of
 from lam.pairs.relevance import Relevance
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.uncertainty import ausc
@@ -33,6 +34,7 @@ Doubt = Literal["", "I have not seen such a thing", "this could be several thing
 UNSEEN: Doubt = "I have not seen such a thing"
 SEVERAL: Doubt = "this could be several things"
 
+FORMS: tuple[Form, ...] = get_args(Form)
 _DIRECTIONS, _COMPONENTS, _HIDDEN = 16, 16, 32
 _STEPS, _EVERY, _BATCH = 300, 10, 512
 _RATE, _DECAY = 0.02, 0.01
@@ -78,16 +80,48 @@ class ConcentrationHead(TensorRecord):
 
 
 @dataclass(frozen=True)
+class TrainedHead(TensorRecord):
+    """κ_a of features by a head that a loss of distributions has trained, `lam.models.kappa_head.KappaHead`.
+
+    Attributes:
+        hidden_weight, hidden_bias: (H, P) and (H,).
+        output_weight, output_bias: (H,) and ().
+        form: () the number, among the forms that there are, of how κ follows from the head's number.
+    """
+
+    hidden_weight: Float[Tensor, "H P"]
+    hidden_bias: Float[Tensor, " H"]
+    output_weight: Float[Tensor, " H"]
+    output_bias: Float[Tensor, ""]
+    form: Int[Tensor, ""]
+
+    def __call__(self, features: Float[Tensor, "N P"], mean: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
+        """κ_a, float64, within the range of concentrations; of directions it knows nothing."""
+        hidden = (features.to(self.hidden_weight) @ self.hidden_weight.T + self.hidden_bias).relu()
+        raw = hidden @ self.output_weight + self.output_bias
+        by_form = torch.stack([kappa_of(raw, form) for form in FORMS])
+        return by_form.index_select(0, self.form[None])[0].clamp(*KAPPA_RANGE)
+
+    @staticmethod
+    def of(head: KappaHead) -> "TrainedHead":
+        """The same function of the features as a head, in float64."""
+        hidden, output = head.first, head.last
+        tensors = (hidden.weight, hidden.bias, output.weight[0], output.bias[0])
+        form = torch.tensor(FORMS.index(head.form), device=hidden.weight.device)
+        return TrainedHead(*(tensor.detach().double().clone() for tensor in tensors), form)  # pyright: ignore[reportCallIssue]
+
+
+@dataclass(frozen=True)
 class Ambiguity:
     """What was learnt of held-out items.
 
     Attributes:
-        head: κ_a.
+        head: κ_a, learnt of where their matches lie; or that of a head which was trained before.
         typicality: p_known.
         ambiguous_below: () κ_a below which an item could be several things: that of a tenth of the known ones.
     """
 
-    head: ConcentrationHead
+    head: ConcentrationHead | TrainedHead
     typicality: Typicality
     ambiguous_below: Float[Tensor, ""]
 
@@ -141,7 +175,8 @@ class Ambiguity:
             {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
             for part in ("head", "typicality")
         )
-        return Ambiguity(ConcentrationHead.restored(head), Typicality.restored(typicality), tensors["ambiguous_below"])
+        kind = TrainedHead if "form" in head else ConcentrationHead
+        return Ambiguity(kind.restored(head), Typicality.restored(typicality), tensors["ambiguous_below"])
 
 
 def match_loss(
@@ -191,6 +226,7 @@ def learn(
     relevance: Relevance,
     *,
     reference: Float[Tensor, "M P"] | None = None,
+    kappa_head: KappaHead | None = None,
     seed: int = 0,
 ) -> Ambiguity:
     """Learn κ_a and p_known from known items that the network was not trained on, in five folds.
@@ -203,10 +239,12 @@ def learn(
         mean: (N, D) the directions that are retrieved.
         relevance: which of them match; its queries teach.
         reference: (M, P) further known features, among which the nearest is looked for.
+        kappa_head: gives κ_a, of which nothing is learnt then.
         seed: of the folds and the first weights.
 
     Raises:
-        ValueError: for features or directions that are not finite, fewer than 20 items with a match, or D below 2.
+        ValueError: for features or directions that are not finite, fewer than 20 items with a match, D below 2, or a
+            head of another number of features.
 
     Example:
         >>> from lam.pairs.relevance import LabelRelevance
@@ -218,6 +256,11 @@ def learn(
     check_at_least("the number of dimensions of the embeddings", mean.shape[1], 2)
     check_finite("features", features)
     check_finite("mean", mean)
+    if kappa_head is not None and kappa_head.recipe["features"] != features.shape[1]:
+        raise ValueError(
+            f"the kappa_head takes {kappa_head.recipe['features']} features, and there are {features.shape[1]}: it is "
+            "that of another network"
+        )
     cosine, count = match_cosines(mean, relevance)
     has_match = (count > 0).cpu()
     queries = relevance.queries[has_match].to(features.device)
@@ -231,7 +274,11 @@ def learn(
     cosine, count = cosine[count > 0], count[count > 0]
     generator = torch.Generator().manual_seed(seed)
     folds = (torch.randperm(len(queries), generator=generator) % FOLDS).to(features.device)
-    head, kappa = _learn_head(features[queries], mean[queries], cosine, count, folds, generator)
+    if kappa_head is None:
+        head, kappa = _learn_head(features[queries], mean[queries], cosine, count, folds, generator)
+    else:
+        head = TrainedHead.of(kappa_head).to(features.device)
+        kappa = head(features[queries], mean[queries])
     apart = torch.ones(len(features), dtype=torch.bool, device=features.device)
     apart[queries] = False  # a gallery beside the queries, or items without a match, are known too
     known = torch.cat([features[apart], features[:0] if reference is None else reference.to(features)])

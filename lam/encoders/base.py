@@ -23,6 +23,7 @@ from lam.encoders.files import SavedEncoder
 from lam.encoders.seen import item_hashes
 from lam.hessians.batch import check_feature_values
 from lam.inputs import AnyPreprocessing, preprocessing_from_json
+from lam.models.kappa_head import KappaHead
 from lam.pairs.pairs import as_targets
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
@@ -231,6 +232,7 @@ class Encoder(ABC):
         reference: Iterable[Batch] | None = None,
         is_query: Bool[Tensor, " N"] | None = None,
         relevant_within: float | None = None,
+        kappa_head: KappaHead | None = None,
         seed: int = 0,
         progress: bool = False,
     ) -> None:
@@ -246,11 +248,14 @@ class Encoder(ABC):
             reference: further batches of known items, among whose features an input's nearest is looked for; training
                 items may be there.
             is_query, relevant_within: as in `lam.evaluate`.
+            kappa_head: of a method that trains one beside the same network: κ_a is what it says, and p_known alone is
+                learnt.
             seed: of what is drawn.
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for data without labels, features that are not finite, or fewer than 20 items with a match.
+            ValueError: for data without labels, features that are not finite, fewer than 20 items with a match, or the
+                κ head of another network.
         """
         targets: list[Tensor] = []
         hashes: set[int] = set()
@@ -277,7 +282,8 @@ class Encoder(ABC):
         if reference is not None:
             others = self.predict(reference, n_samples=2, progress=progress).features
         relevance = relevance_of(self.relation, labels, is_query=is_query, relevant_within=relevant_within)
-        self.ambiguity = learn(features, held_out.embeddings.mean, relevance, reference=others, seed=seed)
+        options: Any = {"reference": others, "kappa_head": kappa_head, "seed": seed}
+        self.ambiguity = learn(features, held_out.embeddings.mean, relevance, **options)
         self.has_kappa = True
 
     def save(self, folder: str | Path) -> None:

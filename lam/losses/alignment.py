@@ -1,6 +1,6 @@
 """Explicit concentration: an alignment that the concentrations of a pair scale, and what keeps these from growing."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -52,6 +52,12 @@ class ConcentrationAlignment(DistributionLoss):
         check_positive("decay", decay)
         check_positive("temperature", temperature)
         self.weight, self.regulariser, self.decay, self.temperature = weight, regulariser, decay, temperature
+
+    def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
+        """That of InfoNCE, as the alignment is linear in cosines; without InfoNCE, that of the positive pairs alone."""
+        if self.temperature is None:
+            return {"name": "contrastive", "margin": 2.0, "negative_weight": 0.0}
+        return {"name": "infonce", "temperature": self.temperature}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
         first, second = pairs.positive.triu().nonzero(as_tuple=True)

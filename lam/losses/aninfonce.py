@@ -41,6 +41,8 @@ class AnInfoNCE(TrainableLoss):
         tensor(0.3133)
     """
 
+    curvature = "aninfonce"
+
     def __init__(
         self,
         dimension: int,

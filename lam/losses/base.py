@@ -6,7 +6,7 @@ Each loss has a file of its own beside this one; which pairs count is decided in
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Shaped
@@ -17,7 +17,13 @@ from lam.utils.checks import check_positive
 
 
 class Loss(ABC):
-    """A loss of unit embeddings and the pairs among them."""
+    """A loss of unit embeddings and the pairs among them.
+
+    Attributes:
+        curvature: the name, in `lam.hessians.CURVATURES`, of the curvature that is its own, or comes nearest to that.
+    """
+
+    curvature: ClassVar[str] = "contrastive"
 
     def __call__(self, embeddings: Float[Tensor, "N D"], pairs: Pairs) -> Float[Tensor, ""]:
         """Loss of a batch; lower is better, and zero where there is no pair.

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -49,6 +50,15 @@ class DistributionLoss(nn.Module, ABC):
         if kappa.isnan().any():
             raise ValueError(f"kappa must be numbers, got NaN at index {int(kappa.isnan().nonzero()[0, 0])}")
         return self._compute(mean, kappa.clamp(*KAPPA_RANGE), pairs, generator)
+
+    @abstractmethod
+    def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
+        """Name and settings of the curvature that comes nearest to this loss's in the mean directions.
+
+        Args:
+            dimension: D.
+            kappa: the concentration of all items.
+        """
 
     @abstractmethod
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor: ...

@@ -1,5 +1,7 @@
 """The expected likelihood kernel of two von Mises-Fisher distributions as the similarity of InfoNCE."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -33,6 +35,10 @@ class ELK(DistributionLoss):
         super().__init__()
         check_positive("kappa_pos", kappa_pos)
         self.kappa_pos = kappa_pos
+
+    def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
+        """InfoNCE of cosines, of which the similarity is κ κ_pos/2 times where a pair is close and κ is large."""
+        return {"name": "infonce", "temperature": 2 / (self.kappa_pos * kappa)}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
         similarity = log_expected_likelihood(mean[:, None], kappa[:, None], mean[None], kappa[None])

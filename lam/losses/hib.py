@@ -1,6 +1,7 @@
 """The contrastive form of HIB: soft matches of samples of von Mises-Fisher distributions, by their cosines."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from lam.losses.base import weighted_mean
 from lam.losses.distributions import DistributionLoss, drawn_negatives, samples_of
 from lam.pairs.pairs import Pairs
 from lam.utils.checks import check_at_least, check_positive
+from lam.vmf.bessel import bessel_ratio
 
 
 class HIB(DistributionLoss):
@@ -46,6 +48,14 @@ class HIB(DistributionLoss):
         if not math.isfinite(offset):
             raise ValueError(f"offset must be finite, got {offset}")
         self.n_samples, self.scale, self.offset, self.n_negatives = n_samples, scale, offset, n_negatives
+
+    def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
+        """InfoNCE at the slope of the matches' logits in the cosine of the means, the whole second derivative of it.
+
+        Of a softmax over others it is that of one partner against one; the positive part of each item's is taken.
+        """
+        slope = self.scale * float(bessel_ratio(dimension, torch.tensor(kappa).double())) ** 2
+        return {"name": "infonce", "temperature": 1 / slope, "split": "outputs", "fix": "projected"}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
         samples = samples_of(mean, kappa, self.n_samples, generator)

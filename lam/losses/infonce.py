@@ -26,6 +26,8 @@ class InfoNCE(TemperatureLoss):
         tensor(0.3133)
     """
 
+    curvature = "infonce"
+
     def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
         return mean_cross_entropy(embeddings @ embeddings.T / self.temperature, pairs)
 

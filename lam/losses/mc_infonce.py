@@ -1,11 +1,14 @@
 """MCInfoNCE: InfoNCE of samples of distributions, which become the posteriors of what made the data."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from lam.losses.distributions import DistributionLoss, drawn_negatives, mean_log_ratio, samples_of
 from lam.pairs.pairs import Pairs
 from lam.utils.checks import check_at_least, check_positive
+from lam.vmf.bessel import bessel_ratio, kappa_from_resultant
 
 
 class MCInfoNCE(DistributionLoss):
@@ -53,6 +56,16 @@ class MCInfoNCE(DistributionLoss):
             self.log_kappa_pos = nn.Parameter(log_kappa_pos)
         else:
             self.register_buffer("log_kappa_pos", log_kappa_pos)
+
+    def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
+        """InfoNCE at the concentration of a positive pair's means: what three distributions make, one after the other.
+
+        The latents lie around the means, and around each other, with mean resultant lengths that multiply.
+
+        Source: Mardia and Jupp (2000), "Directional statistics", section 9.3.2, for the convolution.
+        """
+        resultant = bessel_ratio(dimension, torch.tensor([kappa, kappa, float(self.log_kappa_pos.exp())]).double())
+        return {"name": "infonce", "temperature": 1 / float(kappa_from_resultant(resultant.prod(), dimension))}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
         samples = samples_of(mean, kappa, self.n_samples, generator)

@@ -22,6 +22,8 @@ class SupCon(TemperatureLoss):
         tensor(0.3133)
     """
 
+    curvature = "supcon"
+
     def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
         return weighted_mean(*self.of_anchors(embeddings, pairs))
 

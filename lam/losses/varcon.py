@@ -40,6 +40,8 @@ class VarCon(TrainableLoss):
         tensor(0.3133, grad_fn=<MeanBackward0>)
     """
 
+    curvature = "varcon"
+
     def __init__(
         self, temperature: float = 0.1, epsilon: float | None = None, *, learn: bool = True, margin: float | None = None
     ) -> None:

@@ -3,13 +3,14 @@
 Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice".
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from lam.losses import AnInfoNCE, margin_of
-from lam.methods.base import Trained, head_of
+from lam.losses import AnInfoNCE, Loss, margin_of
+from lam.methods.base import Trained, head_of, own_curvature
 from lam.methods.deterministic import Deterministic
 from lam.training import Training
 from lam.utils.checks import check_positive
@@ -32,6 +33,12 @@ class Aninfonce(Deterministic):
 
     def __post_init__(self) -> None:
         check_positive("concentration", self.concentration)
+
+    def trained_by(
+        self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
+    ) -> dict[str, Any]:
+        """AnInfoNCE's; see `Method.trained_by`."""
+        return own_curvature(AnInfoNCE(dimension, self.concentration), learned)
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network; see `Method.train`."""

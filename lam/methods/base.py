@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,6 +13,8 @@ from lam.datasets.augmented import without_augmentation
 from lam.encoders.base import Encoder
 from lam.encoders.batches import Batch
 from lam.encoders.seen import item_hashes, spread
+from lam.hessians.losses import CURVATURES, to_settings
+from lam.losses import Loss, as_settings, settings_of
 from lam.models.head import find_head
 from lam.training import History, Step, Training, device_of
 from lam.training import train as train_by_loop
@@ -88,6 +90,18 @@ class Method(ABC):
     ) -> None:
         """Choose what the options leave open, on held-out data; arguments as those of `BayesianEncoder.tune`."""
 
+    def trained_by(
+        self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
+    ) -> dict[str, Any]:
+        """Name and settings of the curvature of the loss that networks are trained by.
+
+        Args:
+            loss: of the training, which some methods replace by one of their own.
+            dimension: D of the network.
+            learned: what the loss has learned, as a history has it.
+        """
+        return own_curvature(loss, learned)
+
     def settings(self) -> dict[str, Any]:
         """The name and the options, as a configuration has them."""
         return {"name": self.name, **asdict(self)}
@@ -107,6 +121,20 @@ class Method(ABC):
             return {}
         with training.stage("train"):
             return {"network": train_by_loop(network, dataset, training, step=step, method=self.name)}
+
+
+def own_curvature(loss: Loss, learned: Mapping[str, Sequence[float]] | None = None) -> dict[str, Any]:
+    """Name and settings of the curvature of a loss, with what the loss has learned; those that it lacks are left out.
+
+    Example:
+        >>> from lam.losses import SupCon
+        >>> own_curvature(SupCon(0.7, 0.2))
+        {'name': 'supcon', 'temperature': 0.2, 'split': 'logits', 'fix': 'fixed', 'average': True}
+    """
+    known = {**settings_of(loss), **as_settings(learned or {})}
+    cls: Any = CURVATURES[loss.curvature]
+    curvature = cls(**{name: known[name] for name in cls.__dataclass_fields__ if known.get(name) is not None})
+    return {name: value for name, value in to_settings(curvature).items() if value is not None}
 
 
 def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:

@@ -1,7 +1,7 @@
 """What the methods share that learn a concentration of each item by a loss of von Mises-Fisher distributions."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -71,6 +71,12 @@ class ConcentrationMethod(Method):
     @abstractmethod
     def loss(self) -> DistributionLoss:
         """The loss, new."""
+
+    def trained_by(
+        self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
+    ) -> dict[str, Any]:
+        """That of the loss of distributions, all with the κ that it begins with; see `Method.trained_by`."""
+        return self.loss().curvature(dimension, self.start)
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train μ and κ; see `Method.train`. Stages are `train` and, in phases, `head`.

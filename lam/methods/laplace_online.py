@@ -18,7 +18,7 @@ from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import Diagonal, diagonal_ggn
 from lam.losses import Loss, margin_of, settings_of
 from lam.methods.base import Trained, head_of, inputs_of
-from lam.methods.laplace_posthoc import LaplaceMethod, LaplacePosthoc, fit_with, learned_of
+from lam.methods.laplace_posthoc import OWN, LaplaceMethod, LaplacePosthoc, fit_with, learned_of
 from lam.models.head import recorded_head_inputs
 from lam.pairs.mining import Miner, MinerName, Mining
 from lam.pairs.pairs import Pairs
@@ -112,6 +112,8 @@ class LaplaceOnline(LaplaceMethod):
         Raises:
             ValueError: as `Method.train`, or for a miner that a refit could not use.
         """
+        if self.curvature == OWN:
+            return self.resolved(training).train(network, dataset, training, hessian_miner=hessian_miner)
         relation, path = training.relation or Relation(), head_of(network, dataset, self.head)
         refit = self._refit(path, hessian_miner, relation, training) if self.refit else None
         _ = self.curvature_of(training.loss)

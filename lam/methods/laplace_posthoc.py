@@ -5,7 +5,7 @@ Source: Warburg et al. (2023), section 3.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import nn
@@ -32,6 +32,10 @@ from lam.vmf.embeddings import Mean
 _OF_CONTRASTIVE = ("margin", "split", "fix", "negative_weight")
 """Options that are settings of the contrastive curvature alone."""
 
+OWN = "own"
+"""In place of a curvature's name: that of the loss by which the network is trained, or was."""
+
+Options = TypeVar("Options", bound="LaplaceMethod")
 Tune = Literal["calibration", "marginal_likelihood", "none"]
 
 
@@ -45,7 +49,8 @@ class LaplaceMethod(Method):
         mean: which direction is retrieved: `network` or, as in the paper, `sampled`; see `BayesianEncoder`.
         curvature: of which loss: a name in `lam.hessians.CURVATURES`, or a mapping of its name and settings, such as
             {name: supcon, split: outputs}. Those that it leaves out and the loss of training has, such as a
-            temperature, are the loss's. The settings of `contrastive` are options of their own.
+            temperature, are the loss's. The settings of `contrastive` are options of their own. Or `own`: that of the
+            loss by which the network is trained, or was; see `Method.trained_by`.
         margin: of the contrastive curvature, within which negative pairs have one; by default that of the loss, which
             stays that of the triplets of miners.
         split: of the contrastive curvature, `euclidean` or `arccos`.
@@ -76,6 +81,8 @@ class LaplaceMethod(Method):
     @property
     def loss_curvature(self) -> Curvature:
         """The curvature as the options have it, without what is taken from the loss."""
+        if self.curvature == OWN:  # until `resolved` says which
+            return ContrastiveCurvature(self.margin)
         settings = {"name": self.curvature} if isinstance(self.curvature, str) else self.curvature
         if settings != {"name": "contrastive"}:
             for option in _OF_CONTRASTIVE:
@@ -90,6 +97,12 @@ class LaplaceMethod(Method):
                 where = "" if str(error).startswith("curvature") else f"curvature={self.curvature!r}: "
                 raise ValueError(f"{where}{error}") from None
         return ContrastiveCurvature(self.margin, self.split, self.fix, self.negative_weight)
+
+    def resolved(self: Options, training: Training) -> Options:
+        """The options with the curvature that is `own` named, of whatever trains the network or has trained it."""
+        if self.curvature != OWN:
+            return self
+        return replace(self, curvature=dict(training.trained_by or {"name": training.loss.curvature}))
 
     def curvature_of(self, loss: Loss, learned: Mapping[str, list[float]] | None = None) -> Curvature:
         """The curvature, with what it leaves out taken from a loss and what that has learned.
@@ -182,9 +195,10 @@ class LaplacePosthoc(LaplaceMethod):
                 'pairs must be "dataset" for places (method.pairs=dataset in a run): shuffled batches of places hold '
                 "hardly a positive pair"
             )
-        _ = self.curvature_of(training.loss)
+        options = self.resolved(training)
+        _ = options.curvature_of(training.loss)
         histories = self.trained_network(network, dataset, training)
-        return Trained(fit_with(self, network, dataset, training, histories, mean=self.mean), histories)
+        return Trained(fit_with(options, network, dataset, training, histories, mean=self.mean), histories)
 
     @property
     def loss_curvature(self) -> Curvature:

@@ -3,13 +3,14 @@
 Source: Wang et al. (2025), "Variational supervised contrastive learning".
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from lam.losses import VarCon, margin_of
-from lam.methods.base import Trained
+from lam.losses import Loss, VarCon, margin_of
+from lam.methods.base import Trained, own_curvature
 from lam.methods.deterministic import Deterministic
 from lam.training import Training
 
@@ -39,6 +40,12 @@ class Varcon(Deterministic):
     def loss(self, margin: float | None = None) -> VarCon:
         """VarCon with these options."""
         return VarCon(self.temperature, self.epsilon, learn=self.learn_epsilon, margin=margin)
+
+    def trained_by(
+        self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
+    ) -> dict[str, Any]:
+        """VarCon's; see `Method.trained_by`."""
+        return own_curvature(self.loss(), learned)
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network; see `Method.train`."""

@@ -70,11 +70,15 @@ class KappaHead(nn.Module):
         """
         if features.ndim != 2 or features.shape[1] != self.recipe["features"]:
             raise ValueError(f"features must be (N, {self.recipe['features']}), got {tuple(features.shape)}")
-        raw = self.last(self.first(features).relu())[:, 0]
-        if self.form == "exp":
-            return 1 + raw.clamp(max=_MOST).exp()
-        value = F.softplus(raw)
-        return value if self.form == "softplus" else 1 / value.clamp(min=_LEAST)
+        return kappa_of(self.last(self.first(features).relu())[:, 0], self.form)
+
+
+def kappa_of(raw: Float[Tensor, " N"], form: Form) -> Float[Tensor, " N"]:
+    """κ of a head's number r."""
+    if form == "exp":
+        return 1 + raw.clamp(max=_MOST).exp()
+    value = F.softplus(raw)
+    return value if form == "softplus" else 1 / value.clamp(min=_LEAST)
 
 
 def _softplus_inverse(value: float) -> float:

@@ -147,7 +147,8 @@ class AmbiguityConfig:
     """Whether the encoder learns its ambiguity on the validation split; see `Encoder.learn_ambiguity`.
 
     Attributes:
-        learn: whether it does. κ is then A_D⁻¹(p_known A_D(κ_a)), and no longer the posterior's alone.
+        learn: whether it does; with the κ head of a `checkpoint` it always does. κ is then A_D⁻¹(p_known A_D(κ_a)),
+            and no longer the posterior's alone.
         reference: how many training items the nearest is looked for among, beside the validation split's.
     """
 
@@ -166,7 +167,9 @@ class RunConfig:
         margin: of the contrastive loss, in (0, 2].
         seed: of the weights, the order of the data and the posterior's noise.
         output: the run's folder; runs/<data>/<method> by default.
-        checkpoint: weights to start from instead of training: a .safetensors or .pth file.
+        checkpoint: weights to start from instead of training: a .safetensors or .pth file, or the folder of a finished
+            run. Of a run the κ head comes with them, where it has one: a Laplace posterior then learns p_known on the
+            validation split, and κ_a is what the head says.
         accelerator: the device of training, fit and evaluation: "cpu", "cuda", or "auto" for CUDA where there is some.
         training: how the network is trained.
         augmentation: random crops and flips of the training images.

@@ -32,13 +32,13 @@ from lam import models
 from lam.datasets import Dataset, Splits
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.base import Encoder
+from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import Evaluation, evaluate
 from lam.encoders.load import load
 from lam.gallery.local_index import require_faiss
 from lam.methods.base import Trained
 from lam.models import EmbeddingNetwork
 from lam.models.head import evaluating
-from lam.models.weights import load_weights
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
 from lam.retrieval.index.exact import rank
@@ -59,6 +59,7 @@ from lam.runs.folder import CONFIG, DATA, ENCODER, METRICS, is_finished, open_fo
 from lam.runs.index import index_dataset
 from lam.runs.report import write_plots_and_report
 from lam.runs.samples import draw_samples, write_samples
+from lam.runs.start import Start, start_from
 from lam.training import Training, device_of
 from lam.utils import distributed
 from lam.utils.files import MANIFEST, read_json, seal, write_json
@@ -113,9 +114,9 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     parts: dict[str, Dataset] = {**splits.parts(), **{f"OOD set {name}": images for name, images in ood.items()}}
     if not (folder / DATA).is_file():  # an earlier start has checked them
         distributed.broadcast_from_rank_zero(lambda: check_files(parts.values(), progress))
-    network = distributed.rank_zero_first(lambda: _build_network(config, splits.train))
+    network, start = distributed.rank_zero_first(lambda: _build_network(config, splits.train))
     with open_for_writing(folder, settings, parts, splits.gallery):
-        return _run(config, folder, network, splits, ood, progress)
+        return _run(config, folder, network, start, splits, ood, progress)
 
 
 def _finished(folder: Path, settings: dict[str, Any]) -> RunResult | None:
@@ -127,25 +128,27 @@ def _run(
     config: RunConfig,
     folder: Path,
     network: EmbeddingNetwork,
+    start: Start,
     splits: Splits,
     ood: dict[str, Dataset],
     progress: bool,
 ) -> RunResult:
     stages = Stages(progress, _seconds_so_far(folder))
     is_trained = distributed.broadcast_from_rank_zero((folder / ENCODER / MANIFEST).is_file)
-    trained = None if is_trained else _train(config, network, splits, folder, stages, progress)
-    return distributed.broadcast_from_rank_zero(lambda: _evaluate(config, folder, trained, splits, ood, stages))
+    trained = None if is_trained else _train(config, network, start, splits, folder, stages, progress)
+    return distributed.broadcast_from_rank_zero(lambda: _evaluate(config, folder, trained, start, splits, ood, stages))
 
 
 def _evaluate(
     config: RunConfig,
     folder: Path,
     trained: Trained | None,
+    start: Start,
     splits: Splits,
     ood: dict[str, Dataset],
     stages: "Stages",
 ) -> RunResult:
-    encoder = _encoder(config, trained, splits, folder, stages)
+    encoder = _encoder(config, trained, start, splits, folder, stages)
     evaluation, corrupted, measured = evaluate_splits(config, encoder, splits, ood, stages)
     with stages("index"):
         index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
@@ -208,10 +211,9 @@ def _finish(folder: Path, metrics: dict[str, Any], plots: list[Path], samples: l
     return RunResult(folder, metrics)
 
 
-def _build_network(config: RunConfig, images: Dataset) -> EmbeddingNetwork:
+def _build_network(config: RunConfig, images: Dataset) -> tuple[EmbeddingNetwork, Start]:
     network = _network(config, config.seed)
-    if config.checkpoint is not None:
-        load_weights(network, config.checkpoint)
+    start = Start() if config.checkpoint is None else start_from(network, config.checkpoint)
     try:
         with evaluating(network):
             network(torch.stack([images[0][0]] * 2))
@@ -222,7 +224,7 @@ def _build_network(config: RunConfig, images: Dataset) -> EmbeddingNetwork:
             "network.name or network.options, or another size of the inputs"
         ) from None
     config.method.check(network)
-    return network
+    return network, start
 
 
 def _network(config: RunConfig, seed: int) -> EmbeddingNetwork:
@@ -233,7 +235,13 @@ def _network(config: RunConfig, seed: int) -> EmbeddingNetwork:
 
 
 def _train(
-    config: RunConfig, network: EmbeddingNetwork, splits: Splits, folder: Path, stages: "Stages", progress: bool
+    config: RunConfig,
+    network: EmbeddingNetwork,
+    start: Start,
+    splits: Splits,
+    folder: Path,
+    stages: "Stages",
+    progress: bool,
 ) -> Trained:
     relation = config.relation_of(splits.train)
     options = {name: value for name, value in vars(config.training).items() if name not in ("loss", "temperature")}
@@ -243,6 +251,7 @@ def _train(
         relation=relation,
         seed=config.seed,
         pretrained=config.checkpoint is not None,
+        trained_by=start.trained_by,
         another=lambda seed: _network(config, seed),
         validate=lambda candidate: nearest_is_relevant(
             candidate,
@@ -262,7 +271,9 @@ def _train(
     return config.method.train(network, images, training)
 
 
-def _encoder(config: RunConfig, trained: Trained | None, splits: Splits, folder: Path, stages: "Stages") -> Encoder:
+def _encoder(
+    config: RunConfig, trained: Trained | None, start: Start, splits: Splits, folder: Path, stages: "Stages"
+) -> Encoder:
     """The encoder, tuned and saved; or read, where an earlier start saved it."""
     if trained is None:
         return load(folder / ENCODER).to(device_of(config.accelerator))
@@ -281,11 +292,13 @@ def _encoder(config: RunConfig, trained: Trained | None, splits: Splits, folder:
     if config.method.tunes:
         with stages("tune"):
             config.method.tune_on(encoder, held_out, **queries)
-    if config.ambiguity.learn:
+    kappa_head = start.kappa_head if isinstance(encoder, BayesianEncoder) else None
+    if config.ambiguity.learn or kappa_head is not None:
         with stages("ambiguity"):
             count = config.ambiguity.reference
             known = loader_of(splits.train.limit(count, seed=config.seed), EMBEDDING_BATCH, workers) if count else None
-            encoder.learn_ambiguity(held_out, reference=known, seed=config.seed, **queries)
+            own: Any = {"reference": known, "kappa_head": kappa_head, "seed": config.seed}
+            encoder.learn_ambiguity(held_out, **own, **queries)
     write_json(folder / "seconds.json", stages.seconds)
     encoder.save(folder / ENCODER)
     return encoder

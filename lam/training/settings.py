@@ -1,6 +1,6 @@
 """How a network is trained: the options that a configuration has, and the record that holds all there is to say."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +92,7 @@ class Training(TrainingOptions):
         relation: what makes two items a positive or a negative pair; by default their labels.
         seed: of the order of the data and of everything drawn; at least 0.
         pretrained: the network is trained already; a method then does only what comes after that.
+        trained_by: of a network that is trained already, name and settings of the curvature of the loss that did it.
         another: returns a network like the one to train, with the random weights of a seed, for a method that trains
             several; by default the recipe of the network, by which `lam.models.build` made it, is followed.
         validate: called after each epoch with the network in evaluation mode; higher is better, and the first epoch
@@ -111,6 +112,7 @@ class Training(TrainingOptions):
     relation: Relation | None = None
     seed: int = 0
     pretrained: bool = False
+    trained_by: Mapping[str, Any] | None = None
     another: Callable[[int], nn.Module] | None = None
     validate: Callable[[nn.Module], float] | None = None
     folder: str | Path | None = None

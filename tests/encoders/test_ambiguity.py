@@ -11,9 +11,10 @@ from torch import nn
 
 import lam
 from lam import fit, fit_features
-from lam.encoders.ambiguity import SEVERAL, UNSEEN, Ambiguity, learn, match_cosines, match_loss
+from lam.encoders.ambiguity import FORMS, SEVERAL, UNSEEN, Ambiguity, learn, match_cosines, match_loss
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.encoders.seen import item_hashes
+from lam.models.kappa_head import KappaHead
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance, relevance_of
 from lam.vmf import KAPPA_RANGE, Embeddings, bessel_ratio, kappa_from_resultant
@@ -217,6 +218,26 @@ def test_an_encoder_without_uncertainty_gets_a_kappa(tmp_path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("form", FORMS)
+def test_a_head_that_was_trained_gives_kappa_a_and_p_known_alone_is_learnt(form, learnt, tmp_path) -> None:
+    head = KappaHead(7, 16, start=5.0, form=form, seed=3)
+    train, labels = items(seed=1)
+    encoder = encoder_of(train, labels)
+    encoder.learn_ambiguity([items(seed=2)], kappa_head=head)
+    features, _ = items(seed=3)
+    embeddings = encoder.embed(features)
+    torch.testing.assert_close(embeddings.kappa_aleatoric, head(features).detach(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(embeddings.p_known > 0.5, learnt.embed(features).p_known > 0.5)
+    resultant = embeddings.p_known.double() * bessel_ratio(6, embeddings.kappa_aleatoric.double())
+    torch.testing.assert_close(embeddings.resultant.double(), resultant, rtol=1e-5, atol=1e-6)
+    encoder.save(tmp_path)
+    loaded = lam.load(tmp_path).embed(features)
+    assert all(torch.equal(getattr(loaded, part), values) for part, values in embeddings.parts().items())
+    assert torch.equal(encoder.to("cpu").embed(features).kappa, loaded.kappa)
+    with pytest.raises(ValueError, match="the kappa_head takes 5 features, and there are 7: it is that of another"):
+        encoder.learn_ambiguity([items(seed=2)], kappa_head=KappaHead(5))
+
+
 def test_exported_with_the_encoder(tmp_path) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 3))

@@ -1,22 +1,29 @@
 """The curvature that a posterior is of, chosen by the options of a Laplace method: its loss's own, or another."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jaxtyping
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 import lam
 from lam import losses, models
-from lam.hessians import ContrastiveCurvature, Curvature, InfoNCECurvature, SupConCurvature
+from lam.hessians import ContrastiveCurvature, Curvature, InfoNCECurvature, SupConCurvature, VarConCurvature
+from lam.hessians.losses import from_settings, to_settings
+from lam.methods import METHODS as ALL_METHODS
 from lam.methods.fit import fit
 from lam.methods.laplace_online import LaplaceOnline, OnlineLaplaceStep
 from lam.methods.laplace_posthoc import LaplaceMethod, LaplacePosthoc
+from lam.pairs import Pairs
 from lam.runs.config_files import load_config
 from lam.training import Training
 from tests.encoders.small import make_batches, make_network, same_posterior
+from tests.methods import small_data as small
 from tests.methods.test_laplace_posthoc import make_data, settings
 
 SUPCON = {"loss": losses.build("supcon", margin=0.7, temperature=0.2)}
@@ -110,6 +117,71 @@ def test_a_setting_that_neither_has_is_refused_before_training(method: Any) -> N
     ):
         train(method(curvature="supcon"), network)
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ALL_METHODS)
+def test_every_method_says_whose_curvature_its_networks_have(name: str) -> None:
+    settings_of_loss = small.quick(name).trained_by(losses.build("infonce", margin=0.7, temperature=0.2), 3)
+    network = models.build("convnet8", dimension=3)
+    options = {"pretrained": True, "trained_by": settings_of_loss}
+    encoder = train(LaplacePosthoc(curvature="own"), network, **options).encoder
+    curvature = encoder.posterior.curvature
+    assert to_settings(curvature.curvature).items() >= settings_of_loss.items()
+    assert curvature.h.isfinite().all()
+    assert (curvature.h > 0).any()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("contrastive", ContrastiveCurvature(0.7)),
+        ("supcon", SupConCurvature(0.1)),
+        ("infonce", InfoNCECurvature(0.1)),
+        ("varcon", VarConCurvature(0.1, 0.02)),
+    ],
+)
+def test_its_own_is_that_of_the_loss_that_trains(method: Any, loss: str, expected: Curvature) -> None:
+    encoder = train(method(curvature="own"), loss=losses.build(loss, margin=0.7)).encoder
+    actual = encoder.posterior.curvature.curvature
+    if isinstance(actual, VarConCurvature):
+        assert actual.epsilon != 0.02  # what the loss learned
+        actual = replace(actual, epsilon=0.02)
+    assert actual == expected
+
+
+def slow_diagonal(loss: Any, f: Tensor, kappa: float, a: int, pairs: Pairs) -> Tensor:
+    """The whole second derivative of an anchor's own loss in its output, by automatic differentiation."""
+    rows = torch.arange(len(f))[:, None] == a
+    positive, negative = pairs.positive & rows, pairs.negative & rows
+    own = Pairs(positive, negative, int(positive.sum()), int(negative.sum()))
+
+    def value(output: Tensor) -> Tensor:
+        mean = F.normalize(torch.where(rows, output, f))
+        return loss(mean, mean.new_full((len(f),), kappa), own, generator=torch.Generator().manual_seed(0))
+
+    return torch.autograd.functional.hessian(value, f[a]).diagonal()
+
+
+@pytest.mark.parametrize(
+    ("loss", "least"),
+    [(losses.MCInfoNCE(20.0, 300), 0.7), (losses.ELK(1.0), 0.99), (losses.HIB(300, 4.0), 0.7)],
+    ids=["mcinfonce", "elk", "hib"],
+)
+@pytest.mark.parametrize("noise", [0.25, 0.5])
+def test_a_loss_of_distributions_names_a_curvature_near_its_own(loss: Any, least: float, noise: float) -> None:
+    generator, labels, kappa = torch.Generator().manual_seed(0), torch.arange(12) % 3, 20.0
+    f = 3 * (torch.eye(3)[labels] + noise * torch.randn(12, 3, generator=generator)).double()
+    pairs = Pairs.by_label(labels)
+    slow = torch.stack([slow_diagonal(loss.double(), f, kappa, a, pairs) for a in range(12)])
+
+    def correlation(**changes: Any) -> Tensor:
+        curvature = from_settings({**loss.curvature(3, kappa), "split": "outputs", "fix": "fixed", **changes})
+        fast = curvature.diagonal(F.normalize(f), f.norm(dim=1, keepdim=True), pairs)[:, 0]
+        return torch.corrcoef(torch.stack([slow.flatten(), fast.flatten()]))[0, 1]
+
+    assert correlation() > least
+    assert correlation() > correlation(temperature=0.05)
 
 
 def test_batches_without_a_positive_pair_are_refused() -> None:

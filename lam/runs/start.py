@@ -1,0 +1,52 @@
+"""What a run begins with in place of training: a file of weights, or another run with all that it knows of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from lam.encoders.concentration import HeadEncoder
+from lam.models.kappa_head import KappaHead
+from lam.models.weights import load_state, load_weights
+from lam.runs.finished import Run
+from lam.utils.files import read_json
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is known of the weights that a network was filled with.
+
+    Attributes:
+        trained_by: name and settings of the curvature of the loss that trained them; None of a file of weights.
+        kappa_head: the κ head beside them; None where there is none.
+    """
+
+    trained_by: Mapping[str, Any] | None = None
+    kappa_head: KappaHead | None = None
+
+
+def start_from(network: nn.Module, checkpoint: str) -> Start:
+    """Fill a network with the weights of a file or of a finished run.
+
+    Raises:
+        ValueError: as `lam.models.weights.load_weights`, or for a folder that is no finished run, or is one of several
+            networks.
+        CorruptFileError: naming the file of a run that is missing, truncated or altered.
+    """
+    if not Path(checkpoint).is_dir():
+        load_weights(network, checkpoint)
+        return Start()
+    run = Run(checkpoint)
+    config, trained = run.config, run.encoder.network
+    if trained is None or isinstance(trained, nn.ModuleList):
+        raise ValueError(f"checkpoint {checkpoint} is a run of {config.method.name}, which has no single network")
+    try:
+        load_state(network, dict(trained.state_dict()))
+    except ValueError as error:
+        raise ValueError(f"checkpoint {checkpoint}: {error}") from None
+    histories = run.folder / "training.json"
+    learned = read_json(histories).get("network", {}).get("learned", {}) if histories.is_file() else {}
+    trained_by = config.method.trained_by(config.loss(), config.network.dimension, learned)
+    return Start(trained_by, run.encoder.kappa_head if isinstance(run.encoder, HeadEncoder) else None)

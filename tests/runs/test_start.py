@@ -1,0 +1,109 @@
+"""A Laplace posterior over a run that learned a κ head: what it takes over, and both parts of κ wherever it goes."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lam.cli import main
+from lam.encoders.ambiguity import TrainedHead
+from lam.encoders.bayesian import BayesianEncoder
+from lam.hessians import InfoNCECurvature, VarConCurvature
+from lam.losses import MCInfoNCE
+from lam.runs.config_files import load_config
+from lam.runs.finished import Run
+from lam.runs.run import run
+from lam.service.engine import Engine
+from tests.conftest import tiny
+from tests.service.asking import PNG, client_of
+
+QUICK = ["--training.epochs=1", "--accelerator=cpu", "--evaluation.corrupted=5", "--evaluation.n_samples=8", "--quiet"]
+
+
+def made(folder: Path, method: str, *settings: str) -> Path:
+    assert main(["run", "digits", method, *QUICK, *settings, f"--output={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = ["--method.epochs=1", "--method.n_samples=4"]
+    return made(tmp_path_factory.mktemp("start") / "mcinfonce", "mcinfonce", *settings)
+
+
+@pytest.fixture(scope="module")
+def second(first: Path) -> Path:
+    options = [f"--checkpoint={first}", "--method.curvature=own", "--ambiguity.reference=200"]
+    return made(first.parent / "laplace", "laplace_posthoc", *options)
+
+
+def images(n: int = 12) -> torch.Tensor:
+    return torch.rand(n, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_network_curvature_and_kappa_head_are_those_of_the_run_that_it_starts_from(first: Path, second: Path) -> None:
+    source, encoder = Run(first).encoder, Run(second).encoder
+    assert isinstance(encoder, BayesianEncoder)
+    assert encoder.ambiguity is not None
+    assert isinstance(encoder.ambiguity.head, TrainedHead)
+    before, own = (dict(each.network.state_dict()) for each in (source, encoder) if each.network is not None)
+    assert all(torch.equal(value, own[name]) for name, value in before.items())
+    temperature = MCInfoNCE(20.0).curvature(encoder.dimension, 20.0)["temperature"]
+    assert encoder.posterior.curvature.curvature == InfoNCECurvature(temperature)
+    embeddings = encoder.embed(images())
+    assert embeddings.kappa_aleatoric is not None
+    assert embeddings.kappa_epistemic is not None
+    torch.testing.assert_close(embeddings.kappa_aleatoric, source.embed(images()).kappa, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(embeddings.kappa_epistemic, embeddings.kappa)
+    metrics = json.loads((second / "metrics.json").read_text())
+    assert "seconds_train" not in metrics
+    assert all(f"ausc_{part}" in metrics for part in ("kappa_epistemic", "kappa_aleatoric", "p_known"))
+
+
+def test_it_is_exported_and_served_with_both_parts(second: Path, tmp_path: Path) -> None:
+    encoder: Any = Run(second).encoder
+    embeddings = encoder.embed(images())
+    encoder.export(tmp_path / "encoder.pt2")
+    outputs = torch.export.load(tmp_path / "encoder.pt2").module()(images())
+    expected = (embeddings.kappa_epistemic, embeddings.kappa_aleatoric, embeddings.p_known)
+    for actual, part in zip(outputs[4:], expected, strict=True):
+        torch.testing.assert_close(actual, part, rtol=1e-4, atol=1e-4)
+    with client_of(Engine(second)) as client:
+        answer = client.post("/v1/search", content=Run(second).samples[0].image, headers=PNG).json()
+    assert answer["kappa_aleatoric"] > 0
+    assert answer["kappa_epistemic"] > 0
+    assert 0 <= answer["p_known"] <= 1
+
+
+def test_what_the_loss_of_a_run_learned_is_part_of_the_curvature(tmp_path: Path) -> None:
+    first = made(tmp_path / "varcon", "varcon", "--training.optimizer=sgd")
+    second = made(tmp_path / "laplace", "laplace_posthoc", f"--checkpoint={first}", "--method.curvature=own")
+    learned = json.loads((first / "training.json").read_text())["network"]["learned"]["epsilon"][0]
+    encoder: Any = Run(second).encoder
+    assert encoder.posterior.curvature.curvature == VarConCurvature(0.1, learned)
+    assert encoder.ambiguity is None
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_run_that_cannot_be_started_from_is_refused_before_any_work(first: Path, tmp_path: Path) -> None:
+    for settings, message in (
+        ([f"--checkpoint={first.parent}"], f"{first.parent} is no run of lam; did you mean"),
+        ([f"--checkpoint={first}", "--network.dimension=5"], r"checkpoint .*mcinfonce: the network is not the one"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(tiny(tmp_path / "run", *settings), progress=False)
+        assert not (tmp_path / "run").exists()
+    unfinished = Path(shutil.copytree(first, tmp_path / "unfinished"))
+    (unfinished / "MANIFEST.json").unlink()
+    with pytest.raises(ValueError, match="has not finished"):
+        run(tiny(tmp_path / "run", f"--checkpoint={unfinished}"), progress=False)
+
+
+def test_a_run_of_several_networks_is_refused(tmp_path: Path) -> None:
+    ensemble = made(tmp_path / "ensemble", "deep_ensemble", "--method.n_members=2")
+    config = load_config("digits laplace_posthoc", [f"--checkpoint={ensemble}", f"--output={tmp_path / 'run'}"])
+    with pytest.raises(ValueError, match="is a run of deep_ensemble, which has no single network"):
+        run(config, progress=False)

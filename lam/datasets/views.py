@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from lam.datasets.augmented import AugmentationOptions, Augmented, without_augmentation
-from lam.utils import distributed
 
 
 class TwoViews:
@@ -23,7 +22,7 @@ class TwoViews:
             standard deviation.
 
     Raises:
-        ValueError: for a jitter outside [0, 1), or in one of several processes, which cut batches of images.
+        ValueError: for a jitter outside [0, 1).
 
     Example:
         >>> from lam.datasets import TensorImages
@@ -33,11 +32,12 @@ class TwoViews:
         [2, 0, 2, 0]
     """
 
+    views = 2
+    """Items of a batch for each one that was asked for."""
+
     def __init__(self, dataset: Any, options: AugmentationOptions, *, jitter: float = 0.0) -> None:
         if not 0 <= jitter < 1:
             raise ValueError(f"jitter must be in [0, 1), got {jitter}")
-        if distributed.world_size() > 1:
-            raise ValueError("two views of each image are trained on in one process: start it without torchrun")
         self.images, self.jitter = Augmented(without_augmentation(dataset), options), jitter
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ that of `log_posterior` unless a method's option `curvature` names another of `l
 
 from typing import Literal, get_args
 
-from lam.losses.alignment import ConcentrationAlignment
+from lam.losses.alignment import ConcentrationAlignment, Explicit
 from lam.losses.aninfonce import AnInfoNCE
 from lam.losses.base import Loss, MarginLoss, TrainableLoss, as_settings, margin_of, settings_of
 from lam.losses.contrastive import Contrastive
@@ -19,8 +19,10 @@ from lam.losses.infonce import InfoNCE, two_views
 from lam.losses.log_posterior import LogPosterior
 from lam.losses.mc_infonce import MCInfoNCE
 from lam.losses.pml import PytorchMetricLearning
+from lam.losses.siamese import BYOL, SimSiam
 from lam.losses.squared import Squared
 from lam.losses.supcon import SupCon
+from lam.losses.swav import SwAV
 from lam.losses.varcon import VarCon
 from lam.utils.checks import check_positive
 
@@ -75,12 +77,14 @@ def build(
 
 
 __all__ = [
+    "BYOL",
     "ELK",
     "HIB",
     "AnInfoNCE",
     "ConcentrationAlignment",
     "Contrastive",
     "DistributionLoss",
+    "Explicit",
     "InfoNCE",
     "LogPosterior",
     "Loss",
@@ -88,8 +92,10 @@ __all__ = [
     "MCInfoNCE",
     "MarginLoss",
     "PytorchMetricLearning",
+    "SimSiam",
     "Squared",
     "SupCon",
+    "SwAV",
     "TrainableLoss",
     "VarCon",
     "as_settings",

@@ -1,8 +1,10 @@
 """Explicit concentration: an alignment that the concentrations of a pair scale, and what keeps these from growing."""
 
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lam.losses.base import weighted_mean
@@ -14,24 +16,61 @@ from lam.utils.checks import check_choice, check_positive
 Regulariser = Literal["square", "likelihood"]
 
 
-class ConcentrationAlignment(DistributionLoss):
-    """Mean over positive pairs of −λ_a (κ₁ + κ₂) μ₁·μ₂ + R(κ₁) + R(κ₂), plus InfoNCE of the mean directions.
+@dataclass(frozen=True)
+class Explicit:
+    """What an explicit concentration adds to a loss of directions: −λ_a (κ₁ + κ₂) cos + R(κ₁) + R(κ₂) of each pair.
 
     R(κ) is λκ² ("square"), the prior of a Gaussian, or κ − (D − 1)/2 log κ ("likelihood"), which the normaliser of the
-    distribution leaves at large κ. A pair counts once, whichever of its items comes first. By the square alone, the
-    best κ of an item is λ_a/(2λ) times the mean cosine of its pairs.
+    distribution leaves at large κ. By the square alone, the best κ of an item is λ_a/(2λ) times the mean cosine of its
+    pairs.
 
-    Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6, 10 and
-    11; λ_a = 0.05 and λ = 0.005 are its settings for SimCLR.
+    Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6 and 10;
+    λ_a = 0.05 and λ = 0.005 are its settings for SimCLR.
 
-    Args:
+    Attributes:
         weight: λ_a > 0.
         regulariser: "square" or "likelihood".
         decay: λ > 0 of the square.
-        temperature: τ > 0 of InfoNCE; None for a base loss of the caller's own, which is added outside.
 
     Raises:
         ValueError: for one outside its range.
+    """
+
+    weight: float = 0.05
+    regulariser: Regulariser = "square"
+    decay: float = 0.005
+
+    def __post_init__(self) -> None:
+        check_positive("weight", self.weight)
+        check_choice("regulariser", self.regulariser, get_args(Regulariser))
+        check_positive("decay", self.decay)
+
+    def __call__(
+        self, kappa: Float[Tensor, " N"], other: Float[Tensor, " N"], cosine: Float[Tensor, " N"], dimension: int
+    ) -> Float[Tensor, " N"]:
+        """Of N pairs with these concentrations and cosines."""
+        regular = self._regular(kappa, dimension) + self._regular(other, dimension)
+        return -self.weight * (kappa + other) * cosine + regular
+
+    def _regular(self, kappa: Tensor, dimension: int) -> Tensor:
+        if self.regulariser == "square":
+            return self.decay * kappa.square()
+        return kappa - (dimension - 1) / 2 * kappa.log()
+
+
+class ConcentrationAlignment(DistributionLoss):
+    """Mean over positive pairs of what `Explicit` adds, plus InfoNCE of the mean directions.
+
+    A pair counts once, whichever of its items comes first.
+
+    Source: that of `Explicit`, equation 11.
+
+    Args:
+        weight, regulariser, decay: of `Explicit`; no weight, None, for InfoNCE alone.
+        temperature: τ > 0 of InfoNCE; None for a base loss of the caller's own, which is added outside.
+
+    Raises:
+        ValueError: for one outside its range, or where neither is left.
 
     Example:
         >>> mean, kappa = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([5.0, 5.0])
@@ -41,17 +80,24 @@ class ConcentrationAlignment(DistributionLoss):
 
     def __init__(
         self,
-        weight: float = 0.05,
+        weight: float | None = 0.05,
         regulariser: Regulariser = "square",
         decay: float = 0.005,
         temperature: float | None = 0.5,
     ) -> None:
         super().__init__()
-        check_positive("weight", weight)
-        check_choice("regulariser", regulariser, get_args(Regulariser))
-        check_positive("decay", decay)
         check_positive("temperature", temperature)
-        self.weight, self.regulariser, self.decay, self.temperature = weight, regulariser, decay, temperature
+        if weight is None and temperature is None:
+            raise ValueError("weight and temperature are both None, which leaves no loss: give one of them")
+        self.explicit = None if weight is None else Explicit(weight, regulariser, decay)
+        self.temperature = temperature
+
+    @staticmethod
+    def of(explicit: Explicit | None, temperature: float | None) -> "ConcentrationAlignment":
+        """The loss with this record; None for InfoNCE alone."""
+        if explicit is None:
+            return ConcentrationAlignment(None, temperature=temperature)
+        return ConcentrationAlignment(explicit.weight, explicit.regulariser, explicit.decay, temperature)
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
         """That of InfoNCE, as the alignment is linear in cosines; without InfoNCE, that of the positive pairs alone."""
@@ -60,14 +106,12 @@ class ConcentrationAlignment(DistributionLoss):
         return {"name": "infonce", "temperature": self.temperature}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
-        first, second = pairs.positive.triu().nonzero(as_tuple=True)
-        if self.regulariser == "square":
-            regular = self.decay * kappa.square()
-        else:
-            regular = kappa - (mean.shape[1] - 1) / 2 * kappa.log()
-        cosine = (mean[first] * mean[second]).sum(1)
-        aligned = -self.weight * (kappa[first] + kappa[second]) * cosine + regular[first] + regular[second]
-        value = weighted_mean(aligned, pairs.positive[first, second])
+        value = mean.new_zeros(())
+        if self.explicit is not None:
+            first, second = pairs.positive.triu().nonzero(as_tuple=True)
+            cosine = (mean[first] * mean[second]).sum(1)
+            added = self.explicit(kappa[first], kappa[second], cosine, mean.shape[1])
+            value = weighted_mean(added, pairs.positive[first, second])
         if self.temperature is None:
             return value
         return value + mean_cross_entropy(mean @ mean.T / self.temperature, pairs)

@@ -44,12 +44,16 @@ class DistributionLoss(nn.Module, ABC):
         Raises:
             ValueError: where the pairs are of another number of items or none is positive, or a κ is NaN.
         """
+        return self._compute(mean, self._checked(mean, kappa, pairs), pairs, generator)
+
+    def _checked(self, mean: Tensor, kappa: Tensor, pairs: Pairs) -> Float[Tensor, " N"]:
+        """κ within its range; what cannot be is refused."""
         pairs.check_size(len(mean))
         if pairs.n_positives == 0:
             raise ValueError(f"none of the pairs of {len(mean)} items is positive: raise the batch size, or per_class")
         if kappa.isnan().any():
             raise ValueError(f"kappa must be numbers, got NaN at index {int(kappa.isnan().nonzero()[0, 0])}")
-        return self._compute(mean, kappa.clamp(*KAPPA_RANGE), pairs, generator)
+        return kappa.clamp(*KAPPA_RANGE)
 
     @abstractmethod
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:

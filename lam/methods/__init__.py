@@ -7,6 +7,7 @@ configurations and `lam run` then know.
 
 from lam.methods.aninfonce import Aninfonce
 from lam.methods.base import Method, Trained
+from lam.methods.byol import Byol
 from lam.methods.deep_ensemble import DeepEnsemble
 from lam.methods.deterministic import Deterministic
 from lam.methods.elk import Elk
@@ -21,6 +22,8 @@ from lam.methods.mcinfonce import Mcinfonce
 from lam.methods.norm import Norm
 from lam.methods.pfe import Pfe
 from lam.methods.simclr import Simclr
+from lam.methods.simsiam import Simsiam
+from lam.methods.swav import Swav
 from lam.methods.varcon import Varcon
 from lam.training import Training
 from lam.utils.registry import enter
@@ -29,7 +32,8 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(Deterministic, Norm, KnnDistance, McDropout, DeepEnsemble, Pfe, Hib),
-        *(Mcinfonce, Elk, HibVmf, LossPrediction, Varcon, Aninfonce, Simclr),
+        *(Mcinfonce, Elk, HibVmf, LossPrediction, Varcon, Aninfonce),
+        *(Simclr, Simsiam, Byol, Swav),
         *(LaplacePosthoc, LaplaceOnline),
     )
 }
@@ -63,6 +67,7 @@ def register(name: str, method: type[Method]) -> None:
 __all__ = [
     "METHODS",
     "Aninfonce",
+    "Byol",
     "DeepEnsemble",
     "Deterministic",
     "Elk",
@@ -78,6 +83,8 @@ __all__ = [
     "Norm",
     "Pfe",
     "Simclr",
+    "Simsiam",
+    "Swav",
     "Trained",
     "Training",
     "Varcon",

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.encoders.concentration import HeadEncoder, NormEncoder
+from lam.encoders.deterministic import DeterministicEncoder
 from lam.losses import DistributionLoss, Loss, margin_of
 from lam.methods.base import Method, Trained, fingerprint, head_of, inputs_of, train_head
 from lam.models.head import features_and_output, recorded_head_inputs
@@ -19,7 +20,7 @@ from lam.training import Training
 from lam.training.steps import Minibatch, Step
 from lam.utils.checks import check_at_least, check_positive
 
-KappaBy = Literal["phases", "shared", "norm"]
+KappaBy = Literal["phases", "shared", "norm", "none"]
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,10 @@ class ConcentrationMethod(Method):
     """Train μ by a network's head and κ beside it, by a loss of distributions.
 
     κ comes "phases": from a head on the features, learned after the network, which is then frozen, and until then the
-    same for all items; "shared": from such a head, learned together with the network, whose features it shapes too; or
-    "norm": it is the length of the embedding before normalisation, and there is no head. Of `training.loss` nothing is
-    used but the margin that miners go by.
+    same for all items; "shared": from such a head, learned together with the network, whose features it shapes too;
+    "norm": it is the length of the embedding before normalisation, and there is no head; or not at all, "none": it is
+    the same for all items while μ is learned, and the encoder has no uncertainty. Of `training.loss` nothing is used
+    but the margin that miners go by.
 
     Attributes:
         kappa: how κ is learned.
@@ -50,6 +52,8 @@ class ConcentrationMethod(Method):
 
     encoder = HeadEncoder
     form = "exp"
+    normalises: ClassVar[bool] = False
+    """Whether the head's output goes through batch norm while the network is trained."""
 
     def __post_init__(self) -> None:
         check_at_least("hidden", self.hidden, 1)
@@ -72,6 +76,18 @@ class ConcentrationMethod(Method):
     def loss(self) -> DistributionLoss:
         """The loss, new."""
 
+    def loss_for(self, dimension: int, seed: int) -> DistributionLoss:
+        """The loss, new, of embeddings of D dimensions; the seed is of what it learns beside the network."""
+        return self.loss()
+
+    def model(self) -> type["DistributionNetwork"]:
+        """The class of everything that is trained together."""
+        return DistributionNetwork
+
+    def step(self) -> "DistributionStep":
+        """How the gradient of a batch is taken."""
+        return DistributionStep(self.settings())
+
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
@@ -89,20 +105,28 @@ class ConcentrationMethod(Method):
         layer: Any = network.get_submodule(path)
         common = {"seed": training.seed, **inputs_of(dataset, training)}
         kappa_head = None
-        if self.kappa != "norm":
+        if self.kappa not in ("norm", "none"):
             kappa_head = KappaHead(
                 layer.in_features, self.hidden, start=self.start, form=self.form_of_head, seed=training.seed
             )
         in_phases = self.kappa == "phases"
         dataset, training = self.trained_on(dataset, training)
-        model = DistributionNetwork(network, path, kappa_head, self.loss(), start=self.start if in_phases else None)
+        start = self.start if in_phases or self.kappa == "none" else None
+        loss = self.loss_for(layer.out_features, training.seed)
+        norm = nn.BatchNorm1d(layer.out_features) if self.normalises else None
+        model = self.model()(network, path, kappa_head, loss, start=start, norm=norm)
         validate: Any = training.validate
         own = replace(
             training,
             pretrained=training.pretrained and in_phases,
-            validate=None if validate is None else lambda trained: validate(trained.network),
+            validate=None if validate is None else lambda trained: validate(Means(trained)),
         )
-        histories = self.trained_network(model, dataset, own, DistributionStep(self.settings()))
+        histories = self.trained_network(model, dataset, own, self.step())
+        if "network" in histories:
+            model.fold()
+        if self.kappa == "none":
+            del common["seed"]
+            return Trained(DeterministicEncoder(network, path, **common), histories)
         if kappa_head is None:
             return Trained(NormEncoder(network, path, **common), histories)
         if in_phases:
@@ -128,6 +152,7 @@ class DistributionNetwork(nn.Module):
         kappa_head: maps what enters that layer to κ (N,); None to read κ off the length of its output.
         loss: of distributions.
         start: the κ of all items, by which the head waits for its turn; None to learn it now.
+        norm: batch norm of the layer's output, which `fold` makes part of the layer; None for none.
     """
 
     def __init__(
@@ -138,21 +163,48 @@ class DistributionNetwork(nn.Module):
         loss: DistributionLoss,
         *,
         start: float | None = None,
+        norm: nn.BatchNorm1d | None = None,
     ) -> None:
         super().__init__()
-        self.network, self.head, self.loss, self.start = network, head, loss, start
+        self.network, self.head, self.loss, self.start, self.norm = network, head, loss, start, norm
         self.kappa_head = kappa_head if start is None else None
 
-    def forward(self, inputs: Any) -> tuple[Float[Tensor, "N D"], Float[Tensor, " N"]]:
-        """μ and κ."""
+    def forward(self, inputs: Any) -> tuple[Tensor, ...]:
+        """μ (N, D) and κ (N,)."""
         with recorded_head_inputs(self.network, self.head) as head_inputs:
             self.network(inputs)
         features = head_inputs[-1]
         output = self.network.get_submodule(self.head)(features).float()
+        output = output if self.norm is None else self.norm(output)
         mean = F.normalize(output)
         if self.start is not None:
             return mean, mean.new_full((len(mean),), self.start)
         return mean, output.norm(dim=1) if self.kappa_head is None else self.kappa_head(features.float())
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Make the batch norm, as it is in evaluation, part of the layer before it; it is gone then."""
+        if self.norm is None:
+            return
+        layer: Any = self.network.get_submodule(self.head)
+        running: Any = (self.norm.running_mean, self.norm.running_var)
+        scale = self.norm.weight / (running[1] + self.norm.eps).sqrt()
+        bias = (0 if layer.bias is None else layer.bias) - running[0]
+        layer.weight.mul_(scale[:, None])
+        layer.bias = nn.Parameter(bias * scale + self.norm.bias)
+        self.norm = None
+
+
+class Means(nn.Module):
+    """The mean directions alone of what a network and its batch norm make of inputs, to be judged between epochs."""
+
+    def __init__(self, model: DistributionNetwork) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Float[Tensor, "N D"]:
+        """μ."""
+        return self.model(inputs)[0]
 
 
 class DistributionStep(Step):

@@ -12,7 +12,7 @@ import torch
 
 from lam.models.libraries import from_timm, from_torchvision
 from lam.models.network import EmbeddingNetwork, Option
-from lam.models.resnet import resnet18, resnet50
+from lam.models.resnet import cifar_resnet18, cifar_resnet50, resnet18, resnet50
 from lam.models.sentences import from_sentence_transformers
 from lam.models.small_convnets import convnet8, convnet28, convnet32
 from lam.utils.registry import enter
@@ -23,6 +23,8 @@ _NETWORKS: dict[str, Callable[..., EmbeddingNetwork]] = {
     "convnet32": convnet32,
     "resnet18": resnet18,
     "resnet50": resnet50,
+    "cifar_resnet18": cifar_resnet18,
+    "cifar_resnet50": cifar_resnet50,
 }
 _LIBRARIES: dict[str, Callable[..., EmbeddingNetwork]] = {
     "torchvision": from_torchvision,
@@ -37,8 +39,8 @@ def build(
     """A new network by its name; `build(**network.recipe)` is another of the same shape.
 
     Args:
-        name: "convnet8", "convnet28", "convnet32", "resnet18", "resnet50", "torchvision:NAME", "timm:NAME" or
-            "sentence-transformers:NAME".
+        name: "convnet8", "convnet28", "convnet32", "resnet18", "resnet50", "cifar_resnet18", "cifar_resnet50",
+            "torchvision:NAME", "timm:NAME" or "sentence-transformers:NAME".
         dimension: embedding dimensions D, at least 2.
         weights: the library's name of pretrained weights, which it downloads, or a file that holds torchvision's; None
             leaves all weights random. The head is new either way.

@@ -7,6 +7,7 @@ from torch import nn
 from lam.models.gem import GeM
 from lam.models.libraries import from_torchvision
 from lam.models.network import EmbeddingNetwork, check_dropout
+from lam.utils.checks import check_at_least
 
 Pooling = Literal["mean", "gem"]
 
@@ -48,6 +49,59 @@ def resnet50(
         ValueError: for other weights or pooling, a rate outside [0, 1), or a file that holds another network.
     """
     return _resnet("resnet50", dimension, weights, pooling, dropout)
+
+
+def cifar_resnet18(*, dimension: int, channels: int = 3, projection: int = 0, dropout: float = 0.0) -> EmbeddingNetwork:
+    """ResNet-18 for images of 32 × 32: a first convolution of 3 × 3 and stride 1, and no pooling before the blocks.
+
+    With a projection the embedding's head is the last of two layers, as in the methods that learn without labels; what
+    enters it, and a κ head, is the hidden layer.
+
+    Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", appendix B.9;
+    "Probabilistic contrastive learning with explicit concentration on the hypersphere", appendix G: projection=512.
+
+    Args:
+        dimension: embedding dimensions D.
+        channels: of an image.
+        projection: units of a hidden layer with batch norm between pooling and head; 0 for none.
+        dropout: rate in [0, 1) before the head.
+
+    Raises:
+        ValueError: for fewer than one channel, a projection below 0, or a rate outside [0, 1).
+    """
+    return _cifar_resnet("resnet18", dimension, channels, projection, dropout)
+
+
+def cifar_resnet50(*, dimension: int, channels: int = 3, projection: int = 0, dropout: float = 0.0) -> EmbeddingNetwork:
+    """ResNet-50 for images of 32 × 32, the network of the sources; see `cifar_resnet18`.
+
+    Args:
+        dimension: embedding dimensions D.
+        channels, projection, dropout: of `cifar_resnet18`.
+    """
+    return _cifar_resnet("resnet50", dimension, channels, projection, dropout)
+
+
+def _cifar_resnet(
+    architecture: str, dimension: int, channels: int, projection: int, dropout: float
+) -> EmbeddingNetwork:
+    check_dropout(dropout)
+    check_at_least("channels", channels, 1)
+    check_at_least("projection", projection, 0)
+    network = from_torchvision(architecture, dimension=dimension)
+    stem = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")  # as torchvision draws the others
+    network.features.set_submodule("conv1", stem)
+    network.features.set_submodule("maxpool", nn.Identity())
+    last: list[nn.Module] = []
+    if projection:
+        hidden = nn.Linear(network.head.in_features, projection, bias=False)
+        last += [hidden, nn.BatchNorm1d(projection), nn.ReLU()]
+        network.head = nn.Linear(projection, dimension)
+    if dropout:
+        last.append(nn.Dropout(dropout))
+    network.features.set_submodule("fc", nn.Sequential(*last))  # in the classifier's place
+    return network
 
 
 def _resnet(architecture: str, dimension: int, weights: str | None, pooling: str, dropout: float) -> EmbeddingNetwork:

@@ -144,7 +144,7 @@ class Loop:
             multiprocessing_context=distributed.worker_context(training.num_workers),
             generator=torch.Generator(),
         ):
-            self.sizes = batches.sizes(at.batch)
+            self.sizes = tuple(getattr(self.dataset, "views", 1) * size for size in batches.sizes(at.batch))
             self._batch(inputs, labels)
             at.batch += 1
             bar.update()

@@ -225,9 +225,12 @@ def test_a_head_that_was_trained_gives_kappa_a_and_p_known_alone_is_learnt(form,
     encoder = encoder_of(train, labels)
     encoder.learn_ambiguity([items(seed=2)], kappa_head=head)
     features, _ = items(seed=3)
-    embeddings = encoder.embed(features)
+    embeddings, other = encoder.embed(features), learnt.embed(features)
+    assert embeddings.p_known is not None
+    assert embeddings.kappa_aleatoric is not None
+    assert other.p_known is not None
     torch.testing.assert_close(embeddings.kappa_aleatoric, head(features).detach(), rtol=1e-5, atol=1e-5)
-    assert torch.equal(embeddings.p_known > 0.5, learnt.embed(features).p_known > 0.5)
+    assert torch.equal(embeddings.p_known > 0.5, other.p_known > 0.5)
     resultant = embeddings.p_known.double() * bessel_ratio(6, embeddings.kappa_aleatoric.double())
     torch.testing.assert_close(embeddings.resultant.double(), resultant, rtol=1e-5, atol=1e-6)
     encoder.save(tmp_path)

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,9 +42,9 @@ def by_loop(name: str, loss: Any, mean: Tensor, kappa: Tensor, pairs: Pairs) -> 
     for a in range(6):
         for b in range(a):
             if weight := float(pairs.positive[a, b]):
-                of_pair = -loss.weight * (kappa[a] + kappa[b]) * (mean[a] @ mean[b])
+                of_pair = -loss.explicit.weight * (kappa[a] + kappa[b]) * (mean[a] @ mean[b])
                 for k in (kappa[a], kappa[b]):
-                    of_pair = of_pair + (loss.decay * k**2 if name == "square" else k - 3 / 2 * k.log())
+                    of_pair = of_pair + (loss.explicit.decay * k**2 if name == "square" else k - 3 / 2 * k.log())
                 total, count = total + weight * of_pair, count + weight
     return total / count + infonce_by_loop(mean @ mean.T / loss.temperature, pairs)
 
@@ -188,7 +189,8 @@ def test_kappa_pos_is_learned_or_stays() -> None:
     assert fixed.state_dict().keys() == learned.state_dict().keys()
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     for make, message in (
         (lambda: MCInfoNCE(0.0), "kappa_pos must be positive and finite, got 0"),
         (lambda: MCInfoNCE(1.0, 0), "n_samples must be at least 1, got 0"),

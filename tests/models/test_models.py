@@ -13,6 +13,7 @@ from lam import models
 SMALL = {"convnet8": (1, 8, 8), "convnet28": (1, 28, 28), "convnet32": (3, 32, 32)}
 IMAGES = SMALL | {
     "resnet18": (3, 32, 32),
+    "cifar_resnet18": (3, 32, 32),
     "torchvision:mobilenet_v3_small": (3, 32, 32),
     "torchvision:vit_b_32": (3, 224, 224),
     "timm:mobilenetv3_small_050": (3, 32, 32),
@@ -52,6 +53,24 @@ def test_paper_networks_have_9216_features(name: str) -> None:
 
 def test_resnet50_has_2048_features() -> None:
     assert models.build("resnet50", dimension=64).head.weight.shape == (64, 2048)
+
+
+def test_a_network_for_small_images_keeps_their_size_and_may_have_a_projection() -> None:
+    network = models.build("cifar_resnet18", dimension=4, channels=1, projection=24).eval()
+    assert network.head.weight.shape == (4, 24)
+    shapes = []
+    network.features.get_submodule("layer1").register_forward_hook(lambda *call: shapes.append(call[1][0].shape))
+    assert network(torch.rand(2, 1, 28, 28)).shape == (2, 4)
+    assert shapes == [(2, 64, 28, 28)]
+    assert models.build(**network.recipe).state_dict().keys() == network.state_dict().keys()
+    assert models.build("cifar_resnet50", dimension=4).head.weight.shape == (4, 2048)
+    for options, message in (
+        ({"channels": 0}, "channels must be at least 1, got 0"),
+        ({"projection": -1}, "projection must be at least 0, got -1"),
+        ({"dropout": 1.0}, r"dropout must be a rate in \[0, 1\), got 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            models.build("cifar_resnet18", dimension=4, **options)
 
 
 def test_options_are_part_of_the_recipe() -> None:

@@ -28,6 +28,7 @@ TRAINED = {
     "mined_training": 1e-5,
     "ensemble": 1e-5,
     "online": 1e-5,
+    "views": 1e-5,
     "steady_heads": 1e-4,
     "fit_added_layer": 1e-4,
 }

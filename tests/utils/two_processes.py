@@ -15,10 +15,12 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import lam
 from lam import losses, models
+from lam.datasets import TensorImages
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import ContrastiveCurvature
-from lam.methods import DeepEnsemble, Hib, LaplaceOnline, Pfe
+from lam.methods import Byol, DeepEnsemble, Hib, LaplaceOnline, Pfe, Simclr, Simsiam, Swav
 from lam.methods.laplace_online import OnlineLaplaceStep
+from lam.methods.views import ViewsMethod
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.pairs.relation import Relation
 from lam.training import History, Minibatch, Step, Training, train
@@ -193,7 +195,25 @@ def steady_heads(folder: Path) -> dict[str, Tensor]:
         return pfe_and_hib(optimizer="sgd", learning_rate=0.01)
 
 
+def views(folder: Path, method: type[ViewsMethod] = Simclr, **options: Any) -> dict[str, Tensor]:
+    training: dict[str, Any] = {"optimizer": "sgd", "accelerator": "cpu", "progress": False, "batch_size": BATCH}
+    trained, images = network(), Images()
+    data = TensorImages(images.images[:42], images.labels[:42])  # of which every part of a batch has two
+    method(crop_scale=1.0, jitter=0.0, **options).train(trained, data, Training(loss=LOSS, epochs=2, **training))
+    return weights(trained)
+
+
+def views_of_others(folder: Path) -> dict[str, Tensor]:
+    options: dict[str, Any] = {"n_prototypes": 8}
+    return {
+        f"{method.name}.{name}": tensor
+        for method, own in ((Simsiam, {}), (Byol, {}), (Swav, options))
+        for name, tensor in views(folder, method, **own).items()
+    }
+
+
 ALIKE: tuple[Callable[[Path], dict[str, Tensor]], ...] = (
+    views,
     training,
     mined_training,
     ensemble,
@@ -278,7 +298,7 @@ def refusals(folder: Path) -> dict[str, Tensor]:
     return told
 
 
-SAME_ON_ALL = (resumed, uncertain_heads, half_precision, refusals)
+SAME_ON_ALL = (views_of_others, resumed, uncertain_heads, half_precision, refusals)
 
 
 def main(folder: Path) -> None:

@@ -1,0 +1,108 @@
+"""SimSiam and BYOL: one view predicts the other, which is held still, so that nothing but matches is needed."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.losses.alignment import Explicit
+from lam.losses.base import weighted_mean
+from lam.losses.distributions import DistributionLoss
+from lam.pairs.pairs import Pairs
+from lam.utils.checks import check_at_least
+
+
+class Siamese(DistributionLoss):
+    """A function of the cosines of predictions h(μ) with the targets of their matches, which have no gradient.
+
+    The predictor h has one hidden layer with batch norm. With an explicit concentration the alignment scales the same
+    cosines: of the means themselves, unpredicted and with gradients in both, it would make all of them one. Its mean is
+    over the pairs both ways round, so that each has the mean of its two cosines.
+
+    Args:
+        dimension: D.
+        hidden: units of the predictor's hidden layer.
+        explicit: the alignment and its regulariser; None for the base loss alone.
+        seed: of the predictor's weights; the global random state is left as it was.
+
+    Raises:
+        ValueError: for a dimension or hidden units below 1.
+    """
+
+    def __init__(self, dimension: int, hidden: int = 128, explicit: Explicit | None = None, *, seed: int = 0) -> None:
+        super().__init__()
+        check_at_least("dimension", dimension, 1)
+        check_at_least("predictor", hidden, 1)
+        self.explicit = explicit
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            layers = (nn.Linear(dimension, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU())
+            self.predictor = nn.Sequential(*layers, nn.Linear(hidden, dimension))
+
+    def forward(
+        self,
+        mean: Float[Tensor, "N D"],
+        kappa: Float[Tensor, " N"],
+        pairs: Pairs,
+        *,
+        generator: torch.Generator | None = None,
+        targets: Float[Tensor, "N D"] | None = None,
+    ) -> Float[Tensor, ""]:
+        """Loss of a batch; see `DistributionLoss`.
+
+        Args:
+            mean, kappa, pairs, generator: of `DistributionLoss`.
+            targets: (N, D) unit rows, what a second network makes of the items; by default the means.
+        """
+        kappa = self._checked(mean, kappa, pairs)
+        first, second = pairs.positive.nonzero(as_tuple=True)
+        predicted, targets = F.normalize(self.predictor(mean)), (mean if targets is None else targets).detach()
+        cosine = (predicted[first] * targets[second]).sum(1)
+        values = self._base(cosine)
+        if self.explicit is not None:
+            values = values + self.explicit(kappa[first], kappa[second], cosine, mean.shape[1])
+        return weighted_mean(values, pairs.positive[first, second])
+
+    def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
+        """That of the positive pairs alone."""
+        return {"name": "contrastive", "margin": 2.0, "negative_weight": 0.0}
+
+    @abstractmethod
+    def _base(self, cosine: Float[Tensor, " pairs"]) -> Float[Tensor, " pairs"]:
+        """Loss of a prediction and its target."""
+
+    def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
+        return self(mean, kappa, pairs)
+
+
+class SimSiam(Siamese):
+    """Mean over matches, both ways round, of −cos(h(μ₁), μ₂), μ₂ held still.
+
+    Source: Chen and He (2021), "Exploring simple Siamese representation learning", equations 1 to 4.
+
+    Example:
+        >>> loss = SimSiam(2).eval()
+        >>> -1 <= float(loss(torch.eye(2), torch.ones(2), Pairs.by_label(torch.tensor([0, 0])))) <= 1
+        True
+    """
+
+    def _base(self, cosine: Tensor) -> Tensor:
+        return -cosine
+
+
+class BYOL(Siamese):
+    """Sum over both ways round of ‖h(μ₁) − ξ₂‖² = 2 − 2 cos, the mean over matches; ξ₂ is of a slower second network.
+
+    Source: Grill et al. (2020), "Bootstrap your own latent", equation 2.
+
+    Example:
+        >>> loss = BYOL(2).eval()
+        >>> 0 <= float(loss(torch.eye(2), torch.ones(2), Pairs.by_label(torch.tensor([0, 0])))) <= 8
+        True
+    """
+
+    def _base(self, cosine: Tensor) -> Tensor:
+        return 4 - 4 * cosine

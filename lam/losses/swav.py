@@ -1,0 +1,99 @@
+"""SwAV: the prototype that one view is assigned to is predicted from the other; assignments share prototypes evenly."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.losses.alignment import Explicit
+from lam.losses.distributions import DistributionLoss
+from lam.pairs.pairs import Pairs
+from lam.utils.checks import check_at_least, check_positive
+
+
+class SwAV(DistributionLoss):
+    """Mean over pairs of views of −½ Σ_k [q₁ log p₂ + q₂ log p₁], with an explicit concentration if there is one.
+
+    p is the softmax of μ·c_k/τ over prototypes c_k, unit vectors that are learned; q, without gradient, is what
+    `sinkhorn` makes of each view's cosines. A pair counts once, its item with the smaller number being the first view.
+
+    Source: Caron et al. (2020), "Unsupervised learning of visual features by contrasting cluster assignments",
+    equations 2 to 5, without multi-crop and queue; τ = 0.1, ε = 0.05 and three iterations are its own.
+
+    Args:
+        dimension: D.
+        n_prototypes: K ≥ 2.
+        temperature: τ > 0.
+        smoothness: ε > 0 of the assignments.
+        n_iterations: of Sinkhorn and Knopp, at least 1.
+        explicit: the alignment and its regulariser; None for the base loss alone.
+        seed: of the prototypes; the global random state is left as it was.
+
+    Raises:
+        ValueError: for one outside its range.
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        n_prototypes: int = 256,
+        temperature: float = 0.1,
+        smoothness: float = 0.05,
+        n_iterations: int = 3,
+        explicit: Explicit | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("dimension", dimension, 1),
+            ("n_prototypes", n_prototypes, 2),
+            ("n_iterations", n_iterations, 1),
+        ):
+            check_at_least(name, value, least)
+        check_positive("temperature", temperature)
+        check_positive("smoothness", smoothness)
+        self.temperature, self.smoothness, self.n_iterations, self.explicit = (
+            *(temperature, smoothness, n_iterations),
+            explicit,
+        )
+        rows = torch.randn(n_prototypes, dimension, generator=torch.Generator().manual_seed(seed))
+        self.prototypes = nn.Parameter(F.normalize(rows))
+
+    def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
+        """That of InfoNCE at the same temperature, with other items in the prototypes' place."""
+        return {"name": "infonce", "temperature": self.temperature}
+
+    def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
+        first, second = pairs.positive.triu().nonzero(as_tuple=True)
+        cosines = mean @ F.normalize(self.prototypes).to(mean).T
+        log_p = (cosines / self.temperature).log_softmax(1)
+        value = mean.new_zeros(())
+        for own, other in ((first, second), (second, first)):
+            q = sinkhorn(cosines[own].detach() / self.smoothness, self.n_iterations)
+            value = value - (q * log_p[other]).sum(1).mean() / 2
+        if self.explicit is not None:
+            cosine = (mean[first] * mean[second]).sum(1)
+            value = value + self.explicit(kappa[first], kappa[second], cosine, mean.shape[1]).mean()
+        return value
+
+
+def sinkhorn(scores: Float[Tensor, "N K"], n_iterations: int) -> Float[Tensor, "N K"]:
+    """Rows of probabilities proportional to a_i b_k e^score, near to as much of each column in all.
+
+    Each iteration makes the columns add up to N/K, then the rows to 1; computed from logarithms.
+
+    Source: Cuturi (2013), "Sinkhorn distances"; Caron et al. (2020), equation 5.
+
+    Example:
+        >>> sinkhorn(torch.zeros(2, 2), 3)
+        tensor([[0.5000, 0.5000],
+                [0.5000, 0.5000]])
+    """
+    logs = scores
+    for _ in range(n_iterations):
+        logs = logs - logs.logsumexp(0, keepdim=True)
+        logs = logs - logs.logsumexp(1, keepdim=True)
+    return logs.exp()

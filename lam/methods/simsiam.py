@@ -1,0 +1,31 @@
+"""SimSiam with an explicit concentration: one view predicts the other, which is held still; no negatives.
+
+Source: Chen and He (2021), "Exploring simple Siamese representation learning".
+"""
+
+from dataclasses import dataclass
+
+from lam.losses import SimSiam
+from lam.methods.views import ViewsMethod
+
+
+@dataclass(frozen=True)
+class Simsiam(ViewsMethod):
+    """Train by the cosine of each view's prediction with the other view.
+
+    Attributes:
+        predictor: units of the hidden layer of the predictor, which is not kept.
+    """
+
+    predictor: int = 128
+
+    name = "simsiam"
+    normalises = True
+
+    def loss(self, dimension: int = 2, seed: int = 0) -> SimSiam:
+        """SimSiam's loss and what the concentrations add, with a new predictor."""
+        return SimSiam(dimension, self.predictor, self.explicit(), seed=seed)
+
+    def loss_for(self, dimension: int, seed: int) -> SimSiam:
+        """The loss; see `ConcentrationMethod.loss_for`."""
+        return self.loss(dimension, seed)

@@ -1,0 +1,38 @@
+"""SwAV with an explicit concentration: views of an image are assigned to the same of a set of learned prototypes.
+
+Source: Caron et al. (2020), "Unsupervised learning of visual features by contrasting cluster assignments".
+"""
+
+from dataclasses import dataclass
+
+from lam.losses import SwAV
+from lam.methods.views import ViewsMethod
+
+
+@dataclass(frozen=True)
+class Swav(ViewsMethod):
+    """Train by predicting from each view the prototype of the other; without multi-crop.
+
+    Attributes:
+        n_prototypes: K, which are learned and not kept.
+        temperature: τ of the predictions.
+        smoothness: ε of the assignments.
+        n_iterations: of Sinkhorn and Knopp.
+    """
+
+    n_prototypes: int = 256
+    temperature: float = 0.1
+    smoothness: float = 0.05
+    n_iterations: int = 3
+
+    name = "swav"
+    normalises = True
+
+    def loss(self, dimension: int = 2, seed: int = 0) -> SwAV:
+        """SwAV's loss and what the concentrations add, with new prototypes."""
+        numbers = (self.n_prototypes, self.temperature, self.smoothness, self.n_iterations)
+        return SwAV(dimension, *numbers, self.explicit(), seed=seed)
+
+    def loss_for(self, dimension: int, seed: int) -> SwAV:
+        """The loss; see `ConcentrationMethod.loss_for`."""
+        return self.loss(dimension, seed)

@@ -1,0 +1,63 @@
+"""What the methods share that learn without labels, from two random views of each image."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lam.datasets.augmented import AugmentationOptions
+from lam.datasets.views import TwoViews
+from lam.losses.alignment import Explicit, Regulariser
+from lam.methods.concentration import ConcentrationMethod, KappaBy
+from lam.training import Training
+
+
+@dataclass(frozen=True)
+class ViewsMethod(ConcentrationMethod):
+    """Train μ and κ together on two random views of each image; the labels of the training part are not read.
+
+    The loss is one of directions, the alignment of the two views that their concentrations scale, and a regulariser of
+    these. κ is softplus of the head's number; with kappa="none" the loss of directions is all, and there is no κ. The
+    network's own head is the projection: two layers of it, as the sources have, are `cifar_resnet18` with its option
+    `projection`. As with every method, a run keeps the epoch whose retrieval is best on the validation part, and the
+    labels of that one are read.
+
+    Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6, 10, 11.
+
+    Attributes:
+        weight: λ_a of the alignment.
+        regulariser: "square", λκ², or "likelihood", κ − (D − 1)/2 log κ.
+        decay: λ of the square.
+        crop_scale: least share of an image's area that a view shows.
+        flip: probability that a view is mirrored; 0 where left and right mean something.
+        jitter: how far contrast and brightness of a view are drawn from the image's.
+    """
+
+    kappa: KappaBy = "shared"
+    start: float = 5.0
+    weight: float = 0.05
+    regulariser: Regulariser = "square"
+    decay: float = 0.005
+    crop_scale: float = 0.3
+    flip: float = 0.0
+    jitter: float = 0.4
+
+    form = "softplus"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Explicit(self.weight, self.regulariser, self.decay)
+        self.view()
+        if not 0 <= self.jitter < 1:
+            raise ValueError(f"jitter must be in [0, 1), got {self.jitter}")
+
+    def view(self) -> AugmentationOptions:
+        """Crops and flips of a view."""
+        return AugmentationOptions(crop_scale=self.crop_scale, flip=self.flip)
+
+    def explicit(self) -> Explicit | None:
+        """The alignment and its regulariser; None where there is no κ."""
+        return None if self.kappa == "none" else Explicit(self.weight, self.regulariser, self.decay)
+
+    def trained_on(self, dataset: Any, training: Training) -> tuple[Any, Training]:
+        """Two views of each image, all other images of a batch being negatives."""
+        views = TwoViews(dataset, self.view(), jitter=self.jitter)
+        return views, replace(training, relation=None, per_class=None, miner="all", max_pairs=None)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from lam.cli import RUNS, _parser
+from lam.runs.config import RunConfig
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -44,7 +45,8 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         for word in words:
             name = word.partition("=")[0]
             if name.startswith("-") and not (command in RUNS and "." in name):
-                assert name in known[command] | ({"--output"} if command in RUNS else set()), f"lam {command} {name}"
+                settings = {f"--{field}" for field in RunConfig.__dataclass_fields__} if command in RUNS else set()
+                assert name in known[command] | settings, f"lam {command} {name}"
 
 
 def test_there_are_commands_to_check() -> None:

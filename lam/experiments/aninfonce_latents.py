@@ -20,7 +20,7 @@ from lam.losses import AnInfoNCE, InfoNCE
 from lam.pairs.pairs import Pairs
 from lam.utils.checks import check_at_least, check_choice, check_positive
 
-LossOfLatents = Literal["aninfonce", "infonce"]
+LossOfLatents = Literal["aninfonce", "infonce", "ensemble"]
 
 _SHELL = 0.02  # how far from the sphere a draw may lie that is taken for one on it
 
@@ -31,17 +31,25 @@ class AnInfoNCELatents(Experiment):
 
     z is uniform, z⁺ has the density e^(−Σ_d Λ_d (z⁺_d − z_d)²) on the sphere; of the first half of the dimensions,
     the style, Λ_d = `style`, of the others, the content, `content`. What is observed is g(z), of linear layers with
-    orthogonal weights and leaky ReLUs. Negatives are the other anchors. R² is that of z under linear regression on the
-    encoder's outputs; the learned Λ, sorted, is compared with the true one, sorted.
+    orthogonal weights and leaky ReLUs. Negatives are the other anchors, or, where asked for, drawn near the anchor
+    as z⁺ is, with a concentration Λ⁻ of all dimensions, which the loss is told. R² is that of z under linear
+    regression on the encoder's outputs; the learned Λ, sorted, is compared with the true one, sorted.
+
+    With two ways to make pairs, in the second one style and content change places; an ensemble has a Λ for each, while
+    the other losses treat pairs of both ways alike.
 
     Attributes:
         dimension: d, even.
         style: Λ₁ of the style.
         content: Λ₂ of the content.
         losses: which are compared.
-        temperature: of InfoNCE, and AnInfoNCE begins with Λ = 1/(2τ) in all dimensions.
+        temperature: of InfoNCE, in the source's published code 1; at 1/(2Λ₁), no less isotropic, it keeps the style.
+        initial: Λ at the beginning of AnInfoNCE, in all dimensions.
+        ways: 1 or 2 to make pairs.
+        n_hard: negatives of each anchor, drawn near it; 0 for the other anchors.
+        hard: Λ⁻ of these.
         n_batches: of the training by each loss.
-        batch_size: positive pairs of a batch.
+        batch_size: positive pairs of a batch, of each way.
         width: of the encoder's three hidden layers.
         learning_rate: at the beginning; it falls by a cosine.
         n_test: points of the regression, and as many others on which R² is taken.
@@ -50,8 +58,12 @@ class AnInfoNCELatents(Experiment):
     dimension: int = 10
     style: float = 5.0
     content: float = 25.0
-    losses: tuple[LossOfLatents, ...] = get_args(LossOfLatents)
-    temperature: float = 0.1
+    losses: tuple[LossOfLatents, ...] = ("aninfonce", "infonce")
+    temperature: float = 1.0
+    initial: float = 5.0
+    ways: int = 1
+    n_hard: int = 0
+    hard: float = 2.0
     n_batches: int = 6000
     batch_size: int = 256
     width: int = 200
@@ -64,8 +76,11 @@ class AnInfoNCELatents(Experiment):
     def __post_init__(self) -> None:
         for name, least in (("dimension", 2), ("n_batches", 2), ("batch_size", 2), ("width", 1), ("n_test", 100)):
             check_at_least(name, getattr(self, name), least)
-        for name in ("style", "content", "temperature", "learning_rate"):
+        for name in ("style", "content", "temperature", "initial", "hard", "learning_rate"):
             check_positive(name, getattr(self, name))
+        check_at_least("n_hard", self.n_hard, 0)
+        if self.ways not in (1, 2):
+            raise ValueError(f"ways must be 1 or 2, got {self.ways}")
         if self.dimension % 2:
             raise ValueError(f"dimension must be even, half style and half content, got {self.dimension}")
         if not self.losses:
@@ -74,10 +89,11 @@ class AnInfoNCELatents(Experiment):
             check_choice("losses", loss, get_args(LossOfLatents))
 
     @property
-    def concentration(self) -> Float[Tensor, " D"]:
-        """Λ, style first."""
+    def concentrations(self) -> Float[Tensor, "k D"]:
+        """Λ of each way to make pairs, style first in the first."""
         half = self.dimension // 2
-        return torch.tensor([self.style] * half + [self.content] * half)
+        first = torch.tensor([self.style] * half + [self.content] * half)
+        return torch.stack([first, first.flip(0)])[: self.ways]
 
     def run(self, progress: Progress) -> Outcome:
         """Carry it out: a row of the table for each loss, and how R² grew."""
@@ -87,21 +103,26 @@ class AnInfoNCELatents(Experiment):
             row, curves_of_loss = self._learn(name, observe, progress)
             rows.append(row)
             curves |= {f"{name}, {what}": points for what, points in curves_of_loss.items()}
-        return Outcome(rows, {"R² over batches": curves}, [f"The true Λ is {self.concentration.tolist()}."])
+        return Outcome(rows, {"R² over batches": curves}, [f"The true Λ is {self.concentrations.tolist()}."])
 
     def _learn(self, name: LossOfLatents, observe: nn.Module, progress: Progress) -> tuple[dict, dict]:
         D, generator = self.dimension, self.generator("encoder")
         encoder = layers([D, *[self.width] * 3, D], generator)
-        loss = AnInfoNCE(D, 1 / (2 * self.temperature)) if name == "aninfonce" else InfoNCE(2.0, self.temperature)
+        loss = self._loss(name)
         parameters = [*encoder.parameters(), *(loss.parameters() if isinstance(loss, nn.Module) else ())]
         optimizer = torch.optim.Adam(parameters, self.learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.n_batches)
-        pairs, batches = pairs_of_batch(self.batch_size), self.batches(self.generator("batches"))
+        pairs = [pairs_of_batch(self.batch_size, 1 + way, self.ways, self.n_hard) for way in range(self.ways)]
+        batches = self.batches(self.generator("batches"))
         curves: dict[str, list[tuple[float, float]]] = {"style": [], "content": []}
         every = max(1, self.n_batches // 20)
         for batch in range(1, self.n_batches + 1):
             optimizer.zero_grad()
-            loss(F.normalize(encoder(observe(next(batches)))), pairs).backward()
+            outputs = F.normalize(encoder(observe(next(batches))))
+            if isinstance(loss, AnInfoNCE) and len(loss.concentration) == self.ways:
+                loss.of_members(outputs, pairs).backward()
+            else:
+                torch.stack([loss(outputs, of_way) for of_way in pairs]).sum().backward()
             optimizer.step()
             schedule.step()
             progress(name, batch, self.n_batches)
@@ -113,18 +134,25 @@ class AnInfoNCELatents(Experiment):
         row |= {f"R² of {what}": points[-1][1] for what, points in curves.items()}
         return row | self._concentrations(loss), curves
 
+    def _loss(self, name: LossOfLatents) -> AnInfoNCE | InfoNCE:
+        if name == "infonce":
+            return InfoNCE(2.0, self.temperature)
+        negatives = torch.full((self.dimension,), self.hard if self.n_hard else 0.0)
+        return AnInfoNCE(
+            self.dimension, self.initial, n_members=self.ways if name == "ensemble" else 1, negatives=negatives
+        )
+
     def _concentrations(self, loss: AnInfoNCE | InfoNCE) -> dict[str, float | None]:
-        """The mean of the smaller half of the learned Λ, of the larger half, and the largest relative error."""
+        """Means of the smaller and the larger half of the learned Λ, the largest relative error, how two Λ go along."""
+        columns = ("Λ of style", "Λ of content", "largest error of Λ", "correlation of both Λ")
         if isinstance(loss, InfoNCE):
-            return dict.fromkeys(("Λ of style", "Λ of content", "largest error of Λ"))
-        learned = loss.concentration.detach()[0].sort().values
-        truth, half = self.concentration.sort().values, self.dimension // 2
-        error = ((learned - truth).abs() / truth).max()
-        return {
-            "Λ of style": float(learned[:half].mean()),
-            "Λ of content": float(learned[half:].mean()),
-            "largest error of Λ": float(error),
-        }
+            return dict.fromkeys(columns)
+        learned = loss.concentration.detach()
+        correlation = float(torch.corrcoef(learned.log())[0, 1]) if len(learned) == 2 else None
+        learned, half = learned.sort().values, self.dimension // 2
+        truth = self.concentrations.sort().values[: len(learned)]
+        parts = learned[:, :half].mean(), learned[:, half:].mean(), ((learned - truth).abs() / truth).max()
+        return dict(zip(columns, (*map(float, parts), correlation), strict=True))
 
     @torch.no_grad()
     def _explained(self, encoder: nn.Module, observe: nn.Module) -> dict[str, float]:
@@ -138,10 +166,14 @@ class AnInfoNCELatents(Experiment):
         return {"style": float(1 - residual[:half].mean()), "content": float(1 - residual[half:].mean())}
 
     def batches(self, generator: torch.Generator) -> Iterator[Float[Tensor, "N D"]]:
-        """Latents without end: anchors, then the positive of each."""
+        """Latents without end: anchors, the positives of each way, then the near negatives, anchor by anchor."""
+        near_negatives = torch.full((self.dimension,), self.hard)
         while True:
             anchors = uniform(self.batch_size, self.dimension, generator)
-            yield torch.cat([anchors, near(anchors, self.concentration, generator)])
+            positives = [near(anchors, concentration, generator) for concentration in self.concentrations]
+            yield torch.cat(
+                [anchors, *positives, near(anchors.repeat_interleave(self.n_hard, 0), near_negatives, generator)]
+            )
 
 
 def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:
@@ -175,11 +207,18 @@ def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:
     return nn.Sequential(*modules[:-1]).requires_grad_(False)
 
 
-def pairs_of_batch(n_pairs: int) -> Pairs:
-    """An anchor's positive is its partner in the second half, its negatives are the other anchors."""
-    n = 2 * n_pairs
+def pairs_of_batch(n_pairs: int, place: int, n_ways: int, n_hard: int) -> Pairs:
+    """The pairs of one way: an anchor's positive is its partner in that place, its negatives are the other anchors.
+
+    Those drawn near it are its negatives in place of the other anchors, where there are any.
+    """
+    first_hard = (1 + n_ways) * n_pairs
+    n = first_hard + n_hard * n_pairs
     positive, negative = torch.zeros(n, n, dtype=torch.bool), torch.zeros(n, n, dtype=torch.bool)
     anchors = torch.arange(n_pairs)
-    positive[anchors, anchors + n_pairs] = True
-    negative[:n_pairs, :n_pairs] = ~torch.eye(n_pairs, dtype=torch.bool)
-    return Pairs(positive, negative, n_pairs, n_pairs * (n_pairs - 1))
+    positive[anchors, anchors + place * n_pairs] = True
+    if n_hard:
+        negative[anchors.repeat_interleave(n_hard), torch.arange(first_hard, n)] = True
+    else:
+        negative[:n_pairs, :n_pairs] = ~torch.eye(n_pairs, dtype=torch.bool)
+    return Pairs(positive, negative, n_pairs, int(negative.sum()))

@@ -20,25 +20,27 @@ from lam.losses import ELK, HIB, DistributionLoss, MCInfoNCE
 from lam.pairs.pairs import Pairs
 from lam.retrieval.metrics.aleatoric import rank_correlation
 from lam.utils.checks import check_at_least, check_choice, check_positive
-from lam.vmf.bessel import log_normalizer
 from lam.vmf.distribution import VonMisesFisher
 
 LossOfPosteriors = Literal["mc_infonce", "elk", "hib"]
 
-_PROBES = 1000  # inputs by which a network is found not to be collapsed, and its range of κ is set
-_CANDIDATES = 512  # a side of the table of pairs from which positive ones are accepted
-_ATTEMPTS = 1000
-_LARGEST_COSINE = 0.5  # of the least alike pair of probes
+_PROBES = 1000  # inputs by which a network's range of κ is set
+_CANDIDATES = 2048  # inputs among which the positives of a batch are sought at a time
+_STRAIGHTENING = 64, 1e-2  # inputs of a batch, and the learning rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class PosteriorRecovery(Experiment):
     """Random networks μ(x) and κ(x) are the truth; others learn it from pairs alone, by each loss.
 
-    Inputs x are uniform in the unit cube, latents z ~ vMF(μ(x), κ(x)), and a pair of inputs is positive with the
-    probability C(κ_pos) e^(κ_pos z·z⁺) / (C(κ_pos) e^(κ_pos z·z⁺) + C(0)). Negatives are uniform in the cube.
-    κ̂ begins with the range of κ. MCInfoNCE learns μ̂ in the first half of the batches and κ̂ in the second, as the source
-    found best; the others learn both at once. Latents are known up to a rotation, so cosines of pairs are compared.
+    Inputs x are uniform in the unit cube, latents z ~ vMF(μ(x), κ(x)). The positive of an anchor's latent z is an input
+    accepted with the probability e^(κ_pos (z·z⁺ − 1)), negatives are any inputs: so the truth is where MCInfoNCE is
+    least with many samples and negatives. κ̂ begins with the range of κ. MCInfoNCE learns μ̂ in the first half of the
+    batches and κ̂ in the second, as the source found best; the others learn both at once. Latents are known up to a
+    rotation, so cosines of pairs are compared.
+
+    The source accepts by e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), which is flat where latents lie
+    close: with negatives drawn from all inputs alike, κ̂ comes out at half of κ and its order is lost.
 
     Attributes:
         dimension: D of inputs and latents.
@@ -46,27 +48,26 @@ class PosteriorRecovery(Experiment):
         losses: which are compared.
         n_batches: of the training by each loss.
         batch_size: positive pairs of a batch.
-        n_negatives: further inputs of a batch, uniform in the cube, which are the negatives of all anchors.
-        spread: what is normalised to μ(x) has mean 0 and unit covariance, as the theory has latents that are uniform on
-            the sphere; without it, as in the source, only a collapse is ruled out, and all may lie on one side.
+        n_negatives: further inputs of a batch, uniform in the cube, which are the negatives of all anchors. With few,
+            the loss is least elsewhere than at the truth.
+        straightening: steps in which μ(x) is trained to keep angles in proportion to distances of inputs. A network as
+            it is drawn is often discontinuous inside of the cube, or nearly constant.
         n_samples: of MCInfoNCE and HIB.
         kappa_pos: of the process and of the losses.
-        learning_rate: at the beginning, of μ̂ and where both are learned at once; it falls by a cosine in each phase.
-        learning_rate_of_kappa: of κ̂ alone: a larger one throws it where it has no gradient any more.
+        learning_rate: at the beginning of each phase; it falls by a cosine.
         n_test: inputs on which κ̂ is compared; μ̂ is on pairs of at most 2,000 of them.
     """
 
     dimension: int = 2
     ambiguity: tuple[float, float] = (16.0, 32.0)
     losses: tuple[LossOfPosteriors, ...] = get_args(LossOfPosteriors)
-    n_batches: int = 2048
+    n_batches: int = 4096
     batch_size: int = 256
-    n_negatives: int = 32
-    spread: bool = False
-    n_samples: int = 4
+    n_negatives: int = 256
+    straightening: int = 1000
+    n_samples: int = 16
     kappa_pos: float = 20.0
     learning_rate: float = 1e-3
-    learning_rate_of_kappa: float = 1e-4
     n_test: int = 10_000
 
     name = "posterior-recovery"
@@ -76,11 +77,11 @@ class PosteriorRecovery(Experiment):
         check_at_least("dimension", self.dimension, 2)
         for name in ("n_batches", "batch_size", "n_negatives"):
             check_at_least(name, getattr(self, name), 2)
+        check_at_least("straightening", self.straightening, 0)
         check_at_least("n_samples", self.n_samples, 1)
         check_at_least("n_test", self.n_test, 10)
         check_positive("kappa_pos", self.kappa_pos)
         check_positive("learning_rate", self.learning_rate)
-        check_positive("learning_rate_of_kappa", self.learning_rate_of_kappa)
         low, high = self.ambiguity
         if not 1 < low < high < math.inf:
             raise ValueError(f"ambiguity must be two concentrations, 1 < least < largest, got {low} and {high}")
@@ -119,17 +120,14 @@ class PosteriorRecovery(Experiment):
         batches = process.batches(self.batch_size, self.n_negatives, self.generator("batches"))
         pairs = pairs_of_batch(self.batch_size, self.n_negatives)
         half = self.n_batches // 2
-        phases: list[tuple[nn.Module, int, float]] = [(learned, self.n_batches, self.learning_rate)]
+        phases: list[tuple[nn.Module, int]] = [(learned, self.n_batches)]
         if name == "mc_infonce":
-            phases = [
-                (learned.of_mean, half, self.learning_rate),
-                (learned.of_kappa, self.n_batches - half, self.learning_rate_of_kappa),
-            ]
+            phases = [(learned.of_mean, half), (learned.of_kappa, self.n_batches - half)]
         done = 0
-        for module, n_batches, rate in phases:
+        for module, n_batches in phases:
             learned.requires_grad_(False)
             module.requires_grad_(True)
-            optimizer = torch.optim.Adam(module.parameters(), rate)
+            optimizer = torch.optim.Adam(module.parameters(), self.learning_rate)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_batches)
             for _ in range(n_batches):
                 inputs = next(batches)
@@ -176,15 +174,16 @@ class Posteriors(nn.Module):
         raw = self.get_buffer("slope") * self.of_kappa(inputs)[:, 0] + self.get_buffer("shift")
         return 1 + raw.clamp(max=18.0).exp()  # beyond e¹⁸ the losses cut κ anyway
 
-    @torch.no_grad()
-    def spread(self, generator: torch.Generator) -> None:
-        """Shift and turn the last layer of μ so that its outputs on probes have mean 0 and unit covariance."""
-        last: nn.Linear = self.of_mean[-1]  # pyright: ignore [reportAssignmentType]
-        raw = self.of_mean(torch.rand(_PROBES, self.dimension, generator=generator))
-        values, vectors = torch.linalg.eigh(raw.T.cov())
-        whitening = (vectors / values.clamp(min=1e-6).sqrt()) @ vectors.T
-        last.weight.copy_(whitening @ last.weight)
-        last.bias.copy_(whitening @ (last.bias - raw.mean(0)))
+    def straighten(self, n_steps: int, generator: torch.Generator) -> None:
+        """Train μ so that angles are in proportion to distances of inputs, π between opposite corners of the cube."""
+        n_inputs, rate = _STRAIGHTENING
+        optimizer = torch.optim.Adam(self.of_mean.parameters(), rate)
+        for _ in range(n_steps):
+            inputs = torch.rand(n_inputs, self.dimension, generator=generator)
+            mean, angles = self.mean(inputs), torch.cdist(inputs, inputs) * math.pi / math.sqrt(self.dimension)
+            optimizer.zero_grad()
+            (mean @ mean.T - angles.cos()).square().mean().backward()
+            optimizer.step()
 
     @torch.no_grad()
     def match_range(self, low: float, high: float, generator: torch.Generator) -> None:
@@ -200,61 +199,55 @@ class Process:
     """The generative process: random posteriors, and positive pairs by rejection.
 
     Args:
-        settings: the dimension, the range of κ and κ_pos.
+        settings: the dimension, the range of κ, κ_pos and how long μ is straightened.
     """
 
     def __init__(self, settings: PosteriorRecovery) -> None:
         self.dimension, self.kappa_pos = settings.dimension, settings.kappa_pos
-        for attempt in range(_ATTEMPTS):
-            generator = settings.generator("process", str(attempt))
-            self.posteriors = Posteriors([10, 10], self.dimension, generator, [10]).requires_grad_(False)
-            if settings.spread:
-                self.posteriors.spread(generator)
-            probes = self.posteriors.mean(torch.rand(_PROBES, self.dimension, generator=generator))
-            if (probes @ probes.T).min() <= _LARGEST_COSINE:
-                break
-        else:
-            raise ValueError(f"no network of {_ATTEMPTS} spreads its directions: take another seed, or spread=true")
-        self.posteriors.match_range(*settings.ambiguity, generator)
-        self.mean, self.kappa = self.posteriors.mean, self.posteriors.kappa
+        generator = settings.generator("process")
+        posteriors = Posteriors([10, 10], self.dimension, generator, [10])
+        posteriors.straighten(settings.straightening, generator)
+        posteriors.match_range(*settings.ambiguity, generator)
+        self.posteriors = posteriors.requires_grad_(False)
+        self.mean, self.kappa = posteriors.mean, posteriors.kappa
 
-    @torch.no_grad()
     def batches(self, n_pairs: int, n_negatives: int, generator: torch.Generator) -> Iterator[Float[Tensor, "N D"]]:
-        """Inputs without end: the first and the second of positive pairs, then negatives."""
-        log_odds = log_normalizer(self.dimension, torch.tensor([self.kappa_pos, 0.0]))
-        odds = float(log_odds[0] - log_odds[1])
-        firsts = seconds = torch.empty(0, self.dimension)
+        """Inputs without end: anchors, the positive of each, then negatives."""
         while True:
-            while len(firsts) < n_pairs:
-                first, second = self._accepted(odds, generator)
-                firsts, seconds = torch.cat([firsts, first]), torch.cat([seconds, second])
+            anchors, latents = self._drawn(n_pairs, generator)
             negatives = torch.rand(n_negatives, self.dimension, generator=generator)
-            yield torch.cat([firsts[:n_pairs], seconds[:n_pairs], negatives])
-            firsts, seconds = firsts[n_pairs:], seconds[n_pairs:]
+            yield torch.cat([anchors, self.positives(latents, generator), negatives])
 
-    def _accepted(self, odds: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Some of the positive pairs of one table of candidates."""
-        inputs = torch.rand(2 * _CANDIDATES, self.dimension, generator=generator)
+    def positives(self, latents: Float[Tensor, "N D"], generator: torch.Generator) -> Float[Tensor, "N D"]:
+        """An input for each latent z, of a density proportional to E e^(κ_pos z·z⁺) over its own latents z⁺."""
+        inputs, pending = torch.empty_like(latents), torch.arange(len(latents))
+        while len(pending):
+            candidates, others = self._drawn(_CANDIDATES, generator)
+            log_odds = self.kappa_pos * (latents[pending] @ others.T - 1)
+            excess = log_odds - torch.rand(log_odds.shape, generator=generator).log()  # accepted where positive
+            best = excess.max(1)  # any of those accepted, all alike
+            accepted = best.values > 0
+            inputs[pending[accepted]] = candidates[best.indices[accepted]]
+            pending = pending[~accepted]
+        return inputs
+
+    def _drawn(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        inputs = torch.rand(n, self.dimension, generator=generator)
         posteriors = VonMisesFisher(self.mean(inputs), self.kappa(inputs), validate_args=False)
-        latents = posteriors.sample(generator=generator)
-        cosines = latents[:_CANDIDATES] @ latents[_CANDIDATES:].T
-        accepted = torch.rand(cosines.shape, generator=generator) < torch.sigmoid(self.kappa_pos * cosines + odds)
-        first, second = accepted.nonzero(as_tuple=True)
-        chosen = torch.randint(len(first), (min(len(first), _CANDIDATES),), generator=generator)
-        return inputs[first[chosen]], inputs[_CANDIDATES + second[chosen]]
+        return inputs, posteriors.sample(generator=generator)
 
 
 def pairs_of_batch(n_pairs: int, n_negatives: int) -> Pairs:
-    """The pairs of such a batch: an anchor's positive is its partner, its negatives are those drawn apart alone.
+    """The pairs of such a batch: an anchor's positive is its partner, its negatives are those drawn apart.
 
-    Other pairs are no negatives: what was accepted is not uniform.
+    Other pairs are no negatives, and positives no anchors: they are not uniform.
     """
     n = 2 * n_pairs + n_negatives
     positive, negative = torch.zeros(n, n, dtype=torch.bool), torch.zeros(n, n, dtype=torch.bool)
-    anchors = torch.arange(2 * n_pairs)
-    positive[anchors, anchors.roll(n_pairs)] = True
-    negative[: 2 * n_pairs, 2 * n_pairs :] = True
-    return Pairs(positive, negative, 2 * n_pairs, 2 * n_pairs * n_negatives)
+    anchors = torch.arange(n_pairs)
+    positive[anchors, anchors + n_pairs] = True
+    negative[:n_pairs, 2 * n_pairs :] = True
+    return Pairs(positive, negative, n_pairs, n_pairs * n_negatives)
 
 
 def encoder_widths(dimension: int) -> list[int]:

@@ -92,15 +92,16 @@ def mean_log_ratio(samples: Float[Tensor, "S N D"], scale: Tensor, pairs: Pairs)
     """Mean over positive pairs of the logarithm of the mean over samples of the ratio of `log_ratios`.
 
     The logits are cosines of the s-th samples times the scale. Where few items are negatives of any other, as where
-    these were drawn apart, only the cosines to those are computed, and of the positive pairs.
+    these were drawn apart, only the cosines of anchors to those are computed, and of the positive pairs.
     """
     columns = pairs.negative.any(0).nonzero()[:, 0]
     if 2 * len(columns) > pairs.size:
         ratios, weights = log_ratios(scale * (samples @ samples.transpose(1, 2)), pairs)
     else:
         anchor, positive = pairs.positive.nonzero(as_tuple=True)
+        rows, row_of_anchor = anchor.unique(return_inverse=True)
         own = scale * (samples[:, anchor] * samples[:, positive]).sum(-1)
-        logits = scale * (samples @ samples[:, columns].transpose(1, 2))
-        negatives = log_sum_of_negatives(logits, pairs.negative[:, columns])
-        ratios, weights = own - torch.logaddexp(own, negatives[:, anchor]), pairs.positive[anchor, positive]
+        logits = scale * (samples[:, rows] @ samples[:, columns].transpose(1, 2))
+        negatives = log_sum_of_negatives(logits, pairs.negative[rows[:, None], columns])
+        ratios, weights = own - torch.logaddexp(own, negatives[:, row_of_anchor]), pairs.positive[anchor, positive]
     return weighted_mean(ratios.logsumexp(0) - math.log(len(samples)), weights)

@@ -41,8 +41,10 @@ class ELK(DistributionLoss):
         return {"name": "infonce", "temperature": 2 / (self.kappa_pos * kappa)}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
-        similarity = log_expected_likelihood(mean[:, None], kappa[:, None], mean[None], kappa[None])
-        return mean_cross_entropy(self.kappa_pos * similarity, pairs)
+        first, second = ((pairs.positive != 0) | (pairs.negative != 0)).nonzero(as_tuple=True)
+        similarity = log_expected_likelihood(mean[first], kappa[first], mean[second], kappa[second])
+        logits = similarity.new_zeros(len(mean), len(mean)).index_put((first, second), self.kappa_pos * similarity)
+        return mean_cross_entropy(logits, pairs)
 
 
 def log_expected_likelihood(

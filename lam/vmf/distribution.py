@@ -7,7 +7,7 @@ posteriors or retrieval.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, cast
 
 import numpy as np
@@ -27,8 +27,8 @@ from lam.vmf.bessel import (
 )
 from lam.vmf.resultant import UNIT_TOLERANCE, weighted_mean_resultant
 
-_NODES = np.stack(np.polynomial.legendre.leggauss(64), 1).tolist()  # and their weights
-_REACH = 12  # in standard deviations of the polar angle; what lies beyond is below 1e-13
+_NODES, _FEW_NODES = (np.stack(np.polynomial.legendre.leggauss(n), 1).tolist() for n in (64, 20))  # and their weights
+_REACH, _SHORT_REACH = 12, 8  # standard deviations of the polar angle, beyond which lies less than 1e-13, and 1e-7
 _SETTLED = 1e-12  # in probability
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -201,7 +201,8 @@ class VonMisesFisher(Distribution):
             angle, tangent = _draw(loc.reshape(-1, shape[-1]), kappa.reshape(-1), generator)
             angle, tangent = angle.reshape(shape[:-1]), tangent.reshape(shape)
         if kappa.requires_grad:
-            angle = angle + _angle_slope(shape[-1], kappa.detach(), angle) * (kappa - kappa.detach())
+            slope = _angle_slope(shape[-1], kappa.detach(), angle, exact=self.loc.dtype == torch.float64)
+            angle = angle + slope * (kappa - kappa.detach())
         tangent = tangent - (loc * tangent).sum(-1, keepdim=True) * loc
         return (angle.cos()[..., None] * loc + angle.sin()[..., None] * tangent).to(self.loc.dtype)
 
@@ -360,7 +361,9 @@ def _draw(loc: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tupl
 
 def _log_density(dimension: int, kappa: Tensor, angle: Tensor, reference: Tensor) -> Tensor:
     """Log of the density of the polar angle, sin(a)^(D-2) exp(kappa cos(a)), relative to that at another angle."""
-    sines = torch.xlogy(dimension - 2, angle.sin()) - torch.xlogy(dimension - 2, reference.sin())
+    sines: Tensor | int = 0
+    if dimension > 2:
+        sines = torch.xlogy(dimension - 2, angle.sin()) - torch.xlogy(dimension - 2, reference.sin())
     return sines - 2 * kappa * ((angle - reference) / 2).sin() * ((angle + reference) / 2).sin()
 
 
@@ -375,20 +378,21 @@ def _mode_and_width(dimension: int, kappa: Tensor) -> tuple[Tensor, Tensor]:
     return mode, curvature.rsqrt()
 
 
-def _angle_slope(dimension: int, kappa: Tensor, angle: Tensor) -> Tensor:
+def _angle_slope(dimension: int, kappa: Tensor, angle: Tensor, *, exact: bool = True) -> Tensor:
     """da/dkappa at a fixed value of the distribution function, from the tail on the side of the angle.
 
-    da/dkappa = -(integral from 0 to a of (cos - A_D) density) / density(a), the integral over the whole being 0.
+    da/dkappa = -(integral from 0 to a of (cos - A_D) density) / density(a), the integral over the whole being 0. It is
+    exact to within 1e-13 of the largest slope, or to within what float32 rounds, in a third of the time.
     """
     mode, width = _mode_and_width(dimension, kappa)
     angle = angle.clamp(min=1e-150)  # the density of the angle is 0 at the mean direction itself, and the slope too
-    reach = torch.where(angle < mode, -_REACH, _REACH) * width
+    reach = torch.where(angle < mode, -1, 1) * (_REACH if exact else _SHORT_REACH) * width
     complement = bessel_ratio_complement(dimension, kappa)
 
     def integrand(other: Tensor) -> Tensor:
         return (complement - 2 * (other / 2).sin().square()) * _log_density(dimension, kappa, other, angle).exp()
 
-    return _integrate(integrand, angle, (angle + reach).clamp(0, math.pi))
+    return _integrate(integrand, angle, (angle + reach).clamp(0, math.pi), _NODES if exact else _FEW_NODES)
 
 
 def _angle_quantile(dimension: int, kappa: Tensor, level: float) -> Tensor:
@@ -413,7 +417,9 @@ def _angle_quantile(dimension: int, kappa: Tensor, level: float) -> Tensor:
     return angle
 
 
-def _integrate(function: Callable[[Tensor], Tensor], start: Tensor, stop: Tensor) -> Tensor:
+def _integrate(
+    function: Callable[[Tensor], Tensor], start: Tensor, stop: Tensor, nodes: Sequence[Sequence[float]] = _NODES
+) -> Tensor:
     """Gauss-Legendre quadrature, elementwise between the limits."""
     half = (stop - start) / 2
-    return half * sum(weight * function(start + (1 + node) * half) for node, weight in _NODES)
+    return half * sum(weight * function(start + (1 + node) * half) for node, weight in nodes)

@@ -10,16 +10,21 @@ import torch
 from lam.cli import main
 from lam.experiments import EXPERIMENTS, conduct, configured, find
 from lam.experiments.aninfonce_latents import AnInfoNCELatents, near, observation, uniform
+from lam.experiments.aninfonce_latents import pairs_of_batch as latent_pairs
 from lam.experiments.posterior_recovery import (
     PosteriorRecovery,
     Process,
     compared,
     pairs_of_batch,
 )
+from lam.losses import MCInfoNCE
 from lam.vmf import VonMisesFisher
+from lam.vmf.bessel import log_normalizer
 
 SHORT: dict[str, dict[str, Any]] = {
-    "posterior-recovery": {"n_batches": 4, "batch_size": 8, "n_negatives": 4, "n_samples": 2, "n_test": 50},
+    "posterior-recovery": {
+        **{"n_batches": 4, "batch_size": 8, "n_negatives": 4, "straightening": 20, "n_samples": 2, "n_test": 50}
+    },
     "aninfonce-latents": {"n_batches": 4, "batch_size": 8, "width": 8, "n_test": 100},
 }
 
@@ -46,7 +51,7 @@ def test_an_experiment_writes_a_table_and_a_page_and_the_seed_repeats_it(name: s
 
 
 def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    settings = ["n_batches=2", "batch_size=8", "n_negatives=4", "n_samples=2", "n_test=50", "losses=[elk]"]
+    settings = [f"{name}={value}" for name, value in (SHORT["posterior-recovery"] | {"losses": "[elk]"}).items()]
     folder = str(tmp_path / "out")
     assert main(["experiment", "posterior-recovery", "--quiet", "-o", folder, "--set", *settings]) == 0
     printed = capsys.readouterr().out
@@ -62,36 +67,79 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
         (["posterior-recovery", "--set", "ambiguity=[32, 16]"], "1 < least < largest, got 32.0 and 16.0"),
         (["aninfonce-latents", "--set", "dimension=5"], "dimension must be even, half style and half content, got 5"),
         (["aninfonce-latents", "--set", "content=0"], "content must be positive and finite, got 0"),
+        (["aninfonce-latents", "--set", "ways=3"], "ways must be 1 or 2, got 3"),
+        (["aninfonce-latents", "--set", "n_hard=-1"], "n_hard must be at least 0, got -1"),
     ):
         assert main(["experiment", *words]) == 1
         assert message in capsys.readouterr().err
 
 
-def test_the_process_has_its_range_and_directions_that_are_spread() -> None:
+def test_the_process_has_its_range_and_directions_that_go_with_the_inputs() -> None:
     for dimension in (2, 10):
-        process = Process(PosteriorRecovery(dimension=dimension, spread=True))
+        process = Process(PosteriorRecovery(dimension=dimension, straightening=300))
         inputs = torch.rand(3000, dimension, generator=torch.Generator().manual_seed(1))
         mean, kappa = process.mean(inputs), process.kappa(inputs)
         assert kappa.min() > 14
         assert kappa.max() < 36
         assert kappa.max() - kappa.min() > 10
-        assert mean.mean(0).norm() < 0.25
+        angles = (mean[:1500] * mean[1500:]).sum(1).clamp(-1, 1).acos()
+        distances = (inputs[:1500] - inputs[1500:]).norm(dim=1)
+        assert torch.corrcoef(torch.stack([angles, distances]))[0, 1] > 0.6
+        close = process.mean(inputs + 1e-3 / dimension**0.5)
+        assert (mean * close).sum(1).min() > 0.99  # nowhere does the direction turn round within a thousandth
 
 
-def test_positive_pairs_are_accepted_as_often_as_the_source_says() -> None:
-    process = Process(PosteriorRecovery(spread=True))
+def test_the_positives_of_a_latent_have_the_density_of_the_theory() -> None:
+    process, n_cells, n = Process(PosteriorRecovery(straightening=300, kappa_pos=5.0)), 6, 4000
+    latent, generator = torch.tensor([0.6, 0.8]), torch.Generator().manual_seed(0)
+    positives = torch.cat([process.positives(latent.expand(n // 100, 2), generator) for _ in range(100)])
+    steps = (torch.arange(10 * n_cells) + 0.5) / (10 * n_cells)
+    grid = torch.cartesian_prod(steps, steps)
+    mean, kappa = process.mean(grid).double(), process.kappa(grid).double()
+    total = (kappa[:, None] * mean + 5.0 * latent).norm(dim=1)  # E e^(κ_pos z·z⁺) = C(κ) / C(‖κ μ + κ_pos z‖)
+    density = (log_normalizer(2, kappa) - log_normalizer(2, total)).exp()
+    cells = [((points * n_cells).long() * torch.tensor([n_cells, 1])).sum(1) for points in (grid, positives)]
+    expected = torch.zeros(n_cells**2, dtype=torch.float64).index_add(0, cells[0], density / density.sum() * n)
+    counts = torch.bincount(cells[1], minlength=n_cells**2)
+    assert expected.min() > 5
+    chi_square = ((counts - expected).square() / expected).sum()
+    assert chi_square < n_cells**2 + 3 * (2 * n_cells**2) ** 0.5  # three standard deviations
+
+
+def test_the_pairs_of_a_batch_go_one_way() -> None:
+    process = Process(PosteriorRecovery(straightening=100))
     batch = next(process.batches(400, 7, torch.Generator().manual_seed(0)))
     assert batch.shape == (807, 2)
     mean = process.mean(batch)
     positive, others = (mean[:400] * mean[400:800]).sum(1), mean[:400] @ mean[:400].T
-    assert positive.mean() > others.mean() + 0.5
+    assert positive.mean() > others.mean() + 0.3
     pairs = pairs_of_batch(400, 7)
-    assert pairs.positive.sum(1).tolist() == [1] * 800 + [0] * 7
-    assert pairs.negative.sum(1).tolist() == [7] * 800 + [0] * 7
+    assert pairs.positive.sum(1).tolist() == [1] * 400 + [0] * 407
+    assert pairs.negative.sum(1).tolist() == [7] * 400 + [0] * 407
+
+
+def test_the_truth_is_where_mcinfonce_is_least() -> None:
+    experiment = PosteriorRecovery(straightening=300)
+    process, pairs, loss = Process(experiment), pairs_of_batch(256, 256), MCInfoNCE(20.0, n_samples=32)
+    batches, slopes = process.batches(256, 256, experiment.generator("batches")), {0.6: 0.0, 1.0: 0.0, 1.6: 0.0}
+    true, mirrored = 0.0, 0.0
+    for inputs in (next(batches) for _ in range(8)):
+        mean, kappa = process.mean(inputs), process.kappa(inputs)
+        for factor in slopes:
+            log_factor = torch.tensor(factor).log().requires_grad_()
+            loss(mean, kappa * log_factor.exp(), pairs, generator=torch.Generator().manual_seed(0)).backward()
+            assert log_factor.grad is not None
+            slopes[factor] += float(log_factor.grad) / 8
+        true += float(loss(mean, kappa, pairs, generator=torch.Generator().manual_seed(0)))
+        mirrored += float(loss(mean, 48 - kappa, pairs, generator=torch.Generator().manual_seed(0)))
+    assert slopes[0.6] < -0.05
+    assert abs(slopes[1.0]) < 0.035
+    assert slopes[1.6] > 0.04
+    assert true < mirrored
 
 
 def test_the_truth_itself_is_perfectly_recovered() -> None:
-    process = Process(PosteriorRecovery(spread=True))
+    process = Process(PosteriorRecovery(straightening=50))
     values = compared(process, process.posteriors, torch.rand(500, 2, generator=torch.Generator().manual_seed(0)))
     assert values == pytest.approx(
         {"RMSE of μ": 0.0, "rank correlation of μ": 1.0, "RMSE of κ": 0.0, "rank correlation of κ": 1.0}
@@ -125,6 +173,34 @@ def test_aninfonce_tells_style_from_content_in_few_batches() -> None:
     assert anisotropic["R² of content"] > 0.8  # pyright: ignore [reportOperatorIssue]
     assert anisotropic["Λ of content"] > 1.3 * anisotropic["Λ of style"]  # pyright: ignore
     assert isotropic["Λ of style"] is None
+
+
+def test_an_ensemble_has_a_concentration_for_each_way() -> None:
+    experiment = AnInfoNCELatents(
+        **{"dimension": 4, "style": 2.0, "content": 40.0, "ways": 2, "losses": ("ensemble",)},
+        **{"n_batches": 200, "batch_size": 128, "width": 32, "learning_rate": 1e-2, "n_test": 100},
+    )
+    assert experiment.concentrations.tolist() == [[2, 2, 40, 40], [40, 40, 2, 2]]
+    latents = next(experiment.batches(torch.Generator().manual_seed(0))).view(3, 128, 4)
+    squares = (latents[1:] - latents[0]).square().mean(1)
+    assert squares[0, :2].min() > 3 * squares[0, 2:].max()
+    assert squares[1, 2:].min() > 3 * squares[1, :2].max()
+    (row,) = experiment.run(lambda *_: None).rows
+    assert row["correlation of both Λ"] < -0.3  # pyright: ignore [reportOperatorIssue]
+    assert row["Λ of content"] > 1.3 * row["Λ of style"]  # pyright: ignore
+
+
+def test_negatives_may_be_drawn_near_the_anchor() -> None:
+    experiment = AnInfoNCELatents(dimension=4, n_hard=3, hard=50.0, batch_size=20)
+    latents = next(experiment.batches(torch.Generator().manual_seed(0)))
+    assert latents.shape == (20 * 5, 4)
+    anchors, hard = latents[:20], latents[40:].view(20, 3, 4)
+    assert (anchors[:, None] * hard).sum(-1).mean() > 0.95
+    pairs = latent_pairs(20, 1, 1, 3)
+    assert pairs.negative[1].nonzero()[:, 0].tolist() == [43, 44, 45]
+    assert pairs.negative.sum(1).tolist() == [3] * 20 + [0] * 80
+    short = AnInfoNCELatents(**SHORT["aninfonce-latents"], n_hard=2, losses=("aninfonce",))
+    assert short.run(lambda *_: None).rows[0]["Λ of style"] is not None
 
 
 def test_settings_are_read_as_yaml() -> None:

@@ -439,27 +439,32 @@ def corrupted() -> list[Row]:
 def recovered_posteriors() -> list[Row]:
     """What `lam experiment posterior-recovery` found."""
     columns = ["rank correlation of μ", "RMSE of μ", "rank correlation of κ", "RMSE of κ"]
-    rows: list[Row] = [["D", "process", "loss", "samples", "batches", *columns]]
+    rows: list[Row] = [["D", "κ", "loss", "samples", "negatives", "batches", *columns]]
     for run in read("posterior_recovery")["runs"]:
         settings = run["settings"]
-        process = "spread" if settings["spread"] else "the source's"
+        counts = [f"{settings[name]:,}" for name in ("n_samples", "n_negatives", "n_batches")]
         for row in run["rows"]:
             cells = [NOTHING if row[column] is None else f"{row[column]:.3g}" for column in columns]
-            counts = [f"{settings[name]:,}" for name in ("n_samples", "n_batches")]
-            rows.append([str(settings["dimension"]), process, row["loss"], *counts, *cells])
+            low, high = settings["ambiguity"]
+            rows.append([str(settings["dimension"]), f"{low:g} to {high:g}", row["loss"], *counts, *cells])
     return rows
 
 
 @table
 def recovered_latents() -> list[Row]:
     """What `lam experiment aninfonce-latents` found."""
-    rows: list[Row] = []
+    columns = ["R² of style", "R² of content", "Λ of style", "Λ of content", "largest error of Λ"]
+    columns += ["correlation of both Λ"]
+    rows: list[Row] = [["Λ₁ and Λ₂", "pairs", "negatives", "loss", "batches", *columns]]
     for run in read("aninfonce_latents")["runs"]:
+        settings = run["settings"]
+        concentrations = f"{settings['style']:g}, {settings['content']:g}"
+        pairs = "one way" if settings["ways"] == 1 else "two ways"
+        negatives = f"near, Λ⁻ = {settings['hard']:g}" if settings["n_hard"] else "any"
         for row in run["rows"]:
-            columns = [column for column in row if column != "loss"]
-            rows = rows or [["Λ₂", "loss", "batches", *columns]]
+            loss = f"infonce, τ = {settings['temperature']:g}" if row["loss"] == "infonce" else row["loss"]
             cells = [NOTHING if row[column] is None else f"{row[column]:.3g}" for column in columns]
-            rows.append([f"{run['settings']['content']:g}", row["loss"], f"{run['settings']['n_batches']:,}", *cells])
+            rows.append([concentrations, pairs, negatives, loss, f"{settings['n_batches']:,}", *cells])
     return rows
 
 

@@ -1,9 +1,9 @@
 """`BayesianEncoder`: a network whose last layer has a posterior. Fitting one is in `lam.methods`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -67,6 +67,7 @@ class BayesianEncoder(Encoder):
     """
 
     kind = "laplace"
+    posteriors: ClassVar[Mapping[str, type[Posterior]]] = POSTERIORS
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class BayesianEncoder(Encoder):
         Raises:
             ValueError: where features are not finite, with the index of the first.
         """
-        parts = [features for features, _ in self._forward(inputs, progress)]
+        parts = [features for features, _, _ in self._forward(inputs, progress)]
         return torch.cat(parts) if parts else self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])
 
     def embed(
@@ -143,8 +144,8 @@ class BayesianEncoder(Encoder):
         options: dict[str, Any] = {"mode": mode, "mean": mean or self.mean, "return_samples": return_samples}
         predict = self.posterior.predictor(n_samples=self.n_samples_or_default(n_samples), **options)
         parts = [
-            self.with_ambiguity(features, predict(features, output))
-            for features, output in self._forward(inputs, progress)
+            self.with_ambiguity(features, predict(entering, output))
+            for features, output, entering in self._forward(inputs, progress)
         ]
         if sum(map(len, parts)) == 0:
             raise ValueError(NO_INPUTS)
@@ -157,7 +158,8 @@ class BayesianEncoder(Encoder):
 
         def predict(inputs: Any) -> Prediction:
             features, output = self._features_and_output(inputs)
-            return Prediction(features, embed(features, output), None if sample is None else sample(features))
+            entering = self._entering(inputs, features)
+            return Prediction(features, embed(entering, output), None if sample is None else sample(entering))
 
         return predict
 
@@ -167,7 +169,7 @@ class BayesianEncoder(Encoder):
             **({} if self.tuning is None else self.tuning.metrics()),
             **({} if self.recommendation is None else self.recommendation.metrics()),
             **self.posterior.curvature.diagnostics(),
-            "variance_clipped": self.posterior.clipped_variance_share(features),
+            **self._clipped_variance(features),
         }
 
     def tune(
@@ -211,20 +213,24 @@ class BayesianEncoder(Encoder):
             posterior = self.posterior
             self.posterior = posterior.with_best_prior() if step is None else posterior.with_prior_step(step)
             return
-        batches = [
-            (self._features_and_output(inputs)[0], targets) for inputs, targets in map(split_batch, as_batches(loader))
+        parts = [
+            (self._entering(inputs, features), len(features), targets)
+            for inputs, targets in map(split_batch, as_batches(loader))
+            for features in [self._features_and_output(inputs)[0]]
         ]
-        if not batches or any(targets is None for _, targets in batches):
+        if not parts or any(targets is None for _, _, targets in parts):
             raise ValueError("tuning by calibration needs batches of inputs with labels")
-        targets = torch.cat([as_targets(targets) for _, targets in batches])
-        features = torch.cat([features for features, _ in batches])
-        if len(targets) != len(features):
-            raise ValueError(f"there are {len(features)} items and {len(targets)} labels")
+        targets = torch.cat([as_targets(targets) for _, _, targets in parts])
+        n_items = sum(n for _, n, _ in parts)
+        if len(targets) != n_items:
+            raise ValueError(f"there are {n_items} items and {len(targets)} labels")
         if self.relation.positive_within is None:
             check_labels(targets)
         relevance = relevance_of(self.relation, targets, is_query=is_query, relevant_within=relevant_within)
         options = {"n_samples": self.n_samples, **options}
-        self.posterior, self.tuning = calibrate_scale(self.posterior, features, relevance, **options)
+        self.posterior, self.tuning = calibrate_scale(
+            self.posterior, [entering for entering, _, _ in parts], relevance, **options
+        )
 
     def recommend(self, loader: Iterable[Batch], *, seed: int = 0, progress: bool = False) -> Recommendation:
         """Say which OOD score to flag by: the one that knows outsiders made from held-out images the better.
@@ -280,14 +286,7 @@ class BayesianEncoder(Encoder):
                 f"only a posterior fitted in batches can forget; pairs of this one are of scope {self.relation.scope}"
             )
         batches = map(split_batch, tqdm(as_batches(loader), desc="forgetting", unit="batch", disable=not progress))
-        curvature, n_items = curvature_in_batches(
-            ((self._features_and_output(inputs)[0], targets) for inputs, targets in batches),
-            old.weight,
-            old.bias,
-            self.relation,
-            old.curvature.empty(),
-            seed=old.seed,
-        )
+        curvature, n_items = self._curvature_of(batches)
         if n_items == 0:
             raise ValueError("there is no batch of items")
         if n_items >= old.n_items:
@@ -308,7 +307,7 @@ class BayesianEncoder(Encoder):
             raise ValueError(
                 f"only encoders fitted in batches, with one relation, add up; got {self.relation} and {other.relation}"
             )
-        joined = BayesianEncoder(
+        joined = type(self)(
             self.network,
             self.head,
             self.posterior + other.posterior,
@@ -324,7 +323,7 @@ class BayesianEncoder(Encoder):
 
     def settings(self) -> dict[str, Any]:
         """Settings of the posterior and its curvature, the trials of the last tuning, and the recommendation."""
-        structure = next(name for name, cls in POSTERIORS.items() if cls is type(self.posterior))
+        structure = next(name for name, cls in self.posteriors.items() if cls is type(self.posterior))
         return {
             "mean": self.mean,
             "tuning": None if self.tuning is None else asdict(self.tuning),
@@ -340,9 +339,8 @@ class BayesianEncoder(Encoder):
     def restored(cls, saved: SavedEncoder) -> "BayesianEncoder":
         """The encoder that `save` wrote."""
         settings = saved.settings
-        check_choice("structure", settings["posterior"]["structure"], POSTERIORS)
-        kind: Any = POSTERIORS[settings["posterior"]["structure"]]
-        posterior = kind.restored(saved.tensors, settings["posterior"])
+        check_choice("structure", settings["posterior"]["structure"], cls.posteriors)
+        posterior = cls._restored_posterior(cls.posteriors[settings["posterior"]["structure"]], saved)
         encoder = cls(saved.network, saved.head, posterior, mean=settings["mean"], **base_arguments(saved))
         if settings["tuning"] is not None:
             trials = tuple(Trial(**trial) for trial in settings["tuning"]["trials"])
@@ -383,12 +381,37 @@ class BayesianEncoder(Encoder):
 
         export_encoder(path, example, self.network, self.head, with_parts)
 
-    def _forward(self, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def _forward(self, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[tuple[Tensor, Tensor | None, Any]]:
+        """Features, outputs and what enters the posterior, batch by batch."""
         n_items = 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
-            features, output = self._features_and_output(split_batch(batch)[0], n_items)
+            own = split_batch(batch)[0]
+            features, output = self._features_and_output(own, n_items)
             n_items += len(features)
-            yield features, output
+            yield features, output, self._entering(own, features)
+
+    def _entering(self, inputs: Any, features: Tensor) -> Any:
+        """What the posterior takes of a batch."""
+        return features
+
+    def _clipped_variance(self, features: Tensor) -> dict[str, float]:
+        return {"variance_clipped": self.posterior.clipped_variance_share(features)}
+
+    def _curvature_of(self, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, int]:
+        """Curvature of batches (inputs, targets), summed as the posterior's is, and how many items they are."""
+        posterior = self.posterior
+        return curvature_in_batches(
+            ((self._features_and_output(inputs)[0], targets) for inputs, targets in batches),
+            posterior.weight,
+            posterior.bias,
+            self.relation,
+            posterior.curvature.empty(),
+            seed=posterior.seed,
+        )
+
+    @classmethod
+    def _restored_posterior(cls, kind: type[Posterior], saved: SavedEncoder) -> Posterior:
+        return kind.restored(saved.tensors, saved.settings["posterior"])
 
     def _features_and_output(self, inputs: Any, offset: int = 0) -> tuple[Tensor, Tensor | None]:
         """Inputs of the head, and the network's output where that is the head's."""

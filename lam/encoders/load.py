@@ -13,12 +13,13 @@ from lam.encoders.deterministic import DeterministicEncoder
 from lam.encoders.dropout import DropoutEncoder
 from lam.encoders.ensemble import EnsembleEncoder
 from lam.encoders.gaussian import GaussianEncoder
+from lam.encoders.layers import LayersEncoder
 from lam.utils.registry import enter
 
 ENCODERS: dict[str, type[Encoder]] = {
     encoder.kind: encoder
     for encoder in (
-        *(BayesianEncoder, DeterministicEncoder, NormEncoder, HeadEncoder, NeighbourEncoder),
+        *(BayesianEncoder, LayersEncoder, DeterministicEncoder, NormEncoder, HeadEncoder, NeighbourEncoder),
         *(DropoutEncoder, EnsembleEncoder, GaussianEncoder),
     )
 }

@@ -2,11 +2,12 @@
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
 from lam.pairs.relevance import Relevance
@@ -111,7 +112,7 @@ class Tuning:
 
 def calibrate_scale(
     posterior: Posterior,
-    features: Float[Tensor, "N P"],
+    batches: Sequence[Any],
     relevance: Relevance,
     *,
     n_samples: int = 32,
@@ -137,7 +138,8 @@ def calibrate_scale(
 
     Args:
         posterior: whose scale is tuned.
-        features: (N, P) held-out features; their nearest neighbours among themselves are judged.
+        batches: what enters the posterior, such as features, of N held-out items in parts; their nearest neighbours
+            among themselves are judged.
         relevance: which of them answer which.
         n_samples: sampled networks S, as many as the evaluation takes: the ECE at a given s depends on S.
         least: the smallest s tried.
@@ -159,14 +161,14 @@ def calibrate_scale(
         raise ValueError(f"likelihood scales must satisfy 0 < least < greatest, got {least} and {greatest}")
     if refinements < 0:
         raise ValueError(f"refinements must be at least 0, got {refinements}")
-    tuner = _Tuner(posterior, features, relevance, n_samples)
+    tuner = _Tuner(posterior, batches, relevance, n_samples)
     exponents = tuner.search(math.log10(least), math.log10(greatest), refinements)
     best = min(exponents, key=tuner.score)
     trials = tuple(tuner.trial(exponent, best) for exponent in sorted(exponents))
     scale = max(trial.scale for trial in trials if trial.within_error)
     chosen = replace(posterior, likelihood_scale=scale)
-    tuning = Tuning(scale, trials, _direction_cosine(chosen, features, n_samples))
-    for complaint in _complaints(chosen, features, tuning):
+    tuning = Tuning(scale, trials, _direction_cosine(chosen, batches, n_samples))
+    for complaint in _complaints(chosen, batches, tuning):
         warnings.warn(complaint, stacklevel=3)
     return chosen, tuning
 
@@ -174,9 +176,9 @@ def calibrate_scale(
 class _Tuner:
     """Judges exponents log₁₀ s, each once."""
 
-    def __init__(self, posterior: Posterior, features: Tensor, relevance: Relevance, n_samples: int) -> None:
-        self.posterior, self.features, self.relevance, self.n_samples = posterior, features, relevance, n_samples
-        own = F.normalize(F.linear(features, posterior.weight, posterior.bias))
+    def __init__(self, posterior: Posterior, batches: Sequence[Any], relevance: Relevance, n_samples: int) -> None:
+        self.posterior, self.batches, self.relevance, self.n_samples = posterior, batches, relevance, n_samples
+        own = F.normalize(torch.cat([posterior.outputs(batch) for batch in batches]))
         queries, gallery = relevance.queries.to(own.device), relevance.gallery
         self.hits, _ = rank(own[queries], None if gallery is None else own[gallery.to(own.device)], k=_DEPTH)
         self.evaluated: dict[float, tuple[Tensor, float]] = {}
@@ -209,7 +211,8 @@ class _Tuner:
     def score(self, exponent: float) -> float:
         """The mean log score."""
         if exponent not in self.evaluated:
-            samples = self._posterior(exponent).sampled_embeddings(self.features, n_samples=self.n_samples)
+            draw = self._posterior(exponent).joint_predictor(n_samples=self.n_samples)
+            samples = torch.cat([draw(batch) for batch in self.batches], 1)
             answers = answers_of(samples, self.relevance, self.hits)
             self.evaluated[exponent] = answers.votes_for_first_hit().log_score, answers.votes().binned().expected_error
         return float(self.evaluated[exponent][0].mean())
@@ -221,20 +224,22 @@ class _Tuner:
         return Trial(10.0**exponent, float(scores.mean()), ece, float(behind.mean()), error)
 
     def _is_capped(self, exponent: float) -> bool:
-        kappa = self._posterior(exponent).predict(self.features, n_samples=self.n_samples).kappa
-        return bool((kappa >= KAPPA_RANGE[1]).any())
+        predict = self._posterior(exponent).predictor(n_samples=self.n_samples)
+        return any(bool((predict(batch).kappa >= KAPPA_RANGE[1]).any()) for batch in self.batches)
 
     def _posterior(self, exponent: float) -> Posterior:
         return replace(self.posterior, likelihood_scale=10.0**exponent)
 
 
-def _direction_cosine(posterior: Posterior, features: Tensor, n_samples: int) -> float:
+def _direction_cosine(posterior: Posterior, batches: Sequence[Any], n_samples: int) -> float:
     """The mean cosine between an item's own direction and that of the mean of its samples."""
-    own, sampled = (posterior.predict(features, n_samples=n_samples, mean=mean).mean for mean in ("network", "sampled"))
+    own = F.normalize(torch.cat([posterior.outputs(batch) for batch in batches]))
+    predict = posterior.predictor(n_samples=n_samples, mean="sampled")
+    sampled = torch.cat([predict(batch).mean for batch in batches])
     return float((own.double() * sampled.double()).sum(1).mean())
 
 
-def _complaints(posterior: Posterior, features: Tensor, tuning: Tuning) -> Iterator[str]:
+def _complaints(posterior: Posterior, batches: Sequence[Any], tuning: Tuning) -> Iterator[str]:
     (low, high), chosen = tuning.interval, tuning.likelihood_scale
     ends = tuning.trials[0].scale, tuning.trials[-1].scale
     if math.log10(high / low) >= FLAT_DECADES:
@@ -253,7 +258,7 @@ def _complaints(posterior: Posterior, features: Tensor, tuning: Tuning) -> Itera
             f"elsewhere than the network does (mean cosine {tuning.direction_cosine:.2f}): the posterior is so wide "
             "that its κ says little; fit on more items, or with a larger prior_precision"
         )
-    share = posterior.clipped_variance_share(features)
+    share = sum(posterior.clipped_variance_share(batch) for batch in batches) / len(batches)
     without = 'fix="positive"' if posterior.structure.takes_cross_terms else "negative_weight=0"
     if share > CLIPPED_LIMIT:
         yield (

@@ -13,7 +13,18 @@ from lam.hessians.losses import (
     register,
 )
 from lam.hessians.losses.contrastive import FIXES, SPLITS, Fix, Split
-from lam.hessians.structures import Diagonal, Ekfac, Full, Kron, LowRank, Structure
+from lam.hessians.structures import (
+    Diagonal,
+    Ekfac,
+    Full,
+    Kron,
+    LayersCurvature,
+    LayersDiagonal,
+    LayersKron,
+    LowRank,
+    Structure,
+    SummedCurvature,
+)
 from lam.pairs.neighbours import Neighbours
 
 __all__ = [
@@ -29,10 +40,14 @@ __all__ = [
     "Full",
     "InfoNCECurvature",
     "Kron",
+    "LayersCurvature",
+    "LayersDiagonal",
+    "LayersKron",
     "LowRank",
     "Neighbours",
     "Split",
     "Structure",
+    "SummedCurvature",
     "SupConCurvature",
     "VarConCurvature",
     "contrastive_ggn",

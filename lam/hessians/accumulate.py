@@ -18,9 +18,9 @@ from torch import Tensor
 from lam.hessians.batch import Sums, ggn_of_batch
 from lam.hessians.dataset import ggn_of_dataset
 from lam.hessians.losses import Curvature
-from lam.hessians.structures import MAX_MEMORY, Ekfac, Kron, Structure
+from lam.hessians.structures import MAX_MEMORY, Ekfac, Kron, Structure, SummedCurvature
 from lam.pairs.mining import ALL_PAIRS
-from lam.pairs.pairs import as_targets, check_labels
+from lam.pairs.pairs import Pairs, as_targets, check_labels
 from lam.pairs.relation import Relation
 from lam.utils import distributed
 from lam.utils.autocast import without_autocast
@@ -73,7 +73,15 @@ class StructureOptions:
         return passed(Ekfac.in_basis_of(total, max_memory=self.max_memory))
 
 
-def check_counts(total: Structure, n_items: int) -> None:
+def total_of(share: Any, n_share: int) -> tuple[Any, int]:
+    """The curvature of all processes and their number of items, from those of this one; errors as `check_counts`."""
+    n_items = int(distributed.all_reduce(torch.tensor(n_share, device=share.sums.device)))
+    total = share.all_reduce()
+    check_counts(total, n_items)
+    return total, n_items
+
+
+def check_counts(total: SummedCurvature, n_items: int) -> None:
     """Refuse a curvature with a term that nothing was counted for.
 
     Raises:
@@ -116,17 +124,22 @@ def curvature_in_batches(
     """
     total, n_items = empty, 0
     for features, targets in batches:
-        targets = targets_of(features, targets)
-        pairs = relation.pairs(targets)
-        if relation.mining != ALL_PAIRS:
-            with without_autocast():
-                embeddings = F.normalize(F.linear(features, weight, bias))
-            generator = torch.Generator().manual_seed(seed)
-            margin = relation.triplet_margin
-            pairs = relation.mining.choose(embeddings, pairs, targets, margin=margin, generator=generator)
+        pairs = pairs_of(relation, targets_of(features, targets), lambda f=features: F.linear(f, weight, bias), seed)
         total = total + ggn_of_batch(empty, features, weight, bias, pairs)
         n_items += len(features)
     return total, n_items
+
+
+def pairs_of(relation: Relation, targets: Tensor, outputs: Callable[[], Tensor], seed: int) -> Pairs:
+    """The pairs of a batch; where they are mined, by the directions of the outputs (N, D) that a call gives."""
+    pairs = relation.pairs(targets)
+    if relation.mining == ALL_PAIRS:
+        return pairs
+    with without_autocast():
+        embeddings = F.normalize(outputs())
+    generator = torch.Generator().manual_seed(seed)
+    margin = relation.triplet_margin
+    return relation.mining.choose(embeddings, pairs, targets, margin=margin, generator=generator)
 
 
 def curvature_of_batches(
@@ -148,10 +161,7 @@ def curvature_of_batches(
     """
 
     def passed(start: Structure) -> tuple[Any, int]:
-        share, n_share = curvature_in_batches(source(), weight, bias, relation, start, seed=seed)
-        total, n_items = share.all_reduce(), int(distributed.all_reduce(torch.tensor(n_share, device=weight.device)))
-        check_counts(total, n_items)
-        return total, n_items
+        return total_of(*curvature_in_batches(source(), weight, bias, relation, start, seed=seed))
 
     with tempfile.TemporaryFile() as file:
         source = _replayed(batches, file) if options.structure is Ekfac else lambda: batches

@@ -165,28 +165,45 @@ def outputs(
     Raises:
         ValueError: where an output has length zero, or one whose inverse square the type of the features cannot hold.
     """
-    storage = torch.finfo(torch.promote_types(features.dtype, torch.float32))
-    least = storage.max**-0.25
+    storage = torch.promote_types(features.dtype, torch.float32)
     features, weight = features.to(dtype), weight.to(dtype)
     f = F.linear(features, weight, None if bias is None else bias.to(dtype))
     if bias is not None:
         features = torch.cat([features, features.new_ones(len(features), 1)], 1)
+    return features, *directions(f, storage, offset=offset)
+
+
+def directions(
+    f: Float[Tensor, "N D"], storage: torch.dtype, *, offset: int = 0
+) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N 1"]]:
+    """Unit outputs and their lengths.
+
+    Args:
+        f: (N, D) outputs.
+        storage: the type that inverse squares of the lengths must fit into.
+        offset: the number of the first item.
+
+    Raises:
+        ValueError: where an output has length zero, or one whose inverse square that type cannot hold.
+    """
+    limits = torch.finfo(storage)
+    least = limits.max**-0.25
     r = torch.linalg.vector_norm(f, dim=1, keepdim=True, dtype=torch.float64)  # squares would leave float32 before f
     problems = (
         ()
         if ((r >= least) & (r < torch.inf)).all()
         else (
             (r == 0, "is zero and has no direction"),
-            (r < least, f"has a length of {{:.2g}}, too short for {storage.dtype}, at least {least:.2g}: {_ADVICE}"),
-            (~r.isfinite(), f"is too large for {dtype}"),
+            (r < least, f"has a length of {{:.2g}}, too short for {limits.dtype}, at least {least:.2g}: {_ADVICE}"),
+            (~r.isfinite(), f"is too large for {f.dtype}"),
         )
     )
     for is_invalid, problem in problems:
         if is_invalid.any():
             item = int(is_invalid.nonzero()[0, 0])
             raise ValueError(f"the output of item {item + offset} {problem.format(r[item].item())}")
-    r = r.to(dtype)
-    return features, f / r, r
+    r = r.to(f.dtype)
+    return f / r, r
 
 
 def checked_partners(pairs: Pairs | Candidates, size: int, curvature: Curvature) -> Any:

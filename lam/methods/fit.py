@@ -5,11 +5,13 @@ Training before it, and the options of a run, are in `lam.methods.laplace_postho
 Source: Warburg et al. (2023), section 3.
 """
 
+import logging
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from math import ceil
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -18,6 +20,7 @@ from tqdm import tqdm
 
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders.layers import LayersEncoder, curvature_of_layers
 from lam.encoders.seen import REMEMBERED, item_hashes, spread
 from lam.hessians.accumulate import (
     StructureOptions,
@@ -25,19 +28,24 @@ from lam.hessians.accumulate import (
     curvature_of_dataset,
     curvature_over_all_pairs,
     targets_of,
+    total_of,
 )
 from lam.hessians.batch import check_feature_values
 from lam.hessians.losses import ContrastiveCurvature, Curvature
-from lam.hessians.structures import MAX_MEMORY
+from lam.hessians.structures import MAX_MEMORY, LayersCurvature
 from lam.inputs import AnyPreprocessing
 from lam.methods.added_head import train_layer
 from lam.models.head import ADDED, evaluating, features_and_output, find_head, probe_output
+from lam.models.layers import Layers, elements_of_pass, find_layers, own_weights
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.pairs import as_targets, check_labels
 from lam.pairs.relation import SCOPES, Relation, Scope
-from lam.posteriors import POSTERIORS
+from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
+from lam.posteriors.layers import Predictive
 from lam.utils import distributed
 from lam.utils.checks import check_choice
+
+_LOG = logging.getLogger(__name__)
 
 _IMAGENET_CLASSES = (1000, 21841, 21843)
 """Numbers of classes of ImageNet's usual parts."""
@@ -55,7 +63,9 @@ def fit(
     pairs: Scope | Relation = "batch",
     head: str | Literal["identity", "train"] | None = None,
     dimension: int | None = None,
+    layers: Layers = "last",
     structure: str = "diag",
+    predictive: Predictive | None = None,
     max_memory: int = MAX_MEMORY,
     rank: int | None = None,
     prior_precision: float = 1.0,
@@ -85,10 +95,13 @@ def fit(
             memory meanwhile; or "identity", which keeps the network's embeddings. κ of the latter says little about the
             distance from the data, so its OOD score is k-NN.
         dimension: D of the layer that `head="train"` adds; by default 64, or the output's width if less.
+        layers: which the posterior is over: `last`; or `all` that have weights, or a list of their paths, with pairs
+            within batches.
         structure: of the posterior's covariance, one of `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full` or
-            `low_rank`. All but `diag` hold each item with the others still: `fix="fixed"`. `ekfac` goes through the
-            features twice, from a temporary file.
-        max_memory: bytes that the sums of the structure may take.
+            `low_rank`; over several layers `diag` or `kron`. All but `diag` of the last layer hold each item with the
+            others still: `fix="fixed"`. `ekfac` goes through the features twice, from a temporary file.
+        predictive: of several layers: `linearised` in their weights, the default, or `sampled`, whole networks.
+        max_memory: bytes that the sums of the structure may take; over several layers with what an item takes.
         rank: of `low_rank`: the most directions of the features that it tells apart; 256 by default.
         prior_precision: α.
         likelihood_scale: s; by default the number of items squared, or 1 of a plain sum. `BayesianEncoder.tune` chooses
@@ -102,7 +115,8 @@ def fit(
 
     Raises:
         ValueError: for settings outside their range, a network whose output is no (N, D) or given by no linear layer,
-            features that are not finite or all zero, and data without positive or negative pairs.
+            layers that a posterior cannot be over, features that are not finite or all zero, and data without positive
+            or negative pairs.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -119,6 +133,7 @@ def fit(
     lacks_margin = pairs.mining != ALL_PAIRS and pairs.triplet_margin is None
     relation = replace(pairs, triplet_margin=margin) if lacks_margin else pairs
     refuse_dimension_of_other_head(dimension, head)
+    check_layers(layers, predictive, structure, head, relation.scope, curvature)
     options = structure_options(structure, max_memory, rank)
     dataset = getattr(loader, "dataset", None)
     labels = getattr(dataset, "labels", getattr(dataset, "targets", None))
@@ -146,23 +161,29 @@ def fit(
         with evaluating(layer):  # in which reading a spectral norm's weight changes nothing
             weight, bias = _detached_copies(layer.weight, layer.bias)
         features = _features(network, path, weight.dtype, batches)
+    if likelihood_scale is None and not curvature.average:
+        likelihood_scale = 1.0
+    settings: Any = prior_precision, likelihood_scale, seed
+    common: Any = {
+        "relation": relation,
+        "preprocessing": preprocessing or getattr(dataset, "preprocessing", None),
+        "ood_score": "knn" if head == "identity" or _is_identity(weight, bias) else "kappa",
+        "trained_on": item_hashes(split_batch(first)[0])[:REMEMBERED],
+    }
+    if layers != "last":
+        paths = find_layers(network, split_batch(first)[0], layers)
+        where: Any = {"network": network, "head": path, "layers": paths}
+        empty = _empty_of_layers(structure, curvature, split_batch(first)[0], max_memory, progress, **where)
+        share = curvature_of_layers(map(split_batch, batches), relation=relation, empty=empty, seed=seed, **where)
+        where["predictive"] = predictive or "linearised"
+        posterior = LAYERS_POSTERIORS[structure](weight, bias, *total_of(*share), *settings, **where)
+        return LayersEncoder(network, path, posterior, **common)
     arguments = features, weight, bias, relation, options.empty(weight, curvature, has_bias=bias is not None), options
     if relation.in_batches:
         sums, n_items = curvature_of_batches(*arguments, seed=seed)
     else:
         sums, n_items = curvature_of_dataset(*arguments, progress=progress)
-    if likelihood_scale is None and not curvature.average:
-        likelihood_scale = 1.0
-    posterior = POSTERIORS[structure](weight, bias, sums, n_items, prior_precision, likelihood_scale, seed)
-    return BayesianEncoder(
-        network,
-        path,
-        posterior,
-        relation=relation,
-        preprocessing=preprocessing or getattr(dataset, "preprocessing", None),
-        ood_score="knn" if head == "identity" or _is_identity(weight, bias) else "kappa",
-        trained_on=item_hashes(split_batch(first)[0])[:REMEMBERED],
-    )
+    return BayesianEncoder(network, path, POSTERIORS[structure](weight, bias, sums, n_items, *settings), **common)
 
 
 def fit_features(
@@ -232,6 +253,70 @@ def structure_options(structure: str, max_memory: int, rank: int | None) -> Stru
     """
     check_choice("structure", structure, POSTERIORS)
     return StructureOptions(POSTERIORS[structure].structure, max_memory, rank)
+
+
+def check_layers(
+    layers: Layers, predictive: str | None, structure: str, head: str | None, scope: Scope, curvature: Curvature
+) -> None:
+    """Refuse options that go with the last layer alone, and those of several layers with the last.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    if layers == "last":
+        if predictive is not None:
+            raise ValueError(
+                f'predictive is of several layers, got {predictive!r} with layers="last", whose outputs are linear in '
+                'its weights: give layers="all" or a list of paths'
+            )
+        return
+    check_choice(f"with layers={layers!r}, structure", structure, LAYERS_POSTERIORS)
+    check_choice("predictive", predictive or "linearised", get_args(Predictive))
+    if head in ("identity", "train"):
+        raise ValueError(
+            f"layers={layers!r} are of a network that ends in its own linear layer, got head={head!r}, which adds one "
+            'that is in the posterior alone: use layers="last"'
+        )
+    if scope != "batch":
+        raise ValueError(f'a posterior over layers={layers!r} is formed in batches alone: use pairs="batch"')
+    LAYERS_POSTERIORS[structure].structure.check_cross_terms(curvature)
+
+
+def _empty_of_layers(
+    structure: str,
+    curvature: Curvature,
+    probe: Any,
+    max_memory: int,
+    progress: bool,
+    *,
+    network: nn.Module,
+    head: str,
+    layers: Sequence[str],
+) -> LayersCurvature:
+    """The curvature of no batch, once what it takes is said.
+
+    Raises:
+        ValueError: where that is more than `max_memory`.
+    """
+    modules = {path: network.get_submodule(path) for path in layers}
+    own = {path: (module, own_weights(module)) for path, module in modules.items()}
+    empty: LayersCurvature = LAYERS_POSTERIORS[structure].structure.zeros(own, curvature, max_memory=max_memory)
+    kept = sum(tensor.nbytes for tensor in empty.tensors().values())
+    layer: Any = network.get_submodule(head)
+    an_item = layer.weight.element_size() * elements_of_pass(network, head, layers, probe)
+    n_weights = sum(rows * columns for rows, columns in empty.shapes)
+    cost = (
+        f"{n_weights:,} weights in {len(layers)} layers: {layer.out_features} passes backwards, {kept:,} bytes, "
+        f"and {an_item:,} bytes an item"
+    )
+    if kept + an_item > max_memory:
+        raise ValueError(
+            f"the curvature of {cost}, is more than max_memory, {max_memory:,}: allow more, or name fewer layers"
+        )
+    _LOG.info("curvature of %s", cost)
+    if progress:
+        tqdm.write(f"curvature of {cost}", file=sys.stderr)
+    return empty
 
 
 def _with_margin(curvature: Curvature | None, margin: float | None) -> tuple[Curvature, float | None]:

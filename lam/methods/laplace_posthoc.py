@@ -21,9 +21,10 @@ from lam.hessians.losses import from_settings
 from lam.hessians.structures import MAX_MEMORY
 from lam.losses import Loss, as_settings, margin_of, settings_of
 from lam.methods.base import Method, Trained
-from lam.methods.fit import fit, refuse_dimension_of_other_head, structure_options
+from lam.methods.fit import check_layers, fit, refuse_dimension_of_other_head, structure_options
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
+from lam.posteriors.layers import Predictive
 from lam.training import Training
 from lam.training.loop import History
 from lam.utils.checks import check_at_least, check_choice, check_positive
@@ -150,7 +151,10 @@ class LaplacePosthoc(LaplaceMethod):
         max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
         average: whether the curvature is averaged over the pairs of each type, or their plain sum.
         batch_size: items a batch, among which pairs are formed.
-        structure: of the posterior's covariance: `diag`, `kron`, `ekfac`, `full` or `low_rank`.
+        layers: which the posterior is over: `last`, `all` that have weights, or a list of their paths.
+        structure: of the posterior's covariance: `diag`, `kron`, `ekfac`, `full` or `low_rank`; over several layers
+            `diag` or `kron`.
+        predictive: of several layers: `linearised`, the default, or `sampled`.
         max_memory: bytes that the sums of the structure may take.
         rank: of `low_rank`: the most directions of the features that it tells apart; 256 by default.
         prior_precision: α > 0.
@@ -167,7 +171,9 @@ class LaplacePosthoc(LaplaceMethod):
     max_pairs: int | None = None
     average: bool = True
     batch_size: int = 256
+    layers: str | list[str] = "last"
     structure: str = "diag"
+    predictive: Predictive | None = None
     max_memory: int = MAX_MEMORY
     rank: int | None = None
     prior_precision: float = 1.0
@@ -181,6 +187,7 @@ class LaplacePosthoc(LaplaceMethod):
         self.loss_curvature.check_scope(self.pairs)
         refuse_dimension_of_other_head(self.dimension, self.head)
         structure_options(self.structure, self.max_memory, self.rank).structure.check_cross_terms(self.loss_curvature)
+        check_layers(self.layers, self.predictive, self.structure, self.head, self.pairs, self.loss_curvature)
         check_at_least("batch_size", self.batch_size, 2)
         for name in ("prior_precision", "likelihood_scale"):
             check_positive(name, getattr(self, name))
@@ -240,7 +247,9 @@ def fit_with(
             ),
             head=options.head,
             dimension=options.dimension,
+            layers=options.layers,
             structure=options.structure,
+            predictive=options.predictive,
             max_memory=options.max_memory,
             rank=options.rank,
             prior_precision=options.prior_precision,

@@ -4,6 +4,7 @@ from lam.posteriors.base import Posterior
 from lam.posteriors.diagonal import DiagonalPosterior
 from lam.posteriors.full import FullPosterior
 from lam.posteriors.kron import EkfacPosterior, KronPosterior
+from lam.posteriors.layers import LayersKronPosterior, LayersPosterior
 from lam.posteriors.low_rank import LowRankPosterior
 
 POSTERIORS: dict[str, type[Posterior]] = {
@@ -15,12 +16,18 @@ POSTERIORS: dict[str, type[Posterior]] = {
 }
 """Every posterior by the structure of its covariance, as files and `structure=` name it."""
 
+LAYERS_POSTERIORS: dict[str, type[LayersPosterior]] = {"diag": LayersPosterior, "kron": LayersKronPosterior}
+"""Those over several layers of a network, likewise."""
+
 __all__ = [
+    "LAYERS_POSTERIORS",
     "POSTERIORS",
     "DiagonalPosterior",
     "EkfacPosterior",
     "FullPosterior",
     "KronPosterior",
+    "LayersKronPosterior",
+    "LayersPosterior",
     "LowRankPosterior",
     "Posterior",
 ]

@@ -49,6 +49,7 @@ _SETTINGS = ("n_items", "prior_precision", "likelihood_scale", "seed")
 class Posterior(ABC):
     """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer, with Σ⁻¹ = s h + α.
 
+    One over several layers (`lam.posteriors.layers`) has the same verbs, with inputs of a network in place of features.
     A subclass says what h is: it keeps a structure of `lam.hessians.structures` as `curvature`, and gives `sample`,
     `output_spread`, `log_det_precision` and `clipped_variance_share`.
 
@@ -105,7 +106,7 @@ class Posterior(ABC):
         """log det(s h + α) for any α."""
 
     @abstractmethod
-    def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
+    def clipped_variance_share(self, features: Any) -> float:
         """Share of the predictive variance of N items that is due to directions in which h is negative.
 
         Clipped to zero, they keep the prior's variance, which no likelihood scale changes.
@@ -140,7 +141,7 @@ class Posterior(ABC):
 
     def predict(
         self,
-        features: Float[Tensor, "N P"],
+        features: Any,
         *,
         n_samples: int = 32,
         mode: Mode = "marginal",
@@ -154,7 +155,7 @@ class Posterior(ABC):
         batch. `network` draws S whole layers, so that samples are consistent across inputs.
 
         Args:
-            features: (N, P) what enters the layer.
+            features: (N, P) what enters the layer; where the posterior is over layers of a network, its inputs.
             n_samples: S ≥ 2.
             mode: `marginal` or `network`.
             mean: `network` for the trained layer's own direction, f/‖f‖, which the samples do not change; or `sampled`
@@ -183,7 +184,7 @@ class Posterior(ABC):
         @without_autocast()
         def predict(features: Tensor, output: Tensor | None = None) -> Embeddings:
             check_features(features, self.weight)
-            output = self._output(features) if output is None else output
+            output = self.outputs(features) if output is None else output
             parts = zip(features.split(rows), output.split(rows), strict=True)
             return Embeddings.concatenate([compute(*part) for part in parts])
 
@@ -202,7 +203,7 @@ class Posterior(ABC):
         @without_autocast()
         def compute(features: Tensor, output: Tensor | None = None) -> Embeddings:
             features = features.to(self.weight.dtype)
-            f = self._output(features)
+            f = self.outputs(features)
             around = spread(features)
             direction = F.normalize((f if output is None else output).to(f)) if mean == "network" else None
             samples = F.normalize(draw(features, f, around), dim=-1)
@@ -211,7 +212,7 @@ class Posterior(ABC):
         return compute
 
     def sampled_embeddings(
-        self, features: Float[Tensor, "N P"], *, n_samples: int, generator: torch.Generator | None = None
+        self, features: Any, *, n_samples: int, generator: torch.Generator | None = None
     ) -> Float[Tensor, "S N D"]:
         """Embeddings under S sampled networks, each the same for all inputs: (S, N, D) unit vectors."""
         return self.joint_predictor(n_samples=n_samples, generator=generator)(features)
@@ -228,6 +229,11 @@ class Posterior(ABC):
             return F.normalize(sampled if biases is None else sampled + biases[:, None], dim=-1)
 
         return draw
+
+    @without_autocast()
+    def outputs(self, features: Any) -> Float[Tensor, "N D"]:
+        """What the trained layer gives, Wφ + b."""
+        return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
 
     def with_best_prior(self: Same) -> Same:
         """The same with the α in [1e-8, 1e8] of the highest `log_marginal_likelihood`, by Brent's method on log α."""
@@ -263,9 +269,13 @@ class Posterior(ABC):
     @classmethod
     def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Same:
         """The posterior that has these `tensors` and `settings`."""
+        return cls._restored(tensors, settings)
+
+    @classmethod
+    def _restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any], **further: Any) -> Same:
         curvature = cls.structure.restored(tensors, settings["curvature"])
         fields = {name: settings[name] for name in _SETTINGS}
-        return cls(tensors["weight"], tensors.get("bias"), curvature, **fields)
+        return cls(tensors["weight"], tensors.get("bias"), curvature, **fields, **further)
 
     def __add__(self: Same, other: Same) -> Same:
         self._check_same_layer(other)
@@ -288,16 +298,12 @@ class Posterior(ABC):
                 f"got {settings[0]} and {settings[1]}: add first, then tune"
             )
 
-    def _output(self, features: Tensor) -> Tensor:
-        return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
-
     def _marginal_draw(self, n_samples: int) -> Draw:
         shape = (n_samples, 1, len(self.weight))
         noise = torch.randn(shape, generator=self._generator(), dtype=torch.float64).to(self.weight.device)
 
         def draw(features: Tensor, f: Tensor, spread: Spread) -> Tensor:
-            square = f.double().square().sum(1, keepdim=True)
-            return f.double() + spread.deviations(noise, LEAST_VARIANCE * square.where(square > 0, 1))
+            return f.double() + spread.deviations(noise, least_variance(f))
 
         return draw
 
@@ -328,3 +334,9 @@ class Posterior(ABC):
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)  # on the CPU, so that every device sees the same noise
+
+
+def least_variance(f: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
+    """So little that it moves no output but one of length zero, which has no direction otherwise."""
+    square = f.double().square().sum(1, keepdim=True)
+    return LEAST_VARIANCE * square.where(square > 0, 1)

@@ -1,4 +1,4 @@
-"""Laws that every posterior keeps."""
+"""Laws that every posterior keeps: features enter one over the last layer, inputs of a network one over its layers."""
 
 import json
 import math
@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from lam.encoders.layers import curvature_of_layers
 from lam.hessians import ContrastiveCurvature, ggn_of_batch
+from lam.models.layers import find_layers, own_weights
 from lam.pairs import Pairs
-from lam.posteriors import POSTERIORS, Posterior
+from lam.pairs.relation import Relation
+from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS, LayersPosterior, Posterior
 from lam.vmf.embeddings import Embeddings
 from tests.helpers import unchecked
 from tests.hessians.test_structures import empty_of
@@ -27,6 +30,8 @@ def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def make(
     name: str, seed: int = 0, *, bias: bool = True, dtype: torch.dtype = torch.float64
 ) -> tuple[Posterior, Tensor]:
+    if name in OVER_LAYERS:
+        return make_over_layers(*OVER_LAYERS[name], seed=seed, bias=bias, dtype=dtype)
     features, weight = draw(N, P, seed=seed, dtype=dtype), draw(D, P, seed=7, dtype=dtype)
     b = draw(D, seed=8, dtype=dtype) if bias else None
     pairs = Pairs.by_label(torch.arange(N) % 3)
@@ -35,17 +40,66 @@ def make(
     return POSTERIORS[name](weight, b, curvature, N, prior_precision=2.0, likelihood_scale=1e3), features
 
 
-@pytest.fixture(params=POSTERIORS)
+OVER_LAYERS: dict[str, Any] = {
+    "all layers, diag": ("diag", "linearised"),
+    "all layers, kron": ("kron", "linearised"),
+    "all layers, diag, sampled": ("diag", "sampled"),
+    "all layers, kron, sampled": ("kron", "sampled"),
+}
+LINEAR_IN_WEIGHTS = [name for name in (*POSTERIORS, *OVER_LAYERS) if "sampled" not in name]
+
+
+def make_over_layers(
+    structure: str, predictive: Any, *, seed: int, bias: bool, dtype: torch.dtype
+) -> tuple[Posterior, Tensor]:
+    network = nn.Sequential(nn.Linear(P, 4, bias=bias), nn.Tanh(), nn.Linear(4, D, bias=bias)).to(dtype)
+    with torch.no_grad():
+        for number, parameter in enumerate(network.parameters()):
+            parameter.copy_(draw(*parameter.shape, seed=7 + number, dtype=dtype))
+    inputs, paths = draw(N, P, seed=seed, dtype=dtype), find_layers(network, draw(N, P, seed=seed, dtype=dtype), "all")
+    layers = {path: (network.get_submodule(path), own_weights(network.get_submodule(path))) for path in paths}
+    cls: Any = LAYERS_POSTERIORS[structure]
+    curvature, n_items = curvature_of_layers(
+        [(inputs, torch.arange(N) % 3)],
+        network,
+        "2",
+        paths,
+        Relation(),
+        cls.structure.zeros(layers, ContrastiveCurvature(1.0)),
+    )
+    weights = own_weights(network[2])
+    return cls(
+        weights["weight"],
+        weights.get("bias"),
+        curvature,
+        n_items,
+        prior_precision=20.0,
+        likelihood_scale=1e3,
+        network=network,
+        head="2",
+        layers=paths,
+        predictive=predictive,
+    ), inputs
+
+
+@pytest.fixture(params=[*POSTERIORS, *OVER_LAYERS])
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+def sampled(posterior: Any, n_samples: int, generator: torch.Generator | None = None) -> list[Tensor]:
+    """Sampled weights, those of each parameter."""
+    weights = posterior.sample(n_samples, generator=generator)
+    return list(weights.values()) if isinstance(weights, dict) else [part for part in weights if part is not None]
+
+
 def test_it_is_a_posterior_that_says_its_structure(name: str):
-    cls = POSTERIORS[name]
-    assert issubclass(cls, Posterior)
-    assert isinstance(make(name)[0].curvature, cls.structure)
+    posterior = make(name)[0]
+    assert isinstance(posterior, Posterior)
+    assert isinstance(posterior.curvature, posterior.structure)
 
 
+@pytest.mark.parametrize("name", POSTERIORS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_variance_of_outputs_is_that_of_sampled_layers(name: str, bias: bool):
     posterior, features = make(name, bias=bias)
@@ -78,6 +132,7 @@ def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch):
     posterior, features = make(name)
     whole = posterior.predict(features)
     monkeypatch.setattr("lam.posteriors.base.CHUNK_ELEMENTS", 32 * D * 7)
+    monkeypatch.setattr("lam.models.layers.AT_ONCE", 100)
     torch.testing.assert_close(posterior.predict(features).kappa, whole.kappa)
 
 
@@ -98,6 +153,7 @@ def test_an_output_of_length_zero_has_a_random_direction_and_the_least_kappa(nam
     assert nowhere.kappa[0] < 1 < nowhere.kappa[1]
 
 
+@pytest.mark.parametrize("name", LINEAR_IN_WEIGHTS)
 def test_more_likelihood_or_more_prior_means_less_variance(name: str):
     posterior, features = make(name)
     variance = posterior.output_variance()(features)
@@ -127,6 +183,9 @@ def test_it_adds_up_and_forgets(name: str):
     torch.testing.assert_close(again.output_variance()(features), one.output_variance()(features), rtol=1e-9, atol=0)
     with pytest.raises(ValueError, match="same trained layer"):
         _ = one + replace(other, weight=other.weight + 1)
+    if isinstance(other, LayersPosterior):
+        with pytest.raises(ValueError, match="same trained layers"):
+            _ = one + replace(other, layers=other.layers[:1])
     with pytest.raises(ValueError, match="same prior precision, likelihood scale and seed add up"):
         _ = one - replace(other, seed=1)
     with pytest.raises(ValueError, match="never added"):
@@ -136,21 +195,22 @@ def test_it_adds_up_and_forgets(name: str):
 @pytest.mark.parametrize("bias", [True, False])
 def test_it_is_restored_from_its_tensors_and_settings(name: str, bias: bool):
     posterior, features = make(name, bias=bias)
-    again = type(posterior).restored(posterior.tensors(), json.loads(json.dumps(posterior.settings())))
+    around = {"network": posterior.network, "head": posterior.head} if isinstance(posterior, LayersPosterior) else {}
+    again = type(posterior).restored(posterior.tensors(), json.loads(json.dumps(posterior.settings())), **around)
     assert torch.equal(again.predict(features).kappa, posterior.predict(features).kappa)
     assert again.to("cpu").settings() == posterior.settings()
-    assert torch.equal(again.sample(3)[0], posterior.sample(3)[0])
+    assert all(map(torch.equal, sampled(again, 3), sampled(posterior, 3)))
 
 
 def test_its_noise_is_its_own(name: str):
     posterior, features = make(name)
     other, state = replace(posterior, seed=1), torch.get_rng_state()
     assert torch.equal(posterior.predict(features).kappa, posterior.predict(features).kappa)
-    assert torch.equal(posterior.sample(2)[0], posterior.sample(2)[0])
+    assert torch.equal(sampled(posterior, 2)[0], sampled(posterior, 2)[0])
     assert torch.equal(state, torch.get_rng_state())
     assert not torch.equal(posterior.predict(features).kappa, other.predict(features).kappa)
-    assert not torch.equal(posterior.sample(2)[0], other.sample(2)[0])
-    assert not torch.equal(posterior.sample(2)[0], posterior.sample(2, generator=torch.Generator().manual_seed(5))[0])
+    assert not torch.equal(sampled(posterior, 2)[0], sampled(other, 2)[0])
+    assert not torch.equal(sampled(posterior, 2)[0], sampled(posterior, 2, torch.Generator().manual_seed(5))[0])
 
 
 @pytest.mark.parametrize(
@@ -178,6 +238,8 @@ def test_bad_options_are_refused(name: str):
         unchecked(Posterior.unchecked_predictor)(posterior, n_samples=4, mean="median")
     with pytest.raises(ValueError, match="n_samples must be at least 1"):
         posterior.sample(0)
+    if name in OVER_LAYERS:
+        return  # an encoder looks at the inputs of its network
     with pytest.raises(ValueError, match=r"features must be \(N, P\) and weight \(D, P\)"):
         posterior.predict(features[:, :4])
     features[2, 1] = float("nan")

@@ -1,4 +1,4 @@
-"""`Structure`: what the curvature of a last layer keeps of itself, as sums that add up; one file a structure."""
+"""`SummedCurvature`: what a curvature keeps of itself, as sums that add up; `Structure`: that of one linear layer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -19,63 +19,37 @@ MAX_MEMORY = 4 << 30
 ROUNDING = 1e-6
 """What is negative by less than this, in units of the largest, is zero but for the rounding of float32."""
 
-Same = TypeVar("Same", bound="Structure")  # typing.Self is refused by the type checks of test runs
+Same = TypeVar("Same", bound="SummedCurvature")  # typing.Self is refused by the type checks of test runs
 
 
 @dataclass(frozen=True)
-class Structure(ABC):
-    """Curvature h = Σ_t w_t S_t/n_t of a loss in the weights of a linear layer, Σ_a H_a ⊗ φ_a φ_aᵀ or a part of it.
+class SummedCurvature(ABC):
+    """Curvature h = Σ_t w_t S_t/n_t of a loss in some weights of a network, as sums that add up.
 
-    The T terms are kept unnormalised and signed, so that the structures of batches add and subtract exactly; h is
-    formed last. Without the average it is the plain sum Σ_t w_t S_t. A bias is one more column, that of a feature which
-    is always 1.
+    The T terms are kept unnormalised and signed, so that the sums of batches add and subtract exactly; h is formed
+    last. Without the average it is the plain sum Σ_t w_t S_t.
 
     Attributes:
         sums: (T, ...): S_t.
         counts: n_t, what each term is averaged over. None where h is no sum over batches but a running mean of them:
             then nothing can be added to it or taken out.
         curvature: of the loss, with the weights w_t.
-        has_bias: whether the last column is that of the bias.
     """
 
     name: ClassVar[str]
     summed: ClassVar[tuple[str, ...]] = ("sums",)
     shared: ClassVar[tuple[str, ...]] = ()
+    described: ClassVar[tuple[str, ...]] = ()
     takes_cross_terms: ClassVar[bool] = False
 
     sums: Tensor
     counts: tuple[int, ...] | None
     curvature: Curvature
-    has_bias: bool
-
-    @abstractmethod
-    def of_items(self: Same, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> Same:
-        """The same structure of N items alone, with their counts left at zero."""
 
     @property
     @abstractmethod
     def clipped(self) -> float:
         """The share of h that is negative and set to zero where a precision is formed."""
-
-    @classmethod
-    def check(cls, curvature: Curvature, shape: tuple[int, int], n_bytes: int, max_memory: int) -> None:
-        """Refuse sums that take too much memory, and cross terms that the structure has no place for.
-
-        Args:
-            curvature: of the loss.
-            shape: (D, F) of the layer's weights, those of the bias among them.
-            n_bytes: what the sums take.
-            max_memory: what they may take.
-
-        Raises:
-            ValueError: saying which structure would do.
-        """
-        cls.check_cross_terms(curvature)
-        if n_bytes > max_memory:
-            raise ValueError(
-                f'structure="{cls.name}" of a layer with {shape[0]} x {shape[1]} weights takes {n_bytes:,} bytes, more '
-                f'than max_memory, {max_memory:,}: allow more, or use structure="low_rank" or "diag"'
-            )
 
     @classmethod
     def check_cross_terms(cls, curvature: Curvature) -> None:
@@ -143,14 +117,16 @@ class Structure(ABC):
             ValueError: where the loss's curvature is not registered.
         """
         counts = None if self.counts is None else list(self.counts)
-        return {"counts": counts, "has_bias": self.has_bias, "loss": to_settings(self.curvature)}
+        own = {name: getattr(self, name) for name in self.described}
+        return {"counts": counts, **own, "loss": to_settings(self.curvature)}
 
     @classmethod
     def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Same:
         """The structure that has these `tensors` and `settings`."""
         counts = None if settings["counts"] is None else tuple(settings["counts"])
         own = {name: tensors[name] for name in (*cls.summed, *cls.shared)}
-        return cls(counts=counts, curvature=from_settings(settings["loss"]), has_bias=settings["has_bias"], **own)
+        described = {name: settings[name] for name in cls.described}
+        return cls(counts=counts, curvature=from_settings(settings["loss"]), **described, **own)
 
     def __add__(self: Same, other: Same) -> Same:
         return self._combined(other, 1)
@@ -161,7 +137,8 @@ class Structure(ABC):
     def _combined(self: Same, other: Same, sign: int) -> Same:
         counts, others = self._counts, other._counts
         left, right = (
-            (type(part).__name__, part.curvature, tuple(part.sums.shape), part.has_bias) for part in (self, other)
+            (type(part).__name__, part.curvature, tuple(part.sums.shape), *(getattr(part, x) for x in part.described))
+            for part in (self, other)
         )
         if left != right:
             raise ValueError(f"only {left[0]}s of the same layer and settings add up, got {left[1:]} and {right[1:]}")
@@ -194,6 +171,45 @@ class Structure(ABC):
     def _counted(self) -> list[str]:
         """What was counted, term by term, such as "12 negative pairs"."""
         return [f"{n} {name}s" for n, name in zip(self._counts, self.curvature.terms, strict=True)]
+
+
+@dataclass(frozen=True)
+class Structure(SummedCurvature):
+    """Curvature in the weights of one linear layer, Σ_a H_a ⊗ φ_a φ_aᵀ or a part of it; see `SummedCurvature`.
+
+    A bias is one more column, that of a feature which is always 1.
+
+    Attributes:
+        has_bias: whether the last column is that of the bias.
+    """
+
+    described = ("has_bias",)
+
+    has_bias: bool
+
+    @abstractmethod
+    def of_items(self: Same, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> Same:
+        """The same structure of N items alone, with their counts left at zero."""
+
+    @classmethod
+    def check(cls, curvature: Curvature, shape: tuple[int, int], n_bytes: int, max_memory: int) -> None:
+        """Refuse sums that take too much memory, and cross terms that the structure has no place for.
+
+        Args:
+            curvature: of the loss.
+            shape: (D, F) of the layer's weights, those of the bias among them.
+            n_bytes: what the sums take.
+            max_memory: what they may take.
+
+        Raises:
+            ValueError: saying which structure would do.
+        """
+        cls.check_cross_terms(curvature)
+        if n_bytes > max_memory:
+            raise ValueError(
+                f'structure="{cls.name}" of a layer with {shape[0]} x {shape[1]} weights takes {n_bytes:,} bytes, more '
+                f'than max_memory, {max_memory:,}: allow more, or use structure="low_rank" or "diag"'
+            )
 
 
 def weighted_by_term(sums: Tensor, curvature: Curvature, counts: tuple[int, ...]) -> Tensor:

@@ -1,0 +1,169 @@
+"""Jacobians of N outputs in the weights of one layer, and what is formed of them.
+
+A linear layer or a convolution is a matrix at every place of its input, with a row for each of O channels and a column
+for each of F inputs, that of a bias last: its weights are this matrix, flat. Those of any other layer are its
+parameters one after the other.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+
+class Jacobian(ABC):
+    """J_a of each of N items: derivatives of its D outputs in the n weights of a layer."""
+
+    @abstractmethod
+    def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
+        """The diagonal of Σ_a J_aᵀ H_a J_a, for T matrices H an item."""
+
+    @abstractmethod
+    def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
+        """J_a diag(v) J_aᵀ."""
+
+    @abstractmethod
+    def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
+        """J_a δ."""
+
+
+@dataclass(frozen=True)
+class Dense(Jacobian):
+    """Any J.
+
+    Attributes:
+        J: (N, D, n).
+    """
+
+    J: Float[Tensor, "N D n"]
+
+    def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
+        """Σ_a Σ_i (H_a J_a)_ip (J_a)_ip."""
+        return torch.stack([((H @ self.J) * self.J).sum((0, 1)) for H in matrices.to(self.J).unbind(1)])
+
+    def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
+        """J_a diag(v) J_aᵀ."""
+        return (self.J * variances) @ self.J.mT
+
+    def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
+        """J_a δ."""
+        return (self.J.flatten(0, 1) @ deviations.T).T.unflatten(1, self.J.shape[:2])
+
+
+@dataclass(frozen=True)
+class Outer(Jacobian):
+    """J_a = g_a ⊗ φ_a of a matrix that is used at one place, never formed.
+
+    Attributes:
+        slopes: (N, D, O) g, derivatives of the outputs in what the layer gives.
+        inputs: (N, F) φ.
+    """
+
+    slopes: Float[Tensor, "N D O"]
+    inputs: Float[Tensor, "N F"]
+
+    def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
+        """Σ_a (g_aᵀ H_a g_a)_oo φ_af²."""
+        own = torch.einsum("ado,atde,aeo->ato", self.slopes, matrices.to(self.slopes), self.slopes)
+        return torch.einsum("ato,af->tof", own, self.inputs.square()).flatten(1)
+
+    def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
+        """g_a diag_o(Σ_f φ_af² v_of) g_aᵀ."""
+        given = self.inputs.square() @ variances.view(-1, self.inputs.shape[1]).T
+        return (self.slopes * given[:, None]) @ self.slopes.mT
+
+    def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
+        """g_a δ φ_a."""
+        matrices = deviations.unflatten(1, (-1, self.inputs.shape[1]))
+        return torch.einsum("ado,sof,af->sad", self.slopes, matrices, self.inputs)
+
+
+def is_matrix(module: nn.Module) -> bool:
+    """Whether a layer applies one matrix at every place: a linear layer, or a convolution of images without groups."""
+    if isinstance(module, nn.Conv2d):
+        return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return isinstance(module, nn.Linear)
+
+
+def shape_of(module: nn.Module, weights: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Rows O and columns F of a layer's weights; one row where it is no matrix."""
+    if not is_matrix(module):
+        return 1, sum(weight.numel() for weight in weights.values())
+    weight = weights["weight"].flatten(1)
+    return weight.shape[0], weight.shape[1] + ("bias" in weights)
+
+
+def joined(module: nn.Module, weights: Mapping[str, Tensor]) -> Float[Tensor, " n"]:
+    """The weights of a layer, flat."""
+    if not is_matrix(module):
+        return torch.cat([weight.flatten() for weight in weights.values()])
+    matrix = weights["weight"].flatten(1)
+    return (torch.cat([matrix, weights["bias"][:, None]], 1) if "bias" in weights else matrix).flatten()
+
+
+def parted(module: nn.Module, weights: Mapping[str, Tensor], flat: Float[Tensor, "S n"]) -> dict[str, Tensor]:
+    """S times the parameters of a layer, by name, from flat ones."""
+    if not is_matrix(module):
+        parts = flat.split([weight.numel() for weight in weights.values()], 1)
+        return {name: part.reshape(len(flat), *weights[name].shape) for name, part in zip(weights, parts, strict=True)}
+    matrix, weight = flat.unflatten(1, shape_of(module, weights)), weights["weight"]
+    if "bias" not in weights:
+        return {"weight": matrix.reshape(-1, *weight.shape)}
+    return {"weight": matrix[..., :-1].reshape(-1, *weight.shape), "bias": matrix[..., -1]}
+
+
+def places(
+    module: Any, inputs: Float[Tensor, "N ..."], slopes: Float[Tensor, "N D ..."]
+) -> tuple[Float[Tensor, "N L F"], Float[Tensor, "N D L O"]]:
+    """What the matrix of a layer is applied to at L places, with a 1 for the bias, and the slopes there."""
+    if isinstance(module, nn.Conv2d):
+        size, padding = module.kernel_size, module.padding
+        at = F.unfold(inputs, size, module.dilation, padding, module.stride).mT  # pyright: ignore
+        slopes = slopes.flatten(3).mT
+    else:
+        at = inputs.reshape(len(inputs), -1, inputs.shape[-1])
+        slopes = slopes.flatten(2, -2) if slopes.ndim > 3 else slopes[:, :, None]
+    return (at if module.bias is None else F.pad(at, (0, 1), value=1.0)), slopes
+
+
+def jacobian(
+    module: nn.Module,
+    weights: Mapping[str, Tensor],
+    inputs: Float[Tensor, "N ..."],
+    slopes: Float[Tensor, "N D ..."],
+    basis: tuple[Float[Tensor, "O O"], Float[Tensor, "F F"]] | None = None,
+) -> Jacobian:
+    """J of a layer, from what entered it and the slopes of the outputs in what it gave.
+
+    Args:
+        module: the layer, in evaluation mode.
+        weights: its parameters, by name.
+        inputs: what entered it.
+        slopes: derivatives of the D outputs in what it gave.
+        basis: of a matrix: orthonormal columns in which its rows and its columns are taken.
+    """
+    if not is_matrix(module):
+        return Dense(_any_jacobian(module, weights, inputs, slopes))
+    at, slopes = places(module, inputs, slopes)
+    if basis is not None:
+        at, slopes = at @ basis[1].to(at), slopes @ basis[0].to(slopes)
+    if at.shape[1] == 1:
+        return Outer(slopes[:, :, 0], at[:, 0])
+    return Dense((slopes.mT @ at[:, None]).flatten(2))
+
+
+def _any_jacobian(module: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor, slopes: Tensor) -> Tensor:
+    """(N, D, n) by autograd, item by item."""
+
+    def of_item(own: Tensor, pulled: Tensor) -> Tensor:
+        pull = vjp(lambda changed: functional_call(module, changed, (own[None],))[0], dict(weights))[1]
+        (gradients,) = vmap(pull)(pulled)
+        return torch.cat([gradients[name].reshape(len(pulled), -1) for name in weights], 1)
+
+    return vmap(of_item)(inputs, slopes)

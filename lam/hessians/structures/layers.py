@@ -1,0 +1,241 @@
+"""Curvatures in the weights of several layers of a network, none between two layers: `LayersDiagonal`, `LayersKron`.
+
+Exact are Σ_a J_aᵀ H_a J_a, with J_a the Jacobian of an item's outputs and H_a their curvature, of which the diagonal is
+formed, or two factors a layer. Sums of all layers lie one after the other.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.hessians.jacobians import is_matrix, jacobian, places, shape_of
+from lam.hessians.losses import Curvature
+from lam.hessians.structures.base import MAX_MEMORY, SummedCurvature, eigen, is_negative
+
+Same = TypeVar("Same", bound="LayersCurvature")
+Weights = Mapping[str, Tensor]
+Basis = tuple[Float[Tensor, "O O"], Float[Tensor, "F F"]]
+
+
+@dataclass(frozen=True)
+class LayersCurvature(SummedCurvature):
+    """What both have in common.
+
+    Attributes:
+        shapes: rows O and columns F of each layer's weights; see `lam.hessians.jacobians`.
+    """
+
+    described = ("shapes",)
+
+    shapes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def zeros(
+        cls: type[Same],
+        layers: Mapping[str, tuple[nn.Module, Weights]],
+        curvature: Curvature,
+        *,
+        max_memory: int = MAX_MEMORY,
+    ) -> Same:
+        """The sums over no batch at all, float64, of layers by path: each a module and its weights.
+
+        Raises:
+            ValueError: for cross terms, layers that there is no such curvature of, and sums beyond `max_memory`.
+        """
+        cls.check_cross_terms(curvature)
+        unsupported = [path for path, (module, _) in layers.items() if not cls.takes(module)]
+        if unsupported:
+            rest = [path for path in layers if path not in unsupported]
+            kind = type(layers[unsupported[0]][0]).__name__
+            raise ValueError(
+                f'structure="{cls.name}" has no factors of layer {unsupported[0]!r} ({kind}), but of linear layers and '
+                f"convolutions of images without groups: leave it out, with layers={rest}, or use "
+                'structure="diag"'
+            )
+        shapes = tuple(shape_of(*layer) for layer in layers.values())
+        n_bytes = cls.n_bytes(len(curvature.terms), shapes)
+        if n_bytes > max_memory:
+            n_weights = sum(map(math.prod, shapes))
+            raise ValueError(
+                f'structure="{cls.name}" of {len(shapes)} layers with {n_weights:,} weights takes {n_bytes:,} bytes, '
+                f'more than max_memory, {max_memory:,}: allow more, name fewer layers, or use structure="diag"'
+            )
+        device = next(iter(next(iter(layers.values()))[1].values())).device
+        return cls._empty(shapes, curvature, torch.zeros((), dtype=torch.float64, device=device))
+
+    @classmethod
+    def check_cross_terms(cls, curvature: Curvature) -> None:
+        """Refuse a curvature whose cross terms have no place here."""
+        if curvature.has_cross_terms:
+            raise ValueError(
+                f"a curvature of several layers holds no cross terms of two items, which {curvature} has: use "
+                'fix="fixed", or layers="last" with structure="diag"'
+            )
+
+    @classmethod
+    def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Same:
+        """The curvature that has these `tensors` and `settings`."""
+        rows_and_columns = tuple((rows, columns) for rows, columns in settings["shapes"])  # lists in JSON
+        return super().restored(tensors, {**settings, "shapes": rows_and_columns})
+
+    @classmethod
+    @abstractmethod
+    def takes(cls, module: nn.Module) -> bool:
+        """Whether there is such a curvature of a layer."""
+
+    @classmethod
+    @abstractmethod
+    def n_bytes(cls, T: int, shapes: Sequence[tuple[int, int]]) -> int:
+        """Memory that the sums of T terms take."""
+
+    @classmethod
+    @abstractmethod
+    def _empty(cls: type[Same], shapes: tuple[tuple[int, int], ...], curvature: Curvature, zero: Tensor) -> Same: ...
+
+    @abstractmethod
+    def of_passes(self: Same, passes: Sequence[Any], matrices: Float[Tensor, "N T D D"]) -> Same:
+        """The same of N items alone, that went through the layers, with their counts left at zero.
+
+        Args:
+            passes: of each layer, as `lam.models.layers.linearised` gives them.
+            matrices: H_a of each term in the outputs of each item.
+        """
+
+    @property
+    @abstractmethod
+    def bases(self) -> list[Basis | None]:
+        """Orthonormal columns in which the rows and columns of each layer's weights are taken; None for their own."""
+
+    @property
+    @abstractmethod
+    def spectra(self) -> list[Float[Tensor, " n"]]:
+        """The signed diagonal of h in that basis, of each layer."""
+
+    @property
+    def clipped(self) -> float:
+        """The share of entries of the diagonals that are negative."""
+        negative = sum(int(is_negative(spectrum).sum()) for spectrum in self.spectra)
+        return negative / sum(map(math.prod, self.shapes))
+
+
+@dataclass(frozen=True)
+class LayersDiagonal(LayersCurvature):
+    """The diagonal of Σ_a J_aᵀ H_a J_a, exactly.
+
+    It is what BackPACK's `DiagGGNExact` gives of the symmetric factors of H_a (tests/hessians/test_layers.py), but of
+    any layer in any network, with D passes backwards in place of one for each factor of each term.
+
+    Attributes:
+        sums: (T, n) of all weights.
+    """
+
+    name = "diag"
+
+    sums: Float[Tensor, "T n"]
+
+    @classmethod
+    def takes(cls, module: nn.Module) -> bool:
+        """Any layer."""
+        return True
+
+    @classmethod
+    def n_bytes(cls, T: int, shapes: Sequence[tuple[int, int]]) -> int:
+        """Memory that the sums of T terms take."""
+        return 8 * T * sum(map(math.prod, shapes))
+
+    @classmethod
+    def _empty(cls, shapes: tuple[tuple[int, int], ...], curvature: Curvature, zero: Tensor) -> "LayersDiagonal":
+        T = len(curvature.terms)
+        return cls(zero.new_zeros(T, sum(map(math.prod, shapes))), (0,) * T, curvature, shapes)
+
+    def of_passes(self, passes: Sequence[Any], matrices: Float[Tensor, "N T D D"]) -> "LayersDiagonal":
+        """Σ_a Σ_ik H_a,ik J_a,ip J_a,kp of every weight p."""
+        parts = [jacobian(of.module, of.weights, of.inputs, of.slopes).quadratic(matrices) for of in passes]
+        return replace(self, sums=torch.cat(parts, 1), counts=self._no_counts)
+
+    @property
+    def bases(self) -> list[Basis | None]:
+        """None of each layer: the weights themselves."""
+        return [None] * len(self.shapes)
+
+    @property
+    def spectra(self) -> list[Float[Tensor, " n"]]:
+        """h of each layer's weights."""
+        return list(self.h.split([math.prod(shape) for shape in self.shapes]))
+
+
+@dataclass(frozen=True)
+class LayersKron(LayersCurvature):
+    """B ⊗ A of each layer that is a matrix at L places: A the mean over items of Σ_l φφᵀ, B = Σ_t w_t S_t/n_t.
+
+    S_t = Σ_a Σ_l g_alᵀ H_a g_al/L, with g the slopes of the outputs in what the layer gives. At one place it is `Kron`;
+    for convolutions it takes places as uncorrelated and alike.
+
+    Source: Martens and Grosse (2015), KFAC; Grosse and Martens (2016), KFC, for convolutions.
+
+    Attributes:
+        sums: (T, ΣO²) S_t of all layers.
+        inputs: (ΣF²,) the sums of Σ_l φφᵀ.
+        n_items: how many items that is of.
+    """
+
+    name = "kron"
+    summed = ("sums", "inputs", "n_items")
+
+    sums: Float[Tensor, "T n"]
+    inputs: Float[Tensor, " m"]
+    n_items: Float[Tensor, ""]
+
+    @classmethod
+    def takes(cls, module: nn.Module) -> bool:
+        """Layers that are a matrix."""
+        return is_matrix(module)
+
+    @classmethod
+    def n_bytes(cls, T: int, shapes: Sequence[tuple[int, int]]) -> int:
+        """Memory that the sums of T terms take."""
+        return 8 * sum(T * rows**2 + columns**2 for rows, columns in shapes)
+
+    @classmethod
+    def _empty(cls, shapes: tuple[tuple[int, int], ...], curvature: Curvature, zero: Tensor) -> "LayersKron":
+        T, sizes = len(curvature.terms), [sum(shape[side] ** 2 for shape in shapes) for side in (0, 1)]
+        return cls(zero.new_zeros(T, sizes[0]), (0,) * T, curvature, shapes, zero.new_zeros(sizes[1]), zero)
+
+    def of_passes(self, passes: Sequence[Any], matrices: Float[Tensor, "N T D D"]) -> "LayersKron":
+        """Both factors of each layer."""
+        outputs, inputs = [], []
+        for of in passes:
+            at, slopes = places(of.module, of.inputs, of.slopes)
+            weighted = torch.einsum("atde,aelo->tadlo", matrices.to(slopes), slopes / at.shape[1])
+            outputs.append(torch.stack([part.flatten(0, 2).T @ slopes.flatten(0, 2) for part in weighted]).flatten(1))
+            inputs.append((at.flatten(0, 1).T @ at.flatten(0, 1)).flatten())
+        n_items = torch.full_like(self.n_items, len(matrices))
+        return replace(
+            self, sums=torch.cat(outputs, 1), inputs=torch.cat(inputs), n_items=n_items, counts=self._no_counts
+        )
+
+    @property
+    def bases(self) -> list[Basis | None]:
+        """Eigenvectors of B and of A of each layer, as columns."""
+        return [(U_B, U_A) for (_, U_B), (_, U_A) in self._eigen]
+
+    @property
+    def spectra(self) -> list[Float[Tensor, " n"]]:
+        """The signed products of their eigenvalues."""
+        return [torch.outer(b, a.clamp(min=0)).flatten() for (b, _), (a, _) in self._eigen]
+
+    @cached_property
+    def _eigen(self) -> list[tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+        outputs = self.h.split([rows**2 for rows, _ in self.shapes])
+        inputs = (self.inputs / self.n_items).split([columns**2 for _, columns in self.shapes])
+        return [
+            (eigen(B.view(rows, rows)), eigen(A.view(columns, columns)))
+            for (rows, columns), B, A in zip(self.shapes, outputs, inputs, strict=True)
+        ]

@@ -1,0 +1,235 @@
+"""The layers of a network that have weights of their own, and how its output depends on what each of them gives.
+
+Any network will do, whatever it does between its layers: autograd goes back through all of it. A layer itself takes one
+tensor and gives one, a row for each item, and is run once.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lam.models.head import evaluating, run
+
+Layers = Literal["last", "all"] | Sequence[str]
+"""Over which layers a posterior is: the last one, all that have weights, or those at some paths."""
+
+AT_ONCE = 1 << 26
+"""How many numbers a linearised network holds at once, where an item takes fewer."""
+
+
+@dataclass(frozen=True)
+class LayerPass:
+    """One layer while N items went through a network.
+
+    Attributes:
+        module: the layer.
+        weights: its parameters, by name.
+        inputs: (N, ...) what entered it.
+        slopes: (N, D, ...) derivatives of the D outputs of the network in what the layer gave.
+    """
+
+    module: nn.Module
+    weights: dict[str, Tensor]
+    inputs: Float[Tensor, "N ..."]
+    slopes: Float[Tensor, "N D ..."]
+
+
+def weighted_layers(network: nn.Module) -> dict[str, nn.Module]:
+    """The modules that have parameters of their own, by path."""
+    return {path: module for path, module in network.named_modules() if own_weights(module)}
+
+
+def own_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters of a module itself, without those of modules in it, detached."""
+    return {name: parameter.detach() for name, parameter in module.named_parameters(recurse=False)}
+
+
+def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequence[str]) -> tuple[str, ...]:
+    """Paths of the layers that a posterior is to be over, in the order of the network.
+
+    Args:
+        network: any module; it is run once, in evaluation mode.
+        probe: a batch of its inputs.
+        layers: `all` that have weights, or the paths of some.
+
+    Raises:
+        ValueError: for a path that no layer with weights has, and layers that share weights, are run more than once or
+            never, take or give anything but one tensor with a row for each item, or make items depend on each other, as
+            batch norm in training mode does: with their path and the layers that can be had.
+    """
+    weighted = weighted_layers(network)
+    known = ", ".join(path or "''" for path in weighted)
+    if isinstance(layers, str) and layers != "all":
+        raise ValueError(f'layers must be "last", "all" or a list of paths among {known}, got {layers!r}')
+    unknown = [] if isinstance(layers, str) else [path for path in layers if path not in weighted]
+    if unknown or not layers:
+        what = f"layers {', '.join(map(repr, unknown))} are" if unknown else "no layer is"
+        raise ValueError(f'{what} none of the network\'s with weights: give "last", "all" or a list among {known}')
+    paths = [path for path in weighted if layers == "all" or path in layers]
+    problems = _problems(network, probe, paths)
+    if problems:
+        path, problem = next(iter(problems.items()))
+        usable = [path for path in paths if path not in problems]
+        raise ValueError(
+            f"layer {path!r} ({type(weighted[path]).__name__}) {problem}: leave it out, with layers={usable}"
+        )
+    for path, module in network.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and _mixes_items(module):
+            raise ValueError(
+                f"{path!r} ({type(module).__name__}) takes mean and variance from the batch, as batch norm does in "
+                "training mode, so that an item has no outputs of its own: let it track running statistics"
+            )
+    return tuple(paths)
+
+
+def linearised(
+    network: nn.Module, head: str, paths: Sequence[str], inputs: Any
+) -> tuple[Float[Tensor, "N D"], list[LayerPass]]:
+    """Outputs of the head, and how they depend on what each layer gives, by D passes backwards.
+
+    Args:
+        network: any module; it is run in evaluation mode.
+        head: path of the layer whose outputs these are.
+        paths: of the layers.
+        inputs: a batch.
+
+    Raises:
+        ValueError: for a layer that the outputs do not depend on.
+    """
+    with evaluating(network), torch.enable_grad(), recorded(network, {*paths, head}) as calls:
+        run(network, inputs)
+    output, given = calls[head][-1][1], [calls[path][-1][1] for path in paths]
+    rows = [
+        torch.autograd.grad(output, given, row.expand_as(output), retain_graph=True, allow_unused=True)
+        for row in torch.eye(output.shape[1]).to(output)
+    ]
+    passes = []
+    for path, slopes in zip(paths, zip(*rows, strict=True), strict=True):
+        if slopes[0] is None:
+            raise ValueError(f"the outputs of {head!r} do not depend on layer {path!r}: leave it out")
+        module = network.get_submodule(path)
+        passes.append(LayerPass(module, own_weights(module), calls[path][-1][0][0], torch.stack(slopes, 1)))
+    return output.detach(), passes
+
+
+def head_output(
+    network: nn.Module, head: str, inputs: Any, weights: Mapping[str, Tensor] | None = None
+) -> Float[Tensor, "N D"]:
+    """What the head gives, before whatever follows it; with other weights, by name, in place of some of its own."""
+    with evaluating(network), recorded(network, [head]) as calls:
+        functional_call(_Run(network), {f"network.{name}": value for name, value in (weights or {}).items()}, (inputs,))
+    return calls[head][-1][1]
+
+
+def elements_of_pass(network: nn.Module, head: str, paths: Sequence[str], inputs: Any) -> int:
+    """How many numbers `linearised` holds for every item, with the largest layer's Jacobian twice beside them."""
+    with evaluating(network), recorded(network, {*paths, head}) as calls:
+        run(network, items(inputs, slice(0, 1)))
+    D = calls[head][-1][1].shape[1]
+    given = {path: calls[path][-1][1] for path in paths}
+    sizes = [
+        sum(weight.numel() for weight in own_weights(network.get_submodule(path)).values())
+        for path, output in given.items()
+        if output.ndim > 2 or not isinstance(network.get_submodule(path), nn.Linear)  # of others it is an outer product
+    ]
+    return D * (sum(output.numel() for output in given.values()) + 2 * max(sizes, default=0))
+
+
+def rows_at_once(network: nn.Module, head: str, paths: Sequence[str], inputs: Any) -> list[slice]:
+    """The items of a batch in parts, each of as many as are linearised within `AT_ONCE` numbers."""
+    size = max(1, AT_ONCE // elements_of_pass(network, head, paths, inputs))
+    return [slice(start, start + size) for start in range(0, n_items(inputs), size)]
+
+
+def items(inputs: Any, rows: slice) -> Any:
+    """Some of the items of a batch."""
+    if isinstance(inputs, Mapping):
+        return {name: value[rows] if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    return inputs[rows]
+
+
+def n_items(inputs: Any) -> int:
+    """How many items a batch has."""
+    return len(next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs)
+
+
+@contextmanager
+def recorded(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[tuple[tuple[Any, ...], Any]]]]:
+    """What enters and leaves layers while the network runs, by path; with gradients, a graph starts at the latest here.
+
+    What goes on is a copy, so that what later layers change in place is not what was recorded.
+    """
+    calls: dict[str, list[tuple[tuple[Any, ...], Any]]] = {path: [] for path in paths}
+
+    def record(path: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        entered = (*args, *kwargs.values())
+        entered = tuple(value.detach().clone() if isinstance(value, Tensor) else value for value in entered)
+        if not isinstance(output, Tensor):
+            calls[path].append((entered, output))
+            return output
+        if torch.is_grad_enabled() and not output.requires_grad and output.is_floating_point():
+            output = output.detach().requires_grad_()
+        calls[path].append((entered, output))
+        return output.clone()
+
+    handles = [
+        network.get_submodule(path).register_forward_hook(
+            lambda _module, args, kwargs, output, path=path: record(path, args, kwargs, output), with_kwargs=True
+        )
+        for path in calls
+    ]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Run(nn.Module):
+    """`run` of a network, as a module."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: Any) -> Any:
+        return run(self.network, inputs)
+
+
+def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str, str]:
+    """Why a posterior cannot be over some of these layers, by path."""
+    with evaluating(network), recorded(network, paths) as calls:
+        run(network, probe)
+    users: dict[int, list[str]] = {}
+    for path, module in network.named_modules(remove_duplicate=False):
+        for parameter in module.parameters(recurse=False):
+            users.setdefault(id(parameter), []).append(path)
+    problems = {}
+    for path in paths:
+        module = network.get_submodule(path)
+        narrow = [weight.dtype for weight in own_weights(module).values() if weight.dtype.itemsize < 4]
+        shared = {user for parameter in module.parameters(recurse=False) for user in users[id(parameter)]} - {path}
+        if shared:
+            problems[path] = f"shares its weights with {', '.join(map(repr, sorted(shared)))}"
+        elif narrow:
+            problems[path] = f"has weights of {narrow[0]}, where float32 is needed, network.float()"
+        elif len(calls[path]) != 1:
+            times = f"{len(calls[path])} times" if calls[path] else "never"
+            problems[path] = f"is run {times} in one pass, where a layer that shares no weights is run once"
+        else:
+            (entered, output), N = calls[path][0], n_items(probe)
+            tensors = [*entered, output]
+            if len(tensors) != 2 or not all(isinstance(part, Tensor) and len(part) == N for part in tensors):
+                problems[path] = "does not map one tensor to one, a row for each item"
+    return problems
+
+
+def _mixes_items(module: Any) -> bool:
+    with evaluating(module):
+        return module.training or module.running_mean is None

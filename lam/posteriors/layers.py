@@ -1,0 +1,268 @@
+"""`LayersPosterior`: a Gaussian over the weights of several layers of a network; whole inputs in, embeddings out."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal, TypeVar, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lam.hessians.jacobians import jacobian, joined, parted
+from lam.hessians.structures import LayersDiagonal, LayersKron
+from lam.hessians.structures.base import is_negative
+from lam.models.head import evaluating
+from lam.models.layers import head_output, items, linearised, own_weights, rows_at_once, weighted_layers
+from lam.models.weights import plain_path
+from lam.posteriors.base import MEANS, MODES, Mode, Posterior, Predictor, least_variance
+from lam.posteriors.spread import Whole
+from lam.utils.autocast import without_autocast
+from lam.utils.checks import check_at_least, check_choice
+from lam.vmf.embeddings import Embeddings, Mean
+
+Predictive = Literal["linearised", "sampled"]
+"""How outputs vary: as f + J δ, in closed form; or as those of whole sampled networks."""
+
+Same = TypeVar("Same", bound="LayersPosterior")
+
+_Outputs = tuple[Tensor, Tensor, Tensor]
+"""Outputs (N, D), samples of them (S, N, D), and their total variances (N,)."""
+
+
+@dataclass(frozen=True)
+class LayersPosterior(Posterior):
+    """q(θ) = N(θ*, Σ) over the weights of layers, with Σ⁻¹ = s relu(h) + α and h diagonal in a basis of each layer.
+
+    `linearised` has outputs f + J (θ − θ*), the model whose curvature is taken: their covariance is J Σ Jᵀ. `sampled`
+    runs S networks of other weights, which bend where the linearised one goes straight on.
+
+    Source: Immer, Korzepa and Bauer (2021); Daxberger et al. (2021), laplace-torch.
+
+    Attributes:
+        weight, bias: of the head, which gives the outputs, whether it is one of the layers or not.
+        network: whose weights are the mean.
+        head: the head's path in it.
+        layers: the paths of the layers.
+        predictive: `linearised` or `sampled`.
+    """
+
+    structure: ClassVar[Any] = LayersDiagonal
+
+    network: nn.Module = field(kw_only=True)
+    head: str = field(kw_only=True)
+    layers: tuple[str, ...] = field(kw_only=True)
+    predictive: Predictive = field(default="linearised", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("predictive", self.predictive, get_args(Predictive))
+
+    @property
+    def theta(self) -> Float[Tensor, " n"]:
+        """The weights of all layers, flat."""
+        return torch.cat([joined(*layer) for layer in self._modules.values()])
+
+    @cached_property
+    def variances(self) -> list[Float[Tensor, " n"]]:
+        """1/(s·relu(h) + α) of each layer, along its basis, in the type of the head's weight."""
+        return [precision.reciprocal().to(self.weight.dtype) for precision in self._precisions(self.prior_precision)]
+
+    def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Any:
+        """Random weights of all layers.
+
+        Args:
+            n_samples: S ≥ 1.
+            generator: by default one seeded with the posterior's own seed, the same on every device.
+
+        Returns:
+            The network's parameters by name, S of each.
+        """
+        sampled = {}
+        deviations, bases = self._deviations(n_samples, generator), self.curvature.bases
+        for (path, layer), basis, deviation in zip(self._modules.items(), bases, deviations, strict=True):
+            if basis is not None:
+                U_B, U_A = (axes.to(deviation) for axes in basis)
+                deviation = (U_B @ deviation.unflatten(1, (len(U_B), len(U_A))) @ U_A.T).flatten(1)
+            for name, weights in parted(*layer, joined(*layer) + deviation).items():
+                sampled[f"{path}.{name}" if path else name] = weights
+        return sampled
+
+    def output_spread(self) -> Callable[[Any], Whole]:
+        """What maps inputs to the linearised covariances J Σ Jᵀ of their outputs."""
+
+        @without_autocast()
+        def spread(inputs: Any) -> Whole:
+            parts = [self._linearised(part, self.variances)[1] for part in self._parts(inputs)]
+            return Whole(torch.cat(parts).double())
+
+        return spread
+
+    def log_det_precision(self, prior_precision: float) -> float:
+        """Σ log(s·relu(h) + α)."""
+        return sum(float(precision.log().sum()) for precision in self._precisions(prior_precision))
+
+    def clipped_variance_share(self, features: Any) -> float:
+        """Share of the linearised variance of inputs that is due to negative entries of h; see `Posterior`."""
+        negative = [v * is_negative(h) for v, h in zip(self.variances, self.curvature.spectra, strict=True)]
+
+        def total(variances: list[Tensor]) -> float:
+            return sum(float(Whole(self._linearised(part, variances)[1]).total.sum()) for part in self._parts(features))
+
+        return total(negative) / max(total(self.variances), 1e-300)
+
+    def predictor(
+        self, *, n_samples: int = 32, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
+    ) -> Predictor:
+        """`predict` of inputs with its noise drawn once, for many batches; see `Posterior.predictor`."""
+        compute = self.unchecked_predictor(n_samples=n_samples, mode=mode, mean=mean, return_samples=return_samples)
+
+        def predict(inputs: Any, output: Tensor | None = None) -> Embeddings:
+            rows = self._rows(inputs)
+            outputs = [None] * len(rows) if output is None else [output[part] for part in rows]
+            parts = [compute(items(inputs, part), own) for part, own in zip(rows, outputs, strict=True)]
+            return Embeddings.concatenate(parts)
+
+        return predict
+
+    def unchecked_predictor(
+        self, *, n_samples: int, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
+    ) -> Predictor:
+        """`predictor` of all inputs at once."""
+        check_at_least("n_samples", n_samples, 2)
+        check_choice("mode", mode, MODES)
+        check_choice("mean", mean, MEANS)
+        draw = self._outputs(n_samples, marginal=mode == "marginal")
+
+        @without_autocast()
+        def compute(inputs: Any, output: Tensor | None = None) -> Embeddings:
+            f, samples, variance = draw(inputs)
+            direction = F.normalize((f if output is None else output).to(self.weight)) if mean == "network" else None
+            total = variance.to(self.weight.dtype)
+            return Embeddings.from_samples(F.normalize(samples, dim=-1), total, mean=direction, keep=return_samples)
+
+        return compute
+
+    def outputs(self, features: Any) -> Float[Tensor, "N D"]:
+        """What the head gives for inputs."""
+        return head_output(self.network, self.head, features).to(self.weight.dtype)
+
+    def joint_predictor(
+        self, *, n_samples: int, generator: torch.Generator | None = None
+    ) -> Callable[[Any], Float[Tensor, "S N D"]]:
+        """`sampled_embeddings` of inputs with its networks drawn once, for many batches."""
+        draw = self._outputs(n_samples, marginal=False, generator=generator)
+
+        @without_autocast()
+        def sampled(inputs: Any) -> Tensor:
+            return F.normalize(torch.cat([draw(part)[1] for part in self._parts(inputs)], 1), dim=-1)
+
+        return sampled
+
+    def settings(self) -> dict[str, Any]:
+        """All but tensors and the network, as JSON."""
+        layers = [plain_path(self.network, path) for path in self.layers]
+        return {**super().settings(), "layers": layers, "predictive": self.predictive}
+
+    @classmethod
+    def restored(
+        cls: type[Same],
+        tensors: Mapping[str, Tensor],
+        settings: Mapping[str, Any],
+        *,
+        network: nn.Module | None = None,
+        head: str = "",
+    ) -> Same:
+        """The posterior that has these `tensors` and `settings`, around the weights of a network."""
+        if network is None:
+            raise ValueError("a posterior over layers is around the weights of a network, and there is none")
+        own = {plain_path(network, path): path for path in weighted_layers(network)}
+        layers = tuple(own[path] for path in settings["layers"])
+        predictive = settings["predictive"]
+        return cls._restored(tensors, settings, network=network, head=head, layers=layers, predictive=predictive)
+
+    def _check_same_layer(self, other: Posterior) -> None:
+        same = isinstance(other, LayersPosterior) and self.layers == other.layers
+        if not (same and torch.equal(self.theta, other.theta)):
+            raise ValueError("only posteriors of the same trained layers add up: their paths or weights differ")
+        super()._check_same_layer(other)
+
+    @property
+    def _modules(self) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
+        modules = {path: self.network.get_submodule(path) for path in self.layers}
+        return {path: (module, own_weights(module)) for path, module in modules.items()}
+
+    def _precisions(self, prior_precision: float) -> list[Tensor]:
+        return [self.scale * spectrum.double().relu() + prior_precision for spectrum in self.curvature.spectra]
+
+    def _deviations(self, n_samples: int, generator: torch.Generator | None) -> list[Float[Tensor, "S n"]]:
+        """Random deviations of each layer's weights, along its basis."""
+        check_at_least("n_samples", n_samples, 1)
+        generator = self._generator() if generator is None else generator
+        noise = [
+            torch.randn(n_samples, len(v), generator=generator, device=generator.device, dtype=v.dtype).to(v.device)
+            for v in self.variances
+        ]
+        return [of.mul_(v.sqrt()) for of, v in zip(noise, self.variances, strict=True)]
+
+    def _outputs(
+        self, n_samples: int, *, marginal: bool, generator: torch.Generator | None = None
+    ) -> Callable[[Any], _Outputs]:
+        """What maps inputs to their outputs, S samples of them, and their variances."""
+        shape = (n_samples, 1, len(self.weight))
+        noise = torch.randn(shape, generator=self._generator(), dtype=torch.float64).to(self.weight.device)
+        if self.predictive == "sampled":
+            return self._of_networks(n_samples, noise, generator)
+        deviations = None if marginal else self._deviations(n_samples, generator)
+
+        def draw(inputs: Any) -> _Outputs:
+            f, covariance, along = self._linearised(inputs, self.variances, deviations)
+            spread = Whole(covariance.double())
+            if deviations is None:
+                along = spread.deviations(noise, least_variance(f))
+            return f, f.double() + along, spread.total
+
+        return draw
+
+    def _of_networks(
+        self, n_samples: int, noise: Float[Tensor, "S 1 D"], generator: torch.Generator | None
+    ) -> Callable[[Any], _Outputs]:
+        sampled = self.sample(n_samples, generator=generator)
+
+        def draw(inputs: Any) -> _Outputs:
+            each = [
+                head_output(self.network, self.head, inputs, {name: weights[s] for name, weights in sampled.items()})
+                for s in range(n_samples)
+            ]
+            f, samples = self.outputs(inputs), torch.stack(each).double()
+            return f, samples + least_variance(f).sqrt() * noise, samples.var(0).sum(1)
+
+        return draw
+
+    def _linearised(
+        self, inputs: Any, variances: list[Tensor], deviations: list[Tensor] | None = None
+    ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D D"], Any]:
+        """f, J diag(v) Jᵀ, and J δ of each deviation."""
+        covariance: Any = 0
+        along: Any = 0
+        with evaluating(self.network):
+            f, passes = linearised(self.network, self.head, self.layers, inputs)
+            for number, (of, basis) in enumerate(zip(passes, self.curvature.bases, strict=True)):
+                J = jacobian(of.module, of.weights, of.inputs, of.slopes, basis)
+                covariance = covariance + J.spread(variances[number])
+                along = along if deviations is None else along + J.along(deviations[number])
+        return f, covariance, along
+
+    def _rows(self, inputs: Any) -> list[slice]:
+        return rows_at_once(self.network, self.head, self.layers, inputs)
+
+    def _parts(self, inputs: Any) -> Iterator[Any]:
+        return (items(inputs, rows) for rows in self._rows(inputs))
+
+
+@dataclass(frozen=True)
+class LayersKronPosterior(LayersPosterior):
+    """The same in the eigenvectors of two factors of each layer."""
+
+    structure: ClassVar[Any] = LayersKron

@@ -1,0 +1,293 @@
+"""Encoders whose posterior is over several layers."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lam
+from lam.encoders.layers import LayersEncoder
+from lam.hessians import ContrastiveCurvature
+from lam.methods import LaplacePosthoc
+from lam.pairs import Relation
+from lam.posteriors import LAYERS_POSTERIORS
+from tests.encoders.small import fit, make_batches, make_network, same_posterior
+from tests.helpers import unchecked
+
+KINDS: list[dict[str, Any]] = [
+    {"layers": "all"},
+    {"layers": "all", "structure": "kron"},
+    {"layers": ["0"], "predictive": "sampled"},
+    {"layers": ["0", "2"], "structure": "kron", "predictive": "sampled"},
+]
+
+
+@pytest.fixture(params=KINDS, ids=str)
+def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"prior_precision": 10.0, **request.param}
+
+
+def test_fit_puts_the_posterior_over_the_layers(kind: dict[str, Any]):
+    batches = make_batches()
+    encoder: Any = fit(batches, **kind)
+    assert type(encoder) is LayersEncoder
+    assert type(encoder.posterior) is LAYERS_POSTERIORS[kind.get("structure", "diag")]
+    assert encoder.posterior.layers == (("0", "2") if kind["layers"] == "all" else tuple(kind["layers"]))
+    assert encoder.posterior.predictive == kind.get("predictive", "linearised")
+    assert encoder.posterior.curvature.counts == fit(batches).posterior.curvature.counts
+    inputs = torch.cat([inputs for inputs, _ in batches])
+    embeddings = encoder.embed(batches, return_samples=True)
+    assert torch.equal(embeddings.mean, F.normalize(encoder.network(inputs).detach()))
+    assert embeddings.kappa.isfinite().all()
+    assert (embeddings.variance > 0).all()
+    torch.testing.assert_close(encoder.embed(inputs[:1]).kappa, embeddings.kappa[:1])
+    assert encoder.embed(inputs, mean="sampled").mean_samples == 32
+    assert encoder.dimension == 3
+
+
+def test_the_network_stays_as_it_is(kind: dict[str, Any]):
+    network = make_network().train()
+    network[0].weight.requires_grad_(False)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    encoder = lam.fit(network, make_batches(), margin=0.7, progress=False, **kind)
+    encoder.embed(make_batches())
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert network.training
+    assert [parameter.requires_grad for parameter in network.parameters()] == [False, True, True, True]
+    assert all(parameter.grad is None for parameter in network.parameters())
+    assert not any(module._forward_hooks for module in network.modules())
+
+
+def test_batches_add_up_and_are_forgotten(kind: dict[str, Any]):
+    batches = make_batches()
+    whole, one, other = fit(batches, **kind), fit(batches[:2], **kind), fit(batches[2:], **kind)
+    both = one + other
+    assert type(both) is LayersEncoder
+    assert both.posterior.n_items == 64
+    torch.testing.assert_close(both.posterior.curvature.sums, whole.posterior.curvature.sums, rtol=1e-9, atol=1e-9)
+    whole.forget(batches[2:])
+    torch.testing.assert_close(whole.posterior.curvature.sums, one.posterior.curvature.sums, rtol=1e-9, atol=1e-9)
+    with pytest.raises(ValueError, match="cannot forget 32 of 32 items"):
+        one.forget(batches[:2])
+    with pytest.raises(ValueError, match="same trained layers"):
+        _ = one + fit(batches[2:], **{**kind, "layers": ["2"]})
+
+
+def test_it_is_tuned_evaluated_saved_and_loaded(kind: dict[str, Any], tmp_path: Path):
+    batches = make_batches()
+    encoder = fit(batches, **kind)
+    encoder.tune(batches, by="marginal_likelihood")
+    encoder.tune(make_batches(2, seed=1), least=1e2, greatest=1e6, refinements=1, n_samples=8)
+    encoder.save(tmp_path)
+    loaded = lam.load(tmp_path, make_network(seed=1))
+    assert isinstance(loaded, LayersEncoder)
+    assert same_posterior(loaded, encoder)
+    assert loaded.tuning == encoder.tuning
+    for name in ("kappa", "variance", "mean"):
+        assert torch.equal(getattr(loaded.embed(batches), name), getattr(encoder.embed(batches), name))
+    metrics: Any = lam.evaluate(loaded, make_batches(2, seed=1), [10 * torch.randn(20, 6)], n_samples=8).metrics
+    assert 0 <= metrics["ece"] <= 1
+    assert metrics["share_clipped"] == encoder.posterior.curvature.clipped
+    assert "variance_clipped" not in metrics  # features alone do not say
+
+
+def test_it_learns_its_ambiguity_and_recommends_a_score():
+    images = [(F.pad(inputs, (0, 58)).view(-1, 1, 8, 8), labels) for inputs, labels in make_batches()]
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
+    encoder = lam.fit(network, images, margin=0.7, layers="all", progress=False)
+    assert encoder.recommend(images).metrics()
+    encoder.trained_on = []
+    encoder.learn_ambiguity(images)
+    assert encoder.embed(images).p_known is not None
+
+
+class Named(nn.Module):
+    """Takes its inputs by name, as a model of texts does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = make_network()
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        return self.network(tokens * mask)
+
+
+def test_inputs_come_by_name():
+    batches = make_batches()
+    named = [({"tokens": inputs, "mask": torch.ones_like(inputs)}, labels) for inputs, labels in batches]
+    encoder = lam.fit(Named(), named, margin=0.7, layers="all", progress=False)
+    plain = fit(batches, layers="all")
+    torch.testing.assert_close(encoder.embed(named).kappa, plain.embed(batches).kappa)
+    encoder.tune(named, least=1e2, greatest=1e4, refinements=0)
+
+
+def test_what_it_costs_is_said_before(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]):
+    with caplog.at_level(logging.INFO):
+        fit(layers="all")
+    cost = "curvature of 123 weights in 2 layers: 3 passes backwards, 1,968 bytes, and 180 bytes an item"
+    assert cost in caplog.text
+    lam.fit(make_network(), make_batches(), margin=0.7, layers="all")
+    assert cost in capsys.readouterr().err
+
+
+def test_mined_pairs_are_those_of_the_last_layers_fit():
+    pairs = Relation(miner="semihard")
+    several, last = fit(layers=["2"], pairs=pairs), fit(pairs=pairs)
+    torch.testing.assert_close(
+        several.posterior.curvature.sums, last.posterior.curvature.sums.flatten(1), rtol=1e-5, atol=1e-6
+    )
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.again, self.last, self.never = nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(2, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.again(self.again(inputs)))
+
+
+def shared() -> nn.Sequential:
+    network = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    network[2].weight = network[0].weight
+    return network
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.last = nn.GRU(2, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.memory(inputs.view(-1, 3, 2))[0][:, -1])
+
+
+def with_norm(**options: Any) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, **options), nn.ReLU(), nn.Linear(8, 3))
+
+
+class Beside(nn.Module):
+    """A layer whose output goes nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 4), nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.first(inputs)
+        return self.last(inputs)
+
+
+@pytest.mark.parametrize(
+    ("network", "layers", "message"),
+    [
+        (
+            make_network(),
+            ["1"],
+            'layers \'1\' are none of the network\'s with weights: give "last", "all" or a list among 0, 2',
+        ),
+        (make_network(), [], "no layer is none of the network's"),
+        (make_network(), "some", 'layers must be "last", "all" or a list of paths among 0, 2, got \'some\''),
+        (shared(), "all", "layer '0' (Linear) shares its weights with '2': leave it out, with layers=['4']"),
+        (
+            Twice(),
+            ["again", "last"],
+            "layer 'again' (Linear) is run 2 times in one pass, where a layer that shares no weights",
+        ),
+        (Twice(), ["never", "last"], "layer 'never' (Linear) is run never in one pass"),
+        (Recurrent(), "all", "layer 'memory' (GRU) does not map one tensor to one, a row for each item: leave it out"),
+        (
+            with_norm(track_running_stats=False),
+            "all",
+            "'1' (BatchNorm1d) takes mean and variance from the batch, as batch norm",
+        ),
+        (Beside(), "all", "the outputs of 'last' do not depend on layer 'first': leave it out"),
+    ],
+)
+def test_layers_that_cannot_be_had_are_refused(network: nn.Module, layers: Any, message: str):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        lam.fit(network, make_batches(), margin=0.7, layers=layers, progress=False)
+
+
+def test_half_precision_is_refused():
+    network = make_network().bfloat16()
+    batches = [(inputs.bfloat16(), labels) for inputs, labels in make_batches()]
+    with pytest.raises(ValueError, match="has weights of torch.bfloat16, where float32 is needed, network.float()"):
+        lam.fit(network, batches, margin=0.7, layers="all", progress=False)
+
+
+def test_kron_names_the_layers_that_it_has_factors_of():
+    message = (
+        "structure=\"kron\" has no factors of layer '1' (BatchNorm1d), but of linear layers and convolutions of images "
+        "without groups: leave it out, with layers=['0', '3'], or use structure=\"diag\""
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        lam.fit(with_norm(), make_batches(), margin=0.7, layers="all", structure="kron", progress=False)
+    lam.fit(with_norm(), make_batches(), margin=0.7, layers=["0", "3"], structure="kron", progress=False)
+    lam.fit(with_norm(), make_batches(), margin=0.7, layers="all", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"structure": "full"}, "with layers='all', structure must be one of diag, kron, got 'full'"),
+        ({"structure": "low_rank", "rank": 3}, "structure must be one of diag, kron, got 'low_rank'"),
+        ({"structure": "diag", "rank": 3}, 'rank is of structure="low_rank"'),
+        ({"predictive": "exact"}, "predictive must be one of linearised, sampled, got 'exact'"),
+        (
+            {"layers": "last", "predictive": "sampled"},
+            "predictive is of several layers, got 'sampled' with layers=\"last\"",
+        ),
+        ({"head": "train"}, "layers='all' are of a network that ends in its own linear layer, got head='train'"),
+        ({"pairs": "dataset"}, "a posterior over layers='all' is formed in batches alone: use pairs=\"batch\""),
+        (
+            {"curvature": ContrastiveCurvature(0.7, fix="full")},
+            "a curvature of several layers holds no cross terms of two items, which ContrastiveCurvature",
+        ),
+        (
+            {"max_memory": 1000},
+            'structure="diag" of 2 layers with 123 weights takes 1,968 bytes, more than max_memory, 1,000',
+        ),
+        ({"structure": "kron", "max_memory": 1000}, 'structure="kron" of 2 layers with 123 weights takes'),
+        (
+            {"max_memory": 2000},
+            "and 180 bytes an item, is more than max_memory, 2,000: allow more, or name fewer layers",
+        ),
+    ],
+)
+def test_options_that_do_not_go_with_layers_are_refused(options: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        unchecked(lam.fit)(
+            make_network(), make_batches(), **{"margin": 0.7, "layers": "all", "progress": False, **options}
+        )
+
+
+def test_it_is_not_exported(tmp_path: Path):
+    encoder = fit(layers="all")
+    with pytest.raises(ValueError, match="a LayersPosterior cannot be exported"):
+        encoder.export(tmp_path / "encoder.pt2", make_batches()[0][0])
+
+
+def test_a_posterior_over_layers_is_not_loaded_without_a_network():
+    posterior: Any = fit(layers="all").posterior
+    with pytest.raises(ValueError, match="is around the weights of a network, and there is none"):
+        type(posterior).restored(posterior.tensors(), posterior.settings())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": "all", "structure": "ekfac"}, "structure must be one of diag, kron, got 'ekfac'"),
+        ({"predictive": "linearised"}, "predictive is of several layers"),
+        ({"layers": "all", "fix": "full"}, "cross terms"),
+        ({"layers": ["head"], "pairs": "dataset"}, "is formed in batches alone"),
+    ],
+)
+def test_a_method_refuses_before_it_trains(options: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        LaplacePosthoc(**options)

@@ -22,6 +22,7 @@ from lam.hessians.structures import MAX_MEMORY
 from lam.losses import Loss, as_settings, margin_of, settings_of
 from lam.methods.base import Method, Trained
 from lam.methods.fit import check_layers, fit, refuse_dimension_of_other_head, structure_options
+from lam.models.layers import find_layers
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
 from lam.posteriors.layers import Predictive
@@ -204,6 +205,9 @@ class LaplacePosthoc(LaplaceMethod):
             )
         options = self.resolved(training)
         _ = options.curvature_of(training.loss)
+        if self.layers != "last":  # refused now, not after training
+            probe = next(iter(DataLoader(without_augmentation(dataset), batch_size=2)))
+            find_layers(network, split_batch(probe)[0], self.layers)
         histories = self.trained_network(network, dataset, training)
         return Trained(fit_with(options, network, dataset, training, histories, mean=self.mean), histories)
 

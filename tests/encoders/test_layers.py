@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lam
+from lam import models
 from lam.encoders.layers import LayersEncoder
 from lam.hessians import ContrastiveCurvature
 from lam.methods import LaplacePosthoc
@@ -18,6 +19,7 @@ from lam.pairs import Relation
 from lam.posteriors import LAYERS_POSTERIORS
 from tests.encoders.small import fit, make_batches, make_network, same_posterior
 from tests.helpers import unchecked
+from tests.methods.small_data import images, training
 
 KINDS: list[dict[str, Any]] = [
     {"layers": "all"},
@@ -35,6 +37,7 @@ def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_fit_puts_the_posterior_over_the_layers(kind: dict[str, Any]):
     batches = make_batches()
     encoder: Any = fit(batches, **kind)
+    network: Any = encoder.network
     assert type(encoder) is LayersEncoder
     assert type(encoder.posterior) is LAYERS_POSTERIORS[kind.get("structure", "diag")]
     assert encoder.posterior.layers == (("0", "2") if kind["layers"] == "all" else tuple(kind["layers"]))
@@ -42,7 +45,7 @@ def test_fit_puts_the_posterior_over_the_layers(kind: dict[str, Any]):
     assert encoder.posterior.curvature.counts == fit(batches).posterior.curvature.counts
     inputs = torch.cat([inputs for inputs, _ in batches])
     embeddings = encoder.embed(batches, return_samples=True)
-    assert torch.equal(embeddings.mean, F.normalize(encoder.network(inputs).detach()))
+    assert torch.equal(embeddings.mean, F.normalize(network(inputs).detach()))
     assert embeddings.kappa.isfinite().all()
     assert (embeddings.variance > 0).all()
     torch.testing.assert_close(encoder.embed(inputs[:1]).kappa, embeddings.kappa[:1])
@@ -97,13 +100,13 @@ def test_it_is_tuned_evaluated_saved_and_loaded(kind: dict[str, Any], tmp_path: 
 
 
 def test_it_learns_its_ambiguity_and_recommends_a_score():
-    images = [(F.pad(inputs, (0, 58)).view(-1, 1, 8, 8), labels) for inputs, labels in make_batches()]
+    padded = [(F.pad(inputs, (0, 58)).view(-1, 1, 8, 8), labels) for inputs, labels in make_batches()]
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
-    encoder = lam.fit(network, images, margin=0.7, layers="all", progress=False)
-    assert encoder.recommend(images).metrics()
+    encoder = lam.fit(network, padded, margin=0.7, layers="all", progress=False)
+    assert encoder.recommend(padded).metrics()
     encoder.trained_on = []
-    encoder.learn_ambiguity(images)
-    assert encoder.embed(images).p_known is not None
+    encoder.learn_ambiguity(padded)
+    assert encoder.embed(padded).p_known is not None
 
 
 class Named(nn.Module):
@@ -291,3 +294,18 @@ def test_a_posterior_over_layers_is_not_loaded_without_a_network():
 def test_a_method_refuses_before_it_trains(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         LaplacePosthoc(**options)
+
+
+def test_a_method_trains_and_puts_the_posterior_over_its_layers():
+    network = models.build("convnet8", dimension=3)
+    trained: Any = LaplacePosthoc(layers="all", structure="kron").train(network, images(), training())
+    assert trained.encoder.posterior.layers == ("features.0", "features.2", "head")
+    assert trained.encoder.embed(images().images).kappa.isfinite().all()
+
+
+def test_a_method_refuses_layers_that_its_network_has_not_before_it_trains():
+    network = models.build("convnet8", dimension=3)
+    before = network.head.weight.detach().clone()
+    with pytest.raises(ValueError, match="layers 'nose' are none of the network's with weights"):
+        LaplacePosthoc(layers=["nose"]).train(network, images(), training())
+    assert torch.equal(network.head.weight, before)

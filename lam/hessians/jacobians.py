@@ -120,8 +120,8 @@ def parted(module: nn.Module, weights: Mapping[str, Tensor], flat: Float[Tensor,
 
 def places(
     module: Any, inputs: Float[Tensor, "N ..."], slopes: Float[Tensor, "N D ..."]
-) -> tuple[Float[Tensor, "N L F"], Float[Tensor, "N D L O"]]:
-    """What the matrix of a layer is applied to at L places, with a 1 for the bias, and the slopes there."""
+) -> tuple[Float[Tensor, "N Z F"], Float[Tensor, "N D Z O"]]:
+    """What the matrix of a layer is applied to at Z places, with a 1 for the bias, and the slopes there."""
     if isinstance(module, nn.Conv2d):
         size, padding = module.kernel_size, module.padding
         at = F.unfold(inputs, size, module.dilation, padding, module.stride).mT  # pyright: ignore

@@ -173,16 +173,16 @@ class LayersDiagonal(LayersCurvature):
 
 @dataclass(frozen=True)
 class LayersKron(LayersCurvature):
-    """B ⊗ A of each layer that is a matrix at L places: A the mean over items of Σ_l φφᵀ, B = Σ_t w_t S_t/n_t.
+    """B ⊗ A of each layer that is a matrix at Z places: A the mean over items of Σ_z φφᵀ, B = Σ_t w_t S_t/n_t.
 
-    S_t = Σ_a Σ_l g_alᵀ H_a g_al/L, with g the slopes of the outputs in what the layer gives. At one place it is `Kron`;
+    S_t = Σ_a Σ_z g_azᵀ H_a g_az/Z, with g the slopes of the outputs in what the layer gives. At one place it is `Kron`;
     for convolutions it takes places as uncorrelated and alike.
 
     Source: Martens and Grosse (2015), KFAC; Grosse and Martens (2016), KFC, for convolutions.
 
     Attributes:
         sums: (T, ΣO²) S_t of all layers.
-        inputs: (ΣF²,) the sums of Σ_l φφᵀ.
+        inputs: (ΣF²,) the sums of Σ_z φφᵀ.
         n_items: how many items that is of.
     """
 
@@ -213,7 +213,7 @@ class LayersKron(LayersCurvature):
         outputs, inputs = [], []
         for of in passes:
             at, slopes = places(of.module, of.inputs, of.slopes)
-            weighted = torch.einsum("atde,aelo->tadlo", matrices.to(slopes), slopes / at.shape[1])
+            weighted = torch.einsum("atde,aezo->tadzo", matrices.to(slopes), slopes / at.shape[1])
             outputs.append(torch.stack([part.flatten(0, 2).T @ slopes.flatten(0, 2) for part in weighted]).flatten(1))
             inputs.append((at.flatten(0, 1).T @ at.flatten(0, 1)).flatten())
         n_items = torch.full_like(self.n_items, len(matrices))

@@ -26,7 +26,7 @@ class Jacobian(ABC):
 
     @abstractmethod
     def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
-        """J_a diag(v) J_aᵀ."""
+        """J_a diag(v) J_aᵀ, float64, so that rounding leaves it positive semi-definite."""
 
     @abstractmethod
     def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
@@ -49,7 +49,7 @@ class Dense(Jacobian):
 
     def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
         """J_a diag(v) J_aᵀ."""
-        return (self.J * variances) @ self.J.mT
+        return _squared(self.J * variances.sqrt())
 
     def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
         """J_a δ."""
@@ -76,12 +76,17 @@ class Outer(Jacobian):
     def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
         """g_a diag_o(Σ_f φ_af² v_of) g_aᵀ."""
         given = self.inputs.square() @ variances.view(-1, self.inputs.shape[1]).T
-        return (self.slopes * given[:, None]) @ self.slopes.mT
+        return _squared(self.slopes * given.sqrt()[:, None])
 
     def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
         """g_a δ φ_a."""
         matrices = deviations.unflatten(1, (-1, self.inputs.shape[1]))
         return torch.einsum("ado,sof,af->sad", self.slopes, matrices, self.inputs)
+
+
+def _squared(roots: Float[Tensor, "N D _"]) -> Float[Tensor, "N D D"]:
+    roots = roots.double()
+    return roots @ roots.mT
 
 
 def is_matrix(module: nn.Module) -> bool:

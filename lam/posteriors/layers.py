@@ -95,7 +95,7 @@ class LayersPosterior(Posterior):
         @without_autocast()
         def spread(inputs: Any) -> Whole:
             parts = [self._linearised(part, self.variances)[1] for part in self._parts(inputs)]
-            return Whole(torch.cat(parts).double())
+            return Whole(torch.cat(parts))
 
         return spread
 
@@ -218,7 +218,7 @@ class LayersPosterior(Posterior):
 
         def draw(inputs: Any) -> _Outputs:
             f, covariance, along = self._linearised(inputs, self.variances, deviations)
-            spread = Whole(covariance.double())
+            spread = Whole(covariance)
             if deviations is None:
                 along = spread.deviations(noise, least_variance(f))
             return f, f.double() + along, spread.total

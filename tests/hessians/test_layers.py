@@ -19,7 +19,7 @@ from lam.hessians import (
     ggn_of_batch,
 )
 from lam.hessians.batch import directions
-from lam.hessians.jacobians import is_matrix, jacobian, joined, parted
+from lam.hessians.jacobians import Dense, Outer, is_matrix, jacobian, joined, parted
 from lam.models.layers import find_layers, linearised, own_weights
 from lam.pairs import Pairs
 from tests.hessians.networks import NETWORKS, D, N, images, settled
@@ -125,6 +125,20 @@ def test_what_is_formed_of_a_jacobian_is_formed_of_its_matrix(network: Any) -> N
             turned = jacobian(of.module, of.weights, of.inputs, of.slopes, basis)  # pyright: ignore
             torch.testing.assert_close(turned.along(deviations), ours.along(deviations @ rotation.T))
             torch.testing.assert_close(turned.spread(variances), (own @ rotation * variances) @ (own @ rotation).mT)
+
+
+@pytest.mark.parametrize("cls", [Dense, Outer])
+def test_in_float32_a_covariance_of_outputs_that_vary_together_has_no_negative_eigenvalues(cls: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    together = draw(50, D, 1) * draw(50, 1, 500)
+    ours = Dense(together) if cls is Dense else Outer(together, draw(50, 7))
+    covariance = ours.spread(draw(500 if cls is Dense else 3500).square())
+    values = torch.linalg.eigvalsh(covariance)
+    assert (values[:, 0] > -1e-14 * values[:, -1]).all()
 
 
 def test_flat_weights_are_the_parameters(network: Any) -> None:

@@ -58,12 +58,14 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         shape: of an input.
         is_query: (N,) whether each item is a query, else it belongs to the gallery; None where every item is both, and
             a query is not found as its own match.
+        soft_labels: (N, C) how often people gave each class to each item; None where that is not known.
 
     Raises:
         ValueError: If there is no item, a label is no position in `classes`, or `preprocessing` leaves the shape open.
     """
 
     is_query: Bool[Tensor, " N"] | None = None
+    soft_labels: Float[Tensor, "N _"] | None = None
 
     def __init__(
         self, labels: Int64[Tensor, " N"], *, name: str, classes: Sequence[str], preprocessing: AnyPreprocessing
@@ -137,7 +139,10 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         outside = ((positions < 0) | (positions >= len(self))).nonzero()
         if len(outside):
             raise ValueError(f"indices must be from 0 to {len(self) - 1}, got {int(positions[outside[0]])}")
-        return self._part(positions.long())
+        part = self._part(positions.long())
+        if self.soft_labels is not None:
+            part.soft_labels = self.soft_labels[positions.long()]
+        return part
 
     def limit(self: Items, n: int, *, seed: int = 0) -> Items:
         """At most n items, drawn at random so that most have a match; all of them where there are no more.
@@ -150,7 +155,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         """
         if n < 1:
             raise ValueError(f"limit must be at least 1, got {n}")
-        return self if n >= len(self) else self._part(self._draw(n, seed))
+        return self if n >= len(self) else self.subset(self._draw(n, seed))
 
     def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:
         classes, counts = self.labels.unique(return_counts=True)

@@ -15,6 +15,7 @@ from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.pairs.pairs import as_targets
 from lam.pairs.relevance import Relevance, relevance_of
 from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics.aleatoric import label_entropy
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.ranking import relevant_ranks
 from lam.retrieval.metrics.reference import Reference
@@ -73,6 +74,8 @@ def evaluate(
     is_query: Bool[Tensor, " N"] | None = None,
     relevant_within: float | None = None,
     n_samples: int | None = None,
+    soft_labels: Float[Tensor, "N C"] | None = None,
+    costly: bool = False,
     progress: bool = False,
 ) -> Evaluation:
     """Measure retrieval, calibration and OOD detection.
@@ -95,14 +98,17 @@ def evaluate(
         is_query: (N,) which items are queries, the others being the gallery; by default every item is both.
         relevant_within: of places, in metres; by default the distance of a positive pair in training.
         n_samples: samples S behind κ, and sampled networks behind the calibration; by default the encoder's own number.
+        soft_labels: (N, C) how often people gave each class to each item of `id`, with whose entropy doubt is compared.
+        costly: measure what takes longer too: the accuracy of neighbours and of a linear probe, which need a reference
+            with classes, and the agreement of clusters with classes.
         progress: show progress bars on standard error.
 
     Returns:
         The metrics and the arrays behind them.
 
     Raises:
-        ValueError: for fewer than two items, missing labels, an empty OOD set, or OOD sets without the reference that
-            the encoder's own score needs.
+        ValueError: for fewer than two items, missing labels, an empty OOD set, OOD sets without the reference that the
+            encoder's own score needs, or soft labels of another number of items.
     """
     sets: Mapping[str, Iterable[Batch]]
     sets = {} if ood is None else ood if isinstance(ood, Mapping) else {"ood": ood}
@@ -128,7 +134,16 @@ def evaluate(
         "ranks": relevant_ranks(embeddings.mean, searched, relevance.of_rows),
         "agreement": votes,
     }
-    metrics = {**measure(evidence), **encoder.diagnostics(prediction.features)}
+    if targets.ndim == 1:
+        evidence |= {"directions": embeddings.mean, "classes": targets[queries]}
+        if reference is not None and reference.labels is not None:
+            evidence |= {"labelled": reference, "features": prediction.features[queries]}
+    metrics = {**measure(evidence, costly=costly), **encoder.diagnostics(prediction.features)}
+    entropy = None
+    if soft_labels is not None:
+        if len(soft_labels) != len(targets):
+            raise ValueError(f"soft_labels must be a row for each of {len(targets)} items, got {len(soft_labels)}")
+        entropy = label_entropy(soft_labels).to(queries.device)[queries]
 
     if reference is not None:
         metrics |= {"n_reference": len(reference), "reference_bytes": reference.n_bytes}
@@ -150,6 +165,8 @@ def evaluate(
     some_match = bool(answerable.any() and not answerable.all())
     for score, values in scores.items():
         metrics |= measure({"correct": correct[answerable], "doubt": values[answerable]}, score=score)
+        if entropy is not None:
+            metrics |= measure({"entropy": entropy, "doubt": values}, score=score)
         if some_match:
             metrics |= measure({"matched": values[answerable], "unmatched": values[~answerable]}, score=score)
     for number, (name, outside) in enumerate(ood_scores.items()):

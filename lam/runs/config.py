@@ -58,6 +58,8 @@ class DataConfig:
         gallery: what a gallery of these data is: `classes`, of which one is sought, or `identities`, which may be
             there or not; by default what the data set says, of your own folders and texts `classes`.
         limit: at most this many items of each part, for a quick try.
+        soft_labels: a .npy file of how often people gave each class to each item of the test split, such as that of
+            CIFAR-10H, or the folder with it; or nothing.
         num_workers: processes that read images, in training and after.
         seed: of the split into parts.
     """
@@ -69,6 +71,7 @@ class DataConfig:
     strangers: float | None = None
     gallery: GalleryKind | None = None
     limit: int | None = None
+    soft_labels: str | None = None
     num_workers: int = 0
     seed: int = 0
 
@@ -135,11 +138,15 @@ class EvaluationConfig:
             evaluation and wherever the encoder embeds afterwards.
         reference: how many training items the k-NN score compares with.
         corrupted: how many test images are corrupted, to see whether κ falls with their quality; 0 for none.
+        unseen: how many items of classes set aside are searched for among each other; 0 for none.
+        costly: whether what takes longer is measured too; see `lam.evaluate`.
     """
 
     n_samples: int = 100
     reference: int = 5000
     corrupted: int = 200
+    unseen: int = 2000
+    costly: bool = False
 
 
 @dataclass
@@ -242,6 +249,7 @@ class RunConfig:
             ("evaluation.n_samples", evaluation.n_samples, 2),
             ("evaluation.reference", evaluation.reference, NEIGHBOUR),
             ("evaluation.corrupted", evaluation.corrupted, 0),
+            ("evaluation.unseen", evaluation.unseen, 0),
             ("ambiguity.reference", self.ambiguity.reference, 0),
         ):
             check_at_least(name, value, least)

@@ -5,7 +5,7 @@ relation to the image, so that any size can be corrupted alike.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from lam.datasets import Dataset, Texts
 from lam.encoders.base import Encoder
 from lam.encoders.evaluation import Evaluation
+from lam.retrieval.metrics.registry import measure
 
 Kind = Literal["noise", "blur", "contrast", "crop"]
 TextKind = Literal["words", "typing"]
@@ -116,10 +117,12 @@ class CorruptionCurve:
     Attributes:
         kappa: (V, N) concentrations.
         correct: (V, N) whether the first hit, in the clean gallery without the query itself, answers the query.
+        parts: (V, N) each part of κ by name, where the encoder has learnt its ambiguity.
     """
 
     kappa: Float[Tensor, "V N"]
     correct: Bool[Tensor, "V N"]
+    parts: dict[str, Float[Tensor, "V N"]] = field(default_factory=dict)
 
     @property
     def recall(self) -> Float[Tensor, " V"]:
@@ -132,12 +135,12 @@ class CorruptionCurve:
 
         NaN where no κ changes.
         """
-        severity = torch.arange(len(self.kappa), dtype=torch.float64)
-        severity = (severity - severity.mean())[:, None]
-        ranks = _mean_ranks(self.kappa.double())
-        ranks = ranks - ranks.mean(0)
-        scale = severity.square().sum().sqrt() * ranks.square().sum(0).sqrt()
-        return float(((severity * ranks).sum(0) / scale)[scale > 0].mean())
+        return _trend(self.kappa)
+
+    @property
+    def trends(self) -> dict[str, float]:
+        """The same of each part of κ."""
+        return {name: _trend(values) for name, values in self.parts.items()}
 
 
 def measure_corruption(
@@ -167,12 +170,16 @@ def measure_corruption(
     for kind, inputs_by_severity in worse_inputs(items, positions.tolist(), generator):
         kappa: list[Tensor] = []
         correct: list[Tensor] = []
+        parts: dict[str, list[Tensor]] = {}
         for inputs in inputs_by_severity:
             embeddings = encoder.embed(list(inputs.split(BATCH)))
             cosines = (embeddings.mean @ evaluation.gallery.mean.T).cpu().masked_fill(is_itself, -torch.inf)
             kappa.append(embeddings.kappa.cpu())
+            for name, values in embeddings.parts().items():
+                parts.setdefault(name, []).append(values.cpu())
             correct.append(relevant.gather(1, cosines.argmax(1, keepdim=True))[:, 0])
-        curves[kind] = CorruptionCurve(torch.stack(kappa), torch.stack(correct))
+        by_part = {name: torch.stack(values) for name, values in parts.items()}
+        curves[kind] = CorruptionCurve(torch.stack(kappa), torch.stack(correct), by_part)
     return curves
 
 
@@ -211,6 +218,8 @@ def corruption_metrics(
 ) -> dict[str, float | None]:
     """Name what the curves say: medians of κ, recall@1, and `trend`, as `corruption_KIND_SEVERITY_...`.
 
+    Of crops also `crop_less_sure`, the share of queries whose smallest crop has the smaller κ.
+
     Args:
         curves: of the same queries.
         has_kappa: whether the encoder's κ says anything.
@@ -219,6 +228,9 @@ def corruption_metrics(
     for kind, curve in curves.items():
         for name, value in _named(kind, curve, has_kappa):
             metrics[f"corruption_{name}"] = None if value != value else value
+    if has_kappa and "crop" in curves:
+        whole, *_, smallest = curves["crop"].kappa
+        metrics |= measure({"kappa": whole, "kappa_of_crop": smallest})
     return metrics
 
 
@@ -230,6 +242,17 @@ def _named(kind: str, curve: CorruptionCurve, has_kappa: bool) -> Iterator[tuple
             yield f"{name}_kappa", float(curve.kappa[severity].median())
     if has_kappa:
         yield f"{kind}_trend", curve.trend
+    for part, trend in curve.trends.items():
+        yield f"{kind}_trend_{part}", trend
+
+
+def _trend(values: Float[Tensor, "V N"]) -> float:
+    severity = torch.arange(len(values), dtype=torch.float64)
+    severity = (severity - severity.mean())[:, None]
+    ranks = _mean_ranks(values.double())
+    ranks = ranks - ranks.mean(0)
+    scale = severity.square().sum().sqrt() * ranks.square().sum(0).sqrt()
+    return float(((severity * ranks).sum(0) / scale)[scale > 0].mean())
 
 
 def _mean_ranks(values: Float[Tensor, "V N"]) -> Float[Tensor, "V N"]:

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from lam import datasets
 from lam.datasets import Dataset, FolderImages, MissingDataError, Splits
+from lam.datasets.soft_labels import read_soft_labels
 from lam.datasets.strangers import set_classes_aside
 from lam.datasets.texts import Texts
 from lam.encoders.base import Encoder
@@ -40,10 +41,13 @@ def load_data(data: DataConfig) -> tuple[Splits, dict[str, Dataset]]:
 
     Raises:
         MissingDataError: naming the setting that says where the files are.
-        ValueError: as the data sets, or `lam.datasets.strangers.set_classes_aside`.
+        ValueError: as the data sets, `lam.datasets.soft_labels.read_soft_labels`, or
+            `lam.datasets.strangers.set_classes_aside`.
     """
     with _naming_setting("--data.root=DIR"):
         splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
+    if data.soft_labels is not None:
+        splits.test.soft_labels = read_soft_labels(data.soft_labels, len(splits.test))
     splits = set_classes_aside(splits, data.strangers, seed=data.seed)
     if data.gallery is not None:
         splits = replace(splits, gallery=data.gallery)

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lam.retrieval.metrics.registry import METRICS, OWN, Key, Metric, describe, describe_score, shown_in
+from lam.retrieval.metrics.registry import (
+    METRICS,
+    OWN,
+    SCORES,
+    Direction,
+    Key,
+    Metric,
+    describe,
+    describe_score,
+    shown_in,
+)
 from lam.utils.files import write_text
 from lam.utils.pages import figure, rendered
 
@@ -18,6 +28,9 @@ _SECONDS, _TUNED, _CORRUPTION = "seconds_", "tuned_", "corruption_"
 _PREVALENCE = "prevalence"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CORRUPTED = {"recall@1": describe("recall@1").name, "kappa": "median κ"}
+_TRENDS = {"trend": "trend of κ"} | {
+    f"trend_{score}": f"of {SCORES[score].short}" for score in ("kappa_epistemic", "kappa_aleatoric", "p_known")
+}
 Values = Mapping[str, float | int | None]
 
 
@@ -74,17 +87,24 @@ def write_report(
     by_score = {key: METRICS[key.metric].by_score for key in parsed if key.metric in METRICS}
     ood = {key: value for key, value in parsed.items() if by_score.get(key) == OWN}
     answers = {key: value for key, value in parsed.items() if by_score.get(key) not in (None, OWN)}
+    unseen = {key: value for key, value in answers.items() if key.ood_set}
+    answers = {key: value for key, value in answers.items() if not key.ood_set}
     prevalence = {key.ood_set: value for key, value in parsed.items() if key.metric == _PREVALENCE}
+    apart_in_tables = ood.keys() | unseen.keys()
+    rest = {
+        str(key): value
+        for key, value in parsed.items()
+        if key not in apart_in_tables and key.metric != _PREVALENCE and not key.score
+    }
     headings = {key.ood_set: _heading(key.ood_set or ood_set, prevalence.get(key.ood_set)) for key in ood}
     page = rendered(
         Path(__file__).with_name("report.html.jinja"),
         title=title,
         tiles=_described({key: values[key] for key in shown_in("tile") if key in values}),
         notes=notes,
-        metrics=_described(
-            {str(key): v for key, v in parsed.items() if key not in ood and key.metric != _PREVALENCE and not key.score}
-        ),
+        metrics=_described(rest),
         answers=_score_table(answers) if any(key.score for key in answers) else None,
+        unseen=_score_table(unseen) if unseen else None,
         ood=_score_table(ood, ood_score, headings) if ood else None,
         tuned=_described(tuned),
         corruption=_corruption_table(corruption),
@@ -94,6 +114,12 @@ def write_report(
         options=list(_flat(configuration or {})),
     )
     write_text(path, page)
+
+
+def _best(values: Sequence[float | int], direction: Direction) -> float | int | None:
+    if not values or direction == "neither":
+        return None
+    return min(values) if direction == "lower" else max(values)
 
 
 def _described(values: Values) -> list[tuple[Metric, float | int | None]]:
@@ -119,9 +145,7 @@ def _score_table(
     sets, metrics = (list(dict.fromkeys(column[axis] for column in cells)) for axis in (0, 1))
     columns = [cells.get((ood_set, metric), {}) for ood_set in sets for metric in metrics]
     best = [
-        (min if METRICS[metric].direction == "lower" else max)(
-            (value for value in column.values() if value is not None), default=None
-        )
+        _best([value for value in column.values() if value is not None], METRICS[metric].direction)
         for column, metric in zip(columns, metrics * len(sets), strict=True)
     ]
     scores = list(dict.fromkeys(score for column in columns for score in column))
@@ -146,6 +170,7 @@ def _corruption_table(values: Values) -> dict[str, Any] | None:
     kinds = list(dict.fromkeys(key.partition("_")[0] for key in cells if not key.startswith("clean")))
     severities = list(dict.fromkeys(key.split("_")[1] for key in cells if key.split("_")[1].isdigit()))
     measures = {name: words for name, words in _CORRUPTED.items() if f"clean_{name}" in cells}
+    trends = [trend for trend in _TRENDS if any(key.endswith(f"_{trend}") for key in cells)]
     rows = [
         {
             "kind": kind,
@@ -154,12 +179,12 @@ def _corruption_table(values: Values) -> dict[str, Any] | None:
                 for measure in measures
                 for step in ("clean", *(f"{kind}_{severity}" for severity in severities))
             ],
-            "trend": cells.get(f"{kind}_trend"),
+            "trends": [cells.get(f"{kind}_{trend}") for trend in trends],
         }
         for kind in kinds
     ]
-    steps, trend = ["clean", *severities], any(key.endswith("_trend") for key in cells)
-    return {"measures": list(measures.values()), "steps": steps, "rows": rows, "trend": trend} if cells else None
+    steps, headings = ["clean", *severities], [_TRENDS[trend] for trend in trends]
+    return {"measures": list(measures.values()), "steps": steps, "rows": rows, "trends": headings} if cells else None
 
 
 def _picture(plot: Plot) -> dict[str, Any]:

@@ -180,15 +180,37 @@ def evaluate_splits(
             ),
             is_query=splits.test.is_query,
             relevant_within=config.places.relevant_within,
+            soft_labels=splits.test.soft_labels,
+            costly=config.evaluation.costly,
             progress=stages.progress,
         )
+        unseen = _unseen(config, encoder, splits)
     with stages("corrupt"):
         size = config.evaluation.corrupted
         corrupted = measure_corruption(encoder, splits.test, evaluation, size=size, seed=config.seed) if size else {}
-    metrics = {**evaluation.metrics, **corruption_metrics(corrupted, has_kappa=encoder.has_kappa)}
+    metrics = {**evaluation.metrics, **unseen, **corruption_metrics(corrupted, has_kappa=encoder.has_kappa)}
     return evaluation, corrupted, metrics
 
 
+UNSEEN = "unseen"
+"""In keys of metrics: of classes that were set aside before training."""
+
+
+def _unseen(config: RunConfig, encoder: Encoder, splits: Splits) -> dict[str, float | int | None]:
+    """What the encoder finds, and how well each score knows it, among items of classes never trained on."""
+    count = config.evaluation.unseen
+    if splits.strangers is None or not count:
+        return {}
+    strangers = splits.strangers.limit(count, seed=config.seed)
+    if len(strangers.labels.unique()) == len(strangers):
+        return {}
+    measured = evaluate(encoder, loader_of(strangers, EMBEDDING_BATCH, config.data.num_workers)).metrics
+    keys = {name: registry.Key.parse(name) for name in measured}
+    answers = {str(key._replace(ood_set=UNSEEN)): measured[name] for name, key in keys.items() if key.metric in _ASKED}
+    return {"unseen_recall@1": measured["recall@1"], **answers}
+
+
+_ASKED = ("ausc", "r_auroc")
 registry.METRICS["batches_without_positives"] = registry.Metric(
     "batches without a positive pair", "neither", "skipped in training: nothing can be learned from them"
 )

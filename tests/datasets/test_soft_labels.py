@@ -1,5 +1,6 @@
 """Soft labels, from files made in the published layout."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,9 @@ import torch
 
 from lam.datasets.base import MissingDataError
 from lam.datasets.soft_labels import CIFAR10H, read_soft_labels
+from lam.runs.config import DataConfig
+from lam.runs.data import load_data
+from tests.datasets import layouts
 
 
 def made(folder: Path, n: int = 20) -> Path:
@@ -21,6 +25,24 @@ def test_the_published_layout_is_read_by_folder_and_by_file(tmp_path: Path) -> N
     assert labels.shape == (20, 10)
     torch.testing.assert_close(labels.sum(1), torch.ones(20))
     assert torch.equal(read_soft_labels(tmp_path / CIFAR10H, 20), labels)
+
+
+def test_a_run_takes_them_with_the_images_that_it_keeps(tmp_path: Path) -> None:
+    layouts.cifar10(tmp_path / "cifar10")
+    path = str(made(tmp_path, 30))
+    data = DataConfig("cifar10", str(tmp_path / "cifar10"), {"validation": 30}, soft_labels=path)
+    whole = load_data(data)[0].test
+    assert whole.soft_labels is not None
+    assert torch.equal(whole.soft_labels, read_soft_labels(path, 30))
+    for cut in (replace(data, strangers=0.5), replace(data, limit=12)):
+        part = load_data(cut)[0].test
+        assert part.soft_labels is not None
+        assert 0 < len(part) == len(part.soft_labels) < 30
+        places = [int((whole.images == image).flatten(1).all(1).nonzero()[0]) for image in part.images]
+        assert torch.equal(part.soft_labels, whole.soft_labels[places])
+    np.save(tmp_path / "short.npy", np.full((29, 10), 0.1))
+    with pytest.raises(ValueError, match=r"short.npy must hold a row for each of 30 images, got shape \(29, 10\)"):
+        load_data(replace(data, soft_labels=str(tmp_path / "short.npy")))
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

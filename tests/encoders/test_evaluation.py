@@ -1,5 +1,10 @@
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
+from scipy.stats import entropy as scipy_entropy
+from scipy.stats import mannwhitneyu, spearmanr
 from torch import Tensor
 
 import lam
@@ -7,6 +12,7 @@ from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance
 from lam.retrieval import auprc, auroc, ausc, map_at_k, rank
 from lam.retrieval.metrics.hit_scores import N_HITS, margin
+from lam.retrieval.metrics.probing import clustering, knn_accuracy, linear_probe
 from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.retrieval.metrics.registry import METRICS, SCORES, Metric, Score, describe, scores_of
 from lam.retrieval.metrics.reliability import answers_of
@@ -55,6 +61,42 @@ def test_metrics_are_those_of_the_arrays():
     assert metrics["ece"] == pytest.approx(answers.votes().binned().expected_error)
     assert metrics["auroc_norm"] > 0.9
     assert len(evaluation.ood_embeddings["ood"]) == 60
+
+
+def test_what_is_costly_is_measured_where_it_is_asked_for():
+    batches = make_batches(8)
+    encoder = fit(batches[:4], likelihood_scale=1e3)
+    train, labels = encoder.features(batches[:4]), torch.cat([targets for _, targets in batches[:4]])
+    test, truth = encoder.features(batches[4:]), torch.cat([targets for _, targets in batches[4:]])
+    options: dict[str, Any] = {"reference": Reference.of(train, labels), "n_samples": 4}
+    costly = {"knn_accuracy", "linear_probe", "nmi", "ari", "purity"}
+    assert not costly & lam.evaluate(encoder, batches[4:], **options).metrics.keys()
+    evaluation = lam.evaluate(encoder, batches[4:], costly=True, **options)
+    unit, other = F.normalize(train), F.normalize(test)
+    assert evaluation.metrics["knn_accuracy"] == pytest.approx(knn_accuracy(unit, labels, other, truth, k=20))
+    assert evaluation.metrics["linear_probe"] == pytest.approx(linear_probe(unit, labels, other, truth))
+    agreement = clustering(evaluation.embeddings.mean, truth)
+    assert agreement is not None
+    assert evaluation.metrics["nmi"] == pytest.approx(agreement.nmi)
+    alone = lam.evaluate(encoder, batches[4:], costly=True, n_samples=4).metrics
+    assert costly & alone.keys() == {"nmi", "ari", "purity"}
+
+
+def test_doubt_is_compared_with_the_entropy_of_peoples_labels_and_right_answers_with_wrong_ones():
+    batches = make_batches(8)
+    encoder = fit(batches[:4], likelihood_scale=1e3)
+    n = sum(len(targets) for _, targets in batches[4:])
+    soft = torch.rand(n, 5, generator=torch.Generator().manual_seed(0)).softmax(1)
+    evaluation = lam.evaluate(encoder, batches[4:], soft_labels=soft, n_samples=4)
+    for key, score in (("entropy_correlation", "kappa"), ("entropy_correlation_variance", "variance")):
+        expected = spearmanr(scipy_entropy(soft.double().numpy(), axis=1), evaluation.scores[score].numpy()).statistic
+        assert evaluation.metrics[key] == pytest.approx(expected, abs=1e-6)
+    kappa, right = evaluation.embeddings.kappa.double().numpy(), evaluation.correct.numpy()
+    if right.any() and not right.all():
+        expected = mannwhitneyu(kappa[right], kappa[~right], method="asymptotic").pvalue
+        assert evaluation.metrics["mann_whitney_p"] == pytest.approx(expected)
+    with pytest.raises(ValueError, match="soft_labels must be a row for each of 64 items, got 63"):
+        lam.evaluate(encoder, batches[4:], soft_labels=soft[1:], n_samples=4)
 
 
 def test_several_sets_have_names_and_the_first_is_the_main_one():

@@ -19,7 +19,7 @@ from lam.runs.run import run
 from lam.utils.files import MANIFEST, CorruptFileError, seal, write_json
 from tests.conftest import FinishedRun, tiny, unrendered_pictures
 
-OF_OWN_SCORE = ("auroc", "auprc", "ausc", "r_auroc", "augrc", "nauc", "scod_augrc")
+OF_OWN_SCORE = ("auroc", "auprc", "ausc", "r_auroc", "augrc", "nauc", "mann_whitney_p", "scod_augrc")
 """Metrics of a network's own score, which is one number for all where it has no posterior."""
 PICTURES = {"figures", "calibration", "sparsification"} | {
     f"{kind}_{ood}" for kind in ("roc", "precision_recall") for ood in ("digits_patches", "digits_held_out")

@@ -94,6 +94,18 @@ def test_the_trend_is_the_mean_rank_correlation_of_images():
     assert level.trend != level.trend
 
 
+def test_parts_of_kappa_have_trends_of_their_own_and_crops_a_share():
+    kappa = torch.rand(6, 20, generator=generator())
+    parts = {"kappa_aleatoric": kappa.flip(0), "p_known": torch.arange(6)[:, None].expand(6, 20).float()}
+    curve = CorruptionCurve(kappa, torch.ones(6, 20, dtype=torch.bool), parts)
+    assert curve.trends["kappa_aleatoric"] == pytest.approx(-curve.trend)
+    assert curve.trends["p_known"] == pytest.approx(1)
+    metrics = corruption_metrics({"crop": curve, "blur": curve})
+    assert metrics["corruption_blur_trend_kappa_aleatoric"] == pytest.approx(-curve.trend)
+    assert metrics["crop_less_sure"] == pytest.approx(float((kappa[5] < kappa[0]).double().mean()))
+    assert "crop_less_sure" not in corruption_metrics({"blur": curve})
+
+
 def test_corrupted_queries_search_the_clean_gallery_without_themselves():
     images = small.images(60, noise=0.05)
     images = type(images)((images.images.clamp(0, 1) * 255).byte(), images.labels)
@@ -127,6 +139,7 @@ def test_metrics_name_every_kind_and_severity():
     assert metrics["corruption_noise_2_recall@1"] == float(curves["noise"].recall[2])
     assert metrics["corruption_clean_kappa"] == float(curves["blur"].kappa[0].median())
     assert metrics["corruption_blur_trend"] is None  # κ is one bound
+    assert metrics["crop_less_sure"] == 0.5
     without = corruption_metrics(curves, has_kappa=False)
     assert {name for name in metrics if name.endswith("recall@1")} == without.keys()
     assert len(without) == 1 + 4 * 5

@@ -8,6 +8,7 @@ import torch
 import yaml
 from PIL import Image
 
+import lam
 from lam.cli import main
 from lam.datasets import Dataset
 from lam.retrieval.decisions.calibration import Targets
@@ -41,6 +42,17 @@ def test_a_run_neither_trains_on_them_nor_stores_them(run_with_strangers: Path) 
     recorded = read_json(run_with_strangers / "data.json")
     assert recorded["strangers"]["items"] == len(splits.strangers) == 60
     assert list(recorded)[:4] == ["train", "validation", "test", "strangers"]
+
+
+def test_what_scores_know_of_classes_never_trained_on_is_measured(run_with_strangers: Path) -> None:
+    run, metrics = Run(run_with_strangers), read_json(run_with_strangers / "metrics.json")
+    strangers = load_data(run.config.data)[0].strangers
+    assert strangers is not None
+    own = lam.evaluate(run.encoder, torch.utils.data.DataLoader(strangers, 100)).metrics
+    assert metrics["unseen_recall@1"] == own["recall@1"]
+    for key in ("r_auroc", "r_auroc_cosine", "ausc"):
+        assert metrics[f"{key}@unseen"] == pytest.approx(own[key], rel=1e-5)
+    assert "classes never trained on" in (run_with_strangers / "report.html").read_text(encoding="utf-8").lower()
 
 
 def test_false_accepts_are_promised_of_classes_never_trained_on(

@@ -37,7 +37,7 @@ def less_sure_of_crops(kappa: Float[Tensor, " N"], kappa_of_crop: Float[Tensor, 
     Source: Kirchhof et al. (2023), "URL: a representation learning benchmark for transferable uncertainty estimates".
 
     Raises:
-        ValueError: where there is no image, or as many crops as there are images are not given.
+        ValueError: where there is no image, as many crops as there are images are not given, or a κ is not finite.
 
     Example:
         >>> less_sure_of_crops(torch.tensor([5.0, 5.0]), torch.tensor([2.0, 5.0]))
@@ -45,6 +45,8 @@ def less_sure_of_crops(kappa: Float[Tensor, " N"], kappa_of_crop: Float[Tensor, 
     """
     if len(kappa) == 0 or kappa.shape != kappa_of_crop.shape:
         raise ValueError(f"each image needs its crop, at least one, got {len(kappa)} and {len(kappa_of_crop)}")
+    check_finite("kappa", kappa)
+    check_finite("kappa_of_crop", kappa_of_crop)
     return float(((kappa_of_crop < kappa).double() + (kappa_of_crop == kappa).double() / 2).mean())
 
 
@@ -83,10 +85,15 @@ class Failures:
     p_value: float | None
 
 
-def failures(kappa: Float[Tensor, " N"], right: Bool[Tensor, " N"]) -> Failures:
+def failures(kappa: Float[Tensor, " N"], right: Bool[Tensor, " N"], *, name: str = "kappa") -> Failures:
     """Compare κ of right and of wrong answers.
 
     Source: Mann and Whitney (1947).
+
+    Args:
+        kappa: (N,) larger where an answer is surer.
+        right: (N,) whether each answer is.
+        name: what errors call κ.
 
     Raises:
         ValueError: where κ and answers are not as many, or κ is not finite.
@@ -97,14 +104,15 @@ def failures(kappa: Float[Tensor, " N"], right: Bool[Tensor, " N"]) -> Failures:
     """
     if kappa.shape != right.shape:
         raise ValueError(f"each answer needs its kappa, got {len(right)} and {len(kappa)}")
-    check_finite("kappa", kappa)
+    check_finite(name, kappa)
     n_right, n_wrong = int(right.sum()), int((~right).sum())
     if not n_right or not n_wrong:
         return Failures(None, 0.0, None)
     from scipy.stats import mannwhitneyu
 
     u, p_value = mannwhitneyu(kappa[right].double().cpu(), kappa[~right].double().cpu(), method="asymptotic")
-    return Failures(float(u) / (n_right * n_wrong), float(u), float(p_value))
+    p_value = 1.0 if (kappa == kappa[0]).all() else float(p_value)
+    return Failures(float(u) / (n_right * n_wrong), float(u), p_value)
 
 
 def _mean_ranks(values: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What features are worth to a simple classifier: how representations learned without labels are compared."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -9,6 +10,21 @@ from torch import Tensor
 from lam.utils.checks import check_at_least
 
 _BLOCK = 1024  # test items that are compared at once
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """How far clusters agree with classes; higher is better.
+
+    Attributes:
+        nmi: normalised mutual information, in [0, 1].
+        ari: adjusted Rand index, at most 1, 0 for clusters at random.
+        purity: share of items that are of the class which most items of their cluster are of.
+    """
+
+    nmi: float
+    ari: float
+    purity: float
 
 
 def linear_probe(
@@ -91,6 +107,42 @@ def knn_accuracy(
         votes = F.one_hot(numbers[nearest], len(classes)).sum(1)
         right += int((classes[votes.argmax(1)] == truth).sum())
     return right / len(test_labels)
+
+
+def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) -> Clustering | None:
+    """How far as many clusters as there are classes agree with these: Ward's, of unit vectors.
+
+    Source: Ward (1963) for the clusters; Wang et al. (2025), "Variational supervised contrastive learning", table 6.
+
+    Args:
+        directions: (N, D) unit vectors.
+        classes: (N,) what the items are.
+
+    Returns:
+        None for fewer than two classes, or as many as items.
+
+    Raises:
+        ValueError: where items and classes are not as many.
+
+    Example:
+        >>> import torch
+        >>> clustering(torch.eye(2)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7])).purity
+        1.0
+    """
+    if len(directions) != len(classes):
+        raise ValueError(f"directions must be one row a class, got {len(directions)} for {len(classes)}")
+    n_classes = len(classes.unique())
+    if n_classes < 2 or n_classes == len(classes):
+        return None
+    from scipy.cluster.hierarchy import fcluster, ward
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+    from sklearn.metrics.cluster import contingency_matrix
+
+    truth, rows = classes.cpu().numpy(), directions.double().cpu().numpy()
+    clusters = fcluster(ward(rows), n_classes, criterion="maxclust")
+    purity = contingency_matrix(truth, clusters).max(0).sum() / len(truth)
+    nmi, ari = normalized_mutual_info_score(truth, clusters), adjusted_rand_score(truth, clusters)
+    return Clustering(float(nmi), float(ari), float(purity))
 
 
 def _check(features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor) -> None:

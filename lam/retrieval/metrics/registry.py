@@ -16,10 +16,13 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lam.retrieval.metrics import hit_scores, reference
+from lam.retrieval.metrics.aleatoric import failures, less_sure_of_crops, rank_correlation
 from lam.retrieval.metrics.ood import auprc, auroc, prevalence
+from lam.retrieval.metrics.probing import clustering, knn_accuracy, linear_probe
 from lam.retrieval.metrics.ranking import (
     count_without_relevant,
     map_at_k,
@@ -28,6 +31,7 @@ from lam.retrieval.metrics.ranking import (
     r_precision,
     recall_at_k,
 )
+from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.selective import abstention_nauc, augrc, r_auroc, scod_augrc
 from lam.retrieval.metrics.uncertainty import ausc
 
@@ -52,15 +56,17 @@ class Metric:
         by_score: the score by which it is where its key names none; None where it is by no score.
         shown: where it is shown beside `metrics.json` and the report's tables: a tile of the report, the table of a
             comparison, or its bars.
+        costly: whether it is measured only where it is asked for.
     """
 
     name: str
     direction: Direction
     meaning: str
-    function: Callable[..., float | int] | None = None
+    function: Callable[..., float | int | None] | None = None
     needs: tuple[str, ...] = ()
     by_score: str | None = None
     shown: tuple[Place, ...] = ()
+    costly: bool = False
 
     @property
     def reading(self) -> str:
@@ -214,6 +220,7 @@ SCORES: dict[str, Score] = {
 
 _MAP_ALSO_IN: dict[int, Place] = {1: "bars", 5: "tile"}
 _LISTS = ("relevance", "n_relevant")
+_PROBES = ("labelled", "features", "classes")
 _OOD = ("inside", "outside")
 METRICS: dict[str, Metric] = {
     **{
@@ -320,6 +327,22 @@ METRICS: dict[str, Metric] = {
         ("correct", "doubt"),
         "kappa",
     ),
+    "mann_whitney_p": Metric(
+        "p of Mann-Whitney",
+        "neither",
+        "chance of such an R-AUROC, or one as far from 0.5, if right and wrong answers did not differ",
+        lambda correct, doubt: failures(-doubt, correct, name="doubt").p_value,
+        ("correct", "doubt"),
+        "kappa",
+    ),
+    "entropy_correlation": Metric(
+        "correlation with people's labels",
+        "higher",
+        "rank correlation of doubt with the entropy of the labels that people gave an item",
+        lambda entropy, doubt: rank_correlation(entropy, doubt) if len(doubt) > 1 else None,
+        ("entropy", "doubt"),
+        "kappa",
+    ),
     "scod_augrc": Metric(
         "SCOD-AUGRC",
         "lower",
@@ -344,6 +367,49 @@ METRICS: dict[str, Metric] = {
         ("agreement",),
         shown=("table",),
     ),
+    "crop_less_sure": Metric(
+        "crops less sure",
+        "higher",
+        "share of images whose centre, half as wide and high, has a smaller κ than the whole",
+        lambda whole, crop: less_sure_of_crops(whole, crop) if len(whole) else None,
+        ("kappa", "kappa_of_crop"),
+    ),
+    "unseen_recall@1": Metric(
+        "recall@1 of classes never trained on",
+        "higher",
+        "share of items of classes set aside whose first hit among the others is of their class",
+    ),
+    "knn_accuracy": Metric(
+        "accuracy of neighbours",
+        "higher",
+        "share of queries whose 20 nearest training items, by their features, vote for the right class",
+        lambda reference, features, classes: _probed(knn_accuracy, reference, features, classes),
+        _PROBES,
+        costly=True,
+    ),
+    "linear_probe": Metric(
+        "accuracy of a linear probe",
+        "higher",
+        "share of queries that logistic regression on the features of training items classifies right",
+        lambda reference, features, classes: _probed(linear_probe, reference, features, classes),
+        _PROBES,
+        costly=True,
+    ),
+    **{
+        agreement: Metric(
+            name,
+            "higher",
+            f"{meaning} of Ward's clusters of embeddings and the classes",
+            lambda directions, classes, agreement=agreement: getattr(clustering(directions, classes), agreement, None),
+            ("directions", "classes"),
+            costly=True,
+        )
+        for agreement, name, meaning in (
+            ("nmi", "NMI", "normalised mutual information"),
+            ("ari", "ARI", "adjusted Rand index"),
+            ("purity", "purity", "agreement by majority"),
+        )
+    },
     "n_queries": Metric("queries", "neither", "how many were evaluated", len, ("n_relevant",)),
     "n_reference": Metric("reference items", "neither", "training items whose features scores compare with"),
     "reference_bytes": Metric("bytes of the reference", "neither", "what the features of these items take"),
@@ -393,8 +459,17 @@ class Key(NamedTuple):
         return cls(key) if found is None else cls(*(part or "" for part in found.groups()))
 
 
+def _probed(probe: Callable[..., float], reference: Reference, features: Tensor, classes: Tensor) -> float | None:
+    """A classifier's accuracy; None of no query, or where all it could learn from is of one class."""
+    if len(features) == 0 or reference.labels is None or len(reference.labels.unique()) < 2:
+        return None
+    options: dict[str, Any] = {"k": min(20, len(reference))} if probe is knn_accuracy else {}
+    unit = F.normalize(features.cpu().to(reference.unit))
+    return probe(reference.unit, reference.labels, unit, classes.cpu().to(reference.labels), **options)
+
+
 def measure(
-    evidence: Mapping[str, Any], *, score: str = "", own: str = "kappa", ood_set: str = ""
+    evidence: Mapping[str, Any], *, score: str = "", own: str = "kappa", ood_set: str = "", costly: bool = False
 ) -> dict[str, float | int | None]:
     """Every metric that the evidence suffices for, by its flat key.
 
@@ -404,6 +479,7 @@ def measure(
         score: the name of the score that the evidence is of.
         own: the encoder's own score.
         ood_set: the OOD set that the evidence is of; empty for the first.
+        costly: measure what is costly too.
 
     Returns:
         Values, None where a metric is undefined.
@@ -415,7 +491,7 @@ def measure(
     """
     measured: dict[str, float | int | None] = {}
     for name, metric in METRICS.items():
-        if metric.function is None or not evidence.keys() >= set(metric.needs):
+        if metric.function is None or (metric.costly and not costly) or not evidence.keys() >= set(metric.needs):
             continue
         by = own if metric.by_score == OWN else metric.by_score
         given = [evidence[need] for need in metric.needs]
@@ -452,8 +528,14 @@ def describe(key: str) -> Metric:
     """
     name, score, ood_set = Key.parse(key)
     metric = METRICS.get(name, Metric(key.replace("_", " "), "neither", ""))
-    parts = [metric.name, f"by {describe_score(score).short}" if score else "", f"against {ood_set}" if ood_set else ""]
+    parts = [metric.name, f"by {describe_score(score).short}" if score else "", _set_in_words(name, ood_set)]
     return replace(metric, name=", ".join(filter(None, parts)))
+
+
+def _set_in_words(name: str, of_set: str) -> str:
+    if not of_set:
+        return ""
+    return f"against {of_set}" if name in METRICS and set(_OOD) & set(METRICS[name].needs) else f"on {of_set}"
 
 
 def describe_score(name: str) -> Score:

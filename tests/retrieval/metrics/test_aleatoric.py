@@ -48,6 +48,9 @@ def test_what_cannot_be_is_refused() -> None:
         rank_correlation(torch.tensor([1.0, torch.nan]), torch.ones(2))
     with pytest.raises(ValueError, match="each image needs its crop, at least one, got 0 and 0"):
         less_sure_of_crops(torch.ones(0), torch.ones(0))
+    for name, values in (("kappa", (torch.nan, 1.0)), ("kappa_of_crop", (1.0, torch.nan))):
+        with pytest.raises(ValueError, match=f"{name} must be finite, got nan at index 0"):
+            less_sure_of_crops(*(torch.tensor([value]) for value in values))
     unchecked = getattr(failures, "__wrapped__", failures)
     with pytest.raises(ValueError, match="each answer needs its kappa, got 2 and 3"):
         unchecked(torch.ones(3), torch.ones(2, dtype=torch.bool))

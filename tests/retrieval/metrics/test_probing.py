@@ -1,10 +1,16 @@
 """Linear probe and k-NN accuracy against scikit-learn and by hand."""
 
+import math
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
+from sklearn.cluster import AgglomerativeClustering
 from sklearn.neighbors import KNeighborsClassifier
 
-from lam.retrieval.metrics.probing import knn_accuracy, linear_probe
+from lam.retrieval.metrics.probing import clustering, knn_accuracy, linear_probe
 
 
 def clusters(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,3 +50,37 @@ def test_what_cannot_be_is_refused() -> None:
         unchecked(features, labels, features, labels[:3])
     with pytest.raises(ValueError, match="features must be one row a label, at least one, got 0 for 0"):
         knn_accuracy(features[:0], labels[:0], features, labels)
+
+
+def agreement_by_loops(truth: list[int], found: list[int]) -> tuple[float, float, float]:
+    """NMI, ARI and purity by counting, of items and of pairs of them."""
+    n = len(truth)
+    joint, rows, columns = (Counter(each) for each in (zip(truth, found, strict=True), truth, found))
+    mutual = sum(c / n * math.log(n * c / (rows[a] * columns[b])) for (a, b), c in joint.items())
+    entropies = [-sum(c / n * math.log(c / n) for c in counts.values()) for counts in (rows, columns)]
+    together = [(truth[i] == truth[j], found[i] == found[j]) for i in range(n) for j in range(i)]
+    both, one, other = (sum(map(test, together)) for test in (all, lambda pair: pair[0], lambda pair: pair[1]))
+    chance = one * other / len(together)
+    purity = sum(max(joint[a, b] for a in rows) for b in columns) / n
+    return mutual / (sum(entropies) / 2), (both - chance) / ((one + other) / 2 - chance), purity
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_clusters_are_wards_and_agree_with_classes_as_counting_says(seed: int) -> None:
+    features, labels = clusters(60, seed)
+    unit = F.normalize(features)
+    rival = AgglomerativeClustering(4, linkage="ward").fit_predict(unit.double().numpy())
+    result = clustering(unit, labels)
+    assert result is not None
+    expected = agreement_by_loops(labels.tolist(), rival.tolist())
+    assert (result.nmi, result.ari, result.purity) == pytest.approx(expected)
+
+
+def test_what_cannot_be_clustered_is_undefined_or_refused() -> None:
+    unit = torch.eye(4)
+    assert clustering(unit, torch.zeros(4, dtype=torch.long)) is None
+    assert clustering(unit, torch.arange(4)) is None
+    assert clustering(unit[:0], torch.zeros(0, dtype=torch.long)) is None
+    unchecked: Any = getattr(clustering, "__wrapped__", clustering)
+    with pytest.raises(ValueError, match="directions must be one row a class, got 4 for 3"):
+        unchecked(unit, torch.arange(3))

@@ -22,7 +22,7 @@ class TwoViews:
             standard deviation.
 
     Raises:
-        ValueError: for a jitter outside [0, 1).
+        ValueError: for a jitter outside [0, 1), or items that are no images.
 
     Example:
         >>> from lam.datasets import TensorImages
@@ -38,6 +38,12 @@ class TwoViews:
     def __init__(self, dataset: Any, options: AugmentationOptions, *, jitter: float = 0.0) -> None:
         if not 0 <= jitter < 1:
             raise ValueError(f"jitter must be in [0, 1), got {jitter}")
+        shape = tuple(without_augmentation(dataset)[0][0].shape)
+        if len(shape) != 3:
+            raise ValueError(
+                f"views are random crops of images (C, H, W), and these items are of shape {shape}: take a method that "
+                "learns from labels"
+            )
         self.images, self.jitter = Augmented(without_augmentation(dataset), options), jitter
 
     def __len__(self) -> int:

@@ -1,10 +1,12 @@
 """Every structure of the curvature on the features of trained runs: what it tells, and what it costs.
 
     python benchmarks/structures.py RUN ... [--structures diag kron ...] [--train 20000] [--cache FOLDER]
+    python benchmarks/structures.py RUN ... --layers all [--structures diag kron] [--predictive linearised sampled]
 
 RUN is the folder of a finished run of laplace_posthoc with OOD data. Network, batches and split of the data are the
 run's; each structure is fitted anew in the run's batches, its scale tuned on the validation split, and evaluated on the
-test split, of which a part is taken, for speed. results/structures.json has a row for every run and structure; another
+test split, of which a part is taken, for speed. With --layers the posterior is over those layers, and whole images go
+through the network. results/structures.json has a row for every run and structure; another
 call replaces its own rows alone.
 """
 
@@ -15,19 +17,22 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from safetensors.torch import load_file, save_file
 from timing import RESULTS, write
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import evaluate
 from lam.encoders.outsiders import is_images
 from lam.hessians import SPLITS, Ekfac, SupConCurvature
 from lam.hessians.accumulate import StructureOptions, curvature_in_batches
-from lam.posteriors import POSTERIORS
+from lam.methods.fit import fit
+from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
+from lam.posteriors.layers import Predictive
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
@@ -35,6 +40,7 @@ from lam.utils.files import read_json
 
 FIGURES = ("auroc", "auroc_variance", "ausc", "ausc_variance", "ece", "map@5", "share_clipped", "variance_clipped")
 MAX_MEMORY = 8 << 30
+PREDICTIVES = get_args(Predictive)
 SOFTMAX = "logits", "outputs"
 """Splits of the curvature of SupCon, in place of the contrastive one."""
 TEMPERATURE = 0.1
@@ -114,15 +120,45 @@ def fitted(
             if name == "kron":
                 kron, before = total, seconds
             title = f"{name}_{rank}" if name == "low_rank" else name
-            yield f"{label} {title}", POSTERIORS[name](weight, bias, total, n_items, prior, seed=config.seed), seconds
+            posterior = POSTERIORS[name](weight, bias, total, n_items, prior, seed=config.seed)
+            options = {"relation": encoder.relation, "n_samples": N_SAMPLES}
+            yield f"{label} {title}", BayesianEncoder(None, "", posterior, **options), seconds
 
 
-def judged(posterior: Any, run: str, data: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """The figures of a posterior whose scale is tuned on the validation split."""
-    encoder: Any = Run(run).encoder
-    variant = BayesianEncoder(None, "", posterior, relation=encoder.relation, n_samples=N_SAMPLES)
+def fitted_over_layers(
+    run: str, n_train: int, layers: str | list[str], structures: list[str], predictives: list[Any], prior: float
+) -> Iterator[tuple[str, Any, float]]:
+    """Encoders with a posterior over these layers, by name, and the seconds that their fits took."""
+    config, encoder = load_config(run), cast(Any, Run(run).encoder)
+    curvature = encoder.posterior.curvature.curvature
+    train = load_data(config.data)[0].train.limit(n_train, seed=0)
+    generator = torch.Generator().manual_seed(config.seed)
+    batches = list(DataLoader(train, config.method.batch_size, shuffle=True, generator=generator))
+    label = f"{getattr(curvature, 'split', '')}, {len(train):,} images," + (f" α = {prior:g}," if prior != 1 else "")
+    for structure in structures:
+        options: Any = {"layers": layers, "structure": structure, "max_memory": MAX_MEMORY, "prior_precision": prior}
+        options |= {"curvature": curvature, "pairs": encoder.relation, "seed": config.seed, "progress": False}
+        own, seconds = timed(lambda options=options: fit(encoder.network, batches, **options))
+        own.n_samples = N_SAMPLES
+        where = "all-layers" if layers == "all" else "-".join(layers)
+        for predictive in predictives:
+            own.posterior = replace(own.posterior, predictive=predictive, likelihood_scale=None)
+            yield f"{label} {where}-{structure}-{predictive}", own, seconds
+
+
+def images_of(run: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Images and labels of a part of each split but that of training, and of what is out of distribution."""
+    splits, outside = load_data(load_config(run).data)
+    parts = {**splits.parts(), "outside": next(iter(outside.values()))}
+    limited = {name: parts[name].limit(count, seed=0) for name, count in PARTS.items()}
+    return {name: (next(iter(loader_of(part, len(part))))[0], part.labels) for name, part in limited.items()}
+
+
+def judged(variant: Any, run: str, data: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """The figures of an encoder whose scale is tuned on the validation split."""
     _, seconds = timed(lambda: variant.tune([data["validation"]]))
     metrics = evaluate(variant, [data["test"]], [data["outside"][0]]).metrics
+    encoder: Any = Run(run).encoder if variant.network is None else variant
     encoder.posterior, made = variant.posterior, {}
     validation = load_data(load_config(run).data)[0].validation.limit(MADE, seed=0)
     if is_images(next(iter(loader_of(validation, 2)))[0]):
@@ -139,7 +175,7 @@ def judged(posterior: Any, run: str, data: dict[str, tuple[Tensor, Tensor]]) -> 
         "seconds_tune": seconds,
         "seconds_prepare": prepared,
         "microseconds_item": 1e6 * embedded / len(some),
-        "bytes": sum(tensor.nbytes for tensor in posterior.curvature.tensors().values()),
+        "bytes": sum(tensor.nbytes for tensor in variant.posterior.curvature.tensors().values()),
     }
 
 
@@ -151,6 +187,8 @@ def main() -> None:
     parser.add_argument("--fix", default="fixed")
     parser.add_argument("--rank", type=int, default=256, help="of low_rank")
     parser.add_argument("--prior", type=float, default=1.0, help="precision α")
+    parser.add_argument("--layers", nargs="+", default=["last"], help="last, all, or their paths")
+    parser.add_argument("--predictive", nargs="+", default=list(PREDICTIVES), help="of several layers")
     parser.add_argument("--train", type=int, default=20_000, help="at most so many training items")
     parser.add_argument("--cache", type=Path, default=Path(), help="where features are kept")
     parsed = parser.parse_args()
@@ -159,14 +197,18 @@ def main() -> None:
     results.pop("machine", None)
     warnings.simplefilter("ignore")  # of tuning: clipped variance is in the results
     for run in parsed.runs:
-        data = features_of(run, parsed.train, parsed.cache)
         rows = results.setdefault(Path(run).name, {})
-        rows["layer"] = {"n_items": len(data["train"][0]), "P": data["train"][0].shape[1]}
-        for name, posterior, seconds in fitted(
-            run, data, parsed.splits, parsed.fix, parsed.structures, parsed.rank, parsed.prior
-        ):
-            refused = isinstance(posterior, str)
-            rows[name] = {"refused": posterior} if refused else {**judged(posterior, run, data), "seconds_fit": seconds}
+        if parsed.layers == ["last"]:
+            data = features_of(run, parsed.train, parsed.cache)
+            rows["layer"] = {"n_items": len(data["train"][0]), "P": data["train"][0].shape[1]}
+            variants = fitted(run, data, parsed.splits, parsed.fix, parsed.structures, parsed.rank, parsed.prior)
+        else:
+            data, layers = images_of(run), "all" if parsed.layers == ["all"] else parsed.layers
+            structures = [name for name in parsed.structures if name in LAYERS_POSTERIORS]
+            variants = fitted_over_layers(run, parsed.train, layers, structures, parsed.predictive, parsed.prior)
+        for name, variant, seconds in variants:
+            refused = isinstance(variant, str)
+            rows[name] = {"refused": variant} if refused else {**judged(variant, run, data), "seconds_fit": seconds}
             print(Path(run).name, name, rows[name], file=sys.stderr, flush=True)
             write("structures", results)
 

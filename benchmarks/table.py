@@ -263,6 +263,11 @@ def variants() -> list[Row]:
     return rows
 
 
+def mean_or_none(rows: list[dict[str, Any]], name: str) -> float | None:
+    values = [row[name] for row in rows]
+    return None if None in values else mean(values)
+
+
 @table
 def structures() -> list[Row]:
     """Of the runs of one data set the mean over the seeds."""
@@ -278,7 +283,8 @@ def structures() -> list[Row]:
         shared = [key for key in parts[0] if key != "layer" and all(key in part for part in parts)]
         for key in (key for key in shared if "refused" not in parts[0][key]):
             measured = [part[key] for part in parts]
-            cells = [f"{mean(row[figure] for row in measured):.3f}" for figure in figures]
+            values = [mean_or_none(measured, figure) for figure in figures]
+            cells = [NOTHING if value is None else f"{value:.3f}" for value in values]
             made = [mean(row.get(f"{score}_on_made", -1) for row in measured) for score in ("kappa", "variance")]
             better = "κ" if made[0] >= made[1] else "variance"
             cells.append(f"{better} ({made[0]:.3f}, {made[1]:.3f})" if min(made) >= 0 else NOTHING)

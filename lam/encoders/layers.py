@@ -94,7 +94,7 @@ def curvature_of_layers(
         pairs = pairs_of(relation, targets_of(f, targets), lambda f=f: f, seed)
         n, r = directions(f.to(curvature.working_dtype(f)), f.dtype, offset=n_total)
         matrices = curvature.matrices(n, r, checked_partners(pairs, len(f), curvature))
-        for rows in rows_at_once(network, head, layers, inputs):
+        for rows in rows_at_once(network, head, layers, inputs, jacobians=empty.forms_jacobians):
             with evaluating(network):
                 passes = linearised(network, head, layers, items(inputs, rows))[1]
                 total = total + empty.of_passes(passes, matrices[rows])

@@ -127,23 +127,31 @@ def head_output(
     return calls[head][-1][1]
 
 
-def elements_of_pass(network: nn.Module, head: str, paths: Sequence[str], inputs: Any) -> int:
-    """How many numbers `linearised` holds for every item, with the largest layer's Jacobian twice beside them."""
+def elements_of_pass(
+    network: nn.Module, head: str, paths: Sequence[str], inputs: Any, *, jacobians: bool = True
+) -> int:
+    """How many numbers a linearised item takes: all slopes, and what the largest layer takes beside them.
+
+    That is what its matrix is applied to at every place and, with `jacobians`, its derivatives, twice.
+    """
     with evaluating(network), recorded(network, {*paths, head}) as calls:
         run(network, items(inputs, slice(0, 1)))
-    D = calls[head][-1][1].shape[1]
-    given = {path: calls[path][-1][1] for path in paths}
-    sizes = [
-        sum(weight.numel() for weight in own_weights(network.get_submodule(path)).values())
-        for path, output in given.items()
-        if output.ndim > 2 or not isinstance(network.get_submodule(path), nn.Linear)  # of others it is an outer product
-    ]
-    return D * (sum(output.numel() for output in given.values()) + 2 * max(sizes, default=0))
+    D, slopes, beside = calls[head][-1][1].shape[1], 0, [0]
+    for path in paths:
+        output, module = calls[path][-1][1], network.get_submodule(path)
+        slopes += D * output.numel()
+        if output.ndim > 2 or not isinstance(module, nn.Linear):  # the others' derivatives are an outer product
+            weights = list(own_weights(module).values())
+            n, rows = sum(weight.numel() for weight in weights), weights[0].shape[0] if weights[0].ndim else 1
+            beside.append(output.numel() * n // rows**2 + (2 * D * n if jacobians else 0))
+    return slopes + max(beside)
 
 
-def rows_at_once(network: nn.Module, head: str, paths: Sequence[str], inputs: Any) -> list[slice]:
-    """The items of a batch in parts, each of as many as are linearised within `AT_ONCE` numbers."""
-    size = max(1, AT_ONCE // elements_of_pass(network, head, paths, inputs))
+def rows_at_once(
+    network: nn.Module, head: str, paths: Sequence[str], inputs: Any, *, jacobians: bool = True
+) -> list[slice]:
+    """The items of a batch in parts, each of as many as take at most `AT_ONCE` numbers; see `elements_of_pass`."""
+    size = max(1, AT_ONCE // elements_of_pass(network, head, paths, inputs, jacobians=jacobians))
     return [slice(start, start + size) for start in range(0, n_items(inputs), size)]
 
 

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -33,6 +33,7 @@ class LayersCurvature(SummedCurvature):
     """
 
     described = ("shapes",)
+    forms_jacobians: ClassVar[bool] = True
 
     shapes: tuple[tuple[int, int], ...]
 
@@ -187,6 +188,7 @@ class LayersKron(LayersCurvature):
     """
 
     name = "kron"
+    forms_jacobians = False
     summed = ("sums", "inputs", "n_items")
 
     sums: Float[Tensor, "T n"]
@@ -213,8 +215,9 @@ class LayersKron(LayersCurvature):
         outputs, inputs = [], []
         for of in passes:
             at, slopes = places(of.module, of.inputs, of.slopes)
-            weighted = torch.einsum("atde,aezo->tadzo", matrices.to(slopes), slopes / at.shape[1])
-            outputs.append(torch.stack([part.flatten(0, 2).T @ slopes.flatten(0, 2) for part in weighted]).flatten(1))
+            own = slopes.flatten(0, 2)
+            weighted = ((H @ slopes.flatten(2)).view(own.shape) for H in matrices.to(slopes).unbind(1))
+            outputs.append(torch.stack([part.T @ own / at.shape[1] for part in weighted]).flatten(1))
             inputs.append((at.flatten(0, 1).T @ at.flatten(0, 1)).flatten())
         n_items = torch.full_like(self.n_items, len(matrices))
         return replace(

@@ -102,8 +102,9 @@ def linearised(
     Raises:
         ValueError: for a layer that the outputs do not depend on.
     """
+    still = {name: parameter.detach() for name, parameter in network.named_parameters()}  # no graph before the first
     with evaluating(network), torch.enable_grad(), recorded(network, {*paths, head}) as calls:
-        run(network, inputs)
+        _run_with(network, still, inputs)
     output, given = calls[head][-1][1], [calls[path][-1][1] for path in paths]
     rows = [
         torch.autograd.grad(output, given, row.expand_as(output), retain_graph=True, allow_unused=True)
@@ -123,7 +124,7 @@ def head_output(
 ) -> Float[Tensor, "N D"]:
     """What the head gives, before whatever follows it; with other weights, by name, in place of some of its own."""
     with evaluating(network), recorded(network, [head]) as calls:
-        functional_call(_Run(network), {f"network.{name}": value for name, value in (weights or {}).items()}, (inputs,))
+        _run_with(network, weights or {}, inputs)
     return calls[head][-1][1]
 
 
@@ -169,7 +170,7 @@ def n_items(inputs: Any) -> int:
 
 @contextmanager
 def recorded(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[tuple[tuple[Any, ...], Any]]]]:
-    """What enters and leaves layers while the network runs, by path; with gradients, a graph starts at the latest here.
+    """What enters and leaves layers while the network runs, by path; with gradients, a graph starts here.
 
     What goes on is a copy, so that what later layers change in place is not what was recorded.
     """
@@ -197,6 +198,10 @@ def recorded(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, lis
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _run_with(network: nn.Module, weights: Mapping[str, Tensor], inputs: Any) -> None:
+    functional_call(_Run(network), {f"network.{name}": value for name, value in weights.items()}, (inputs,))
 
 
 class _Run(nn.Module):

@@ -445,10 +445,11 @@ def corrupted() -> list[Row]:
 def recovered_posteriors() -> list[Row]:
     """What `lam experiment posterior-recovery` found."""
     columns = ["rank correlation of μ", "RMSE of μ", "rank correlation of κ", "RMSE of κ"]
-    rows: list[Row] = [["D", "κ", "loss", "samples", "negatives", "batches", *columns]]
+    rows: list[Row] = [["D", "κ", "loss", "samples", "negatives", "batches × pairs", *columns]]
     for run in read("posterior_recovery")["runs"]:
         settings = run["settings"]
-        counts = [f"{settings[name]:,}" for name in ("n_samples", "n_negatives", "n_batches")]
+        counts = [str(settings[name]) for name in ("n_samples", "n_negatives")]
+        counts.append(f"{settings['n_batches']:,} × {settings['batch_size']}")
         for row in run["rows"]:
             cells = [NOTHING if row[column] is None else f"{row[column]:.3g}" for column in columns]
             low, high = settings["ambiguity"]

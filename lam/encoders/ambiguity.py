@@ -50,19 +50,19 @@ class ConcentrationHead(TensorRecord):
         centre, axes: of the components of unit features.
         direction_centre, direction_axes: of those of directions.
         input_mean, input_scale: (I,) of known items; what they have alike has the scale infinity.
-        hidden_weight, hidden_bias: (M, I, H) and (M, H).
-        output_weight, output_bias: (M, H) and (M,), which give log κ_a.
+        hidden_weight, hidden_bias: (M, I, U) and (M, U).
+        output_weight, output_bias: (M, U) and (M,), which give log κ_a.
     """
 
     centre: Float[Tensor, " P"]
-    axes: Float[Tensor, "K P"]
+    axes: Float[Tensor, "q P"]
     direction_centre: Float[Tensor, " D"]
     direction_axes: Float[Tensor, "J D"]
     input_mean: Float[Tensor, " I"]
     input_scale: Float[Tensor, " I"]
-    hidden_weight: Float[Tensor, "M I H"]
-    hidden_bias: Float[Tensor, "M H"]
-    output_weight: Float[Tensor, "M H"]
+    hidden_weight: Float[Tensor, "M I U"]
+    hidden_bias: Float[Tensor, "M U"]
+    output_weight: Float[Tensor, "M U"]
     output_bias: Float[Tensor, " M"]
 
     def __call__(self, features: Float[Tensor, "N P"], mean: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
@@ -84,14 +84,14 @@ class TrainedHead(TensorRecord):
     """κ_a of features by a head that a loss of distributions has trained, `lam.models.kappa_head.KappaHead`.
 
     Attributes:
-        hidden_weight, hidden_bias: (H, P) and (H,).
-        output_weight, output_bias: (H,) and ().
+        hidden_weight, hidden_bias: (U, P) and (U,).
+        output_weight, output_bias: (U,) and ().
         form: () the number, among the forms that there are, of how κ follows from the head's number.
     """
 
-    hidden_weight: Float[Tensor, "H P"]
-    hidden_bias: Float[Tensor, " H"]
-    output_weight: Float[Tensor, " H"]
+    hidden_weight: Float[Tensor, "U P"]
+    hidden_bias: Float[Tensor, " U"]
+    output_weight: Float[Tensor, " U"]
     output_bias: Float[Tensor, ""]
     form: Int[Tensor, ""]
 
@@ -225,7 +225,7 @@ def learn(
     mean: Float[Tensor, "N D"],
     relevance: Relevance,
     *,
-    reference: Float[Tensor, "M P"] | None = None,
+    reference: Float[Tensor, "O P"] | None = None,
     kappa_head: KappaHead | None = None,
     seed: int = 0,
 ) -> Ambiguity:
@@ -238,7 +238,7 @@ def learn(
         features: (N, P).
         mean: (N, D) the directions that are retrieved.
         relevance: which of them match; its queries teach.
-        reference: (M, P) further known features, among which the nearest is looked for.
+        reference: (O, P) further known features, among which the nearest is looked for.
         kappa_head: gives κ_a, of which nothing is learnt then.
         seed: of the folds and the first weights.
 
@@ -322,9 +322,9 @@ def head_inputs(
 
 def log_kappa(
     inputs: Float[Tensor, "M N I"],
-    hidden_weight: Float[Tensor, "M I H"],
-    hidden_bias: Float[Tensor, "M H"],
-    output_weight: Float[Tensor, "M H"],
+    hidden_weight: Float[Tensor, "M I U"],
+    hidden_bias: Float[Tensor, "M U"],
+    output_weight: Float[Tensor, "M U"],
     output_bias: Float[Tensor, " M"],
 ) -> Float[Tensor, "M N"]:
     """log κ_a of N items by each of M networks."""

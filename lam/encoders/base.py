@@ -322,6 +322,6 @@ def own_direction(output: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
     return F.normalize(at_least_float32(output))
 
 
-def at_least_float32(output: Float[Tensor, "*A"]) -> Float[Tensor, "*A"]:
+def at_least_float32(output: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
     """A network's output in float32 or wider, since sums and quotients of half precision lose digits."""
     return output.to(torch.promote_types(output.dtype, torch.float32))

@@ -129,7 +129,7 @@ class NeighbourEncoder(ConcentrationEncoder):
 
     Args:
         network, head, common: of `SeededEncoder`.
-        reference: (M, P) features of training items as unit vectors, M ≥ k; zeros stay zeros.
+        reference: (O, P) features of training items as unit vectors, O ≥ k; zeros stay zeros.
         k: which neighbour, counted from 1.
         seed: of the samples drawn from the distributions.
 
@@ -144,7 +144,7 @@ class NeighbourEncoder(ConcentrationEncoder):
         network: nn.Module,
         head: str,
         *,
-        reference: Float[Tensor, "M P"],
+        reference: Float[Tensor, "O P"],
         k: int = NEIGHBOUR,
         seed: int = 0,
         **common: Any,

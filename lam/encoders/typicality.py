@@ -37,13 +37,13 @@ class Components(TensorRecord):
 
     Attributes:
         centre: (P,) mean of the unit rows.
-        axes: (K, P) orthonormal.
+        axes: (q, P) orthonormal.
     """
 
     centre: Float[Tensor, " P"]
-    axes: Float[Tensor, "K P"]
+    axes: Float[Tensor, "q P"]
 
-    def __call__(self, rows: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N K"], Float[Tensor, " N"]]:
+    def __call__(self, rows: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N q"], Float[Tensor, " N"]]:
         """Coordinates of rows scaled to length one, and the squared length of what the components do not hold."""
         centred = F.normalize(rows.to(self.axes)) - self.centre
         coordinates = centred @ self.axes.T
@@ -72,8 +72,8 @@ class Typicality(TensorRecord):
 
     Attributes:
         centre, axes: of the components of unit features.
-        reference: (M, K) coordinates of the known features among which the nearest is looked for.
-        rest: (M,) the squared length of each that the components do not hold.
+        reference: (O, q) coordinates of the known features among which the nearest is looked for.
+        rest: (O,) the squared length of each that the components do not hold.
         shape_mean: (3,) of what `shape_of` says of known items.
         shape_whitening: (3, 3) by which their deviations become of variance 1.
         thresholds: (2,) t of distance and shape.
@@ -81,9 +81,9 @@ class Typicality(TensorRecord):
     """
 
     centre: Float[Tensor, " P"]
-    axes: Float[Tensor, "K P"]
-    reference: Float[Tensor, "M K"]
-    rest: Float[Tensor, " M"]
+    axes: Float[Tensor, "q P"]
+    reference: Float[Tensor, "O q"]
+    rest: Float[Tensor, " O"]
     shape_mean: Float[Tensor, "3"]
     shape_whitening: Float[Tensor, "3 3"]
     thresholds: Float[Tensor, "2"]
@@ -118,9 +118,9 @@ def p_known(
 
 
 def nearest_distance(
-    items: tuple[Float[Tensor, "N K"], Float[Tensor, " N"]], reference: tuple[Float[Tensor, "M K"], Float[Tensor, " M"]]
+    items: tuple[Float[Tensor, "N q"], Float[Tensor, " N"]], reference: tuple[Float[Tensor, "O q"], Float[Tensor, " O"]]
 ) -> Float[Tensor, " N"]:
-    """log ½‖u − v‖² to the nearest of M unit rows v, each given by coordinates and the squared length of its rest.
+    """log ½‖u − v‖² to the nearest of O unit rows v, each given by coordinates and the squared length of its rest.
 
     The rests are taken to be at right angles, as they are but for chance where there are many dimensions.
     """
@@ -157,7 +157,7 @@ def learn_typicality(
     Args:
         features: (N, P) of known items that the network was not trained on.
         folds: (N,) the fold of each, from 0.
-        reference: (M, P) further known features among which the nearest is looked for; training items may be there.
+        reference: (O, P) further known features among which the nearest is looked for; training items may be there.
         seed: of the items that the components are made of.
 
     Returns:

@@ -18,7 +18,7 @@ class AnInfoNCE(TrainableLoss):
     Where rows are a rotation of what made the data, the Λ of a dimension is how concentrated positive pairs are along
     it. On the sphere, with all of Λ at 1/(2τ), it is InfoNCE at temperature τ; rows may also be of any length. Of
     negatives drawn near the anchor, with a concentration Λ⁻ in place of 0, the best similarity has Λ⁺ − Λ⁻: given Λ⁻,
-    the positives' Λ⁺ is learned. An ensemble has a Λ for each of k ways to make pairs of the same items, and sums.
+    the positives' Λ⁺ is learned. An ensemble has a Λ for each of M ways to make pairs of the same items, and sums.
 
     Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", equation 3, corollaries B.1
     and B.2.
@@ -26,7 +26,7 @@ class AnInfoNCE(TrainableLoss):
     Args:
         dimension: D.
         concentration: Λ at the beginning, of all dimensions.
-        n_members: k.
+        n_members: M.
         negatives: (D,) Λ⁻ ≥ 0; by default 0, negatives drawn from all items alike.
         margin: of `TrainableLoss`.
 
@@ -64,7 +64,7 @@ class AnInfoNCE(TrainableLoss):
         self.register_buffer("negatives", negatives.to(self.log_concentration))
 
     @property
-    def concentration(self) -> Float[Tensor, "k D"]:
+    def concentration(self) -> Float[Tensor, "M D"]:
         """Λ⁺ of each member."""
         return self.log_concentration.exp()
 

@@ -14,25 +14,25 @@ UNIT = 1e-3
 
 @dataclass(frozen=True)
 class Candidates:
-    """M directions that the N items of a batch are compared with, in place of one another, and that are held still.
+    """O directions that the N items of a batch are compared with, in place of one another, and that are held still.
 
     Attributes:
-        directions: (M, D) unit vectors.
-        positive: (N, M) non-negative weights of the candidates that match each item.
-        negative: (N, M) likewise of those that do not.
+        directions: (O, D) unit vectors.
+        positive: (N, O) non-negative weights of the candidates that match each item.
+        negative: (N, O) likewise of those that do not.
 
     Raises:
         ValueError: for weights of another number of candidates than there are directions.
     """
 
-    directions: Float[Tensor, "M D"]
-    positive: Shaped[Tensor, "N M"]
-    negative: Shaped[Tensor, "N M"]
+    directions: Float[Tensor, "O D"]
+    positive: Shaped[Tensor, "N O"]
+    negative: Shaped[Tensor, "N O"]
 
     def __post_init__(self) -> None:
         if not self.positive.shape == self.negative.shape == (len(self.positive), len(self.directions)):
             raise ValueError(
-                f"positive and negative must be (N, M) for {len(self.directions)} candidates, "
+                f"positive and negative must be (N, O) for {len(self.directions)} candidates, "
                 f"got {tuple(self.positive.shape)} and {tuple(self.negative.shape)}"
             )
         length = torch.linalg.vector_norm(self.directions, dim=1)
@@ -68,8 +68,8 @@ class Candidates:
     def by_label(
         cls,
         labels: Shaped[Tensor, " N"],
-        directions: Float[Tensor, "M D"],
-        labels_of_directions: Shaped[Tensor, " M"],
+        directions: Float[Tensor, "O D"],
+        labels_of_directions: Shaped[Tensor, " O"],
     ) -> "Candidates":
         """Candidates of the item's label match, all others do not: a memory bank.
 

@@ -19,7 +19,7 @@ class LowRankPosterior(Posterior):
     """q(θ) with precision s·relu(h) ⊗ (L Lᵀ + diag δ) + α; see `Posterior` and `lam.hessians.LowRank`.
 
     Along eigenvector i of h, of eigenvalue b_i, the precision over the F inputs is diag(d_i) + s b_i L Lᵀ with
-    d_i = s b_i δ + α, so that Woodbury's identity needs a (K, K) matrix alone. With the eigenvectors Q and
+    d_i = s b_i δ + α, so that Woodbury's identity needs a (J, J) matrix alone. With the eigenvectors Q and
     eigenvalues σ of s b_i Lᵀ diag(1/d_i) L the variance of an output is Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k),
     y = √(s b_i) Qᵀ Lᵀ (φ/d_i). In float64.
     """
@@ -78,7 +78,7 @@ class LowRankPosterior(Posterior):
         return self._scaled[:, None] * self.curvature.rest + self.prior_precision
 
     @cached_property
-    def _inner(self) -> tuple[Float[Tensor, "D K K"], Float[Tensor, "D K"]]:
+    def _inner(self) -> tuple[Float[Tensor, "D J J"], Float[Tensor, "D J"]]:
         """√(s b_i) Q and σ of each output."""
         factor, parts = self.curvature.factor, []
         for scaled, diagonal in zip(self._scaled, self._diagonal, strict=True):

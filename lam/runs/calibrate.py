@@ -266,7 +266,7 @@ def _outside(
     share: float | None,
     progress: bool,
     stored: StoredItems | None = None,
-) -> tuple[Float[Tensor, " M"], Others]:
+) -> tuple[Float[Tensor, " O"], Others]:
     """The highest cosines of queries without a match, and what P(known) is learnt from.
 
     Of classes set aside the items that `stored` names may hold some: of what a query finds those that match it are left

@@ -23,7 +23,7 @@ class Curves:
         correct: (Q,) whether the first hit is right, of the queries that anything answers.
         uncertainty: (Q,) −κ of the same.
         inside: (N,) the encoder's own OOD score of all queries, higher meaning more OOD.
-        outside: by OOD set, (M,) the same of its items.
+        outside: by OOD set, (O,) the same of its items.
         calibration: confidence against accuracy; None for a method without samples.
     """
 

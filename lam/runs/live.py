@@ -84,7 +84,7 @@ class LiveQueries:
         self._unwritten = 0
 
 
-def live_queries(run: Run) -> tuple[Embeddings, Float[Tensor, "M P"]]:
+def live_queries(run: Run) -> tuple[Embeddings, Float[Tensor, "O P"]]:
     """The queries that were kept, and their features.
 
     Raises:

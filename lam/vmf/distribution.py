@@ -295,21 +295,21 @@ def _kl_divergence(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
     return divergence.clamp(min=0).to(torch.promote_types(p.loc.dtype, q.loc.dtype))
 
 
-def fuse(means: Float[Tensor, "*B K D"], kappas: Float[Tensor, "*B K"]) -> VonMisesFisher:
-    """Normalised product of K von Mises-Fisher densities, differentiable.
+def fuse(means: Float[Tensor, "*B N D"], kappas: Float[Tensor, "*B N"]) -> VonMisesFisher:
+    """Normalised product of N von Mises-Fisher densities, differentiable.
 
-    kappa mean = sum_k kappa_k mean_k
+    kappa mean = sum_i kappa_i mean_i
 
     Args:
-        means: mean directions (*B, K, D), unit vectors, K >= 1.
-        kappas: concentrations (*B, K), finite and at least 0.
+        means: mean directions (*B, N, D), unit vectors, N >= 1.
+        kappas: concentrations (*B, N), finite and at least 0.
 
     Returns:
         Distributions of batch shape (*B), in the type of `means`. Where the sum vanishes they are uniform (kappa 0)
         and carry the first mean.
 
     Raises:
-        ValueError: if K is 0, or as `VonMisesFisher`.
+        ValueError: if N is 0, or as `VonMisesFisher`.
 
     Example:
         >>> fused = fuse(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([3.0, 4.0]))

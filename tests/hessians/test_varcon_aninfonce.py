@@ -93,7 +93,7 @@ def test_equals_autograd_of_the_loss_that_trains(curvature: Any):
 
 @pytest.mark.parametrize("curvature", CURVATURES, ids=str)
 def test_over_a_data_set_it_is_that_of_one_batch(curvature: Any):
-    features, weight, bias, labels = make(N=40)
+    features, weight, bias, labels = make(N=16)
     pairs = Pairs.by_label(labels)
     for structure, size in product((Kron, Full), (1, 7, 100)):
         empty = structure.zeros(weight, curvature, has_bias=True)

@@ -41,7 +41,7 @@ class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
                 check_positive("concentration", value)
             object.__setattr__(self, "concentration", tuple(self.concentration))
 
-    def similarity(self, directions: Float[Tensor, "M D"]) -> tuple[Float[Tensor, "M D"], Float[Tensor, " M"]]:
+    def similarity(self, directions: Float[Tensor, "O D"]) -> tuple[Float[Tensor, "O D"], Float[Tensor, " O"]]:
         """2Λ n_b, and n_bᵀ Λ n_b."""
         if self.concentration is None:
             raise ValueError("concentration must be positive numbers, one of each dimension, got None: give them")

@@ -24,13 +24,13 @@ class OuterProducts(NamedTuple):
 
     Attributes:
         identity: (N, 1) w.
-        scales: (N, K) s.
-        vectors: (N, K, D) x.
+        scales: (N, J) s.
+        vectors: (N, J, D) x.
     """
 
     identity: Float[Tensor, "N 1"]
-    scales: Float[Tensor, "N K"]
-    vectors: Float[Tensor, "N K D"]
+    scales: Float[Tensor, "N J"]
+    vectors: Float[Tensor, "N J D"]
 
     def diagonal(self) -> Float[Tensor, "N D"]:
         """The diagonal of each."""

@@ -10,7 +10,7 @@ the second derivative diag(ω_a) − ε_a η_aᵀ − η_a ε_aᵀ in z_a and th
                             and c_a = n_a · m_a: all of the second derivative
 
 Of one cross-entropy with probabilities p and targets y that sum to 1, ω = p, η = p, ε = p/2 and t = y − p. Diagonals
-are matmuls of (N, M) by (M, D): an (N, M, D) or (N, D, D) array is never made.
+are matmuls of (N, O) by (O, D): an (N, O, D) or (N, D, D) array is never made.
 
 Source: Schraudolph (2002) for the split; Khosla et al. (2020) and Chen et al. (2020) for the losses.
 """
@@ -45,16 +45,16 @@ class Logits:
     """What the logits z_ab = n_a · g_b − β_b of a batch are made of.
 
     Attributes:
-        gradients: (M, D) g_b.
-        offsets: (M,) β_b.
-        positive: (N, M) weights of the candidates that match.
-        negative: (N, M) weights of those that do not; one that is in neither does not count.
+        gradients: (O, D) g_b.
+        offsets: (O,) β_b.
+        positive: (N, O) weights of the candidates that match.
+        negative: (N, O) weights of those that do not; one that is in neither does not count.
     """
 
-    gradients: Float[Tensor, "M D"]
-    offsets: Float[Tensor, " M"]
-    positive: Shaped[Tensor, "N M"]
-    negative: Shaped[Tensor, "N M"]
+    gradients: Float[Tensor, "O D"]
+    offsets: Float[Tensor, " O"]
+    positive: Shaped[Tensor, "N O"]
+    negative: Shaped[Tensor, "N O"]
 
     def block(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
         """Weights of the positive and the negative pairs of some items and some candidates."""
@@ -66,33 +66,33 @@ class Block(NamedTuple):
 
     Attributes:
         columns: which of all candidates these are.
-        along: (N, M) n_a · g_b.
-        z: (N, M) the logits.
-        positive: (N, M) weights of the candidates that match.
-        negative: (N, M) weights of those that do not.
+        along: (N, O) n_a · g_b.
+        z: (N, O) the logits.
+        positive: (N, O) weights of the candidates that match.
+        negative: (N, O) weights of those that do not.
     """
 
     columns: slice
-    along: Float[Tensor, "N M"]
-    z: Float[Tensor, "N M"]
-    positive: Float[Tensor, "N M"]
-    negative: Float[Tensor, "N M"]
+    along: Float[Tensor, "N O"]
+    z: Float[Tensor, "N O"]
+    positive: Float[Tensor, "N O"]
+    negative: Float[Tensor, "N O"]
 
 
 class Derivatives(NamedTuple):
     """The second derivative diag(ω) − ε ηᵀ − η εᵀ of each anchor's loss in its logits, and minus the first, t.
 
     Attributes:
-        weights: (N, M) ω.
-        first: (N, M) ε.
-        second: (N, M) η.
-        residual: (N, M) t.
+        weights: (N, O) ω.
+        first: (N, O) ε.
+        second: (N, O) η.
+        residual: (N, O) t.
     """
 
-    weights: Float[Tensor, "N M"]
-    first: Float[Tensor, "N M"]
-    second: Float[Tensor, "N M"]
-    residual: Float[Tensor, "N M"]
+    weights: Float[Tensor, "N O"]
+    first: Float[Tensor, "N O"]
+    second: Float[Tensor, "N O"]
+    residual: Float[Tensor, "N O"]
 
 
 class Moments(NamedTuple):
@@ -147,7 +147,7 @@ class SoftmaxCurvature(Curvature):
         return self.fix == "full"
 
     @abstractmethod
-    def similarity(self, directions: Float[Tensor, "M D"]) -> tuple[Float[Tensor, "M D"], Float[Tensor, " M"]]:
+    def similarity(self, directions: Float[Tensor, "O D"]) -> tuple[Float[Tensor, "O D"], Float[Tensor, " O"]]:
         """g_b and β_b of candidates."""
 
     def logits(self, n: Float[Tensor, "N D"], pairs: Pairs | Candidates) -> Logits:
@@ -162,24 +162,24 @@ class SoftmaxCurvature(Curvature):
 
     @abstractmethod
     def normaliser(
-        self, z: Float[Tensor, "N M"], positive: Float[Tensor, "N M"], negative: Float[Tensor, "N M"]
+        self, z: Float[Tensor, "N O"], positive: Float[Tensor, "N O"], negative: Float[Tensor, "N O"]
     ) -> Float[Tensor, "N 1"]:
         """Logarithm of a sum of exponentials over some candidates of each anchor, which their probabilities need."""
 
     @abstractmethod
     def sums(
-        self, z: Float[Tensor, "N M"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N M"]
-    ) -> Float[Tensor, "N K"]:
-        """K sums over the candidates of each anchor, which the derivatives need."""
+        self, z: Float[Tensor, "N O"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N O"]
+    ) -> Float[Tensor, "N J"]:
+        """J sums over the candidates of each anchor, which the derivatives need."""
 
     @abstractmethod
     def derivatives(
         self,
-        z: Float[Tensor, "N M"],
+        z: Float[Tensor, "N O"],
         normaliser: Float[Tensor, "N 1"],
-        sums: Float[Tensor, "N K"],
-        positive: Float[Tensor, "N M"],
-        negative: Float[Tensor, "N M"],
+        sums: Float[Tensor, "N J"],
+        positive: Float[Tensor, "N O"],
+        negative: Float[Tensor, "N O"],
     ) -> Derivatives:
         """Derivatives of each anchor's loss in some of its logits, from `normaliser` and `sums` over all of them."""
 
@@ -206,7 +206,7 @@ class SoftmaxCurvature(Curvature):
     def total(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
     ) -> Float[Tensor, "T D D"]:
-        """Σ_a H_a, from arrays of (N, M), (N, D), (M, D) and (D, D) alone."""
+        """Σ_a H_a, from arrays of (N, O), (N, D), (O, D) and (D, D) alone."""
         self._check_matrices()
         return self._items(n, r, self.logits(n, pairs)).total()
 
@@ -248,8 +248,8 @@ class Softmaxes(OfDataset):
         n: (N, D) unit outputs, in the type of similarities.
         r: (N, 1) their lengths before normalisation, in the type of sums.
         start: the number of the first item.
-        gradients: (M, D) g_b.
-        offsets: (M,) β_b.
+        gradients: (O, D) g_b.
+        offsets: (O,) β_b.
         block: gives the weights of the positive and the negative pairs of some items and some candidates.
         block_size: how many candidates a block has, and how many items at most.
         cost: what forming them takes, where that is long.
@@ -259,8 +259,8 @@ class Softmaxes(OfDataset):
     n: Float[Tensor, "N D"]
     r: Float[Tensor, "N 1"]
     start: int
-    gradients: Float[Tensor, "M D"]
-    offsets: Float[Tensor, " M"]
+    gradients: Float[Tensor, "O D"]
+    offsets: Float[Tensor, " O"]
     block: Callable[[slice, slice], tuple[Tensor, Tensor]]
     block_size: int
     cost: str | None = None
@@ -433,29 +433,29 @@ class SupConCurvature(SoftmaxCurvature):
         """How many items have a positive pair."""
         return (pairs.n_matched,)
 
-    def similarity(self, directions: Float[Tensor, "M D"]) -> tuple[Float[Tensor, "M D"], Float[Tensor, " M"]]:
+    def similarity(self, directions: Float[Tensor, "O D"]) -> tuple[Float[Tensor, "O D"], Float[Tensor, " O"]]:
         """Cosines over the temperature."""
         return directions / self._tau, directions.new_zeros(len(directions))
 
     def normaliser(
-        self, z: Float[Tensor, "N M"], positive: Float[Tensor, "N M"], negative: Float[Tensor, "N M"]
+        self, z: Float[Tensor, "N O"], positive: Float[Tensor, "N O"], negative: Float[Tensor, "N O"]
     ) -> Float[Tensor, "N 1"]:
         """Over all candidates."""
         return (z + (positive + negative).log()).logsumexp(1, keepdim=True)
 
     def sums(
-        self, z: Float[Tensor, "N M"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N M"]
-    ) -> Float[Tensor, "N K"]:
+        self, z: Float[Tensor, "N O"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N O"]
+    ) -> Float[Tensor, "N J"]:
         """The number of positive pairs."""
         return positive.sum(1, keepdim=True)
 
     def derivatives(
         self,
-        z: Float[Tensor, "N M"],
+        z: Float[Tensor, "N O"],
         normaliser: Float[Tensor, "N 1"],
-        sums: Float[Tensor, "N K"],
-        positive: Float[Tensor, "N M"],
-        negative: Float[Tensor, "N M"],
+        sums: Float[Tensor, "N J"],
+        positive: Float[Tensor, "N O"],
+        negative: Float[Tensor, "N O"],
     ) -> Derivatives:
         """Those of one cross-entropy, whose targets are the shares of the positive pairs."""
         matched = (sums > 0).to(z)
@@ -528,25 +528,25 @@ class AgainstNegatives:
         return (pairs.n_positives,)
 
     def normaliser(
-        self, z: Float[Tensor, "N M"], positive: Float[Tensor, "N M"], negative: Float[Tensor, "N M"]
+        self, z: Float[Tensor, "N O"], positive: Float[Tensor, "N O"], negative: Float[Tensor, "N O"]
     ) -> Float[Tensor, "N 1"]:
         """Over the negatives."""
         return (z + negative.log()).logsumexp(1, keepdim=True)
 
     def sums(
-        self, z: Float[Tensor, "N M"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N M"]
-    ) -> Float[Tensor, "N K"]:
+        self, z: Float[Tensor, "N O"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N O"]
+    ) -> Float[Tensor, "N J"]:
         """β and γ."""
         missed = (normaliser - z).sigmoid()
         return torch.stack([(positive * missed).sum(1), (positive * missed.square()).sum(1)], 1)
 
     def derivatives(
         self,
-        z: Float[Tensor, "N M"],
+        z: Float[Tensor, "N O"],
         normaliser: Float[Tensor, "N 1"],
-        sums: Float[Tensor, "N K"],
-        positive: Float[Tensor, "N M"],
-        negative: Float[Tensor, "N M"],
+        sums: Float[Tensor, "N J"],
+        positive: Float[Tensor, "N O"],
+        negative: Float[Tensor, "N O"],
     ) -> Derivatives:
         """Those of all positive pairs together."""
         beta, gamma = sums[:, :1], sums[:, 1:]
@@ -580,7 +580,7 @@ def projected_squares(
     return square - 2 * n * along + n.square() * dot(n, along)
 
 
-def exponential(x: Float[Tensor, "N M"], weights: Float[Tensor, "N M"]) -> Float[Tensor, "N M"]:
+def exponential(x: Float[Tensor, "N O"], weights: Float[Tensor, "N O"]) -> Float[Tensor, "N O"]:
     """w eˣ, and 0 where w is 0, whatever x."""
     return torch.where(weights > 0, weights * x.exp(), 0)
 

@@ -56,7 +56,7 @@ class VarConCurvature(SoftmaxCurvature):
             raise ValueError(f"temperature and epsilon must be given, got {self.temperature} and {self.epsilon}")
         return self.temperature, self.epsilon
 
-    def similarity(self, directions: Float[Tensor, "M D"]) -> tuple[Float[Tensor, "M D"], Float[Tensor, " M"]]:
+    def similarity(self, directions: Float[Tensor, "O D"]) -> tuple[Float[Tensor, "O D"], Float[Tensor, " O"]]:
         """Cosines over the temperature."""
         return directions / self._known[0], directions.new_zeros(len(directions))
 
@@ -86,25 +86,25 @@ class VarConCurvature(SoftmaxCurvature):
         return (int(pairs.paired.sum()) if isinstance(pairs, Pairs) else pairs.size,)
 
     def normaliser(
-        self, z: Float[Tensor, "N M"], positive: Float[Tensor, "N M"], negative: Float[Tensor, "N M"]
+        self, z: Float[Tensor, "N O"], positive: Float[Tensor, "N O"], negative: Float[Tensor, "N O"]
     ) -> Float[Tensor, "N 1"]:
         """Over all classes."""
         return z.logsumexp(1, keepdim=True)
 
     def sums(
-        self, z: Float[Tensor, "N M"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N M"]
-    ) -> Float[Tensor, "N K"]:
+        self, z: Float[Tensor, "N O"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N O"]
+    ) -> Float[Tensor, "N J"]:
         """p_r, the number of other classes, and 1 for an item that stands in a pair, else 0."""
         own, others = exponential(z - normaliser, positive).sum(1), (1 - positive).sum(1)
         return torch.stack([own, others, positive.sum(1)], 1)
 
     def derivatives(
         self,
-        z: Float[Tensor, "N M"],
+        z: Float[Tensor, "N O"],
         normaliser: Float[Tensor, "N 1"],
-        sums: Float[Tensor, "N K"],
-        positive: Float[Tensor, "N M"],
-        negative: Float[Tensor, "N M"],
+        sums: Float[Tensor, "N J"],
+        positive: Float[Tensor, "N O"],
+        negative: Float[Tensor, "N O"],
     ) -> Derivatives:
         """Those of two cross-entropies, with the target q and with the class."""
         temperature, epsilon = self._known

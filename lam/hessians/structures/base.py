@@ -223,7 +223,7 @@ def weighted_by_term(sums: Tensor, curvature: Curvature, counts: tuple[int, ...]
     return torch.zeros_like(sums[0]) if total is None else total
 
 
-def is_negative(values: Float[Tensor, "*A"]) -> Bool[Tensor, "*A"]:
+def is_negative(values: Float[Tensor, "*B"]) -> Bool[Tensor, "*B"]:
     """Which of them are negative by more than rounding."""
     return values < -ROUNDING * values.abs().max()
 

@@ -21,16 +21,16 @@ class LowRank(Structure):
     """h ⊗ (V diag(λ) Vᵀ + diag(δ)): as `Kron`, with the mean A of φφᵀ known by a sketch A Ω and its diagonal alone.
 
     V and λ are those of the Nyström approximation A Ω (Ωᵀ A Ω)⁻¹ (A Ω)ᵀ, which never exceeds A; δ is what is left of
-    the diagonal. Sketches are linear in A: they add up and subtract where Ω is the same. F K numbers in place of F².
+    the diagonal. Sketches are linear in A: they add up and subtract where Ω is the same. F J numbers in place of F².
 
     Source: Tropp, Yurtsever, Udell and Cevher (2017), algorithm 3.
 
     Attributes:
         sums: (T, D, D) S_t of the outputs.
-        sketch: (F, K) the sum of φφᵀ Ω.
+        sketch: (F, J) the sum of φφᵀ Ω.
         squares: (F,) the sum of φ².
         n_items: how many items these are of.
-        probes: (F, K) Ω, orthonormal columns, from a fixed seed.
+        probes: (F, J) Ω, orthonormal columns, from a fixed seed.
     """
 
     name = "low_rank"
@@ -38,10 +38,10 @@ class LowRank(Structure):
     shared = ("probes",)
 
     sums: Float[Tensor, "T D D"]
-    sketch: Float[Tensor, "F K"]
+    sketch: Float[Tensor, "F J"]
     squares: Float[Tensor, " F"]
     n_items: Float[Tensor, ""]
-    probes: Float[Tensor, "F K"]
+    probes: Float[Tensor, "F J"]
 
     @classmethod
     def zeros(
@@ -53,20 +53,20 @@ class LowRank(Structure):
         max_memory: int = MAX_MEMORY,
         rank: int = RANK,
     ) -> "LowRank":
-        """The sums over no batch at all, float64, with at most `rank` columns K of the sketch."""
+        """The sums over no batch at all, float64, with at most `rank` columns J of the sketch."""
         check_at_least("rank", rank, 1)
         T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
-        K = min(rank, F)
-        cls.check(curvature, (D, F), cls.n_bytes(T, D, F, K), max_memory)
-        probes = torch.linalg.qr(torch.randn(F, K, generator=torch.Generator().manual_seed(0)))[0].to(weight.device)
+        J = min(rank, F)
+        cls.check(curvature, (D, F), cls.n_bytes(T, D, F, J), max_memory)
+        probes = torch.linalg.qr(torch.randn(F, J, generator=torch.Generator().manual_seed(0)))[0].to(weight.device)
         zero = weight.new_zeros((), dtype=torch.float64)
-        sums, sketch, squares = zero.new_zeros(T, D, D), zero.new_zeros(F, K), zero.new_zeros(F)
+        sums, sketch, squares = zero.new_zeros(T, D, D), zero.new_zeros(F, J), zero.new_zeros(F)
         return cls(sums, (0,) * T, curvature, has_bias, sketch, squares, zero, probes)
 
     @classmethod
-    def n_bytes(cls, T: int, D: int, F: int, K: int) -> int:
-        """Memory that the sums of T terms and K probes take, for a layer of D outputs and F inputs."""
-        return 8 * (T * D * D + F) + 12 * F * K
+    def n_bytes(cls, T: int, D: int, F: int, J: int) -> int:
+        """Memory that the sums of T terms and J probes take, for a layer of D outputs and F inputs."""
+        return 8 * (T * D * D + F) + 12 * F * J
 
     def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "LowRank":
         """Σ_a H_a, Σ_a φ_a (φ_aᵀ Ω) and Σ_a φ_a²."""
@@ -85,7 +85,7 @@ class LowRank(Structure):
         return eigen(self.h)
 
     @cached_property
-    def factor(self) -> Float[Tensor, "F K"]:
+    def factor(self) -> Float[Tensor, "F J"]:
         """V diag(λ)^½, with the eigenvalues λ of A that the sketch knows."""
         probes, sketch = self.probes.double(), self.sketch.double() / self.n_items
         shift = torch.finfo(self.probes.dtype).eps * torch.linalg.matrix_norm(sketch)

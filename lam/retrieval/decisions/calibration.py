@@ -85,16 +85,16 @@ class Others:
     """Queries beside those calibrated on, from which P(known) is learnt: strangers, or an unlabelled mixture.
 
     Attributes:
-        embeddings: M of them.
-        cosines: (M, K) of their hits, in the same gallery.
-        features: (M, P) of them, where those of the calibration queries are given.
+        embeddings: O of them.
+        cosines: (O, K) of their hits, in the same gallery.
+        features: (O, P) of them, where those of the calibration queries are given.
         share: of strangers among the queries to come, where these here are all strangers; None where nobody says what
             they are, and the share among them is estimated.
     """
 
     embeddings: Embeddings
-    cosines: Float[Tensor, "M K"]
-    features: Float[Tensor, "M P"] | None = None
+    cosines: Float[Tensor, "O K"]
+    features: Float[Tensor, "O P"] | None = None
     share: float | None = SHARE
 
     def contrast(self, known: Scores, reference: Reference | None) -> Contrast:
@@ -140,7 +140,7 @@ class Calibration:
         detector: the OOD scores of in-distribution queries.
         false_accepts: the highest cosines of searches without a match; with classes where these were set aside before
             training, so that the rate is promised of a random item of a class never trained on.
-        right_hits: (M,) of the queries with a match the cosine of the first hit, −∞ where that is wrong, rising.
+        right_hits: (O,) of the queries with a match the cosine of the first hit, −∞ where that is wrong, rising.
         answers: P(known) and P(right | known): from all scores; from those of a mean, a κ and hits; and from these
             without what labels say. The first answers whose evidence is all there.
         reliability: of the first one's probabilities on data that they were not learnt from, by cross-validation.
@@ -159,7 +159,7 @@ class Calibration:
     flag: str
     detector: OodDetector
     false_accepts: ConformalScores
-    right_hits: Float[Tensor, " M"]
+    right_hits: Float[Tensor, " O"]
     answers: tuple[Answer, ...]
     reliability: CalibrationBins
     depth: int | None
@@ -303,14 +303,14 @@ class Calibration:
         return next(model for model in self.answers if scores.keys() >= model.evidence)(scores)
 
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
-        """Whether each of M pairs matches: abstain where κ flags either, at `targets.ood` each.
+        """Whether each of R pairs matches: abstain where κ flags either, at `targets.ood` each.
 
         Of pairs that do not match, at most a share `targets.far` is called a match; the probability is that of a match
         where half of all pairs are. A gallery and its size are of no effect.
 
         Args:
-            first: M embeddings.
-            second: M embeddings, each to be held against the first of its row.
+            first: R embeddings.
+            second: R embeddings, each to be held against the first of its row.
 
         Raises:
             ValueError: where the calibration saw no pairs or too few for the target, or the two differ in number.

@@ -113,7 +113,7 @@ class ConformalScores:
         """(a, b) of the Beta law of the rate at which new scores exceed `threshold(target)`.
 
         Over calibration sets the rate is Beta(N + 1 − r, r) where scores have no ties, and lower where they have. Among
-        M new scores the number is Beta-binomial of the same a and b.
+        O new scores the number is Beta-binomial of the same a and b.
 
         Source: Vovk (2012), proposition 2.
 

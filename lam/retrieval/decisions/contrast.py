@@ -19,8 +19,8 @@ from lam.retrieval.decisions.conformal import LEVEL, clopper_pearson
 from lam.retrieval.decisions.known import is_evidence
 from lam.retrieval.decisions.probability import Correctness, Scores, cross_validated
 
-OtherScores = Mapping[str, Float[Tensor, " M"]]
-"""By name, one value for each of M queries that are not known to be known."""
+OtherScores = Mapping[str, Float[Tensor, " O"]]
+"""By name, one value for each of O queries that are not known to be known."""
 
 SHARE = 0.05
 """The share of strangers among the queries that are expected, where nobody says another."""
@@ -52,7 +52,7 @@ class Contrast:
 
     @classmethod
     def from_outsiders(cls, known: Scores, outsiders: OtherScores, *, share: float = SHARE) -> "Contrast":
-        """Learn from N known queries and M strangers.
+        """Learn from N known queries and O strangers.
 
         Args:
             known: scores of the known, by name; what is evidence is as of `Known`.
@@ -68,7 +68,7 @@ class Contrast:
 
     @classmethod
     def from_mixture(cls, known: Scores, mixture: OtherScores) -> "Contrast":
-        """Learn from N known queries and M unlabelled ones, whose share of strangers is estimated.
+        """Learn from N known queries and O unlabelled ones, whose share of strangers is estimated.
 
         Where A is a set of queries, P(A | mixture) ≥ (1 − π) P(A | known), so that π is at least one minus the least
         such ratio, and equal to it where A holds no stranger. A is each of the parts that look most known to a

@@ -36,7 +36,7 @@ class OodDetector:
     """
 
     calibrated: dict[str, ConformalScores]
-    ranks: tuple[Float[Tensor, " M"], Float[Tensor, " M"]] | None = None
+    ranks: tuple[Float[Tensor, " O"], Float[Tensor, " O"]] | None = None
 
     @classmethod
     def of(cls, scores: Mapping[str, Float[Tensor, " N"]]) -> "OodDetector":

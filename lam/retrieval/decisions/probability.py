@@ -90,7 +90,7 @@ class Correctness:
     Each score becomes the log odds of its rank, x (see `RankOdds`); s = b + Σ_j w_j x_j is a logistic regression on
     them. g rises, piecewise linearly between knots, and is learnt by isotonic regression from the s of searches that
     the weights were not learnt from, so that log odds need not be linear in the scores. The probability is
-    (N g(s) + M σ(s))/(N + M), M = 300: isotonic regression does better than the logistic curve only where it has
+    (N g(s) + m σ(s))/(N + m), m = 300: isotonic regression does better than the logistic curve only where it has
     hundreds of searches to learn from, and the order by s stays where g is level. No level is nearer to 0 or 1 than
     1/(N + 2).
 

@@ -20,17 +20,17 @@ _BLOCK_ELEMENTS = 2**22
 
 @dataclass(frozen=True)
 class DrawnPairs:
-    """M pairs of a query and an item of the gallery.
+    """R pairs of a query and an item of the gallery.
 
     Attributes:
-        queries: (M,) rows of queries.
-        items: (M,) rows of the gallery.
-        same: (M,) whether they match.
+        queries: (R,) rows of queries.
+        items: (R,) rows of the gallery.
+        same: (R,) whether they match.
     """
 
-    queries: Int64[Tensor, " M"]
-    items: Int64[Tensor, " M"]
-    same: Bool[Tensor, " M"]
+    queries: Int64[Tensor, " R"]
+    items: Int64[Tensor, " R"]
+    same: Bool[Tensor, " R"]
 
 
 def draw_pairs(matches: Matches, n_queries: int, n_items: int, *, generator: torch.Generator) -> DrawnPairs:
@@ -71,18 +71,18 @@ class Verifier:
     @classmethod
     def of(
         cls,
-        cosine: Float[Tensor, " M"],
-        kappa: Float[Tensor, " M"],
-        other: Float[Tensor, " M"],
-        same: Bool[Tensor, " M"],
+        cosine: Float[Tensor, " R"],
+        kappa: Float[Tensor, " R"],
+        other: Float[Tensor, " R"],
+        same: Bool[Tensor, " R"],
     ) -> "Verifier":
-        """Learn from M pairs; of the kind that there is more of, as many as of the other make the probability.
+        """Learn from R pairs; of the kind that there is more of, as many as of the other make the probability.
 
         Args:
-            cosine: (M,) of each pair.
-            kappa: (M,) concentration of the one.
-            other: (M,) concentration of the other.
-            same: (M,) whether they match.
+            cosine: (R,) of each pair.
+            kappa: (R,) concentration of the one.
+            other: (R,) concentration of the other.
+            same: (R,) whether they match.
 
         Raises:
             ValueError: where there is no pair of either kind, or as `Correctness.fit`.
@@ -100,8 +100,8 @@ class Verifier:
         return cls(ConformalScores.of(cosine[~same]), sameness)
 
     def probability(
-        self, cosine: Float[Tensor, " M"], kappa: Float[Tensor, " M"], other: Float[Tensor, " M"]
-    ) -> Float[Tensor, " M"]:
+        self, cosine: Float[Tensor, " R"], kappa: Float[Tensor, " R"], other: Float[Tensor, " R"]
+    ) -> Float[Tensor, " R"]:
         """P(the two match), where half of all pairs do; arguments as those of `of`."""
         return self.sameness(_evidence(cosine, kappa, other))
 

@@ -13,14 +13,14 @@ from torch import Tensor
 from lam.utils.checks import check_finite
 
 
-def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:
+def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]) -> float:
     """Area under the ROC curve, the chance that an OOD item scores above an ID one; higher is better.
 
     Ties count half.
 
     Args:
         in_distribution: (N,) scores of ID items, higher meaning more OOD.
-        out_of_distribution: (M,) scores of OOD items, the positive class.
+        out_of_distribution: (O,) scores of OOD items, the positive class.
 
     Returns:
         An area in [0, 1], 0.5 for a useless score; NaN where either set is empty.
@@ -37,14 +37,14 @@ def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
     return _area(roc_auc_score, in_distribution, out_of_distribution)
 
 
-def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:
+def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]) -> float:
     """Average precision of finding OOD items; higher is better, and `prevalence` is what a useless score gets.
 
     AP = Σ_t (recall_t − recall_(t−1)) precision_t over falling thresholds, without interpolation.
 
     Args:
         in_distribution: (N,) scores of ID items, higher meaning more OOD.
-        out_of_distribution: (M,) scores of OOD items, the positive class.
+        out_of_distribution: (O,) scores of OOD items, the positive class.
 
     Returns:
         A mean in [0, 1]; NaN where either set is empty.
@@ -61,12 +61,12 @@ def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
     return _area(average_precision_score, in_distribution, out_of_distribution)
 
 
-def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]) -> float:
+def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]) -> float:
     """Share of OOD items among all, which is the AUPRC of a useless score.
 
     Args:
         in_distribution: (N,) scores of ID items.
-        out_of_distribution: (M,) scores of OOD items.
+        out_of_distribution: (O,) scores of OOD items.
 
     Returns:
         A share in [0, 1]; NaN where both sets are empty.
@@ -80,13 +80,13 @@ def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[
 
 
 def roc_curve(
-    in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]
+    in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
     """ROC curve over all thresholds that matter.
 
     Args:
         in_distribution: (N,) scores of ID items, higher meaning more OOD; not empty.
-        out_of_distribution: (M,) scores of OOD items, the positive class; not empty.
+        out_of_distribution: (O,) scores of OOD items, the positive class; not empty.
 
     Returns:
         (T,) false positive rates, rising, and (T,) true positive rates, float64.
@@ -104,13 +104,13 @@ def roc_curve(
 
 
 def precision_recall_curve(
-    in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " M"]
+    in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
     """Precision and recall of finding OOD items over all thresholds.
 
     Args:
         in_distribution: (N,) scores of ID items, higher meaning more OOD; not empty.
-        out_of_distribution: (M,) scores of OOD items, the positive class; not empty.
+        out_of_distribution: (O,) scores of OOD items, the positive class; not empty.
 
     Returns:
         (T,) recalls, rising from 0 to 1, and (T,) precisions, float64.

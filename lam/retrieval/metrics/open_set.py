@@ -78,13 +78,13 @@ def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
     )
 
 
-def threshold_at(non_mated: Float[Tensor, " M"], rate: float) -> float:
+def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
     """Least score of a non-mated search above which at most a share `rate` of them lies.
 
     It describes these searches; `ConformalScores.threshold` promises a rate for new ones.
 
     Args:
-        non_mated: (M,) scores of the first hits.
+        non_mated: (O,) scores of the first hits.
         rate: in (0, 1).
 
     Returns:
@@ -106,7 +106,7 @@ def threshold_at(non_mated: Float[Tensor, " M"], rate: float) -> float:
     return float(non_mated.sort(descending=True).values[allowed])
 
 
-def tpir_at_fpir(mated: Float[Tensor, " Q"], non_mated: Float[Tensor, " M"], *, fpir: float) -> float:
+def tpir_at_fpir(mated: Float[Tensor, " Q"], non_mated: Float[Tensor, " O"], *, fpir: float) -> float:
     """Share of mated searches whose match is above the threshold at a false-positive rate; higher is better.
 
     TPIR = share of mated searches with a match of score > T, whatever its rank; FPIR = share of non-mated searches with
@@ -116,7 +116,7 @@ def tpir_at_fpir(mated: Float[Tensor, " Q"], non_mated: Float[Tensor, " M"], *, 
 
     Args:
         mated: (Q,) the highest score of a match.
-        non_mated: (M,) the score of the first hit.
+        non_mated: (O,) the score of the first hit.
         fpir: in (0, 1).
 
     Returns:
@@ -134,7 +134,7 @@ def tpir_at_fpir(mated: Float[Tensor, " Q"], non_mated: Float[Tensor, " M"], *, 
 
 
 def dir_at_far(
-    score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Float[Tensor, " M"], *, far: float
+    score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Float[Tensor, " O"], *, far: float
 ) -> float:
     """Detection and identification rate at rank one at a false-accept rate; higher is better.
 
@@ -145,7 +145,7 @@ def dir_at_far(
     Args:
         score: (Q,) of the first hits of mated searches.
         correct: (Q,) whether they are matches.
-        non_mated: (M,) scores of the first hits of non-mated searches.
+        non_mated: (O,) scores of the first hits of non-mated searches.
         far: in (0, 1).
 
     Returns:
@@ -167,7 +167,7 @@ def dir_at_far(
     return float((correct & (score > threshold)).double().mean())
 
 
-def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Float[Tensor, " M"]) -> float:
+def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Float[Tensor, " O"]) -> float:
     """Area under the open-set classification rate curve; higher is better.
 
     The curve is the share of mated searches with a right first hit of score > T over the share of non-mated searches
@@ -179,7 +179,7 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
     Args:
         score: (Q,) of the first hits of mated searches.
         correct: (Q,) whether they are matches.
-        non_mated: (M,) scores of the first hits of non-mated searches.
+        non_mated: (O,) scores of the first hits of non-mated searches.
 
     Returns:
         An area in [0, 1]; NaN where either is empty.

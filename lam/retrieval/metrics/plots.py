@@ -156,7 +156,7 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
 
     Args:
         path: the PNG file to write.
-        scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most eighteen.
+        scores: by name, (N,) scores in distribution and (O,) out of it, higher meaning more OOD; at most eighteen.
 
     Raises:
         ValueError: for nothing to draw, or as `lam.retrieval.roc_curve`.
@@ -178,7 +178,7 @@ def plot_precision_recall(
 
     Args:
         path: the PNG file to write.
-        scores: by name, (N,) scores in distribution and (M,) out of it, higher meaning more OOD; at most eighteen.
+        scores: by name, (N,) scores in distribution and (O,) out of it, higher meaning more OOD; at most eighteen.
         positives: what the second ones are called.
 
     Raises:

@@ -30,8 +30,8 @@ class Clustering:
 def linear_probe(
     features: Float[Tensor, "N P"],
     labels: Shaped[Tensor, " N"],
-    test_features: Float[Tensor, "M P"],
-    test_labels: Shaped[Tensor, " M"],
+    test_features: Float[Tensor, "O P"],
+    test_labels: Shaped[Tensor, " O"],
 ) -> float:
     """Accuracy of multinomial logistic regression on standardised features, with scikit-learn's default penalty.
 
@@ -40,11 +40,11 @@ def linear_probe(
     Args:
         features: (N, P) of the items that the classifier learns from.
         labels: (N,) their classes, at least two.
-        test_features: (M, P) of other items.
-        test_labels: (M,) their classes.
+        test_features: (O, P) of other items.
+        test_labels: (O,) their classes.
 
     Returns:
-        The share of the M items that are classified right; higher is better.
+        The share of the O items that are classified right; higher is better.
 
     Raises:
         ValueError: where items and labels are not as many, or there is nothing to learn from or to test on.
@@ -70,8 +70,8 @@ def linear_probe(
 def knn_accuracy(
     features: Float[Tensor, "N P"],
     labels: Shaped[Tensor, " N"],
-    test_features: Float[Tensor, "M P"],
-    test_labels: Shaped[Tensor, " M"],
+    test_features: Float[Tensor, "O P"],
+    test_labels: Shaped[Tensor, " O"],
     *,
     k: int = 20,
 ) -> float:
@@ -80,12 +80,12 @@ def knn_accuracy(
     Args:
         features: (N, P) of the items that vote, N ≥ k.
         labels: (N,) their classes.
-        test_features: (M, P) of other items.
-        test_labels: (M,) their classes.
+        test_features: (O, P) of other items.
+        test_labels: (O,) their classes.
         k: how many vote, at least 1.
 
     Returns:
-        The share of the M items that are classified right; higher is better.
+        The share of the O items that are classified right; higher is better.
 
     Raises:
         ValueError: where items and labels are not as many, there is nothing to test on, or k is below 1 or above N.

@@ -24,18 +24,18 @@ _RIDGE = 1e-7  # of the mean variance, for components in which nothing varies
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Features of M known items, as unit vectors.
+    """Features of O known items, as unit vectors.
 
     Attributes:
-        unit: (M, P) unit vectors; zeros stay zeros. `Reference.of` makes them.
-        labels: (M,) their classes; None where they have none.
+        unit: (O, P) unit vectors; zeros stay zeros. `Reference.of` makes them.
+        labels: (O,) their classes; None where they have none.
     """
 
-    unit: Float[Tensor, "M P"]
-    labels: Int[Tensor, " M"] | None = None
+    unit: Float[Tensor, "O P"]
+    labels: Int[Tensor, " O"] | None = None
 
     @classmethod
-    def of(cls, features: Float[Tensor, "M P"], labels: Int[Tensor, " M"] | None = None) -> "Reference":
+    def of(cls, features: Float[Tensor, "O P"], labels: Int[Tensor, " O"] | None = None) -> "Reference":
         """Take the directions of features.
 
         Raises:
@@ -86,7 +86,7 @@ class Gaussians:
     total: Float[Tensor, "q q"]
 
     @classmethod
-    def of(cls, unit: Float[Tensor, "M P"], labels: Int[Tensor, " M"] | None = None) -> "Gaussians":
+    def of(cls, unit: Float[Tensor, "O P"], labels: Int[Tensor, " O"] | None = None) -> "Gaussians":
         """Learn them from items; without labels all items are of one class.
 
         Covariances are shrunk as Ledoit and Wolf (2004) have it, so that fewer items than components suffice.
@@ -123,7 +123,7 @@ def knn_distance(
 
     Args:
         features: (N, P) of the items.
-        reference: of M ≥ k known items.
+        reference: of O ≥ k known items.
         k: which neighbour, counted from 1.
         block: how many items are compared at once.
 
@@ -186,7 +186,7 @@ def mahalanobis_knn(features: Float[Tensor, "N P"], reference: Reference) -> Flo
 
 @without_autocast()
 def unit_knn_distance(
-    features: Float[Tensor, "N P"], reference: Float[Tensor, "M P"], *, k: int, block: int = 512
+    features: Float[Tensor, "N P"], reference: Float[Tensor, "O P"], *, k: int, block: int = 512
 ) -> Float[Tensor, " N"]:
     """1 − cosine of unit vectors of one type to the k-th nearest of the reference, in float64.
 
@@ -211,7 +211,7 @@ def _neighbour(features: Tensor, reference: Tensor, k: int) -> Tensor:
     ]
 
 
-def check_neighbours(k: int, reference: Float[Tensor, "M P"]) -> None:
+def check_neighbours(k: int, reference: Float[Tensor, "O P"]) -> None:
     """Refuse a k that is below 1, or a reference of fewer than k items.
 
     Raises:

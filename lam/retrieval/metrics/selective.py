@@ -64,7 +64,7 @@ def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> floa
 
 
 def scod_augrc(
-    correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside: Float[Tensor, " M"], *, ood_cost: float = 0.5
+    correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside: Float[Tensor, " O"], *, ood_cost: float = 0.5
 ) -> float:
     """AUGRC of known and OOD items together, ranked by one score; lower is better.
 
@@ -76,7 +76,7 @@ def scod_augrc(
     Args:
         correct: (N,) whether the first hit of each known item is relevant.
         inside: (N,) scores of known items, higher meaning more doubt; infinities are allowed.
-        outside: (M,) scores of OOD items.
+        outside: (O,) scores of OOD items.
         ood_cost: in [0, 1].
 
     Returns:

@@ -59,6 +59,7 @@ def test_images_are_refused_where_texts_are_known(tmp_path):
         load_ood("digits_patches", like=texts)
 
 
+@pytest.mark.long
 def test_importing_data_sets_is_light():
     heavy = ("sklearn", "torchvision", "matplotlib", "faiss")
     code = f"import sys, lam.datasets; print([name for name in {heavy} if name in sys.modules])"

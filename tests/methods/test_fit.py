@@ -17,6 +17,7 @@ from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 
 
+@pytest.mark.long
 def test_torchvisions_resnet18_becomes_bayesian_on_an_image_folder(photographs: Path, tmp_path: Path):
     with torch.random.fork_rng():
         torch.manual_seed(0)

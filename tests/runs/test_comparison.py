@@ -19,6 +19,8 @@ from lam.runs.run import run
 from lam.utils.files import MANIFEST, CorruptFileError, seal, write_json
 from tests.conftest import FinishedRun, tiny, unrendered_pictures
 
+pytestmark = pytest.mark.long
+
 OF_OWN_SCORE = ("auroc", "auprc", "ausc", "r_auroc", "augrc", "nauc", "mann_whitney_p", "scod_augrc")
 """Metrics of a network's own score, which is one number for all where it has no posterior."""
 PICTURES = {"figures", "calibration", "sparsification"} | {

@@ -18,7 +18,9 @@ from tests.conftest import tiny
 pytestmark = pytest.mark.usefixtures("unrendered")
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "pth", "wrapped.pth"])
+@pytest.mark.parametrize(
+    "suffix", [*(pytest.param(suffix, marks=pytest.mark.long) for suffix in ("safetensors", "pth")), "wrapped.pth"]
+)
 def test_a_checkpoint_takes_the_place_of_training(suffix: str, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 

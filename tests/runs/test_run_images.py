@@ -38,6 +38,7 @@ def test_a_folder_of_images_end_to_end(digit_folder: Path, tmp_path: Path) -> No
     assert all(Path(item.path).is_file() and item.label in "012" for item in items)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unrendered")
 def test_a_run_without_ood_set_and_on_changed_data(digit_folder: Path, tmp_path: Path) -> None:
     images = Path(shutil.copytree(digit_folder, tmp_path / "images"))

@@ -109,6 +109,7 @@ def test_items_of_their_classes_that_were_added_count_as_matches(run_with_strang
     assert float(scores.max()) < 1 - 1e-6  # no stranger finds itself
 
 
+@pytest.mark.long
 def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
     run_with_strangers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +143,7 @@ def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
         assert f"{may}, and from 60 strangers, expected" in printed
 
 
+@pytest.mark.long
 def test_without_strangers_its_own_classes_stand_for_them_where_a_share_is_expected(
     run_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

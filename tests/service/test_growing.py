@@ -83,6 +83,7 @@ def test_a_gallery_that_grew_is_calibrated_for_and_the_service_takes_it_over(
     assert engine.responder.state(len(engine.gallery)) == "current"
 
 
+@pytest.mark.long
 def test_items_without_label_spoil_no_calibration(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     """Of what they show nobody can say whether it is a match: they would all count as none."""
     made = []

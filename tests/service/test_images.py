@@ -145,6 +145,7 @@ COSTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc, which Linux has")
 def test_no_image_takes_more_than_64_mebibytes_or_a_second(tmp_path: Path) -> None:
     for number, (make, _) in enumerate(COSTS.values()):

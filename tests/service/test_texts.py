@@ -63,6 +63,7 @@ def test_a_text_takes_the_place_of_an_item_or_is_fused_into_it(client: TestClien
     assert "metadata" in refused(other, 409)
 
 
+@pytest.mark.long
 def test_what_is_uncertain_is_a_text(engine: Engine, client: TestClient) -> None:
     calibration = engine.responder.calibration
     assert calibration is not None

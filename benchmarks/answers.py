@@ -3,14 +3,15 @@
     python benchmarks/answers.py --data FOLDER [--only NAME ...] [--method laplace_posthoc] [--seeds 3] [--work FOLDER]
         [--runs NAME=FOLDER ...] [--cost]
 
-Arguments, data and runs are those of `suite.py`; a run that is not there is trained. The gallery is of training items,
-at most 5,000. P(right) is learnt on the validation split, as `lam calibrate` learns it; the test split is asked, as
-it is and corrupted, with no corrupted item in training or calibration. results/answers.json holds, by data set, for
-each seed and as mean and standard deviation: AUSC and R-AUROC of each score and of P(right); SCOD-AUGRC with the
-first set of outsiders; by how much AUSC is behind the best single score, the best being chosen on the test split,
-with the standard error of the paired bootstrap; ECE, and the 0.95 quantile of the ECE that a perfectly calibrated
-predictor with the same probabilities has, simulated; mean probability and accuracy at each severity, their greatest
-distance, and rank correlations of severity with P(right) and with κ.
+Arguments, data and runs are those of `suite.py`; a run that is not there is trained. The gallery is of training
+items, at most 5,000. P(right) is learnt on the validation split, as `lam calibrate` learns it; the test split is
+asked, as it is and corrupted, with no corrupted item in training or calibration. results/answers.json holds, by data
+set, for each seed and as mean and standard deviation: AUSC and R-AUROC of each score and of P(right); AUROC of each
+set of outsiders by each score, by the flag `combined` and by P(right), and SCOD-AUGRC with the first of them; by how
+much AUSC is behind the best single score, the best being chosen on the test split, with the standard error of the
+paired bootstrap; ECE, and the 0.95 quantile of the ECE that a perfectly calibrated predictor with the same
+probabilities has, simulated; mean probability and accuracy at each severity, their greatest distance, and rank
+correlations of severity with P(right) and with κ.
 """
 
 import argparse
@@ -31,11 +32,13 @@ from lam.datasets import Dataset
 from lam.encoders.base import N_SAMPLES, Encoder, Prediction
 from lam.methods import METHODS
 from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
+from lam.retrieval.decisions.flags import COMBINED
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.searches import search_open_set
 from lam.retrieval.metrics.selective import r_auroc, scod_augrc
@@ -90,7 +93,8 @@ class Cell:
         hits = Hits(ids, cosines, self.gallery.kappa[ids], prediction.embeddings.kappa)
         of_hits = self.stored[ids.cpu()]
         scores = self.calibration.scores(hits, prediction.embeddings, features=prediction.features, labels=of_hits)
-        return {**scores, RIGHT: 1 - self.calibration.answers[0](scores)}, of_hits[:, 0] == labels
+        doubt = {**scores, RIGHT: 1 - self.calibration.answers[0](scores)}
+        return {**doubt, COMBINED: self.calibration.detector.ood_score(COMBINED, scores)}, of_hits[:, 0] == labels
 
 
 def measure(cell: Cell, seed: int) -> dict[str, Any]:
@@ -101,10 +105,12 @@ def measure(cell: Cell, seed: int) -> dict[str, Any]:
     measured: dict[str, Any] = {"queries": len(correct), "recall@1": float(correct.double().mean())}
     for name, values in doubt.items():
         measured[f"ausc_{name}"], measured[f"r_auroc_{name}"] = ausc(correct, values), r_auroc(correct, values)
-    for outside in list(cell.ood.values())[:1]:
+    for number, (title, outside) in enumerate(cell.ood.items()):
         foreign, _ = cell.answers(outside, torch.full((len(outside),), -1))
         for name, values in doubt.items():
-            measured[f"scod_augrc_{name}"] = scod_augrc(correct, values, foreign[name])
+            measured[f"auroc_{name}@{title}"] = auroc(values, foreign[name])
+            if number == 0:
+                measured[f"scod_augrc_{name}"] = scod_augrc(correct, values, foreign[name])
     generator = torch.Generator().manual_seed(seed)
     return {
         **measured,
@@ -118,7 +124,7 @@ def measure(cell: Cell, seed: int) -> dict[str, Any]:
 
 def against_the_best(doubt: dict[str, Tensor], correct: Tensor, generator: torch.Generator) -> dict[str, Any]:
     """How far P(right) is behind the single score of highest AUSC on these very queries."""
-    best = max((name for name in doubt if name != RIGHT), key=lambda name: ausc(correct, doubt[name]))
+    best = max((name for name in doubt if name not in (RIGHT, COMBINED)), key=lambda name: ausc(correct, doubt[name]))
 
     def behind(rows: Tensor) -> float:
         return ausc(correct[rows], doubt[best][rows]) - ausc(correct[rows], doubt[RIGHT][rows])

@@ -42,6 +42,7 @@ from lam.models import EmbeddingNetwork
 from lam.retrieval.decisions.calibration import Calibration, OwnClasses, Targets, calibrate
 from lam.retrieval.decisions.conformal import ConformalScores, needed
 from lam.retrieval.decisions.contrast import SHARE
+from lam.retrieval.decisions.flags import COMBINED
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.ood import auprc, auroc
@@ -118,7 +119,8 @@ class Cell:
         hits = Hits(found.hits, found.cosines, self.gallery.kappa[found.hits], asked.embeddings.kappa)
         of_hits = self.stored[found.hits]
         scores = self.calibration.scores(hits, asked.embeddings, features=asked.features, labels=of_hits)
-        return {**scores, ANSWER: 1 - self.calibration.answers[0](scores)}, of_hits[:, 0]
+        doubt = {**scores, ANSWER: 1 - self.calibration.answers[0](scores)}
+        return {**doubt, COMBINED: self.calibration.detector.ood_score(COMBINED, scores)}, of_hits[:, 0]
 
 
 def out_of_scope(parts: dict[str, Part], outside: Tensor, seed: int) -> dict[str, float]:

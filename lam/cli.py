@@ -173,9 +173,7 @@ def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
         if not parsed.quiet:
             print("calibrate ...", file=sys.stderr)
         try:
-            calibration = calibrate_run(
-                folder, targets=Targets(**_DEMO_TARGETS), flag="combined", progress=not parsed.quiet
-            )
+            calibration = calibrate_run(folder, targets=Targets(**_DEMO_TARGETS), progress=not parsed.quiet)
         except ValueError as error:
             _complain(f"warning: not calibrated: {error}")
             return
@@ -562,7 +560,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SCORE",
         help="to abstain by: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, mahalanobis_knn, cosine, "
         "margin, mean_cosine, cosine_spread, votes, weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or "
-        "combined, which is kappa and knn (default: likewise, or else the encoder's)",
+        "combined, which is knn, relative_mahalanobis, cosine and mean_cosine (default: likewise, or else "
+        "combined; kappa without training features, or with too few queries)",
     )
     calibrate.add_argument(
         "--gallery",

@@ -32,7 +32,7 @@ from lam.retrieval.decisions.calibration import Calibration, Others, OwnClasses,
 from lam.retrieval.decisions.conformal import ConformalScores, needed
 from lam.retrieval.decisions.contrast import SHARE, check_share
 from lam.retrieval.decisions.files import save_calibration
-from lam.retrieval.decisions.flags import FLAGS, needs_reference
+from lam.retrieval.decisions.flags import COMBINED, FLAGS, needs_reference
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.metrics.plots import plot_calibration
 from lam.retrieval.metrics.reference import NEIGHBOUR
@@ -127,8 +127,8 @@ def calibrate_run(
     Args:
         run: the run's folder.
         targets: the error rates asked for.
-        flag: the score by which queries shall be flagged, of `lam.retrieval.decisions.flags.FLAGS`; by default the
-            encoder's own.
+        flag: the score by which queries shall be flagged, of `lam.retrieval.decisions.flags.FLAGS`; by default
+            `combined`, or κ where there are no training features or too few queries for it, or an encoder's own.
         gallery: what is searched: the run's index, one half of the held-out data, or other stored items; items without
             a label are left out, and counted among the facts.
         folder: fresh images in class sub-folders to calibrate on, instead of the validation split; of a run on texts
@@ -165,10 +165,9 @@ def calibrate_run(
     check_share(share)
     opened = Run(run)
     encoder = opened.encoder
-    flag = encoder.ood_score if flag is None else flag
-    if flag not in FLAGS:
+    if flag is not None and flag not in FLAGS:
         raise ValueError(f"flag must be one of {', '.join(FLAGS)}, got {flag!r}")
-    if reference == 0 and needs_reference(flag):
+    if flag is not None and reference == 0 and needs_reference(flag):
         raise ValueError(f"flag {flag!r} compares with training features: leave out reference=0, or flag by 'kappa'")
     config = opened.configured([] if data_root is None else [f"--data.root={data_root}"])
     splits = None if folder is not None and reference == 0 else _splits(opened.folder, config)
@@ -191,6 +190,8 @@ def calibrate_run(
     searches, verifier = _search(embeddings, relevance, *searched, config.seed)
     _warn_of_queries_in_gallery(embeddings.mean.cpu()[queries], searched[0], searches)
     targets = Targets() if targets is None else targets
+    if flag is None:
+        flag = usual_flag(encoder, len(embeddings[queries]), targets.ood) if known is not None else encoder.ood_score
     set_aside, stranger_scores = None, None
     others: list[Others | OwnClasses] = []
     if strangers is not None:
@@ -239,6 +240,11 @@ def calibrate_run(
         plot = opened.folder / "plots" / "probability.png"
         plot_calibration(plot, calibration.reliability, confidence="P(first hit is right)")
     return calibration
+
+
+def usual_flag(encoder: Encoder, n: int, target: float) -> str:
+    """The flag where none is asked for, with training features and N queries to calibrate on."""
+    return COMBINED if encoder.ood_score == "kappa" and n // 2 >= needed(target) else encoder.ood_score
 
 
 def _promised_of(

@@ -67,7 +67,7 @@ class Answer:
     def evidence(self) -> frozenset[str]:
         """The scores that all need."""
         contrast = () if self.contrast is None else self.contrast.evidence
-        return frozenset((*self.known.evidence, *self.right.evidence, *contrast))
+        return frozenset((*self.known.ranks, *self.right.evidence, *contrast))
 
     def to_json(self) -> dict[str, Any]:
         """The numbers, by name."""

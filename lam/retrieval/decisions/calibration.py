@@ -17,7 +17,7 @@ from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth
 from lam.retrieval.decisions.contrast import SHARE, Contrast
 from lam.retrieval.decisions.decisions import Decisions, decision_codes
-from lam.retrieval.decisions.flags import OodDetector, needs_hits, needs_input
+from lam.retrieval.decisions.flags import OodDetector, needs_input, without_hits, without_input
 from lam.retrieval.decisions.probability import Scores, cross_validated, probability_bins
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
@@ -186,8 +186,8 @@ class Calibration:
 
     @property
     def for_vectors(self) -> "Calibration":
-        """For queries that are but a direction and a κ: κ flags them where the flag in force needs features."""
-        return replace(self, flag="kappa") if needs_input(self.flag) else self
+        """For queries that are but a direction and a κ, with a flag that needs no features."""
+        return replace(self, flag=without_input(self.flag))
 
     def false_accept_rate(self, cosine: float) -> tuple[float, tuple[float, float]]:
         """The rate that an accept threshold promises (see `ConformalScores.rate`), and its 95 % interval."""
@@ -293,8 +293,8 @@ class Calibration:
 
     @property
     def _hitless(self) -> "Calibration":
-        """For queries without hits: κ flags them where the flag in force looks at hits."""
-        return replace(self, flag="kappa") if needs_hits(self.flag) else self
+        """For queries without hits, with a flag that looks at none."""
+        return replace(self, flag=without_hits(self.flag))
 
     def _probability(self, scores: dict[str, Tensor]) -> Tensor:
         """P(first hit is right), by the first of `answers` whose evidence is all there; 0 where there is no hit."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.flags import COMBINED, OodDetector
-from lam.retrieval.decisions.probability import Correctness
+from lam.retrieval.decisions.flags import OodDetector
+from lam.retrieval.decisions.probability import Correctness, RankOdds
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.uncertainty import CalibrationBins
@@ -30,7 +30,7 @@ from lam.utils.files import (
     write_tensors,
 )
 
-FORMAT = 4
+FORMAT = 5
 FOLDER, METADATA, TABLES = "calibration", "calibration.json", "tables.safetensors"
 _FLAG = "flag_"
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "facts")
@@ -43,6 +43,7 @@ def save_calibration(run: str | Path, calibration: Calibration) -> None:
         "format": FORMAT,
         **{name: getattr(calibration, name) for name in _PLAIN},
         "targets": asdict(calibration.targets),
+        "combined": {name: asdict(rank) for name, rank in calibration.detector.ranks.items()},
         "answers": [model.to_json() for model in calibration.answers],
         "sameness": None if calibration.verifier is None else calibration.verifier.sameness.to_json(),
         "reliability": reliability,
@@ -83,7 +84,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
     return Calibration(
         **{name: metadata[name] for name in _PLAIN},
         targets=Targets(**metadata["targets"]),
-        detector=_detector(tables),
+        detector=_detector(tables, metadata["combined"]),
         false_accepts=ConformalScores(_table(tables, "false_accepts"), tables.get("stranger_classes")),
         right_hits=_table(tables, "right_hits"),
         answers=tuple(map(Answer.from_json, metadata["answers"])),
@@ -101,11 +102,8 @@ def _defined(bins: dict[str, Tensor], name: str) -> Tensor:
 
 
 def _tables(calibration: Calibration) -> dict[str, Tensor]:
-    detector = calibration.detector
     tables = {"false_accepts": calibration.false_accepts.scores, "right_hits": calibration.right_hits}
-    tables |= {f"{_FLAG}{name}": known.scores for name, known in detector.calibrated.items()}
-    if detector.ranks is not None:
-        tables |= {"rank_kappa": detector.ranks[0], "rank_knn": detector.ranks[1]}
+    tables |= {f"{_FLAG}{name}": known.scores for name, known in calibration.detector.calibrated.items()}
     if calibration.verifier is not None:
         tables["impostors"] = calibration.verifier.impostors.scores
     if calibration.false_accepts.classes is not None:
@@ -117,12 +115,10 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
     return tables
 
 
-def _detector(tables: dict[str, Tensor]) -> OodDetector:
+def _detector(tables: dict[str, Tensor], combined: dict[str, Any]) -> OodDetector:
     _table(tables, f"{_FLAG}kappa")
     calibrated = {name.removeprefix(_FLAG): ConformalScores(tables[name]) for name in tables if name.startswith(_FLAG)}
-    if COMBINED not in calibrated:
-        return OodDetector(calibrated)
-    return OodDetector(calibrated, (_table(tables, "rank_kappa"), _table(tables, "rank_knn")))
+    return OodDetector(calibrated, {name: RankOdds.from_json(numbers) for name, numbers in combined.items()})
 
 
 def _reference(tables: dict[str, Tensor]) -> Reference | None:

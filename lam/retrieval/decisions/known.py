@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.probability import RankOdds, Scores, folds
+from lam.retrieval.decisions.flags import TOGETHER
+from lam.retrieval.decisions.probability import RankOdds, Scores, fisher_sum, folds
 from lam.retrieval.metrics.registry import SCORES
 
 UNUSUAL = 0.02
@@ -26,29 +27,37 @@ _OF_THE_FIRST = "cosine", "cosine_spread"
 
 @dataclass(frozen=True)
 class Known:
-    """P(known) = min(1, p/0.02), p the conformal p-value of how far a query is from the calibration queries.
+    """P(known) = min(1, p/0.02), p the conformal p-value of how unusual a query is beside the calibration queries.
 
-    Each score becomes the log odds of its rank, and beyond all that was seen log(1 + d/spread) more, d the distance
-    from the extreme; the distance is Mahalanobis's between these. Nothing foreign is needed to learn it, and of queries
-    like those calibrated on the mean is at least 0.99. Fewer than 50 queries cannot call anything unknown. What labels
-    say is no evidence: a query whose hits disagree is ambiguous, and known. Nor is what the first hit alone decides: a
-    query that is in the gallery finds itself, as no calibration query does.
+    Two statistics look for it, and the greater rank counts. One looks both ways: each score becomes the log odds of its
+    rank, and beyond all that was seen log(1 + d/spread) more, d the distance from the extreme, and Mahalanobis's
+    distance is taken between these. The other is `fisher_sum` of the scores behind the flag `combined`, which outsiders
+    raise together. Nothing foreign is needed to learn it, and of queries like those calibrated on the mean is at least
+    0.99. Fewer than 50 queries cannot call anything unknown. What labels say is no evidence: a query whose hits
+    disagree is ambiguous, and known. Nor is, both ways, what the first hit alone decides: a query that is in the
+    gallery finds itself, as no calibration query does.
 
     Source: Ledoit and Wolf (2004) for the covariance; Vovk, Gammerman and Shafer (2005) for the p-value.
 
     Attributes:
-        evidence: the scores that it needs, E of them.
-        ranks: of each.
-        mean: (E,) of their log odds.
+        evidence: the scores that are looked at both ways, E of them.
+        together: those of the sum.
+        ranks: of all these.
+        mean: (E,) of the log odds of the evidence.
         precision: (E, E) inverse of their covariance, shrunk.
-        distances: of calibration queries from others, rising.
+        of_distance: ranks of calibration queries' distances from others.
+        of_sum: likewise of their sums.
+        unusual: the greater log odds of the two, rising.
     """
 
     evidence: tuple[str, ...]
-    ranks: tuple[RankOdds, ...]
+    together: tuple[str, ...]
+    ranks: Mapping[str, RankOdds]
     mean: tuple[float, ...]
     precision: tuple[tuple[float, ...], ...]
-    distances: tuple[float, ...]
+    of_distance: RankOdds
+    of_sum: RankOdds
+    unusual: tuple[float, ...]
 
     @classmethod
     def fit(cls, scores: Scores) -> "Known":
@@ -57,17 +66,23 @@ class Known:
         Raises:
             ValueError: where no score is evidence.
         """
-        names = tuple(name for name in scores if is_evidence(name))
-        if not names:
+        evidence = tuple(name for name in scores if is_evidence(name))
+        if not evidence:
             raise ValueError(f"there must be a score of the query itself, got {', '.join(scores) or 'none'}")
-        ranks = tuple(RankOdds.of(scores[name].detach().cpu()) for name in names)
-        x = _odds(ranks, names, scores)
-        distances = torch.empty(len(x), dtype=torch.float64)
+        together = tuple(name for name in TOGETHER if name in scores) or evidence
+        names = dict.fromkeys((*evidence, *together))
+        ranks = {name: RankOdds.of(scores[name].detach().cpu()) for name in names}
+        x = _odds(ranks, evidence, scores)
+        distances, sums = torch.empty(2, len(x), dtype=torch.float64)
         for fold, rest in folds(len(x)):
             distances[fold] = _distance(x[fold], *_gaussian(x[rest]))
+            of_rest = {name: RankOdds.of(scores[name].detach().cpu()[rest]) for name in together}
+            sums[fold] = fisher_sum(of_rest, {name: scores[name].detach().cpu()[fold] for name in together})
+        of_distance, of_sum = RankOdds.of(distances), RankOdds.of(sums)
+        unusual = torch.maximum(of_distance.extended(distances), of_sum.extended(sums)).sort().values
         mean, precision = _gaussian(x)
-        rows = tuple(map(tuple, precision.tolist()))
-        return cls(names, ranks, tuple(mean.tolist()), rows, tuple(distances.sort().values.tolist()))
+        gaussian = tuple(mean.tolist()), tuple(map(tuple, precision.tolist()))
+        return cls(evidence, together, ranks, *gaussian, of_distance, of_sum, tuple(unusual.tolist()))
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
         """P(known) of new queries, float64 on the CPU.
@@ -75,28 +90,33 @@ class Known:
         Raises:
             ValueError: for a score that is missing.
         """
-        if missing := [name for name in self.evidence if name not in scores]:
-            raise ValueError(f"P(known) rests on {', '.join(self.evidence)}: {', '.join(missing)} is missing")
+        if missing := [name for name in self.ranks if name not in scores]:
+            raise ValueError(f"P(known) rests on {', '.join(self.ranks)}: {', '.join(missing)} is missing")
         mean, precision, known = self._learnt
         distance = _distance(_odds(self.ranks, self.evidence, scores), mean, precision)
-        return (known.p_values(distance) / UNUSUAL).clamp(max=1)
+        sums = fisher_sum({name: self.ranks[name] for name in self.together}, scores)
+        unusual = torch.maximum(self.of_distance.extended(distance), self.of_sum.extended(sums))
+        return (known.p_values(unusual) / UNUSUAL).clamp(max=1)
 
     @cached_property
     def _learnt(self) -> tuple[Tensor, Tensor, ConformalScores]:
-        mean, precision, distances = (
-            torch.tensor(values, dtype=torch.float64) for values in (self.mean, self.precision, self.distances)
+        mean, precision, unusual = (
+            torch.tensor(values, dtype=torch.float64) for values in (self.mean, self.precision, self.unusual)
         )
-        return mean, precision, ConformalScores(distances)
+        return mean, precision, ConformalScores(unusual)
 
     @classmethod
     def from_json(cls, numbers: Mapping[str, Any]) -> "Known":
         """Of numbers by name."""
         return cls(
             evidence=tuple(numbers["evidence"]),
-            ranks=tuple(RankOdds.from_json(one) for one in numbers["ranks"]),
+            together=tuple(numbers["together"]),
+            ranks={name: RankOdds.from_json(one) for name, one in numbers["ranks"].items()},
             mean=tuple(numbers["mean"]),
             precision=tuple(map(tuple, numbers["precision"])),
-            distances=tuple(numbers["distances"]),
+            of_distance=RankOdds.from_json(numbers["of_distance"]),
+            of_sum=RankOdds.from_json(numbers["of_sum"]),
+            unusual=tuple(numbers["unusual"]),
         )
 
 
@@ -105,8 +125,8 @@ def is_evidence(name: str) -> bool:
     return name not in _OF_THE_FIRST and "labels" not in (*SCORES[name].needs, *SCORES[name].uses)
 
 
-def _odds(ranks: tuple[RankOdds, ...], names: tuple[str, ...], scores: Scores) -> Tensor:
-    return torch.stack([rank.extended(scores[name].detach().cpu()) for rank, name in zip(ranks, names, strict=True)], 1)
+def _odds(ranks: Mapping[str, RankOdds], names: tuple[str, ...], scores: Scores) -> Tensor:
+    return torch.stack([ranks[name].extended(scores[name].detach().cpu()) for name in names], 1)
 
 
 def _gaussian(x: Tensor) -> tuple[Tensor, Tensor]:

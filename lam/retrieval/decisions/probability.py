@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from lam.retrieval.metrics.uncertainty import CalibrationBins
 from lam.utils.checks import check_finite, check_length, positive_integer
@@ -81,6 +82,16 @@ class RankOdds:
     def from_json(cls, numbers: Mapping[str, Any]) -> "RankOdds":
         """Of numbers by name."""
         return cls(tuple(numbers["values"]), tuple(numbers["odds"]), numbers["spread"])
+
+
+def fisher_sum(ranks: Mapping[str, RankOdds], scores: Scores) -> Float[Tensor, " N"]:
+    """Σ −log p over several scores, p = 1 − F being the share above, float64 on the CPU.
+
+    −log(1 − F) = log(1 + e^x) of the log odds x of F, which go on beyond all that was seen.
+
+    Source: Fisher (1925), section 21.1.
+    """
+    return torch.stack([softplus(rank.extended(scores[name].detach().cpu())) for name, rank in ranks.items()]).sum(0)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,19 @@
-"""OodDetector by each score and by two: each keeps its false-flag rate, and two together see what either sees."""
+"""OodDetector by each score and by several: each keeps its false-flag rate, and together they see what any sees."""
 
 import math
 
 import pytest
 import torch
 
-from lam.retrieval.decisions.flags import COMBINED, FLAGS, OodDetector, needs_reference
+from lam.retrieval.decisions.flags import (
+    COMBINED,
+    FLAGS,
+    TOGETHER,
+    OodDetector,
+    needs_reference,
+    without_hits,
+    without_input,
+)
 from lam.retrieval.metrics.registry import SCORES
 
 
@@ -15,8 +23,8 @@ def _items(n: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
     return {name: (torch.randn(n, generator=generator) + common).exp() for name in SCORES}
 
 
-def _pair(kappa: torch.Tensor, distance: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"kappa": -kappa, "knn": distance}
+def _pair(cosine: torch.Tensor, distance: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"kappa": torch.zeros_like(cosine), "cosine": -cosine, "knn": distance}
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +47,21 @@ def test_the_false_flag_rate_is_the_target_on_average(
     assert 0.1 - 0.01 - 3 * error < float(rate.mean()) < 0.1 + 3 * error  # (N + 1) · target is rounded down
 
 
-def test_the_combination_sees_what_either_sees() -> None:
+@pytest.mark.parametrize("score", TOGETHER)
+def test_the_combination_sees_what_any_of_its_scores_sees(score: str) -> None:
     generator = torch.Generator().manual_seed(1)
     detector = OodDetector.of(_items(1000, generator))
-    scores = _pair(torch.tensor([-1e6, -1.0, -1.0]), torch.tensor([1.0, 1e6, 1.0]))
+    scores = {name: torch.tensor([1e6 if name == score else 1.0, 1.0]) for name in SCORES}
     flagged = detector.ood_score("combined", scores) > detector.known("combined").threshold(0.05)
-    assert flagged.tolist() == [True, True, False]
+    assert flagged.tolist() == [True, False]
+
+
+def test_the_combination_is_fishers_sum_of_the_shares_above() -> None:
+    learnt, new = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([2.0, 3.0])
+    detector = OodDetector.of(_pair(-learnt.repeat_interleave(2), learnt.repeat_interleave(2)))
+    share_above = torch.tensor([1 - 1.5 / 4, 1 - 2.5 / 4])  # of the learnt half, ties counting half
+    want = -2 * share_above.double().log()
+    torch.testing.assert_close(detector.ood_score("combined", _pair(-new, new)), want)
 
 
 def test_the_combination_keeps_the_order_also_beyond_what_it_has_seen() -> None:
@@ -52,6 +69,12 @@ def test_the_combination_keeps_the_order_also_beyond_what_it_has_seen() -> None:
     distance = torch.tensor([0.0, 5.0, 5.5, 39.0, 40.0, 41.0, 1e3, 1e9])
     ood_score = detector.ood_score("combined", _pair(torch.full_like(distance, 100.0), distance))
     assert (ood_score.diff() > 0).all()
+
+
+def test_where_there_are_no_hits_or_no_features_a_part_of_the_combination_flags() -> None:
+    assert [without_input(flag) for flag in (COMBINED, "knn", "cosine")] == ["mean_cosine", "kappa", "cosine"]
+    assert [without_hits(flag) for flag in (COMBINED, "knn", "cosine")] == ["knn", "knn", "kappa"]
+    assert without_hits(without_input(COMBINED)) == "kappa"
 
 
 def test_items_that_are_all_alike_are_never_flagged() -> None:
@@ -84,7 +107,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="votes must have shape"):
         OodDetector.of({"kappa": torch.ones(5), "votes": torch.ones(4)})
     both = OodDetector.of(_pair(torch.ones(5), torch.ones(5)))
-    with pytest.raises(ValueError, match="'combined' needs embeddings .* of every query: there is no 'knn'"):
+    with pytest.raises(ValueError, match="'combined' needs features and .* hits of every query: there is no 'knn'"):
         both.ood_score("combined", {"kappa": torch.ones(2)})
     with pytest.raises(ValueError, match="kappa must not hold NaN"):
         both.ood_score("kappa", {"kappa": torch.tensor([math.nan])})

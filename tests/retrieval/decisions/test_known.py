@@ -6,7 +6,7 @@ import torch
 from sklearn.covariance import LedoitWolf
 
 from lam.retrieval.decisions.known import UNUSUAL, Known, is_evidence
-from lam.retrieval.decisions.probability import folds
+from lam.retrieval.decisions.probability import RankOdds, folds
 from lam.retrieval.metrics.registry import SCORES
 
 
@@ -17,29 +17,48 @@ def _scores(n: int, seed: int) -> dict[str, torch.Tensor]:
     return {"kappa": (common + own[0]).exp(), "norm": common + 0.1 * own[1], "knn": own[2] - common}
 
 
+def _extended(values: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """The log odds of ranks, and what lies beyond, value by value."""
+    rank = RankOdds.of(torch.from_numpy(values))
+    spread = np.subtract(*np.percentile(values, [75, 25]))
+    odds = []
+    for value in new.tolist():
+        above, below = max(value - rank.values[-1], 0), max(rank.values[0] - value, 0)
+        inside = float(np.interp(value, rank.values, rank.odds))
+        odds.append(inside + np.log1p(above / spread) - np.log1p(below / spread))
+    return np.array(odds)
+
+
 def test_p_known_is_that_of_a_slow_twin() -> None:
-    scores, new = _scores(200, 0), _scores(40, 1)
+    scores, new = _scores(200, 0), {name: 2.5 * values for name, values in _scores(40, 1).items()}
+    scores["mean_cosine"], new["mean_cosine"] = scores["knn"] + scores["norm"], new["knn"] + new["norm"]
     known = Known.fit(scores)
+    old, later = ({name: values.double().numpy() for name, values in of.items()} for of in (scores, new))
+    x, z = (np.stack([_extended(old[name], of[name]) for name in known.evidence], 1) for of in (old, later))
 
-    def odds(of: dict[str, torch.Tensor]) -> np.ndarray:
-        columns = []
-        for name, rank in zip(known.evidence, known.ranks, strict=True):
-            spread = np.subtract(*np.percentile(scores[name].double().numpy(), [75, 25]))
-            for_one = []
-            for value in of[name].double().tolist():
-                beyond = max(value - rank.values[-1], 0), max(rank.values[0] - value, 0)
-                inside = float(np.interp(value, rank.values, rank.odds))
-                for_one.append(inside + np.log1p(beyond[0] / spread) - np.log1p(beyond[1] / spread))
-            columns.append(for_one)
-        return np.array(columns).T
+    def sums(learnt: dict[str, np.ndarray], of: dict[str, np.ndarray]) -> np.ndarray:
+        shares = [1 / (1 + np.exp(-_extended(learnt[name], of[name]))) for name in ("knn", "mean_cosine")]
+        return -np.log(1 - np.array(shares)).sum(0)
 
-    x, z = odds(scores), odds(new)
-    distances = np.zeros(200)
-    for fold, rest in folds(200):
-        distances[fold.numpy()] = LedoitWolf().fit(x[rest.numpy()]).mahalanobis(x[fold.numpy()])
-    apart = LedoitWolf().fit(x).mahalanobis(z)
-    p = np.array([(1 + (distances >= one).sum()) / 201 for one in apart])
+    distances, of_sums = np.zeros(200), np.zeros(200)
+    for fold, rest in ((fold.numpy(), rest.numpy()) for fold, rest in folds(200)):
+        distances[fold] = np.sqrt(LedoitWolf().fit(x[rest]).mahalanobis(x[fold]))
+        of_rest, of_fold = ({name: values[rows] for name, values in old.items()} for rows in (rest, fold))
+        of_sums[fold] = sums(of_rest, of_fold)
+    apart = np.sqrt(LedoitWolf().fit(x).mahalanobis(z))
+    unusual = np.maximum(_extended(distances, distances), _extended(of_sums, of_sums))
+    of_new = np.maximum(_extended(distances, apart), _extended(of_sums, sums(old, later)))
+    p = np.array([(1 + (unusual >= one).sum()) / 201 for one in of_new])
     np.testing.assert_allclose(known(new).numpy(), np.minimum(1, p / UNUSUAL))
+    assert 0 < float(known(new).min()) < 1
+
+
+def test_what_all_scores_doubt_a_little_is_unknown_though_it_is_usual_in_each() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = {name: torch.randn(400, generator=generator) for name in ("knn", "relative_mahalanobis", "mean_cosine")}
+    known, at_a_tenth = Known.fit(scores), {name: torch.full((1,), 1.9) for name in scores}
+    assert float(known(at_a_tenth)) < 0.5
+    assert float(known({**at_a_tenth, "knn": torch.zeros(1), "mean_cosine": torch.zeros(1)})) == 1
 
 
 def test_queries_like_those_calibrated_on_are_known() -> None:

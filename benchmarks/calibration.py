@@ -24,14 +24,14 @@ from lam.encoders.base import N_SAMPLES, Prediction
 from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate, query_scores
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.flags import COMBINED, PAIR, OodDetector
+from lam.retrieval.decisions.flags import COMBINED, OodDetector
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
+from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.open_set import open_set_metrics
-from lam.retrieval.metrics.reference import knn_distance
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibrate import REFERENCE
 from lam.runs.config_files import load_config
@@ -41,7 +41,7 @@ from lam.runs.finished import Run
 RESAMPLES = 200
 OOD_TARGETS, FAR_TARGETS = (0.01, 0.05), (0.001, 0.01, 0.05)
 CALIBRATED = 1000
-FLAGGED_BY = (*PAIR, COMBINED, "cosine")
+FLAGGED_BY = ("kappa", "knn", "cosine", COMBINED)
 
 
 def main() -> None:
@@ -60,38 +60,38 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
     others = datasets.load_ood("mnist", like=splits.test, root=mnist)
     reference = reference_features(encoder, splits.train, REFERENCE, seed=config.seed)
 
-    def predict(images: datasets.Dataset) -> tuple[Prediction, Tensor]:
-        seen = encoder.predict(loader_of(images, EMBEDDING_BATCH), n_samples=N_SAMPLES)
-        return seen, knn_distance(seen.features, reference)
+    def predict(images: datasets.Dataset) -> Prediction:
+        return encoder.predict(loader_of(images, EMBEDDING_BATCH), n_samples=N_SAMPLES)
 
     parts = carve(splits.validation, (len(splits.validation) // 2,), seed=0)
     gallery, held, test, outside = (predict(images) for images in (*parts, splits.test, others))
     stored, labels = parts[0].labels, (parts[1].labels, splits.test.labels)
-    own = search(held[0], gallery[0], labels[0], stored)
-    asked = search(test[0], gallery[0], labels[1], stored)
+    own = search(held, gallery, labels[0], stored)
+    asked = search(test, gallery, labels[1], stored)
     made = calibrate(
         own,
-        held[0].embeddings,
+        held.embeddings,
         key="",
         targets=Targets(far=0.01),
-        features=held[0].features,
+        features=held.features,
         labels=stored[own.hits],
         reference=reference,
     )
     generator = torch.Generator().manual_seed(0)
+    seen: dict[str, Any] = {"features": test.features, "reference": reference}
     return {
-        "false_flags": false_flags(test, generator),
+        "false_flags": false_flags(query_scores(test.embeddings, asked.cosines, **seen), generator),
         "false_accepts": false_accepts(asked, generator),
-        "false_accepts_without_a_gallery": false_accepts_alone(test[0], labels[1], generator),
-        "p_correct": p_correct(made, asked, test[0], held[0], labels, stored),
-        "verification": verification(test[0], held[0], gallery[0], labels, stored, generator),
+        "false_accepts_without_a_gallery": false_accepts_alone(test, labels[1], generator),
+        "p_correct": p_correct(made, asked, test, held, labels, stored),
+        "verification": verification(test, held, gallery, labels, stored, generator),
         "conformal_depth": {
             "k": made.depth,
             "miss_target": made.targets.conformal_miss,
             "miss_on_test": float((asked.rank > made.depth).double().mean()),
         },
         "open_set": [asdict(open_set_metrics(asked, fpir=fpir)) for fpir in FAR_TARGETS],
-        "no_match": no_match(made, gallery[0], {"fashionmnist": test[0], "mnist": outside[0]}),
+        "no_match": no_match(made, gallery, {"fashionmnist": test, "mnist": outside}),
     }
 
 
@@ -100,22 +100,20 @@ def search(queries: Prediction, gallery: Prediction | None, labels: Tensor, othe
     return search_open_set(queries.embeddings.mean, items, partial(_match, others, labels))
 
 
-def false_flags(test: tuple[Prediction, Tensor], generator: torch.Generator) -> list[dict[str, Any]]:
+def false_flags(scores: dict[str, Tensor], generator: torch.Generator) -> list[dict[str, Any]]:
     """Rates on the rest of the test split against the target, and their spread against the Beta-binomial law."""
-    scores = {"kappa": -test[0].embeddings.kappa, "knn": test[1]}
-    rates: dict[tuple[str, float], list[float]] = {
-        (flag, target): [] for flag in (*PAIR, COMBINED) for target in OOD_TARGETS
-    }
-    for known, new in partings(len(test[1]), generator):
+    rates: dict[tuple[str, float], list[float]] = {(flag, target): [] for flag in FLAGGED_BY for target in OOD_TARGETS}
+    n = len(scores["kappa"])
+    for known, new in partings(n, generator):
         detector = OodDetector.of({name: values[known] for name, values in scores.items()})
         for (flag, target), found in rates.items():
             ood_score = detector.ood_score(flag, {name: values[new] for name, values in scores.items()})
             found.append(float((ood_score > detector.known(flag).threshold(target)).double().mean()))
-    return [{"flag": flag, **against_law(found, target, flag, len(test[1]))} for (flag, target), found in rates.items()]
+    return [{"flag": flag, **against_law(found, target, flag, n)} for (flag, target), found in rates.items()]
 
 
 def against_law(rates: list[float], target: float, flag: str, n: int) -> dict[str, Any]:
-    calibrated = CALIBRATED // 2 if flag == "combined" else CALIBRATED
+    calibrated = CALIBRATED // 2 if flag == COMBINED else CALIBRATED
     new = n - CALIBRATED
     law = betabinom(new, *ConformalScores(torch.arange(float(calibrated)).double()).law(target))
     found = torch.tensor(rates, dtype=torch.float64)
@@ -301,7 +299,7 @@ def no_match(made: Calibration, gallery: Prediction, asked: dict[str, Prediction
 
 
 def hits_of(queries: Prediction, gallery: Prediction) -> Hits:
-    ids, scores = rank(queries.embeddings.mean, gallery.embeddings.mean, k=2)
+    ids, scores = rank(queries.embeddings.mean, gallery.embeddings.mean, k=N_HITS)
     return Hits(ids, scores, gallery.embeddings.kappa[ids], queries.embeddings.kappa)
 
 

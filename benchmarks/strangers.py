@@ -18,9 +18,9 @@ from torch import Tensor
 
 from lam.cli import DEMOS
 from lam.encoders.base import N_SAMPLES, Prediction
+from lam.retrieval.decisions.calibration import query_scores
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.flags import OodDetector
-from lam.retrieval.metrics.reference import knn_distance
+from lam.retrieval.decisions.flags import COMBINED, OodDetector
 from lam.retrieval.metrics.searches import search_open_set
 from lam.runs.calibrate import REFERENCE
 from lam.runs.config_files import load_config
@@ -43,14 +43,16 @@ def measure(seed: int) -> list[dict[str, Any]]:
         for part in (splits.validation, splits.test, ood["digits_held_out"])
     ]
     known, gallery, strangers = (part.embeddings.mean for part in seen)
-    scores = [{"kappa": -part.embeddings.kappa, "knn": knn_distance(part.features, reference)} for part in seen]
     labels, stored = splits.validation.labels, splits.test.labels
-    of_known = search_open_set(known, gallery, lambda rows: labels[rows][:, None] == stored).non_mated
-    of_strangers = search_open_set(strangers, gallery, lambda rows: torch.zeros(len(rows), len(stored)).bool()).score
-    detector = OodDetector.of(scores[0])
-    ood_score = detector.ood_score("combined", scores[2])
-    judged = ood_score <= detector.known("combined").threshold(OOD_TARGET)
-    return [against(target, of_known, of_strangers, judged) for target in FAR_TARGETS]
+    own = search_open_set(known, gallery, lambda rows: labels[rows][:, None] == stored)
+    foreign = search_open_set(strangers, gallery, lambda rows: torch.zeros(len(rows), len(stored)).bool())
+    of_known, of_strangers = (
+        query_scores(part.embeddings, searches.cosines, features=part.features, reference=reference)
+        for part, searches in ((seen[0], own), (seen[2], foreign))
+    )
+    detector = OodDetector.of(of_known)
+    judged = detector.ood_score(COMBINED, of_strangers) <= detector.known(COMBINED).threshold(OOD_TARGET)
+    return [against(target, own.non_mated, foreign.score, judged) for target in FAR_TARGETS]
 
 
 def against(target: float, of_known: Tensor, of_strangers: Tensor, judged: Tensor) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def main() -> None:
         columns = {name: torch.tensor([row[name] for row in of_target], dtype=torch.float64) for name in of_target[0]}
         spread = {name: {"mean": float(of.mean()), "std": float(of.std())} for name, of in columns.items()}
         rows.append({**spread, "target": of_target[0]["target"]})
-    write("strangers", {"flag": "combined", "ood_target": OOD_TARGET, "rates": rows, "seeds": measured})
+    write("strangers", {"flag": COMBINED, "ood_target": OOD_TARGET, "rates": rows, "seeds": measured})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import yaml
 from methods import FIGURES, PAPER
 from timing import RESULTS
 
+from lam.retrieval.decisions.flags import COMBINED
 from lam.retrieval.metrics.registry import METRICS, SCORES, describe
 
 ROOT = Path(__file__).parent.parent
@@ -63,29 +64,33 @@ def names(figures: Iterable[str]) -> list[str]:
 
 # Both questions, by score: the README has these.
 
-DATA = {  # what the post-hoc posterior was measured on, and its results
-    "FashionMNIST": lambda: read("fashionmnist"),
-    "photographs": lambda: read("other_data")["photographs"]["laplace_posthoc"],
-    "faces": lambda: read("other_data")["faces"]["laplace_posthoc"],
-    "characters": lambda: read("other_data")["characters"]["laplace_posthoc"],
-}
+FLAGGED = {key: SCORES[key].name for key in ("kappa", "norm", "knn", "relative_mahalanobis", "cosine", "mean_cosine")}
+FLAGGED |= {COMBINED: "**combined**, of the last four"}
 
 
-def by_score(metric: str) -> list[Row]:
-    """A metric that every score has, one row a score that was measured, one column a data set."""
-    results = {name: load() for name, load in DATA.items()}
-    rows: list[Row] = [["score", *results]]
-    for key, score in SCORES.items():
-        figure = metric if key == "kappa" else f"{metric}_{key}"
-        cells = [over_seeds(one, [figure], 2)[0] for one in results.values()]
-        if set(cells) != {NOTHING}:
-            rows.append([score.name, *cells])
-    return rows
+def outsiders(results: dict[str, Any]) -> list[str]:
+    """The sets of outsiders that were measured, in order."""
+    return [figure.split("@")[1] for figure in results["mean"] if figure.startswith(f"auroc_{COMBINED}@")]
 
 
 @table
 def elsewhere() -> list[Row]:
-    return by_score("auroc")
+    data = {f"{name} ({len(results['seeds'])})": results for name, results in answered().items()}
+    rows: list[Row] = [["AUROC (seeds)", *data]]
+    for key, name in FLAGGED.items():
+        rows.append([name, *(spread(one, f"auroc_{key}@{outsiders(one)[0]}", 2) for one in data.values())])
+    return rows
+
+
+@table
+def flags() -> list[Row]:
+    scores = {**FLAGGED, COMBINED: "**combined**"}
+    rows: list[Row] = [["data (seeds)", "outsiders", *scores.values()]]
+    for name, results in answered().items():
+        for title in outsiders(results):
+            cells = (spread(results, f"auroc_{key}@{title}", 2) for key in scores)
+            rows.append([f"{name} {seeds_of(results)}", title.replace("_", " "), *cells])
+    return rows
 
 
 # P(right) beside each score that it is learnt from.
@@ -392,17 +397,6 @@ def online_settings() -> list[Row]:
 
 
 @table
-def online_scores() -> list[Row]:
-    results = read("online_scores")["auroc"]
-    titles = {"kappa": "κ", "variance": "variance", "kappa, variance": "κ and variance", "knn": "k-NN"}
-    titles |= {"kappa, knn": "κ and k-NN"}
-    return [
-        ["AUROC by", "validation: inverted", "permuted", "digits", "test: MNIST"],
-        *([title, *(f"{results[f'{key}@{on}']:.3f}" for on in (*HELD_OUT, "mnist"))] for key, title in titles.items()),
-    ]
-
-
-@table
 def online_cost() -> list[Row]:
     rows: list[Row] = [["network", "samples", "deterministic step", "online over deterministic (quartiles)"]]
     for case in read("online")["cases"]:
@@ -434,8 +428,9 @@ def corrupted() -> list[Row]:
         ["data", "", "as it is", *(f"{kind} {n}" for kind in ("noise", "blur", "contrast") for n in (1, 2, 3))]
     ]
     keys = ["clean", *(f"{kind}_{n}" for kind in ("noise", "blur", "contrast") for n in (1, 2, 3))]
-    for data, load in DATA.items():
-        means = load()["mean"]
+    others = {name: read("other_data")[name]["laplace_posthoc"] for name in ("photographs", "faces", "characters")}
+    for data, results in {"FashionMNIST": read("fashionmnist"), **others}.items():
+        means = results["mean"]
         rows.append([data, "recall@1", *(f"{means[f'corruption_{key}_recall@1']:.2f}" for key in keys)])
         rows.append(["", "κ", *(f"{means[f'corruption_{key}_kappa']:.0f}" for key in keys)])
     return rows
@@ -609,7 +604,7 @@ def scores() -> list[Row]:
 
 # Calibration.
 
-FLAGS = {"kappa": "κ", "knn": "k-NN distance", "combined": "both", "cosine": "cosine"}
+FLAGS = {"kappa": "κ", "knn": "k-NN distance", "cosine": "cosine", COMBINED: "combined"}
 
 
 def calibrated() -> dict[str, Any]:
@@ -712,6 +707,7 @@ def out_of_scope() -> list[Row]:
     results = read("intents")["out_of_scope"]
     rows: list[Row] = [[f"CLINC150 ({len(results['seeds'])} seeds)", "AUROC", "AUPRC", "ECE", "ECE with out of scope"]]
     titles = {
+        COMBINED: "**combined**, what flags unless another is asked for",
         "p_right": "**P(right)**",
         "p_right_expecting_strangers": "**P(right)**, a share of 0.05 of strangers expected",
     }

@@ -394,7 +394,7 @@ def test_embeddings_say_which_images_are_flagged(
     with np.load(output, allow_pickle=False) as written:
         assert "flagged" not in written
     targets = ("--target-far=0.05", "--target-ood=0.4", "--target-miss=0.1")
-    assert main(["calibrate", str(run_copy), "--quiet", "--flag=combined", *targets]) == 0
+    assert main(["calibrate", str(run_copy), "--quiet", "--flag=knn", *targets]) == 0
     capsys.readouterr()
     assert main(command) == 0
     found = gallery.search(run_copy, digit_folder)

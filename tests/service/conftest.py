@@ -28,7 +28,7 @@ def calibrated_run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathF
     """The finished run with thresholds at ten percent, which its 60 items can promise; tests must not change it."""
     folder = Path(shutil.copytree(finished_run.folder, tmp_path_factory.mktemp("calibrated") / "run"))
     with unrendered_pictures():
-        calibrate_run(folder, targets=Targets(far=0.1, ood=0.1, conformal_miss=0.1), progress=False)
+        calibrate_run(folder, targets=Targets(far=0.1, ood=0.1, conformal_miss=0.1), flag="kappa", progress=False)
     return folder
 
 

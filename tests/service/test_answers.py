@@ -110,8 +110,9 @@ def test_thresholds_are_those_in_force_for_the_query(
     assert (answer["flagged_by"], answer["threshold"]["flag"]) == (flag, flag)
     assert answer["threshold"] == Responder(made, 3).thresholds
     answer = said(shared_engine, made, replace(image, features=None))
-    assert (answer["flagged_by"], answer["threshold"]["flag"]) == ("kappa", "kappa")
-    assert answer["threshold"]["flag_above"] == -made.kappa_below
+    of_vectors = "mean_cosine" if flag == "combined" else "kappa"
+    assert (answer["flagged_by"], answer["threshold"]["flag"]) == (of_vectors, of_vectors)
+    assert answer["threshold"]["flag_above"] == made.detector.known(of_vectors).threshold(made.targets.ood)
     assert (answer["decision"] == "abstain") == (answer["ood_score"] > answer["threshold"]["flag_above"])
 
 

@@ -17,7 +17,7 @@ from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth
 from lam.retrieval.decisions.contrast import SHARE, Contrast
 from lam.retrieval.decisions.decisions import Decisions, decision_codes
-from lam.retrieval.decisions.flags import OodDetector, needs_input, without_hits, without_input
+from lam.retrieval.decisions.flags import COMBINED, OodDetector, needs_input, without_hits, without_input
 from lam.retrieval.decisions.probability import Scores, cross_validated, probability_bins
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
@@ -187,7 +187,7 @@ class Calibration:
     @property
     def for_vectors(self) -> "Calibration":
         """For queries that are but a direction and a κ, with a flag that needs no features."""
-        return replace(self, flag=without_input(self.flag))
+        return self._with_flag(without_input(self.flag))
 
     def false_accept_rate(self, cosine: float) -> tuple[float, tuple[float, float]]:
         """The rate that an accept threshold promises (see `ConformalScores.rate`), and its 95 % interval."""
@@ -217,7 +217,8 @@ class Calibration:
         Args:
             hits: of the queries, at least 50 for each (`N_HITS`), which are looked at, or all that the gallery holds.
             queries: their embeddings.
-            features: (Q, P) of the queries; without them they count as a mean and a κ that somebody gave.
+            features: (Q, P) of the queries; without them they count as a mean and a κ that somebody gave, and
+                `combined` flags by what was found alone.
             labels: (Q, K) of the hits, negative where a hit has none; None where items have no labels. Where the first
                 hit has none, labels and features are left out of the probability.
             gallery_size: of the index now; None where it has not changed since the calibration.
@@ -238,7 +239,8 @@ class Calibration:
         probability = self._probability(scores)
         if labels is not None and k and (unlabelled := labels[:, 0].cpu() < 0).any():
             probability = torch.where(unlabelled, self._probability(self.scores(hits, queries)), probability)
-        in_force = self if k else self._hitless
+        able = self.for_vectors if features is None and self.flag == COMBINED else self
+        in_force = able if k else able._hitless
         ood_score, known = self.detector.ood_score(in_force.flag, scores), self.detector.known(in_force.flag)
         flagged = ood_score > (in_force.flag_above if flag_above is None else flag_above)
         score = hits.scores[:, 0] if k else hits.scores.new_full((len(hits),), -torch.inf)
@@ -294,7 +296,10 @@ class Calibration:
     @property
     def _hitless(self) -> "Calibration":
         """For queries without hits, with a flag that looks at none."""
-        return replace(self, flag=without_hits(self.flag))
+        return self._with_flag(without_hits(self.flag))
+
+    def _with_flag(self, flag: str) -> "Calibration":
+        return self if flag == self.flag else replace(self, flag=flag)
 
     def _probability(self, scores: dict[str, Tensor]) -> Tensor:
         """P(first hit is right), by the first of `answers` whose evidence is all there; 0 where there is no hit."""

@@ -196,7 +196,18 @@ def test_a_gallery_is_stale_beyond_a_fifth() -> None:
     assert [calibration.is_stale(size) for size in (239, 240, 300, 360, 361)] == [True, False, False, False, True]
 
 
-@pytest.mark.parametrize("flag", ["knn", "mahalanobis", "combined"])
+def test_several_scores_flag_by_those_that_there_is_evidence_for() -> None:
+    _found, asked, gallery = _searches()
+    calibration = _calibration(flag="combined", features=asked.mean, reference=Reference.of(gallery.mean[:50]))
+    hits = _hits(asked, gallery)
+    assert set(calibration.detector.ranks) == {"knn", "cosine", "mean_cosine"}
+    assert calibration.decide(hits, asked, features=asked.mean).share("abstain") == pytest.approx(0.1, abs=0.05)
+    assert calibration.decide(hits, asked, features=-asked.mean).share("abstain") > 0.15
+    by_hits = replace(calibration, flag="mean_cosine").decide(hits, asked)
+    assert torch.equal(calibration.decide(hits, asked).codes, by_hits.codes)
+
+
+@pytest.mark.parametrize("flag", ["knn", "mahalanobis"])
 def test_flags_by_distance_look_at_features(flag: str) -> None:
     _found, asked, gallery = _searches()
     known: dict[str, Any] = {"features": asked.mean, "reference": Reference.of(gallery.mean[:50])}

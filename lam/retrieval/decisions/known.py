@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import TOGETHER
-from lam.retrieval.decisions.probability import RankOdds, Scores, fisher_sum, folds
+from lam.retrieval.decisions.probability import RankOdds, Scores, folds, harmonic_surprise
 from lam.retrieval.metrics.registry import SCORES
 
 UNUSUAL = 0.02
@@ -31,22 +31,22 @@ class Known:
 
     Two statistics look for it, and the greater rank counts. One looks both ways: each score becomes the log odds of its
     rank, and beyond all that was seen log(1 + d/spread) more, d the distance from the extreme, and Mahalanobis's
-    distance is taken between these. The other is `fisher_sum` of the scores behind the flag `combined`, which outsiders
-    raise together. Nothing foreign is needed to learn it, and of queries like those calibrated on the mean is at least
-    0.99. Fewer than 50 queries cannot call anything unknown. What labels say is no evidence: a query whose hits
-    disagree is ambiguous, and known. Nor is, both ways, what the first hit alone decides: a query that is in the
-    gallery finds itself, as no calibration query does.
+    distance is taken between these. The other is `harmonic_surprise` of the scores behind the flag `combined`, each of
+    which outsiders of some kind raise. Nothing foreign is needed to learn it, and of queries like those calibrated on
+    the mean is at least 0.99. Fewer than 50 queries cannot call anything unknown. What labels say is no evidence: a
+    query whose hits disagree is ambiguous, and known. Nor is, both ways, what the first hit alone decides: a query that
+    is in the gallery finds itself, as no calibration query does.
 
     Source: Ledoit and Wolf (2004) for the covariance; Vovk, Gammerman and Shafer (2005) for the p-value.
 
     Attributes:
         evidence: the scores that are looked at both ways, E of them.
-        together: those of the sum.
+        together: those behind the flag.
         ranks: of all these.
         mean: (E,) of the log odds of the evidence.
         precision: (E, E) inverse of their covariance, shrunk.
         of_distance: ranks of calibration queries' distances from others.
-        of_sum: likewise of their sums.
+        of_surprise: likewise of what these scores say.
         unusual: the greater log odds of the two, rising.
     """
 
@@ -56,7 +56,7 @@ class Known:
     mean: tuple[float, ...]
     precision: tuple[tuple[float, ...], ...]
     of_distance: RankOdds
-    of_sum: RankOdds
+    of_surprise: RankOdds
     unusual: tuple[float, ...]
 
     @classmethod
@@ -73,16 +73,16 @@ class Known:
         names = dict.fromkeys((*evidence, *together))
         ranks = {name: RankOdds.of(scores[name].detach().cpu()) for name in names}
         x = _odds(ranks, evidence, scores)
-        distances, sums = torch.empty(2, len(x), dtype=torch.float64)
+        distances, surprises = torch.empty(2, len(x), dtype=torch.float64)
         for fold, rest in folds(len(x)):
             distances[fold] = _distance(x[fold], *_gaussian(x[rest]))
             of_rest = {name: RankOdds.of(scores[name].detach().cpu()[rest]) for name in together}
-            sums[fold] = fisher_sum(of_rest, {name: scores[name].detach().cpu()[fold] for name in together})
-        of_distance, of_sum = RankOdds.of(distances), RankOdds.of(sums)
-        unusual = torch.maximum(of_distance.extended(distances), of_sum.extended(sums)).sort().values
+            surprises[fold] = harmonic_surprise(of_rest, {name: scores[name].detach().cpu()[fold] for name in together})
+        of_distance, of_surprise = RankOdds.of(distances), RankOdds.of(surprises)
+        unusual = torch.maximum(of_distance.extended(distances), of_surprise.extended(surprises)).sort().values
         mean, precision = _gaussian(x)
         gaussian = tuple(mean.tolist()), tuple(map(tuple, precision.tolist()))
-        return cls(evidence, together, ranks, *gaussian, of_distance, of_sum, tuple(unusual.tolist()))
+        return cls(evidence, together, ranks, *gaussian, of_distance, of_surprise, tuple(unusual.tolist()))
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
         """P(known) of new queries, float64 on the CPU.
@@ -94,8 +94,8 @@ class Known:
             raise ValueError(f"P(known) rests on {', '.join(self.ranks)}: {', '.join(missing)} is missing")
         mean, precision, known = self._learnt
         distance = _distance(_odds(self.ranks, self.evidence, scores), mean, precision)
-        sums = fisher_sum({name: self.ranks[name] for name in self.together}, scores)
-        unusual = torch.maximum(self.of_distance.extended(distance), self.of_sum.extended(sums))
+        surprises = harmonic_surprise({name: self.ranks[name] for name in self.together}, scores)
+        unusual = torch.maximum(self.of_distance.extended(distance), self.of_surprise.extended(surprises))
         return (known.p_values(unusual) / UNUSUAL).clamp(max=1)
 
     @cached_property
@@ -115,7 +115,7 @@ class Known:
             mean=tuple(numbers["mean"]),
             precision=tuple(map(tuple, numbers["precision"])),
             of_distance=RankOdds.from_json(numbers["of_distance"]),
-            of_sum=RankOdds.from_json(numbers["of_sum"]),
+            of_surprise=RankOdds.from_json(numbers["of_surprise"]),
             unusual=tuple(numbers["unusual"]),
         )
 

@@ -84,14 +84,16 @@ class RankOdds:
         return cls(tuple(numbers["values"]), tuple(numbers["odds"]), numbers["spread"])
 
 
-def fisher_sum(ranks: Mapping[str, RankOdds], scores: Scores) -> Float[Tensor, " N"]:
-    """Σ −log p over several scores, p = 1 − F being the share above, float64 on the CPU.
+def harmonic_surprise(ranks: Mapping[str, RankOdds], scores: Scores) -> Float[Tensor, " N"]:
+    """−log of the harmonic mean of p over several scores, p = 1 − F being the share above, float64 on the CPU.
 
-    −log(1 − F) = log(1 + e^x) of the log odds x of F, which go on beyond all that was seen.
+    One small p makes it small, and what depends on each other does not count twice. −log p = log(1 + e^x) of the log
+    odds x of F, which go on beyond all that was seen.
 
-    Source: Fisher (1925), section 21.1.
+    Source: Wilson (2019), "The harmonic mean p-value for combining dependent tests".
     """
-    return torch.stack([softplus(rank.extended(scores[name].detach().cpu())) for name, rank in ranks.items()]).sum(0)
+    of_each = [softplus(rank.extended(scores[name].detach().cpu())) for name, rank in ranks.items()]
+    return torch.stack(of_each).logsumexp(0) - math.log(len(ranks))
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def own_curvature(loss: Loss, learned: Mapping[str, Sequence[float]] | None = No
     Example:
         >>> from lam.losses import SupCon
         >>> own_curvature(SupCon(0.7, 0.2))
-        {'name': 'supcon', 'temperature': 0.2, 'split': 'logits', 'fix': 'fixed', 'average': True}
+        {'name': 'supcon', 'split': 'logits', 'fix': 'fixed', 'average': True, 'temperature': 0.2}
     """
     known = {**settings_of(loss), **as_settings(learned or {})}
     cls: Any = CURVATURES[loss.curvature]

@@ -667,6 +667,18 @@ def probability() -> list[Row]:
 
 
 @table
+def parts_of_kappa() -> list[Row]:
+    parts = {"kappa": "κ", "kappa_epistemic": "epistemic κ", "kappa_aleatoric": "κ of ambiguity", "p_known": "p_known"}
+    rows: list[Row] = [
+        ["images", *(f"{name}: median" for name in parts.values()), *(f"AUROC by {n}" for n in parts.values())]
+    ]
+    for name, row in read("parts_of_kappa")["sets"].items():
+        medians = [f"{row[part]:.3g}" for part in parts]
+        rows.append([name, *medians, *(f"{row[f'auroc_{part}']:.3f}" if name != "clean" else "–" for part in parts)])
+    return rows
+
+
+@table
 def strangers() -> list[Row]:
     heads = ["above, learnt from known classes", "answered", "above, learnt from strangers", "answered"]
     rows: list[Row] = [["target", *heads]]

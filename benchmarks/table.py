@@ -75,7 +75,7 @@ def outsiders(results: dict[str, Any]) -> list[str]:
 
 @table
 def elsewhere() -> list[Row]:
-    data = {f"{name} ({len(results['seeds'])})": results for name, results in answered().items()}
+    data = {f"{name} {seeds_of(one)}": one for name, one in answered().items() if outsiders(one)}
     rows: list[Row] = [["AUROC (seeds)", *data]]
     for key, name in FLAGGED.items():
         rows.append([name, *(spread(one, f"auroc_{key}@{outsiders(one)[0]}", 2) for one in data.values())])

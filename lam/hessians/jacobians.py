@@ -1,6 +1,6 @@
 """Jacobians of N outputs in the weights of one layer, and what is formed of them.
 
-A linear layer or a convolution is a matrix at every place of its input, with a row for each of O channels and a column
+A linear layer or a convolution is a matrix at every place of its input, with a row for each of U channels and a column
 for each of F inputs, that of a bias last: its weights are this matrix, flat. Those of any other layer are its
 parameters one after the other.
 """
@@ -61,11 +61,11 @@ class Outer(Jacobian):
     """J_a = g_a ⊗ φ_a of a matrix that is used at one place, never formed.
 
     Attributes:
-        slopes: (N, D, O) g, derivatives of the outputs in what the layer gives.
+        slopes: (N, D, U) g, derivatives of the outputs in what the layer gives.
         inputs: (N, F) φ.
     """
 
-    slopes: Float[Tensor, "N D O"]
+    slopes: Float[Tensor, "N D U"]
     inputs: Float[Tensor, "N F"]
 
     def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
@@ -97,7 +97,7 @@ def is_matrix(module: nn.Module) -> bool:
 
 
 def shape_of(module: nn.Module, weights: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Rows O and columns F of a layer's weights; one row where it is no matrix."""
+    """Rows U and columns F of a layer's weights; one row where it is no matrix."""
     if not is_matrix(module):
         return 1, sum(weight.numel() for weight in weights.values())
     weight = weights["weight"].flatten(1)
@@ -125,7 +125,7 @@ def parted(module: nn.Module, weights: Mapping[str, Tensor], flat: Float[Tensor,
 
 def places(
     module: Any, inputs: Float[Tensor, "N ..."], slopes: Float[Tensor, "N D ..."]
-) -> tuple[Float[Tensor, "N Z F"], Float[Tensor, "N D Z O"]]:
+) -> tuple[Float[Tensor, "N Z F"], Float[Tensor, "N D Z U"]]:
     """What the matrix of a layer is applied to at Z places, with a 1 for the bias, and the slopes there."""
     if isinstance(module, nn.Conv2d):
         size, padding = module.kernel_size, module.padding
@@ -142,7 +142,7 @@ def jacobian(
     weights: Mapping[str, Tensor],
     inputs: Float[Tensor, "N ..."],
     slopes: Float[Tensor, "N D ..."],
-    basis: tuple[Float[Tensor, "O O"], Float[Tensor, "F F"]] | None = None,
+    basis: tuple[Float[Tensor, "U U"], Float[Tensor, "F F"]] | None = None,
 ) -> Jacobian:
     """J of a layer, from what entered it and the slopes of the outputs in what it gave.
 

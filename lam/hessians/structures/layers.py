@@ -21,7 +21,7 @@ from lam.hessians.structures.base import MAX_MEMORY, SummedCurvature, eigen, is_
 
 Same = TypeVar("Same", bound="LayersCurvature")
 Weights = Mapping[str, Tensor]
-Basis = tuple[Float[Tensor, "O O"], Float[Tensor, "F F"]]
+Basis = tuple[Float[Tensor, "U U"], Float[Tensor, "F F"]]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LayersCurvature(SummedCurvature):
     """What both have in common.
 
     Attributes:
-        shapes: rows O and columns F of each layer's weights; see `lam.hessians.jacobians`.
+        shapes: rows U and columns F of each layer's weights; see `lam.hessians.jacobians`.
     """
 
     described = ("shapes",)

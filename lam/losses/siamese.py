@@ -85,7 +85,7 @@ class SimSiam(Siamese):
 
     Example:
         >>> loss = SimSiam(2).eval()
-        >>> -1 <= float(loss(torch.eye(2), torch.ones(2), Pairs.by_label(torch.tensor([0, 0])))) <= 1
+        >>> -1 <= loss(torch.eye(2), torch.ones(2), Pairs.by_label(torch.tensor([0, 0]))).item() <= 1
         True
     """
 
@@ -100,7 +100,7 @@ class BYOL(Siamese):
 
     Example:
         >>> loss = BYOL(2).eval()
-        >>> 0 <= float(loss(torch.eye(2), torch.ones(2), Pairs.by_label(torch.tensor([0, 0])))) <= 8
+        >>> 0 <= loss(torch.eye(2), torch.ones(2), Pairs.by_label(torch.tensor([0, 0]))).item() <= 8
         True
     """
 

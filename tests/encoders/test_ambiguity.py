@@ -217,7 +217,6 @@ def test_an_encoder_without_uncertainty_gets_a_kappa(tmp_path) -> None:
     assert lam.load(tmp_path / "encoder", network).has_kappa
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_a_head_that_was_trained_gives_kappa_a_and_p_known_alone_is_learnt(form, learnt, tmp_path) -> None:
     head = KappaHead(7, 16, start=5.0, form=form, seed=3)
@@ -241,6 +240,7 @@ def test_a_head_that_was_trained_gives_kappa_a_and_p_known_alone_is_learnt(form,
         encoder.learn_ambiguity([items(seed=2)], kappa_head=KappaHead(5))
 
 
+@pytest.mark.long
 def test_exported_with_the_encoder(tmp_path) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 3))

@@ -15,7 +15,7 @@ def test_by_label_and_paired():
 
 def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(ValueError, match=r"must be \(N, M\) for 3 candidates, got \(2, 2\) and \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"must be \(N, O\) for 3 candidates, got \(2, 2\) and \(2, 2\)"):
         Candidates(torch.eye(3), torch.zeros(2, 2), torch.zeros(2, 2))
     with pytest.raises(ValueError, match="directions must be unit vectors, got a length of 2 at index 1"):
         Candidates.paired(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))

@@ -96,6 +96,7 @@ def test_marginal_and_joint_samples_have_one_distribution(name: str):
     torch.testing.assert_close(marginal.kappa, joint.kappa, rtol=0.05, atol=0)
 
 
+@pytest.mark.long
 def test_with_little_spread_sampled_networks_are_the_linearised_one(name: str):
     posterior: Any = replace(make(name)[0], prior_precision=1e8)
     networks = replace(posterior, predictive="sampled")

@@ -63,6 +63,7 @@ def test_network_curvature_and_kappa_head_are_those_of_the_run_that_it_starts_fr
     assert all(f"ausc_{part}" in metrics for part in ("kappa_epistemic", "kappa_aleatoric", "p_known"))
 
 
+@pytest.mark.long
 def test_it_is_exported_and_served_with_both_parts(second: Path, tmp_path: Path) -> None:
     encoder: Any = Run(second).encoder
     embeddings = encoder.embed(images())
@@ -78,6 +79,7 @@ def test_it_is_exported_and_served_with_both_parts(second: Path, tmp_path: Path)
     assert 0 <= answer["p_known"] <= 1
 
 
+@pytest.mark.long
 def test_what_the_loss_of_a_run_learned_is_part_of_the_curvature(tmp_path: Path) -> None:
     first = made(tmp_path / "varcon", "varcon", "--training.optimizer=sgd")
     second = made(tmp_path / "laplace", "laplace_posthoc", f"--checkpoint={first}", "--method.curvature=own")

@@ -410,6 +410,15 @@ def online_cost() -> list[Row]:
 
 
 @table
+def suite() -> list[Row]:
+    figures = ("recall@1", "ece", "ausc", "ausc_cosine", "ausc_weighted_votes", "auroc", "auroc_knn", "auroc_cosine")
+    heads = ["recall@1", "ECE", "AUSC by κ", "first cosine", "votes", "AUROC by κ", "k-NN", "first cosine"]
+    results = {name: one["laplace_posthoc"] for name, one in read("suite").items() if name != "machine"}
+    rows = [[f"{name} {seeds_of(one)}", *over_seeds(one, figures, 2)] for name, one in results.items()]
+    return [["data (seeds)", *heads], *rows]
+
+
+@table
 def other_data() -> list[Row]:
     kinds = ("noise", "blur", "contrast")
     figures = ("recall@1", "ece", "ausc", "auroc", "auroc_knn", *(f"corruption_{kind}_trend" for kind in kinds))

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.probability import RankOdds, harmonic_surprise
+from lam.retrieval.decisions.probability import RankOdds, joint_surprise
 from lam.retrieval.metrics.registry import SCORES
 from lam.utils.checks import check_length, check_no_nan
 
@@ -24,11 +24,9 @@ FLAGS = (*SCORES, COMBINED)
 class OodDetector:
     """Scores of in-distribution data; higher means more out of distribution.
 
-    `combined` is the harmonic mean of p over several scores: the calibration items are parted by turns, one half gives
-    each score its p, the share of items above it, and the means of the other half are calibrated. It is one score like
-    all others, so that its false-flag rate is promised alike, whatever the dependence of its parts.
-
-    Source: Wilson (2019), "The harmonic mean p-value for combining dependent tests", for the mean.
+    `combined` is `joint_surprise`, a mean of p over several scores: the calibration items are parted by turns, one half
+    gives each score its p, the share of items above it, and the means of the other half are calibrated. It is one score
+    like all others, so that its false-flag rate is promised alike, whatever the dependence of its parts.
 
     Attributes:
         calibrated: by flag, the scores of the calibration items, among them `kappa`; `combined` has those of one half,
@@ -61,7 +59,7 @@ class OodDetector:
         if len(columns["kappa"]) < 2:
             raise ValueError(f"scores are combined from at least 2 items, got {len(columns['kappa'])}")
         ranks = {name: RankOdds.of(columns[name][::2]) for name in together}
-        combined = harmonic_surprise(ranks, {name: columns[name][1::2] for name in together})
+        combined = joint_surprise(ranks, {name: columns[name][1::2] for name in together})
         return cls({**calibrated, COMBINED: ConformalScores.of(combined)}, ranks)
 
     def known(self, flag: str) -> ConformalScores:
@@ -98,7 +96,7 @@ class OodDetector:
         for name in names:
             check_no_nan(name, scores[name])
         if flag == COMBINED:
-            return harmonic_surprise(self.ranks, scores).to(scores[names[0]].device)
+            return joint_surprise(self.ranks, scores).to(scores[names[0]].device)
         return scores[flag].detach().double()
 
 

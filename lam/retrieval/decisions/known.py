@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import TOGETHER
-from lam.retrieval.decisions.probability import RankOdds, Scores, folds, harmonic_surprise
+from lam.retrieval.decisions.probability import RankOdds, Scores, folds, joint_surprise
 from lam.retrieval.metrics.registry import SCORES
 
 UNUSUAL = 0.02
@@ -31,7 +31,7 @@ class Known:
 
     Two statistics look for it, and the greater rank counts. One looks both ways: each score becomes the log odds of its
     rank, and beyond all that was seen log(1 + d/spread) more, d the distance from the extreme, and Mahalanobis's
-    distance is taken between these. The other is `harmonic_surprise` of the scores behind the flag `combined`, each of
+    distance is taken between these. The other is `joint_surprise` of the scores behind the flag `combined`, each of
     which outsiders of some kind raise. Nothing foreign is needed to learn it, and of queries like those calibrated on
     the mean is at least 0.99. Fewer than 50 queries cannot call anything unknown. What labels say is no evidence: a
     query whose hits disagree is ambiguous, and known. Nor is, both ways, what the first hit alone decides: a query that
@@ -77,7 +77,7 @@ class Known:
         for fold, rest in folds(len(x)):
             distances[fold] = _distance(x[fold], *_gaussian(x[rest]))
             of_rest = {name: RankOdds.of(scores[name].detach().cpu()[rest]) for name in together}
-            surprises[fold] = harmonic_surprise(of_rest, {name: scores[name].detach().cpu()[fold] for name in together})
+            surprises[fold] = joint_surprise(of_rest, {name: scores[name].detach().cpu()[fold] for name in together})
         of_distance, of_surprise = RankOdds.of(distances), RankOdds.of(surprises)
         unusual = torch.maximum(of_distance.extended(distances), of_surprise.extended(surprises)).sort().values
         mean, precision = _gaussian(x)
@@ -94,7 +94,7 @@ class Known:
             raise ValueError(f"P(known) rests on {', '.join(self.ranks)}: {', '.join(missing)} is missing")
         mean, precision, known = self._learnt
         distance = _distance(_odds(self.ranks, self.evidence, scores), mean, precision)
-        surprises = harmonic_surprise({name: self.ranks[name] for name in self.together}, scores)
+        surprises = joint_surprise({name: self.ranks[name] for name in self.together}, scores)
         unusual = torch.maximum(self.of_distance.extended(distance), self.of_surprise.extended(surprises))
         return (known.p_values(unusual) / UNUSUAL).clamp(max=1)
 

@@ -84,16 +84,16 @@ class RankOdds:
         return cls(tuple(numbers["values"]), tuple(numbers["odds"]), numbers["spread"])
 
 
-def harmonic_surprise(ranks: Mapping[str, RankOdds], scores: Scores) -> Float[Tensor, " N"]:
-    """−log of the harmonic mean of p over several scores, p = 1 − F being the share above, float64 on the CPU.
+def joint_surprise(ranks: Mapping[str, RankOdds], scores: Scores) -> Float[Tensor, " N"]:
+    """−log of the mean (1/E Σ p^(−1/2))^(−2) of p over E scores, p = 1 − F being the share above; float64 on the CPU.
 
-    One small p makes it small, and what depends on each other does not count twice. −log p = log(1 + e^x) of the log
-    odds x of F, which go on beyond all that was seen.
+    It lies between the geometric mean, by which many scores that doubt a little count, and the harmonic one, by which
+    one that doubts much suffices. −log p = log(1 + e^x) of the log odds x of F, which go on beyond all that was seen.
 
-    Source: Wilson (2019), "The harmonic mean p-value for combining dependent tests".
+    Source: Vovk and Wang (2020), "Combining p-values via averaging", for the family; the exponent by validation.
     """
     of_each = [softplus(rank.extended(scores[name].detach().cpu())) for name, rank in ranks.items()]
-    return torch.stack(of_each).logsumexp(0) - math.log(len(ranks))
+    return 2 * ((torch.stack(of_each) / 2).logsumexp(0) - math.log(len(ranks)))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lam.hessians.losses import ContrastiveCurvature
 from lam.pairs.relevance import Relevance
 from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
@@ -259,10 +260,20 @@ def _complaints(posterior: Posterior, batches: Sequence[Any], tuning: Tuning) ->
             "that its κ says little; fit on more items, or with a larger prior_precision"
         )
     share = sum(posterior.clipped_variance_share(batch) for batch in batches) / len(batches)
-    without = 'fix="positive"' if posterior.structure.takes_cross_terms else "negative_weight=0"
     if share > CLIPPED_LIMIT:
         yield (
             f"{share:.0%} of the predictive variance is due to the {posterior.curvature.clipped:.2%} of the weights "
-            "whose curvature is negative: they keep the prior's variance, which no likelihood scale changes. Fit with "
-            f'split="euclidean", {without}, which has none, or with a larger prior_precision'
+            "whose curvature is negative: they keep the prior's variance, which no likelihood scale changes. Fit "
+            f"{_without_negative(posterior)}with a larger prior_precision"
         )
+
+
+def _without_negative(posterior: Posterior) -> str:
+    """Another curvature of the same loss in which none is negative, where there is one, as a call."""
+    curvature = posterior.curvature.curvature
+    if not isinstance(curvature, ContrastiveCurvature):
+        return ""
+    without = 'fix="positive"' if posterior.structure.takes_cross_terms else "negative_weight=0"
+    return (
+        f'with curvature=ContrastiveCurvature({curvature.margin:g}, split="euclidean", {without}), which has none, or '
+    )

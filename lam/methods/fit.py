@@ -31,7 +31,7 @@ from lam.hessians.accumulate import (
     total_of,
 )
 from lam.hessians.batch import check_feature_values
-from lam.hessians.losses import ContrastiveCurvature, Curvature
+from lam.hessians.losses import CURVATURES, ContrastiveCurvature, Curvature
 from lam.hessians.structures import MAX_MEMORY, LayersCurvature
 from lam.inputs import AnyPreprocessing
 from lam.methods.added_head import train_layer
@@ -325,12 +325,15 @@ def _with_margin(curvature: Curvature | None, margin: float | None) -> tuple[Cur
     """The curvature, which takes the margin where it is to have one, and the margin, taken from it where none is given.
 
     Raises:
-        ValueError: where neither is given.
+        ValueError: where neither is given, or what is no curvature.
     """
     if curvature is None:
         if margin is None:
             raise ValueError("give the margin of the contrastive loss, or the curvature of another")
         curvature = ContrastiveCurvature(margin)
+    if not isinstance(curvature, Curvature):
+        known = ", ".join(f'CURVATURES["{name}"]' for name in CURVATURES)
+        raise ValueError(f"curvature must be an object of lam.hessians, made by one of {known}, got {curvature!r}")
     curvature = curvature.filled({"margin": margin})
     return curvature, getattr(curvature, "margin", None) if margin is None else margin
 

@@ -20,6 +20,7 @@ from tests.helpers import unchecked
     [
         (None, {"margin": 2.5}, r"margin must be in \(0, 2\]"),
         (None, {"margin": None}, "give the margin of the contrastive loss, or the curvature of another"),
+        (None, {"curvature": "supcon"}, r'an object of lam.hessians, made by one of .*"supcon".*, got \'supcon\''),
         (
             None,
             {"curvature": ContrastiveCurvature(0.7, fix="full"), "pairs": "dataset"},

@@ -154,7 +154,12 @@ def test_tuning_stays_in_its_range_and_says_when_it_ends_there():
 
 
 @pytest.mark.parametrize(
-    ("structure", "advice"), [("diag", 'fix="positive"'), ("ekfac", "negative_weight=0")], ids=["diag", "ekfac"]
+    ("structure", "advice"),
+    [
+        ("diag", r'ContrastiveCurvature\(0.7, split="euclidean", fix="positive"\)'),
+        ("ekfac", r'ContrastiveCurvature\(0.7, split="euclidean", negative_weight=0\)'),
+    ],
+    ids=["diag", "ekfac"],
 )
 def test_tuning_says_when_clipped_weights_make_it_pointless(structure, advice):
     batches = make_batches(8, N=32)

@@ -138,7 +138,8 @@ def test_a_run_of_two_processes_equals_that_of_one(finished_run: FinishedRun, tm
     for name, value in expected.items():
         if not name.startswith("seconds_"):
             loose = "mahalanobis" in name  # by a covariance of a few items, which is nearly singular
-            assert found[name] == pytest.approx(value, abs=1e-2 if loose else 1e-4), name
+            tolerance = (5e-2 if "mann_whitney_p" in name else 1e-2) if loose else 1e-4  # a p-value moves by more
+            assert found[name] == pytest.approx(value, abs=tolerance), name
     posteriors = [
         read_tensors(next(path.glob("encoder/*/posterior.safetensors"))) for path in (folder, finished_run.folder)
     ]

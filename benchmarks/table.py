@@ -613,7 +613,8 @@ def scores() -> list[Row]:
 
 # Calibration.
 
-FLAGS = {"kappa": "κ", "knn": "k-NN distance", "cosine": "cosine", COMBINED: "combined"}
+FLAGS = {"kappa": "κ", "knn": "k-NN distance", "cosine": "cosine"}
+FLAGS |= {COMBINED: "κ and k-NN, the greater rank"}  # what calibration.json has of an earlier version
 
 
 def calibrated() -> dict[str, Any]:

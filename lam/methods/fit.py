@@ -321,7 +321,7 @@ def _empty_of_layers(
     return empty
 
 
-def _with_margin(curvature: Curvature | None, margin: float | None) -> tuple[Curvature, float | None]:
+def _with_margin(curvature: Any, margin: float | None) -> tuple[Curvature, float | None]:
     """The curvature, which takes the margin where it is to have one, and the margin, taken from it where none is given.
 
     Raises:

@@ -58,6 +58,10 @@ class Explicit:
         return kappa - (dimension - 1) / 2 * kappa.log()
 
 
+PUBLISHED = Explicit()
+"""As the source has it for SimCLR."""
+
+
 class ConcentrationAlignment(DistributionLoss):
     """Mean over positive pairs of what `Explicit` adds, plus InfoNCE of the mean directions.
 
@@ -66,7 +70,7 @@ class ConcentrationAlignment(DistributionLoss):
     Source: that of `Explicit`, equation 11.
 
     Args:
-        weight, regulariser, decay: of `Explicit`; no weight, None, for InfoNCE alone.
+        explicit: the alignment and its regulariser; None for InfoNCE alone.
         temperature: τ > 0 of InfoNCE; None for a base loss of the caller's own, which is added outside.
 
     Raises:
@@ -78,26 +82,12 @@ class ConcentrationAlignment(DistributionLoss):
         tensor(-0.2500)
     """
 
-    def __init__(
-        self,
-        weight: float | None = 0.05,
-        regulariser: Regulariser = "square",
-        decay: float = 0.005,
-        temperature: float | None = 0.5,
-    ) -> None:
+    def __init__(self, explicit: Explicit | None = PUBLISHED, temperature: float | None = 0.5) -> None:
         super().__init__()
         check_positive("temperature", temperature)
-        if weight is None and temperature is None:
-            raise ValueError("weight and temperature are both None, which leaves no loss: give one of them")
-        self.explicit = None if weight is None else Explicit(weight, regulariser, decay)
-        self.temperature = temperature
-
-    @staticmethod
-    def of(explicit: Explicit | None, temperature: float | None) -> "ConcentrationAlignment":
-        """The loss with this record; None for InfoNCE alone."""
-        if explicit is None:
-            return ConcentrationAlignment(None, temperature=temperature)
-        return ConcentrationAlignment(explicit.weight, explicit.regulariser, explicit.decay, temperature)
+        if explicit is None and temperature is None:
+            raise ValueError("explicit and temperature are both None, which leaves no loss: give one of them")
+        self.explicit, self.temperature = explicit, temperature
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
         """That of InfoNCE, as the alignment is linear in cosines; without InfoNCE, that of the positive pairs alone."""

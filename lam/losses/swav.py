@@ -14,9 +14,9 @@ from lam.utils.checks import check_at_least, check_positive
 
 
 class SwAV(DistributionLoss):
-    """Mean over pairs of views of −½ Σ_k [q₁ log p₂ + q₂ log p₁], with an explicit concentration if there is one.
+    """Mean over pairs of views of −½ Σ_j [q₁ log p₂ + q₂ log p₁], with an explicit concentration if there is one.
 
-    p is the softmax of μ·c_k/τ over prototypes c_k, unit vectors that are learned; q, without gradient, is what
+    p is the softmax of μ·c_j/τ over prototypes c_j, unit vectors that are learned; q, without gradient, is what
     `sinkhorn` makes of each view's cosines. A pair counts once, its item with the smaller number being the first view.
 
     Source: Caron et al. (2020), "Unsupervised learning of visual features by contrasting cluster assignments",
@@ -24,7 +24,7 @@ class SwAV(DistributionLoss):
 
     Args:
         dimension: D.
-        n_prototypes: K ≥ 2.
+        n_prototypes: J ≥ 2.
         temperature: τ > 0.
         smoothness: ε > 0 of the assignments.
         n_iterations: of Sinkhorn and Knopp, at least 1.
@@ -55,10 +55,8 @@ class SwAV(DistributionLoss):
             check_at_least(name, value, least)
         check_positive("temperature", temperature)
         check_positive("smoothness", smoothness)
-        self.temperature, self.smoothness, self.n_iterations, self.explicit = (
-            *(temperature, smoothness, n_iterations),
-            explicit,
-        )
+        self.temperature, self.smoothness, self.n_iterations = temperature, smoothness, n_iterations
+        self.explicit = explicit
         rows = torch.randn(n_prototypes, dimension, generator=torch.Generator().manual_seed(seed))
         self.prototypes = nn.Parameter(F.normalize(rows))
 
@@ -80,10 +78,10 @@ class SwAV(DistributionLoss):
         return value
 
 
-def sinkhorn(scores: Float[Tensor, "N K"], n_iterations: int) -> Float[Tensor, "N K"]:
-    """Rows of probabilities proportional to a_i b_k e^score, near to as much of each column in all.
+def sinkhorn(scores: Float[Tensor, "N J"], n_iterations: int) -> Float[Tensor, "N J"]:
+    """Rows of probabilities proportional to a_i b_j e^score, near to as much of each column in all.
 
-    Each iteration makes the columns add up to N/K, then the rows to 1; computed from logarithms.
+    Each iteration makes the columns add up to N/J, then the rows to 1; computed from logarithms.
 
     Source: Cuturi (2013), "Sinkhorn distances"; Caron et al. (2020), equation 5.
 

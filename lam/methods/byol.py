@@ -43,13 +43,9 @@ class Byol(ViewsMethod):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
 
-    def loss(self, dimension: int = 2, seed: int = 0) -> BYOL:
+    def loss(self, dimension: int, seed: int) -> BYOL:
         """BYOL's loss and what the concentrations add, with a new predictor."""
         return BYOL(dimension, self.predictor, self.explicit(), seed=seed)
-
-    def loss_for(self, dimension: int, seed: int) -> BYOL:
-        """The loss; see `ConcentrationMethod.loss_for`."""
-        return self.loss(dimension, seed)
 
     def model(self) -> type["MomentumNetwork"]:
         """A network and its slower copy; see `ConcentrationMethod.model`."""

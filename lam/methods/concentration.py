@@ -60,7 +60,7 @@ class ConcentrationMethod(Method):
         check_at_least("epochs", self.epochs, 1)
         check_positive("learning_rate", self.learning_rate)
         KappaHead(1, 1, start=self.start, form=self.form_of_head)
-        self.loss()
+        self.loss(2, 0)
 
     @property
     def form_of_head(self) -> Form:
@@ -73,12 +73,8 @@ class ConcentrationMethod(Method):
         return dataset, training
 
     @abstractmethod
-    def loss(self) -> DistributionLoss:
-        """The loss, new."""
-
-    def loss_for(self, dimension: int, seed: int) -> DistributionLoss:
+    def loss(self, dimension: int, seed: int) -> DistributionLoss:
         """The loss, new, of embeddings of D dimensions; the seed is of what it learns beside the network."""
-        return self.loss()
 
     def model(self) -> type["DistributionNetwork"]:
         """The class of everything that is trained together."""
@@ -92,7 +88,7 @@ class ConcentrationMethod(Method):
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
         """That of the loss of distributions, all with the κ that it begins with; see `Method.trained_by`."""
-        return self.loss().curvature(dimension, self.start)
+        return self.loss(dimension, 0).curvature(dimension, self.start)
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train μ and κ; see `Method.train`. Stages are `train` and, in phases, `head`.
@@ -112,7 +108,7 @@ class ConcentrationMethod(Method):
         in_phases = self.kappa == "phases"
         dataset, training = self.trained_on(dataset, training)
         start = self.start if in_phases or self.kappa == "none" else None
-        loss = self.loss_for(layer.out_features, training.seed)
+        loss = self.loss(layer.out_features, training.seed)
         norm = nn.BatchNorm1d(layer.out_features) if self.normalises else None
         model = self.model()(network, path, kappa_head, loss, start=start, norm=norm)
         validate: Any = training.validate

@@ -22,6 +22,6 @@ class Elk(ConcentrationMethod):
 
     name = "elk"
 
-    def loss(self) -> ELK:
+    def loss(self, dimension: int, seed: int) -> ELK:
         """ELK with these options."""
         return ELK(self.kappa_pos)

@@ -28,6 +28,6 @@ class Mcinfonce(ConcentrationMethod):
 
     name = "mcinfonce"
 
-    def loss(self) -> MCInfoNCE:
+    def loss(self, dimension: int, seed: int) -> MCInfoNCE:
         """MCInfoNCE with these options."""
         return MCInfoNCE(self.kappa_pos, self.n_samples, self.n_negatives, learn_kappa_pos=self.learn_kappa_pos)

@@ -21,6 +21,6 @@ class Simclr(ViewsMethod):
 
     name = "simclr"
 
-    def loss(self) -> ConcentrationAlignment:
+    def loss(self, dimension: int, seed: int) -> ConcentrationAlignment:
         """NT-Xent and what the concentrations add."""
-        return ConcentrationAlignment.of(self.explicit(), self.temperature)
+        return ConcentrationAlignment(self.explicit(), self.temperature)

@@ -22,10 +22,6 @@ class Simsiam(ViewsMethod):
     name = "simsiam"
     normalises = True
 
-    def loss(self, dimension: int = 2, seed: int = 0) -> SimSiam:
+    def loss(self, dimension: int, seed: int) -> SimSiam:
         """SimSiam's loss and what the concentrations add, with a new predictor."""
         return SimSiam(dimension, self.predictor, self.explicit(), seed=seed)
-
-    def loss_for(self, dimension: int, seed: int) -> SimSiam:
-        """The loss; see `ConcentrationMethod.loss_for`."""
-        return self.loss(dimension, seed)

@@ -14,7 +14,7 @@ class Swav(ViewsMethod):
     """Train by predicting from each view the prototype of the other; without multi-crop.
 
     Attributes:
-        n_prototypes: K, which are learned and not kept.
+        n_prototypes: J, which are learned and not kept.
         temperature: τ of the predictions.
         smoothness: ε of the assignments.
         n_iterations: of Sinkhorn and Knopp.
@@ -28,11 +28,7 @@ class Swav(ViewsMethod):
     name = "swav"
     normalises = True
 
-    def loss(self, dimension: int = 2, seed: int = 0) -> SwAV:
+    def loss(self, dimension: int, seed: int) -> SwAV:
         """SwAV's loss and what the concentrations add, with new prototypes."""
         numbers = (self.n_prototypes, self.temperature, self.smoothness, self.n_iterations)
         return SwAV(dimension, *numbers, self.explicit(), seed=seed)
-
-    def loss_for(self, dimension: int, seed: int) -> SwAV:
-        """The loss; see `ConcentrationMethod.loss_for`."""
-        return self.loss(dimension, seed)

@@ -140,7 +140,7 @@ class Calibration:
         detector: the OOD scores of in-distribution queries.
         false_accepts: the highest cosines of searches without a match; with classes where these were set aside before
             training, so that the rate is promised of a random item of a class never trained on.
-        right_hits: (O,) of the queries with a match the cosine of the first hit, −∞ where that is wrong, rising.
+        right_hits: (R,) of the queries with a match the cosine of the first hit, −∞ where that is wrong, rising.
         answers: P(known) and P(right | known): from all scores; from those of a mean, a κ and hits; and from these
             without what labels say. The first answers whose evidence is all there.
         reliability: of the first one's probabilities on data that they were not learnt from, by cross-validation.
@@ -159,7 +159,7 @@ class Calibration:
     flag: str
     detector: OodDetector
     false_accepts: ConformalScores
-    right_hits: Float[Tensor, " O"]
+    right_hits: Float[Tensor, " R"]
     answers: tuple[Answer, ...]
     reliability: CalibrationBins
     depth: int | None

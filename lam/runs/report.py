@@ -231,8 +231,8 @@ def _notes(evaluation: Evaluation, metrics: Mapping[str, Any]) -> list[str]:
         better = "kappa" if kappa >= variance else "variance"
         notes.append(
             "Outsiders made from the validation images (inverted, with pixels permuted, blurred) are told by κ with an "
-            f"AUROC of {kappa:.3f}, by the variance before normalisation with {variance:.3f}: the encoder recommends "
-            f"to flag by {better}."
+            f"AUROC of {kappa:.3f}, by the variance before normalisation with {variance:.3f}: of these "
+            f"two, which need neither training features nor hits, the encoder recommends {better}."
         )
     if skipped := metrics.get("batches_without_positives", 0):
         notes.append(f"{skipped} batches of training held no positive pair and were skipped.")

@@ -70,14 +70,14 @@ class Known:
         if not evidence:
             raise ValueError(f"there must be a score of the query itself, got {', '.join(scores) or 'none'}")
         together = tuple(name for name in TOGETHER if name in scores) or evidence
-        names = dict.fromkeys((*evidence, *together))
-        ranks = {name: RankOdds.of(scores[name].detach().cpu()) for name in names}
-        x = _odds(ranks, evidence, scores)
+        columns = {name: scores[name].detach().cpu() for name in (*evidence, *together)}
+        ranks = {name: RankOdds.of(values) for name, values in columns.items()}
+        x = _odds(ranks, evidence, columns)
         distances, surprises = torch.empty(2, len(x), dtype=torch.float64)
         for fold, rest in folds(len(x)):
             distances[fold] = _distance(x[fold], *_gaussian(x[rest]))
-            of_rest = {name: RankOdds.of(scores[name].detach().cpu()[rest]) for name in together}
-            surprises[fold] = joint_surprise(of_rest, {name: scores[name].detach().cpu()[fold] for name in together})
+            of_rest = {name: RankOdds.of(columns[name][rest]) for name in together}
+            surprises[fold] = joint_surprise(of_rest, {name: columns[name][fold] for name in together})
         of_distance, of_surprise = RankOdds.of(distances), RankOdds.of(surprises)
         unusual = torch.maximum(of_distance.extended(distances), of_surprise.extended(surprises)).sort().values
         mean, precision = _gaussian(x)

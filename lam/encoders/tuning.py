@@ -269,11 +269,10 @@ def _complaints(posterior: Posterior, batches: Sequence[Any], tuning: Tuning) ->
 
 
 def _without_negative(posterior: Posterior) -> str:
-    """Another curvature of the same loss in which none is negative, where there is one, as a call."""
+    """Another curvature of the same loss in which none is negative, where there is one: in Python, and for a run."""
     curvature = posterior.curvature.curvature
     if not isinstance(curvature, ContrastiveCurvature):
         return ""
-    without = 'fix="positive"' if posterior.structure.takes_cross_terms else "negative_weight=0"
-    return (
-        f'with curvature=ContrastiveCurvature({curvature.margin:g}, split="euclidean", {without}), which has none, or '
-    )
+    name, value = ("fix", "positive") if posterior.structure.takes_cross_terms else ("negative_weight", 0)
+    call = f'ContrastiveCurvature({curvature.margin:g}, split="euclidean", {name}={value!r})'
+    return f"with curvature={call} (--method.split=euclidean --method.{name}={value}), which has none, or "

@@ -156,8 +156,8 @@ def test_tuning_stays_in_its_range_and_says_when_it_ends_there():
 @pytest.mark.parametrize(
     ("structure", "advice"),
     [
-        ("diag", r'ContrastiveCurvature\(0.7, split="euclidean", fix="positive"\)'),
-        ("ekfac", r'ContrastiveCurvature\(0.7, split="euclidean", negative_weight=0\)'),
+        ("diag", r"""split="euclidean", fix='positive'\) \(--method.split=euclidean --method.fix=positive\)"""),
+        ("ekfac", r'split="euclidean", negative_weight=0\) \(--method.split=euclidean --method.negative_weight=0\)'),
     ],
     ids=["diag", "ekfac"],
 )

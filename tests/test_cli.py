@@ -91,7 +91,7 @@ def test_a_stop_by_the_user_says_how_to_go_on(
         (["demo", "extra"], "there is no demo extra; allowed: digits, text"),
         (
             ["demo", "--training.loss", "nice"],
-            "training.loss: Input should be 'contrastive', ",
+            "training.loss must be one of contrastive, ",
         ),
         (["demo", "--method.split=x"], "method.split: Input should be 'euclidean' or 'arccos', got 'x'"),
         (["demo", "--method.fix=x"], "method.fix: Input should be 'positive', 'fixed', 'full' or 'projected', got 'x'"),

@@ -1,12 +1,11 @@
 """Training losses, by name; one file a loss.
 
-`build` makes those of embeddings; `DistributionLoss`es take a concentration with each, and methods make them.
+`build` makes those of embeddings, and `register` enters another under a name, which configurations then know;
+`DistributionLoss`es take a concentration with each embedding, and methods make them.
 
 The choice decides a table's figures, so every table names it. The curvature of a posterior is chosen apart from it:
 that of `log_posterior` unless a method's option `curvature` names another of `lam.hessians.CURVATURES`.
 """
-
-from typing import Literal, get_args
 
 from lam.losses.alignment import ConcentrationAlignment, Explicit
 from lam.losses.aninfonce import AnInfoNCE
@@ -24,17 +23,31 @@ from lam.losses.squared import Squared
 from lam.losses.supcon import SupCon
 from lam.losses.swav import SwAV
 from lam.losses.varcon import VarCon
-from lam.utils.checks import check_positive
-
-LossName = Literal["contrastive", "log_posterior", "squared", "pml", "supcon", "infonce", "varcon", "aninfonce"]
+from lam.utils.registry import enter
 
 TEMPERATURE = 0.1
-_WITHOUT_TEMPERATURE: dict[str, type[MarginLoss]] = {
+LOSSES: dict[str, type[Loss]] = {
     "contrastive": Contrastive,
     "log_posterior": LogPosterior,
     "squared": Squared,
     "pml": PytorchMetricLearning,
+    "supcon": SupCon,
+    "infonce": InfoNCE,
+    "varcon": VarCon,
+    "aninfonce": AnInfoNCE,
 }
+"""Every loss that a configuration can name; see `register`."""
+
+
+def find(name: str) -> type[Loss]:
+    """The class of a loss.
+
+    Raises:
+        ValueError: for a name that is not registered.
+    """
+    if name not in LOSSES:
+        raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {name!r}: register it with lam.losses.register")
+    return LOSSES[name]
 
 
 def build(
@@ -46,8 +59,8 @@ def build(
         name: "contrastive" (mean d², active mean (margin − d)²), "log_posterior" (mean ½d², mean over all negatives
             ½(margin² − d²)), "squared" (mean d², active mean margin² − d²), "pml" (pytorch-metric-learning's
             `ContrastiveLoss`), "supcon" (softmax of cosines over a temperature), "infonce" (the same, each positive
-            pair against negatives alone), "varcon" (items against centroids of classes) or "aninfonce" (infonce with a
-            weight for each dimension, which is learned).
+            pair against negatives alone), "varcon" (items against centroids of classes), "aninfonce" (infonce with a
+            weight for each dimension, which is learned), or what `register` has entered.
         margin: in (0, 2]: negative pairs at this distance or beyond exert no force; of the losses with a temperature
             that of miners and of the contrastive curvature alone.
         temperature: of "supcon", "infonce", "varcon" and "aninfonce", positive.
@@ -64,22 +77,23 @@ def build(
         >>> build("contrastive", margin=0.7)
         Contrastive(margin=0.7)
     """
-    if name not in get_args(LossName):
-        raise ValueError(f"loss must be one of {', '.join(get_args(LossName))}, got {name!r}")
-    if name in _WITHOUT_TEMPERATURE:
-        return _WITHOUT_TEMPERATURE[name](margin=margin)
-    check_positive("temperature", temperature)
-    if name == "aninfonce":
-        if dimension is None:
-            raise ValueError("aninfonce has a weight for each dimension: say dimension=D, that of the embeddings")
-        return AnInfoNCE(dimension, 1 / (2 * temperature), margin=margin)
-    return {"supcon": SupCon, "infonce": InfoNCE, "varcon": VarCon}[name](margin=margin, temperature=temperature)
+    return find(name).configured(margin=margin, temperature=temperature, dimension=dimension)
+
+
+def register(name: str, loss: type[Loss]) -> None:
+    """Enter a loss under a name, by which configurations know it; `Loss.configured` makes it of their settings.
+
+    Raises:
+        ValueError: where another class has the name.
+    """
+    enter(LOSSES, "loss", name, loss)
 
 
 __all__ = [
     "BYOL",
     "ELK",
     "HIB",
+    "LOSSES",
     "AnInfoNCE",
     "ConcentrationAlignment",
     "Contrastive",
@@ -88,7 +102,6 @@ __all__ = [
     "InfoNCE",
     "LogPosterior",
     "Loss",
-    "LossName",
     "MCInfoNCE",
     "MarginLoss",
     "PytorchMetricLearning",
@@ -100,7 +113,9 @@ __all__ = [
     "VarCon",
     "as_settings",
     "build",
+    "find",
     "margin_of",
+    "register",
     "settings_of",
     "two_views",
 ]

@@ -68,6 +68,14 @@ class AnInfoNCE(TrainableLoss):
         """Λ⁺ of each member."""
         return self.log_concentration.exp()
 
+    @classmethod
+    def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "AnInfoNCE":
+        """The loss that is InfoNCE at this temperature to begin with: Λ = 1/(2τ)."""
+        if dimension is None:
+            raise ValueError("aninfonce has a weight for each dimension: say dimension=D, that of the embeddings")
+        check_positive("temperature", temperature)
+        return cls(dimension, 1 / (2 * temperature), margin=margin)
+
     def learned(self) -> dict[str, list[float]]:
         """Λ⁺, member after member."""
         return {"concentration": self.concentration.flatten().tolist()}

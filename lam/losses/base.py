@@ -41,6 +41,20 @@ class Loss(ABC):
         pairs.check_size(len(embeddings))
         return self._compute(embeddings, pairs)
 
+    @classmethod
+    def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":
+        """The loss of a configuration's settings; one that takes none of them is made without.
+
+        Args:
+            margin: in (0, 2].
+            temperature: τ > 0.
+            dimension: D of the embeddings, where it is known.
+
+        Raises:
+            ValueError: for a setting outside its range.
+        """
+        return cls()
+
     @abstractmethod
     def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor: ...
 
@@ -60,6 +74,11 @@ class MarginLoss(Loss):
 
     def __post_init__(self) -> None:
         check_margin(self.margin)
+
+    @classmethod
+    def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":
+        """The loss of a margin."""
+        return cls(margin)
 
 
 class TrainableLoss(Loss, nn.Module):
@@ -100,6 +119,11 @@ class TemperatureLoss(MarginLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("temperature", self.temperature)
+
+    @classmethod
+    def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":
+        """The loss of a temperature, and of a margin for what else takes one."""
+        return cls(margin, temperature)
 
 
 def margin_of(loss: Loss) -> float | None:

@@ -15,7 +15,7 @@ import yaml
 from lam import methods
 from lam.datasets.augmented import AugmentationOptions
 from lam.datasets.base import GalleryKind
-from lam.losses import TEMPERATURE, Loss, LossName, build
+from lam.losses import LOSSES, TEMPERATURE, Loss, build, find
 from lam.methods import Method
 from lam.models.sentences import Head
 from lam.pairs.mining import MinerName
@@ -101,14 +101,18 @@ class TrainingConfig(TrainingOptions):
     """How the network is trained; see `lam.training.TrainingOptions`.
 
     Attributes:
-        loss: of `lam.losses.build`.
+        loss: of `lam.losses.LOSSES`.
         temperature: of the losses `supcon`, `infonce`, `varcon` and, to begin with, `aninfonce`.
     """
 
-    loss: LossName = "contrastive"
+    loss: str = field(default="contrastive", metadata={"known": LOSSES})
     temperature: float = TEMPERATURE
     epochs: int = 3
     miner: MinerName = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        find(self.loss)
 
 
 @dataclass

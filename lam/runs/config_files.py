@@ -283,4 +283,5 @@ def _default(setting: Field[Any]) -> str:
         value = "none" if setting.default is None else str(setting.default)
     else:
         value = "required" if setting.default_factory is MISSING else "empty"
-    return value + (f"  ({', '.join(get_args(setting.type))})" if get_origin(setting.type) is Literal else "")
+    known = get_args(setting.type) if get_origin(setting.type) is Literal else setting.metadata.get("known", ())
+    return value + (f"  ({', '.join(known)})" if known else "")

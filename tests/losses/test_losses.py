@@ -1,16 +1,20 @@
 """The training losses against a double loop over the pairs."""
 
-from typing import get_args
+from pathlib import Path
 
 import pytest
 import torch
 from pytorch_metric_learning.losses import ContrastiveLoss
 
 from lam import losses
+from lam.losses.base import squared_distances, weighted_mean
 from lam.pairs.pairs import Pairs
+from lam.runs.config_files import load_config
+from lam.runs.run import run
+from tests.conftest import TINY
 
 TRAINABLE = ("varcon", "aninfonce")  # which have tests of their own
-NAMES = [name for name in get_args(losses.LossName) if name not in TRAINABLE]
+NAMES = [name for name in losses.LOSSES if name not in TRAINABLE]
 
 
 def unit(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -153,10 +157,35 @@ def test_margin_outside_is_refused(margin: float) -> None:
 
 
 def test_unknown_name_lists_the_allowed() -> None:
-    with pytest.raises(ValueError, match="contrastive, log_.*, supcon, infonce, varcon, aninfonce, got 'triplet'"):
+    with pytest.raises(
+        ValueError,
+        match="contrastive, log_.*, varcon, aninfonce, got 'triplet': register it with lam.losses",
+    ):
         losses.build("triplet", margin=0.7)
 
 
 def test_pairs_of_another_batch_are_refused() -> None:
     with pytest.raises(ValueError, match="the same 5 items, got pairs of 6"):
         losses.build("contrastive", margin=0.7)(unit(5, 3), PAIRS["labels"])
+
+
+class Cubes(losses.Loss):
+    """Mean cubed distance of the positive pairs, with no setting at all."""
+
+    def _compute(self, embeddings: torch.Tensor, pairs: Pairs) -> torch.Tensor:
+        squared = squared_distances(embeddings) + torch.eye(len(embeddings))
+        return weighted_mean(squared**1.5, pairs.positive)
+
+
+def test_a_loss_from_outside_trains_a_run_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["digits", "deterministic"], ["--training.loss=cubes", f"--output={tmp_path / 'run'}", *TINY]
+    with pytest.raises(ValueError, match="training.loss must be one of .*, got 'cubes': register it with lam.losses"):
+        load_config(*arguments)
+    monkeypatch.setattr(losses, "LOSSES", dict(losses.LOSSES))
+    losses.register("cubes", Cubes)
+    losses.register("cubes", Cubes)
+    assert isinstance(losses.build("cubes", margin=0.7), Cubes)
+    with pytest.raises(ValueError, match="there is a loss 'cubes' already: Cubes; take another name"):
+        losses.register("cubes", losses.Squared)
+    finished = run(load_config(*arguments), progress=False)
+    assert load_config(finished.folder / "config.yaml").training.loss == "cubes"

@@ -1,16 +1,20 @@
-"""FashionMNIST against MNIST, post hoc: the paper's setting, its six variants, and four training losses, over seeds.
+"""FashionMNIST against MNIST: the paper's setting post hoc, six variants, four training losses, over seeds.
 
     python benchmarks/fashionmnist.py --mnist FOLDER [--root FOLDER] [--seeds 5] [--loss-seeds 3] [--variant-seeds 3]
+        [--online-seeds 3]
 
 Each seed is one `lam run fashionmnist laplace_posthoc`; a run that is finished is not done again. The six
-variants share a seed's network. results/fashionmnist.json holds every figure of the default loss, its mean and its
-standard deviation; fashionmnist_losses.json and fashionmnist_variants.json the same of other losses and of variants.
+variants share a seed's network; online each is a training of its own, with one sample a step.
+results/fashionmnist.json holds every figure of the default loss, its mean and its standard deviation;
+fashionmnist_losses.json, fashionmnist_variants.json and fashionmnist_online_variants.json the same of other losses
+and of variants.
 """
 
 import argparse
 import sys
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,7 @@ from lam import datasets
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import evaluate
 from lam.encoders.load import load
-from lam.hessians import FIXES, SPLITS, Diagonal
+from lam.hessians import Diagonal
 from lam.hessians.accumulate import curvature_in_batches
 from lam.pairs.relation import Relation
 from lam.posteriors.diagonal import DiagonalPosterior
@@ -34,6 +38,7 @@ from lam.runs.run import run
 from lam.runs.sweep import summary
 
 LOSSES = ("contrastive", "log_posterior", "squared", "pml")
+VARIANTS = tuple(product(("euclidean", "arccos"), ("positive", "fixed", "full")))
 
 
 def configured(parsed: argparse.Namespace, loss: str, seed: int) -> RunConfig:
@@ -62,26 +67,40 @@ def variants_of(parsed: argparse.Namespace, seed: int) -> dict[str, dict[str, An
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
     weight, bias = encoder.posterior.weight, encoder.posterior.bias
     found = {}
-    for split in SPLITS:
-        for fix in FIXES:
-            start = time.perf_counter()
-            settings = replace(method.loss_curvature, margin=config.margin, split=split, fix=fix)
-            curvature, n_items = curvature_in_batches(
-                ((inputs[rows], labels[rows]) for rows in order.split(method.batch_size)),
-                weight,
-                bias,
-                Relation(),
-                Diagonal.zeros(weight, settings, has_bias=bias is not None),
-            )
-            seconds = time.perf_counter() - start
-            posterior = DiagonalPosterior(weight, bias, curvature, n_items, seed=seed)
-            variant = BayesianEncoder(None, "", posterior, relation=Relation())
-            variant.n_samples = config.evaluation.n_samples
-            variant.tune([validation])
-            metrics = evaluate(variant, [test], [outside]).metrics
-            found[f"{split} {fix}"] = {**metrics, "seconds_curvature": seconds}
-            print(f"seed {seed}, {split} {fix}: {metrics}", file=sys.stderr, flush=True)
+    for split, fix in VARIANTS:
+        start = time.perf_counter()
+        settings = replace(method.loss_curvature, margin=config.margin, split=split, fix=fix)
+        curvature, n_items = curvature_in_batches(
+            ((inputs[rows], labels[rows]) for rows in order.split(method.batch_size)),
+            weight,
+            bias,
+            Relation(),
+            Diagonal.zeros(weight, settings, has_bias=bias is not None),
+        )
+        seconds = time.perf_counter() - start
+        posterior = DiagonalPosterior(weight, bias, curvature, n_items, seed=seed)
+        variant = BayesianEncoder(None, "", posterior, relation=Relation())
+        variant.n_samples = config.evaluation.n_samples
+        variant.tune([validation])
+        metrics = evaluate(variant, [test], [outside]).metrics
+        found[f"{split} {fix}"] = {**metrics, "seconds_curvature": seconds}
+        print(f"seed {seed}, {split} {fix}: {metrics}", file=sys.stderr, flush=True)
     return found
+
+
+def online_variants(parsed: argparse.Namespace) -> None:
+    """The six variants, trained online; written after each seed."""
+    variants: dict[str, list[dict[str, Any]]] = {}
+    for seed in range(parsed.online_seeds):
+        for split, fix in VARIANTS:
+            options = [f"--method.split={split}", f"--method.fix={fix}", "--method.n_samples=1", f"--seed={seed}"]
+            options += [f"--data.root={parsed.root}"] if parsed.root else []
+            config = load_config("fashionmnist laplace_online", options)
+            config.output = f"{parsed.work}/online-{split}-{fix}-{seed}"
+            for ood in config.data.ood:
+                ood.root = parsed.mnist
+            variants.setdefault(f"{split} {fix}", []).append(run(config, progress=False).metrics)
+        write("fashionmnist_online_variants", {name: over_seeds(found) for name, found in variants.items()})
 
 
 def over_seeds(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -96,12 +115,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--loss-seeds", type=int, default=3)
     parser.add_argument("--variant-seeds", type=int, default=3)
+    parser.add_argument("--online-seeds", type=int, default=3)
     parser.add_argument("--work", default="runs/benchmark", help="where the runs are kept")
     parsed = parser.parse_args()
     Path(parsed.work).mkdir(parents=True, exist_ok=True)
     variants: dict[str, list[dict[str, Any]]] = {}
     losses: dict[str, Any] = {}
-    for loss in LOSSES if parsed.loss_seeds else LOSSES[:1]:
+    if parsed.online_seeds:
+        online_variants(parsed)
+    for loss in LOSSES if parsed.loss_seeds else LOSSES[:1] * bool(parsed.seeds):
         rows: list[dict[str, Any]] = []
         for seed in range(parsed.seeds if loss == LOSSES[0] else parsed.loss_seeds):
             config = configured(parsed, loss, seed)

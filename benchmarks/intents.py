@@ -57,6 +57,7 @@ REFERENCE = 5000
 FRACTIONS = 0.25, 0.5, 0.75
 RATES = 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25
 TARGETS = Targets(far=0.2, ood=0.2, conformal_miss=0.2)  # no threshold of these is used
+FLAGGED = 0.05  # of known questions, where an answer must be above the accept threshold and not be flagged
 ANSWER, EXPECTING = "p_right", "p_right_expecting_strangers"
 PARTS = "train", "validation", "test"
 
@@ -208,6 +209,7 @@ def strangers(parts: dict[str, Part], split: int) -> dict[str, float]:
     rate = max(0.1, 1.0 / (n + 1) + 1e-9)
     assert n >= needed(rate)
     gallery = F.normalize(parts["train"].of(known).features)
+    unusual = cell.calibration.detector.known(COMBINED).threshold(FLAGGED)
     measured: dict[str, float] = {"promised": rate, "classes": float(n)}
 
     def plain(features: Tensor) -> Tensor:
@@ -215,9 +217,13 @@ def strangers(parts: dict[str, Part], split: int) -> dict[str, float]:
 
     for name, score in (("lam", lambda features: -cell.ask(features)[0]["cosine"]), ("plain", plain)):
         limit = ConformalScores.of(score(held.features), held.labels).threshold(rate)
-        of_known, of_unseen = test.of(known), test.of(unseen)
-        measured[f"false_accepts_{name}"] = float((score(of_unseen.features) > limit).double().mean())
-        measured[f"answered_{name}"] = float((score(of_known.features) > limit).double().mean())
+        for figure, matched, classes in (("false_accepts", "false_matches", unseen), ("answered", "matched", known)):
+            questions = test.of(classes).features
+            accepted = score(questions) > limit
+            measured[f"{figure}_{name}"] = float(accepted.double().mean())
+            if name == "lam":
+                unflagged = cell.ask(questions)[0][COMBINED] <= unusual
+                measured[f"{matched}_{name}"] = float((accepted & unflagged).double().mean())
     from_known = cell.calibration.false_accepts.threshold(rate)
     accepted = -cell.ask(test.of(unseen).features)[0]["cosine"] > from_known
     measured["false_accepts_of_known_classes_alone"] = float(accepted.double().mean())
@@ -270,8 +276,11 @@ def main() -> None:
     if parsed.strangers:
         for name, parts in sources.items():
             rows = {split: strangers(parts, split) for split in range(parsed.strangers)}
-            inside = sum(row["false_accepts_lam"] <= row["promised"] for row in rows.values())
-            keep(f"strangers_{name}", {"inside": inside, "seeds": rows, **summary(rows)})
+            inside = {
+                f"inside_{figure}": sum(row[f"{figure}_lam"] <= row["promised"] for row in rows.values())
+                for figure in ("false_accepts", "false_matches")
+            }
+            keep(f"strangers_{name}", {**inside, "seeds": rows, **summary(rows)})
     if parsed.splits:
         setting = chosen(sources)
         keep("open_intent_setting", {"score": setting[0], "flagged": setting[1]})

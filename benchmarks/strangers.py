@@ -1,15 +1,21 @@
 """How often a stranger, of a class that the network never trained on, is accepted at a promised false-accept rate.
 
-    python benchmarks/strangers.py [--seeds 5]
+    python benchmarks/strangers.py [--seeds 5] [--runs NAME=FOLDER ...] [--splits 20]
 
 The digits of the demo: trained on 0 to 7, calibrated on their validation split, the gallery is their test split; the
 strangers are 8 and 9. The promise is learnt from the classes that are known, their matches taken out of the gallery, as
 `lam calibrate` does; or from one half of the strangers, as its --strangers does, and tried on the other, over 200
-partings. Writes results/strangers.json.
+partings.
+
+Finished runs on data with more classes outside, such as those of `benchmarks/suite.py` on faces and characters: half of
+the classes of the first set outside, drawn anew for each split, promise the smallest rate from 0.1 that they can, of
+classes; it is tried on the other half. Runs of one name are seeds. Writes results/strangers.json.
 """
 
 import argparse
 import tempfile
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +25,7 @@ from torch import Tensor
 from lam.cli import DEMOS
 from lam.encoders.base import N_SAMPLES, Prediction
 from lam.retrieval.decisions.calibration import query_scores
-from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.decisions.conformal import ConformalScores, needed
 from lam.retrieval.decisions.flags import COMBINED, OodDetector
 from lam.retrieval.metrics.searches import search_open_set
 from lam.runs.calibrate import REFERENCE
@@ -27,20 +33,43 @@ from lam.runs.config_files import load_config
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
 from lam.runs.finished import Run
 from lam.runs.run import run
+from lam.runs.sweep import summary
 
 PARTINGS = 200
-FAR_TARGETS, OOD_TARGET = (0.01, 0.05, 0.1), 0.05
+FAR_TARGETS, OOD_TARGET, RATE = (0.01, 0.05, 0.1), 0.05, 0.1
 
 
-def measure(seed: int) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        config = load_config(DEMOS["digits"], [f"--seed={seed}", f"--output={folder}/run"])
-        encoder = Run(run(config, progress=False).folder).encoder
+@dataclass(frozen=True)
+class Asked:
+    """First cosines of queries without a match and with one, and which are not flagged.
+
+    Attributes:
+        non_mated: (Q,) of known queries, their matches taken out of the gallery.
+        mated: (Q,) of the same queries with their matches.
+        known: (Q,) whether these are not flagged.
+        strangers: (S,) of the queries from outside.
+        passed: (S,) whether these are not flagged.
+        classes: (S,) theirs.
+    """
+
+    non_mated: Tensor
+    mated: Tensor
+    known: Tensor
+    strangers: Tensor
+    passed: Tensor
+    classes: Tensor
+
+
+def asked(folder: Path) -> Asked:
+    """What a run makes of its validation queries and of its first set outside; the gallery is its test split."""
+    finished = Run(folder)
+    encoder, config = finished.encoder, finished.config
     splits, ood = load_data(config.data)
-    reference = reference_features(encoder, splits.train, REFERENCE, seed=seed)
+    outside = next(iter(ood.values()))
+    reference = reference_features(encoder, splits.train, REFERENCE, seed=config.seed)
     seen: list[Prediction] = [
         encoder.predict(loader_of(part, EMBEDDING_BATCH), n_samples=N_SAMPLES)
-        for part in (splits.validation, splits.test, ood["digits_held_out"])
+        for part in (splits.validation, splits.test, outside)
     ]
     known, gallery, strangers = (part.embeddings.mean for part in seen)
     labels, stored = splits.validation.labels, splits.test.labels
@@ -51,25 +80,55 @@ def measure(seed: int) -> list[dict[str, Any]]:
         for part, searches in ((seen[0], own), (seen[2], foreign))
     )
     detector = OodDetector.of(of_known)
-    judged = detector.ood_score(COMBINED, of_strangers) <= detector.known(COMBINED).threshold(OOD_TARGET)
-    return [against(target, own.non_mated, foreign.score, judged) for target in FAR_TARGETS]
+    limit = detector.known(COMBINED).threshold(OOD_TARGET)
+    passed = (detector.ood_score(COMBINED, scores) <= limit for scores in (of_known, of_strangers))
+    return Asked(own.non_mated, own.score, next(passed), foreign.score, next(passed), outside.labels)
 
 
-def against(target: float, of_known: Tensor, of_strangers: Tensor, judged: Tensor) -> dict[str, Any]:
+def digits(seed: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        config = load_config(DEMOS["digits"], [f"--seed={seed}", f"--output={folder}/run"])
+        config.data.ood.sort(key=lambda outside: outside.name != "digits_held_out")
+        seen = asked(run(config, progress=False).folder)
+    return [against(target, seen) for target in FAR_TARGETS]
+
+
+def against(target: float, seen: Asked) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
-    accepted = of_strangers > ConformalScores.of(of_known).threshold(target)
+    accepted = seen.strangers > ConformalScores.of(seen.non_mated).threshold(target)
     learnt, answered = [], []
     for _ in range(PARTINGS):
-        one, other = torch.randperm(len(of_strangers), generator=generator).chunk(2)
-        found = of_strangers[other] > ConformalScores.of(of_strangers[one]).threshold(target)
+        one, other = torch.randperm(len(seen.strangers), generator=generator).chunk(2)
+        found = seen.strangers[other] > ConformalScores.of(seen.strangers[one]).threshold(target)
         learnt.append(share(found))
-        answered.append(share(found & judged[other]))
+        answered.append(share(found & seen.passed[other]))
     return {
         "target": target,
         "accepted_learnt_from_known_classes": share(accepted),
         "accepted_learnt_from_strangers": sum(learnt) / PARTINGS,
-        "answered_match_learnt_from_known_classes": share(accepted & judged),
+        "answered_match_learnt_from_known_classes": share(accepted & seen.passed),
         "answered_match_learnt_from_strangers": sum(answered) / PARTINGS,
+    }
+
+
+def of_classes(seen: Asked, split: int) -> dict[str, float]:
+    """A promise of classes from one half of those outside, tried on the other."""
+    classes = seen.classes.unique()
+    aside = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(split))][: len(classes) // 2]
+    learnt = torch.isin(seen.classes, aside)
+    rate = max(RATE, 1 / (len(aside) + 1) + 1e-9)
+    assert len(aside) >= needed(rate)
+    limit = ConformalScores.of(seen.strangers[learnt], seen.classes[learnt]).threshold(rate)
+    of_known_alone = ConformalScores.of(seen.non_mated).threshold(rate)
+    accepted, answered = seen.strangers > limit, seen.mated > limit
+    return {
+        "promised": rate,
+        "classes": float(len(aside)),
+        "false_accepts_of_known_classes_alone": share(seen.strangers[~learnt] > of_known_alone),
+        "false_accepts_lam": share(accepted[~learnt]),
+        "false_matches_lam": share((accepted & seen.passed)[~learnt]),
+        "answered_lam": share(answered),
+        "matched_lam": share(answered & seen.known),
     }
 
 
@@ -78,15 +137,34 @@ def share(of: Tensor) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    measured = [measure(seed) for seed in range(parser.parse_args().seeds)]
-    rows = []
+    parser.add_argument("--runs", nargs="+", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--splits", type=int, default=20)
+    parsed = parser.parse_args()
+    measured = [digits(seed) for seed in range(parsed.seeds)]
+    rates = []
     for of_target in zip(*measured, strict=True):
         columns = {name: torch.tensor([row[name] for row in of_target], dtype=torch.float64) for name in of_target[0]}
         spread = {name: {"mean": float(of.mean()), "std": float(of.std())} for name, of in columns.items()}
-        rows.append({**spread, "target": of_target[0]["target"]})
-    write("strangers", {"flag": COMBINED, "ood_target": OOD_TARGET, "rates": rows, "seeds": measured})
+        rates.append({**spread, "target": of_target[0]["target"]})
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name, folder in (given.split("=", 1) for given in parsed.runs):
+        rows, seen = found.setdefault(name, {}), asked(Path(folder))
+        seed = len(rows) // parsed.splits
+        rows.update({f"{seed}-{split}": of_classes(seen, split) for split in range(parsed.splits)})
+    classes = {
+        name: {
+            **{
+                f"inside_{figure}": sum(row[f"{figure}_lam"] <= row["promised"] for row in rows.values())
+                for figure in ("false_accepts", "false_matches")
+            },
+            "seeds": rows,
+            **summary(rows),
+        }
+        for name, rows in found.items()
+    }
+    write("strangers", {"flag": COMBINED, "ood_target": OOD_TARGET, "rates": rates, "seeds": measured, **classes})
 
 
 if __name__ == "__main__":

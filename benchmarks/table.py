@@ -703,22 +703,26 @@ def strangers() -> list[Row]:
 
 
 @table
-def strangers_of_intents() -> list[Row]:
-    results = read("intents")
-    heads = ["classes set aside", "rate promised", "false accepts, learnt from known intents alone"]
-    rows: list[Row] = [
-        ["data (splits)", *heads, "learnt from intents set aside", "splits inside", "known answered", "by plain cosine"]
-    ]
-    for name in ("clinc150", "banking77"):
-        row = results[f"strangers_{name}"]
-        n = len(row["seeds"])
-        figures = ("false_accepts_of_known_classes_alone", "false_accepts_lam")
-        shares = [spread(row, figure) for figure in (*figures, "answered_lam", "answered_plain")]
-        mean_of = row["mean"]
-        inside = f"{row['inside']} of {n}"
-        promised = f"{mean_of['promised']:.3f}"
-        rows.append([f"{name} ({n})", f"{mean_of['classes']:.0f}", promised, *shares[:2], inside, *shares[2:]])
+def strangers_of_classes() -> list[Row]:
+    heads = ["data (splits)", "set aside", "rate promised", "above, learnt from known classes", "from those set aside"]
+    rows: list[Row] = [[*heads, "splits inside", "answered `match`", "splits inside", *KNOWN_ANSWERED]]
+    intents, runs = read("intents"), read("strangers")
+    texts = {name: intents[f"strangers_{name}"] for name in ("clinc150", "banking77")}
+    for name, row in {**texts, **{name: runs[name] for name in ("characters", "faces")}}.items():
+        n, mean_of = len(row["seeds"]), row["mean"]
+        cells = [f"{name} ({n})", f"{mean_of['classes']:.0f}", f"{mean_of['promised']:.3f}"]
+        cells.append(spread(row, "false_accepts_of_known_classes_alone"))
+        for figure in ("false_accepts", "false_matches"):
+            cells += [spread(row, f"{figure}_lam"), f"{row[f'inside_{figure}']} of {n}"]
+        rows.append([*cells, *(spread(row, figure) for figure in KNOWN_ANSWERED.values())])
     return rows
+
+
+KNOWN_ANSWERED = {  # shares of known queries
+    "known above": "answered_lam",
+    "known answered `match`": "matched_lam",
+    "known above, plain cosine": "answered_plain",
+}
 
 
 # Unknown intents.

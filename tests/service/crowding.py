@@ -48,11 +48,14 @@ def opened(port: int, way: str, address: str) -> socket.socket:
     return connection
 
 
-def closing(port: int, addresses: Iterator[str], seconds: float) -> Counter[str]:
-    """One request a connection, which the client closes without saying so before; what came of them."""
+def closing(port: int, addresses: Iterator[str], rate: int, seconds: float) -> Counter[str]:
+    """New connections at a rate a second, or as fast as they are answered, each closed without saying so before."""
     outcomes: Counter[str] = Counter()
-    until = time.monotonic() + seconds
+    due = time.monotonic()
+    until = due + seconds
     while time.monotonic() < until:
+        due += 1 / rate
+        time.sleep(max(0, due - time.monotonic()))
         try:
             with opened(port, "closed", next(addresses)) as connection:
                 outcomes[connection.recv(100)[9:12].decode()] += 1
@@ -98,7 +101,7 @@ if __name__ == "__main__":
     port, way, count, seconds = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
     addresses = cycle([f"127.0.0.{2 + number}" for number in range(int(sys.argv[5]))])
     if way == "closed":
-        found = closing(port, addresses, seconds)
+        found = closing(port, addresses, count, seconds)
     else:
         found = keeping(port, way, addresses, count, seconds)
     print(json.dumps(found))

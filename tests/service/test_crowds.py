@@ -49,9 +49,10 @@ def few(calibrated_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def crowd(found: Served, way: str, *, count: int, seconds: float, addresses: int = 1) -> Counter[str]:
-    """Keep connections in some way, from processes of their own; what came of them."""
-    command = [sys.executable, "-m", "tests.service.crowding", *map(str, (found.port, way, count, seconds, addresses))]
+    """Keep so many connections in some way, or close so many new ones a second; what came of them."""
     processes = 4 if way == "closed" and count > 1000 else 1
+    arguments = (found.port, way, count // processes, seconds, addresses)
+    command = [sys.executable, "-m", "tests.service.crowding", *map(str, arguments)]
     crowds = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
     outcomes = [json.loads(crowd.communicate(timeout=seconds + 60)[0]) for crowd in crowds]
     return sum(map(Counter, outcomes), Counter())

@@ -178,14 +178,22 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS, default="laplace_posthoc")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--work", type=Path, default=Path("runs/suite"), help="where data and runs are kept")
-    parser.add_argument("--runs", nargs="+", default=[], metavar="NAME=FOLDER", help="finished runs, in place of these")
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="finished runs, in place of these; runs of one name are seeds",
+    )
     parser.add_argument("--cost", action="store_true", help="measure what a decision costs beside a search, too")
     parsed = parser.parse_args()
     parsed.data, parsed.work = parsed.data.resolve(), parsed.work.resolve()
-    elsewhere = dict(pair.split("=", 1) for pair in parsed.runs)
+    elsewhere: dict[str, list[Path]] = {}
+    for name, folder in (given.split("=", 1) for given in parsed.runs):
+        elsewhere.setdefault(name, []).append(Path(folder))
     for name in elsewhere or parsed.only:
         try:
-            folders = [Path(elsewhere[name])] if name in elsewhere else trained(parsed, name)
+            folders = elsewhere.get(name) or trained(parsed, name)
         except FileNotFoundError as missing:
             print(f"{name} is left out: there is no {missing}", file=sys.stderr)
             continue

@@ -45,6 +45,9 @@ def configured(parsed: argparse.Namespace, loss: str, seed: int) -> RunConfig:
     """The shipped configuration with another loss and seed."""
     overrides = [f"--seed={seed}", f"--training.loss={loss}", f"--output={parsed.work}/{loss}-{seed}"]
     overrides += [f"--data.root={parsed.root}"] if parsed.root else []
+    trained = Path(parsed.networks or "") / f"{seed}.safetensors"
+    if parsed.networks and loss == LOSSES[0] and trained.is_file():
+        overrides += [f"--checkpoint={trained}"]
     config = load_config("fashionmnist laplace_posthoc", overrides)
     for ood in config.data.ood:
         ood.root = parsed.mnist
@@ -116,6 +119,7 @@ def main() -> None:
     parser.add_argument("--loss-seeds", type=int, default=3)
     parser.add_argument("--variant-seeds", type=int, default=3)
     parser.add_argument("--online-seeds", type=int, default=3)
+    parser.add_argument("--networks", help="a folder of <seed>.safetensors, networks that the default loss has trained")
     parser.add_argument("--work", default="runs/benchmark", help="where the runs are kept")
     parsed = parser.parse_args()
     Path(parsed.work).mkdir(parents=True, exist_ok=True)

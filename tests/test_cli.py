@@ -232,6 +232,7 @@ def test_it_is_a_program(tmp_path: Path) -> None:
     assert done.stderr == "lam: margin must be in (0, 2], the distances on the unit sphere, got 9.0\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_goes_ends_it_quietly(unbuffered: str, finished_run: FinishedRun) -> None:
     reading, writing = os.pipe()

@@ -183,6 +183,7 @@ def test_padding_does_not_change_what_a_text_is_recognised_by() -> None:
     assert item_hashes(short) == item_hashes(padded)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dimension", [2, 512, 4096])
 def test_any_dimension(dimension: int) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -81,6 +81,7 @@ def test_batches_add_up_and_are_forgotten(kind: dict[str, Any]):
         _ = one + fit(batches[2:], **{**kind, "layers": ["2"]})
 
 
+@pytest.mark.long
 def test_it_is_tuned_evaluated_saved_and_loaded(kind: dict[str, Any], tmp_path: Path):
     batches = make_batches()
     encoder = fit(batches, **kind)

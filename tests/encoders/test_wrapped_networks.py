@@ -32,6 +32,7 @@ WRAPPERS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("given", WRAPPERS)
 @pytest.mark.parametrize("wrapped", WRAPPERS)
 def test_an_encoder_saved_from_one_is_loaded_into_any_other(

@@ -118,6 +118,7 @@ def test_the_pairs_of_a_batch_go_one_way() -> None:
     assert pairs.negative.sum(1).tolist() == [7] * 400 + [0] * 407
 
 
+@pytest.mark.long
 def test_the_truth_is_where_mcinfonce_is_least() -> None:
     experiment = PosteriorRecovery(straightening=300)
     process, pairs, loss = Process(experiment), pairs_of_batch(256, 256), MCInfoNCE(20.0, n_samples=32)
@@ -165,6 +166,7 @@ def test_what_is_observed_can_be_inverted() -> None:
     torch.testing.assert_close(x, z, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_aninfonce_tells_style_from_content_in_few_batches() -> None:
     experiment = AnInfoNCELatents(
         dimension=4, style=2.0, content=40.0, n_batches=300, batch_size=128, width=64, learning_rate=1e-2, n_test=500
@@ -175,6 +177,7 @@ def test_aninfonce_tells_style_from_content_in_few_batches() -> None:
     assert isotropic["Λ of style"] is None
 
 
+@pytest.mark.long
 def test_an_ensemble_has_a_concentration_for_each_way() -> None:
     experiment = AnInfoNCELatents(
         **{"dimension": 4, "style": 2.0, "content": 40.0, "ways": 2, "losses": ("ensemble",)},

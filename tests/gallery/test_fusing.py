@@ -47,6 +47,7 @@ def assert_same(item: Item, given: list[Item]) -> None:
     assert item.least_kappa == pytest.approx(min(item.kappa, *(one.kappa for one in given)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dimension", [2, 3, 64, 512])
 @pytest.mark.parametrize("spread", [0.05, 1.0, 30.0])
 def test_one_after_the_other_is_as_all_at_once(dimension: int, spread: float) -> None:

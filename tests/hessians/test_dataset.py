@@ -72,6 +72,7 @@ SOFTMAXES: list[Any] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("curvature", SOFTMAXES, ids=str)
 @pytest.mark.parametrize("by_label", [True, False])
 def test_a_softmax_over_a_data_set_equals_that_of_one_batch_for_any_block_size(curvature, by_label):

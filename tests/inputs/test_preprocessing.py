@@ -312,6 +312,7 @@ class TestReduction:
         assert decode(photograph(513, 2000), 256).size == (1000, 257)
         assert decode(photograph(800, 770), 256).size == (257, 267)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF"])
     @pytest.mark.parametrize("stored", ["RGB", "L"])
     def test_the_tensor_is_nearly_that_of_the_whole(self, tmp_path, kind, stored):

@@ -27,6 +27,7 @@ def ambiguous(n: int = 240) -> tuple[TensorImages, Tensor]:
     return TensorImages(clear.images * ~is_covered[:, None, None, None], clear.labels), is_covered
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "method",
     [

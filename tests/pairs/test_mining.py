@@ -198,6 +198,7 @@ def test_violating_triplets_are_the_semihard_and_the_hard_ones() -> None:
     assert torch.equal(violating.negative, semihard.negative + hard.negative)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_triplets_are_drawn_from_those_of_a_kind(kind: Any) -> None:
     """Each has the same chance, none is drawn twice, and each gives a positive and a negative pair."""

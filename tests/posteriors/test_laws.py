@@ -113,6 +113,7 @@ def test_the_variance_of_outputs_is_that_of_sampled_layers(name: str, bias: bool
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_predict_is_its_predictor_and_does_not_depend_on_the_batch(name: str, dtype: torch.dtype):
     posterior, features = make(name, dtype=dtype)

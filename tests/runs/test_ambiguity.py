@@ -28,6 +28,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_its_scores_are_measured_and_its_encoder_has_learnt(folder: Path) -> None:
     metrics = json.loads((folder / "metrics.json").read_text())
     for score in ("kappa_epistemic", "kappa_aleatoric", "p_known"):

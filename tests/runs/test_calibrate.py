@@ -127,6 +127,7 @@ def test_a_search_of_a_calibrated_run_says_its_decision(
     assert "calibration: stale" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flag", ["mahalanobis", "votes", "mean_cosine"])
 def test_any_score_can_flag(run_copy: Path, digit_folder: Path, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", f"--flag={flag}", *TARGETS]) == 0
@@ -185,6 +186,7 @@ def test_fresh_images_are_parted_into_queries_and_a_gallery(run_copy: Path, digi
     assert made.facts["false_accepts"] == f"of classes like those in {digit_folder}; other strangers are not promised"
 
 
+@pytest.mark.long
 def test_a_flag_does_not_stick_where_its_evidence_is_gone(
     run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

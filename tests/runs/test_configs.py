@@ -145,6 +145,7 @@ def small(name: str, root: Path, output: Path) -> RunConfig:
     return load_config(name, [*overrides, f"--output={output}"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_is_valid_and_says_what_it_is(name: str) -> None:
     config = load_config(name)

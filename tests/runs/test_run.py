@@ -105,6 +105,7 @@ def test_the_same_settings_give_the_same_run(finished_run: FinishedRun, tmp_path
     assert result.report.is_file()
 
 
+@pytest.mark.long
 def test_another_seed_gives_another_run(finished_run: FinishedRun, tmp_path: Path) -> None:
     result = run(tiny(tmp_path / "other", "--seed=1"), progress=False)
     assert posterior_bytes(result.folder) != posterior_bytes(finished_run.folder)
@@ -266,6 +267,7 @@ def test_the_extremes_of_a_report_hold_images_from_outside(
     assert hit.equal(test[int(evaluation.candidates[nearest])][0])
 
 
+@pytest.mark.long
 def test_the_seconds_of_training_are_those_of_every_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

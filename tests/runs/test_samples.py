@@ -80,6 +80,7 @@ def test_what_cannot_be_shown_is_no_sample(tmp_path: Path) -> None:
     assert read_samples(tmp_path) == ()
 
 
+@pytest.mark.long
 def test_texts_are_kept_as_they_are(tmp_path: Path) -> None:
     labelled = text_run(tmp_path / "labelled", topics(tmp_path / "topics.json"), "--training.epochs=1")
     texts = {row["text"] for row in json.loads((tmp_path / "topics.json").read_text())}

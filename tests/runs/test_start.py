@@ -44,6 +44,7 @@ def images(n: int = 12) -> torch.Tensor:
     return torch.rand(n, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.long
 def test_network_curvature_and_kappa_head_are_those_of_the_run_that_it_starts_from(first: Path, second: Path) -> None:
     source, encoder = Run(first).encoder, Run(second).encoder
     assert isinstance(encoder, BayesianEncoder)
@@ -104,6 +105,7 @@ def test_a_run_that_cannot_be_started_from_is_refused_before_any_work(first: Pat
         run(tiny(tmp_path / "run", f"--checkpoint={unfinished}"), progress=False)
 
 
+@pytest.mark.long
 def test_a_run_of_several_networks_is_refused(tmp_path: Path) -> None:
     ensemble = made(tmp_path / "ensemble", "deep_ensemble", "--method.n_members=2")
     config = load_config("digits laplace_posthoc", [f"--checkpoint={ensemble}", f"--output={tmp_path / 'run'}"])

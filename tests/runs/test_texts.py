@@ -177,6 +177,7 @@ def test_texts_that_are_longer_than_is_read_are_counted(run_copy: Path, tmp_path
         index_images(run_copy, listed=file, progress=False)
 
 
+@pytest.mark.long
 def test_answers_are_indexed_and_new_questions_calibrated_on(tmp_path: Path) -> None:
     finished = text_run(tmp_path / "run", faq(tmp_path / "faq.json"))
     lines = [f"where is thing{number},thing{number} is here,{number}.html" for number in (*range(40), 3)]

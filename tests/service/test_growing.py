@@ -151,6 +151,7 @@ def test_items_that_were_lost_are_told(engine: Engine, capsys: pytest.CaptureFix
     assert "restore it from a copy, or delete" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_hangup_reads_the_calibration_anew(served_run: Path) -> None:
     with served(served_run) as found:
         before = found.ask("GET", "/v1/model")[1]["threshold"]

@@ -44,6 +44,7 @@ class TestAgainstGolden:
         assert_scaled_close(vmf.log_prob(vmf.loc), golden("log_normalizer_scaled", dimension), 1e-12)
         assert_scaled_close(vmf.log_prob(-vmf.loc), golden("log_normalizer", dimension) - KAPPA, 1e-12)
 
+    @pytest.mark.long
     def test_credible_cap(self, dimension: int) -> None:
         kappa = torch.tensor(GOLDEN["cap_kappas"], dtype=torch.float64)
         n_levels, n_kappas = len(GOLDEN["cap_levels"]), len(kappa)

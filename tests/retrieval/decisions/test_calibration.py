@@ -77,6 +77,7 @@ def test_decisions_are_what_the_thresholds_say_query_by_query() -> None:
     assert not decisions.stale
 
 
+@pytest.mark.long
 def test_strangers_are_less_known_once_it_has_learnt_from_any_or_from_its_own_classes() -> None:
     searches, asked, gallery = _searches()
     strangers = Embeddings(-gallery.mean.roll(3, 1), gallery.kappa, gallery.kappa, gallery.kappa)

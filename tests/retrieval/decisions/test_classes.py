@@ -28,6 +28,7 @@ def share_above(scores: Tensor, classes: Tensor, label: int, threshold: float) -
     return Fraction(sum(score > threshold for score in own), len(own))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("target", [Fraction(1, 20), Fraction(1, 10), Fraction(1, 3)])
 def test_the_threshold_is_the_least_that_counting_allows(seed: int, target: Fraction) -> None:
@@ -53,6 +54,7 @@ def test_the_threshold_is_the_least_that_counting_allows(seed: int, target: Frac
     assert_close(p, torch.tensor([float((1 + count) / 26) for count in above], dtype=torch.float64))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spread", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("target", [0.05, 0.09, 0.1, 0.25])
 def test_whichever_class_is_new_the_promise_is_kept_on_average_and_that_of_items_is_not(
@@ -98,6 +100,7 @@ def false_accepts(repetitions: int, target: float) -> tuple[float, float]:
     return of_items / repetitions, of_classes / repetitions
 
 
+@pytest.mark.long
 def test_items_of_a_class_that_are_alike_break_the_promise_of_items_and_not_that_of_classes() -> None:
     repetitions, target = 3000, 0.03
     of_items, of_classes = false_accepts(repetitions, target)
@@ -113,6 +116,7 @@ def test_items_of_a_class_that_are_alike_break_the_promise_in_full() -> None:
     assert of_classes <= target + 2 * (target / repetitions) ** 0.5
 
 
+@pytest.mark.long
 def test_intervals_hold_the_rate_of_new_classes() -> None:
     """Those of items, which take every score for itself, miss it most of the time."""
     generator, times, held, held_by_items = torch.Generator().manual_seed(3), 200, 0, 0

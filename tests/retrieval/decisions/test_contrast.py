@@ -48,6 +48,7 @@ def test_from_a_mixture_it_is_that_of_its_share() -> None:
     assert float((contrast(new) - expected).abs().mean()) < 0.05
 
 
+@pytest.mark.long
 def test_of_known_queries_alone_or_of_strangers_alone_nothing_is_told() -> None:
     missed = 0
     for seed in range(20):

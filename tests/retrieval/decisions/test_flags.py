@@ -34,6 +34,7 @@ def detectors() -> list[tuple[OodDetector, dict[str, torch.Tensor]]]:
     return [(OodDetector.of(_items(200, generator)), _items(200, generator)) for _ in range(200)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flag", FLAGS)
 def test_the_false_flag_rate_is_the_target_on_average(
     flag: str, detectors: list[tuple[OodDetector, dict[str, torch.Tensor]]]

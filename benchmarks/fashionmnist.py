@@ -1,7 +1,7 @@
 """FashionMNIST against MNIST: the paper's setting post hoc, six variants, four training losses, over seeds.
 
     python benchmarks/fashionmnist.py --mnist FOLDER [--root FOLDER] [--seeds 5] [--loss-seeds 3] [--variant-seeds 3]
-        [--online-seeds 3]
+        [--online-seeds 3] [--online-limit N]
 
 Each seed is one `lam run fashionmnist laplace_posthoc`; a run that is finished is not done again. The six
 variants share a seed's network; online each is a training of its own, with one sample a step.
@@ -98,12 +98,14 @@ def online_variants(parsed: argparse.Namespace) -> None:
         for split, fix in VARIANTS:
             options = [f"--method.split={split}", f"--method.fix={fix}", "--method.n_samples=1", f"--seed={seed}"]
             options += [f"--data.root={parsed.root}"] if parsed.root else []
+            options += [f"--data.limit={parsed.online_limit}"] if parsed.online_limit else []
             config = load_config("fashionmnist laplace_online", options)
-            config.output = f"{parsed.work}/online-{split}-{fix}-{seed}"
+            config.output = f"{parsed.work}/online-{split}-{fix}-{parsed.online_limit or 'all'}-{seed}"
             for ood in config.data.ood:
                 ood.root = parsed.mnist
             variants.setdefault(f"{split} {fix}", []).append(run(config, progress=False).metrics)
-        write("fashionmnist_online_variants", {name: over_seeds(found) for name, found in variants.items()})
+        results = {name: over_seeds(found) for name, found in variants.items()}
+        write("fashionmnist_online_variants", {"limit": parsed.online_limit, **results})
 
 
 def over_seeds(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -119,6 +121,7 @@ def main() -> None:
     parser.add_argument("--loss-seeds", type=int, default=3)
     parser.add_argument("--variant-seeds", type=int, default=3)
     parser.add_argument("--online-seeds", type=int, default=3)
+    parser.add_argument("--online-limit", type=int, help="train the online variants on so many images")
     parser.add_argument("--networks", help="a folder of <seed>.safetensors, networks that the default loss has trained")
     parser.add_argument("--work", default="runs/benchmark", help="where the runs are kept")
     parsed = parser.parse_args()

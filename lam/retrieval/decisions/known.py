@@ -29,11 +29,14 @@ _OF_THE_FIRST = "cosine", "cosine_spread"
 class Known:
     """P(known) = min(1, p/0.02), p the conformal p-value of how unusual a query is beside the calibration queries.
 
+    Beyond the most unusual of N of them, where it is 1/(N + 1), p falls on as the odds do, so that what is far from
+    everything is called unknown however few they are.
+
     Two statistics look for it, and the greater rank counts. One looks both ways: each score becomes the log odds of its
     rank, and beyond all that was seen log(1 + d/spread) more, d the distance from the extreme, and Mahalanobis's
     distance is taken between these. The other is `joint_surprise` of the scores behind the flag `combined`, each of
     which outsiders of some kind raise. Nothing foreign is needed to learn it, and of queries like those calibrated on
-    the mean is at least 0.99. Fewer than 50 queries cannot call anything unknown. What labels say is no evidence: a
+    the mean is about 0.99. What labels say is no evidence: a
     query whose hits disagree is ambiguous, and known. Nor is, both ways, what the first hit alone decides: a query that
     is in the gallery finds itself, as no calibration query does.
 
@@ -96,7 +99,8 @@ class Known:
         distance = _distance(_odds(self.ranks, self.evidence, scores), mean, precision)
         surprises = joint_surprise({name: self.ranks[name] for name in self.together}, scores)
         unusual = torch.maximum(self.of_distance.extended(distance), self.of_surprise.extended(surprises))
-        return (known.p_values(unusual) / UNUSUAL).clamp(max=1)
+        beyond = (unusual - self.unusual[-1]).clamp(min=0)
+        return (known.p_values(unusual) * (-beyond).exp() / UNUSUAL).clamp(max=1)
 
     @cached_property
     def _learnt(self) -> tuple[Tensor, Tensor, ConformalScores]:

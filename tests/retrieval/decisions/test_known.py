@@ -48,7 +48,7 @@ def test_p_known_is_that_of_a_slow_twin() -> None:
     apart = np.sqrt(LedoitWolf().fit(x).mahalanobis(z))
     unusual = np.maximum(_extended(distances, distances), _extended(surprises, surprises))
     of_new = np.maximum(_extended(distances, apart), _extended(surprises, surprise(old, later)))
-    p = np.array([(1 + (unusual >= one).sum()) / 201 for one in of_new])
+    p = np.array([(1 + (unusual >= one).sum()) / 201 * np.exp(min(0, unusual.max() - one)) for one in of_new])
     np.testing.assert_allclose(known(new).numpy(), np.minimum(1, p / UNUSUAL))
     assert 0 < float(known(new).min()) < 1
 
@@ -73,12 +73,18 @@ def _row(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value[None] for name, value in values.items()}
 
 
-def test_few_queries_call_nothing_unknown_and_what_is_constant_does_no_harm() -> None:
-    scores = {**_scores(40, 0), "variance": torch.ones(40)}
-    far = {name: values[:5] * 1e6 for name, values in scores.items()}
-    assert Known.fit(scores)(far).tolist() == [1] * 5
+def test_of_few_queries_what_is_far_is_unknown_and_what_is_constant_does_no_harm() -> None:
+    scores = {**_scores(30, 0), "variance": torch.ones(30)}
+    known = Known.fit(scores)
+    assert float(known({**_scores(300, 1), "variance": torch.ones(300)}).mean()) > 0.95
+    middle = _row({name: values.median() for name, values in scores.items()})
+    of_knn = [float(known({**middle, "knn": torch.tensor([value])})) for value in (0.0, 10.0, 100.0, 1e4, 1e8)]
+    assert of_knn[0] == 1
+    assert of_knn == sorted(of_knn, reverse=True)
+    assert of_knn[-1] < 0.2
     one = {name: values[:1] for name, values in scores.items()}
-    assert Known.fit(one)(far).tolist() == [1] * 5
+    assert ((p := Known.fit(one)({name: 1e6 * values for name, values in scores.items()})) > 0).all()
+    assert (p <= 1).all()
 
 
 def test_what_labels_say_and_what_the_first_hit_decides_is_no_evidence() -> None:

@@ -3,8 +3,8 @@
 A row is never changed: an update replaces it by one under a new key, so that a key stands for one content for ever and
 an index can be caught up by comparing keys. The ledger, one row that every transaction carries along, holds the number
 of rows and the XOR of their hashes; with it, a row that is lost, doubled or altered without SQLite noticing is noticed
-here. A mark beside the file says that there was one, so that none is begun where one was lost; a second one, while a
-process writes, that what it wrote may be in SQLite's log alone. Nothing in this file knows of an index.
+here. A mark beside the file says that there was one, so that none is begun where one was lost. Nothing in this file
+knows of an index.
 """
 
 import os
@@ -25,10 +25,9 @@ from lam.gallery.refusal import Refusal, busy, full
 from lam.utils.files import CorruptFileError, write_text
 
 FORMAT = 1
-FILE, LOG, MARK, OPEN, CACHE = "items.sqlite", "items.sqlite-wal", "items.made", "items.open", "index"
+FILE, MARK, CACHE = "items.sqlite", "items.made", "index"
 FACTORY, MEAN_SAMPLES = "factory", "mean_samples"  # facts
 _MARK_TEXT = f"{FILE} was made here. Where it is missing or empty it was lost, with all that was in it.\n"
-_OPEN_TEXT = f"A process writes here, or was killed: what it wrote may be in {LOG} alone.\n"
 _PAGE = 2**14  # bytes, so that several vectors share one
 _PATIENCE = 5.0  # seconds for which another process may keep the file locked
 _LOCKED, _UNWRITABLE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
@@ -127,24 +126,17 @@ class ItemStore:
 
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         self.path, self._read_only = Path(path), read_only
-        self._mark, self._open, self._log = (self.path.with_name(name) for name in (MARK, OPEN, LOG))
+        self._mark = self.path.with_name(MARK)
         self._ledger = 0, 0  # number of rows and XOR of their hashes, in the transaction that is open
         self._reading = threading.Lock()
         if not self.path.is_file() or not self.path.stat().st_size:
             self._refuse_lost()
-        if self._open.is_file() and not self._log.is_file():
-            raise CorruptFileError(
-                f"{self._log} is missing, and the process that wrote last did not end in order: what it added may be "
-                f"lost; restore {LOG} with {FILE} from a copy, or delete {self._open} to go on with what {FILE} holds"
-            )
         with self._errors_explained():
             self._writer = self._connect()
             self._prepare()
             self._reader = self._connect()
-        if not read_only:
-            for mark, text in ((self._mark, _MARK_TEXT), (self._open, _OPEN_TEXT)):
-                if not mark.is_file():
-                    write_text(mark, text)
+        if not (read_only or self._mark.is_file()):
+            write_text(self._mark, _MARK_TEXT)
 
     def _connect(self) -> sqlite3.Connection:
         address = f"{self.path.absolute().as_uri()}?mode={'rw' if self._read_only else 'rwc'}"
@@ -163,7 +155,7 @@ class ItemStore:
 
     def _cannot_change(self) -> bool:
         """Whether it lies where nobody can write; a log that is there too could then not be read."""
-        return not os.access(self.path.parent, os.W_OK) and not self._log.exists()
+        return not os.access(self.path.parent, os.W_OK) and not self.path.with_name(f"{self.path.name}-wal").exists()
 
     def _prepare(self) -> None:
         (version,) = self._writer.execute("PRAGMA user_version").fetchone()
@@ -207,8 +199,8 @@ class ItemStore:
     def close(self) -> None:
         """Write everything into the one file and close it."""
         self._reader.close()
-        if not self._read_only and self.erase_log():
-            self._open.unlink(missing_ok=True)
+        if not self._read_only:
+            self.erase_log()
         self._writer.close()
 
     @contextmanager

@@ -1,7 +1,6 @@
 """Items on disk: what was acknowledged is there, what was deleted is gone, what was altered is noticed."""
 
 import random
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 
 from lam.gallery.item import Images, Item, checked_id, checked_label, checked_metadata
 from lam.gallery.refusal import Refusal
-from lam.gallery.store import FILE, LOG, MARK, OPEN, HitInfo, ItemStore
+from lam.gallery.store import FILE, MARK, HitInfo, ItemStore
 from lam.utils.files import CorruptFileError
 from tests.service.test_full_disk import small_file_system
 
@@ -205,27 +204,6 @@ def locking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Abs
             other.execute("ROLLBACK")
 
     return lock
-
-
-def test_a_log_that_is_lost_is_missed_after_a_kill_alone(tmp_path: Path) -> None:
-    path = tmp_path / "killed" / FILE
-    store = ItemStore(tmp_path / FILE)
-    store.write([item("a")])
-    shutil.copytree(tmp_path, path.parent, ignore=shutil.ignore_patterns("killed"))  # as a kill leaves it
-    store.close()
-    assert not (tmp_path / OPEN).exists()
-    ItemStore(tmp_path / FILE).close()
-    kept = path.with_name(LOG).rename(tmp_path / "kept")
-    for read_only in (False, True):
-        with pytest.raises(
-            CorruptFileError, match=r"items.sqlite-wal is missing, .* may be lost; restore .*items.open"
-        ):
-            ItemStore(path, read_only=read_only)
-    kept.rename(path.with_name(LOG))
-    store = ItemStore(path)
-    assert store.get("a") == item("a")
-    store.close()
-    assert not path.with_name(OPEN).exists()
 
 
 def test_a_locked_file_is_called_locked(tmp_path: Path, locking: Callable[[], AbstractContextManager[None]]) -> None:

@@ -725,6 +725,18 @@ KNOWN_ANSWERED = {  # shares of known queries
 }
 
 
+@table
+def setting_aside() -> list[Row]:
+    rows: list[Row] = [["recall@1 (seeds)", "of intents learnt from", "of those set aside", "had all been learnt from"]]
+    for name in ("clinc150", "banking77"):
+        row = read("intents")[f"cost_of_setting_aside_{name}"]
+        known, aside, all_of = (
+            f"recall_{end}" for end in ("known_without_strangers", "aside_without_strangers", "aside_all")
+        )
+        rows.append([f"{name} {seeds_of(row)}", *(spread(row, figure) for figure in (known, aside, all_of))])
+    return rows
+
+
 # Unknown intents.
 
 

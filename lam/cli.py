@@ -328,10 +328,10 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.runs.calibrate import calibrate_run, current_calibration
 
     previous = current_calibration(parsed.run)
-    flag = previous.flag if parsed.flag is None and previous is not None else parsed.flag
+    flag = previous.facts.get("asked_flag") if parsed.flag is None and previous is not None else parsed.flag
     if parsed.flag is None and flag is not None and parsed.reference == 0 and needs_reference(flag):
         _complain(f"warning: flag {flag} compares with training features, and --reference 0 asks for none: kappa flags")
-        flag = "kappa"
+        flag = None
     rates = {"far": parsed.target_far, "ood": parsed.target_ood, "conformal_miss": parsed.target_miss}
     targets = Targets() if previous is None else previous.targets
     calibration = calibrate_run(
@@ -560,8 +560,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SCORE",
         help="to abstain by: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, mahalanobis_knn, cosine, "
         "margin, mean_cosine, cosine_spread, votes, weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or "
-        "combined, which is knn, relative_mahalanobis, cosine and mean_cosine (default: likewise, or else "
-        "combined; kappa without training features, or with too few queries)",
+        "combined, which is knn, relative_mahalanobis, cosine and mean_cosine (default: the one asked for last, or "
+        "else combined; kappa without training features, or with too few queries)",
     )
     calibrate.add_argument(
         "--gallery",

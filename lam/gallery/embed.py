@@ -184,9 +184,7 @@ def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
     if preprocessing is None:
         raise ValueError("the encoder does not know how an image becomes an input: fit it with preprocessing=...")
     if not isinstance(preprocessing, kind):
-        takes = (
-            "texts: give --text or a CSV file of texts" if isinstance(preprocessing, TextPreprocessing) else "images"
-        )
+        takes = "texts: give each by --text" if isinstance(preprocessing, TextPreprocessing) else "images: give files"
         raise ValueError(f"this run takes {takes}")
     return preprocessing
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.datasets import Dataset, Splits
@@ -188,10 +188,17 @@ def calibrate_run(
     queries = relevance.queries
     searched = _searched(embeddings, relevance) if stored is None else (stored.vectors, stored.kappa)
     searches, verifier = _search(embeddings, relevance, *searched, config.seed)
-    _warn_of_queries_in_gallery(embeddings.mean.cpu()[queries], searched[0], searches)
+    is_item = _find_themselves(embeddings.mean.cpu()[queries], searched[0], searches)
+    if n_same := int((searches.correct & is_item).sum()):
+        warnings.warn(
+            f"{n_same} of {len(searches)} queries have the very embedding of an item: where the gallery holds the "
+            "queries themselves, nothing that is promised holds; calibrate on a --folder of others",
+            stacklevel=2,
+        )
     targets = Targets() if targets is None else targets
+    asked_flag = flag
     if flag is None:
-        flag = usual_flag(encoder, len(embeddings[queries]), targets.ood) if known is not None else encoder.ood_score
+        flag = usual_flag(encoder, len(embeddings[queries]), targets.ood) if known is not None else "kappa"
     set_aside, stranger_scores = None, None
     others: list[Others | OwnClasses] = []
     if strangers is not None:
@@ -223,6 +230,7 @@ def calibrate_run(
             verifier=verifier,
             facts={
                 "data": VALIDATION if folder is None else str(folder),
+                "asked_flag": asked_flag,
                 "gallery": gallery if isinstance(gallery, str) else "stored items",
                 "strangers": None if strangers is None else str(strangers),
                 "false_accepts": _promised_of(folder, strangers, set_aside, targets.far),
@@ -287,6 +295,12 @@ def _outside(
         return queries.labels[rows][:, None] == classes if numbers else torch.zeros(len(rows), len(items)).bool()
 
     searches = search_open_set(mean, items, matches)
+    if stored is None and share is not None and (n_same := int(_find_themselves(mean, items, searches).sum())):
+        warnings.warn(
+            f"{n_same} of {len(mean)} strangers have the very embedding of an item: what the gallery holds is no "
+            "stranger, and a threshold above it accepts nothing; give --strangers that have no match in the gallery",
+            stacklevel=3,
+        )
     is_foreign = classes < 0
     cosines = searches.cosines
     if not is_foreign.all():
@@ -344,15 +358,9 @@ def _relevance(encoder: Encoder, images: Dataset, stored: StoredItems | None, co
     return relevance
 
 
-def _warn_of_queries_in_gallery(mean: Tensor, items: Tensor, searches: Searches) -> None:
-    """Warn where queries find themselves, as in a gallery that was filled with the file that they are of."""
-    distance = (mean.double() - items.double()[searches.nearest]).norm(dim=1)
-    if n_same := int((searches.correct & (distance < _SAME)).sum()):
-        warnings.warn(
-            f"{n_same} of {len(searches)} queries have the very embedding of an item: where the gallery holds the "
-            "queries themselves, nothing that is promised holds; calibrate on a --folder of others",
-            stacklevel=3,
-        )
+def _find_themselves(mean: Tensor, items: Tensor, searches: Searches) -> Bool[Tensor, " Q"]:
+    """Which queries have the embedding of an item, as in a gallery that was filled with the file that they are of."""
+    return (mean.double() - items.double()[searches.nearest]).norm(dim=1) < _SAME
 
 
 def _facts_of(searches: Searches) -> dict[str, float | int]:

@@ -13,7 +13,7 @@ from lam.utils.files import write_json, write_text
 SUFFIXES = (".csv", ".json")
 _OF_IMAGE: tuple[str, ...] = ("image", "kappa", "variance", "decision", "probability", "p_value")
 _PARTS: tuple[str, ...] = ("kappa_epistemic", "kappa_aleatoric", "p_known", "doubt")
-_OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path", "uncertain", "fused")
+_OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path", "text", "uncertain", "fused")
 
 
 def check_suffix(path: str | Path) -> None:
@@ -30,23 +30,25 @@ def write_result(path: str | Path, result: SearchResult) -> None:
     """Write the result of a search, all of the file or nothing: images in the order given, hits best first.
 
     Without a calibration there is no decision, no probability, no p-value, and no hit is known to be uncertain: JSON
-    has null there, CSV nothing. An image without a hit has one line, with nothing where the hit would be.
+    has null there, CSV nothing. An image without a hit has one line, with nothing where the hit would be. What is not
+    of every hit, such as metadata, JSON alone has.
 
     Raises:
         ValueError: for a path with another suffix.
     """
     check_suffix(path)
+    state = None if result.decisions is None else "stale" if result.decisions.stale else "current"
     if Path(path).suffix.lower() == ".json":
-        state = None if result.decisions is None else "stale" if result.decisions.stale else "current"
         write_json(path, {"calibration": state, "images": list(_entries(result))})
         return
     text = io.StringIO()
     parts = _PARTS if result.queries.has_parts else ()
-    writer = csv.DictWriter(text, (*_OF_IMAGE, *parts, *_OF_HIT), lineterminator="\n")
+    writer = csv.DictWriter(text, (*_OF_IMAGE, "calibration", *parts, *_OF_HIT), lineterminator="\n")
     writer.writeheader()
     for entry in _entries(result):
         hits = entry.pop("hits") or [{}]
-        writer.writerows({**entry, **{name: hit.get(name) for name in _OF_HIT}} for hit in hits)
+        of_image = {**entry, "calibration": state}
+        writer.writerows({**of_image, **{name: hit.get(name) for name in _OF_HIT}} for hit in hits)
     write_text(path, text.getvalue())
 
 
@@ -72,6 +74,7 @@ def _entries(result: SearchResult) -> Iterator[dict[str, Any]]:
                         "id": item.id,
                         "label": item.label,
                         "path": item.path,
+                        "text": item.text,
                         "paths": json.loads(item.images.paths),
                         "metadata": json.loads(item.metadata),
                         "images": item.images.count,

@@ -342,6 +342,7 @@ def test_what_is_found_is_written_with_its_decisions(calibrated: bool, run_copy:
             assert (line["image"], line["decision"], line["label"]) == (entry["image"], decision or "", hit["label"])
             assert float(line["score"]) == pytest.approx(hit["score"])
             assert bool(line["probability"]) == calibrated
+            assert line["calibration"] == ("current" if calibrated else "")
             assert hit["uncertain"] in ((True, False) if calibrated else (None,))
             assert (line["uncertain"], line["fused"]) == (str(hit["uncertain"]) if calibrated else "", "False")
 

@@ -18,7 +18,9 @@ from torch.utils.data import DataLoader
 from lam import datasets
 from lam.encoders.evaluation import evaluate
 from lam.gallery.store import FILE, ItemStore
+from lam.retrieval.decisions.calibration import Targets
 from lam.runs import index as gallery
+from lam.runs.calibrate import calibrate_run
 from lam.runs.config_files import load_config
 from lam.runs.finished import Run
 from lam.runs.report import write_plots_and_report
@@ -312,6 +314,8 @@ def test_a_head_that_is_added_keeps_the_embeddings_and_the_report_says_by_what_o
     assert "The OOD score of this encoder is the k-NN distance" in page
     assert "cosine to near training features" in page
     assert Run(tmp_path / "run").encoder.ood_score == "knn"
+    targets = Targets(far=0.1, ood=0.1)
+    assert calibrate_run(tmp_path / "run", targets=targets, reference=0, progress=False).flag == "kappa"
 
 
 def test_batches_without_a_positive_pair_are_counted_and_reported(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Runs on texts: labels, questions with answers, and what a run is told by the network's head."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -61,10 +62,21 @@ def test_texts_are_searched_for(of_topics: Run, tmp_path: Path) -> None:
         search(of_topics.folder, texts=[2000 * "fur "])
     with pytest.raises(ValueError, match="the text is empty"):
         search(of_topics.folder, texts=[" "])
-    with pytest.raises(ValueError, match=r"this run takes texts: give --text or a CSV file of texts"):
+    with pytest.raises(ValueError, match=r"this run takes texts: give each by --text"):
         search(of_topics.folder, tmp_path / "cat.png")
     with pytest.raises(ValueError, match="there must be images to search for, .* or texts, and not both"):
         search(of_topics.folder)
+
+
+def test_a_file_of_hits_has_their_texts(of_topics: Run, tmp_path: Path) -> None:
+    command = ["search", str(of_topics.folder), "--text", "fur and paw", "-k2", "--quiet", "-o"]
+    for name in ("hits.csv", "hits.json"):
+        assert main([*command, str(tmp_path / name)]) == 0
+    found = [item.text for item in search(of_topics.folder, texts=["fur and paw"], k=2).items[0]]
+    with (tmp_path / "hits.csv").open(newline="") as file:
+        assert [line["text"] for line in csv.DictReader(file)] == found
+    (written,) = json.loads((tmp_path / "hits.json").read_text())["images"]
+    assert [hit["text"] for hit in written["hits"]] == found
 
 
 def test_a_calibrated_run_of_questions_serves_texts(of_questions: Run, tmp_path: Path) -> None:
@@ -204,6 +216,13 @@ def test_queries_that_are_in_the_gallery_are_told(of_topics: Run, run_copy: Path
     index_images(run_copy, listed=str(of_topics.config.data.root), progress=False)
     with pytest.warns(UserWarning, match="24 of 24 queries have the very embedding of an item: where the gallery"):
         calibrate_run(run_copy, targets=Targets(far=0.2, ood=0.2), progress=False)
+
+
+def test_strangers_that_are_in_the_gallery_are_told(run_copy: Path, tmp_path: Path) -> None:
+    texts = [item.text for item in Run(run_copy).gallery.items]
+    strangers = csv_of(tmp_path / "strangers.csv", "text", *(f'"{text}"' for text in [*texts, "why 1", "why 2"]))
+    with pytest.warns(UserWarning, match=rf"{len(texts)} of {len(texts) + 2} strangers have the very embedding of an"):
+        calibrate_run(run_copy, targets=Targets(far=0.2, ood=0.2), strangers=strangers, progress=False)
 
 
 def test_what_is_calibrated_on_needs_labels(run_copy: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-from lam.encoders.base import at_least_float32
+from lam.encoders.base import NO_INPUTS, at_least_float32
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.files import SavedEncoder
 from lam.hessians import LayersCurvature
@@ -42,6 +42,8 @@ class LayersEncoder(BayesianEncoder):
         )
 
     def _entering(self, inputs: Any, features: Tensor) -> Any:
+        if len(features) == 0:
+            raise ValueError(NO_INPUTS)
         return inputs
 
     def _clipped_variance(self, features: Tensor) -> dict[str, float]:

@@ -90,10 +90,19 @@ def _squared(roots: Float[Tensor, "N D _"]) -> Float[Tensor, "N D D"]:
 
 
 def is_matrix(module: nn.Module) -> bool:
-    """Whether a layer applies one matrix at every place: a linear layer, or a convolution of images without groups."""
+    """Whether a layer applies one matrix at every place: a linear layer, or a convolution of images without groups.
+
+    One that changes its input or its weight first, as heirs of these do that normalise or pad, does not.
+    """
+    kind: Any = type(module)
+    if module._parameters.get("weight") is None:
+        return False
     if isinstance(module, nn.Conv2d):
-        return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    return isinstance(module, nn.Linear)
+        as_torch = kind.forward is nn.Conv2d.forward and kind._conv_forward is nn.Conv2d._conv_forward
+        return (
+            as_torch and module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        )
+    return isinstance(module, nn.Linear) and kind.forward is nn.Linear.forward
 
 
 def shape_of(module: nn.Module, weights: Mapping[str, Tensor]) -> tuple[int, int]:
@@ -168,7 +177,7 @@ def _any_jacobian(module: nn.Module, weights: Mapping[str, Tensor], inputs: Tens
 
     def of_item(own: Tensor, pulled: Tensor) -> Tensor:
         pull = vjp(lambda changed: functional_call(module, changed, (own[None],))[0], dict(weights))[1]
-        (gradients,) = vmap(pull)(pulled)
-        return torch.cat([gradients[name].reshape(len(pulled), -1) for name in weights], 1)
+        rows = [pull(row)[0] for row in pulled]  # by turns: of nn.PReLU vmap in vmap is wrong, without a word
+        return torch.stack([torch.cat([row[name].flatten() for name in weights]) for row in rows])
 
     return vmap(of_item)(inputs, slopes)

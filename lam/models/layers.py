@@ -21,6 +21,7 @@ Layers = Literal["last", "all"] | Sequence[str]
 
 AT_ONCE = 1 << 26
 """How many numbers a linearised network holds at once, where an item takes fewer."""
+_SIZES = 2, 3  # of batches that tell rows which are items from others, such as places, that are as many by chance
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,16 @@ def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequenc
         raise ValueError(f'layers must be "last", "all" or a list of paths among {known}, got {layers!r}')
     unknown = [] if isinstance(layers, str) else [path for path in layers if path not in weighted]
     if unknown or not layers:
-        what = f"layers {', '.join(map(repr, unknown))} are" if unknown else "no layer is"
-        raise ValueError(f'{what} none of the network\'s with weights: give "last", "all" or a list among {known}')
+        what = f"layers {', '.join(map(repr, unknown))} are none of the network's with weights"
+        what = what if unknown else "a posterior over layers needs at least one, got none"
+        raise ValueError(f'{what}: give "last", "all" or a list among {known}')
     paths = [path for path in weighted if layers == "all" or path in layers]
     problems = _problems(network, probe, paths)
     if problems:
         path, problem = next(iter(problems.items()))
         usable = [path for path in paths if path not in problems]
-        raise ValueError(
-            f"layer {path!r} ({type(weighted[path]).__name__}) {problem}: leave it out, with layers={usable}"
-        )
+        advice = f": leave it out, with layers={usable}" if usable else ""
+        raise ValueError(f"layer {path!r} ({type(weighted[path]).__name__}) {problem}{advice}")
     for path, module in network.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and _mixes_items(module):
             raise ValueError(
@@ -113,7 +114,9 @@ def linearised(
     passes = []
     for path, slopes in zip(paths, zip(*rows, strict=True), strict=True):
         if slopes[0] is None:
-            raise ValueError(f"the outputs of {head!r} do not depend on layer {path!r}: leave it out")
+            usable = [path for path, slope in zip(paths, rows[0], strict=True) if slope is not None]
+            advice = f"leave it out, with layers={usable}"
+            raise ValueError(f"the outputs of {head!r} do not depend on layer {path!r}: {advice}")
         module = network.get_submodule(path)
         passes.append(LayerPass(module, own_weights(module), calls[path][-1][0][0], torch.stack(slopes, 1)))
     return output.detach(), passes
@@ -156,7 +159,7 @@ def rows_at_once(
     return [slice(start, start + size) for start in range(0, n_items(inputs), size)]
 
 
-def items(inputs: Any, rows: slice) -> Any:
+def items(inputs: Any, rows: slice | list[int]) -> Any:
     """Some of the items of a batch."""
     if isinstance(inputs, Mapping):
         return {name: value[rows] if isinstance(value, Tensor) else value for name, value in inputs.items()}
@@ -217,8 +220,11 @@ class _Run(nn.Module):
 
 def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str, str]:
     """Why a posterior cannot be over some of these layers, by path."""
-    with evaluating(network), recorded(network, paths) as calls:
-        run(network, probe)
+    calls_of: list[Any] = []
+    for N in _SIZES:
+        with evaluating(network), recorded(network, paths) as calls:
+            run(network, items(probe, [0] * N))
+        calls_of.append(calls)
     users: dict[int, list[str]] = {}
     for path, module in network.named_modules(remove_duplicate=False):
         for parameter in module.parameters(recurse=False):
@@ -232,15 +238,19 @@ def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str,
             problems[path] = f"shares its weights with {', '.join(map(repr, sorted(shared)))}"
         elif narrow:
             problems[path] = f"has weights of {narrow[0]}, where float32 is needed, network.float()"
+        elif isinstance(vars(module).get("weight"), Tensor):
+            problems[path] = "has a weight that a hook sets, which torch.nn.utils.parametrizations does without"
         elif len(calls[path]) != 1:
             times = f"{len(calls[path])} times" if calls[path] else "never"
             problems[path] = f"is run {times} in one pass, where a layer that shares no weights is run once"
-        else:
-            (entered, output), N = calls[path][0], n_items(probe)
-            tensors = [*entered, output]
-            if len(tensors) != 2 or not all(isinstance(part, Tensor) and len(part) == N for part in tensors):
-                problems[path] = "does not map one tensor to one, a row for each item"
+        elif not all(_goes_by_items(*calls[path][0], N) for calls, N in zip(calls_of, _SIZES, strict=True)):
+            problems[path] = "does not map one tensor to one, a row for each item"
     return problems
+
+
+def _goes_by_items(entered: tuple[Any, ...], output: Any, N: int) -> bool:
+    tensors = [*entered, output]
+    return len(tensors) == 2 and all(isinstance(part, Tensor) and len(part) == N for part in tensors)
 
 
 def _mixes_items(module: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,41 @@ class Beside(nn.Module):
         return self.last(inputs)
 
 
+class Placed(nn.Module):
+    """A vector for each of as many places as a batch has items."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place, self.last = nn.Embedding(len(make_batches()[0][0]), 6), nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        places = self.place(torch.arange(self.place.num_embeddings))
+        return self.last((inputs[:, None] + places).tanh().mean(1))
+
+
+def hooked() -> nn.Sequential:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 4)), nn.Tanh(), nn.Linear(4, 3))
+
+
+def test_a_layer_whose_weight_is_made_of_parameters_has_a_posterior_over_the_rest_of_it():
+    normed: Any = nn.utils.parametrizations.weight_norm(nn.Linear(6, 4))
+    network = nn.Sequential(normed, nn.Tanh(), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=re.escape("leave it out, with layers=['0', '2']")):
+        lam.fit(network, make_batches(), margin=0.7, layers="all", progress=False)
+    encoder: Any = lam.fit(network, make_batches(), margin=0.7, layers=["0", "2"], progress=False)
+    assert encoder.posterior.curvature.shapes == ((1, 4), (3, 5))
+    assert encoder.embed(make_batches()).kappa.isfinite().all()
+
+
+def test_no_inputs_are_refused():
+    encoder = fit(layers="all")
+    for embed in (encoder.embed, encoder.predict):
+        with pytest.raises(ValueError, match="there are no inputs to embed"):
+            embed(torch.zeros(0, 6))
+
+
 @pytest.mark.parametrize(
     ("network", "layers", "message"),
     [
@@ -195,7 +231,7 @@ class Beside(nn.Module):
             ["1"],
             'layers \'1\' are none of the network\'s with weights: give "last", "all" or a list among 0, 2',
         ),
-        (make_network(), [], "no layer is none of the network's"),
+        (make_network(), [], 'at least one, got none: give "last", "all" or a list among 0, 2'),
         (make_network(), "some", 'layers must be "last", "all" or a list of paths among 0, 2, got \'some\''),
         (shared(), "all", "layer '0' (Linear) shares its weights with '2': leave it out, with layers=['4']"),
         (
@@ -210,7 +246,18 @@ class Beside(nn.Module):
             "all",
             "'1' (BatchNorm1d) takes mean and variance from the batch, as batch norm",
         ),
-        (Beside(), "all", "the outputs of 'last' do not depend on layer 'first': leave it out"),
+        (Beside(), "all", "the outputs of 'last' do not depend on layer 'first': leave it out, with layers=['last']"),
+        (
+            Placed(),
+            "all",
+            "layer 'place' (Embedding) does not map one tensor to one, a row for each item: leave it out",
+        ),
+        (
+            hooked(),
+            "all",
+            "layer '0' (Linear) has a weight that a hook sets, which torch.nn.utils.parametrizations does without: "
+            "leave it out, with layers=['2']",
+        ),
     ],
 )
 def test_layers_that_cannot_be_had_are_refused(network: nn.Module, layers: Any, message: str):
@@ -221,7 +268,7 @@ def test_layers_that_cannot_be_had_are_refused(network: nn.Module, layers: Any, 
 def test_half_precision_is_refused():
     network = make_network().bfloat16()
     batches = [(inputs.bfloat16(), labels) for inputs, labels in make_batches()]
-    with pytest.raises(ValueError, match="has weights of torch.bfloat16, where float32 is needed, network.float()"):
+    with pytest.raises(ValueError, match=r"has weights of torch.bfloat16, .*, network.float\(\)$"):
         lam.fit(network, batches, margin=0.7, layers="all", progress=False)
 
 

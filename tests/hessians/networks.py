@@ -56,7 +56,40 @@ def tokens() -> EmbeddingNetwork:
     return EmbeddingNetwork(Tokens(), nn.Linear(5, D))
 
 
-NETWORKS: dict[str, Callable[[], EmbeddingNetwork]] = {"convnet": convnet, "residual": residual, "tokens": tokens}
+class StandardisedConv(nn.Conv2d):
+    """A convolution whose weight is standardised first."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return self._conv_forward(input, weight / self.weight.std((1, 2, 3), keepdim=True), self.bias)
+
+
+class PaddedConv(nn.Conv2d):
+    """A convolution that pads by itself."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(nn.functional.pad(input, (1, 1, 1, 1)))
+
+
+class CosineLinear(nn.Linear):
+    """Cosines of the input to the rows of the weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.linear(nn.functional.normalize(input), nn.functional.normalize(self.weight), self.bias)
+
+
+def heirs() -> EmbeddingNetwork:
+    """Layers that are torch's by name and change what enters them, or their weight, first."""
+    layers = StandardisedConv(1, 4, 3), nn.PReLU(), PaddedConv(4, 2, 3), nn.PReLU(2), nn.Flatten(), CosineLinear(32, 5)
+    return EmbeddingNetwork(nn.Sequential(*layers), nn.Linear(5, D))
+
+
+NETWORKS: dict[str, Callable[[], EmbeddingNetwork]] = {
+    "convnet": convnet,
+    "residual": residual,
+    "tokens": tokens,
+    "heirs": heirs,
+}
 
 
 def images(n: int = N, seed: int = 3) -> Tensor:

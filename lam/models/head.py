@@ -38,15 +38,18 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
         The layer's path in the network. Where several give the output, the one that ran last.
 
     Raises:
-        ValueError: listing the linear layers with their shapes, where none, or not the named one, gives the output; or
-            as `probe_output`.
+        ValueError: listing the linear layers with their shapes, where none, or not the named one, gives the output;
+            where it does something else than a linear layer; or as `probe_output`.
     """
     linear = {path: module for path, module in network.named_modules() if isinstance(module, nn.Linear)}
     if head is not None and head not in linear:
         raise ValueError(f"head {head!r} is no linear layer of the network, which has {_listed(linear)}. {_ADD}")
-    outputs: dict[str, Tensor] = {}
+    passes: dict[str, tuple[Tensor, Tensor]] = {}
     handles = [
-        module.register_forward_hook(lambda _module, _inputs, output, path=path: _record(outputs, path, output))
+        module.register_forward_hook(
+            lambda _module, args, kwargs, output, path=path: _record(passes, path, (*args, *kwargs.values()), output),
+            with_kwargs=True,
+        )
         for path, module in linear.items()
     ]
     try:
@@ -54,7 +57,7 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     finally:
         for handle in handles:
             handle.remove()
-    matching = [path for path, candidate in outputs.items() if _same_direction(candidate, output)]
+    matching = [path for path, (_, candidate) in passes.items() if _same_direction(candidate, output)]
     if head is not None:
         matching = [path for path in matching if path == head]
     if not matching:
@@ -63,7 +66,16 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
             f"{which} the direction of the network's output {tuple(output.shape)}; the network has {_listed(linear)}. "
             f"Make the embedding the output of a linear layer, followed at most by a normalisation or a scale. {_ADD}"
         )
-    return matching[-1]
+    with evaluating(network):  # in which reading a spectral norm's weight changes nothing
+        for path in reversed(matching):
+            layer, (entered, _) = linear[path], passes[path]
+            if _same_direction(F.linear(entered, layer.weight, layer.bias), output):
+                return path
+    raise ValueError(
+        f"head {matching[-1]!r} ({type(linear[matching[-1]]).__name__}) gives the network's output, but not as its "
+        "weight times what enters it, plus its bias: change what enters it, or its weight, in a layer or a "
+        f"parametrization of its own. {_ADD}"
+    )
 
 
 def probe_output(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
@@ -174,10 +186,10 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _record(outputs: dict[str, Tensor], path: str, output: Any) -> None:
-    outputs.pop(path, None)  # so that the layer that ran last stands last
+def _record(passes: dict[str, tuple[Tensor, Tensor]], path: str, entered: tuple[Any, ...], output: Any) -> None:
+    passes.pop(path, None)  # so that the layer that ran last stands last
     if isinstance(output, Tensor):
-        outputs[path] = output
+        passes[path] = entered[0], output
 
 
 def _in_words(output: Any) -> str:

@@ -21,7 +21,6 @@ Layers = Literal["last", "all"] | Sequence[str]
 
 AT_ONCE = 1 << 26
 """How many numbers a linearised network holds at once, where an item takes fewer."""
-_SIZES = 2, 3  # of batches that tell rows which are items from others, such as places, that are as many by chance
 
 
 @dataclass(frozen=True)
@@ -220,11 +219,13 @@ class _Run(nn.Module):
 
 def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str, str]:
     """Why a posterior cannot be over some of these layers, by path."""
-    calls_of: list[Any] = []
-    for N in _SIZES:
+
+    def calls_with(N: int) -> dict[str, Any]:
         with evaluating(network), recorded(network, paths) as calls:
             run(network, items(probe, [0] * N))
-        calls_of.append(calls)
+        return calls
+
+    calls, more_calls = calls_with(2), calls_with(3)  # rows that are places may be as many as items once
     users: dict[int, list[str]] = {}
     for path, module in network.named_modules(remove_duplicate=False):
         for parameter in module.parameters(recurse=False):
@@ -243,13 +244,13 @@ def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str,
         elif len(calls[path]) != 1:
             times = f"{len(calls[path])} times" if calls[path] else "never"
             problems[path] = f"is run {times} in one pass, where a layer that shares no weights is run once"
-        elif not all(_goes_by_items(*calls[path][0], N) for calls, N in zip(calls_of, _SIZES, strict=True)):
+        elif not (_is_by_item(calls[path][0], 2) and _is_by_item(more_calls[path][0], 3)):
             problems[path] = "does not map one tensor to one, a row for each item"
     return problems
 
 
-def _goes_by_items(entered: tuple[Any, ...], output: Any, N: int) -> bool:
-    tensors = [*entered, output]
+def _is_by_item(call: tuple[tuple[Any, ...], Any], N: int) -> bool:
+    tensors = [*call[0], call[1]]
     return len(tensors) == 2 and all(isinstance(part, Tensor) and len(part) == N for part in tensors)
 
 

@@ -78,6 +78,21 @@ def test_a_network_whose_output_no_linear_layer_gives_is_refused_with_its_layers
         find_head(nn.Flatten(), torch.randn(4, 5))
 
 
+class Cosines(nn.Linear):
+    """Cosines of what enters to the rows of the weight: by name a linear layer."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(F.normalize(input), F.normalize(self.weight))
+
+
+def test_a_head_that_does_more_than_a_linear_layer_is_refused_and_a_parametrization_is_none():
+    body, probe = (nn.Linear(5, 8), nn.Tanh()), torch.randn(4, 5)
+    for head in (None, "2"):
+        with pytest.raises(ValueError, match=r"head '2' \(Cosines\) gives the network's output, but not as its weight"):
+            find_head(nn.Sequential(*body, Cosines(8, 3)), probe, head)
+    assert find_head(nn.Sequential(*body, nn.utils.parametrizations.weight_norm(nn.Linear(8, 3))), probe) == "2"
+
+
 def test_outputs_that_are_no_embeddings_are_refused():
     with pytest.raises(ValueError, match=r"it gave shape \(4, 2, 3\)"):
         find_head(nn.Linear(5, 3), torch.randn(4, 2, 5))

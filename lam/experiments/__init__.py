@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import yaml
@@ -54,7 +55,7 @@ def configured(name: str, settings: Sequence[str] = ()) -> Experiment:
         except yaml.YAMLError:
             raise ValueError(f"{key}: {value} is not valid YAML") from None
     kind = find(name)
-    known = kind.__dataclass_fields__
+    known = [field.name for field in fields(kind)]
     for key in values:
         if key not in known:
             raise ValueError(f"there is no setting {key} of {name}; known are {', '.join(known)}")

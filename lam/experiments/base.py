@@ -64,9 +64,9 @@ def conduct(experiment: Experiment, folder: str | Path, *, progress: Progress = 
     Returns:
         What came out.
     """
-    outcome = experiment.run(progress)
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)  # before what may take hours
+    outcome = experiment.run(progress)
     write_json(
         folder / "outcome.json", {"experiment": experiment.name, "settings": asdict(experiment), **asdict(outcome)}
     )

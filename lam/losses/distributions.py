@@ -42,7 +42,7 @@ class DistributionLoss(nn.Module, ABC):
             A scalar.
 
         Raises:
-            ValueError: where the pairs are of another number of items or none is positive, or a κ is NaN.
+            ValueError: where pairs or κ are of another number of items, no pair is positive, or a κ is NaN.
         """
         return self._compute(mean, self._checked(mean, kappa, pairs), pairs, generator)
 
@@ -51,6 +51,8 @@ class DistributionLoss(nn.Module, ABC):
         pairs.check_size(len(mean))
         if pairs.n_positives == 0:
             raise ValueError(f"none of the pairs of {len(mean)} items is positive: raise the batch size, or per_class")
+        if kappa.shape != mean.shape[:1]:
+            raise ValueError(f"kappa must have shape ({len(mean)},), one for each row, got {tuple(kappa.shape)}")
         if kappa.isnan().any():
             raise ValueError(f"kappa must be numbers, got NaN at index {int(kappa.isnan().nonzero()[0, 0])}")
         return kappa.clamp(*KAPPA_RANGE)

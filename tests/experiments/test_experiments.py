@@ -59,7 +59,10 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
     assert f"report: {folder}/report.html" in printed
     for words, message in (
         (["nothing"], "there is no experiment 'nothing'; known are posterior-recovery, aninfonce-latents"),
-        (["posterior-recovery", "--set", "depth=3"], "there is no setting depth of posterior-recovery; known are seed"),
+        (
+            ["posterior-recovery", "--set", "depth=3"],
+            "there is no setting depth of posterior-recovery; known are seed, dim",
+        ),
         (["posterior-recovery", "--set", "dimension"], "dimension needs a value, such as dimension=..."),
         (["posterior-recovery", "--set", "dimension=1"], "dimension must be at least 2, got 1"),
         (["posterior-recovery", "--set", "losses=[nice]"], "losses.0: Input should be 'mc_infonce', 'elk' or 'hib'"),
@@ -72,6 +75,15 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
     ):
         assert main(["experiment", *words]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PosteriorRecovery, "run", lambda *_: pytest.fail("the experiment has run"))
+    (tmp_path / "file").touch()
+    assert main(["experiment", "posterior-recovery", "-o", str(tmp_path / "file")]) == 1
+    assert "File exists" in capsys.readouterr().err
 
 
 def test_the_process_has_its_range_and_directions_that_go_with_the_inputs() -> None:

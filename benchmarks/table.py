@@ -268,6 +268,15 @@ def variants() -> list[Row]:
     return rows
 
 
+@table
+def online_variants() -> list[Row]:
+    figures = ("map@1", "auroc", "auroc_variance", "ausc", "ece")
+    parts = read("fashionmnist_online_variants")
+    del parts["machine"], parts["limit"]
+    rows = ([name, *(spread(part, figure) for figure in figures)] for name, part in parts.items())
+    return [["split, fix", *names(figures)], *rows]
+
+
 def mean_or_none(rows: list[dict[str, Any]], name: str) -> float | None:
     values = [row[name] for row in rows]
     return None if None in values else mean(values)

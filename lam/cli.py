@@ -175,7 +175,7 @@ def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
         try:
             calibration = calibrate_run(folder, targets=Targets(**_DEMO_TARGETS), progress=not parsed.quiet)
         except ValueError as error:
-            _complain(f"warning: not calibrated: {error}")
+            _complain(f"warning: not calibrated: {error}; `lam calibrate {folder}` takes other targets")
             return
     promised = calibration.facts["false_accepts"]
     print(f"calibrated: false accepts {_DEMO_TARGETS['far']:.0%} ({promised}), false flags {_DEMO_TARGETS['ood']:.0%}")

@@ -52,7 +52,9 @@ def test_the_demo_is_calibrated_where_its_data_suffice(
 ) -> None:
     command = ["demo", "--quiet", f"--output={run_copy}", *TINY]
     assert main(command) == 0
-    assert "warning: not calibrated: " in capsys.readouterr().err
+    complaint = capsys.readouterr().err
+    assert "warning: not calibrated: " in complaint
+    assert "; `lam calibrate" in complaint
     monkeypatch.setattr("lam.cli._DEMO_TARGETS", {"far": 0.1, "ood": 0.1})
     assert main(command) == 0
     *_, calibrated, page = capsys.readouterr().out.splitlines()

@@ -64,6 +64,7 @@ def test_the_demo_is_calibrated_where_its_data_suffice(
     assert Run(run_copy).calibration.flag == "combined"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unrendered")
 def test_progress_goes_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = [argument.replace("=", " ") for argument in TINY]
@@ -246,6 +247,7 @@ def test_a_reader_that_goes_ends_it_quietly(unbuffered: str, finished_run: Finis
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unrendered")
 def test_the_random_state_is_left_alone(tmp_path: Path, digit_folder: Path) -> None:
     state = torch.get_rng_state()

@@ -101,6 +101,7 @@ def test_it_is_tuned_evaluated_saved_and_loaded(kind: dict[str, Any], tmp_path: 
     assert "variance_clipped" not in metrics  # features alone do not say
 
 
+@pytest.mark.long
 def test_it_learns_its_ambiguity_and_recommends_a_score():
     padded = [(F.pad(inputs, (0, 58)).view(-1, 1, 8, 8), labels) for inputs, labels in make_batches()]
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))

@@ -312,6 +312,7 @@ def test_adding_and_searching_at_once(gallery: Gallery) -> None:
     adding_and_searching(gallery, 0.7, 2)
 
 
+@pytest.mark.long
 def test_an_outage_over_http(served_run: Path, address: str, server: Server) -> None:  # noqa: F811 - a fixture
     engine = Engine(served_run, SMALL, index=address)
     client = TestClient(create_app(engine), base_url=HOST, raise_server_exceptions=False)

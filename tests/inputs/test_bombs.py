@@ -67,6 +67,7 @@ def test_paths_that_compress_well_are_no_bomb(tmp_path: Path) -> None:
     assert many["paths"].nbytes > 32 * MEBIBYTE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "kind"), [("mean", "<f4"), ("paths", "<U1")])
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, name: str, kind: str) -> None:
     path, header = tmp_path / "bomb.npz", io.BytesIO()

@@ -177,6 +177,7 @@ class Cubes(losses.Loss):
         return weighted_mean(squared**1.5, pairs.positive)
 
 
+@pytest.mark.long
 def test_a_loss_from_outside_trains_a_run_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["digits", "deterministic"], ["--training.loss=cubes", f"--output={tmp_path / 'run'}", *TINY]
     with pytest.raises(ValueError, match="training.loss must be one of .*, got 'cubes': register it with lam.losses"):

@@ -35,6 +35,7 @@ def test_embeddings_are_unit_rows_given_by_the_head(name: str) -> None:
     assert [path for path, module in network.named_modules() if isinstance(module, nn.Linear)][-1] == "head"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "shape"), IMAGES.items())
 def test_the_recipe_rebuilds_the_network(name: str, shape: tuple[int, int, int]) -> None:
     network = models.build(name, dimension=4, seed=1)

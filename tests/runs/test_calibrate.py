@@ -157,6 +157,7 @@ def test_the_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(words) >= set(FLAGS)
 
 
+@pytest.mark.long
 def test_the_index_can_be_what_is_searched(run_copy: Path) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
     made = Run(run_copy).calibration
@@ -233,6 +234,7 @@ def test_mistakes_are_said_in_a_line_and_leave_nothing(
     assert not (run_copy / "calibration").exists()
 
 
+@pytest.mark.long
 def test_false_accepts_can_be_promised_of_strangers(
     run_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,6 +256,7 @@ def test_false_accepts_can_be_promised_of_strangers(
     assert "target far: a rate of 0.001 needs at least 999 calibration scores" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_calibration_again_asks_for_what_the_last_one_did(run_copy: Path) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--flag=combined"]) == 0
     assert main(["calibrate", str(run_copy), "--quiet", "--target-ood=0.2"]) == 0

@@ -139,6 +139,7 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.long
 def test_a_start_that_died_at_once_does_not_block_the_next(tmp_path: Path, finished_run: FinishedRun) -> None:
     (tmp_path / ".config.yaml.k3j2.tmp").write_text("data: {na")
     result = run(tiny(tmp_path), progress=False)
@@ -201,6 +202,7 @@ def test_a_finished_run_is_checked_when_started_again(run_copy: Path) -> None:
         run(tiny(run_copy), progress=False)
 
 
+@pytest.mark.long
 def test_an_unfinished_run_is_refused_and_can_be_continued(run_copy: Path, finished_run: FinishedRun) -> None:
     (run_copy / "MANIFEST.json").unlink()
     with pytest.raises(ValueError, match="has not finished: `lam run .*` continues it"):
@@ -318,6 +320,7 @@ def test_a_head_that_is_added_keeps_the_embeddings_and_the_report_says_by_what_o
     assert calibrate_run(tmp_path / "run", targets=targets, reference=0, progress=False).flag == "kappa"
 
 
+@pytest.mark.long
 def test_batches_without_a_positive_pair_are_counted_and_reported(tmp_path: Path) -> None:
     result = run(tiny(tmp_path, "--training.batch_size=2", "--training.epochs=1"), progress=False)
     skipped = json.loads((tmp_path / "training.json").read_text())["network"]["batches_without_positives"]

@@ -93,6 +93,7 @@ def test_of_too_few_classes_it_says_the_least_that_they_promise(
     assert calibration.facts["strangers_accepted"] == pytest.approx([share, low, high], rel=1e-3)
 
 
+@pytest.mark.long
 def test_items_of_their_classes_that_were_added_count_as_matches(run_with_strangers: Path) -> None:
     run = Run(run_with_strangers)
     strangers = load_data(run.config.data)[0].strangers

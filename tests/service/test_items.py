@@ -129,6 +129,7 @@ def nested(levels: int) -> str:
     return '{"a": ' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [

@@ -24,6 +24,7 @@ def _query(number: int) -> tuple[Embeddings, torch.Tensor]:
     return Embeddings(torch.tensor([[1.0, 0.0, 0.0]]), one, one, one), torch.full((1, 4), float(number))
 
 
+@pytest.mark.long
 def test_what_was_searched_for_is_kept_and_calibrated_on(
     served_run: Path, png: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -47,6 +48,7 @@ def test_what_was_searched_for_is_kept_and_calibrated_on(
     assert torch.equal(again.mean[:20], embeddings.mean)
 
 
+@pytest.mark.long
 def test_however_many_come_so_many_are_kept_each_as_likely_as_any_other(served_run: Path) -> None:
     run, size, n, rounds = Run(served_run), 20, 80, 200
     counts = torch.zeros(n)

@@ -48,6 +48,7 @@ def _legendre(degree: int) -> Any:
 
 
 class TestMoments:
+    @pytest.mark.long
     @pytest.mark.parametrize(("dimension", "kappa"), CELLS)
     def test_by_quadrature(self, dimension: int, kappa: float) -> None:
         angle, log_weights = quadrature(dimension, kappa)

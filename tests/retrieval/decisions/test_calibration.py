@@ -224,6 +224,7 @@ def test_flags_by_distance_look_at_features(flag: str) -> None:
         calibration.decide(hits, asked, features=far[:, :3])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flag", ["cosine", "votes", "norm"])
 def test_a_flag_can_be_any_score_that_there_is(flag: str) -> None:
     found, asked, gallery = _searches()

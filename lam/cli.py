@@ -309,7 +309,8 @@ def _show_answer(result: Any, row: int) -> None:
         print(f"       {doubt}: p_known {known:.3f}, kappa of ambiguity {closely:.4g}")
     if (decisions := result.decisions) is not None:
         stale = ", calibration: stale" if decisions.stale else ""
-        print(f"decision: {decisions.decision[row]}, probability {float(decisions.probability[row]):.3f}{stale}")
+        right = f"probability {float(decisions.probability[row]):.3f} that the first hit is right"
+        print(f"decision: {decisions.decision[row]}, {right}{stale}")
     items = result.items[row]
     is_labelled = not all(item.label_repeats_text for item in items)
     text = any(item.text is not None for item in items)

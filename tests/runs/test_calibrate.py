@@ -119,7 +119,9 @@ def test_a_search_of_a_calibrated_run_says_its_decision(
     capsys.readouterr()
     assert main(["search", str(run_copy), image, "-k1"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"^decision: (match|unknown|abstain), probability 0\.\d{3}$", printed, re.MULTILINE)
+    assert re.search(
+        r"^decision: (match|unknown|abstain), probability 0\.\d{3} that the first hit is right$", printed, re.MULTILINE
+    )
     assert len(printed.splitlines()) == 4
     assert main(["index", str(run_copy), str(digit_folder), "--quiet"]) == 0
     capsys.readouterr()

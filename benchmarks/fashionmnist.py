@@ -44,11 +44,16 @@ VARIANTS = tuple(product(("euclidean", "arccos"), ("positive", "fixed", "full"))
 def configured(parsed: argparse.Namespace, loss: str, seed: int) -> RunConfig:
     """The shipped configuration with another loss and seed."""
     overrides = [f"--seed={seed}", f"--training.loss={loss}", f"--output={parsed.work}/{loss}-{seed}"]
-    overrides += [f"--data.root={parsed.root}"] if parsed.root else []
     trained = Path(parsed.networks or "") / f"{seed}.safetensors"
     if parsed.networks and loss == LOSSES[0] and trained.is_file():
         overrides += [f"--checkpoint={trained}"]
-    config = load_config("fashionmnist laplace_posthoc", overrides)
+    return on_these_data(parsed, "laplace_posthoc", overrides)
+
+
+def on_these_data(parsed: argparse.Namespace, method: str, overrides: list[str]) -> RunConfig:
+    """The shipped configuration of a method, with FashionMNIST and MNIST where they are."""
+    overrides += [f"--data.root={parsed.root}"] if parsed.root else []
+    config = load_config(f"fashionmnist {method}", overrides)
     for ood in config.data.ood:
         ood.root = parsed.mnist
     return config
@@ -97,12 +102,9 @@ def online_variants(parsed: argparse.Namespace) -> None:
     for seed in range(parsed.online_seeds):
         for split, fix in VARIANTS:
             options = [f"--method.split={split}", f"--method.fix={fix}", "--method.n_samples=1", f"--seed={seed}"]
-            options += [f"--data.root={parsed.root}"] if parsed.root else []
             options += [f"--data.limit={parsed.online_limit}"] if parsed.online_limit else []
-            config = load_config("fashionmnist laplace_online", options)
-            config.output = f"{parsed.work}/online-{split}-{fix}-{parsed.online_limit or 'all'}-{seed}"
-            for ood in config.data.ood:
-                ood.root = parsed.mnist
+            options += [f"--output={parsed.work}/online-{split}-{fix}-{parsed.online_limit or 'all'}-{seed}"]
+            config = on_these_data(parsed, "laplace_online", options)
             variants.setdefault(f"{split} {fix}", []).append(run(config, progress=False).metrics)
         results = {name: over_seeds(found) for name, found in variants.items()}
         write("fashionmnist_online_variants", {"limit": parsed.online_limit, **results})

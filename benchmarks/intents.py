@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from strangers import OOD_TARGET, inside, smallest_rate
 from timing import RESULTS, write
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -42,7 +43,7 @@ from lam import datasets, losses
 from lam.encoders.base import N_SAMPLES, Encoder
 from lam.models import EmbeddingNetwork
 from lam.retrieval.decisions.calibration import Calibration, OwnClasses, Targets, calibrate
-from lam.retrieval.decisions.conformal import ConformalScores, needed
+from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.contrast import SHARE
 from lam.retrieval.decisions.flags import COMBINED
 from lam.retrieval.decisions.probability import probability_bins
@@ -59,7 +60,6 @@ REFERENCE = 5000
 FRACTIONS = 0.25, 0.5, 0.75
 RATES = 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25
 TARGETS = Targets(far=0.2, ood=0.2, conformal_miss=0.2)  # no threshold of these is used
-FLAGGED = 0.05  # of known questions, where an answer must be above the accept threshold and not be flagged
 ANSWER, EXPECTING = "p_right", "p_right_expecting_strangers"
 PARTS = "train", "validation", "test"
 
@@ -208,10 +208,9 @@ def strangers(parts: dict[str, Part], split: int) -> dict[str, float]:
     cell, test = Cell(parts["train"].of(known), parts["validation"].of(known), split), parts["test"]
     of_aside = [parts[name].of(aside) for name in PARTS]
     held = Part(torch.cat([part.features for part in of_aside]), torch.cat([part.labels for part in of_aside]))
-    rate = max(0.1, 1.0 / (n + 1) + 1e-9)
-    assert n >= needed(rate)
+    rate = smallest_rate(n)
     gallery = F.normalize(parts["train"].of(known).features)
-    unusual = cell.calibration.detector.known(COMBINED).threshold(FLAGGED)
+    unusual = cell.calibration.detector.known(COMBINED).threshold(OOD_TARGET)
     measured: dict[str, float] = {"promised": rate, "classes": float(n)}
 
     def plain(features: Tensor) -> Tensor:
@@ -295,11 +294,7 @@ def main() -> None:
     if parsed.strangers:
         for name, parts in sources.items():
             rows = {split: strangers(parts, split) for split in range(parsed.strangers)}
-            inside = {
-                f"inside_{figure}": sum(row[f"{figure}_lam"] <= row["promised"] for row in rows.values())
-                for figure in ("false_accepts", "false_matches")
-            }
-            keep(f"strangers_{name}", {**inside, "seeds": rows, **summary(rows)})
+            keep(f"strangers_{name}", {**inside(rows), "seeds": rows, **summary(rows)})
     if parsed.aside_seeds:
         for name, parts in sources.items():
             rows = {seed: cost_of_setting_aside(parts, seed) for seed in range(parsed.aside_seeds)}

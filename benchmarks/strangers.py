@@ -15,6 +15,7 @@ classes; it is tried on the other half. Runs of one name are seeds. Writes resul
 import argparse
 import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,7 @@ def of_classes(seen: Asked, split: int) -> dict[str, float]:
     classes = seen.classes.unique()
     aside = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(split))][: len(classes) // 2]
     learnt = torch.isin(seen.classes, aside)
-    rate = max(RATE, 1 / (len(aside) + 1) + 1e-9)
-    assert len(aside) >= needed(rate)
+    rate = smallest_rate(len(aside))
     limit = ConformalScores.of(seen.strangers[learnt], seen.classes[learnt]).threshold(rate)
     of_known_alone = ConformalScores.of(seen.non_mated).threshold(rate)
     accepted, answered = seen.strangers > limit, seen.mated > limit
@@ -131,6 +131,21 @@ def of_classes(seen: Asked, split: int) -> dict[str, float]:
         "false_matches_lam": share((accepted & seen.passed)[~learnt]),
         "answered_lam": share(answered),
         "matched_lam": share(answered & seen.known),
+    }
+
+
+def smallest_rate(n_classes: int) -> float:
+    """The smallest rate, from 0.1, that so many classes can promise."""
+    rate = max(RATE, 1 / (n_classes + 1) + 1e-9)
+    assert n_classes >= needed(rate)
+    return rate
+
+
+def inside(rows: Mapping[Any, Mapping[str, float]]) -> dict[str, int]:
+    """In how many splits the share of strangers above the threshold, and of those answered `match`, is as promised."""
+    return {
+        f"inside_{figure}": sum(row[f"{figure}_lam"] <= row["promised"] for row in rows.values())
+        for figure in ("false_accepts", "false_matches")
     }
 
 
@@ -156,11 +171,7 @@ def main() -> None:
         seed = len(rows) // parsed.splits
         rows.update({f"{seed}-{split}": of_classes(seen, split) for split in range(parsed.splits)})
     for name, rows in found.items():
-        inside = {
-            f"inside_{figure}": sum(row[f"{figure}_lam"] <= row["promised"] for row in rows.values())
-            for figure in ("false_accepts", "false_matches")
-        }
-        results[name] = {**inside, "seeds": rows, **summary(rows)}
+        results[name] = {**inside(rows), "seeds": rows, **summary(rows)}
     write("strangers", results)
 
 

@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 
 import yaml
 
-from lam import methods
+from lam import losses, methods
 from lam.datasets.augmented import AugmentationOptions
 from lam.datasets.base import GalleryKind
-from lam.losses import LOSSES, TEMPERATURE, Loss, build, find
 from lam.methods import Method
 from lam.models.sentences import Head
 from lam.pairs.mining import MinerName
@@ -105,14 +104,14 @@ class TrainingConfig(TrainingOptions):
         temperature: of the losses `supcon`, `infonce`, `varcon` and, to begin with, `aninfonce`.
     """
 
-    loss: str = field(default="contrastive", metadata={"known": LOSSES})
-    temperature: float = TEMPERATURE
+    loss: str = field(default="contrastive", metadata={"known": losses.LOSSES})
+    temperature: float = losses.TEMPERATURE
     epochs: int = 3
     miner: MinerName = "all"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        find(self.loss)
+        losses.find(self.loss)
 
 
 @dataclass
@@ -230,10 +229,10 @@ class RunConfig:
         self._check_numbers()
         self._check_ood()
 
-    def loss(self) -> Loss:
+    def loss(self) -> losses.Loss:
         """The training loss."""
         temperature, dimension = self.training.temperature, self.network.dimension
-        return build(self.training.loss, margin=self.margin, temperature=temperature, dimension=dimension)
+        return losses.build(self.training.loss, margin=self.margin, temperature=temperature, dimension=dimension)
 
     def relation_of(self, images: Any) -> Relation:
         """What makes two of these images a pair: their labels, or, for places, their positions."""

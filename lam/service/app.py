@@ -32,7 +32,7 @@ from lam.service.refusals import answer_errors, refuse_unknown_parameters
 
 PAGE = Path(__file__).parent / "page"
 _PAGE_SIZE = 100
-_VERSIONS = ("torch", "faiss-cpu", "pillow", "fastapi", "uvicorn")
+_VERSIONS = ("torch", "faiss-cpu", "pillow", "fastapi", "uvicorn", "uvloop")
 
 Uncertain = Annotated[
     Literal["keep", "refuse"],

@@ -101,7 +101,7 @@ class Connection(H11Protocol):
         self._awaited: str | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Any) -> None:  # uvloop's transports are none of asyncio's
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         if not self._connections.add(self):
@@ -133,6 +133,7 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._await(None)
+        self._unset_keepalive_if_required()  # which uvicorn leaves to hold a connection that its client resets
         self._connections.remove(self)
         super().connection_lost(exc)
 

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+import uvloop
 
 from lam.service.app import create_app
 from lam.service.connections import Connection, OpenConnections
@@ -29,7 +30,6 @@ _THREADS = 2
 _GRACE = 8
 _OTHER_FILES = 128  # that the process may have open beside its connections
 _LEAST_FILES = 512  # with which there may be more connections than requests that wait, so that some give way
-_ACCEPTED = 24  # connections at once: those that are too many are closed before files are
 _BACKLOG = 2048  # connections that wait to be accepted; the system drops others, which then try again after a second
 _KEPT_BY_SYSTEM = 2**17  # bytes of an answer that is not read, or of a request, each way and connection
 _NOISY = ("asyncio", "uvicorn.error")
@@ -77,7 +77,7 @@ def serve(
         resources.enter_context(_sparing_log())
         server = server_of(create_app(engine, key=key), settings, OpenConnections(most, settings.client_connections))
         gc.freeze()  # going through all that was loaded, as Python now and then does, would hold every request up
-        asyncio.run(_serve(server, listener, engine))
+        uvloop.run(_serve(server, listener, engine))
 
 
 async def _serve(server: uvicorn.Server, listener: socket.socket, engine: Engine) -> None:
@@ -107,7 +107,7 @@ def server_of(app: Limits, settings: ServiceSettings, connections: OpenConnectio
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        backlog=_ACCEPTED,
+        backlog=_BACKLOG,
         timeout_keep_alive=math.ceil(settings.header_seconds),
         timeout_graceful_shutdown=_GRACE,
     )
@@ -115,11 +115,6 @@ def server_of(app: Limits, settings: ServiceSettings, connections: OpenConnectio
 
 
 class _Server(uvicorn.Server):
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(_BACKLOG)  # asyncio has one number for how many wait and how many it takes at once
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End, and at once where Ctrl-C comes twice; uvicorn would raise the signal again when all is answered."""
         self.force_exit = self.should_exit and sig == signal.SIGINT

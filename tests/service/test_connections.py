@@ -2,16 +2,20 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import resource
 import socket
+import struct
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import uvloop
 
 from lam.service.connections import OpenConnections
 from lam.service.limits import Limits
@@ -67,7 +71,7 @@ def serve(test: Callable[[Served], Coroutine[Any, Any, None]], *, most: int = 10
         async with _running(replace(SETTINGS, **settings), most) as served:
             await test(served)
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 @contextlib.asynccontextmanager
@@ -79,10 +83,12 @@ async def _running(settings: ServiceSettings, most: int) -> AsyncIterator[Served
         ended = asyncio.create_task(served.server.serve([listener]))
         while not served.server.started:
             await asyncio.sleep(0.01)
-        yield served
-        served.let.set()
-        served.server.should_exit = True
-        await ended
+        try:
+            yield served
+        finally:
+            served.let.set()
+            served.server.should_exit = True
+            await ended
 
 
 async def status(client: Client) -> int:
@@ -113,6 +119,21 @@ def test_a_connection_that_its_client_closes_is_let_go_at_once() -> None:
         assert await closed_after(served, begun) < 0.3
 
     serve(closed, header_seconds=60.0, write_seconds=60.0)
+
+
+def test_nothing_is_kept_of_a_connection_that_its_client_resets() -> None:
+    async def reset(served: Served) -> None:
+        reader, writer = await served.client(GET % b"/v1/x")
+        assert await status((reader, writer)) == 200
+        (kept,) = map(weakref.ref, served.connections._open)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+        await closed_after(served, time.monotonic())
+        await asyncio.sleep(0.05)
+        gc.collect()
+        assert kept() is None
+
+    serve(reset, header_seconds=60.0)
 
 
 @pytest.mark.parametrize(("first", "drip"), [(b"", b""), (b"GET /v1", b"x"), (GET % b"/v1/x", b"")])

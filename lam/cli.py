@@ -369,7 +369,8 @@ def _described(calibration: Any) -> Iterator[str]:
     flagged = f"{calibration.flag} above {calibration.flag_above:.6g}"
     flagged = f"kappa below {calibration.kappa_below:.6g}" if calibration.flag == "kappa" else flagged
     yield f"abstain: {flagged}; false flags at most {targets.ood:g}"
-    yield f"P(correct): cross-validated ECE {calibration.reliability.expected_error:.4f}"
+    expecting = "" if calibration.answers[0].contrast is None else ", while strangers are expected too"
+    yield f"P(correct): cross-validated ECE {calibration.reliability.expected_error:.4f} of known queries{expecting}"
     yield f"       from {_worth(calibration)}"
     yield f"P(known): {_known_from(calibration)}"
     reference = calibration.reference

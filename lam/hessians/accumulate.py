@@ -45,7 +45,7 @@ class StructureOptions:
     rank: int | None = None
 
     def __post_init__(self) -> None:
-        check_at_least("max_memory", self.max_memory, 1)
+        check_at_least("max_memory", self.max_memory, 1.0)
         if self.rank is not None:
             if self.structure.name != "low_rank":
                 raise ValueError(f'rank is of structure="low_rank", got {self.rank} with "{self.structure.name}"')

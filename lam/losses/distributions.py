@@ -19,7 +19,12 @@ class DistributionLoss(nn.Module, ABC):
     """A loss of von Mises-Fisher distributions and the pairs among them; it may have parameters of its own.
 
     Whatever trains with one keeps it in the module that it trains, beside the network.
+
+    Attributes:
+        dimension: D of the means that it takes; None for any.
     """
+
+    dimension: int | None = None
 
     def forward(
         self,
@@ -42,12 +47,15 @@ class DistributionLoss(nn.Module, ABC):
             A scalar.
 
         Raises:
-            ValueError: where pairs or κ are of another number of items, no pair is positive, or a κ is NaN.
+            ValueError: where pairs or κ are of another number of items, the means of another dimension, no pair is
+                positive, or a κ is NaN.
         """
         return self._compute(mean, self._checked(mean, kappa, pairs), pairs, generator)
 
     def _checked(self, mean: Tensor, kappa: Tensor, pairs: Pairs) -> Float[Tensor, " N"]:
         """κ within its range; what cannot be is refused."""
+        if self.dimension not in (None, mean.shape[1]):
+            raise ValueError(f"the loss is made for {self.dimension} dimensions, got means of {mean.shape[1]}")
         pairs.check_size(len(mean))
         if pairs.n_positives == 0:
             raise ValueError(f"none of the pairs of {len(mean)} items is positive: raise the batch size, or per_class")

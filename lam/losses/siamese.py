@@ -36,7 +36,7 @@ class Siamese(DistributionLoss):
         super().__init__()
         check_at_least("dimension", dimension, 1)
         check_at_least("predictor", hidden, 1)
-        self.explicit = explicit
+        self.dimension, self.explicit = dimension, explicit
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             layers = (nn.Linear(dimension, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU())

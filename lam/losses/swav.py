@@ -56,7 +56,7 @@ class SwAV(DistributionLoss):
         check_positive("temperature", temperature)
         check_positive("smoothness", smoothness)
         self.temperature, self.smoothness, self.n_iterations = temperature, smoothness, n_iterations
-        self.explicit = explicit
+        self.dimension, self.explicit = dimension, explicit
         rows = torch.randn(n_prototypes, dimension, generator=torch.Generator().manual_seed(seed))
         self.prototypes = nn.Parameter(F.normalize(rows))
 

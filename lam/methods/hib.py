@@ -59,7 +59,7 @@ class Hib(Method):
 
     def __post_init__(self) -> None:
         check_at_least("n_samples", self.n_samples, 1)
-        check_at_least("kl_weight", self.kl_weight, 0)
+        check_at_least("kl_weight", self.kl_weight, 0.0)
         check_positive("scale", self.scale)
         if not math.isfinite(self.offset):
             raise ValueError(f"offset must be finite, got {self.offset}")

@@ -261,7 +261,7 @@ class RunConfig:
         check_positive("places.positive_within", places.positive_within)
         check_positive("places.relevant_within", places.relevant_within)
         check_positive("places.angle_within", places.angle_within)
-        check_at_least("places.negative_beyond", places.negative_beyond, places.positive_within)
+        check_at_least("places.negative_beyond", places.negative_beyond, float(places.positive_within))
         if (places.angle_within is not None) != bool(self.data.options.get("angles", False)):
             raise ValueError(
                 "places.angle_within and the data's angles go together: give --places.angle_within=DEGREES with "

@@ -21,7 +21,7 @@ Accelerator = Literal["auto", "cpu", "cuda"]
 Stage = Callable[[str], AbstractContextManager[Any]]
 """Called with the name of a stage, returns the context that it runs in: the caller can time and announce it."""
 
-_LEAST = {"epochs": 1, "batch_size": 2, "weight_decay": 0, "checkpoint_every": 1}
+_LEAST = {"epochs": 1, "batch_size": 2, "weight_decay": 0.0, "checkpoint_every": 1}
 
 
 def silent(_: str) -> AbstractContextManager[Any]:

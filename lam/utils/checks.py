@@ -108,9 +108,11 @@ def _first(mask: Tensor) -> int:
 
 
 def check_at_least(name: str, value: int | float | None, least: int | float) -> None:
-    """Refuse a number below the least or not finite; None is no number and stands."""
+    """Refuse a number below the least or not finite, and a fraction where the least is an integer; None stands."""
     if value is not None and not least <= value < math.inf:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+        raise ValueError(f"{name} must be at least {least:g}, got {value}")
+    if isinstance(least, int) and not (value is None or hasattr(value, "__index__")):
+        raise ValueError(f"{name} must be an integer, got {value}")
 
 
 def check_positive(name: str, value: int | float | None) -> None:

@@ -215,6 +215,10 @@ def test_a_flag_that_nobody_asked_for_is_chosen_anew(run_copy: Path) -> None:
     ("options", "message"),
     [
         ((), "target far: a rate of 0.001 needs at least 999 calibration scores to be promised, got 60"),
+        (
+            ("--flag=combined", "--target-far=0.1", "--target-ood=0.03"),
+            "got 30: give more data, or a target of at least 0.0323; flag combined has half of the queries for it",
+        ),
         (("--target-far=0",), "target far must lie in (0, 1), got 0"),
         (("--reference=3", *TARGETS), "reference must be at least 5 items, or 0 for none, got 3"),
         (

@@ -502,4 +502,5 @@ def _refuse_unpromised(calibration: Calibration) -> None:
         try:
             getattr(calibration, threshold)
         except ValueError as error:
-            raise ValueError(f"target {name}: {error}") from None
+            halved = f"; flag {COMBINED} has half of the queries for it" if calibration.flag == COMBINED else ""
+            raise ValueError(f"target {name}: {error}{halved if name == 'ood' else ''}") from None

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.probability import RankOdds, joint_surprise
+from lam.retrieval.decisions.probability import RankOdds, any_order, joint_surprise
 from lam.retrieval.metrics.registry import SCORES
 from lam.utils.checks import check_length, check_no_nan
 
@@ -24,7 +24,7 @@ FLAGS = (*SCORES, COMBINED)
 class OodDetector:
     """Scores of in-distribution data; higher means more out of distribution.
 
-    `combined` is `joint_surprise`, a mean of p over several scores: the calibration items are parted by turns, one half
+    `combined` is `joint_surprise`, a mean of p over several scores: the calibration items are parted, one half
     gives each score its p, the share of items above it, and the means of the other half are calibrated. It is one score
     like all others, so that its false-flag rate is promised alike, whatever the dependence of its parts.
 
@@ -39,7 +39,7 @@ class OodDetector:
 
     @classmethod
     def of(cls, scores: Mapping[str, Float[Tensor, " N"]]) -> "OodDetector":
-        """Learn from N in-distribution items that nothing was fitted to, in an order that tells nothing.
+        """Learn from N in-distribution items that nothing was fitted to.
 
         Args:
             scores: of these items, by name, as `lam.retrieval.metrics.registry.scores_of` gives them.
@@ -58,8 +58,9 @@ class OodDetector:
             return cls(calibrated)
         if len(columns["kappa"]) < 2:
             raise ValueError(f"scores are combined from at least 2 items, got {len(columns['kappa'])}")
-        ranks = {name: RankOdds.of(columns[name][::2]) for name in together}
-        combined = joint_surprise(ranks, {name: columns[name][1::2] for name in together})
+        order = any_order(len(columns["kappa"]))
+        ranks = {name: RankOdds.of(columns[name][order[::2]]) for name in together}
+        combined = joint_surprise(ranks, {name: columns[name][order[1::2]] for name in together})
         return cls({**calibrated, COMBINED: ConformalScores.of(combined)}, ranks)
 
     def known(self, flag: str) -> ConformalScores:

@@ -79,6 +79,17 @@ def test_where_there_are_no_hits_or_no_features_a_part_of_the_combination_flags(
     assert without_hits(without_input(COMBINED)) == "kappa"
 
 
+def test_items_may_come_by_turns_of_their_classes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    level = 5.0 * (torch.arange(2000) % 2)
+    known = {name: torch.randn(2000, generator=generator) + level for name in ("kappa", "knn", "cosine")}
+    detector = OodDetector.of(known)
+    threshold = detector.known(COMBINED).threshold(0.1)
+    new = {name: torch.randn(2000, generator=generator) + level for name in known}
+    flagged = detector.ood_score(COMBINED, new) > threshold
+    assert 0.06 < float(flagged.double().mean()) < 0.14
+
+
 def test_items_that_are_all_alike_are_never_flagged() -> None:
     detector = OodDetector.of(dict.fromkeys(SCORES, torch.ones(40)))
     for flag in FLAGS:

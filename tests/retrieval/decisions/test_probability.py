@@ -75,6 +75,14 @@ def test_the_probability_is_that_of_a_slow_twin() -> None:
     np.testing.assert_allclose(model(scores).numpy(), expected, atol=2e-4)  # scikit-learn stops at a gradient of 1e-4
 
 
+@pytest.mark.parametrize("period", [2, 5, 10])
+def test_each_fold_holds_something_of_everything_also_where_items_come_by_turns(period: int) -> None:
+    kind = torch.arange(300) % period
+    parts = [fold for fold, _ in folds(300)]
+    assert all(kind[fold].unique().numel() == period for fold in parts)
+    assert torch.stack(parts).sum(0).eq(1).all()
+
+
 def test_many_scores_do_better_than_each_of_them_and_stay_calibrated() -> None:
     model = Correctness.fit(*_searches(1000, seed=1))
     scores, correct = _searches(5000, seed=2)

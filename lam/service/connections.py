@@ -1,8 +1,9 @@
 """One connection: uvicorn's, with the deadlines and the caps that it lacks.
 
-uvicorn lets go of a connection as soon as its client closes it, and speaks HTTP/1.1 alone. It has no deadline for the
-headers of a request, nor for a client that does not read its answer, no cap on connections, and reads a body of very
-many small chunks at one go, however long that takes. The deadline of a body is in `lam.service.limits`.
+uvicorn lets go of a connection as soon as its client closes it, even where that has only ended what it sends and waits
+for the answer, and speaks HTTP/1.1 alone. It has no deadline for the headers of a request, nor for a client that does
+not read its answer, no cap on connections, and reads a body of very many small chunks at one go, however long that
+takes. The deadline of a body is in `lam.service.limits`.
 """
 
 import asyncio
@@ -23,8 +24,9 @@ _CHUNKS, _CHUNK = 64, 512  # of a body: so many of any size, and beyond those so
 class OpenConnections:
     """The connections that are open, at most so many in all and of one client.
 
-    Where there is one too many, another gives way: of those that wait for their client, the one that it has left alone
-    for longest. Where none waits, as the service is at work for all of them, the new one is refused.
+    Where there is one too many, another gives way: of those that wait for their client, or whose client sends no more,
+    the one that it has left alone for longest. Where there is none, as the service is at work for all of them, the new
+    one is refused.
 
     Args:
         most: connections in all.
@@ -99,6 +101,7 @@ class Connection(H11Protocol):
         self._connections, self._refuse = connections, refuse
         self._seconds = {"headers": settings.header_seconds, "reading": settings.write_seconds}
         self._awaited: str | None = None
+        self._no_more_comes = False
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:  # uvloop's transports are none of asyncio's
@@ -114,6 +117,19 @@ class Connection(H11Protocol):
                 super().data_received(data[start : start + _PIECE])
         self._follow()
 
+    def eof_received(self) -> bool:
+        """Keep the connection of a client that sends no more while a whole request of it is answered.
+
+        The client may as well be gone, so that this connection gives way like those that wait for theirs.
+        """
+        self._no_more_comes = True
+        self._follow()
+        return self._is_answering
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
+
     @property
     def keeps_answer(self) -> bool:
         """Whether there is an answer that the client does not read."""
@@ -121,6 +137,8 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._no_more_comes and not self._is_answering:
+            self.transport.close()
         self._follow()
 
     def pause_writing(self) -> None:
@@ -144,7 +162,8 @@ class Connection(H11Protocol):
             self._await("reading")
         else:
             self._await("headers" if between else None)
-        self._connections.note_activity(self, waits=self._awaited is not None or self.cycle.more_body)
+        waits = self._awaited is not None or self._no_more_comes or self.cycle.more_body
+        self._connections.note_activity(self, waits=waits)
 
     def _await(self, what: str | None) -> None:
         if what == self._awaited:

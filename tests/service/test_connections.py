@@ -121,6 +121,34 @@ def test_a_connection_that_its_client_closes_is_let_go_at_once() -> None:
     serve(closed, header_seconds=60.0, write_seconds=60.0)
 
 
+@pytest.mark.parametrize("requests", [1, 2])
+def test_who_ends_what_is_sent_is_answered(requests: int) -> None:
+    async def ended(served: Served) -> None:
+        reader, writer = await served.client()
+        writer.write(GET % b"/v1/work" * requests)
+        writer.write_eof()
+        await asyncio.sleep(0.05)
+        served.let.set()
+        answers = await asyncio.wait_for(reader.read(), 5)  # to the end: the connection is closed behind the last one
+        assert answers.count(b"HTTP/1.1 200 OK") == answers.count(b"\r\n\r\nxx") == requests
+        assert await closed_after(served, time.monotonic()) < 0.3
+        writer.close()
+
+    serve(ended, header_seconds=60.0, write_seconds=60.0)
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /v1", HALF, GET % b"/v1/x", GET % b"/v1/work" + b"GET /v1"])
+def test_who_ends_what_is_sent_before_a_request_is_whole_is_let_go(first: bytes) -> None:
+    async def ended(served: Served) -> None:
+        _, writer = await served.client(first)
+        writer.write_eof()
+        served.let.set()
+        assert await closed_after(served, time.monotonic()) < 0.3
+        writer.close()
+
+    serve(ended, header_seconds=60.0, write_seconds=60.0)
+
+
 def test_nothing_is_kept_of_a_connection_that_its_client_resets() -> None:
     async def reset(served: Served) -> None:
         reader, writer = await served.client(GET % b"/v1/x")

@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,6 +94,11 @@ class Augmented(Dataset):
     def names(self) -> Sequence[str]:
         """As in the data set."""
         return self.dataset.names
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """As in the data set."""
+        return self.dataset.files
 
     def shown(self, index: int, *, side: int = SIZE) -> Shown:
         """As in the data set."""

@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -108,6 +109,11 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
     @property
     def names(self) -> Sequence[str]:
         """What tells items from others of the same targets, such as names of files; none where nothing does."""
+        return ()
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The image files that items are read from, one an item; none where they are in memory."""
         return ()
 
     @property

@@ -59,6 +59,11 @@ class FolderImages(Dataset):
         """The last two parts of every path: wherever the folder lies."""
         return ["/".join(path.parts[-2:]) for path in self.paths]
 
+    @property
+    def files(self) -> Sequence[Path]:
+        """The paths."""
+        return self.paths
+
     def shown(self, index: int, *, side: int = SIZE) -> Shown:
         """The file, in small."""
         path = str(self.paths[index])
@@ -169,10 +174,15 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All images below a folder, by name; other files are left out with a warning."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    """All images below a folder, by name, but for hidden files and folders; others are left out with a warning."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not _is_hidden(path, folder)]
     _warn_left_out(folder, [path for path in files if not _is_image(path)], "are no images by name")
     return [path for path in files if _is_image(path)]
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    """Whether a path below a folder, or a folder on the way to it, is hidden, as thumbnails often are."""
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def _is_image(path: Path) -> bool:

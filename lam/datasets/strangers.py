@@ -5,6 +5,7 @@ Which rate so many classes can promise is told by `lam.retrieval.decisions.confo
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,7 +82,13 @@ class JoinedItems(Dataset):
     @property
     def names(self) -> Sequence[str]:
         """Those of the parts."""
-        return [part.names[row] for part, row in self._items if part.names]
+        names = {key: part.names for key, part in {id(part): part for part, _ in self._items}.items()}
+        return [names[id(part)][row] for part, row in self._items if names[id(part)]]
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Those of the parts."""
+        return [part.files[row] for part, row in self._items if part.files]
 
     def shown(self, index: int, *, side: int = SIZE) -> Shown:
         """As its own data set shows it."""

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from lam import datasets
-from lam.datasets import Dataset, FolderImages, MissingDataError, Splits
+from lam.datasets import Dataset, MissingDataError, Splits
 from lam.datasets.soft_labels import read_soft_labels
 from lam.datasets.strangers import set_classes_aside
 from lam.datasets.texts import Texts
@@ -127,7 +127,7 @@ def check_files(parts: Iterable[Dataset], progress: bool) -> None:
     Raises:
         ValueError: naming the file.
     """
-    files = [(path, part.preprocessing) for part in parts if isinstance(part, FolderImages) for path in part.paths]
+    files = [(path, part.preprocessing) for part in parts for path in part.files]
     hidden = not progress or len(files) <= MANY_FILES
 
     def read(file: tuple[Path, Preprocessing]) -> None:

@@ -92,6 +92,7 @@ def test_images_may_lie_deeper_and_hidden_files_do_not_count(tmp_path):
     make(tmp_path / "cat", {"a": 3, "b": 3})
     make(tmp_path, {"dog": 4, ".cache": 1})
     (tmp_path / "dog" / ".DS_Store").write_bytes(b"x")
+    make(tmp_path / "dog", {".thumbnails": 4, "a/.thumbnails/small": 4})
     parts = load("folder", root=tmp_path, preprocessing=SMALL)
     assert parts.train.classes == ("cat", "dog")
     assert len(parts.train) + len(parts.validation) + len(parts.test) == 10
@@ -121,6 +122,10 @@ class TestOutOfDistribution:
         make(tmp_path, {"flat": 3})
         out = load_ood("folder", root=tmp_path / "flat", like=like)
         assert (len(out), out.classes) == (3, ("flat",))
+
+    def test_a_flat_folder_is_read_without_its_hidden_folders(self, tmp_path, like):
+        make(tmp_path / ".hidden", {"cat": 3, "cat/.thumbnails": 3})
+        assert len(load_ood("folder", like=like, root=tmp_path / ".hidden" / "cat")) == 3
 
     def test_no_image(self, tmp_path, like):
         (tmp_path / "none").mkdir()

@@ -73,6 +73,26 @@ def test_strangers_of_files_are_named(tmp_path: Path) -> None:
     splits = set_classes_aside(datasets.load("folder", root=tmp_path), 0.25, seed=0)
     assert len(splits.strangers) == len(splits.strangers.names) == 6
     assert len({Path(name).parent for name in splits.strangers.names}) == 1
+    assert ["/".join(path.parts[-2:]) for path in splits.strangers.files] == splits.strangers.names
+    assert all(path.is_file() for path in splits.strangers.limit(3).files)
+
+
+def test_the_names_of_each_part_are_asked_for_once() -> None:
+    class Named(TensorImages):
+        asked = 0
+
+        @property
+        def names(self) -> list[str]:
+            type(self).asked += 1
+            return [str(label) for label in self.labels.tolist()]
+
+        def _part(self, indices: torch.Tensor) -> "Named":
+            return Named(self.images[indices], self.labels[indices], classes=self.classes)
+
+    part = Named(torch.zeros(120, 1, 2, 2), torch.arange(40).repeat(3))
+    strangers = set_classes_aside(Splits(part, part, part), 0.5, seed=0).strangers
+    assert strangers.names == [str(label) for label in strangers.labels.tolist()]
+    assert Named.asked == 3
 
 
 def test_what_cannot_be_set_aside_is_refused() -> None:

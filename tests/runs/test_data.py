@@ -3,11 +3,12 @@ from typing import cast
 
 import pytest
 import torch
+from PIL import Image
 
 from lam.datasets import MissingDataError, Splits, TensorImages, Texts
 from lam.pairs.relation import Relation
 from lam.runs.config import DataConfig
-from lam.runs.data import check_splits, check_texts, load_data
+from lam.runs.data import check_files, check_splits, check_texts, load_data
 from lam.runs.run import nearest_is_relevant
 
 
@@ -67,6 +68,20 @@ def test_texts_that_a_gallery_could_not_keep_are_refused() -> None:
 
 def test_splits_that_serve_pass() -> None:
     check_splits(Splits(images(ENOUGH), images(ENOUGH), images(ENOUGH)))
+
+
+def test_a_file_of_a_class_set_aside_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for label in "abcd":
+        (tmp_path / label).mkdir()
+        for number in range(5):
+            Image.new("L", (4, 4)).save(tmp_path / label / f"{number}.png")
+    data = DataConfig("folder", root=str(tmp_path), options={"preprocessing": {"size": 4}}, strangers=0.25)
+    strangers = load_data(data)[0].strangers
+    assert strangers is not None
+    check_files([strangers], progress=False)
+    strangers.files[-1].write_bytes(b"milk, bread")
+    with pytest.raises(ValueError, match=r"png is no image; .*: replace or remove it"):
+        check_files([strangers], progress=False)
 
 
 def test_a_hint_is_a_setting_of_the_run(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ name, JSON a list of objects.
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
-from lam.datasets.base import Dataset, MissingDataError, Shown, Splits, carve_missing
+from lam.datasets.base import Dataset, MissingDataError, Shown, Splits, carve_missing, top_up
 from lam.inputs.texts import TextPreprocessing
 from lam.inputs.thumbnails import SIZE
 from lam.utils.tables import Table
@@ -145,6 +146,21 @@ class Texts(Dataset):
             paths=[self.paths[row] for row in rows],
         )
 
+    def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:
+        """Of questions with answers random questions, each with one answer of its label: else none may be answered."""
+        if self.is_query is None:
+            return super()._draw(n, seed)
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(self), generator=generator).tolist()
+        answers: dict[int, list[int]] = {}
+        for row in (row for row in order if not self.is_query[row]):
+            answers.setdefault(int(self.labels[row]), []).append(row)
+        drawn: list[int] = []
+        for number, row in enumerate(row for row in order if self.is_query[row]):
+            own = answers.get(int(self.labels[row]), [])
+            drawn += [row, *own[number % max(1, len(own)) :][:1]]
+        return top_up(drawn, n, len(self), generator)
+
 
 def splits(
     *,
@@ -261,7 +277,7 @@ def read_json(path: Path) -> object:
     try:
         content = path.read_bytes()
         return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
-    except (ValueError, OSError, EOFError, RecursionError) as error:
+    except (ValueError, OSError, EOFError, zlib.error, RecursionError) as error:
         raise ValueError(f"{path} is no valid JSON file: {error}") from None
 
 

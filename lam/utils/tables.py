@@ -3,6 +3,7 @@
 import csv
 import gzip
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ class Table:
 
         Raises:
             ValueError: If it lacks a needed column, names two alike, or a row has more or fewer values than there are
-                columns; or it is no CSV file in UTF-8.
+                columns; or it is no CSV file in UTF-8, or is damaged.
         """
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
@@ -48,6 +49,8 @@ class Table:
                 raise ValueError(f"{path} is no CSV file, line {reader.line_num}: {error}") from None
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path} is not in UTF-8: {error}") from None
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise ValueError(f"{path} is damaged: {error}; get it again") from None
         if absent := [name for name in needed if name not in names]:
             raise ValueError(f"{path} has no column {', '.join(absent)}; it has {', '.join(names) or 'none'}")
         if any(names.count(name) > 1 for name in names if name):

@@ -83,6 +83,29 @@ def test_answers_under_one_label(tmp_path: Path) -> None:
     assert splits.gallery == "classes"
 
 
+@pytest.mark.parametrize(("n_answers", "per_answer", "limit"), [(2, 100, 20), (100, 5, 41), (300, 1, 10), (3, 40, 500)])
+def test_a_limit_leaves_questions_their_answers(tmp_path: Path, n_answers: int, per_answer: int, limit: int) -> None:
+    n_questions = n_answers * per_answer
+    rows = [(f"question {number}", f"answer {number % n_answers}") for number in range(n_questions)]
+    test = datasets.load("texts", root=csv_of(tmp_path / "faq.csv", "question,answer", rows)).test
+    few, again, other = (test.limit(limit, seed=seed) for seed in (0, 0, 1))
+    assert len(few) == min(limit, len(test))
+    assert few.names == again.names
+    assert few is test or few.names != other.names
+    without_answer = set(few.queries.labels.tolist()) - set(few.candidates.labels.tolist())
+    assert len(without_answer) <= 1  # of the question that was drawn last
+    assert len(few.queries) >= len(few) // 2 or few is test
+
+
+def test_a_limit_draws_different_answers_of_a_label(tmp_path: Path) -> None:
+    rows = [(f"question {number}", f"answer {number}", f"topic {number % 3}") for number in range(300)]
+    test = datasets.load("texts", root=csv_of(tmp_path / "faq.csv", "question,answer,label", rows)).test
+    few = test.limit(60)
+    assert len(few.queries) == 30
+    assert len(few.candidates) == 30
+    assert set(few.queries.labels.tolist()) == set(few.candidates.labels.tolist()) == {0, 1, 2}
+
+
 def test_long_labels_are_cut_and_stay_different(tmp_path: Path) -> None:
     rows = [(f"question {number}", 300 * "a" + str(number)) for number in range(10)]
     classes = datasets.load("texts", root=csv_of(tmp_path / "faq.csv", "question,answer", rows)).train.classes
@@ -116,6 +139,18 @@ def test_an_empty_text_or_label_is_named_by_its_line(tmp_path: Path) -> None:
         Texts(["a", " "], torch.tensor([0, 0]))
     with pytest.raises(ValueError, match="labels must be as many as the 2 texts, got 1"):
         Texts(["a", "b"], torch.tensor([0]))
+
+
+@pytest.mark.parametrize("name", ["mine.csv.gz", "mine.json.gz"])
+def test_damaged_files_are_named(tmp_path: Path, name: str) -> None:
+    rows = [{"text": text, "label": label} for text, label in ROWS]
+    content = json.dumps(rows).encode() if "json" in name else b"text,label\n" + b"\n".join(b"a,b" for _ in range(99))
+    packed = gzip.compress(content)
+    flipped = packed[:15] + bytes(byte ^ 255 for byte in packed[15:19]) + packed[19:]
+    for damaged in (packed[:-20], packed[:5], flipped, content):
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{name} is (damaged|no valid JSON file): "):
+            datasets.load("texts", root=tmp_path / name)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -457,7 +457,8 @@ def corrupted() -> list[Row]:
 @table
 def recovered_posteriors() -> list[Row]:
     """What `lam experiment posterior-recovery` found."""
-    columns = ["rank correlation of μ", "RMSE of μ", "rank correlation of κ", "RMSE of κ"]
+    columns = ["rank correlation of μ", "RMSE of μ", "angles of μ̂ over those of μ"]
+    columns += ["rank correlation of κ", "RMSE of κ", "κ̂ over κ"]
     rows: list[Row] = [["D", "κ", "loss", "samples", "negatives", "batches × pairs", *columns]]
     for run in read("posterior_recovery")["runs"]:
         settings = run["settings"]

@@ -26,6 +26,7 @@ LossOfPosteriors = Literal["mc_infonce", "elk", "hib"]
 
 _PROBES = 1000  # inputs by which a network's range of κ is set
 _CANDIDATES = 2048  # inputs among which the positives of a batch are sought at a time
+_NEAR = 0.5  # radians, of which most latents lie from their means
 _STRAIGHTENING = 64, 1e-2  # inputs of a batch, and the learning rate
 
 
@@ -257,7 +258,8 @@ def encoder_widths(dimension: int) -> list[int]:
 
 @torch.no_grad()
 def compared(process: Process, learned: Posteriors, test: Float[Tensor, "N D"]) -> dict[str, float | None]:
-    """Root mean square error and rank correlation of the cosines of pairs, and of κ."""
+    """Root mean square error and rank correlation of the cosines of pairs, and of κ; medians of κ̂/κ, and of μ̂'s angles
+    over those of μ where these are small."""
     few = test[:2000]
     upper = torch.ones(len(few), len(few)).triu(1).bool()
     cosines = [(mean @ mean.T)[upper] for mean in (process.mean(few), learned.mean(few))]
@@ -266,4 +268,9 @@ def compared(process: Process, learned: Posteriors, test: Float[Tensor, "N D"]) 
     for what, (truth, estimate) in (("μ", cosines), ("κ", kappas)):
         values[f"RMSE of {what}"] = float((truth.double() - estimate.double()).square().mean().sqrt())
         values[f"rank correlation of {what}"] = rank_correlation(truth, estimate)
+    angles, learned_angles = (cosine.clamp(-1, 1).arccos() for cosine in cosines)
+    near = (angles > 0) & (angles < _NEAR)
+    values["κ̂ over κ"] = float((kappas[1] / kappas[0]).median())
+    ratio = learned_angles[near] / angles[near]
+    values["angles of μ̂ over those of μ"] = float(ratio.median()) if len(ratio) else None
     return values

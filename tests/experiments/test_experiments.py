@@ -151,11 +151,36 @@ def test_the_truth_is_where_mcinfonce_is_least() -> None:
     assert true < mirrored
 
 
+@pytest.mark.long
+def test_the_loss_hardly_tells_narrower_means_of_greater_kappa_from_the_truth() -> None:
+    """Where latents cover a part of the circle alone: a pair's cosine spreads as 1/κ_pos + 2/κ, which both leave."""
+    experiment, factor = PosteriorRecovery(), 0.7
+    process, pairs = Process(experiment), pairs_of_batch(256, 256)
+    batches = process.batches(256, 256, experiment.generator("batches"))
+    middle = torch.atan2(*process.mean(torch.full((1, 2), 0.5)).flip(1).unbind(1))
+    gain = {16: 0.0, 64: 0.0}
+    for number, inputs in enumerate(next(batches) for _ in range(10)):
+        mean, kappa = process.mean(inputs), process.kappa(inputs)
+        angle = torch.atan2(mean[:, 1], mean[:, 0]) - middle
+        narrow = factor * (torch.remainder(angle + torch.pi, 2 * torch.pi) - torch.pi) + middle
+        sharper = 2 / (factor**2 * (1 / 20 + 2 / kappa) - 1 / 20)
+        assert (sharper > 0).all()
+        for n_samples in gain:
+            losses = [
+                float(MCInfoNCE(20.0, n_samples)(*posteriors, pairs, generator=torch.Generator().manual_seed(number)))
+                for posteriors in ((mean, kappa), (torch.stack([narrow.cos(), narrow.sin()], 1), sharper))
+            ]
+            gain[n_samples] += (losses[0] - losses[1]) / 10
+    assert abs(gain[64]) < 0.015
+    assert gain[16] > 0.015
+
+
 def test_the_truth_itself_is_perfectly_recovered() -> None:
     process = Process(PosteriorRecovery(straightening=50))
     values = compared(process, process.posteriors, torch.rand(500, 2, generator=torch.Generator().manual_seed(0)))
     assert values == pytest.approx(
         {"RMSE of μ": 0.0, "rank correlation of μ": 1.0, "RMSE of κ": 0.0, "rank correlation of κ": 1.0}
+        | {"κ̂ over κ": 1.0, "angles of μ̂ over those of μ": 1.0}
     )
 
 

@@ -134,7 +134,9 @@ def _refuse_other_data(runs: Sequence[Path]) -> None:
 def _evaluated_on(run: Path) -> dict[str, Any]:
     parts = {name: part for name, part in read_json(run / DATA).items() if name not in ("train", "validation")}
     config = _config(run)
-    return {"data.name": config["data"]["name"], **parts, "places": config["places"]}
+    titles = [outside["title"] or outside["name"] for outside in config["data"]["ood"]]
+    main_set = titles[0] if titles else None  # of which metrics have no suffix
+    return {"data.name": config["data"]["name"], "main OOD set": main_set, **parts, "places": config["places"]}
 
 
 def _read(folders: Sequence[Path]) -> list[ComparedRun]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from lam.cli import main
 from lam.retrieval.metrics import plots
@@ -172,6 +173,16 @@ def test_runs_on_different_data_are_refused(
         assert len(compare([finished_run.folder, run_copy], tmp_path / "comparison").runs) == 2
         return
     with pytest.raises(ValueError, match=rf"were not evaluated on the same data \({named}\): compare runs of one data"):
+        compare([finished_run.folder, run_copy], tmp_path / "comparison")
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_runs_of_another_main_ood_set_are_refused(finished_run: FinishedRun, run_copy: Path, tmp_path: Path) -> None:
+    config = yaml.safe_load((run_copy / "config.yaml").read_text())
+    config["data"]["ood"].reverse()
+    (run_copy / "config.yaml").write_text(yaml.safe_dump(config))
+    sealed(run_copy)
+    with pytest.raises(ValueError, match=r"not evaluated on the same data \(main OOD set\): compare runs of one data"):
         compare([finished_run.folder, run_copy], tmp_path / "comparison")
 
 

@@ -22,6 +22,8 @@ SHARE, LEAST_CLASSES = 0.1, 20
 def set_classes_aside(splits: Splits, share: float | None = None, *, seed: int) -> Splits:
     """Splits without the items of some classes, drawn at random, which are `strangers` instead.
 
+    Of questions with answers the questions are; the answers of their classes are left out.
+
     Args:
         splits: of labelled items.
         share: of the classes of all three parts, in [0, 1), rounded to at least one class; 0 for none. By default
@@ -46,17 +48,18 @@ def set_classes_aside(splits: Splits, share: float | None = None, *, seed: int) 
         return splits
     count = max(1, round(share * len(classes)))
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))
-    is_stranger = {name: torch.isin(part.labels, classes[order[:count]]) for name, part in parts.items()}
-    for name, mask in is_stranger.items():
+    aside = classes[order[:count]]
+    strangers: list[Dataset] = []
+    for name, part in parts.items():
+        queries = part.queries  # answers beside them are in every part
+        mask = torch.isin(queries.labels, aside)
         if mask.all():
             raise ValueError(
                 f"setting {count} of {len(classes)} classes aside leaves the {name} split without an item: give more "
                 "data or a smaller data.strangers"
             )
-    strangers = [
-        part.subset(is_stranger[name].nonzero()[:, 0]) for name, part in parts.items() if is_stranger[name].any()
-    ]
-    rest = {name: part.subset((~is_stranger[name]).nonzero()[:, 0]) for name, part in parts.items()}
+        strangers += [queries.subset(mask.nonzero()[:, 0])] if mask.any() else []
+    rest = {name: part.subset((~torch.isin(part.labels, aside)).nonzero()[:, 0]) for name, part in parts.items()}
     return replace(
         splits, **rest, strangers=JoinedItems([(part, row) for part in strangers for row in range(len(part))])
     )

@@ -114,3 +114,27 @@ def test_places_have_no_classes_to_set_aside() -> None:
     assert set_classes_aside(splits, seed=0) is splits
     with pytest.raises(ValueError, match=r"places have none: leave data.strangers out"):
         set_classes_aside(splits, 0.1, seed=0)
+
+
+def test_of_questions_with_answers_questions_are_the_strangers() -> None:
+    """Answers stand in every part, and would be strangers once a part, each the match of its copies."""
+    labels = torch.arange(40).repeat(4)
+    asked = torch.arange(160) < 120
+    texts = datasets.Texts([f"text {number}" for number in range(160)], labels, is_query=asked)
+    answers = range(120, 160)
+    parts = [texts.subset([*range(40 * number, 40 * number + 40), *answers]) for number in range(3)]
+    splits = set_classes_aside(Splits(*parts), 0.1, seed=0)
+    strangers = splits.strangers
+    assert len(set(strangers.names)) == len(strangers) == 3 * 4
+    for part in (splits.train, splits.validation, splits.test):
+        assert part.is_query is not None
+        assert int(part.is_query.sum()) == int((~part.is_query).sum()) == 36
+        assert set(strangers.labels.tolist()).isdisjoint(part.labels.tolist())
+    alone = datasets.Texts(
+        ["one", "two"], torch.tensor([0, 1]), classes=["a", "b"], is_query=torch.tensor([True, False])
+    )
+    splits = Splits(alone, alone, alone)
+    orders = (torch.randperm(2, generator=torch.Generator().manual_seed(seed)) for seed in range(9))
+    seed = next(seed for seed, order in enumerate(orders) if order[0] == 0)  # of the class of the only question
+    with pytest.raises(ValueError, match="setting 1 of 2 classes aside leaves the train split without an item"):
+        set_classes_aside(splits, 0.5, seed=seed)

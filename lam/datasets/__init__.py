@@ -16,6 +16,7 @@ from lam.datasets.idx import fashionmnist, mnist
 from lam.datasets.place_images import PlaceImages
 from lam.datasets.texts import Texts
 from lam.inputs import Preprocessing
+from lam.utils.checks import check_options
 
 __all__ = [
     "Dataset",
@@ -79,7 +80,8 @@ def load(name: str, *, root: str | Path | None = None, seed: int = 0, **options:
             else `splits` in the module of its name.
 
     Raises:
-        ValueError: If the name or an option is unknown, or what the data set itself raises.
+        ValueError: If the name or an option is unknown, an option is of another type, or what the data set itself
+            raises.
         MissingDataError: If files are missing.
 
     Example:
@@ -140,4 +142,8 @@ def _call(loader: Callable[..., T], name: str, options: dict[str, Any], **common
             raise MissingDataError(f"{name} needs a root: the folder of its images")
     elif "root" not in parameters:
         raise ValueError(f"{name} ships with a library and has no root, got {common['root']}")
-    return loader(**{key: value for key, value in common.items() if key in parameters}, **options)
+    try:
+        return loader(**{key: value for key, value in common.items() if key in parameters}, **options)
+    except (AttributeError, TypeError):
+        check_options(name, loader, options)
+        raise

@@ -15,6 +15,7 @@ from lam.models.network import EmbeddingNetwork, Option
 from lam.models.resnet import cifar_resnet18, cifar_resnet50, resnet18, resnet50
 from lam.models.sentences import from_sentence_transformers
 from lam.models.small_convnets import convnet8, convnet28, convnet32
+from lam.utils.checks import check_options
 from lam.utils.registry import enter
 
 _NETWORKS: dict[str, Callable[..., EmbeddingNetwork]] = {
@@ -73,7 +74,11 @@ def build(
         raise ValueError(f"{name} does not take these options ({error}); it takes {allowed}") from None
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        network = constructor(dimension=dimension, **options)
+        try:
+            network = constructor(dimension=dimension, **options)
+        except (AttributeError, TypeError):
+            check_options(name, constructor, options)
+            raise
     network.recipe = {"name": name, "dimension": dimension, **options, **network.recipe}
     return network
 

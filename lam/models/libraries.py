@@ -29,8 +29,8 @@ def from_torchvision(
         options: further arguments of torchvision's, such as `image_size` of a vision transformer.
 
     Raises:
-        ValueError: for a name or weights that torchvision does not have, a network without a linear classifier, or a
-            file that is missing, damaged or holds another network's weights.
+        ValueError: for a name, weights or options that torchvision does not have, a network without a linear
+            classifier, or a file that is missing, damaged or holds another network's weights.
     """
     from torchvision import models
 
@@ -45,7 +45,10 @@ def from_torchvision(
             f"got {weights!r}"
         )
     inception = {"aux_logits": False, "init_weights": False} if architecture in _INCEPTIONS else {}
-    network: Any = models.get_model(architecture, weights=None if file else weights, **inception, **options)
+    try:
+        network: Any = models.get_model(architecture, weights=None if file else weights, **inception, **options)
+    except TypeError as error:
+        raise ValueError(f"{architecture} of torchvision does not take these options ({error})") from None
     if architecture in _INCEPTIONS:
         network.transform_input = True  # otherwise it would depend on `weights`, which a rebuilt network does not have
     path, classifier = _classifier(network, architecture)

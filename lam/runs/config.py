@@ -228,6 +228,7 @@ class RunConfig:
         resolve_accelerator(self.accelerator)
         self._check_numbers()
         self._check_ood()
+        self._check_options()
 
     def loss(self) -> losses.Loss:
         """The training loss."""
@@ -275,6 +276,17 @@ class RunConfig:
                 raise ValueError(f"data.ood has {count} sets called {title}: give each its own title")
             if not re.fullmatch(r"[\w.+-]+", title):
                 raise ValueError(f"a title in data.ood must be letters, digits, _, ., + or -, got {title!r}")
+
+    def _check_options(self) -> None:
+        """Refuse options that are settings of their own: one of the two would have no effect."""
+        own = {"name": "name", "root": "root", "seed": "data.seed", "like": "data.name"}
+        sections = [("data.options", self.data.options, {name: f"data.{name}" for name in ("name", "root", "seed")})]
+        sections += [(f"the options of {each.name} in data.ood", each.options, own) for each in self.data.ood]
+        network = {name: f"network.{name}" for name in ("name", "dimension", "weights")}
+        sections.append(("network.options", self.network.options, {**network, "seed": "seed"}))
+        for section, options, settings in sections:
+            for name in options.keys() & settings.keys():
+                raise ValueError(f"{section} must not have {name}, for which there is the setting {settings[name]}")
 
     def resolved(self) -> dict[str, Any]:
         """Every setting but the output, as YAML has it: a run may be moved."""

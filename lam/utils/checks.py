@@ -1,8 +1,9 @@
 """Checks of arguments that every room makes, in one wording."""
 
+import inspect
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -125,3 +126,28 @@ def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
     """Refuse a choice that is not allowed."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse values of other types than the arguments of a function have, `name` in the error: why it failed.
+
+    Which of several words an argument may be is left to the function.
+
+    Raises:
+        ValueError: with the option and its value.
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError  # a quarter of a second to import
+
+    parameters = inspect.signature(function).parameters
+    kinds = {option: parameters[option].annotation for option in options if option in parameters}
+    for option, kind in kinds.items():
+        if kind is inspect.Parameter.empty or isinstance(kind, str):
+            continue
+        try:
+            TypeAdapter(kind, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(
+                options[option], strict=True
+            )
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            if problem["type"] != "literal_error":
+                raise ValueError(f"option {option} of {name}: {problem['msg']}, got {options[option]!r}") from None

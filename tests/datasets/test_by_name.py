@@ -34,6 +34,18 @@ def test_unknown_options_list_the_allowed(tmp_path):
         load_ood("mnist", like=like(), root=tmp_path, validation=3)
 
 
+def test_options_of_another_type_are_named(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").touch()
+    with pytest.raises(ValueError, match="option preprocessing of folder: .*, got 'small'"):
+        load("folder", root=tmp_path, preprocessing="small")
+    with pytest.raises(ValueError, match="option validation of digits: Input should be a valid number, got 'abc'"):
+        load("digits", validation="abc")
+    with pytest.raises(ValueError, match="option held_out of digits: Input should be an instance of Sequence, got 8"):
+        load_ood("digits", like=like(), held_out=8)
+    assert load("digits", held_out=[8, 9]).test.classes == load("digits", held_out=(8, 9)).test.classes
+
+
 def test_roots_where_there_is_one_alone():
     with pytest.raises(ValueError, match="digits ships with a library and has no root, got here"):
         load("digits", root="here")

@@ -137,6 +137,8 @@ def test_larger_networks_of_torchvision_build_and_round_trip(name: str, size: in
         ("resnet18", {"weights": "LAION"}, "None, IMAGENET1K_V1, DEFAULT or a file .*; got 'LAION'"),
         ("timm:resnet10t", {"weights": "LAION"}, "'DEFAULT' or None.*got 'LAION'"),
         ("convnet8", {"colours": 3}, "colours.*it takes dimension, channels"),
+        ("convnet8", {"channels": "x"}, "option channels of convnet8: Input should be a valid integer, got 'x'"),
+        ("torchvision:resnet18", {"colours": 3}, "resnet18 of torchvision does not take these options .*'colours'"),
         ("convnet28", {"weights": "DEFAULT"}, "weights"),
         ("convnet32", {"dropout": 1.0}, r"dropout must be a rate in \[0, 1\), got 1.0"),
         ("resnet18", {"dropout": -0.1}, "got -0.1"),

@@ -138,6 +138,21 @@ def test_a_wrong_file_is_named(content: str, message: str, tmp_path: Path) -> No
         ("data", {"limit": 0}, "data.limit must be at least 1, got 0"),
         ("data", {"ood": [OodConfig("folder"), OodConfig("folder")]}, "2 sets called folder: give each its own title"),
         ("data", {"ood": [OodConfig("folder", title="a/b")]}, "must be letters, digits, .* got 'a/b'"),
+        (
+            "data",
+            {"options": {"root": "images"}},
+            "data.options must not have root, for which there is the setting data.root",
+        ),
+        (
+            "data",
+            {"ood": [OodConfig("digits", options={"seed": 1})]},
+            "options of digits in data.ood must not have seed, for which there is the setting data.seed",
+        ),
+        (
+            "network",
+            {"options": {"seed": 1}},
+            "network.options must not have seed, for which there is the setting seed",
+        ),
         ("network", {"dimension": 1}, "network.dimension must be at least 2, got 1"),
         ("evaluation", {"n_samples": 1}, "evaluation.n_samples must be at least 2, got 1"),
         ("evaluation", {"reference": 2}, "evaluation.reference must be at least 5, got 2"),

@@ -1,6 +1,7 @@
 """The command `lam`."""
 
 import argparse
+import io
 import os
 import sys
 import warnings
@@ -48,6 +49,8 @@ _EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 for success, 1 for an error that is said in one line, 2 for wrong usage."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: not every terminal has every name of a file
     try:
         try:
             return _execute(list(sys.argv[1:] if arguments is None else arguments))

@@ -119,7 +119,7 @@ def save_embeddings(
         "resultant": embeddings.resultant.cpu().numpy(),
         "shard": np.array([shard.number, shard.count]),
         "total": np.array(len(names)),
-        "listing": np.array(hashlib.sha256("\0".join(names).encode()).hexdigest()),
+        "listing": np.array(hashlib.sha256("\0".join(names).encode(errors="surrogatepass")).hexdigest()),
         "encoder": np.array(encoder),
         "mean_samples": np.array(embeddings.mean_samples or 0),
         **({} if flagged is None else {"flagged": flagged.numpy()}),

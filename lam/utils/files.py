@@ -75,8 +75,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file atomically."""
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    """Write a text file atomically; halves of characters, as names of files may hold, become question marks."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="replace"))
 
 
 def write_json(path: str | Path, value: Any) -> None:

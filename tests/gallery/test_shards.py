@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -84,6 +85,23 @@ def test_merged_shards_give_the_index_of_the_folder(run_copy: Path, digit_folder
         assert item.kappa == pytest.approx(expected.kappa, rel=1e-4)
     hits = merged.search(whole.embeddings, k=1)
     torch.testing.assert_close(hits.scores, torch.ones(24, 1))
+
+
+def test_names_of_files_that_are_no_unicode_are_kept_and_shown(
+    finished_run: FinishedRun, digit_folder: Path, tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "images").mkdir()
+    image = tmp_path / "images" / os.fsdecode(b"caf\xe9.png")
+    shutil.copy(next(digit_folder.rglob("*.png")), image)
+    run, images, output = str(finished_run.folder), str(image.parent), tmp_path / "embeddings.npz"
+    assert main(["embed", run, images, "-o", str(output), "--quiet"]) == 0
+    (source,), _ = merge_embeddings([output], encoder=key)
+    assert source.path == str(image)
+    assert main(["search", run, images, "-o", str(tmp_path / "hits.csv"), "--quiet"]) == 0
+    assert f"{image.parent}/caf?.png," in (tmp_path / "hits.csv").read_text()
+    capsys.readouterr()
+    assert main(["search", run, str(image), images, "--quiet"]) == 0
+    assert rf"image: {image.parent}/caf\udce9.png" in capsys.readouterr().out
 
 
 def test_a_file_of_the_whole_folder_is_indexed_too(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ class Connection(H11Protocol):
                 super().data_received(data[start : start + _PIECE])
         self._follow()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> Any:  # asyncio keeps a connection where this says so; uvicorn's never does
         """Keep the connection of a client that sends no more while a whole request of it is answered.
 
         The client may as well be gone, so that this connection gives way like those that wait for theirs.

@@ -293,13 +293,14 @@ class Engine:
             if self.live is not None and query.features is not None:
                 _logging_failure(partial(self.live.add, query.embedding, query.features))
         queries = Embeddings.concatenate([_searched(job.query.embedding) for job in jobs])
-        least = 0 if self.responder.calibration is None else N_HITS
+        responder = self.responder  # another may come into force meanwhile, for which there may be too few hits
+        least = 0 if responder.calibration is None else N_HITS
         most = max(max(least, job.k) + (job.without is not None) for job in jobs)
         hits, infos = self.gallery.search(queries, most)
         size = len(self.gallery)
         return _done_each(
             partial(
-                self.responder.answer,
+                responder.answer,
                 job.query,
                 _row(hits, row) if job.without is None else _without(_row(hits, row), infos, job.without),
                 infos,

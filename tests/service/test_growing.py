@@ -18,8 +18,8 @@ from lam.runs.calibrate import StoredItems, calibrate_run
 from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
 from lam.runs.index import index_images, search
-from lam.service.answers import Query
-from lam.service.engine import Engine, embedding_of
+from lam.service.answers import Answer, Query
+from lam.service.engine import Engine, _Search, embedding_of
 from tests.service.conftest import SMALL
 from tests.service.test_server import served
 
@@ -118,6 +118,26 @@ def test_no_index_is_written_beneath_a_service(engine: Engine, digit_folder: Pat
     with pytest.raises(ValueError, match="another process is writing to .*gallery: wait until it has finished"):
         index_images(engine.run.folder, folder=digit_folder, progress=False)
     assert len(engine.run.gallery) == 60
+
+
+def test_a_calibration_that_comes_during_a_search_is_of_the_next(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that searches for as many hits as it was asked for, which are fewer than a decision rests on."""
+    calibrated, search = engine.responder, engine.gallery.search
+    engine.responder = replace(calibrated, calibration=None)
+
+    def meanwhile(*arguments: Any) -> Any:
+        engine.recalibrate()
+        return search(*arguments)
+
+    monkeypatch.setattr(engine.gallery, "search", meanwhile)
+    job = _Search(Query(embedding_of(torch.tensor([1.0, 0.0, 0.0]), 1e4)), 1)
+    first, second = (engine._search([job])[0] for _ in range(2))
+    assert isinstance(first, Answer)
+    assert isinstance(second, Answer)
+    assert first.decision is None
+    assert second.decision is not None
 
 
 def test_a_calibration_that_cannot_be_read_leaves_the_old_one(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:

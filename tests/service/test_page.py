@@ -6,6 +6,8 @@ import io
 import json
 import re
 import shutil
+import signal
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -52,6 +54,11 @@ def search(address: str, body: bytes) -> dict[str, Any]:
     request = urllib.request.Request(f"{address}/v1/search?k=100", body, {"Content-Type": "image/png"})
     with urllib.request.urlopen(request) as response:
         return json.load(response)
+
+
+def in_force(address: str) -> dict[str, Any] | None:
+    with urllib.request.urlopen(f"{address}/v1/model") as response:
+        return json.load(response)["threshold"]
 
 
 def digits() -> Iterator[bytes]:
@@ -505,6 +512,66 @@ def test_what_is_promised_of_hits_is_said_where_it_is_promised(page: Browser) ->
 def test_a_stale_calibration_is_mended_without_a_restart(page: Browser) -> None:
     script = "(async () => (await import('/words.js')).aboutStale(90, {gallery_size: 60}))()"
     assert "Run “lam calibrate RUN”, send the service a SIGHUP, and reload" in page.run(script)
+
+
+@needs_chromium
+def test_a_calibration_and_a_picture_that_come_later_are_shown(tab: Browser, served_run: Path, tmp_path: Path) -> None:
+    """Calibrated twice, and an item put in another's place, while the page stays open."""
+    (tmp_path / "digit.png").write_bytes(next(digits()))
+    thresholds = "document.querySelector('#thresholds').hidden"
+    sizes = "[...document.querySelectorAll('#hits img')].map((image) => image.naturalWidth)"
+    shutil.move(served_run / "calibration", tmp_path / "calibration")
+    tab.show_as()
+    with started("lam", "serve", run=served_run) as (process, address, _):
+        tab.open(address)
+        tab.wait("!document.querySelector('#desk').hidden")
+        tab.choose("#file", tmp_path / "digit.png")
+        answered(tab)
+        assert tab.run(thresholds)
+        assert not tab.run("document.querySelector('#uncalibrated').hidden")
+        assert 48 not in tab.run(sizes)
+        for flag, far in (("combined", 0.2), ("kappa", 0.3)):
+            targets = Targets(far=far, ood=0.1, conformal_miss=0.1)
+            if not (served_run / "calibration").exists():
+                shutil.move(tmp_path / "calibration", served_run / "calibration")
+            calibrate_run(served_run, targets=targets, flag=flag, progress=False)
+            process.send_signal(signal.SIGHUP)
+            until = time.monotonic() + 20
+            while (threshold := in_force(address) or {}).get("far") != far and time.monotonic() < until:
+                time.sleep(0.05)
+            tab.choose("#file", tmp_path / "digit.png")
+            accepted = f"{threshold['accept_above']:.4f}"
+            tab.wait(f"document.querySelector('#accept-value').textContent.startsWith('{accepted}')")
+            answered(tab)
+            assert not tab.run(thresholds)
+            assert tab.run("document.querySelector('#uncalibrated').hidden")
+            assert ("κ is below" in tab.run("document.querySelector('#flag-label').textContent")) == (flag == "kappa")
+            assert tab.text("#word") == words_of(search(address, (tmp_path / "digit.png").read_bytes()))
+        best = search(address, (tmp_path / "digit.png").read_bytes())["hits"][0]["id"]
+        with Image.open(tmp_path / "digit.png") as image:
+            larger = encoded(image.resize((48, 48), Image.Resampling.NEAREST))
+        item, kind = f"{address}/v1/items/{best}", {"Content-Type": "image/png"}
+        urllib.request.urlopen(urllib.request.Request(item, larger, kind, method="PUT")).close()
+        tab.choose("#file", tmp_path / "digit.png")
+        tab.wait(f"{sizes}.includes(48)")
+        answered(tab)
+    assert tab.complaints == []
+
+
+@needs_chromium
+def test_a_file_that_is_too_large_leaves_what_is_asked(page: Browser) -> None:
+    page.run("""(async () => {
+        const canvas = new OffscreenCanvas(9, 9);
+        canvas.getContext("2d").fillRect(0, 0, 9, 9);
+        for (const part of [await canvas.convertToBlob(), new Uint8Array(11 * 2 ** 20)]) {
+            const data = new DataTransfer();
+            data.items.add(new File([part], "a.png", { type: "image/png" }));
+            document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true }));
+        }
+    })()""")
+    answered(page)
+    assert decision_of(page) in DECISIONS
+    assert "11 MiB" in page.text("#error")
 
 
 @needs_chromium

@@ -14,6 +14,8 @@ import {
 const SHOWN = 12;
 const TINY = 64;
 const LONG = 200;
+const IN_FORCE = ["accept_above", "kappa_below", "far", "ood", "conformal_miss"];
+const IN_FORCE_OF_INPUTS = [...IN_FORCE, "flag", "flag_above"]; // an item, without features, may have another flag
 const JSON_TYPE = { "Content-Type": "application/json" };
 const $ = (id) => document.getElementById(id);
 
@@ -24,7 +26,7 @@ let query = null;
 let answer = null;
 let asking = null;
 let takesTexts = false;
-let pictures = new Map();
+const pictures = new Map();
 
 async function open() {
   let samples;
@@ -102,9 +104,8 @@ function openSliders() {
     $(name).value = thresholds[name].position;
   }
   $("accept-promise").textContent = calibration.facts.false_accepts;
-  if (!thresholds.byKappa) {
-    $("flag-label").textContent = "Say “not sure” where so few ordinary queries are as unusual";
-  }
+  $("flag-label").textContent =
+    `Say “not sure” where ${thresholds.byKappa ? "κ is below" : "so few ordinary queries are as unusual"}`;
   showThresholds();
 }
 
@@ -125,16 +126,20 @@ function showThresholds() {
 
 async function search(asked) {
   hush();
-  asking?.abort();
-  const mine = (asking = new AbortController());
   if (isTooLarge(asked.file)) {
     return;
   }
+  asking?.abort();
+  const mine = (asking = new AbortController());
   $("answer").setAttribute("aria-busy", "true");
   try {
     const [path, options] = request(asked);
-    answer = await (await ask(`${path}?k=${model.limits.max_k}`, { ...options, signal: mine.signal })).json();
+    const { signal } = mine;
+    const answered = await (await ask(`${path}?k=${model.limits.max_k}`, { ...options, signal })).json();
+    await keepUp(answered.threshold, asked.item ? IN_FORCE : IN_FORCE_OF_INPUTS, signal);
+    answer = answered;
     query = asked;
+    dropPictures();
     showAsked($("asked"), asked);
     forgetPair();
     showState(answer.calibration, answer.gallery_size);
@@ -148,6 +153,20 @@ async function search(asked) {
     if (asking === mine) {
       $("answer").removeAttribute("aria-busy");
     }
+  }
+}
+
+/** Go by the calibration that an answer rests on, where another came into force since the last one. */
+async function keepUp(inForce, names, signal) {
+  if (names.every((name) => inForce?.[name] === calibration?.threshold[name])) {
+    return;
+  }
+  calibration = inForce && await (await ask("/v1/calibration", { signal })).json();
+  thresholds = calibration && new Thresholds(calibration);
+  $("uncalibrated").hidden = calibration !== null;
+  $("thresholds").hidden = calibration === null;
+  if (thresholds) {
+    openSliders();
   }
 }
 
@@ -239,17 +258,18 @@ function drawCharts() {
 
 function showHits(decision) {
   const hits = answer.hits.slice(0, SHOWN);
-  const used = new Set([query.item, ...hits].map((hit) => hit?.thumbnail));
-  for (const [address, url] of pictures) {
-    if (!used.has(address)) {
-      url.then(URL.revokeObjectURL, () => {});
-      pictures.delete(address);
-    }
-  }
   $("found").hidden = hits.length === 0;
   const agreement = model.gallery === "classes" ? aboutAgreement(hits) : "";
   $("hits-text").textContent = agreement + (calibration ? aboutSet(answer, calibration) : "");
   $("hits").replaceChildren(...hits.map((hit, place) => card(hit, place, place === 0 ? tagOf(decision) : null)));
+}
+
+/** Forget the pictures of the last answer: an item may have another by now. */
+function dropPictures() {
+  for (const url of pictures.values()) {
+    url.then(URL.revokeObjectURL, () => {});
+  }
+  pictures.clear();
 }
 
 /** A hit: the answer rests on the first alone, so that this alone is said to be accepted or not. */

@@ -309,7 +309,8 @@ def tab_to(page: Browser, condition: str) -> None:
 def test_the_keyboard_moves_a_threshold_and_the_decision(page: Browser, address: str, tmp_path: Path) -> None:
     with urllib.request.urlopen(f"{address}/v1/calibration") as response:
         calibration = json.load(response)
-    image, answer = first(address, digits(), "match")
+    answers = ((image, search(address, image)) for image in digits())  # of a match, unusual enough for the slider
+    image, answer = next(each for each in answers if each[1]["decision"] == "match" and each[1]["p_value"] < 0.4)
     upload(page, tmp_path / "digit.png", image)
     page.run("document.querySelector('#thresholds').open = true")
     promised = {row["cosine"]: row["rate"] for row in calibration["false_accept"]}

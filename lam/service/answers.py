@@ -141,6 +141,8 @@ class Responder:
             min_probability: that a match must have.
         """
         calibration = self._calibration_for(query)
+        if calibration is not None and hits.ids.shape[1] == 0:
+            calibration = calibration.for_hitless
         ranked = [infos[key] for key in hits.ids[0].tolist()]
         labels = label_numbers([[hit.label for hit in ranked]])
         verdict = _verdict(calibration, query, hits, labels, min_probability)

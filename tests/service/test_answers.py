@@ -13,6 +13,7 @@ from lam import datasets
 from lam.encoders.ambiguity import SEVERAL, UNSEEN
 from lam.retrieval.decisions.calibration import Calibration, Targets, credible_cosine
 from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.index.hits import Hits
 from lam.runs.data import loader_of
 from lam.runs.finished import Run
 from lam.service.answers import Query, Responder
@@ -114,6 +115,19 @@ def test_thresholds_are_those_in_force_for_the_query(
     assert (answer["flagged_by"], answer["threshold"]["flag"]) == (of_vectors, of_vectors)
     assert answer["threshold"]["flag_above"] == made.detector.known(of_vectors).threshold(made.targets.ood)
     assert (answer["decision"] == "abstain") == (answer["ood_score"] > answer["threshold"]["flag_above"])
+
+
+@pytest.mark.parametrize("flag", ["kappa", "knn", "combined", "cosine"])
+def test_without_hits_thresholds_are_those_in_force_too(made: Calibration, image: Query, flag: Any) -> None:
+    """What is flagged by its hits is flagged by something else where there are none, on another scale."""
+    nothing, none = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
+    for query in (image, replace(image, features=None)):
+        hits = Hits(none, nothing, nothing, query.embedding.kappa)
+        answer = json.loads(Responder(replace(made, flag=flag), 3).answer(query, hits, {}, k=10, size=0).text)
+        in_force = "knn" if flag in ("knn", "combined") and query is image else "kappa"
+        assert (answer["flagged_by"], answer["threshold"]["flag"]) == (in_force, in_force)
+        assert answer["threshold"]["flag_above"] == made.detector.known(in_force).threshold(made.targets.ood)
+        assert (answer["decision"] == "abstain") == (answer["ood_score"] > answer["threshold"]["flag_above"])
 
 
 def test_hits_are_accepted_in_a_match_alone(shared_engine: Engine, made: Calibration) -> None:

@@ -189,6 +189,11 @@ class Calibration:
         """For queries that are but a direction and a κ, with a flag that needs no features."""
         return self._with_flag(without_input(self.flag))
 
+    @property
+    def for_hitless(self) -> "Calibration":
+        """For queries without hits, with a flag that looks at none."""
+        return self._with_flag(without_hits(self.flag))
+
     def false_accept_rate(self, cosine: float) -> tuple[float, tuple[float, float]]:
         """The rate that an accept threshold promises (see `ConformalScores.rate`), and its 95 % interval."""
         return self.false_accepts.rate(cosine), self.false_accepts.interval(cosine)
@@ -240,7 +245,7 @@ class Calibration:
         if labels is not None and k and (unlabelled := labels[:, 0].cpu() < 0).any():
             probability = torch.where(unlabelled, self._probability(self.scores(hits, queries)), probability)
         able = self.for_vectors if features is None and self.flag == COMBINED else self
-        in_force = able if k else able._hitless
+        in_force = able if k else able.for_hitless
         ood_score, known = self.detector.ood_score(in_force.flag, scores), self.detector.known(in_force.flag)
         flagged = ood_score > (in_force.flag_above if flag_above is None else flag_above)
         score = hits.scores[:, 0] if k else hits.scores.new_full((len(hits),), -torch.inf)
@@ -290,13 +295,8 @@ class Calibration:
         Raises:
             ValueError: where the flag needs features and there are none.
         """
-        scores, calibration = query_scores(embeddings, None, features=features, reference=self.reference), self._hitless
-        return self.detector.ood_score(calibration.flag, scores) > calibration.flag_above
-
-    @property
-    def _hitless(self) -> "Calibration":
-        """For queries without hits, with a flag that looks at none."""
-        return self._with_flag(without_hits(self.flag))
+        scores = query_scores(embeddings, None, features=features, reference=self.reference)
+        return self.detector.ood_score(self.for_hitless.flag, scores) > self.for_hitless.flag_above
 
     def _with_flag(self, flag: str) -> "Calibration":
         return self if flag == self.flag else replace(self, flag=flag)

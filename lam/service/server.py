@@ -117,7 +117,7 @@ def server_of(app: Limits, settings: ServiceSettings, connections: OpenConnectio
 class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End, and at once where Ctrl-C comes twice; uvicorn would raise the signal again when all is answered."""
-        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.force_exit |= self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
 

@@ -112,7 +112,8 @@ def check_at_least(name: str, value: int | float | None, least: int | float) -> 
     """Refuse a number below the least or not finite, and a fraction where the least is an integer; None stands."""
     if value is not None and not least <= value < math.inf:
         raise ValueError(f"{name} must be at least {least:g}, got {value}")
-    if isinstance(least, int) and not (value is None or hasattr(value, "__index__")):
+    is_count = hasattr(value, "__index__") and not isinstance(value, bool)
+    if isinstance(least, int) and not (value is None or is_count):
         raise ValueError(f"{name} must be an integer, got {value}")
 
 

@@ -203,8 +203,10 @@ class Calibration:
         return float((self.right_hits > cosine).double().mean())
 
     def is_stale(self, gallery_size: int) -> bool:
-        """Whether a gallery's size is beyond ±20 % of that at calibration: its rates are no longer known."""
-        return abs(gallery_size - self.gallery_size) > STALE_BEYOND * self.gallery_size
+        """Whether a gallery's size is beyond ±20 % of that at calibration, what was left out for want of a label
+        included: its rates are no longer known."""
+        size = self.gallery_size + self.facts.get("without_label", 0)
+        return abs(gallery_size - size) > STALE_BEYOND * size
 
     def decide(
         self,

@@ -195,6 +195,8 @@ def test_a_gallery_is_stale_beyond_a_fifth() -> None:
     calibration = _calibration()
     assert calibration.gallery_size == 300
     assert [calibration.is_stale(size) for size in (239, 240, 300, 360, 361)] == [True, False, False, False, True]
+    some_left_out = replace(calibration, facts={"without_label": 100})
+    assert [some_left_out.is_stale(size) for size in (300, 320, 400, 480, 500)] == [True, False, False, False, True]
 
 
 def test_several_scores_flag_by_those_that_there_is_evidence_for() -> None:

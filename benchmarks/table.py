@@ -465,7 +465,7 @@ def recovered_posteriors() -> list[Row]:
         counts = [str(settings[name]) for name in ("n_samples", "n_negatives")]
         counts.append(f"{settings['n_batches']:,} × {settings['batch_size']}")
         for row in run["rows"]:
-            cells = [NOTHING if row[column] is None else f"{row[column]:.3g}" for column in columns]
+            cells = [NOTHING if row.get(column) is None else f"{row[column]:.3g}" for column in columns]
             low, high = settings["ambiguity"]
             rows.append([str(settings["dimension"]), f"{low:g} to {high:g}", row["loss"], *counts, *cells])
     return rows
@@ -624,7 +624,7 @@ def scores() -> list[Row]:
 # Calibration.
 
 FLAGS = {"kappa": "κ", "knn": "k-NN distance", "cosine": "cosine"}
-FLAGS |= {COMBINED: "κ and k-NN, the greater rank"}  # what calibration.json has of an earlier version
+FLAGS |= {COMBINED: "combined"}
 
 
 def calibrated() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lam.retrieval.decisions.conformal import LEVEL, clopper_pearson
 from lam.retrieval.decisions.known import is_evidence
-from lam.retrieval.decisions.probability import Correctness, Scores, any_order, cross_validated
+from lam.retrieval.decisions.probability import Correctness, Scores, cross_validated, random_order
 
 OtherScores = Mapping[str, Float[Tensor, " O"]]
 """By name, one value for each of O queries that are not known to be known."""
@@ -123,7 +123,7 @@ def _joined(known: Scores, others: OtherScores) -> tuple[dict[str, Tensor], Tens
     n, m = len(known[names[0]]), len(others[names[0]])
     if m == 0:
         raise ValueError("P(known) is learnt from queries that are not known, got none")
-    order = any_order(n + m)
+    order = random_order(n + m)
     both = {name: torch.cat([known[name].cpu(), others[name].cpu()])[order] for name in names}
     return both, (torch.arange(n + m) < n)[order]
 

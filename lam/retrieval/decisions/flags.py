@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.probability import RankOdds, any_order, joint_surprise
+from lam.retrieval.decisions.probability import RankOdds, joint_surprise, random_order
 from lam.retrieval.metrics.registry import SCORES
 from lam.utils.checks import check_length, check_no_nan
 
@@ -58,7 +58,7 @@ class OodDetector:
             return cls(calibrated)
         if len(columns["kappa"]) < 2:
             raise ValueError(f"scores are combined from at least 2 items, got {len(columns['kappa'])}")
-        order = any_order(len(columns["kappa"]))
+        order = random_order(len(columns["kappa"]))
         ranks = {name: RankOdds.of(columns[name][order[::2]]) for name in together}
         combined = joint_surprise(ranks, {name: columns[name][order[1::2]] for name in together})
         return cls({**calibrated, COMBINED: ConformalScores.of(combined)}, ranks)

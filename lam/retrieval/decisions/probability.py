@@ -231,15 +231,15 @@ def cross_validated(
 
 
 def folds(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:
-    """For each fifth of N items in any order: which are in it, and which in the rest; a lone item is in both."""
-    number = any_order(n) % FOLDS
+    """For each fifth of N items in random order: which are in it, and which in the rest; a lone item is in both."""
+    number = random_order(n) % FOLDS
     for fold in range(min(FOLDS, n)):
         is_in_fold = number == fold
         yield is_in_fold, ~is_in_fold if n > 1 else is_in_fold
 
 
-def any_order(n: int) -> Int[Tensor, " N"]:
-    """A fixed order of N items that has nothing to do with theirs: files often list classes by turns."""
+def random_order(n: int) -> Int[Tensor, " N"]:
+    """One fixed random order of N items: files often list classes by turns."""
     return torch.randperm(n, generator=torch.Generator().manual_seed(0))
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import faiss
 import torch
-from suite import SOURCES, configured
+from suite import SOURCES, cell
 from timing import RESULTS, write
 from torch import Tensor
 
@@ -46,7 +46,6 @@ from lam.retrieval.metrics.uncertainty import ausc
 from lam.runs.corruption import CorruptionCurve, worse_inputs
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
 from lam.runs.finished import Run
-from lam.runs.run import run
 from lam.runs.sweep import summary
 from lam.vmf.embeddings import Embeddings
 
@@ -212,10 +211,7 @@ def main() -> None:
 def trained(parsed: argparse.Namespace, name: str) -> list[Path]:
     """The runs of a data set, trained where they are not there."""
     source = SOURCES[name](parsed)
-    return [
-        run(configured(parsed, name, source, parsed.method, seed), progress=False).folder
-        for seed in range(parsed.seeds)
-    ]
+    return [cell(parsed, name, source, parsed.method, seed).folder for seed in range(parsed.seeds)]
 
 
 def keep(name: str, result: dict[str, Any]) -> None:

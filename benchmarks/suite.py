@@ -6,9 +6,10 @@
 FOLDER holds `mnist`, `cifar10/images.tar`, `faces/faces.tar.gz`, `omniglot/images_background_small1.zip`, `clinc150`,
 `banking77` and `fashion-mnist`, or `--fashionmnist` says where that is; what is missing is left out, and said. A cell
 is one `lam run` with the method's settings for every data set alike, kept in `--work`, so that a finished one is not
-trained again; `--again` measures all cells anew, by the code of today, from the encoders that were trained. Seeds
-beyond the first are run of the methods in REPEATED alone. results/suite.json holds, by data set and method, every
-metric's mean and standard deviation over seeds; what other calls wrote stays in it.
+trained again; `--again` measures all cells anew, by the code of today, from the encoders that were trained. Methods
+that begin with a trained network share that of `deterministic` with the same seed. Seeds beyond the first are run of
+the methods in REPEATED alone. results/suite/NAME.json holds the metrics of a data set by method and seed, to five
+digits; what other calls wrote stays in it.
 """
 
 import argparse
@@ -28,10 +29,10 @@ from lam.runs.config import OodConfig, RunConfig
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data
 from lam.runs.finished import Run
-from lam.runs.run import evaluate_splits, run
-from lam.runs.sweep import summary
+from lam.runs.run import RunResult, evaluate_splits, run
 
 REPEATED = ("laplace_posthoc", "laplace_online", "norm", "knn_distance")
+FROM_A_NETWORK = ("laplace_posthoc", "norm", "knn_distance", "pfe", "loss_prediction")
 PHOTOGRAPHS_OUTSIDE = ("bird", "dog", "truck")
 ALPHABET_OUTSIDE = "Korean"
 PEOPLE_KNOWN = 15
@@ -179,11 +180,29 @@ def parted(folder: Path, is_known: Callable[[Path], bool]) -> tuple[Path, Path]:
 def configured(parsed: argparse.Namespace, name: str, source: Source, method: str, seed: int) -> RunConfig:
     """The cell's configuration."""
     output = parsed.work / f"{name}-{method}-{seed}"
-    settings = (*source.settings, "--data.strangers=0", f"--seed={seed}", f"--output={output}", "--accelerator=cpu")
-    config = load_config(f"{source.configuration} {method}", list(settings))
+    settings = [*source.settings, "--data.strangers=0", f"--seed={seed}", f"--output={output}", "--accelerator=cpu"]
+    if method in FROM_A_NETWORK:
+        settings.append(f"--checkpoint={parsed.work / f'{name}-deterministic-{seed}'}")
+    config = load_config(f"{source.configuration} {method}", settings)
     if source.ood:
         config.data.ood = list(source.ood)
     return config
+
+
+def cell(parsed: argparse.Namespace, name: str, source: Source, method: str, seed: int) -> RunResult:
+    """The run of a cell, after that of the network that it begins with."""
+    if method in FROM_A_NETWORK:
+        cell(parsed, name, source, "deterministic", seed)
+    return run(configured(parsed, name, source, method, seed), progress=False)
+
+
+def measured(parsed: argparse.Namespace, name: str, source: Source, method: str, seed: int) -> dict[str, Any]:
+    """The metrics of a cell, to five digits."""
+    metrics = cell(parsed, name, source, method, seed).metrics
+    if parsed.again:
+        config = configured(parsed, name, source, method, seed)
+        metrics = evaluate_splits(config, Run(config.folder).encoder, *load_data(config.data))[2]
+    return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in metrics.items()}
 
 
 def main() -> None:
@@ -197,25 +216,21 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure finished cells anew")
     parsed = parser.parse_args()
     parsed.data, parsed.work = parsed.data.resolve(), parsed.work.resolve()
-    file = RESULTS / "suite.json"
     for name in parsed.only:
         try:
             source = SOURCES[name](parsed)
         except FileNotFoundError as missing:
             print(f"{name} is left out: there is no {missing}", file=sys.stderr)
             continue
+        file = RESULTS / "suite" / f"{name}.json"
         for method in parsed.methods:
-            rows: dict[int, dict[str, Any]] = {}
             for seed in range(parsed.seeds if method in REPEATED else 1):
-                config = configured(parsed, name, source, method, seed)
-                rows[seed] = run(config, progress=False).metrics
-                if parsed.again:
-                    rows[seed] = evaluate_splits(config, Run(config.folder).encoder, *load_data(config.data))[2]
-                print(f"{name}, {method}, seed {seed}: {rows[seed]}", file=sys.stderr, flush=True)
-            results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-            results.setdefault(name, {})[method] = {"seeds": rows, **summary(rows)}
-            results.pop("machine", None)
-            write("suite", results)
+                metrics = measured(parsed, name, source, method, seed)
+                print(f"{name}, {method}, seed {seed}: {metrics}", file=sys.stderr, flush=True)
+                results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+                results.setdefault(method, {})[str(seed)] = metrics
+                results.pop("machine", None)
+                write(f"suite/{name}", results)
 
 
 if __name__ == "__main__":

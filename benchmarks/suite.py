@@ -4,12 +4,12 @@
         [--work FOLDER] [--again]
 
 FOLDER holds `mnist`, `cifar10/images.tar`, `faces/faces.tar.gz`, `omniglot/images_background_small1.zip`, `clinc150`,
-`banking77` and `fashion-mnist`, or `--fashionmnist` says where that is; what is missing is left out, and said. A cell
-is one `lam run` with the method's settings for every data set alike, kept in `--work`, so that a finished one is not
-trained again; `--again` measures all cells anew, by the code of today, from the encoders that were trained. Methods
-that begin with a trained network share that of `deterministic` with the same seed. Seeds beyond the first are run of
-the methods in REPEATED alone. results/suite/NAME.json holds the metrics of a data set by method and seed, to five
-digits; what other calls wrote stays in it.
+`banking77` and `fashion-mnist`, or `--fashionmnist` says where that is; what is missing is left out, and said, and so
+is a method that refuses the data. A cell is one `lam run` with the method's settings for every data set alike, kept in
+`--work`, so that a finished one is not trained again; `--again` measures all cells anew, by the code of today, from
+the encoders that were trained. Methods that begin with a trained network share that of `deterministic` with the same
+seed. Seeds beyond the first are run of the methods in REPEATED alone. results/suite/NAME.json holds the metrics of a
+data set by method and seed, to five digits; what other calls wrote stays in it.
 """
 
 import argparse
@@ -225,7 +225,11 @@ def main() -> None:
         file = RESULTS / "suite" / f"{name}.json"
         for method in parsed.methods:
             for seed in range(parsed.seeds if method in REPEATED else 1):
-                metrics = measured(parsed, name, source, method, seed)
+                try:
+                    metrics = measured(parsed, name, source, method, seed)
+                except ValueError as refused:
+                    print(f"{method} is left out of {name}: {refused}", file=sys.stderr)
+                    break
                 print(f"{name}, {method}, seed {seed}: {metrics}", file=sys.stderr, flush=True)
                 results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
                 results.setdefault(method, {})[str(seed)] = metrics

@@ -102,7 +102,8 @@ def splits(
 
     Raises:
         MissingDataError: If the folder is missing or has no class folders.
-        ValueError: If a class has no image, a folder is neither part nor class, or too few images are there to split.
+        ValueError: If a class has no image, a folder is neither part nor class, there are parts and no `train`, or too
+            few images are there to split.
     """
     root = _resolved(root)
     if preprocessing is None:
@@ -110,6 +111,8 @@ def splits(
     elif isinstance(preprocessing, Mapping):
         preprocessing = Preprocessing.from_options(preprocessing)
     folders = _part_folders(root) or {"train": root}
+    if "train" not in folders:
+        raise ValueError(f"{root} has {', '.join(folders)} and no folder train; put the images to train on into one")
     classes = {part: _classes(folder) for part, folder in folders.items()}
     names = sorted({name for of_part in classes.values() for name in of_part})
     parts = {part: _images(of_part, names, preprocessing) for part, of_part in classes.items()}
@@ -150,11 +153,12 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _part_folders(root: Path) -> dict[str, Path]:
-    # A class may be called "train": it is a part only where it has classes of its own.
-    if not (root / "train").is_dir() or not any(_folders(root / "train")):
-        return {}
     allowed = {name: part for part, names in _PARTS.items() for name in names}
     folders = list(_folders(root))
+    # A class may be called "train": it is a part only where it has classes of its own.
+    parts_there = [folder.name for folder in folders if folder.name in allowed and any(_folders(folder))]
+    if "train" not in parts_there and len(parts_there) < max(len(folders), 1):
+        return {}
     if unknown := [folder.name for folder in folders if folder.name not in allowed]:
         raise ValueError(f"{root} has a folder train, so others must be {', '.join(allowed)}, got {', '.join(unknown)}")
     parts = {allowed[folder.name]: folder for folder in folders}

@@ -164,8 +164,9 @@ class Preprocessing:
     def from_options(cls, fields: object) -> "Preprocessing":
         """ImageNet's preprocessing with some fields replaced, as a user writes them for a data set of their own.
 
-        One number for the size alone is a square: the shorter side is resized to it and the centre taken. Grey images
-        have no mean and no standard deviation unless `fields` has them.
+        One number for the size alone is a square: the shorter side is resized to it and the centre taken. A crop alone
+        is cut from an image of 8/7 of its longer side; `"size": None` with it resizes nothing. Grey images have no mean
+        and no standard deviation unless `fields` has them.
 
         Raises:
             ValueError: as `from_json`.
@@ -173,13 +174,16 @@ class Preprocessing:
         Example:
             >>> Preprocessing.from_options({"size": 32}).shape, Preprocessing.from_options({"size": [32, 48]}).shape
             ((3, 32, 32), (3, 32, 48))
+            >>> Preprocessing.from_options({"crop": 112}) == Preprocessing.imagenet(112)
+            True
         """
         if not isinstance(fields, Mapping):
             return cls.from_json(fields)
         imagenet = cls.imagenet()
         defaults: dict[str, Any] = {} if fields.get("mode") == "L" else {"mean": imagenet.mean, "std": imagenet.std}
-        if "size" not in fields and "crop" not in fields:
-            defaults |= {"size": imagenet.size, "crop": imagenet.crop}
+        if "size" not in fields:
+            crop = cls.from_json({"crop": fields.get("crop", imagenet.crop)}).crop
+            defaults |= {"crop": crop, "size": None if crop is None else cls.imagenet(max(_pair(crop))).size}
         elif "crop" not in fields and isinstance(fields["size"], int):
             defaults["crop"] = fields["size"]
         return cls.from_json({**defaults, **fields})

@@ -78,6 +78,14 @@ def test_a_class_may_be_called_train(tmp_path):
     assert load("folder", root=tmp_path, preprocessing=SMALL).train.classes == ("plane", "train")
 
 
+@pytest.mark.parametrize("parts", [("test",), ("val", "test")])
+def test_parts_without_training_are_no_classes(tmp_path, parts):
+    for part in parts:
+        make(tmp_path / part, {"cat": 10, "dog": 10})
+    with pytest.raises(ValueError, match="no folder train"):
+        load("folder", root=tmp_path, preprocessing=SMALL)
+
+
 def test_parts_share_the_classes_of_all(tmp_path):
     make(tmp_path / "train", {"cat": 10, "dog": 10, "bird": 1})
     make(tmp_path / "validation", {"cat": 2})

@@ -298,6 +298,16 @@ def test_what_is_not_given_is_as_imagenet_has_it(fields: dict[str, Any], shape: 
             Preprocessing.from_options(wrong)
 
 
+@pytest.mark.parametrize(("crop", "size"), [(224, 256), (112, 128), ([96, 112], 128)])
+def test_a_crop_alone_is_cut_from_an_image_a_little_larger(crop, size):
+    preprocessing = Preprocessing.from_options({"crop": crop})
+    assert preprocessing.size == size
+    large = Image.new("L", (640, 480))
+    large.paste(255, (200, 0, 440, 480))
+    assert preprocessing(large).std() > 0.5  # a crop of the whole image would see white alone
+    assert Preprocessing.from_options({"crop": crop, "size": None}).size is None
+
+
 class TestReduction:
     """Large images are reduced before they are resized."""
 

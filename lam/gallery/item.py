@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import struct
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 from lam.gallery.refusal import Refusal
 from lam.utils.files import sha256_of
 
-ID_RULE = "1 to 128 letters, digits, spaces or ._:@+=-, with no space at an end"
+ID_RULE = "1 to 128 letters, marks on them, digits, spaces or ._:@+=-, with no space at an end"
 MAX_LABEL, MAX_METADATA, MAX_DEPTH = 1024, 16384, 32
 INDEXED, SERVED = "index", "service"
 VECTOR, KAPPA = 1, 2  # places in a row
@@ -166,7 +167,9 @@ def checked_id(item_id: str) -> str:
     Raises:
         Refusal: invalid.
     """
-    if _ID.fullmatch(item_id) is None:
+    # `\w` has no combining marks: without them neither Hindi nor Thai is written, nor é as macOS writes it
+    letters = "".join("m" if unicodedata.category(letter)[0] == "M" else letter for letter in item_id)
+    if _ID.fullmatch(letters) is None:
         raise Refusal("invalid", "the id is not one that an item can have", allowed=ID_RULE)
     return item_id
 

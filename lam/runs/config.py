@@ -24,6 +24,8 @@ from lam.training.settings import Accelerator, TrainingOptions, resolve_accelera
 from lam.utils.checks import check_at_least, check_positive
 
 METHOD = "method"
+UNSEEN = "unseen"
+"""In keys of metrics: of classes that were set aside before training."""
 
 
 @dataclass
@@ -276,6 +278,8 @@ class RunConfig:
                 raise ValueError(f"data.ood has {count} sets called {title}: give each its own title")
             if not re.fullmatch(r"[\w.+-]+", title):
                 raise ValueError(f"a title in data.ood must be letters, digits, _, ., + or -, got {title!r}")
+            if title == UNSEEN:
+                raise ValueError(f"a title in data.ood must not be {UNSEEN}: metrics have it for classes set aside")
 
     def _check_options(self) -> None:
         """Refuse options that are settings of their own: one of the two would have no effect."""

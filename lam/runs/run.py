@@ -43,7 +43,7 @@ from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import registry
-from lam.runs.config import RunConfig
+from lam.runs.config import UNSEEN, RunConfig
 from lam.runs.corruption import CorruptionCurve, Kind, TextKind, corruption_metrics, measure_corruption
 from lam.runs.curves import CURVES, Curves
 from lam.runs.data import (
@@ -190,10 +190,6 @@ def evaluate_splits(
         corrupted = measure_corruption(encoder, splits.test, evaluation, size=size, seed=config.seed) if size else {}
     metrics = {**evaluation.metrics, **unseen, **corruption_metrics(corrupted, has_kappa=encoder.has_kappa)}
     return evaluation, corrupted, metrics
-
-
-UNSEEN = "unseen"
-"""In keys of metrics: of classes that were set aside before training."""
 
 
 def _unseen(config: RunConfig, encoder: Encoder, splits: Splits) -> dict[str, float | int | None]:

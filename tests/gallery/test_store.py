@@ -395,6 +395,11 @@ def test_ids_that_could_mean_something_else_are_refused(identity: str) -> None:
         checked_id(identity)
 
 
+@pytest.mark.parametrize("identity", ["किताब 1", "หนังสือ", "Jose\u0301", "Zoë"])
+def test_ids_may_be_of_any_script(identity: str) -> None:
+    assert checked_id(identity) == identity
+
+
 def test_metadata_and_labels_are_bounded() -> None:
     assert checked_metadata({"b": 1, "a": [None, "x"]}) == '{"a": [null, "x"], "b": 1}'
     for wrong, match in (([], "a JSON object"), ({"a": float("nan")}, "finite"), ({"a": "x" * 20000}, "characters")):

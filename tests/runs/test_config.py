@@ -138,6 +138,7 @@ def test_a_wrong_file_is_named(content: str, message: str, tmp_path: Path) -> No
         ("data", {"limit": 0}, "data.limit must be at least 1, got 0"),
         ("data", {"ood": [OodConfig("folder"), OodConfig("folder")]}, "2 sets called folder: give each its own title"),
         ("data", {"ood": [OodConfig("folder", title="a/b")]}, "must be letters, digits, .* got 'a/b'"),
+        ("data", {"ood": [OodConfig("folder", title="unseen")]}, "must not be unseen: metrics have it"),
         (
             "data",
             {"options": {"root": "images"}},

@@ -235,6 +235,32 @@ def test_two_images_are_compared(page: Browser, address: str, tmp_path: Path) ->
 
 
 @needs_chromium
+def test_a_comparison_overtakes_the_one_before(page: Browser, address: str, tmp_path: Path) -> None:
+    image, _ = first(address, digits(), "match")
+    upload(page, tmp_path / "digit.png", image)
+    page.run("document.querySelector('#comparing').open = true")
+    page.run("""const before = window.fetch;
+        window.asked = 0;
+        window.fetch = async (address, options) => {
+            if (address === "/v1/verify" && window.asked++ === 0) {
+                await new Promise((done) => setTimeout(done, 1000));
+                window.late = true;
+            }
+            return before(address, options);
+        };""")
+    for number, other in enumerate((image, next(patches()))):
+        (tmp_path / f"other-{number}.png").write_bytes(other)
+        page.choose("#other", tmp_path / f"other-{number}.png")
+        page.wait(f"window.asked > {number}")
+    page.wait("!document.querySelector('#compared').hidden")
+    second = page.run("document.querySelector('#other-asked img').src")
+    page.wait("window.late === true")
+    page.run("new Promise((done) => setTimeout(done, 500))")
+    assert page.run("document.querySelector('#other-asked img').src") == second
+    assert page.complaints == []
+
+
+@needs_chromium
 def test_words_of_pairs(page: Browser) -> None:
     pair = {"probability": 0.7, "score": 0.5, "far": 0.01, "kappa": [3.0, 8.0]}
     pair["threshold"] = {"accept_above": 0.6, "kappa_below": 5.0}

@@ -25,6 +25,7 @@ let thresholds = null;
 let query = null;
 let answer = null;
 let asking = null;
+let comparing = null;
 let takesTexts = false;
 const pictures = new Map();
 
@@ -327,10 +328,12 @@ async function compare(other) {
   if (isTooLarge(other.file)) {
     return;
   }
+  comparing?.abort();
+  const { signal } = (comparing = new AbortController());
   const [mine, first] = [query, answer];
   try {
     const body = JSON.stringify({ first: await partOf(mine), second: await partOf(other) });
-    const pair = await (await ask("/v1/verify", { method: "POST", body, headers: JSON_TYPE })).json();
+    const pair = await (await ask("/v1/verify", { method: "POST", body, headers: JSON_TYPE, signal })).json();
     if (answer !== first) {
       return;
     }
@@ -342,8 +345,10 @@ async function compare(other) {
     showAsked($("other-asked"), other);
     $("compared").hidden = false;
   } catch (error) {
-    forgetPair();
-    complain(error);
+    if (error.name !== "AbortError") {
+      forgetPair();
+      complain(error);
+    }
   }
 }
 

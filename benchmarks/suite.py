@@ -1,7 +1,7 @@
 """Every kind of data by every method over seeds: photographs, faces, characters, clothes, digits, texts, a run a cell.
 
     python benchmarks/suite.py --data FOLDER [--only NAME ...] [--methods NAME ...] [--seeds 5]
-        [--work FOLDER] [--again]
+        [--limit N] [--work FOLDER] [--again]
 
 FOLDER holds `mnist`, `cifar10/images.tar`, `faces/faces.tar.gz`, `omniglot/images_background_small1.zip`, `clinc150`,
 `banking77` and `fashion-mnist`, or `--fashionmnist` says where that is; what is missing is left out, and said, and so
@@ -181,6 +181,8 @@ def configured(parsed: argparse.Namespace, name: str, source: Source, method: st
     """The cell's configuration."""
     output = parsed.work / f"{name}-{method}-{seed}"
     settings = [*source.settings, "--data.strangers=0", f"--seed={seed}", f"--output={output}", "--accelerator=cpu"]
+    if parsed.limit:
+        settings.append(f"--data.limit={parsed.limit}")
     if method in FROM_A_NETWORK:
         settings.append(f"--checkpoint={parsed.work / f'{name}-deterministic-{seed}'}")
     config = load_config(f"{source.configuration} {method}", settings)
@@ -212,17 +214,20 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SOURCES, default=list(SOURCES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=5, help=f"of {', '.join(REPEATED)}; one of the others")
+    parser.add_argument("--limit", type=int, help="of the items of each part; `--work` and results are then apart")
     parser.add_argument("--work", type=Path, default=Path("runs/suite"), help="where data and runs are kept")
     parser.add_argument("--again", action="store_true", help="measure finished cells anew")
     parsed = parser.parse_args()
-    parsed.data, parsed.work = parsed.data.resolve(), parsed.work.resolve()
+    apart = f"_{parsed.limit}" if parsed.limit else ""
+    parsed.data, parsed.work = parsed.data.resolve(), parsed.work.with_name(parsed.work.name + apart).resolve()
     for name in parsed.only:
         try:
             source = SOURCES[name](parsed)
         except FileNotFoundError as missing:
             print(f"{name} is left out: there is no {missing}", file=sys.stderr)
             continue
-        file = RESULTS / "suite" / f"{name}.json"
+        written = f"suite/{name}{apart}"
+        file = RESULTS / f"{written}.json"
         for method in parsed.methods:
             for seed in range(parsed.seeds if method in REPEATED else 1):
                 try:
@@ -234,7 +239,7 @@ def main() -> None:
                 results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
                 results.setdefault(method, {})[str(seed)] = metrics
                 results.pop("machine", None)
-                write(f"suite/{name}", results)
+                write(written, results)
 
 
 if __name__ == "__main__":

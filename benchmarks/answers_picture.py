@@ -43,7 +43,9 @@ def draw_reliability(axes: Any, probability: Tensor, correct: Tensor) -> None:
     """Accuracy by bins of the probability; the area of a dot is the share of queries."""
     bins = probability_bins(probability, correct)
     axes.plot([0, 1], [0, 1], color="#d0d7de", lw=1)
-    axes.scatter(bins.confidence, bins.accuracy, s=300 * bins.count / len(correct) + 4, color=COLOURS[RIGHT])
+    axes.scatter(
+        bins.confidence, bins.accuracy, s=300 * bins.count / len(correct) + 4, color=COLOURS[RIGHT], clip_on=False
+    )
     axes.set(xlabel="P(right)", ylabel="accuracy", xlim=(0, 1.02), ylim=(0, 1.02))
     axes.text(0.04, 0.93, f"ECE {bins.expected_error:.3f}", fontsize=9)
 

@@ -1,6 +1,6 @@
 """Every kind of data by every method over seeds: photographs, faces, characters, clothes, digits, texts, a run a cell.
 
-    python benchmarks/suite.py --data FOLDER [--only NAME ...] [--methods NAME ...] [--seeds 5]
+    python benchmarks/suite.py --data FOLDER [--only NAME ...] [--methods NAME ...] [--seeds 5] [--others 1]
         [--limit N] [--work FOLDER] [--again]
 
 FOLDER holds `mnist`, `cifar10/images.tar`, `faces/faces.tar.gz`, `omniglot/images_background_small1.zip`, `clinc150`,
@@ -8,7 +8,7 @@ FOLDER holds `mnist`, `cifar10/images.tar`, `faces/faces.tar.gz`, `omniglot/imag
 is a method that refuses the data. A cell is one `lam run` with the method's settings for every data set alike, kept in
 `--work`, so that a finished one is not trained again; `--again` measures all cells anew, by the code of today, from
 the encoders that were trained. Methods that begin with a trained network share that of `deterministic` with the same
-seed. Seeds beyond the first are run of the methods in REPEATED alone. results/suite/NAME.json holds the metrics of a
+seed. `--seeds` is of the methods in REPEATED, `--others` of the others. results/suite/NAME.json holds the metrics of a
 data set by method and seed, to five digits; what other calls wrote stays in it.
 """
 
@@ -213,7 +213,8 @@ def main() -> None:
     parser.add_argument("--fashionmnist", help="the folder of FashionMNIST's IDX files")
     parser.add_argument("--only", nargs="+", choices=SOURCES, default=list(SOURCES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--seeds", type=int, default=5, help=f"of {', '.join(REPEATED)}; one of the others")
+    parser.add_argument("--seeds", type=int, default=5, help=f"of {', '.join(REPEATED)}")
+    parser.add_argument("--others", type=int, default=1, help="seeds of the other methods")
     parser.add_argument("--limit", type=int, help="of the items of each part; `--work` and results are then apart")
     parser.add_argument("--work", type=Path, default=Path("runs/suite"), help="where data and runs are kept")
     parser.add_argument("--again", action="store_true", help="measure finished cells anew")
@@ -229,7 +230,7 @@ def main() -> None:
         written = f"suite/{name}{apart}"
         file = RESULTS / f"{written}.json"
         for method in parsed.methods:
-            for seed in range(parsed.seeds if method in REPEATED else 1):
+            for seed in range(parsed.seeds if method in REPEATED else parsed.others):
                 try:
                     metrics = measured(parsed, name, source, method, seed)
                 except ValueError as refused:

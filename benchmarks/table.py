@@ -18,8 +18,10 @@ import yaml
 from methods import FIGURES, PAPER
 from timing import RESULTS
 
+from lam.methods import METHODS
 from lam.retrieval.decisions.flags import COMBINED
 from lam.retrieval.metrics.registry import METRICS, SCORES, describe
+from lam.runs.corruption import KINDS, TEXT_KINDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -418,13 +420,74 @@ def online_cost() -> list[Row]:
 # Other data, and what things cost.
 
 
+# The suite: a row a method, a column a data set.
+
+SUITE = ("fashionmnist_12000", "photographs", "faces", "characters", "digits", "clinc150", "banking77")
+
+
+def suites() -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """The metrics of every seed, by data set and method."""
+    files = {name: RESULTS / "suite" / f"{name}.json" for name in SUITE}
+    read_all = {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
+    return {
+        name: {method: [*read_all[name][method].values()] for method in METHODS if method in read_all[name]}
+        for name in read_all
+    }
+
+
+def by_method(figure: Callable[[dict[str, Any]], float | None], *, of_kappa: bool = True) -> list[Row]:
+    """A figure of every method on every data set; of κ only where the method has one that is calibrated."""
+    data = suites()
+    rows: list[Row] = [["method", *data]]
+    for method in METHODS:
+        cells = []
+        for methods in data.values():
+            seeds = [row for row in methods.get(method, ()) if not of_kappa or row.get("ece") is not None]
+            values = [value for value in map(figure, seeds) if value is not None]
+            deviation = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+            cells.append(f"{mean(values):.2f}{deviation}" if values else NOTHING)
+        if set(cells) != {NOTHING}:
+            rows.append([f"`{method}`", *cells])
+    return rows
+
+
+def least_trend(row: dict[str, Any]) -> float | None:
+    """The rank correlation of κ and severity that is furthest from -1, over all kinds of corruption."""
+    return max(
+        (value for kind in (*KINDS, *TEXT_KINDS) if (value := row.get(f"corruption_{kind}_trend")) is not None),
+        default=None,
+    )
+
+
 @table
-def suite() -> list[Row]:
-    figures = ("recall@1", "ece", "ausc", "ausc_cosine", "ausc_weighted_votes", "auroc", "auroc_knn", "auroc_cosine")
-    heads = ["recall@1", "ECE", "AUSC by κ", "first cosine", "votes", "AUROC by κ", "k-NN", "first cosine"]
-    results = {name: one["laplace_posthoc"] for name, one in read("suite").items() if name != "machine"}
-    rows = [[f"{name} {seeds_of(one)}", *over_seeds(one, figures, 2)] for name, one in results.items()]
-    return [["data (seeds)", *heads], *rows]
+def suite_recall() -> list[Row]:
+    return by_method(lambda row: row["recall@1"], of_kappa=False)
+
+
+@table
+def suite_ausc() -> list[Row]:
+    return [*by_method(lambda row: row["ausc"]), cheap("cosine of the first hit", "ausc_cosine")]
+
+
+@table
+def suite_auroc() -> list[Row]:
+    return [*by_method(lambda row: row["auroc"]), cheap("cosine of the first hit", "auroc_cosine")]
+
+
+@table
+def suite_ece() -> list[Row]:
+    return by_method(lambda row: row["ece"])
+
+
+@table
+def suite_trend() -> list[Row]:
+    return by_method(least_trend)
+
+
+def cheap(name: str, figure: str) -> Row:
+    """What a cheap score comes to with the plain network, beside κ of every method."""
+    rows = by_method(lambda row: row[figure], of_kappa=False)
+    return [f"*{name}, plain network*", *next(row for row in rows if row[0] == "`deterministic`")[1:]]
 
 
 @table

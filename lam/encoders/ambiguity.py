@@ -220,6 +220,22 @@ def match_cosines(mean: Float[Tensor, "N D"], relevance: Relevance) -> tuple[Flo
     return torch.cat(cosines), torch.cat(counts)
 
 
+def check_enough(relevance: Relevance) -> None:
+    """Refuse data of which too few items have a match to learn from.
+
+    Raises:
+        ValueError: for fewer than 20.
+    """
+    n_matched = int((relevance.count() > 0).sum())
+    if n_matched == 0:
+        raise ValueError(
+            "no item has a match among the others, so nothing says where matches lie: give items of which several "
+            "share a label, or are of places near each other"
+        )
+    if n_matched < LEAST_ITEMS:
+        raise ValueError(f"ambiguity is learnt from at least {LEAST_ITEMS} items with a match, got {n_matched}")
+
+
 def learn(
     features: Float[Tensor, "N P"],
     mean: Float[Tensor, "N D"],
@@ -261,16 +277,10 @@ def learn(
             f"the kappa_head takes {kappa_head.recipe['features']} features, and there are {features.shape[1]}: it is "
             "that of another network"
         )
+    check_enough(relevance)
     cosine, count = match_cosines(mean, relevance)
     has_match = (count > 0).cpu()
     queries = relevance.queries[has_match].to(features.device)
-    if len(queries) == 0:
-        raise ValueError(
-            "no item has a match among the others, so nothing says where matches lie: give items of which several "
-            "share a label, or are of places near each other"
-        )
-    if len(queries) < LEAST_ITEMS:
-        raise ValueError(f"ambiguity is learnt from at least {LEAST_ITEMS} items with a match, got {len(queries)}")
     cosine, count = cosine[count > 0], count[count > 0]
     generator = torch.Generator().manual_seed(seed)
     folds = (torch.randperm(len(queries), generator=generator) % FOLDS).to(features.device)

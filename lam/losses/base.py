@@ -21,9 +21,11 @@ class Loss(ABC):
 
     Attributes:
         curvature: the name, in `lam.hessians.CURVATURES`, of the curvature that is its own, or comes nearest to that.
+        needs_classes: whether pairs alone do not do, such as those of places.
     """
 
     curvature: ClassVar[str] = "contrastive"
+    needs_classes: ClassVar[bool] = False
 
     def __call__(self, embeddings: Float[Tensor, "N D"], pairs: Pairs) -> Float[Tensor, ""]:
         """Loss of a batch; lower is better, and zero where there is no pair.

@@ -41,6 +41,7 @@ class VarCon(TrainableLoss):
     """
 
     curvature = "varcon"
+    needs_classes = True
 
     def __init__(
         self, temperature: float = 0.1, epsilon: float | None = None, *, learn: bool = True, margin: float | None = None

@@ -16,7 +16,7 @@ from lam.encoders.seen import item_hashes, spread
 from lam.hessians.losses import CURVATURES, to_settings
 from lam.losses import Loss, as_settings, settings_of
 from lam.models.head import find_head
-from lam.training import History, Step, Training, device_of
+from lam.training import History, Step, Training, check_data, device_of
 from lam.training import train as train_by_loop
 
 
@@ -64,8 +64,15 @@ class Method(ABC):
                 output.
         """
 
-    def check(self, network: nn.Module) -> None:  # noqa: B027 - most methods take every network
-        """Refuse a network that the method cannot train, before any work."""
+    def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
+        """Refuse, before any work, what `train` would refuse after some; arguments as there.
+
+        Raises:
+            ValueError: for a network, data or a start that the method, as its options are, cannot take.
+        """
+        self.check_start(pretrained=training.pretrained)
+        if not training.pretrained and _can_learn(network):
+            check_data(dataset, training)
 
     def check_start(self, *, pretrained: bool) -> None:  # noqa: B027 - most methods take both
         """Refuse a start from a network that is trained already, or from files that are not there, before any work."""
@@ -114,13 +121,16 @@ class Method(ABC):
         Returns:
             The history under the name `network`; nothing for a network that is trained already.
         """
-        self.check(network)
         self.check_start(pretrained=training.pretrained)
-        if training.pretrained or not any(parameter.requires_grad for parameter in network.parameters()):
+        if training.pretrained or not _can_learn(network):
             network.to(device_of(training.accelerator)).eval()
             return {}
         with training.stage("train"):
             return {"network": train_by_loop(network, dataset, training, step=step, method=self.name)}
+
+
+def _can_learn(network: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in network.parameters())
 
 
 def own_curvature(loss: Loss, learned: Mapping[str, Sequence[float]] | None = None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Deterministic(Method):
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network; see `Method.train`. An encoder that draws samples gets the seed of the training."""
-        self.check(network)
+        self.check(network, dataset, training)
         head = head_of(network, dataset)
         histories = self.trained_network(network, dataset, training)
         seed = {"seed": training.seed} if issubclass(self.encoder, SeededEncoder) else {}

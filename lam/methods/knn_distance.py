@@ -39,8 +39,15 @@ class KnnDistance(Method):
         if self.reference < self.k:
             raise ValueError(f"reference must be at least k = {self.k} items, got {self.reference}")
 
+    def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
+        """Refuse data of fewer than k items, too; see `Method.check`."""
+        super().check(network, dataset, training)
+        if len(dataset) < self.k:
+            raise ValueError(f"the reference must hold at least k = {self.k} items, got {len(dataset)}")
+
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network and keep its reference; see `Method.train`. Refuses data of fewer than k items."""
+        """Train a network and keep its reference; see `Method.train`."""
+        self.check(network, dataset, training)
         head = head_of(network, dataset)
         histories = self.trained_network(network, dataset, training)
         with training.stage("reference"):

@@ -112,11 +112,11 @@ class LaplaceOnline(LaplaceMethod):
         Raises:
             ValueError: as `Method.train`, or for a miner that a refit could not use.
         """
+        self._check(network, dataset, training, hessian_miner)
         if self.curvature == OWN:
             return self.resolved(training).train(network, dataset, training, hessian_miner=hessian_miner)
         relation, path = training.relation or Relation(), head_of(network, dataset, self.head)
         refit = self._refit(path, hessian_miner, relation, training) if self.refit else None
-        _ = self.curvature_of(training.loss)
         step = OnlineLaplaceStep(path, margin=margin_of(training.loss), options=self, hessian_miner=hessian_miner)
         histories = self.trained_network(network, dataset, training, step)
         if refit is not None:
@@ -135,6 +135,17 @@ class LaplaceOnline(LaplaceMethod):
         relation = replace(relation, miner=self.hessian_miner, max_pairs=self.hessian_max_pairs)
         common = inputs_of(dataset, training) | {"relation": relation}
         return Trained(BayesianEncoder(network, step.head, posterior, mean=self.mean, **common), histories)
+
+    def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
+        """Refuse options that do not go with the network, the loss or places, too; see `Method.check`."""
+        self._check(network, dataset, training, None)
+
+    def _check(self, network: nn.Module, dataset: Any, training: Training, miner: Miner | None) -> None:
+        super().check(network, dataset, training)
+        path, options = head_of(network, dataset, self.head), self.resolved(training)
+        _ = options.curvature_of(training.loss)
+        if self.refit:
+            options._refit(path, miner, training.relation or Relation(), training)
 
     def _refit(self, head: str, miner: Miner | None, relation: Relation, training: Training) -> LaplacePosthoc:
         """The method that refits. Shuffled batches of places hold hardly a pair: there every pair counts."""

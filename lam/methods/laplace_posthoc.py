@@ -20,7 +20,7 @@ from lam.hessians import ContrastiveCurvature, Curvature, Fix, Split
 from lam.hessians.losses import from_settings
 from lam.hessians.structures import MAX_MEMORY
 from lam.losses import Loss, as_settings, margin_of, settings_of
-from lam.methods.base import Method, Trained
+from lam.methods.base import Method, Trained, head_of
 from lam.methods.fit import check_layers, fit, refuse_dimension_of_other_head, structure_options
 from lam.models.layers import find_layers
 from lam.pairs.mining import MinerName
@@ -198,18 +198,27 @@ class LaplacePosthoc(LaplaceMethod):
 
         What the options leave out of the curvature, such as a margin, is the loss's. Stages are `train` and `fit`.
         """
+        self.check(network, dataset, training)
+        options = self.resolved(training)
+        histories = self.trained_network(network, dataset, training)
+        return Trained(fit_with(options, network, dataset, training, histories, mean=self.mean), histories)
+
+    def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
+        """Refuse options that do not go with the network, the loss or places, too; see `Method.check`."""
+        super().check(network, dataset, training)
         if training.relation is not None and training.relation.positive_within is not None and self.pairs == "batch":
             raise ValueError(
                 'pairs must be "dataset" for places (method.pairs=dataset in a run): shuffled batches of places hold '
                 "hardly a positive pair"
             )
-        options = self.resolved(training)
-        _ = options.curvature_of(training.loss)
-        if self.layers != "last":  # refused now, not after training
+        curvature = self.resolved(training).curvature_of(training.loss)
+        if self.layers != "last":
             probe = next(iter(DataLoader(without_augmentation(dataset), batch_size=2)))
             find_layers(network, split_batch(probe)[0], self.layers)
-        histories = self.trained_network(network, dataset, training)
-        return Trained(fit_with(options, network, dataset, training, histories, mean=self.mean), histories)
+        elif self.head not in ("identity", "train"):
+            layer: Any = network.get_submodule(head_of(network, dataset, self.head))
+            options = structure_options(self.structure, self.max_memory, self.rank)
+            options.empty(layer.weight.detach(), curvature, has_bias=layer.bias is not None)
 
     @property
     def loss_curvature(self) -> Curvature:

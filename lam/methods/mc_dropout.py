@@ -4,11 +4,13 @@ Source: Gal and Ghahramani (2016); Warburg et al. (2023), appendix G.4, with a r
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from lam.encoders.dropout import DropoutEncoder, check_network
 from lam.methods.deterministic import Deterministic
+from lam.training import Training
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class McDropout(Deterministic):
     name = "mc_dropout"
     encoder = DropoutEncoder
 
-    def check(self, network: nn.Module) -> None:
-        """Refuse a network without dropout."""
+    def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
+        """Refuse a network without dropout, too; see `Method.check`."""
         check_network(network)
+        super().check(network, dataset, training)

@@ -47,6 +47,13 @@ class Varcon(Deterministic):
         """VarCon's; see `Method.trained_by`."""
         return own_curvature(self.loss(), learned)
 
+    def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
+        """Refuse places, too; see `Method.check`."""
+        super().check(network, dataset, self._with_loss(training))
+
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network; see `Method.train`."""
-        return super().train(network, dataset, replace(training, loss=self.loss(margin_of(training.loss))))
+        return super().train(network, dataset, self._with_loss(training))
+
+    def _with_loss(self, training: Training) -> Training:
+        return replace(training, loss=self.loss(margin_of(training.loss)))

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from lam.datasets.augmented import AugmentationOptions
 from lam.datasets.views import TwoViews
 from lam.losses.alignment import Explicit, Regulariser
@@ -56,6 +58,10 @@ class ViewsMethod(ConcentrationMethod):
     def explicit(self) -> Explicit | None:
         """The alignment and its regulariser; None where there is no κ."""
         return None if self.kappa == "none" else Explicit(self.weight, self.regulariser, self.decay)
+
+    def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
+        """Refuse what is no image, too; see `Method.check`."""
+        super().check(network, *self.trained_on(dataset, training))
 
     def trained_on(self, dataset: Any, training: Training) -> tuple[Any, Training]:
         """Two views of each image, all other images of a batch being negatives."""

@@ -31,6 +31,7 @@ from torch import nn
 from lam import models
 from lam.datasets import Dataset, Splits
 from lam.datasets.augmented import AugmentationOptions, Augmented
+from lam.encoders.ambiguity import check_enough
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import Evaluation, evaluate
@@ -39,6 +40,7 @@ from lam.gallery.local_index import require_faiss
 from lam.methods.base import Trained
 from lam.models import EmbeddingNetwork
 from lam.models.head import evaluating
+from lam.models.kappa_head import KappaHead
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
 from lam.retrieval.index.exact import rank
@@ -115,28 +117,21 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     if not (folder / DATA).is_file():  # an earlier start has checked them
         distributed.broadcast_from_rank_zero(lambda: check_files(parts.values(), progress))
     network, start = distributed.rank_zero_first(lambda: _build_network(config, splits.train))
+    stages = Stages(progress, _seconds_so_far(folder))
+    images, training = _training(config, start, splits, stages)
+    config.method.check(network, images, training)
+    _check_ambiguity(config, start, splits)
     with open_for_writing(folder, settings, parts, splits.gallery):
-        return _run(config, folder, network, start, splits, ood, progress)
+        is_trained = distributed.broadcast_from_rank_zero((folder / ENCODER / MANIFEST).is_file)
+        trained = None if is_trained else config.method.train(network, images, training)
+        return distributed.broadcast_from_rank_zero(
+            lambda: _evaluate(config, folder, trained, start, splits, ood, stages)
+        )
 
 
 def _finished(folder: Path, settings: dict[str, Any]) -> RunResult | None:
     refuse_other_run(folder, settings)
     return RunResult(folder, read_json(folder / METRICS)) if is_finished(folder) else None
-
-
-def _run(
-    config: RunConfig,
-    folder: Path,
-    network: EmbeddingNetwork,
-    start: Start,
-    splits: Splits,
-    ood: dict[str, Dataset],
-    progress: bool,
-) -> RunResult:
-    stages = Stages(progress, _seconds_so_far(folder))
-    is_trained = distributed.broadcast_from_rank_zero((folder / ENCODER / MANIFEST).is_file)
-    trained = None if is_trained else _train(config, network, start, splits, folder, stages, progress)
-    return distributed.broadcast_from_rank_zero(lambda: _evaluate(config, folder, trained, start, splits, ood, stages))
 
 
 def _evaluate(
@@ -241,7 +236,6 @@ def _build_network(config: RunConfig, images: Dataset) -> tuple[EmbeddingNetwork
             f"network {config.network.name} does not take inputs of shape {images.shape} ({reason}): choose another "
             "network.name or network.options, or another size of the inputs"
         ) from None
-    config.method.check(network)
     return network, start
 
 
@@ -252,15 +246,20 @@ def _network(config: RunConfig, seed: int) -> EmbeddingNetwork:
     return models.build(network.name, dimension=network.dimension, weights=network.weights, seed=seed, **options)
 
 
-def _train(
-    config: RunConfig,
-    network: EmbeddingNetwork,
-    start: Start,
-    splits: Splits,
-    folder: Path,
-    stages: "Stages",
-    progress: bool,
-) -> Trained:
+def _check_ambiguity(config: RunConfig, start: Start, splits: Splits) -> None:
+    if config.ambiguity.learn or _kappa_head(config, start) is not None:
+        relation, part = config.relation_of(splits.validation), splits.validation
+        within = config.places.relevant_within
+        check_enough(relevance_of(relation, part.targets, is_query=part.is_query, relevant_within=within))
+
+
+def _kappa_head(config: RunConfig, start: Start) -> KappaHead | None:
+    """That of the run which it starts from, where a posterior can take it over."""
+    return start.kappa_head if issubclass(config.method.encoder, BayesianEncoder) else None
+
+
+def _training(config: RunConfig, start: Start, splits: Splits, stages: "Stages") -> tuple[Dataset, Training]:
+    """The images that are trained on, and how."""
     relation = config.relation_of(splits.train)
     options = {name: value for name, value in vars(config.training).items() if name not in ("loss", "temperature")}
     training = Training(
@@ -278,15 +277,15 @@ def _train(
             relevant_within=config.places.relevant_within,
             num_workers=config.data.num_workers,
         ),
-        folder=folder / "checkpoints",
+        folder=config.folder / "checkpoints",
         num_workers=config.data.num_workers,
         accelerator=config.accelerator,
-        progress=progress,
+        progress=stages.progress,
         stage=stages,
     )
     is_augmented = config.augmentation != AugmentationOptions()
     images = Augmented(splits.train, config.augmentation) if is_augmented else splits.train
-    return config.method.train(network, images, training)
+    return images, training
 
 
 def _encoder(
@@ -310,7 +309,7 @@ def _encoder(
     if config.method.tunes:
         with stages("tune"):
             config.method.tune_on(encoder, held_out, **queries)
-    kappa_head = start.kappa_head if isinstance(encoder, BayesianEncoder) else None
+    kappa_head = _kappa_head(config, start)
     if config.ambiguity.learn or kappa_head is not None:
         with stages("ambiguity"):
             count = config.ambiguity.reference

@@ -69,9 +69,8 @@ def train(
             "the network has nothing that could be trained: take the head train, or a method that needs no training of "
             "it, such as laplace_posthoc, knn_distance or deterministic"
         )
-    per_class, batch_size = training.per_class, training.batch_size
-    n_classes = None if per_class is None else batch_size // per_class
-    _check_data(dataset, by_label=training.pairs == Pairs.by_label, n_classes=n_classes)
+    check_data(dataset, training)
+    batch_size = training.batch_size
     fabric = _fabric(training.accelerator, training.devices, training.precision)
     n_processes = distributed.world_size()
     least = 2 * n_processes
@@ -137,7 +136,18 @@ def _fabric_of_processes(accelerator: str, precision: Precision) -> Any:
     return fabric
 
 
-def _check_data(dataset: Any, *, by_label: bool, n_classes: int | None) -> None:
+def check_data(dataset: Any, training: Training) -> None:
+    """Refuse data that a network could not be trained on so, as far as that is known without reading them.
+
+    Raises:
+        ValueError: as `train` for its data.
+    """
+    by_label = training.pairs == Pairs.by_label
+    n_classes = None if training.per_class is None else training.batch_size // training.per_class
+    if training.loss.needs_classes and not by_label:
+        raise ValueError(
+            f"the loss {type(training.loss).__name__} takes classes, and pairs by distance have none: train on labels"
+        )
     if len(dataset) < 2:
         raise ValueError(f"dataset must hold at least 2 items, got {len(dataset)}")
     if n_classes is not None and not hasattr(dataset, "labels"):
@@ -173,6 +183,7 @@ __all__ = [
     "Step",
     "Training",
     "TrainingOptions",
+    "check_data",
     "device_of",
     "silent",
     "train",

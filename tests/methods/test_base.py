@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from lam import losses
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.base import at_least_float32
 from lam.encoders.concentration import NormEncoder
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.methods import DeepEnsemble, Deterministic, find
 from lam.methods.base import Trained, head_of
+from lam.pairs.relation import Relation
 from tests.methods import small_data as small
 
 AS_THEY_ARE = ("deterministic", "norm", "knn_distance", "mc_dropout", "pfe", "laplace_posthoc")
@@ -33,6 +35,14 @@ def test_a_checkpoint_of_another_method_is_refused_and_both_are_named(tmp_path: 
     with pytest.raises(ValueError, match=f"was made with other settings: method '{first}', now '{method}'"):
         train(method, folder=tmp_path)
     assert train(first, folder=tmp_path).histories["network"].best_epoch == 1
+
+
+def test_a_loss_of_classes_is_refused_for_places_before_any_work(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"relation": Relation("batch", 10.0, 25.0), "folder": tmp_path / "checkpoints"}
+    for method, loss in (("pfe", "varcon"), ("varcon", "contrastive")):
+        training = small.training(loss=losses.build(loss, margin=0.7), **options)
+        with pytest.raises(ValueError, match="VarCon takes classes, and pairs by distance have none: train on labels"):
+            find(method)().check(small.network(), small.images(), training)
 
 
 def test_a_checkpoint_of_an_ensemble_is_one_of_its_member(tmp_path: Path) -> None:

@@ -293,6 +293,12 @@ def test_the_seconds_of_training_are_those_of_every_start(tmp_path: Path, monkey
         (["--network.name=convnet28"], r"convnet28 does not take inputs of shape \(1, 8, 8\) .*: choose another"),
         (["--network.options={width: 3}"], "convnet8 does not take these options"),
         (["--data.ood=[{name: digits_patches}, {name: digits_patches}]"], "2 sets called digits_patches: give each"),
+        (["--method.head=body"], "head 'body' is no linear layer of the network"),
+        (["--method.structure=full", "--method.max_memory=10"], "takes 37,896,336 bytes, more than max_memory, 10"),
+        (["--method.curvature=supcon"], "SupConCurvature needs a temperature, and the loss Contrastive has none"),
+        (["--training.per_class=2", "--training.batch_size=64"], "needs .* = 32 classes, and the data have 8 of 2"),
+        (["--method.name=knn_distance", "--method.k=61", "--data.limit=60"], "at least k = 61 items, got 60"),
+        (["--ambiguity.learn=true", "--data.limit=16"], "learnt from at least 20 items with a match, got 16"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(overrides: list[str], message: str, tmp_path: Path) -> None:

@@ -65,6 +65,10 @@ class DistributionLoss(nn.Module, ABC):
             raise ValueError(f"kappa must be numbers, got NaN at index {int(kappa.isnan().nonzero()[0, 0])}")
         return kappa.clamp(*KAPPA_RANGE)
 
+    def learned(self) -> dict[str, list[float]]:
+        """What it has learned that the method has an option of, by the option's name."""
+        return {}
+
     @abstractmethod
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
         """Name and settings of the curvature that comes nearest to this loss's in the mean directions.

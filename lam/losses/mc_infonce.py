@@ -57,6 +57,10 @@ class MCInfoNCE(DistributionLoss):
         else:
             self.register_buffer("log_kappa_pos", log_kappa_pos)
 
+    def learned(self) -> dict[str, list[float]]:
+        """κ_pos, where it is learned."""
+        return {"kappa_pos": [self.log_kappa_pos.exp().item()]} if self.log_kappa_pos.requires_grad else {}
+
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
         """InfoNCE at the concentration of a positive pair's means: what three distributions make, one after the other.
 
@@ -64,7 +68,8 @@ class MCInfoNCE(DistributionLoss):
 
         Source: Mardia and Jupp (2000), "Directional statistics", section 9.3.2, for the convolution.
         """
-        resultant = bessel_ratio(dimension, torch.tensor([kappa, kappa, float(self.log_kappa_pos.exp())]).double())
+        kappa_pos = float(self.log_kappa_pos.detach().exp())
+        resultant = bessel_ratio(dimension, torch.tensor([kappa, kappa, kappa_pos]).double())
         return {"name": "infonce", "temperature": 1 / float(kappa_from_resultant(resultant.prod(), dimension))}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:

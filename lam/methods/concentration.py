@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lam.encoders.concentration import HeadEncoder, NormEncoder
 from lam.encoders.deterministic import DeterministicEncoder
-from lam.losses import DistributionLoss, Loss, margin_of
+from lam.losses import DistributionLoss, Loss, as_settings, margin_of
 from lam.methods.base import Method, Trained, fingerprint, head_of, inputs_of, train_head
 from lam.models.head import features_and_output, recorded_head_inputs
 from lam.models.kappa_head import Form, KappaHead
@@ -87,8 +87,10 @@ class ConcentrationMethod(Method):
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
-        """That of the loss of distributions, all with the κ that it begins with; see `Method.trained_by`."""
-        return self.loss(dimension, 0).curvature(dimension, self.start)
+        """That of the loss of distributions as it was learned, all with the κ that it begins with; see
+        `Method.trained_by`."""
+        method = replace(self, **as_settings(learned or {}))
+        return method.loss(dimension, 0).curvature(dimension, self.start)
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train μ and κ; see `Method.train`. Stages are `train` and, in phases, `head`.
@@ -120,6 +122,7 @@ class ConcentrationMethod(Method):
         histories = self.trained_network(model, dataset, own, self.step())
         if "network" in histories:
             model.fold()
+            histories["network"] = replace(histories["network"], learned=loss.learned())
         if self.kappa == "none":
             del common["seed"]
             return Trained(DeterministicEncoder(network, path, **common), histories)

@@ -10,7 +10,7 @@ from torch import Tensor
 import lam
 from lam.datasets import TensorImages
 from lam.encoders.concentration import HeadEncoder, NormEncoder
-from lam.losses import SupCon, build
+from lam.losses import MCInfoNCE, SupCon, build
 from lam.methods import Aninfonce, Elk, HibVmf, LossPrediction, Mcinfonce, Method, Varcon
 from lam.models.kappa_head import KappaHead
 from lam.pairs import Pairs
@@ -90,6 +90,17 @@ def test_what_the_loss_learned_of_kappa_pos_is_what_the_head_is_trained_with() -
     method = Mcinfonce(n_samples=2, epochs=1, learn_kappa_pos=True)
     encoder, _ = method.train(small.network(), small.images(), small.training())
     assert isinstance(encoder, HeadEncoder)
+
+
+def test_what_the_loss_learned_of_kappa_pos_is_in_the_history_and_in_its_curvature() -> None:
+    method = Mcinfonce(n_samples=2, epochs=1, learn_kappa_pos=True)
+    _, histories = method.train(small.network(), small.images(), small.training(learning_rate=0.1))
+    learned = histories["network"].learned
+    assert learned["kappa_pos"] != [pytest.approx(20.0)]
+    own = method.trained_by(small.TRAINING["loss"], 3, learned)
+    assert own == MCInfoNCE(learned["kappa_pos"][0]).curvature(3, method.start)
+    _, histories = Mcinfonce(n_samples=2, epochs=1).train(small.network(), small.images(), small.training())
+    assert histories["network"].learned == {}
 
 
 def test_what_a_loss_learns_is_in_the_history() -> None:

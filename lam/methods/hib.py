@@ -4,7 +4,7 @@ Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding";
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -63,6 +63,13 @@ class Hib(Method):
         check_positive("scale", self.scale)
         if not math.isfinite(self.offset):
             raise ValueError(f"offset must be finite, got {self.offset}")
+
+    def trained_by(
+        self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
+    ) -> dict[str, Any]:
+        """That of its own loss, by a name which is refused until such a curvature is registered; see
+        `Method.trained_by`."""
+        return {"name": self.name}
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and its uncertainty head; see `Method.train`.

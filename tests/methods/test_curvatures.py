@@ -16,6 +16,7 @@ from lam import losses, models
 from lam.hessians import ContrastiveCurvature, Curvature, InfoNCECurvature, SupConCurvature, VarConCurvature
 from lam.hessians.losses import from_settings, to_settings
 from lam.methods import METHODS as ALL_METHODS
+from lam.methods import Hib
 from lam.methods.fit import fit
 from lam.methods.laplace_online import LaplaceOnline, OnlineLaplaceStep
 from lam.methods.laplace_posthoc import LaplaceMethod, LaplacePosthoc
@@ -119,7 +120,7 @@ def test_a_setting_that_neither_has_is_refused_before_training(method: Any) -> N
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ALL_METHODS)
+@pytest.mark.parametrize("name", sorted(ALL_METHODS.keys() - {"hib"}))
 def test_every_method_says_whose_curvature_its_networks_have(name: str) -> None:
     settings_of_loss = small.quick(name).trained_by(losses.build("infonce", margin=0.7, temperature=0.2), 3)
     network = models.build("convnet8", dimension=3)
@@ -129,6 +130,12 @@ def test_every_method_says_whose_curvature_its_networks_have(name: str) -> None:
     assert to_settings(curvature.curvature).items() >= settings_of_loss.items()
     assert curvature.h.isfinite().all()
     assert (curvature.h > 0).any()
+
+
+def test_the_loss_of_hib_has_no_curvature_and_none_of_another_loss_stands_for_it() -> None:
+    options = {"pretrained": True, "trained_by": Hib().trained_by(losses.build("supcon", margin=0.7), 3)}
+    with pytest.raises(ValueError, match="curvature must be one of contrastive, .*, got 'hib'"):
+        train(LaplacePosthoc(curvature="own"), models.build("convnet8", dimension=3), **options)
 
 
 @pytest.mark.parametrize("method", METHODS)

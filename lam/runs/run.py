@@ -3,6 +3,7 @@
     config.yaml      fully resolved
     data.json        fingerprints of the splits, so that a run is not continued on other data; what a gallery of them is
     checkpoints/     of the training, which continues from the last one; training.json is its history
+    trained_by.json  the curvature of the loss that trained the network, for runs that start from it
     encoder/         network, posterior, preprocessing
     gallery/         the test split, to be searched
     samples/         a few inputs to try it with
@@ -61,7 +62,7 @@ from lam.runs.folder import CONFIG, DATA, ENCODER, METRICS, is_finished, open_fo
 from lam.runs.index import index_dataset
 from lam.runs.report import write_plots_and_report
 from lam.runs.samples import draw_samples, write_samples
-from lam.runs.start import Start, start_from
+from lam.runs.start import TRAINED_BY, Start, start_from, write_trained_by
 from lam.training import Training, device_of
 from lam.utils import distributed
 from lam.utils.files import MANIFEST, read_json, seal, write_json
@@ -216,7 +217,7 @@ def _skipped(folder: Path) -> dict[str, int]:
 
 
 def _finish(folder: Path, metrics: dict[str, Any], plots: list[Path], samples: list[str]) -> RunResult:
-    names = [CONFIG, DATA, METRICS, CURVES, "report.html", *samples]
+    names = [CONFIG, DATA, TRAINED_BY, METRICS, CURVES, "report.html", *samples]
     names += [f"plots/{path.name}" for path in plots]
     names += ["training.json"] if (folder / "training.json").is_file() else []
     seal(folder, names)
@@ -295,6 +296,7 @@ def _encoder(
     if trained is None:
         return load(folder / ENCODER).to(device_of(config.accelerator))
     encoder, histories = trained
+    write_trained_by(folder, config, start, histories)
     if histories:
         write_json(folder / "training.json", {name: asdict(history) for name, history in histories.items()})
         total = sum(sum(history.seconds) for history in histories.values())

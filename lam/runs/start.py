@@ -10,8 +10,12 @@ from torch import nn
 from lam.encoders.concentration import HeadEncoder
 from lam.models.kappa_head import KappaHead
 from lam.models.weights import load_state, load_weights
+from lam.runs.config import RunConfig
 from lam.runs.finished import Run
-from lam.utils.files import read_json
+from lam.training import History
+from lam.utils.files import read_json, verify, write_json
+
+TRAINED_BY = "trained_by.json"
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,18 @@ def start_from(network: nn.Module, checkpoint: str) -> Start:
         load_state(network, dict(trained.state_dict()))
     except ValueError as error:
         raise ValueError(f"checkpoint {checkpoint}: {error}") from None
-    histories = run.folder / "training.json"
-    learned = read_json(histories).get("network", {}).get("learned", {}) if histories.is_file() else {}
-    trained_by = config.method.trained_by(config.loss(), config.network.dimension, learned)
+    verify(run.folder, [TRAINED_BY], others=False)
+    trained_by = read_json(run.folder / TRAINED_BY)
     return Start(trained_by, run.encoder.kappa_head if isinstance(run.encoder, HeadEncoder) else None)
+
+
+def write_trained_by(folder: Path, config: RunConfig, start: Start, histories: Mapping[str, History]) -> None:
+    """Keep in the folder of a run by the curvature of which loss its network was trained, for runs that start there.
+
+    A run that trained no network hands on what it started with.
+    """
+    trained_by = start.trained_by
+    if trained_by is None or "network" in histories:
+        learned = histories["network"].learned if "network" in histories else None
+        trained_by = config.method.trained_by(config.loss(), config.network.dimension, learned)
+    write_json(folder / TRAINED_BY, trained_by)

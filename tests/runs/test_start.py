@@ -13,10 +13,14 @@ from lam.encoders.ambiguity import TrainedHead
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import InfoNCECurvature, VarConCurvature
 from lam.losses import MCInfoNCE
+from lam.methods.base import own_curvature
 from lam.runs.config_files import load_config
 from lam.runs.finished import Run
 from lam.runs.run import run
+from lam.runs.start import TRAINED_BY, Start, write_trained_by
 from lam.service.engine import Engine
+from lam.training import History
+from lam.utils.files import read_json
 from tests.conftest import tiny
 from tests.service.asking import PNG, client_of
 
@@ -88,6 +92,20 @@ def test_what_the_loss_of_a_run_learned_is_part_of_the_curvature(tmp_path: Path)
     encoder: Any = Run(second).encoder
     assert encoder.posterior.curvature.curvature == VarConCurvature(0.1, learned)
     assert encoder.ambiguity is None
+    between = made(tmp_path / "norm", "norm", f"--checkpoint={first}")  # which trains nothing
+    third = made(tmp_path / "third", "laplace_posthoc", f"--checkpoint={between}", "--method.curvature=own")
+    handed_on: Any = Run(third).encoder
+    assert handed_on.posterior.curvature.curvature == encoder.posterior.curvature.curvature
+
+
+def test_a_run_that_trained_no_network_hands_on_what_it_started_with(tmp_path: Path) -> None:
+    config, start = tiny(tmp_path, "--checkpoint=first"), Start({"name": "infonce", "temperature": 0.3})
+    write_trained_by(tmp_path, config, start, {})
+    assert read_json(tmp_path / TRAINED_BY) == start.trained_by
+    trained = History((1.0,), (), (1.0,), 1, 0)
+    for of_start, histories in ((start, {"network": trained}), (Start(), {})):
+        write_trained_by(tmp_path, config, of_start, histories)
+        assert read_json(tmp_path / TRAINED_BY) == own_curvature(config.loss())
 
 
 @pytest.mark.usefixtures("unrendered")

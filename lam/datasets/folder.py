@@ -203,5 +203,6 @@ def _images(
     classes: dict[str, list[Path]], names: list[str], preprocessing: Preprocessing, *, name: str = "folder"
 ) -> FolderImages:
     paths = [path for files in classes.values() for path in files]
-    labels = [names.index(label) for label, files in classes.items() for _ in files]
+    label_of = {label: number for number, label in enumerate(names)}
+    labels = [label_of[label] for label, files in classes.items() for _ in files]
     return FolderImages(paths, torch.tensor(labels), name=name, classes=names, preprocessing=preprocessing)

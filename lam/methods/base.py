@@ -100,7 +100,7 @@ class Method(ABC):
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
-        """Name and settings of the curvature of the loss that networks are trained by.
+        """Name and settings of the curvature of the loss that networks are trained by; nothing where it has none.
 
         Args:
             loss: of the training, which some methods replace by one of their own.

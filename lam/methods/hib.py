@@ -67,9 +67,8 @@ class Hib(Method):
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
-        """That of its own loss, by a name which is refused until such a curvature is registered; see
-        `Method.trained_by`."""
-        return {"name": self.name}
+        """Nothing: its own loss has no curvature; see `Method.trained_by`."""
+        return {}
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and its uncertainty head; see `Method.train`.

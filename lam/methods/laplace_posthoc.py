@@ -17,7 +17,7 @@ from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.outsiders import is_images
 from lam.hessians import ContrastiveCurvature, Curvature, Fix, Split
-from lam.hessians.losses import from_settings
+from lam.hessians.losses import CURVATURES, from_settings
 from lam.hessians.structures import MAX_MEMORY
 from lam.losses import Loss, as_settings, margin_of, settings_of
 from lam.methods.base import Method, Trained, head_of
@@ -101,10 +101,21 @@ class LaplaceMethod(Method):
         return ContrastiveCurvature(self.margin, self.split, self.fix, self.negative_weight)
 
     def resolved(self: Options, training: Training) -> Options:
-        """The options with the curvature that is `own` named, of whatever trains the network or has trained it."""
+        """The options with the curvature that is `own` named, of whatever trains the network or has trained it.
+
+        Raises:
+            ValueError: where the loss that has trained it has no curvature.
+        """
         if self.curvature != OWN:
             return self
-        return replace(self, curvature=dict(training.trained_by or {"name": training.loss.curvature}))
+        if training.trained_by is None:
+            return replace(self, curvature={"name": training.loss.curvature})
+        if not training.trained_by:
+            raise ValueError(
+                "the loss that trained the network has no curvature of its own: give method.curvature another of "
+                f"{', '.join(CURVATURES)}"
+            )
+        return replace(self, curvature=dict(training.trained_by))
 
     def curvature_of(self, loss: Loss, learned: Mapping[str, list[float]] | None = None) -> Curvature:
         """The curvature, with what it leaves out taken from a loss and what that has learned.

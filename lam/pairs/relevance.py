@@ -27,7 +27,7 @@ class Relevance(ABC):
         is_query: (N,) which items are queries, the others being the gallery; by default every item is both.
 
     Raises:
-        ValueError: for a mask of another length, or without a query or without a gallery.
+        ValueError: for a mask of another length or type, or without a query or without a gallery.
     """
 
     def __init__(self, n_items: int, is_query: Bool[Tensor, " N"] | None) -> None:
@@ -35,6 +35,9 @@ class Relevance(ABC):
         self.gallery: Tensor | None = None
         if is_query is None:
             return
+        if not isinstance(is_query, Tensor) or is_query.dtype != torch.bool:  # ~ of integers is true of every item
+            kind = is_query.dtype if isinstance(is_query, Tensor) else type(is_query).__name__
+            raise ValueError(f"is_query must be a tensor of booleans, such as torch.as_tensor(flags) == 1, got {kind}")
         if len(is_query) != n_items:
             raise ValueError(f"is_query must have one value for each of {n_items} items, got {len(is_query)}")
         self.queries, self.gallery = is_query.cpu().nonzero()[:, 0], (~is_query.cpu()).nonzero()[:, 0]

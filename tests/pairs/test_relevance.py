@@ -65,6 +65,9 @@ def test_what_cannot_be_relevant_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     labels = torch.tensor([0, 0, 1])
     with pytest.raises(ValueError, match="is_query must have one value for each of 3 items, got 2"):
         LabelRelevance(labels, torch.tensor([True, False]))
+    for is_query in (torch.tensor([1, 0, 0]), torch.tensor([1, 0, 0], dtype=torch.uint8), [True, False, False]):
+        with pytest.raises(ValueError, match=r"is_query must be a tensor of booleans, such as .* == 1, got "):
+            relevance_of(Relation(), labels, is_query=is_query)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="there must be queries and a gallery, got 3 queries among 3"):
         LabelRelevance(labels, torch.ones(3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"targets must be labels of shape \(N,\), got shape \(3, 2\)"):

@@ -163,4 +163,5 @@ def relevance_of(
         if targets.ndim != 1:
             raise ValueError(f"targets must be labels of shape (N,), got shape {tuple(targets.shape)}")
         return LabelRelevance(targets, is_query)
-    return PlaceRelevance(relation.positions(targets), relevant_within or relation.positive_within, is_query)
+    within = relation.positive_within if relevant_within is None else relevant_within
+    return PlaceRelevance(relation.positions(targets), within, is_query)

@@ -72,5 +72,7 @@ def test_what_cannot_be_relevant_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         LabelRelevance(labels, torch.ones(3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"targets must be labels of shape \(N,\), got shape \(3, 2\)"):
         relevance_of(Relation(), torch.zeros(3, 2))
+    with pytest.raises(ValueError, match="0 < positive_within <= negative_beyond, got 0.0 and 0.0"):
+        relevance_of(Relation(positive_within=5.0), torch.zeros(3, 2), relevant_within=0.0)
     with pytest.raises(ValueError, match="positions must be finite"):
         relevance_of(Relation(positive_within=5.0), torch.tensor([[0.0, float("nan")]]))

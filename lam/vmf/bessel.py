@@ -148,14 +148,15 @@ def kappa_from_resultant(
         kappa in [0, max_kappa], shape and type of `resultant`, detached.
 
     Raises:
-        ValueError: if a resultant is outside [-1, 1] or not a number, if the two lengths do not add up to 1, if
-            `dimension` is below 2, or `max_kappa` not positive and finite.
+        ValueError: if a resultant is outside [-1, 1], not a number or an integer, if the two lengths do not add up to
+            1, if `dimension` is below 2, or `max_kappa` not positive and finite.
 
     Example:
         >>> kappa_from_resultant(torch.tensor([0.0, 0.5, 1.0]), 3)
         tensor([0.0000e+00, 1.7968e+00, 1.0000e+08])
     """
     check_dimension(dimension)
+    check_floating(resultant=resultant)
     if not 0 < max_kappa < math.inf:
         raise ValueError(f"max_kappa must be positive and finite, got {max_kappa}")
     check_all(resultant.abs() <= 1 + _SLACK, "resultant must lie in [-1, 1]", resultant)
@@ -175,9 +176,17 @@ def check_dimension(dimension: int) -> None:
 
 
 def check_parameters(dimension: int, kappa: Float[Tensor, "*B"]) -> None:
-    """Raise unless D is at least 2 and every concentration, the first offender being named, finite and at least 0."""
+    """Raise unless D is at least 2 and every concentration a float, the first offender named, finite and at least 0."""
     check_dimension(dimension)
+    check_floating(kappa=kappa)
     check_all((kappa >= 0) & torch.isfinite(kappa), "kappa must be finite and at least 0", kappa)
+
+
+def check_floating(**tensors: Tensor) -> None:
+    """Raise `ValueError` for integers: results come in the type of what is given, and would be cut to whole numbers."""
+    for name, values in tensors.items():
+        if not values.is_floating_point():
+            raise ValueError(f"{name} must be of a floating-point type, got {values.dtype}")
 
 
 def check_all(valid: Bool[Tensor, "*B"], rule: str, values: Float[Tensor, "*B"]) -> None:

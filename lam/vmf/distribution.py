@@ -23,6 +23,7 @@ from lam.vmf.bessel import (
     bessel_ratio_derivative,
     check_all,
     check_dimension,
+    check_floating,
     log_normalizer,
 )
 from lam.vmf.resultant import UNIT_TOLERANCE, weighted_mean_resultant
@@ -61,8 +62,8 @@ class VonMisesFisher(Distribution):
             compiles. torch's default for all distributions does not count: torch.compile turns it off for good.
 
     Raises:
-        ValueError: if the batch shapes do not go together, or, where validated, if a loc is not a unit vector, a
-            concentration is negative or not finite, or D is below 2.
+        ValueError: if the batch shapes do not go together, if either holds integers, or, where validated, if a loc is
+            not a unit vector, a concentration is negative or not finite, or D is below 2.
 
     Example:
         >>> vmf = VonMisesFisher(torch.tensor([[0.0, 1.0]]), torch.tensor([2.0]))
@@ -86,6 +87,7 @@ class VonMisesFisher(Distribution):
         concentration: Float[Tensor, "*#B"],
         validate_args: bool | None = None,
     ) -> None:
+        check_floating(loc=loc, concentration=concentration)
         try:
             batch_shape = torch.broadcast_shapes(loc.shape[:-1], concentration.shape)
         except RuntimeError:

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -209,6 +210,13 @@ class TestErrors:
             function(3, torch.tensor([[1.0], [torch.inf]]))
         with pytest.raises(ValueError, match=r"got nan$"):
             function(3, torch.tensor(torch.nan))
+
+    def test_integers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+        with pytest.raises(ValueError, match="kappa must be of a floating-point type, got torch.int64"):
+            bessel_ratio(3, torch.tensor([2]))
+        with pytest.raises(ValueError, match="resultant must be of a floating-point type, got torch.int64"):
+            kappa_from_resultant(torch.tensor([0, 1]), 3)
 
     def test_resultant(self) -> None:
         with pytest.raises(ValueError, match=r"resultant must lie in \[-1, 1\], got 1.5 at index 1"):

@@ -271,6 +271,13 @@ class TestErrors:
         ):
             VonMisesFisher(directions(4, 3), torch.ones(5))
 
+    def test_integers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+        with pytest.raises(ValueError, match="concentration must be of a floating-point type, got torch.int64"):
+            VonMisesFisher(directions(1, 3)[0], torch.tensor(2))
+        with pytest.raises(ValueError, match="loc must be of a floating-point type, got torch.int64"):
+            VonMisesFisher(torch.tensor([0, 0, 1]), torch.tensor(2.0), validate_args=False)
+
     def test_value(self) -> None:
         vmf = on_one_axis(3, torch.ones(2))
         with pytest.raises(ValueError, match=r"value must have a last dimension of 3, got shape \(5, 4\)"):

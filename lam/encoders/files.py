@@ -141,5 +141,5 @@ def _network(generation: Path, recipe: Any, network: nn.Module | None) -> nn.Mod
 
         several = isinstance(recipe, list)
         network = nn.ModuleList([build(**member) for member in recipe]) if several else build(**recipe)
-    load_state(network, read_tensors(generation / NETWORK))
+    load_state(network, read_tensors(generation / NETWORK), with_types=True)
     return network.eval()

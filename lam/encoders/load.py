@@ -40,7 +40,8 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
 
     Args:
         folder: where it was saved.
-        network: where lam cannot rebuild it by name: one of the same architecture, whose weights are replaced.
+        network: where lam cannot rebuild it by name: one of the same architecture, whose weights are replaced, and take
+            the types that they were saved with.
 
     Returns:
         The encoder, equal to the one saved, to the bit.

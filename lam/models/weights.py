@@ -56,8 +56,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def load_state(network: nn.Module, state: dict[str, Tensor]) -> None:
+def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool = False) -> None:
     """Fill a network with saved tensors, whichever of the two is in a wrapper; see `plain_names`.
+
+    Args:
+        network: whose weights are replaced.
+        state: the saved tensors by name.
+        with_types: whether the network's tensors take the types of the saved ones, or keep their own.
 
     Raises:
         ValueError: naming the first tensors that are missing, left over, or of another shape or type.
@@ -76,7 +81,13 @@ def load_state(network: nn.Module, state: dict[str, Tensor]) -> None:
         first = "; ".join(sorted(problems)[:5])
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ValueError(f"the network is not the one that was saved: {first}{more}")
-    network.load_state_dict({name: state[saved_names[plain]] for plain, name in own_names.items()})
+    tensors = {name: state[saved_names[plain]] for plain, name in own_names.items()}
+    if with_types:
+        parameters, buffers = (of(remove_duplicate=False) for of in (network.named_parameters, network.named_buffers))
+        for name, tensor in (*parameters, *buffers):
+            if name in tensors:  # buffers that no state holds stay as they are
+                tensor.data = tensor.data.to(tensors[name].dtype)
+    network.load_state_dict(tensors)
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:

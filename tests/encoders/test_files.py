@@ -53,6 +53,19 @@ def test_named_networks_are_rebuilt_by_name_and_others_must_be_given(tmp_path: P
         lam.load(tmp_path / "other", models.build("convnet8", dimension=3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_network_has_the_types_that_it_was_saved_with(tmp_path: Path, dtype: torch.dtype):
+    images = torch.rand(32, 1, 8, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    network = models.build("convnet8", dimension=3).to(dtype)
+    encoder = lam.fit(network, [(images, torch.arange(32) % 4)], margin=0.7, progress=False)
+    encoder.save(tmp_path)
+    given = models.build("convnet8", dimension=3, seed=1).requires_grad_(False)
+    for loaded in (lam.load(tmp_path), lam.load(tmp_path, given)):
+        assert {tensor.dtype for tensor in loaded.network.state_dict().values()} == {dtype}
+        assert torch.equal(loaded.embed(images).mean, encoder.embed(images).mean)
+    assert not any(parameter.requires_grad for parameter in given.parameters())
+
+
 def test_an_encoder_of_features_is_saved_without_a_network(tmp_path: Path):
     features, labels = torch.randn(20, 5, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
     encoder = lam.fit_features(features, labels, torch.eye(3, 5), margin=0.7)

@@ -5,6 +5,7 @@ covariances in the files beside this one, one file a structure.
 """
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -77,6 +78,7 @@ class Posterior(ABC):
         check_positive("prior_precision", self.prior_precision)
         check_positive("likelihood_scale", self.likelihood_scale)
         check_at_least("n_items", self.n_items, 1)
+        object.__setattr__(self, "seed", operator.index(self.seed))  # torch takes no integer of NumPy
 
     @property
     def scale(self) -> float:

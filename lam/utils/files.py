@@ -9,6 +9,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import operator
 import os
 import shutil
 import tempfile
@@ -80,8 +81,12 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a JSON file atomically; NaN and infinities are refused by the format and stored as null by the caller."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    """Write a JSON file atomically, a number of NumPy or torch as a plain one.
+
+    NaN and infinities are refused by the format and stored as null by the caller.
+    """
+    text = json.dumps(value, indent=2, allow_nan=False, default=operator.methodcaller("item"))
+    write_text(path, text + "\n")
 
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

@@ -2,13 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import jaxtyping
+import numpy as np
 import pytest
 import torch
 
 import lam
 from lam import models
 from lam.encoders.files import fingerprint
+from lam.hessians import AnInfoNCECurvature
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.files import CorruptFileError, write_generation, write_text
 from tests.encoders.small import fit, make_batches, make_network, same_posterior
@@ -64,6 +68,17 @@ def test_a_network_has_the_types_that_it_was_saved_with(tmp_path: Path, dtype: t
         assert {tensor.dtype for tensor in loaded.network.state_dict().values()} == {dtype}
         assert torch.equal(loaded.embed(images).mean, encoder.embed(images).mean)
     assert not any(parameter.requires_grad for parameter in given.parameters())
+
+
+def test_settings_may_be_numbers_of_numpy_and_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+    options: dict[str, Any] = {"prior_precision": np.float32(2.0), "likelihood_scale": torch.tensor(9.0)}
+    options["curvature"] = AnInfoNCECurvature(concentration=tuple(np.full(3, 0.7, np.float32)))
+    encoder = lam.fit(make_network(), make_batches(), seed=np.int64(4), progress=False, **options)
+    encoder.save(tmp_path)
+    loaded = lam.load(tmp_path, make_network())
+    assert torch.equal(loaded.embed(make_batches()).kappa, encoder.embed(make_batches()).kappa)
+    assert (loaded + encoder).posterior.n_items == 2 * encoder.posterior.n_items
 
 
 def test_an_encoder_of_features_is_saved_without_a_network(tmp_path: Path):

@@ -27,7 +27,7 @@ from lam.retrieval.metrics.registry import SCORES, scores_of
 from lam.retrieval.metrics.searches import Searches
 from lam.retrieval.metrics.uncertainty import CalibrationBins
 from lam.vmf.distribution import VonMisesFisher
-from lam.vmf.embeddings import Embeddings
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 TARGET_FAR, TARGET_OOD, TARGET_MISS = 0.001, 0.05, 0.05
 STALE_BEYOND = 0.2
@@ -72,8 +72,8 @@ class Histogram:
 
     @classmethod
     def of(cls, kappa: Float[Tensor, " N"], *, bins: int = _HISTOGRAM_BINS) -> "Histogram":
-        """Count positive concentrations between the least and the greatest."""
-        logs = kappa.detach().cpu().double().log10()
+        """Count concentrations between the least and the greatest; what is outside `KAPPA_RANGE` is at its end."""
+        logs = kappa.detach().cpu().double().clamp(*KAPPA_RANGE).log10()
         low, high = float(logs.min()) - 1e-6, float(logs.max()) + 1e-6
         edges = torch.linspace(low, high, bins + 1, dtype=torch.float64)
         counts = torch.bincount((torch.bucketize(logs, edges) - 1).clamp(0, bins - 1), minlength=bins)

@@ -27,7 +27,7 @@ from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.vmf.distribution import VonMisesFisher
-from lam.vmf.embeddings import Embeddings
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 TARGETS = Targets(far=0.05, ood=0.1, conformal_miss=0.1)
 
@@ -328,6 +328,7 @@ def test_the_histogram_counts_every_value() -> None:
     assert histogram.edges[0] <= 1e-6
     assert histogram.edges[-1] >= 1e8
     assert Histogram.of(torch.ones(5)).counts.sum() == 5
+    assert Histogram.of(torch.tensor([0.0, 1.0])).edges[0] == pytest.approx(KAPPA_RANGE[0], rel=1e-5)
 
 
 @pytest.mark.parametrize("with_reference", [True, False])

@@ -31,6 +31,7 @@ from lam.utils.checks import check_choice
 from lam.vmf.embeddings import Embeddings, Mean
 
 _TUNED = {"calibration": "likelihood_scale", "marginal_likelihood": "prior_precision"}
+_OPTIONS = {"calibration": ("n_samples", "least", "greatest", "refinements"), "marginal_likelihood": ("step",)}
 
 METRICS |= {
     "share_clipped": Metric(
@@ -205,12 +206,11 @@ class BayesianEncoder(Encoder):
             raise ValueError(f"by must be one of {', '.join(_TUNED)}, got {by!r}")
         if over not in (None, _TUNED[by]):
             raise ValueError(f"{by} can choose {_TUNED[by]}, not {over!r}: choose another criterion for that")
+        if unknown := [name for name in options if name not in _OPTIONS[by]]:
+            raise ValueError(f"{by} takes no option but {', '.join(_OPTIONS[by])}, got {', '.join(unknown)}")
         self.recommendation = None
         if by == "marginal_likelihood":
-            step = options.pop("step", None)
-            if options:
-                raise ValueError(f"marginal_likelihood takes no option but step, got {', '.join(options)}")
-            posterior = self.posterior
+            step, posterior = options.get("step"), self.posterior
             self.posterior = posterior.with_best_prior() if step is None else posterior.with_prior_step(step)
             return
         parts = [

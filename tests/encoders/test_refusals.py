@@ -108,6 +108,10 @@ def test_bad_input_to_tune_is_refused():
         encoder.tune(make_batches(), by="marginal_likelihood", over="likelihood_scale")
     with pytest.raises(ValueError, match="marginal_likelihood takes no option but step, got n_samples"):
         encoder.tune(make_batches(), by="marginal_likelihood", n_samples=3)
+    unused = iter(make_batches())
+    with pytest.raises(ValueError, match="calibration takes no option but n_samples, .* refinements, got leest"):
+        encoder.tune(unused, leest=1e-3)
+    assert len(list(unused)) == 4
     with pytest.raises(ValueError, match="batches of inputs with labels"):
         encoder.tune([make_batches()[0][0]])
     with pytest.raises(ValueError, match="at least 2 items are needed to form a pair, got 1"):

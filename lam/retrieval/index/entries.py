@@ -17,7 +17,7 @@ from lam.utils.checks import check_finite, check_length, integers
 from lam.vmf.embeddings import Embeddings
 
 _BLOCK = 2048  # rows
-_NORM_TOLERANCE = 1e-3  # half precision keeps a unit vector to about this
+NORM_TOLERANCE = 1e-3  # half precision keeps a unit vector to about this
 
 Ids = Shaped[Tensor, " N"] | Shaped[np.ndarray, " N"] | Sequence[SupportsIndex]
 """Integers ≥ 0, one an item."""
@@ -42,7 +42,7 @@ def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]
         wide = mean[rows].double()
         norm[rows] = wide.norm(dim=1, keepdim=True)
         unit[rows] = wide / norm[rows]
-    near_one = _within(norm, 1 - _NORM_TOLERANCE, 1 + _NORM_TOLERANCE)
+    near_one = _within(norm, 1 - NORM_TOLERANCE, 1 + NORM_TOLERANCE)
     if not (near_one and _within(embeddings.kappa, 0.0, sys.float_info.max)):
         _refuse_bad_rows(embeddings, norm[:, 0])
     return unit
@@ -63,7 +63,7 @@ def _refuse_bad_rows(embeddings: Embeddings, norm: Tensor) -> None:
     if len(negative):
         row = int(negative[0])
         raise ValueError(f"kappa must not be negative, got {float(embeddings.kappa[row])} at index {row}")
-    row = int(((norm - 1).abs() > _NORM_TOLERANCE).nonzero()[0])
+    row = int(((norm - 1).abs() > NORM_TOLERANCE).nonzero()[0])
     raise ValueError(f"embeddings must be unit vectors, got length {float(norm[row]):.6g} at index {row}")
 
 

@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from lam.retrieval.index.entries import Ids
+from lam.retrieval.index.entries import NORM_TOLERANCE, Ids
 from lam.utils.checks import check_finite, check_length, integers
 from lam.vmf.embeddings import Embeddings
 
@@ -103,7 +103,7 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
     mean = Σ κ_k μ_k / ‖Σ κ_k μ_k‖, κ = min(‖Σ κ_k μ_k‖, κ_cap); the cap is derived above.
 
     Args:
-        embeddings: of N images, N ≥ 1, with κ > 0.
+        embeddings: of N images, N ≥ 1, with κ > 0; one without a direction, a row of zeros, adds doubt alone.
         identities: (N,) which show the same.
         correlation: ρ in [0, 1] of the errors of two images of one identity.
 
@@ -112,7 +112,8 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
         images cancel, κ is 0 and the direction that of the identity's first image.
 
     Raises:
-        ValueError: for no image, a κ that is not positive and finite, another length, or a correlation outside [0, 1].
+        ValueError: for no image, a mean that is no unit vector, a κ that is not positive and finite, another length, or
+            a correlation outside [0, 1].
 
     Example:
         >>> n = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -125,6 +126,12 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
     identity = integers("identities", identities)
     check_length("identities", identity, "the embeddings", len(embeddings))
     check_finite("kappa", embeddings.kappa)
+    check_finite("embeddings", embeddings.mean)
+    length = torch.linalg.vector_norm(embeddings.mean.double(), dim=1)
+    wrong = (((length - 1).abs() > NORM_TOLERANCE) & (length > 0)).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(f"embeddings must be unit vectors, got length {float(length[row]):.6g} at index {row}")
     if len(embeddings) == 0 or not (embeddings.kappa > 0).all():
         least = float(embeddings.kappa.min()) if len(embeddings) else "no image"
         raise ValueError(f"there must be images, each with a positive kappa, got {least}")

@@ -1,5 +1,7 @@
 """Fusion against the product of densities, and its cap against networks sampled from a posterior."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -112,5 +114,9 @@ def test_what_is_refused() -> None:
         fuse_identities(found, [0])
     with pytest.raises(ValueError, match="each with a positive kappa, got 0"):
         fuse_identities(_embeddings(torch.eye(2), torch.zeros(2)), [0, 0])
+    with pytest.raises(ValueError, match="embeddings must be finite, got nan at index 1"):
+        fuse_identities(_embeddings(torch.tensor([[1.0, 0.0], [0.0, torch.nan]]), torch.ones(2)), [0, 0])
+    with pytest.raises(ValueError, match="embeddings must be unit vectors, got length 5 at index 0"):
+        fuse_identities(replace(found, mean=5 * found.mean), [0, 0])
     with pytest.raises(ValueError, match="got no image"):
         fuse_identities(found[:0], [])

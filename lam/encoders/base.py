@@ -287,7 +287,11 @@ class Encoder(ABC):
         self.has_kappa = True
 
     def save(self, folder: str | Path) -> None:
-        """Write the encoder to a folder: safetensors and JSON, sealed; whatever was there is replaced at once."""
+        """Write the encoder to a folder: safetensors and JSON, sealed; an encoder that was there is replaced at once.
+
+        Raises:
+            ValueError: where the folder holds something else, such as a run or an index.
+        """
         encoder_files.save(
             folder,
             SavedEncoder(

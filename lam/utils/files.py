@@ -183,6 +183,9 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
         folder: made where it does not exist.
         write: called with the new sub-folder, in which it writes its files.
         unsealed: names of files there that the manifest leaves out, such as caches that can be made again.
+
+    Raises:
+        ValueError: where the folder holds something else, of which no file has a name of the new ones; that stays.
     """
     folder = Path(folder)
     generation = folder / f"{_GENERATION}{uuid.uuid4().hex}"
@@ -191,6 +194,7 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
         write(generation)
         sync_folder(folder)
         names = {path.name for path in generation.iterdir()} - set(unsealed)
+        _refuse_other(folder, names)
         seal(folder, [f"{generation.name}/{name}" for name in names])
     except BaseException:
         if not ((folder / MANIFEST).is_file() and _current_generation(folder) == generation):
@@ -201,6 +205,15 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
             shutil.rmtree(other, ignore_errors=True)
     for leftover in folder.glob(f".{MANIFEST}.*.tmp"):  # of a process that was killed
         leftover.unlink(missing_ok=True)
+
+
+def _refuse_other(folder: Path, names: set[str]) -> None:
+    try:
+        held = {Path(name).name for name in read_json(folder / MANIFEST)["sha256"]}
+    except (CorruptFileError, KeyError, TypeError):  # none, or nothing that can be read
+        return
+    if held and not held & names:
+        raise ValueError(f"{folder} holds something else ({', '.join(sorted(held)[:3])}): give another folder")
 
 
 def read_generation(folder: str | Path, names: Iterable[str] = ()) -> Path:

@@ -14,7 +14,8 @@ from lam import models
 from lam.encoders.files import fingerprint
 from lam.hessians import AnInfoNCECurvature
 from lam.inputs.preprocessing import Preprocessing
-from lam.utils.files import CorruptFileError, write_generation, write_text
+from lam.retrieval import Index
+from lam.utils.files import CorruptFileError, seal, write_generation, write_text
 from tests.encoders.small import fit, make_batches, make_network, same_posterior
 
 
@@ -79,6 +80,27 @@ def test_settings_may_be_numbers_of_numpy_and_torch(tmp_path: Path, monkeypatch:
     loaded = lam.load(tmp_path, make_network())
     assert torch.equal(loaded.embed(make_batches()).kappa, encoder.embed(make_batches()).kappa)
     assert (loaded + encoder).posterior.n_items == 2 * encoder.posterior.n_items
+
+
+def test_nothing_of_another_kind_is_replaced(tmp_path: Path):
+    encoder = fit()
+    encoder.save(tmp_path / "encoder")
+    index = Index(3)
+    embeddings = encoder.embed(make_batches())
+    index.add(embeddings, range(len(embeddings.kappa)))
+    with pytest.raises(ValueError, match=r"encoder holds something else \(encoder.json, .*\): give another folder"):
+        index.save(tmp_path / "encoder")
+    index.save(tmp_path / "index")
+    (tmp_path / "run").mkdir()
+    write_text(tmp_path / "run" / "metrics.json", "{}")
+    seal(tmp_path / "run", ["metrics.json"])
+    for other in ("index", "run"):
+        before = {path: path.read_bytes() for path in (tmp_path / other).rglob("*") if path.is_file()}
+        with pytest.raises(ValueError, match=f"{other} holds something else"):
+            encoder.save(tmp_path / other)
+        assert before == {path: path.read_bytes() for path in (tmp_path / other).rglob("*") if path.is_file()}
+    encoder.save(tmp_path / "encoder")
+    assert same_posterior(lam.load(tmp_path / "encoder", make_network()), encoder)
 
 
 def test_an_encoder_of_features_is_saved_without_a_network(tmp_path: Path):

@@ -204,6 +204,9 @@ class Index:
 
         Args:
             folder: made where it does not exist. One process at a time may write to it.
+
+        Raises:
+            ValueError: where the folder holds something else, such as an encoder.
         """
         index_files.save(folder, self._store, self._faiss, self.factory, self.parameters, self.mean_samples)
 

@@ -170,19 +170,21 @@ def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -
     return (nearest - together).to(features)
 
 
-def mahalanobis_knn(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
+def mahalanobis_knn(to_class: Float[Tensor, " N"], to_item: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Logarithm of the product of `mahalanobis` and `knn_distance`: a product has no scale to choose between the two.
 
     Source: Rajasekaran, Sajol, Berglind, Mukhopadhyay and Das (2024), CombOOD, for the idea to join a parametric and a
     non-parametric distance.
 
+    Args:
+        to_class: (N,) `mahalanobis`.
+        to_item: (N,) `knn_distance` of the same items.
+
     Returns:
-        (N,) logarithms, in the type of the features.
+        (N,) logarithms, in the type of the distances.
     """
     least = torch.finfo(torch.float64).tiny
-    parametric = reference.gaussians.distances(F.normalize(features))[0]
-    nearest = unit_knn_distance(F.normalize(features), reference.unit.to(features), k=NEIGHBOUR).cpu()
-    return (parametric.clamp(min=least).log() + nearest.clamp(min=least).log()).to(features)
+    return (to_class.double().clamp(min=least).log() + to_item.double().clamp(min=least).log()).to(to_item)
 
 
 @without_autocast()

@@ -88,6 +88,7 @@ class Score:
             and `labels` ((N, K) of those) it is made from.
         of_posterior: whether it says nothing where a network has no uncertainty.
         uses: what it is made from too, where there is any.
+        of: the scores before it that it is a function of, in place of what they need.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Score:
     needs: tuple[str, ...]
     of_posterior: bool = False
     uses: tuple[str, ...] = ()
+    of: tuple[str, ...] = ()
 
 
 SCORES: dict[str, Score] = {
@@ -172,6 +174,7 @@ SCORES: dict[str, Score] = {
         "far from the classes and from single items alike",
         reference.mahalanobis_knn,
         ("features", "reference"),
+        of=("mahalanobis", "knn"),
     ),
     "cosine": Score(
         "cosine of the first hit",
@@ -510,13 +513,12 @@ def scores_of(evidence: Mapping[str, Any]) -> dict[str, Tensor]:
     if embeddings is not None and embeddings.has_parts:
         evidence = {**evidence, "parts": embeddings}
     known = {name for name, value in evidence.items() if value is not None}
-    return {
-        name: score.function(
-            *(evidence[need] for need in score.needs), **{use: evidence[use] for use in score.uses if use in known}
-        )
-        for name, score in SCORES.items()
-        if known.issuperset(score.needs)
-    }
+    scores: dict[str, Tensor] = {}
+    for name, score in SCORES.items():
+        if known.issuperset(score.needs):
+            given = [scores[one] for one in score.of] or [evidence[need] for need in score.needs]
+            scores[name] = score.function(*given, **{use: evidence[use] for use in score.uses if use in known})
+    return scores
 
 
 def describe(key: str) -> Metric:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.covariance import ledoit_wolf
 
+from lam.retrieval.metrics import reference as reference_module
 from lam.retrieval.metrics.reference import (
     COMPONENTS,
     NEIGHBOUR,
@@ -14,9 +15,9 @@ from lam.retrieval.metrics.reference import (
     Reference,
     knn_distance,
     mahalanobis,
-    mahalanobis_knn,
     relative_mahalanobis,
 )
+from lam.retrieval.metrics.registry import scores_of
 
 M, N, P = 60, 9, 5
 
@@ -51,7 +52,8 @@ def test_mahalanobis_is_the_least_quadratic_form_and_its_relative_form_takes_off
     expected = torch.tensor(nearest).double() - torch.tensor(together).double()
     torch.testing.assert_close(relative_mahalanobis(new, reference), expected, rtol=1e-5, atol=1e-5)
     distances = [math.log(d) + math.log(k) for d, k in zip(nearest, knn_distance(new, reference).tolist(), strict=True)]
-    torch.testing.assert_close(mahalanobis_knn(new, reference), torch.tensor(distances).double(), rtol=1e-5, atol=1e-5)
+    together = scores_of({"features": new, "reference": reference})["mahalanobis_knn"]
+    torch.testing.assert_close(together, torch.tensor(distances).double(), rtol=1e-5, atol=1e-5)
 
 
 def test_without_labels_all_items_are_of_one_class() -> None:
@@ -65,7 +67,7 @@ def test_without_labels_all_items_are_of_one_class() -> None:
 def test_lengths_of_features_tell_nothing() -> None:
     known, new = features(), features(1, count=N)
     reference, scale = Reference.of(known, LABELS), torch.rand(N, 1, generator=torch.Generator().manual_seed(2)) + 0.1
-    for distance in (mahalanobis, relative_mahalanobis, mahalanobis_knn, knn_distance):
+    for distance in (mahalanobis, relative_mahalanobis, knn_distance):
         torch.testing.assert_close(distance(new * scale, reference), distance(new, reference))
 
 
@@ -109,3 +111,11 @@ def test_what_a_reference_refuses() -> None:
 def test_it_says_what_it_takes() -> None:
     reference = Reference.of(torch.ones(3, P))
     assert (len(reference), reference.n_bytes) == (3, 3 * P * 4)
+
+
+def test_distances_that_several_scores_share_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    compute = reference_module.unit_knn_distance
+    monkeypatch.setattr(reference_module, "unit_knn_distance", lambda *a, **k: (calls.append(1), compute(*a, **k))[1])
+    assert "mahalanobis_knn" in scores_of({"features": features(1, count=N), "reference": Reference.of(features())})
+    assert len(calls) == 1

@@ -65,6 +65,11 @@ class DeepEnsemble(Method):
                 "in checkpoints, --method.checkpoints=[...] in a run, or begin with none that is trained"
             )
         for file in self.checkpoints:
+            if Path(file).is_dir():
+                raise ValueError(
+                    f"method.checkpoints: {file} is a folder: give a file of weights, such as "
+                    "RUN/encoder/generation-.../network.safetensors of a run"
+                )
             if not Path(file).is_file():
                 raise ValueError(f"method.checkpoints: {file} does not exist")
 

@@ -110,6 +110,14 @@ class TrainedHead(TensorRecord):
         form = torch.tensor(FORMS.index(head.form), device=hidden.weight.device)
         return TrainedHead(*(tensor.detach().double().clone() for tensor in tensors), form)  # pyright: ignore[reportCallIssue]
 
+    def trained(self) -> KappaHead:
+        """The head that it was made of, in float32."""
+        n_hidden, n_features = self.hidden_weight.shape
+        head = KappaHead(n_features, n_hidden, form=FORMS[int(self.form)])
+        tensors = (self.hidden_weight, self.hidden_bias, self.output_weight[None], self.output_bias[None])
+        head.load_state_dict(dict(zip(head.state_dict(), tensors, strict=True)))
+        return head
+
 
 @dataclass(frozen=True)
 class Ambiguity:

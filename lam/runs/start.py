@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from lam.encoders.ambiguity import TrainedHead
+from lam.encoders.base import Encoder
 from lam.encoders.concentration import HeadEncoder
 from lam.models.kappa_head import KappaHead
 from lam.models.weights import load_state, load_weights
@@ -52,7 +54,15 @@ def start_from(network: nn.Module, checkpoint: str) -> Start:
         raise ValueError(f"checkpoint {checkpoint}: {error}") from None
     verify(run.folder, [TRAINED_BY], others=False)
     trained_by = read_json(run.folder / TRAINED_BY)
-    return Start(trained_by, run.encoder.kappa_head if isinstance(run.encoder, HeadEncoder) else None)
+    return Start(trained_by, _kappa_head(run.encoder))
+
+
+def _kappa_head(encoder: Encoder) -> KappaHead | None:
+    """Its own, or that of the run which a posterior started from."""
+    if isinstance(encoder, HeadEncoder):
+        return encoder.kappa_head
+    learnt = encoder.ambiguity
+    return learnt.head.trained() if learnt is not None and isinstance(learnt.head, TrainedHead) else None
 
 
 def write_trained_by(folder: Path, config: RunConfig, start: Start, histories: Mapping[str, History]) -> None:

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from lam.cli import main
-from lam.encoders.ambiguity import TrainedHead
+from lam.encoders.ambiguity import FORMS, TrainedHead
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import InfoNCECurvature, VarConCurvature
 from lam.losses import MCInfoNCE
 from lam.methods.base import own_curvature
+from lam.models.kappa_head import KappaHead
 from lam.runs.config_files import load_config
 from lam.runs.finished import Run
 from lam.runs.run import run
@@ -66,6 +67,20 @@ def test_network_curvature_and_kappa_head_are_those_of_the_run_that_it_starts_fr
     metrics = json.loads((second / "metrics.json").read_text())
     assert "seconds_train" not in metrics
     assert all(f"ausc_{part}" in metrics for part in ("kappa_epistemic", "kappa_aleatoric", "p_known"))
+
+
+@pytest.mark.long
+def test_a_posterior_hands_the_kappa_head_on(second: Path, tmp_path: Path) -> None:
+    third: Any = Run(made(tmp_path / "third", "laplace_posthoc", f"--checkpoint={second}")).encoder
+    expected = Run(second).encoder.embed(images()).kappa_aleatoric
+    torch.testing.assert_close(third.embed(images()).kappa_aleatoric, expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_kappa_head_is_the_same_after_it_was_part_of_an_ambiguity(form: Any) -> None:
+    head, features = KappaHead(7, 5, form=form, start=9.0), torch.randn(20, 7)
+    again = TrainedHead.of(head).trained()
+    assert torch.equal(again(features), head(features))
 
 
 @pytest.mark.long

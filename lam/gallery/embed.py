@@ -80,7 +80,7 @@ def embed_items(
         batches.append(prediction.embeddings)
         if calibration is not None:
             flagged.append(calibration.flagged(prediction.embeddings, prediction.features))
-    names = items.names if isinstance(items, Texts) else _relative([str(path) for path in items.paths])
+    names = items.texts if isinstance(items, Texts) else _relative([str(path) for path in items.paths])
     return EmbeddedItems(names, sources, Embeddings.concatenate(batches), torch.cat(flagged) if flagged else None)
 
 

@@ -172,6 +172,18 @@ def test_texts_that_are_embedded_in_shards_give_the_same_gallery(run_copy: Path,
     assert of_gallery(run_copy) == expected
 
 
+def test_answers_that_are_embedded_give_the_same_gallery(run_copy: Path, tmp_path: Path) -> None:
+    file = csv_of(tmp_path / "new.csv", "question,answer", "what,fur", "why,fur", "who,paw", "where,rail")
+    assert main(["index", str(run_copy), str(file), "--quiet"]) == 0
+    expected = of_gallery(run_copy)
+    assert len(expected) == 3
+    parts = [str(tmp_path / f"part-{number}.npz") for number in (1, 2)]
+    for number, part in enumerate(parts, 1):
+        assert main(["embed", str(run_copy), str(file), "--shard", f"{number}/2", "-o", part, "--quiet"]) == 0
+    assert main(["index", str(run_copy), "--embeddings", *parts, "--quiet"]) == 0
+    assert of_gallery(run_copy) == expected
+
+
 @pytest.mark.parametrize("facts", [b"[1, 2]", b"{", b'[{"id": 3, "metadata": {}}]', b'[{"id": null}]'])
 def test_facts_that_were_altered_are_told(run_copy: Path, tmp_path: Path, facts: bytes) -> None:
     part = tmp_path / "part.npz"

@@ -69,7 +69,8 @@ class SentenceFeatures(nn.Module):
         if self._counter is None:
             self._counter = deepcopy(self._frozen[0].tokenizer)
         most = self._frozen[0].max_seq_length
-        tokens = self._counter(text, truncation=False, add_special_tokens=True, verbose=False)["input_ids"]
+        whole = text.encode(errors="replace").decode()  # as the network gets it: tokenizers refuse halves of characters
+        tokens = self._counter(whole, truncation=False, add_special_tokens=True, verbose=False)["input_ids"]
         return most is not None and len(tokens) > most
 
 

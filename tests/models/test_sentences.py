@@ -31,7 +31,7 @@ class Frozen(nn.Module):
         return 6
 
     def tokenizer(self, text: str, **_: Any) -> dict[str, list[str]]:
-        return {"input_ids": text.split()}
+        return {"input_ids": text.encode().split()}  # which refuses halves of characters, as tokenizers do
 
     def encode(self, texts: list[str], **_: Any) -> Tensor:
         self.read += texts
@@ -102,6 +102,7 @@ def test_a_text_beyond_the_length_is_cut(frozen: Frozen) -> None:
     network = models.build("sentence-transformers:NAME", dimension=4)
     assert is_cut(network, "one two three four")
     assert not is_cut(network, "one two three")
+    assert is_cut(network, "one \ud800 three four")
     assert not is_cut(None, "one two three four")
     assert not is_cut(EmbeddingNetwork(nn.Identity(), nn.Linear(2, 2)), 5 * "word ")
 

@@ -1,6 +1,7 @@
 """Items added over HTTP: what is said and refused of uncertain images, and images that become one item."""
 
 import concurrent.futures
+import time
 from typing import Any
 
 import pytest
@@ -68,8 +69,13 @@ def test_images_of_one_identity_become_one_item(engine: Engine) -> None:
             return client.put("/v1/items/oak?fuse=true&label=oak", json=bodies[row])
         return client.post("/v1/items?fuse=true&label=oak", json={**bodies[row], "id": "oak"})
 
+    def until_answered(row: int) -> Any:
+        while (answer := send(row)).status_code == 503:  # a slow machine has a second of work waiting
+            time.sleep(0.05)
+        return answer
+
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(send, [*range(12), *range(12)]))
+        answers = list(pool.map(until_answered, [*range(12), *range(12)]))
     assert sorted(answer.status_code for answer in answers) == [200] * 23 + [201]
     assert sorted({answer.json()["images"] for answer in answers}) == list(range(1, 13))
     assert len(engine.gallery) == size + 1

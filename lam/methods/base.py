@@ -3,7 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -136,6 +136,8 @@ def _can_learn(network: nn.Module) -> bool:
 def own_curvature(loss: Loss, learned: Mapping[str, Sequence[float]] | None = None) -> dict[str, Any]:
     """Name and settings of the curvature of a loss, with what the loss has learned; those that it lacks are left out.
 
+    Nothing where the curvature cannot be without one of these, such as a margin: it is not that loss's.
+
     Example:
         >>> from lam.losses import SupCon
         >>> own_curvature(SupCon(0.7, 0.2))
@@ -143,7 +145,10 @@ def own_curvature(loss: Loss, learned: Mapping[str, Sequence[float]] | None = No
     """
     known = {**settings_of(loss), **as_settings(learned or {})}
     cls: Any = CURVATURES[loss.curvature]
-    curvature = cls(**{name: known[name] for name in cls.__dataclass_fields__ if known.get(name) is not None})
+    given = {field.name: known[field.name] for field in fields(cls) if known.get(field.name) is not None}
+    if any(field.default is MISSING and field.name not in given for field in fields(cls)):
+        return {}
+    curvature = cls(**given)
     return {name: value for name, value in to_settings(curvature).items() if value is not None}
 
 

@@ -190,3 +190,6 @@ def test_a_loss_from_outside_trains_a_run_by_its_name(tmp_path: Path, monkeypatc
         losses.register("cubes", losses.Squared)
     finished = run(load_config(*arguments), progress=False)
     assert load_config(finished.folder / "config.yaml").training.loss == "cubes"
+    own = [f"--checkpoint={finished.folder}", "--method.curvature=own", f"--output={tmp_path / 'own'}", *TINY]
+    with pytest.raises(ValueError, match="the loss that trained the network has no curvature of its own"):
+        run(load_config(["digits", "laplace_posthoc"], own), progress=False)

@@ -137,7 +137,8 @@ def test_a_run_of_two_processes_equals_that_of_one(finished_run: FinishedRun, tm
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         if not name.startswith("seconds_"):
-            loose = "mahalanobis" in name  # by a covariance of a few items, which is nearly singular
+            # by a covariance of a few items, which is nearly singular, or by ranks, of which two may change places
+            loose = "mahalanobis" in name or name.endswith("_trend")
             tolerance = (5e-2 if "mann_whitney_p" in name else 1e-2) if loose else 1e-4  # a p-value moves by more
             assert found[name] == pytest.approx(value, abs=tolerance), name
     posteriors = [

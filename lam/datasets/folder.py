@@ -157,7 +157,7 @@ def _part_folders(root: Path) -> dict[str, Path]:
     folders = list(_folders(root))
     # A class may be called "train": it is a part only where it has classes of its own.
     parts_there = [folder.name for folder in folders if folder.name in allowed and any(_folders(folder))]
-    if "train" not in parts_there and len(parts_there) < max(len(folders), 1):
+    if not parts_there or ("train" not in parts_there and len(parts_there) < len(folders)):
         return {}
     if unknown := [folder.name for folder in folders if folder.name not in allowed]:
         raise ValueError(f"{root} has a folder train, so others must be {', '.join(allowed)}, got {', '.join(unknown)}")

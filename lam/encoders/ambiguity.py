@@ -110,7 +110,7 @@ class TrainedHead(TensorRecord):
         form = torch.tensor(FORMS.index(head.form), device=hidden.weight.device)
         return TrainedHead(*(tensor.detach().double().clone() for tensor in tensors), form)  # pyright: ignore[reportCallIssue]
 
-    def trained(self) -> KappaHead:
+    def kappa_head(self) -> KappaHead:
         """The head that it was made of, in float32."""
         n_hidden, n_features = self.hidden_weight.shape
         head = KappaHead(n_features, n_hidden, form=FORMS[int(self.form)])

@@ -5,7 +5,6 @@ Source: Lakshminarayanan, Pritzel and Blundell (2017); Warburg et al. (2023), ap
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -15,7 +14,7 @@ from lam import models
 from lam.encoders.ensemble import Combine, EnsembleEncoder, align, features_and_units
 from lam.methods.base import Method, Trained, head_of, inputs_of
 from lam.methods.reference import reference_inputs
-from lam.models.weights import load_weights
+from lam.models.weights import check_is_file, load_weights
 from lam.training import Training
 from lam.utils.checks import check_at_least, check_choice
 
@@ -65,13 +64,7 @@ class DeepEnsemble(Method):
                 "in checkpoints, --method.checkpoints=[...] in a run, or begin with none that is trained"
             )
         for file in self.checkpoints:
-            if Path(file).is_dir():
-                raise ValueError(
-                    f"method.checkpoints: {file} is a folder: give a file of weights, such as "
-                    "RUN/encoder/generation-.../network.safetensors of a run"
-                )
-            if not Path(file).is_file():
-                raise ValueError(f"method.checkpoints: {file} does not exist")
+            check_is_file(file)
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train and align the members; see `Method.train`. Stages are `member-1` and so on, and `align`.

@@ -23,13 +23,7 @@ def load_weights(network: nn.Module, path: str | Path) -> None:
             of the network, naming them.
     """
     path = Path(path)
-    if path.is_dir():
-        raise ValueError(
-            f"checkpoint {path} is a folder: give a file of weights, such as "
-            "RUN/encoder/generation-.../network.safetensors of a run"
-        )
-    if not path.is_file():
-        raise ValueError(f"checkpoint {path} does not exist")
+    check_is_file(path)
     state = read_weights(path)
     if any(name.startswith("last/network/") for name in state):
         raise ValueError(
@@ -40,6 +34,21 @@ def load_weights(network: nn.Module, path: str | Path) -> None:
         load_state(network, state)
     except ValueError as error:
         raise ValueError(f"checkpoint {path}: {error}") from None
+
+
+def check_is_file(path: str | Path) -> None:
+    """Refuse weights that are not there, or are a folder.
+
+    Raises:
+        ValueError: saying which.
+    """
+    if Path(path).is_dir():
+        raise ValueError(
+            f"checkpoint {path} is a folder: give a file of weights, such as "
+            "RUN/encoder/generation-.../network.safetensors of a run"
+        )
+    if not Path(path).is_file():
+        raise ValueError(f"checkpoint {path} does not exist")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -248,13 +248,13 @@ def _network(config: RunConfig, seed: int) -> EmbeddingNetwork:
 
 
 def _check_ambiguity(config: RunConfig, start: Start, splits: Splits) -> None:
-    if config.ambiguity.learn or _kappa_head(config, start) is not None:
+    if config.ambiguity.learn or _head_to_take_over(config, start) is not None:
         relation, part = config.relation_of(splits.validation), splits.validation
         within = config.places.relevant_within
         check_enough(relevance_of(relation, part.targets, is_query=part.is_query, relevant_within=within))
 
 
-def _kappa_head(config: RunConfig, start: Start) -> KappaHead | None:
+def _head_to_take_over(config: RunConfig, start: Start) -> KappaHead | None:
     """That of the run which it starts from, where a posterior can take it over."""
     return start.kappa_head if issubclass(config.method.encoder, BayesianEncoder) else None
 
@@ -311,7 +311,7 @@ def _encoder(
     if config.method.tunes:
         with stages("tune"):
             config.method.tune_on(encoder, held_out, **queries)
-    kappa_head = _kappa_head(config, start)
+    kappa_head = _head_to_take_over(config, start)
     if config.ambiguity.learn or kappa_head is not None:
         with stages("ambiguity"):
             count = config.ambiguity.reference

@@ -62,7 +62,7 @@ def _kappa_head(encoder: Encoder) -> KappaHead | None:
     if isinstance(encoder, HeadEncoder):
         return encoder.kappa_head
     learnt = encoder.ambiguity
-    return learnt.head.trained() if learnt is not None and isinstance(learnt.head, TrainedHead) else None
+    return learnt.head.kappa_head() if learnt is not None and isinstance(learnt.head, TrainedHead) else None
 
 
 def write_trained_by(folder: Path, config: RunConfig, start: Start, histories: Mapping[str, History]) -> None:

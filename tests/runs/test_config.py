@@ -289,10 +289,10 @@ def test_an_ensemble_starts_from_a_file_for_each_member_or_none(tmp_path: Path) 
     with pytest.raises(ValueError, match="one network and a deep ensemble has 5: .*--method.checkpoints"):
         plain(method=DeepEnsemble(), checkpoint="trained.pth").check()
     members = DeepEnsemble(n_members=2, checkpoints=[str(tmp_path / "a.pth"), str(tmp_path / "b.pth")])
-    with pytest.raises(ValueError, match="method.checkpoints: .*a.pth does not exist"):
+    with pytest.raises(ValueError, match="checkpoint .*a.pth does not exist"):
         plain(method=members).check()
     (tmp_path / "a.pth").mkdir()
-    with pytest.raises(ValueError, match="a.pth is a folder: give a file of weights, such as RUN/encoder/generation-"):
+    with pytest.raises(ValueError, match="checkpoint .*a.pth is a folder: give a file of weights, such as RUN/encoder"):
         plain(method=members).check()
 
 

@@ -79,7 +79,7 @@ def test_a_posterior_hands_the_kappa_head_on(second: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("form", FORMS)
 def test_a_kappa_head_is_the_same_after_it_was_part_of_an_ambiguity(form: Any) -> None:
     head, features = KappaHead(7, 5, form=form, start=9.0), torch.randn(20, 7)
-    again = TrainedHead.of(head).trained()
+    again = TrainedHead.of(head).kappa_head()
     assert torch.equal(again(features), head(features))
 
 

@@ -163,7 +163,8 @@ def test_an_answer_is_shown_in_numbers_and_pictures(page: Browser, address: str,
     facts = page.text("#facts")
     for name in ("κ", "Best cosine", "Credible cap"):
         assert name in facts
-    assert f"{answer['hits'][0]['score']:.4f}" in facts
+    score = answer["hits"][0]["score"]
+    assert page.run(f"(async () => (await import('/numbers.js')).cosine({score}))()") in facts
     assert "Of queries like those it was calibrated on, with no match in the gallery, at most" in page.text("#reason")
     assert f"among the first {[hit['conformal'] for hit in answer['hits']].count(True)} items" in page.text(
         "#hits-text"
@@ -258,6 +259,13 @@ def test_a_comparison_overtakes_the_one_before(page: Browser, address: str, tmp_
     page.run("new Promise((done) => setTimeout(done, 500))")
     assert page.run("document.querySelector('#other-asked img').src") == second
     assert page.complaints == []
+
+
+@needs_chromium
+def test_a_cosine_below_1_is_not_shown_as_1(page: Browser) -> None:
+    values = [1, 0.5, -0.25, 0.9998, 0.999987721, -0.99999]
+    script = f"(async () => {json.dumps(values)}.map((await import('/numbers.js')).cosine))()"
+    assert page.run(script) == ["1.0000", "0.5000", "−0.2500", "0.9998", "0.999988", "−0.9999900"]
 
 
 @needs_chromium

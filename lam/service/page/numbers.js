@@ -4,7 +4,13 @@ const SIGNIFICANT = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 })
 const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
 
 export const plain = (value) => (Math.abs(value) < 1e5 ? SIGNIFICANT.format(value) : value.toExponential(1));
-export const cosine = (value) => value.toFixed(4).replace("-", "−");
+/** With four decimals, or with as many as tell it from 1: nothing is above a cosine of 1.0000. */
+export function cosine(value) {
+  const gap = 1 - Math.abs(value);
+  const decimals = gap > 0 && gap < 1e-4 ? Math.min(8, 1 - Math.floor(Math.log10(gap))) : 4;
+  return value.toFixed(decimals).replace("-", "−");
+}
+
 export const degrees = (value) => `${value < 10 ? SMALL.format(value) : value.toFixed(0)}°`;
 export const angle = (value) => (Math.acos(Math.min(1, Math.max(-1, value))) * 180) / Math.PI;
 

@@ -65,17 +65,16 @@ def build(
     if dimension < 2:
         raise ValueError(f"dimension must be at least 2, got {dimension}")
     constructor = _constructor(name)
-    if weights is not None:
-        constructor = partial(constructor, weights=weights)
+    arguments = {"dimension": dimension, **options} | ({} if weights is None else {"weights": weights})
     try:
-        inspect.signature(constructor).bind(dimension=dimension, **options)
+        inspect.signature(constructor).bind(**arguments)
     except TypeError as error:
         allowed = ", ".join(inspect.signature(constructor).parameters)
         raise ValueError(f"{name} does not take these options ({error}); it takes {allowed}") from None
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
-            network = constructor(dimension=dimension, **options)
+            network = constructor(**arguments)
         except (AttributeError, TypeError):
             check_options(name, constructor, options)
             raise

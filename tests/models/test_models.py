@@ -139,7 +139,11 @@ def test_larger_networks_of_torchvision_build_and_round_trip(name: str, size: in
         ("convnet8", {"colours": 3}, "colours.*it takes dimension, channels"),
         ("convnet8", {"channels": "x"}, "option channels of convnet8: Input should be a valid integer, got 'x'"),
         ("torchvision:resnet18", {"colours": 3}, "resnet18 of torchvision does not take these options .*'colours'"),
-        ("convnet28", {"weights": "DEFAULT"}, "weights"),
+        (
+            "convnet28",
+            {"weights": "DEFAULT"},
+            "convnet28 does not take these options .*'weights'.*; it takes dimension, channels, dropout",
+        ),
         ("convnet32", {"dropout": 1.0}, r"dropout must be a rate in \[0, 1\), got 1.0"),
         ("resnet18", {"dropout": -0.1}, "got -0.1"),
         ("convnet8", {"dimension": 1}, "at least 2, got 1"),

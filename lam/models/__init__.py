@@ -12,7 +12,7 @@ import torch
 
 from lam.models.libraries import from_timm, from_torchvision
 from lam.models.network import EmbeddingNetwork, Option
-from lam.models.resnet import cifar_resnet18, cifar_resnet50, resnet18, resnet50
+from lam.models.resnet import cifar_resnet, resnet
 from lam.models.sentences import from_sentence_transformers
 from lam.models.small_convnets import convnet8, convnet28, convnet32
 from lam.utils.checks import check_options
@@ -22,10 +22,10 @@ _NETWORKS: dict[str, Callable[..., EmbeddingNetwork]] = {
     "convnet8": convnet8,
     "convnet28": convnet28,
     "convnet32": convnet32,
-    "resnet18": resnet18,
-    "resnet50": resnet50,
-    "cifar_resnet18": cifar_resnet18,
-    "cifar_resnet50": cifar_resnet50,
+    "resnet18": partial(resnet, "resnet18"),
+    "resnet50": partial(resnet, "resnet50"),
+    "cifar_resnet18": partial(cifar_resnet, "resnet18"),
+    "cifar_resnet50": partial(cifar_resnet, "resnet50"),
 }
 _LIBRARIES: dict[str, Callable[..., EmbeddingNetwork]] = {
     "torchvision": from_torchvision,

@@ -7,40 +7,28 @@ from torch import nn
 from lam.models.gem import GeM
 from lam.models.libraries import from_torchvision
 from lam.models.network import EmbeddingNetwork, check_dropout
-from lam.utils.checks import check_at_least
+from lam.utils.checks import check_at_least, check_choice
 
 Pooling = Literal["mean", "gem"]
 
 
-def resnet18(
-    *, dimension: int, weights: str | None = None, pooling: Pooling = "mean", dropout: float = 0.0
+def resnet(
+    architecture: str, *, dimension: int, weights: str | None = None, pooling: Pooling = "mean", dropout: float = 0.0
 ) -> EmbeddingNetwork:
-    """torchvision's ResNet-18, its classifier replaced by a linear head of 512 inputs; see `resnet50`.
+    """torchvision's residual network, its classifier replaced by a linear head, for images of any size.
 
-    Args:
-        dimension: embedding dimensions D.
-        weights: torchvision's name, such as "IMAGENET1K_V1" or "DEFAULT", or a file; None leaves them random.
-        pooling: "mean" or "gem".
-        dropout: rate in [0, 1) before the head.
-    """
-    return _resnet("resnet18", dimension, weights, pooling, dropout)
-
-
-def resnet50(
-    *, dimension: int, weights: str | None = None, pooling: Pooling = "mean", dropout: float = 0.0
-) -> EmbeddingNetwork:
-    """torchvision's ResNet-50, its classifier replaced by a linear head of 2,048 inputs, for images of any size.
-
-    The paper's network for birds and faces is `pooling="gem"`: backbone, generalised mean, a learned whitening layer,
-    normalisation. The head is the whitening layer; it is drawn as every linear layer is, bias and all, and learned with
-    the rest. The paper's keeps the dimension (D = 2048). Dropout is "between all trainable layers, except for the
-    blocks", which leaves one place: between pooling and head.
+    The head of ResNet-18 has 512 inputs, that of ResNet-50 has 2,048. The paper's network for birds and faces is the
+    ResNet-50 with `pooling="gem"`: backbone, generalised mean, a learned whitening layer, normalisation. The head is
+    the whitening layer; it is drawn as every linear layer is, bias and all, and learned with the rest. The paper's
+    keeps the dimension (D = 2048). Dropout is "between all trainable layers, except for the blocks", which leaves one
+    place: between pooling and head.
 
     Source: Warburg et al. (2023), appendices G.2 and G.4.
 
     Args:
+        architecture: torchvision's name, "resnet18" or "resnet50".
         dimension: embedding dimensions D.
-        weights: torchvision's name, such as "IMAGENET1K_V2" or "DEFAULT", or a file (.safetensors or .pth) of
+        weights: torchvision's name, such as "IMAGENET1K_V1" or "DEFAULT", or a file (.safetensors or .pth) of
             torchvision's network, with or without its classifier; None leaves them random. The head is always new.
         pooling: "mean", as torchvision has it, or "gem".
         dropout: rate in [0, 1) before the head.
@@ -48,19 +36,29 @@ def resnet50(
     Raises:
         ValueError: for other weights or pooling, a rate outside [0, 1), or a file that holds another network.
     """
-    return _resnet("resnet50", dimension, weights, pooling, dropout)
+    check_dropout(dropout)
+    check_choice("pooling", pooling, get_args(Pooling))
+    network = from_torchvision(architecture, dimension=dimension, weights=weights)
+    if pooling == "gem":
+        network.features.set_submodule("avgpool", GeM())
+    if dropout:
+        network.features.set_submodule("fc", nn.Dropout(dropout))  # in the classifier's place
+    return network
 
 
-def cifar_resnet18(*, dimension: int, channels: int = 3, projection: int = 0, dropout: float = 0.0) -> EmbeddingNetwork:
-    """ResNet-18 for images of 32 × 32: a first convolution of 3 × 3 and stride 1, and no pooling before the blocks.
+def cifar_resnet(
+    architecture: str, *, dimension: int, channels: int = 3, projection: int = 0, dropout: float = 0.0
+) -> EmbeddingNetwork:
+    """A residual network for images of 32 × 32: a first convolution of 3 × 3 and stride 1, no pooling before blocks.
 
     With a projection the embedding's head is the last of two layers, as in the methods that learn without labels; what
-    enters it, and a κ head, is the hidden layer.
+    enters it, and a κ head, is the hidden layer. The network of the sources is the ResNet-50.
 
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", appendix B.9;
     "Probabilistic contrastive learning with explicit concentration on the hypersphere", appendix G: projection=512.
 
     Args:
+        architecture: torchvision's name, "resnet18" or "resnet50".
         dimension: embedding dimensions D.
         channels: of an image.
         projection: units of a hidden layer with batch norm between pooling and head; 0 for none.
@@ -69,22 +67,6 @@ def cifar_resnet18(*, dimension: int, channels: int = 3, projection: int = 0, dr
     Raises:
         ValueError: for fewer than one channel, a projection below 0, or a rate outside [0, 1).
     """
-    return _cifar_resnet("resnet18", dimension, channels, projection, dropout)
-
-
-def cifar_resnet50(*, dimension: int, channels: int = 3, projection: int = 0, dropout: float = 0.0) -> EmbeddingNetwork:
-    """ResNet-50 for images of 32 × 32, the network of the sources; see `cifar_resnet18`.
-
-    Args:
-        dimension: embedding dimensions D.
-        channels, projection, dropout: of `cifar_resnet18`.
-    """
-    return _cifar_resnet("resnet50", dimension, channels, projection, dropout)
-
-
-def _cifar_resnet(
-    architecture: str, dimension: int, channels: int, projection: int, dropout: float
-) -> EmbeddingNetwork:
     check_dropout(dropout)
     check_at_least("channels", channels, 1)
     check_at_least("projection", projection, 0)
@@ -101,16 +83,4 @@ def _cifar_resnet(
     if dropout:
         last.append(nn.Dropout(dropout))
     network.features.set_submodule("fc", nn.Sequential(*last))  # in the classifier's place
-    return network
-
-
-def _resnet(architecture: str, dimension: int, weights: str | None, pooling: str, dropout: float) -> EmbeddingNetwork:
-    check_dropout(dropout)
-    if pooling not in get_args(Pooling):
-        raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
-    network = from_torchvision(architecture, dimension=dimension, weights=weights)
-    if pooling == "gem":
-        network.features.set_submodule("avgpool", GeM())
-    if dropout:
-        network.features.set_submodule("fc", nn.Dropout(dropout))  # in the classifier's place
     return network

@@ -156,4 +156,4 @@ def test_bad_names_and_options(name: str, options: dict, message: str) -> None:
 
 def test_every_named_network_documents_its_options() -> None:
     for make in models._NETWORKS.values():
-        assert "dimension: embedding dimensions D." in inspect.getdoc(make)
+        assert "dimension: embedding dimensions D." in inspect.getdoc(getattr(make, "func", make))

@@ -6,7 +6,7 @@ without one can have a layer added after it (`ADDED`), whose weights lie in the 
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,20 +44,9 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     linear = {path: module for path, module in network.named_modules() if isinstance(module, nn.Linear)}
     if head is not None and head not in linear:
         raise ValueError(f"head {head!r} is no linear layer of the network, which has {_listed(linear)}. {_ADD}")
-    passes: dict[str, tuple[Tensor, Tensor]] = {}
-    handles = [
-        module.register_forward_hook(
-            lambda _module, args, kwargs, output, path=path: _record(passes, path, (*args, *kwargs.values()), output),
-            with_kwargs=True,
-        )
-        for path, module in linear.items()
-    ]
-    try:
+    with recorded(network, linear) as calls:
         output = probe_output(network, probe)
-    finally:
-        for handle in handles:
-            handle.remove()
-    matching = [path for path, (_, candidate) in passes.items() if _same_direction(candidate, output)]
+    matching = [path for path, passes in calls.items() if passes and _same_direction(passes[-1][1], output)]
     if head is not None:
         matching = [path for path in matching if path == head]
     if not matching:
@@ -68,8 +57,8 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
         )
     with evaluating(network):  # in which reading a spectral norm's weight changes nothing
         for path in reversed(matching):
-            layer, (entered, _) = linear[path], passes[path]
-            if _same_direction(F.linear(entered, layer.weight, layer.bias), output):
+            layer, (entered, _) = linear[path], calls[path][-1]
+            if _same_direction(F.linear(entered[0], layer.weight, layer.bias), output):
                 return path
     raise ValueError(
         f"head {matching[-1]!r} ({type(linear[matching[-1]]).__name__}) gives the network's output, but not as its "
@@ -140,6 +129,36 @@ def recorded_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
         handle.remove()
 
 
+@contextmanager
+def recorded(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[tuple[tuple[Any, ...], Any]]]]:
+    """What enters and leaves layers while the network runs, by path; with gradients, a graph starts here.
+
+    What goes on is a copy, so that what later layers change in place is not what was recorded. The layer that ran last
+    stands last.
+    """
+    calls: dict[str, list[tuple[tuple[Any, ...], Any]]] = {path: [] for path in paths}
+
+    def record(path: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        entered = (*args, *kwargs.values())
+        entered = tuple(value.detach().clone() if isinstance(value, Tensor) else value for value in entered)
+        if isinstance(output, Tensor) and torch.is_grad_enabled() and not output.requires_grad:
+            output = output.detach().requires_grad_(output.is_floating_point())
+        calls[path] = [*calls.pop(path), (entered, output)]
+        return output.clone() if isinstance(output, Tensor) else output
+
+    handles = [
+        network.get_submodule(path).register_forward_hook(
+            lambda _module, args, kwargs, output, path=path: record(path, args, kwargs, output), with_kwargs=True
+        )
+        for path in calls
+    ]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def run(network: nn.Module, inputs: Any) -> Any:
     """Output of a network on a batch, on the network's own device; a batch of named inputs is passed by name.
 
@@ -186,12 +205,6 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _record(passes: dict[str, tuple[Tensor, Tensor]], path: str, entered: tuple[Any, ...], output: Any) -> None:
-    passes.pop(path, None)  # so that the layer that ran last stands last
-    if isinstance(output, Tensor):
-        passes[path] = entered[0], output
-
-
 def _in_words(output: Any) -> str:
     if isinstance(output, Tensor):
         return f"shape {tuple(output.shape)}"
@@ -207,9 +220,9 @@ def _selection(call: str, output: Any) -> str:
     return f'{call}["{keys[-1]}"]' if isinstance(keys[-1], str) else f"{call}[{keys[-1]}]"
 
 
-def _same_direction(candidate: Tensor, output: Tensor) -> bool:
+def _same_direction(candidate: Any, output: Tensor) -> bool:
     """Whether every row of the output is a positive multiple of the candidate's."""
-    if candidate.shape != output.shape:
+    if not isinstance(candidate, Tensor) or candidate.shape != output.shape:
         return False
     gap = F.normalize(candidate.double(), dim=1) - F.normalize(output.double(), dim=1)
     return bool((gap.norm(dim=1) <= RELATIVE_TOLERANCE.get(output.dtype, 1e-4)).all())

@@ -4,8 +4,7 @@ Any network will do, whatever it does between its layers: autograd goes back thr
 tensor and gives one, a row for each item, and is run once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lam.models.head import evaluating, run
+from lam.models.head import evaluating, recorded, run
 
 Layers = Literal["last", "all"] | Sequence[str]
 """Over which layers a posterior is: the last one, all that have weights, or those at some paths."""
@@ -168,38 +167,6 @@ def items(inputs: Any, rows: slice | list[int]) -> Any:
 def n_items(inputs: Any) -> int:
     """How many items a batch has."""
     return len(next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs)
-
-
-@contextmanager
-def recorded(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[tuple[tuple[Any, ...], Any]]]]:
-    """What enters and leaves layers while the network runs, by path; with gradients, a graph starts here.
-
-    What goes on is a copy, so that what later layers change in place is not what was recorded.
-    """
-    calls: dict[str, list[tuple[tuple[Any, ...], Any]]] = {path: [] for path in paths}
-
-    def record(path: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        entered = (*args, *kwargs.values())
-        entered = tuple(value.detach().clone() if isinstance(value, Tensor) else value for value in entered)
-        if not isinstance(output, Tensor):
-            calls[path].append((entered, output))
-            return output
-        if torch.is_grad_enabled() and not output.requires_grad and output.is_floating_point():
-            output = output.detach().requires_grad_()
-        calls[path].append((entered, output))
-        return output.clone()
-
-    handles = [
-        network.get_submodule(path).register_forward_hook(
-            lambda _module, args, kwargs, output, path=path: record(path, args, kwargs, output), with_kwargs=True
-        )
-        for path in calls
-    ]
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _run_with(network: nn.Module, weights: Mapping[str, Tensor], inputs: Any) -> None:

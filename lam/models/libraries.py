@@ -88,8 +88,6 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None, 
 
 
 def _load_file(network: nn.Module, file: str, *, classifier: str) -> None:
-    if not Path(file).is_file():
-        raise ValueError(f"there is no file of weights {file}")
     state = {name: value for name, value in read_weights(Path(file)).items() if not name.startswith(f"{classifier}.")}
     counters = {name: value for name, value in network.state_dict().items() if name.endswith(".num_batches_tracked")}
     state = counters | state  # files of old versions of torch do not have these

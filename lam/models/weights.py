@@ -22,9 +22,7 @@ def load_weights(network: nn.Module, path: str | Path) -> None:
         ValueError: for a file that is missing, damaged or holds more than plain tensors, or tensors that are not those
             of the network, naming them.
     """
-    path = Path(path)
-    check_is_file(path)
-    state = read_weights(path)
+    state = read_weights(Path(path))
     if any(name.startswith("last/network/") for name in state):
         raise ValueError(
             f"checkpoint {path} is of an unfinished training, which `lam run` on its own folder continues: give the "
@@ -53,6 +51,7 @@ def check_is_file(path: str | Path) -> None:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The plain tensors of a file; errors as of `load_weights`."""
+    check_is_file(path)
     try:
         if path.suffix == ".safetensors":
             return read_tensors(path)

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lam.utils.checks import check_positive
+
 
 class GeM(nn.Module):
     """Pool every channel of a feature map to its generalised mean.
@@ -31,9 +33,8 @@ class GeM(nn.Module):
 
     def __init__(self, *, p: float = 3.0, eps: float = 1e-6) -> None:
         super().__init__()
-        for name, value in (("p", p), ("eps", eps)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} of GeM must be positive and finite, got {value}")
+        check_positive("p of GeM", p)
+        check_positive("eps of GeM", eps)
         self.p = nn.Parameter(torch.tensor(float(p)))
         self.eps = eps
 

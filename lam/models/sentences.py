@@ -9,7 +9,7 @@ from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, UInt8
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lam.inputs.texts import texts_of
 from lam.models.network import EmbeddingNetwork, check_dropout
+from lam.utils.checks import check_choice
 
 Head = Literal["train", "identity"]
 _INSTALL = "pip install 'lam[text]'"
@@ -91,8 +92,7 @@ def from_sentence_transformers(
         ValueError: where sentence-transformers is not installed or finds no such network, for another head or rate, or
             weights that are not those asked for.
     """
-    if head not in ("train", "identity"):
-        raise ValueError(f"head must be train or identity, got {head!r}")
+    check_choice("head", head, get_args(Head))
     check_dropout(dropout)
     frozen = SentenceFeatures(_loaded(architecture))
     if sha256 not in (None, frozen.sha256):

@@ -39,8 +39,7 @@ def convnet28(*, dimension: int, channels: int = 1, dropout: float = 0.0) -> Emb
 
     Args:
         dimension: embedding dimensions D.
-        channels: of the images.
-        dropout: rate in [0, 1), of channels.
+        channels, dropout: of `convnet32`.
     """
     layers = (nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2))
     return EmbeddingNetwork(_features(*layers, dropout=dropout), nn.Linear(9216, dimension))
@@ -51,8 +50,7 @@ def convnet8(*, dimension: int, channels: int = 1, dropout: float = 0.0) -> Embe
 
     Args:
         dimension: embedding dimensions D.
-        channels: of the images.
-        dropout: rate in [0, 1), of channels.
+        channels, dropout: of `convnet32`.
     """
     first, second = nn.Conv2d(channels, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
     layers = (first, nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2))

@@ -94,7 +94,7 @@ def test_dropout_is_before_the_head(frozen: Frozen) -> None:
     assert not torch.equal(network(inputs("abcdef")), network(inputs("abcdef")))
     with pytest.raises(ValueError, match=r"dropout must be a rate in \[0, 1\), got 1"):
         models.build("sentence-transformers:NAME", dimension=4, dropout=1.0)
-    with pytest.raises(ValueError, match="head must be train or identity, got 'none'"):
+    with pytest.raises(ValueError, match="head must be one of train, identity, got 'none'"):
         unchecked(from_sentence_transformers)("NAME", dimension=4, head="none")
 
 

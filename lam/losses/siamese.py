@@ -13,6 +13,7 @@ from lam.losses.base import weighted_mean
 from lam.losses.distributions import DistributionLoss
 from lam.pairs.pairs import Pairs
 from lam.utils.checks import check_at_least
+from lam.utils.random import seeded
 
 
 class Siamese(DistributionLoss):
@@ -37,8 +38,7 @@ class Siamese(DistributionLoss):
         check_at_least("dimension", dimension, 1)
         check_at_least("predictor", hidden, 1)
         self.dimension, self.explicit = dimension, explicit
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+        with seeded(seed):
             layers = (nn.Linear(dimension, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU())
             self.predictor = nn.Sequential(*layers, nn.Linear(hidden, dimension))
 

@@ -8,14 +8,13 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 
-import torch
-
 from lam.models.libraries import from_timm, from_torchvision
 from lam.models.network import EmbeddingNetwork, Option
 from lam.models.resnet import cifar_resnet, resnet
 from lam.models.sentences import from_sentence_transformers
 from lam.models.small_convnets import convnet8, convnet28, convnet32
-from lam.utils.checks import check_options
+from lam.utils.checks import check_at_least, check_options
+from lam.utils.random import seeded
 from lam.utils.registry import enter
 
 _NETWORKS: dict[str, Callable[..., EmbeddingNetwork]] = {
@@ -56,14 +55,14 @@ def build(
         ValueError: for an unknown name or weights, a dimension below 2, or an option that the network does not have.
 
     Example:
+        >>> import torch
         >>> network = build("convnet8", dimension=3)
         >>> network(torch.zeros(2, 1, 8, 8)).shape
         torch.Size([2, 3])
         >>> network.recipe
         {'name': 'convnet8', 'dimension': 3}
     """
-    if dimension < 2:
-        raise ValueError(f"dimension must be at least 2, got {dimension}")
+    check_at_least("dimension", dimension, 2)
     constructor = _constructor(name)
     arguments = {"dimension": dimension, **options} | ({} if weights is None else {"weights": weights})
     try:
@@ -71,8 +70,7 @@ def build(
     except TypeError as error:
         allowed = ", ".join(inspect.signature(constructor).parameters)
         raise ValueError(f"{name} does not take these options ({error}); it takes {allowed}") from None
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed):
         try:
             network = constructor(**arguments)
         except (AttributeError, TypeError):

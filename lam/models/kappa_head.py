@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.utils.checks import check_at_least, check_choice, check_positive
+from lam.utils.random import seeded
 
 Form = Literal["exp", "softplus", "inverse"]
 _MOST = math.log(1e8)  # beyond which the losses cut κ
@@ -52,15 +53,14 @@ class KappaHead(nn.Module):
             raise ValueError(f"start must be above 1, the least that κ can be, got {start}")
         self.recipe = {"features": features, "hidden": hidden, "start": start, "form": form}
         self.form: Form = form
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+        with seeded(seed):
             self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, 1)
         with torch.no_grad():
             self.first.bias.zero_()
             self.last.weight.mul_(0.1)
             value = 1 / start if form == "inverse" else start
-            inner = math.log(start - 1) if form == "exp" else _softplus_inverse(value)
-            self.last.bias.fill_(inner)
+            of_softplus = value + math.log(-math.expm1(-value))  # the number whose softplus is the value
+            self.last.bias.fill_(math.log(start - 1) if form == "exp" else of_softplus)
 
     def forward(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
         """κ (N,).
@@ -79,8 +79,3 @@ def kappa_of(raw: Float[Tensor, " N"], form: Form) -> Float[Tensor, " N"]:
         return 1 + raw.clamp(max=_MOST).exp()
     value = F.softplus(raw)
     return value if form == "softplus" else 1 / value.clamp(min=_LEAST)
-
-
-def _softplus_inverse(value: float) -> float:
-    """The number whose softplus is the value."""
-    return value + math.log(-math.expm1(-value))

@@ -7,6 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lam.utils.checks import check_at_least
+from lam.utils.random import seeded
+
 
 class UncertaintyHead(nn.Module):
     """Map features to the logarithm of a variance for every embedding dimension.
@@ -39,11 +42,10 @@ class UncertaintyHead(nn.Module):
 
     def __init__(self, features: int, dimension: int, *, shared: bool = True, seed: int = 0) -> None:
         super().__init__()
-        if features < 1 or dimension < 1:
-            raise ValueError(f"features and dimension must be at least 1, got {features} and {dimension}")
+        check_at_least("features", features, 1)
+        check_at_least("dimension", dimension, 1)
         self.recipe = {"features": features, "dimension": dimension, "shared": shared}
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+        with seeded(seed):
             self.layers = nn.Sequential(
                 nn.Linear(features, dimension),
                 nn.BatchNorm1d(dimension),

@@ -20,7 +20,6 @@ from lam.training.loop import History, Loop
 from lam.training.settings import Accelerator, Precision, Stage, Training, TrainingOptions, resolve_accelerator, silent
 from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils import distributed
-from lam.utils.random import own_randomness
 
 
 def train(
@@ -78,7 +77,7 @@ def train(
         raise ValueError(
             f"batch_size must be at least {least}, 2 for each of the {n_processes} processes, got {batch_size}"
         )
-    with own_randomness(fabric.device):
+    with torch.random.fork_rng([fabric.device.index] if fabric.device.type == "cuda" else []):
         return Loop(fabric, network, dataset, training, step or Step(), method).run()
 
 

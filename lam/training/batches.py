@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from lam.utils.random import derive_seed, derive_seed_of_part, own_randomness, reseed
+from lam.utils.random import derive_seed, derive_seed_of_part, seeded
 
 
 class Batches(Dataset):
@@ -89,8 +89,7 @@ class Batches(Dataset):
             part = self.process[0]
             start = sum(sizes[:part])
             indices = indices[start : start + sizes[part]]
-        with own_randomness(torch.device("cpu")):
-            reseed(derive_seed_of_part(part, *self.place, batch, "data"), torch.device("cpu"))
+        with seeded(derive_seed_of_part(part, *self.place, batch, "data")):
             if hasattr(self.dataset, "__getitems__"):
                 items = self.dataset.__getitems__(indices)
             else:

@@ -26,7 +26,8 @@ def reseed(seed: int, device: torch.device) -> None:
 
 
 @contextmanager
-def own_randomness(device: torch.device) -> Iterator[None]:
-    """Restore torch's global random state, of the CPU and of the device, on leaving."""
-    with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
+def seeded(seed: int) -> Iterator[None]:
+    """torch's global random state of the CPU begins with a seed; afterwards it is as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
         yield

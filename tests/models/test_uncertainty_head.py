@@ -66,7 +66,7 @@ def test_seed_decides_the_weights_and_the_recipe_rebuilds_them() -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1, got 0 and 4"):
+    with pytest.raises(ValueError, match="features must be at least 1, got 0"):
         UncertaintyHead(0, 4)
     head = UncertaintyHead(7, 4)
     with pytest.raises(ValueError, match=r"features must be \(N, 7\), got \(3, 6\)"):

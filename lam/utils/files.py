@@ -149,16 +149,8 @@ def verify(folder: str | Path, names: Iterable[str] = (), *, others: bool = True
     Raises:
         CorruptFileError: naming the folder without a manifest, or the file that is missing, altered or not listed.
     """
-    folder = Path(folder)
-    if not (folder / MANIFEST).is_file():
-        raise CorruptFileError(
-            f"{folder / MANIFEST} is missing: the folder was not written to its end, or is no lam folder"
-        )
-    manifest = read_json(folder / MANIFEST)
-    hashes = manifest.get("sha256") if isinstance(manifest, dict) else None
-    if not isinstance(hashes, dict):
-        raise CorruptFileError(f"{folder / MANIFEST} holds no sha256 table")
-    named = set(names)
+    folder, named = Path(folder), set(names)
+    hashes = _hashes(folder)
     for name in sorted(named - hashes.keys()):
         raise CorruptFileError(f"{folder / MANIFEST} does not list {name}")
     for name, expected in hashes.items():
@@ -171,6 +163,27 @@ def verify(folder: str | Path, names: Iterable[str] = (), *, others: bool = True
             raise CorruptFileError(f"{path} is missing")
         if sha256_of(path) != expected:
             raise CorruptFileError(f"{path} is truncated or altered: its SHA-256 is not the one in {MANIFEST}")
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """The table of a folder's manifest."""
+    if not (folder / MANIFEST).is_file():
+        raise CorruptFileError(
+            f"{folder / MANIFEST} is missing: the folder was not written to its end, or is no lam folder"
+        )
+    manifest = read_json(folder / MANIFEST)
+    hashes = manifest.get("sha256") if isinstance(manifest, dict) else None
+    if not isinstance(hashes, dict):
+        raise CorruptFileError(f"{folder / MANIFEST} holds no sha256 table")
+    return hashes
+
+
+def _listed(folder: Path) -> list[str]:
+    """What a manifest lists; nothing where there is none, or none that can be read."""
+    try:
+        return list(_hashes(folder))
+    except CorruptFileError:
+        return []
 
 
 def write_generation(folder: str | Path, write: Callable[[Path], object], *, unsealed: Iterable[str] = ()) -> None:
@@ -194,10 +207,12 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
         write(generation)
         sync_folder(folder)
         names = {path.name for path in generation.iterdir()} - set(unsealed)
-        _refuse_other(folder, names)
+        held = {Path(name).name for name in _listed(folder)}
+        if held and not held & names:
+            raise ValueError(f"{folder} holds something else ({', '.join(sorted(held)[:3])}): give another folder")
         seal(folder, [f"{generation.name}/{name}" for name in names])
     except BaseException:
-        if not ((folder / MANIFEST).is_file() and _current_generation(folder) == generation):
+        if _generation_in(_listed(folder)) != generation.name:
             shutil.rmtree(generation, ignore_errors=True)
         raise
     for other in folder.glob(f"{_GENERATION}*"):
@@ -205,15 +220,6 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
             shutil.rmtree(other, ignore_errors=True)
     for leftover in folder.glob(f".{MANIFEST}.*.tmp"):  # of a process that was killed
         leftover.unlink(missing_ok=True)
-
-
-def _refuse_other(folder: Path, names: set[str]) -> None:
-    try:
-        held = {Path(name).name for name in read_json(folder / MANIFEST)["sha256"]}
-    except (CorruptFileError, KeyError, TypeError):  # none, or nothing that can be read
-        return
-    if held and not held & names:
-        raise ValueError(f"{folder} holds something else ({', '.join(sorted(held)[:3])}): give another folder")
 
 
 def read_generation(folder: str | Path, names: Iterable[str] = ()) -> Path:
@@ -227,19 +233,16 @@ def read_generation(folder: str | Path, names: Iterable[str] = ()) -> Path:
         CorruptFileError: naming the file that is missing, truncated, altered or not listed.
     """
     folder = Path(folder)
-    verify(folder)
-    generation = _current_generation(folder)
+    generation = _generation_in(_hashes(folder))
+    verify(folder, [] if generation is None else [f"{generation}/{name}" for name in names])
     if generation is None:
         raise CorruptFileError(f"{folder / MANIFEST} names no generation: the folder holds something else")
-    verify(folder, [f"{generation.name}/{name}" for name in names])
-    return generation
+    return folder / generation
 
 
-def _current_generation(folder: Path) -> Path | None:
-    for name in read_json(folder / MANIFEST)["sha256"]:
-        if name.startswith(_GENERATION):
-            return folder / Path(name).parent
-    return None
+def _generation_in(names: Iterable[str]) -> str | None:
+    """The sub-folder that a manifest with these names makes the current one."""
+    return next((Path(name).parts[0] for name in names if name.startswith(_GENERATION)), None)
 
 
 def sha256_of(path: Path) -> str:

@@ -135,6 +135,14 @@ def test_a_save_that_dies_at_any_step_leaves_the_old_generation(tmp_path: Path, 
     assert len(list(folder.glob("generation-*"))) == 1
 
 
+def test_a_save_that_fails_over_a_damaged_manifest_says_why_and_leaves_nothing(tmp_path: Path):
+    for content in ("{", "[]", "{}"):
+        (tmp_path / files.MANIFEST).write_text(content)
+        with no_room_beyond(4096), pytest.raises(OSError, match="File too large"):
+            files.write_generation(tmp_path, lambda new: files.write_text(new / "a.txt", "x" * 100_000))
+        assert [path.name for path in tmp_path.iterdir()] == [files.MANIFEST]
+
+
 def every_damage_is_caught(folder: Path, flips: int, cuts: int) -> int:
     """Flip so many bits of each sealed file, cut it at so many places and delete it; how many files there were."""
     generator = torch.Generator().manual_seed(0)

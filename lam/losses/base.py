@@ -57,6 +57,10 @@ class Loss(ABC):
         """
         return cls()
 
+    def learned(self) -> dict[str, list[float]]:
+        """What it has learned, by name, in the unit that the loss documents; nothing for most losses."""
+        return {}
+
     @abstractmethod
     def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor: ...
 
@@ -99,10 +103,6 @@ class TrainableLoss(Loss, nn.Module):
         super().__init__()
         self.margin = None if margin is None else check_margin(margin)
 
-    def learned(self) -> dict[str, list[float]]:
-        """The parameters by name, in the unit that the loss documents."""
-        return {}
-
 
 @dataclass(frozen=True)
 class TemperatureLoss(MarginLoss):
@@ -135,8 +135,8 @@ def margin_of(loss: Loss) -> float | None:
 
 def settings_of(loss: Loss) -> dict[str, Any]:
     """What a curvature can take over from a loss, by name: margin and temperature, and what it has learned so far."""
-    learned = loss.learned() if isinstance(loss, TrainableLoss) else {}
-    return {"margin": margin_of(loss), "temperature": getattr(loss, "temperature", None), **as_settings(learned)}
+    temperature = getattr(loss, "temperature", None)
+    return {"margin": margin_of(loss), "temperature": temperature, **as_settings(loss.learned())}
 
 
 def as_settings(learned: Mapping[str, Sequence[float]]) -> dict[str, float | tuple[float, ...]]:

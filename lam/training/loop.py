@@ -91,8 +91,9 @@ class Loop:
         self.method, self.pairs = method, training.pairs
         self.folder = None if training.folder is None else Path(training.folder)
         self.loss, parameters = training.loss, list(network.parameters())
+        self.restored: dict[str, Any] = {"network": network, "step": step}  # whose states a checkpoint holds
         if isinstance(training.loss, TrainableLoss):  # its gradient is that of the whole batch in every process
-            self.loss = copy.deepcopy(training.loss).to(fabric.device)
+            self.loss = self.restored["loss"] = copy.deepcopy(training.loss).to(fabric.device)
             parameters += self.loss.parameters()
         self.plain_optimizer = OPTIMIZERS[training.optimizer](
             parameters, lr=training.learning_rate, weight_decay=training.weight_decay
@@ -120,7 +121,7 @@ class Loop:
         if self.best:
             self._load_weights(self.best)
         self.network.eval()
-        learned = self.loss.learned() if isinstance(self.loss, TrainableLoss) else {}
+        learned = self.loss.learned()
         return History(tuple(at.losses), tuple(at.validation), tuple(at.seconds), at.best_epoch, at.skipped, learned)
 
     def _epoch(self, bar: tqdm) -> None:
@@ -221,15 +222,12 @@ class Loop:
 
     def _weights(self) -> dict[str, Tensor]:
         """The weights of the network and of the loss, and what the step remembers."""
-        of_loss = self.loss.state_dict() if isinstance(self.loss, TrainableLoss) else {}
-        own = _prefixed("network", self.network.state_dict()) | _prefixed("step", self.step.state_dict())
-        return own | _prefixed("loss", of_loss)
+        states = {owner: part.state_dict() for owner, part in self.restored.items()}
+        return {f"{owner}/{name}": tensor for owner, state in states.items() for name, tensor in state.items()}
 
     def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        self.network.load_state_dict(_group("network", weights))
-        self.step.load_state_dict(_group("step", weights))
-        if isinstance(self.loss, TrainableLoss):
-            self.loss.load_state_dict(_group("loss", weights))
+        for owner, part in self.restored.items():
+            part.load_state_dict(_group(owner, weights))
 
     def _check_weights(self) -> None:
         for name, tensor in self._weights().items():

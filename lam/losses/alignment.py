@@ -71,37 +71,31 @@ class ConcentrationAlignment(DistributionLoss):
 
     Args:
         explicit: the alignment and its regulariser; None for InfoNCE alone.
-        temperature: τ > 0 of InfoNCE; None for a base loss of the caller's own, which is added outside.
+        temperature: τ > 0 of InfoNCE.
 
     Raises:
-        ValueError: for one outside its range, or where neither is left.
+        ValueError: for a temperature that is not positive.
 
     Example:
         >>> mean, kappa = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([5.0, 5.0])
-        >>> ConcentrationAlignment(temperature=None)(mean, kappa, Pairs.by_label(torch.tensor([0, 0])))
+        >>> ConcentrationAlignment()(mean, kappa, Pairs.by_label(torch.tensor([0, 0])))
         tensor(-0.2500)
     """
 
-    def __init__(self, explicit: Explicit | None = PUBLISHED, temperature: float | None = 0.5) -> None:
+    def __init__(self, explicit: Explicit | None = PUBLISHED, temperature: float = 0.5) -> None:
         super().__init__()
         check_positive("temperature", temperature)
-        if explicit is None and temperature is None:
-            raise ValueError("explicit and temperature are both None, which leaves no loss: give one of them")
         self.explicit, self.temperature = explicit, temperature
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """That of InfoNCE, as the alignment is linear in cosines; without InfoNCE, that of the positive pairs alone."""
-        if self.temperature is None:
-            return {"name": "contrastive", "margin": 2.0, "negative_weight": 0.0}
+        """That of InfoNCE, as the alignment is linear in cosines."""
         return {"name": "infonce", "temperature": self.temperature}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
-        value = mean.new_zeros(())
-        if self.explicit is not None:
-            first, second = pairs.positive.triu().nonzero(as_tuple=True)
-            cosine = (mean[first] * mean[second]).sum(1)
-            added = self.explicit(kappa[first], kappa[second], cosine, mean.shape[1])
-            value = weighted_mean(added, pairs.positive[first, second])
-        if self.temperature is None:
+        value = mean_cross_entropy(mean @ mean.T / self.temperature, pairs)
+        if self.explicit is None:
             return value
-        return value + mean_cross_entropy(mean @ mean.T / self.temperature, pairs)
+        first, second = pairs.positive.triu().nonzero(as_tuple=True)
+        cosine = (mean[first] * mean[second]).sum(1)
+        added = self.explicit(kappa[first], kappa[second], cosine, mean.shape[1])
+        return value + weighted_mean(added, pairs.positive[first, second])

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lam.losses import BYOL, ConcentrationAlignment, Explicit, SimSiam, SwAV
+from lam.losses import BYOL, Explicit, SimSiam, SwAV
 from lam.losses.swav import sinkhorn
 from lam.pairs import Pairs
 from tests.losses.test_losses import unit
@@ -129,7 +129,6 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: SwAV(3, temperature=0.0), "temperature must be positive and finite, got 0"),
         (lambda: SwAV(3, smoothness=-1.0), "smoothness must be positive and finite, got -1"),
         (lambda: SwAV(3, n_iterations=0), "n_iterations must be at least 1, got 0"),
-        (lambda: ConcentrationAlignment(None, temperature=None), "both None, which leaves no loss: give one of them"),
         (lambda: BYOL(3)(unit(8, 4), KAPPA, PAIRS), "the loss is made for 3 dimensions, got means of 4"),
         (lambda: SwAV(3)(unit(8, 4), KAPPA, PAIRS), "the loss is made for 3 dimensions, got means of 4"),
         (lambda: SimSiam(3)(unit(4, 3), KAPPA[:4], Pairs.by_label(torch.arange(4))), "none of the pairs of 4 items"),

@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.losses.base import weighted_mean
-from lam.losses.infonce import log_ratios, log_sum_of_negatives
+from lam.losses.infonce import log_ratios, log_weighted_sum
 from lam.pairs.pairs import Pairs
+from lam.utils.checks import check_length, check_no_nan
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import KAPPA_RANGE
 
@@ -59,10 +60,8 @@ class DistributionLoss(nn.Module, ABC):
         pairs.check_size(len(mean))
         if pairs.n_positives == 0:
             raise ValueError(f"none of the pairs of {len(mean)} items is positive: raise the batch size, or per_class")
-        if kappa.shape != mean.shape[:1]:
-            raise ValueError(f"kappa must have shape ({len(mean)},), one for each row, got {tuple(kappa.shape)}")
-        if kappa.isnan().any():
-            raise ValueError(f"kappa must be numbers, got NaN at index {int(kappa.isnan().nonzero()[0, 0])}")
+        check_length("kappa", kappa, "the means", len(mean))
+        check_no_nan("kappa", kappa)
         return kappa.clamp(*KAPPA_RANGE)
 
     def learned(self) -> dict[str, list[float]]:
@@ -116,6 +115,6 @@ def mean_log_ratio(samples: Float[Tensor, "S N D"], scale: Tensor, pairs: Pairs)
         rows, row_of_anchor = anchor.unique(return_inverse=True)
         own = scale * (samples[:, anchor] * samples[:, positive]).sum(-1)
         logits = scale * (samples[:, rows] @ samples[:, columns].transpose(1, 2))
-        negatives = log_sum_of_negatives(logits, pairs.negative[rows[:, None], columns])
+        negatives = log_weighted_sum(logits, pairs.negative[rows[:, None], columns])
         ratios, weights = own - torch.logaddexp(own, negatives[:, row_of_anchor]), pairs.positive[anchor, positive]
     return weighted_mean(ratios.logsumexp(0) - math.log(len(samples)), weights)

@@ -1,16 +1,14 @@
 """The supervised contrastive loss of Khosla et al."""
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.losses.base import TemperatureLoss, weighted_mean
+from lam.losses.infonce import log_weighted_sum
 from lam.pairs.pairs import Pairs
 
 
-@dataclass(frozen=True)
 class SupCon(TemperatureLoss):
     """Mean over anchors a, those with a positive pair, of −1/|P(a)| Σ_p log softmax_p(n_a·n / τ) over all other items.
 
@@ -34,9 +32,6 @@ class SupCon(TemperatureLoss):
         logits = embeddings @ embeddings.T / self.temperature
         positive = pairs.positive.to(logits.dtype)
         others = positive + pairs.negative.to(logits.dtype)
-        # log w of a pair that does not count is −∞; a row without any is left finite, as it has no positive pair
-        weighted = torch.where(others > 0, logits + others.clamp(min=1e-30).log(), -torch.inf)
-        alone = ~(others > 0).any(1, keepdim=True)
-        log_probability = logits - weighted.masked_fill(alone, 0).logsumexp(1, keepdim=True)
+        log_probability = logits - log_weighted_sum(logits, others)[:, None]
         counts = positive.sum(1)
         return -(positive * log_probability).sum(1) / torch.where(counts > 0, counts, 1), counts > 0

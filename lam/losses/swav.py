@@ -47,12 +47,9 @@ class SwAV(DistributionLoss):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value, least in (
-            ("dimension", dimension, 1),
-            ("n_prototypes", n_prototypes, 2),
-            ("n_iterations", n_iterations, 1),
-        ):
-            check_at_least(name, value, least)
+        check_at_least("dimension", dimension, 1)
+        check_at_least("n_prototypes", n_prototypes, 2)
+        check_at_least("n_iterations", n_iterations, 1)
         check_positive("temperature", temperature)
         check_positive("smoothness", smoothness)
         self.temperature, self.smoothness, self.n_iterations = temperature, smoothness, n_iterations

@@ -211,9 +211,11 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for loss in LOSSES.values():
         with pytest.raises(ValueError, match="none of the pairs of 6 items is positive"):
             loss(unit(6, 4), KAPPA, PAIRS["no positives"])
-        with pytest.raises(ValueError, match=r"kappa must have shape \(\d+,\), one for each row, got \(\d+, 1\)"):
+        with pytest.raises(
+            ValueError, match=r"kappa must have shape \(\d+,\), one value for each of the means, got \(\d+, 1\)"
+        ):
             loss(unit(6, 4), KAPPA[:, None], PAIRS["labels"])
-        with pytest.raises(ValueError, match="kappa must be numbers, got NaN at index 2"):
+        with pytest.raises(ValueError, match="kappa must not hold NaN, got one at index 2"):
             loss(unit(6, 4), KAPPA.index_fill(0, torch.tensor([2]), math.nan), PAIRS["labels"])
         with pytest.raises(ValueError, match="the same 5 items, got pairs of 6"):
             loss(unit(5, 4), KAPPA[:5], PAIRS["labels"])

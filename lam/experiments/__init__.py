@@ -18,21 +18,6 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
 }
 
 
-def find(name: str) -> type[Experiment]:
-    """The class of an experiment.
-
-    Raises:
-        ValueError: for a name that is none.
-
-    Example:
-        >>> find("posterior-recovery")().dimension
-        2
-    """
-    if name not in EXPERIMENTS:
-        raise ValueError(f"there is no experiment {name!r}; known are {', '.join(EXPERIMENTS)}")
-    return EXPERIMENTS[name]
-
-
 def configured(name: str, settings: Sequence[str] = ()) -> Experiment:
     """An experiment with settings such as `dimension=10`, values as YAML has them.
 
@@ -45,6 +30,8 @@ def configured(name: str, settings: Sequence[str] = ()) -> Experiment:
     """
     from pydantic import TypeAdapter, ValidationError  # a quarter of a second to import
 
+    if name not in EXPERIMENTS:
+        raise ValueError(f"there is no experiment {name!r}; known are {', '.join(EXPERIMENTS)}")
     values: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -54,17 +41,16 @@ def configured(name: str, settings: Sequence[str] = ()) -> Experiment:
             values[key] = yaml.safe_load(value)
         except yaml.YAMLError:
             raise ValueError(f"{key}: {value} is not valid YAML") from None
-    kind = find(name)
-    known = [field.name for field in fields(kind)]
+    known = [field.name for field in fields(EXPERIMENTS[name])]
     for key in values:
         if key not in known:
             raise ValueError(f"there is no setting {key} of {name}; known are {', '.join(known)}")
     try:
-        return TypeAdapter(kind).validate_python(values)
+        return TypeAdapter(EXPERIMENTS[name]).validate_python(values)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         texts = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": ") for problem in problems]
         raise ValueError("; ".join(text.replace("Value error, ", "") for text in texts)) from None
 
 
-__all__ = ["EXPERIMENTS", "Experiment", "Outcome", "conduct", "configured", "find"]
+__all__ = ["EXPERIMENTS", "Experiment", "Outcome", "conduct", "configured"]

@@ -14,11 +14,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from lam.experiments.base import Experiment, Outcome, Progress
+from lam.experiments.base import Experiment, Outcome, Progress, check_losses
 from lam.experiments.networks import layers
 from lam.losses import AnInfoNCE, InfoNCE
 from lam.pairs.pairs import Pairs
-from lam.utils.checks import check_at_least, check_choice, check_positive
+from lam.utils.checks import check_at_least, check_positive
 
 LossOfLatents = Literal["aninfonce", "infonce", "ensemble"]
 
@@ -83,10 +83,7 @@ class AnInfoNCELatents(Experiment):
             raise ValueError(f"ways must be 1 or 2, got {self.ways}")
         if self.dimension % 2:
             raise ValueError(f"dimension must be even, half style and half content, got {self.dimension}")
-        if not self.losses:
-            raise ValueError(f"losses must be at least one of {', '.join(get_args(LossOfLatents))}, got none")
-        for loss in self.losses:
-            check_choice("losses", loss, get_args(LossOfLatents))
+        check_losses(self.losses, get_args(LossOfLatents))
 
     @property
     def concentrations(self) -> Float[Tensor, "k D"]:

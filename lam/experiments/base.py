@@ -5,10 +5,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
+from lam.utils.checks import check_choice
 from lam.utils.files import write_json, write_text
 from lam.utils.pages import figure, rendered
 from lam.utils.random import derive_seed
@@ -47,7 +48,6 @@ class Experiment(ABC):
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
     @abstractmethod
     def run(self, progress: Progress) -> Outcome:
@@ -87,23 +87,29 @@ def page(experiment: Experiment, outcome: Outcome) -> str:
     )
 
 
+def check_losses(losses: Sequence[str], allowed: Sequence[str]) -> None:
+    """Refuse to compare no losses at all, or one that is not allowed."""
+    if not losses:
+        raise ValueError(f"losses must be at least one of {', '.join(allowed)}, got none")
+    for loss in losses:
+        check_choice("losses", loss, allowed)
+
+
 def shown(value: str | float | None) -> str:
     """A cell of a table as text: numbers to four digits, a dash for what is undefined."""
     return "–" if value is None else value if isinstance(value, str) else f"{value:.4g}"
 
 
 def _picture(curves: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    picture = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = picture.add_subplot()
     for name, points in curves.items():
         x, y = zip(*points, strict=True)
         is_curve = list(x) == sorted(x)
         axes.plot(x, y, "-" if is_curve else ".", markersize=2, label=name)
     axes.legend()
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=160)
+    picture.savefig(buffer, format="png", dpi=160)
     return buffer.getvalue()

@@ -5,7 +5,7 @@ of ambiguous inputs", section 5.1 and appendix B.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,18 +14,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.experiments.base import Experiment, Outcome, Progress
+from lam.experiments.base import Experiment, Outcome, Progress, check_losses
 from lam.experiments.networks import layers
 from lam.losses import ELK, HIB, DistributionLoss, MCInfoNCE
 from lam.pairs.pairs import Pairs
 from lam.retrieval.metrics.aleatoric import rank_correlation
-from lam.utils.checks import check_at_least, check_choice, check_positive
+from lam.utils.checks import check_at_least, check_positive
 from lam.vmf.distribution import VonMisesFisher
 
 LossOfPosteriors = Literal["mc_infonce", "elk", "hib"]
 
 _PROBES = 1000  # inputs by which a network's range of κ is set
 _CANDIDATES = 2048  # inputs among which the positives of a batch are sought at a time
+_WIDTHS = 10, 50, 50, 50, 50, 50, 10  # of the hidden layers of the networks that learn, in multiples of D
 _NEAR = 0.5  # radians, of which most latents lie from their means
 _STRAIGHTENING = 64, 1e-2  # inputs of a batch, and the learning rate
 
@@ -86,10 +87,7 @@ class PosteriorRecovery(Experiment):
         low, high = self.ambiguity
         if not 1 < low < high < math.inf:
             raise ValueError(f"ambiguity must be two concentrations, 1 < least < largest, got {low} and {high}")
-        if not self.losses:
-            raise ValueError(f"losses must be at least one of {', '.join(get_args(LossOfPosteriors))}, got none")
-        for loss in self.losses:
-            check_choice("losses", loss, get_args(LossOfPosteriors))
+        check_losses(self.losses, get_args(LossOfPosteriors))
 
     def run(self, progress: Progress) -> Outcome:
         """Carry it out: a row of the table for each loss, and how κ̂ lies over κ."""
@@ -99,25 +97,22 @@ class PosteriorRecovery(Experiment):
         for name in self.losses:
             learned = self.learn(name, process, progress)
             rows.append({"loss": name, **compared(process, learned, test)})
-            points = torch.stack([process.kappa(test), learned.kappa(test)], 1)[:2000].tolist()
-            clouds[name] = [(x, y) for x, y in points]
+            few = test[:2000]
+            clouds[name] = list(zip(process.kappa(few).tolist(), learned.kappa(few).tolist(), strict=True))
         notes = [f"κ of the process lies in {self.ambiguity[0]:g} to {self.ambiguity[1]:g}, D = {self.dimension}."]
         return Outcome(rows, {"κ̂ over κ, an input a point": clouds}, notes)
 
-    def loss_of(self, name: LossOfPosteriors) -> DistributionLoss:
-        """The loss of a name."""
-        make: dict[LossOfPosteriors, Callable[[], DistributionLoss]] = {
-            "mc_infonce": lambda: MCInfoNCE(self.kappa_pos, self.n_samples),
-            "elk": lambda: ELK(self.kappa_pos),
-            "hib": lambda: HIB(self.n_samples),
-        }
-        return make[name]()
-
     def learn(self, name: LossOfPosteriors, process: "Process", progress: Progress) -> "Posteriors":
         """Train μ̂ and κ̂ by one loss."""
-        learned = Posteriors(encoder_widths(self.dimension), self.dimension, self.generator("encoder"))
+        widths = [factor * self.dimension for factor in _WIDTHS]
+        learned = Posteriors(widths, self.dimension, self.generator("encoder"))
         learned.match_range(*self.ambiguity, self.generator("range"))
-        loss, generator = self.loss_of(name), self.generator(name)
+        losses: dict[LossOfPosteriors, DistributionLoss] = {
+            "mc_infonce": MCInfoNCE(self.kappa_pos, self.n_samples),
+            "elk": ELK(self.kappa_pos),
+            "hib": HIB(self.n_samples),
+        }
+        loss, generator = losses[name], self.generator(name)
         batches = process.batches(self.batch_size, self.n_negatives, self.generator("batches"))
         pairs = pairs_of_batch(self.batch_size, self.n_negatives)
         half = self.n_batches // 2
@@ -249,11 +244,6 @@ def pairs_of_batch(n_pairs: int, n_negatives: int) -> Pairs:
     positive[anchors, anchors + n_pairs] = True
     negative[:n_pairs, 2 * n_pairs :] = True
     return Pairs(positive, negative, n_pairs, n_pairs * n_negatives)
-
-
-def encoder_widths(dimension: int) -> list[int]:
-    """Of the hidden layers of the networks that learn, in multiples of D."""
-    return [10 * dimension, *[50 * dimension] * 5, 10 * dimension]
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lam.cli import main
-from lam.experiments import EXPERIMENTS, conduct, configured, find
+from lam.experiments import EXPERIMENTS, conduct, configured
 from lam.experiments.aninfonce_latents import AnInfoNCELatents, near, observation, uniform
 from lam.experiments.aninfonce_latents import pairs_of_batch as latent_pairs
 from lam.experiments.posterior_recovery import (
@@ -31,7 +31,7 @@ SHORT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_writes_a_table_and_a_page_and_the_seed_repeats_it(name: str, tmp_path: Path) -> None:
-    experiment, state, seen = find(name)(**SHORT[name]), torch.get_rng_state(), []
+    experiment, state, seen = EXPERIMENTS[name](**SHORT[name]), torch.get_rng_state(), []
     outcome = conduct(experiment, tmp_path / "one", progress=lambda *facts: seen.append(facts))
     assert torch.equal(torch.get_rng_state(), state)
     assert {facts[0] for facts in seen} == {row["loss"] for row in outcome.rows}

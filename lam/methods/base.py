@@ -1,6 +1,5 @@
 """`Method`: how a network becomes an encoder, and what all methods share."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -16,6 +15,7 @@ from lam.encoders.seen import item_hashes, spread
 from lam.hessians.losses import CURVATURES, to_settings
 from lam.losses import Loss, as_settings, settings_of
 from lam.models.head import find_head
+from lam.models.weights import sha256_of_weights
 from lam.training import History, Step, Training, check_data, device_of
 from lam.training import train as train_by_loop
 
@@ -170,11 +170,7 @@ def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
 
 def fingerprint(network: nn.Module) -> str:
     """A short hash of all weights and buffers of a network."""
-    digest = hashlib.sha256()
-    for name, tensor in network.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:12]
+    return sha256_of_weights(network)[:12]
 
 
 def train_head(

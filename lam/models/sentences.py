@@ -4,7 +4,6 @@ What is trained is the head: features of a text are computed once. The frozen we
 a saved network names where they came from, and the hash by which they are known again.
 """
 
-import hashlib
 from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from lam.inputs.texts import texts_of
 from lam.models.network import EmbeddingNetwork, check_dropout
+from lam.models.weights import sha256_of_weights
 from lam.utils.checks import check_choice
 
 Head = Literal["train", "identity"]
@@ -45,7 +45,7 @@ class SentenceFeatures(nn.Module):
         self._kept: dict[str, Tensor] | None = None
         self._counter: Any = None  # a tokenizer of its own, as one may count while the network reads in another thread
         self.width: int = network.get_embedding_dimension()
-        self.sha256 = _sha256(network)
+        self.sha256 = sha256_of_weights(network)
 
     def train(self, mode: bool = True) -> "SentenceFeatures":
         """Change the mode; features are kept from the first training on."""
@@ -143,11 +143,3 @@ def _loaded(name: str) -> Any:
     finally:
         if bar_is_shown:
             logging.enable_progress_bar()
-
-
-def _sha256(network: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(network.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

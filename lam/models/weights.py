@@ -1,5 +1,6 @@
 """Weights from files, a user's own .safetensors or .pth among them, without running anything that a file says."""
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -96,6 +97,15 @@ def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool
             if name in tensors:  # buffers that no state holds stay as they are
                 tensor.data = tensor.data.to(tensors[name].dtype)
     network.load_state_dict(tensors)
+
+
+def sha256_of_weights(network: nn.Module) -> str:
+    """SHA-256 over names and bytes of all weights and buffers of a network, whatever their types, in hexadecimal."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(network.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:

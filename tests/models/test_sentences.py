@@ -50,6 +50,11 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> Frozen:
     return made
 
 
+def test_a_network_in_half_precision_is_known_again_by_its_weights() -> None:
+    one, same, other = (SentenceFeatures(Frozen(seed).bfloat16()).sha256 for seed in (0, 0, 1))
+    assert one == same != other
+
+
 def test_features_of_a_text_are_computed_once_when_training_has_begun(frozen: Frozen) -> None:
     features = SentenceFeatures(frozen).eval()
     first = features(inputs("abc", "bad"))

@@ -90,11 +90,7 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None, 
 def _load_file(network: nn.Module, file: str, *, classifier: str) -> None:
     state = {name: value for name, value in read_weights(Path(file)).items() if not name.startswith(f"{classifier}.")}
     counters = {name: value for name, value in network.state_dict().items() if name.endswith(".num_batches_tracked")}
-    state = counters | state  # files of old versions of torch do not have these
-    try:
-        load_state(network, state)
-    except ValueError as error:
-        raise ValueError(f"weights {file}: {error}") from None
+    load_state(network, counters | state, source=f"weights {file}: ")  # files of old versions of torch have none
 
 
 def _classifier(network: nn.Module, architecture: str) -> tuple[str, nn.Linear]:

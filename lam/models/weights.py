@@ -29,10 +29,7 @@ def load_weights(network: nn.Module, path: str | Path) -> None:
             f"checkpoint {path} is of an unfinished training, which `lam run` on its own folder continues: give the "
             "weights of a network"
         )
-    try:
-        load_state(network, state)
-    except ValueError as error:
-        raise ValueError(f"checkpoint {path}: {error}") from None
+    load_state(network, state, source=f"checkpoint {path}: ")
 
 
 def check_is_file(path: str | Path) -> None:
@@ -65,13 +62,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool = False) -> None:
+def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool = False, source: str = "") -> None:
     """Fill a network with saved tensors, whichever of the two is in a wrapper; see `plain_names`.
 
     Args:
         network: whose weights are replaced.
         state: the saved tensors by name.
         with_types: whether the network's tensors take the types of the saved ones, or keep their own.
+        source: where they are from, with which the error begins.
 
     Raises:
         ValueError: naming the first tensors that are missing, left over, or of another shape or type.
@@ -89,7 +87,7 @@ def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool
     if problems:
         first = "; ".join(sorted(problems)[:5])
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise ValueError(f"the network is not the one that was saved: {first}{more}")
+        raise ValueError(f"{source}the network is not the one that was saved: {first}{more}")
     tensors = {name: state[saved_names[plain]] for plain, name in own_names.items()}
     if with_types:
         parameters, buffers = (of(remove_duplicate=False) for of in (network.named_parameters, network.named_buffers))

@@ -48,10 +48,7 @@ def start_from(network: nn.Module, checkpoint: str) -> Start:
     config, trained = run.config, run.encoder.network
     if trained is None or isinstance(trained, nn.ModuleList):
         raise ValueError(f"checkpoint {checkpoint} is a run of {config.method.name}, which has no single network")
-    try:
-        load_state(network, dict(trained.state_dict()))
-    except ValueError as error:
-        raise ValueError(f"checkpoint {checkpoint}: {error}") from None
+    load_state(network, dict(trained.state_dict()), source=f"checkpoint {checkpoint}: ")
     verify(run.folder, [TRAINED_BY], others=False)
     trained_by = read_json(run.folder / TRAINED_BY)
     return Start(trained_by, _kappa_head(run.encoder))

@@ -3,6 +3,7 @@
 Each loss has a file of its own beside this one; which pairs count is decided in `lam.pairs.pairs`.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Loss(ABC):
 
     @classmethod
     def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":
-        """The loss of a configuration's settings; one that takes none of them is made without.
+        """The loss of those of a configuration's settings that its class takes by these names.
 
         Args:
             margin: in (0, 2].
@@ -55,7 +56,8 @@ class Loss(ABC):
         Raises:
             ValueError: for a setting outside its range.
         """
-        return cls()
+        settings = {"margin": margin, "temperature": temperature, "dimension": dimension}
+        return cls(**{name: settings[name] for name in settings.keys() & inspect.signature(cls).parameters.keys()})
 
     def learned(self) -> dict[str, list[float]]:
         """What it has learned, by name, in the unit that the loss documents; nothing for most losses."""
@@ -80,11 +82,6 @@ class MarginLoss(Loss):
 
     def __post_init__(self) -> None:
         check_margin(self.margin)
-
-    @classmethod
-    def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":
-        """The loss of a margin."""
-        return cls(margin)
 
 
 class TrainableLoss(Loss, nn.Module):
@@ -121,11 +118,6 @@ class TemperatureLoss(MarginLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("temperature", self.temperature)
-
-    @classmethod
-    def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":
-        """The loss of a temperature, and of a margin for what else takes one."""
-        return cls(margin, temperature)
 
 
 def margin_of(loss: Loss) -> float | None:

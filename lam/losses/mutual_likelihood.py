@@ -40,8 +40,7 @@ def mutual_likelihood(
         )
     pairs.check_size(len(mean))
     first, second = pairs.positive.triu().nonzero(as_tuple=True)  # the pairs are symmetric, and so is the score
-    weights = pairs.positive[first, second].to(mean.dtype)
     log_sum = torch.logaddexp(log_variance[first], log_variance[second])
     scaled = (mean[first] - mean[second]) * (-log_sum / 2).exp()
     score = (scaled.square() + log_sum).sum(1) / 2
-    return weighted_mean(score, weights)
+    return weighted_mean(score, pairs.positive[first, second])

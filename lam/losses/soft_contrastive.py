@@ -50,7 +50,6 @@ def soft_contrastive(
         first, second = kind.triu().nonzero(as_tuple=True)  # the pairs are symmetric, and so is the probability
         log_matches = F.logsigmoid(sign * (offset - scale * blocks[first, second]))  # 1 − sigmoid(x) = sigmoid(−x)
         log_probability = log_matches.flatten(1).logsumexp(1) - 2 * math.log(n_samples)
-        weights = kind[first, second].to(samples.dtype)
-        return weighted_mean(log_probability, weights)
+        return weighted_mean(log_probability, kind[first, second])
 
     return -mean_log_probability(pairs.positive, 1) - mean_log_probability(pairs.negative, -1)

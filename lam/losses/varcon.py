@@ -59,11 +59,6 @@ class VarCon(TrainableLoss):
         """ε = τ₁ tanh ρ."""
         return self.temperature * self.raw.tanh()
 
-    @classmethod
-    def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "VarCon":
-        """The loss of a temperature, and of a margin for what else takes one."""
-        return cls(temperature, margin=margin)
-
     def learned(self) -> dict[str, list[float]]:
         """ε."""
         return {"epsilon": [self.epsilon.item()]}

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lam.pairs.pairs import Pairs, check_label_vector, check_labels
-from lam.training.batches import classes_of, labels_of
+from lam.pairs.pairs import check_label_vector, check_labels
+from lam.training.batches import classes_of
 from lam.training.loop import History, Loop
-from lam.training.settings import Accelerator, Precision, Stage, Training, TrainingOptions, resolve_accelerator, silent
+from lam.training.settings import Accelerator, Precision, Stage, Training, TrainingOptions, resolve_accelerator
 from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils import distributed
 
@@ -69,13 +69,12 @@ def train(
             "it, such as laplace_posthoc, knn_distance or deterministic"
         )
     check_data(dataset, training)
-    batch_size = training.batch_size
     fabric = _fabric(training.accelerator, training.devices, training.precision)
-    n_processes = distributed.world_size()
-    least = 2 * n_processes
-    if n_processes > 1 and batch_size < least:
+    least = 2 * distributed.world_size()
+    if training.batch_size < least:
         raise ValueError(
-            f"batch_size must be at least {least}, 2 for each of the {n_processes} processes, got {batch_size}"
+            f"batch_size must be at least {least}, 2 for each of the {distributed.world_size()} processes, "
+            f"got {training.batch_size}"
         )
     with torch.random.fork_rng([fabric.device.index] if fabric.device.type == "cuda" else []):
         return Loop(fabric, network, dataset, training, step or Step(), method).run()
@@ -97,42 +96,34 @@ def _fabric(accelerator: Accelerator, devices: int | list[int], precision: Preci
         raise ValueError(f"devices must be one device, 1 or its index in a list such as [1], got {devices}")
     resolved = resolve_accelerator(accelerator)
     distributed.join()
+    places: dict[str, Any] = {"devices": devices} if distributed.world_size() == 1 else _of_torchrun(resolved)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of devices that stay unused; which to use is the caller's choice
-        if distributed.world_size() > 1:
-            return _fabric_of_processes(resolved, precision)
-        fabric = Fabric(accelerator=resolved, devices=devices, precision=precision)
-    if fabric.world_size != 1:
+        fabric = Fabric(accelerator=resolved, precision=precision, **places)
+    if fabric.world_size != distributed.world_size():
         raise ValueError(
             f"the environment asks for {fabric.world_size} processes: start them by "
             f"torchrun --nproc_per_node {fabric.world_size}"
         )
+    if fabric.world_size > 1:
+        fabric.launch()
     return fabric
 
 
-def _fabric_of_processes(accelerator: str, precision: Precision) -> Any:
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies.ddp import DDPStrategy
-
+def _of_torchrun(accelerator: str) -> dict[str, Any]:
+    """Fabric's options of a process among those that torchrun started, each with a device of its own."""
     if not torch.distributed.is_torchelastic_launched():
         raise ValueError(
             f"torch.distributed runs {distributed.world_size()} processes that torchrun did not start: "
             f"start them by torchrun --nproc_per_node {distributed.world_size()}"
         )
-    n_local = int(os.environ["LOCAL_WORLD_SIZE"])
-    if accelerator == "cuda" and torch.cuda.device_count() < n_local:
+    n_local, n_devices = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    if accelerator == "cuda" and n_devices < n_local:
         raise ValueError(
-            f"torchrun started {n_local} processes here, and there are {torch.cuda.device_count()} CUDA devices: "
+            f"torchrun started {n_local} processes here, and there are {n_devices} CUDA devices: "
             "lower --nproc_per_node, or take the accelerator cpu"
         )
-    options: dict[str, Any] = {
-        "devices": n_local,
-        "num_nodes": distributed.world_size() // n_local,
-        "precision": precision,
-    }
-    fabric = Fabric(accelerator=accelerator, strategy=DDPStrategy(), **options)
-    fabric.launch()
-    return fabric
+    return {"strategy": "ddp", "devices": n_local, "num_nodes": distributed.world_size() // n_local}
 
 
 def check_data(dataset: Any, training: Training) -> None:
@@ -141,27 +132,23 @@ def check_data(dataset: Any, training: Training) -> None:
     Raises:
         ValueError: as `train` for its data.
     """
-    by_label = training.pairs == Pairs.by_label
-    n_classes = None if training.per_class is None else training.batch_size // training.per_class
-    if training.loss.needs_classes and not by_label:
+    if training.loss.needs_classes and not training.by_label:
         raise ValueError(
             f"the loss {type(training.loss).__name__} takes classes, and pairs by distance have none: train on labels"
         )
     if len(dataset) < 2:
         raise ValueError(f"dataset must hold at least 2 items, got {len(dataset)}")
-    if n_classes is not None and not hasattr(dataset, "labels"):
+    if training.per_class is not None and not hasattr(dataset, "labels"):
         raise ValueError("per_class needs a data set with labels, and this one has none: leave it out")
-    if not hasattr(dataset, "labels") or not (by_label or n_classes):
+    if not hasattr(dataset, "labels") or not (training.by_label or training.per_class):
         return
-    labels = labels_of(dataset)
+    labels = torch.as_tensor(dataset.labels)
     if len(labels) != len(dataset):
         raise ValueError(f"dataset has {len(dataset)} items, but {len(labels)} labels")
-    (check_labels if by_label else check_label_vector)(labels)
-    if n_classes is not None:
-        _check_classes(len(classes_of(dataset)), n_classes)
-
-
-def _check_classes(available: int, needed: int) -> None:
+    (check_labels if training.by_label else check_label_vector)(labels)
+    if training.per_class is None:
+        return
+    available, needed = len(classes_of(dataset)), training.batch_size // training.per_class
     if available == 0:
         raise ValueError(
             "per_class draws from classes, or groups of places, of 2 items or more, and the data have none: leave it "
@@ -184,6 +171,5 @@ __all__ = [
     "TrainingOptions",
     "check_data",
     "device_of",
-    "silent",
     "train",
 ]

@@ -97,14 +97,9 @@ class Batches(Dataset):
         return default_collate(items)
 
 
-def labels_of(dataset: Any) -> Tensor:
-    """The labels (N,) that a data set keeps at hand."""
-    return torch.as_tensor(dataset.labels)
-
-
 def classes_of(dataset: Any) -> list[Tensor]:
     """The items of each class that has two, for `per_class`: of each group where the data have these, else label."""
     groups = getattr(dataset, "groups", None)
-    groups = labels_of(dataset) if groups is None else torch.as_tensor(groups)
+    groups = torch.as_tensor(dataset.labels if groups is None else groups)
     sizes = groups.unique(return_counts=True)[1].tolist()
     return [items for items in groups.argsort(stable=True).split(sizes) if len(items) > 1]

@@ -27,7 +27,6 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from lam.losses import TrainableLoss
-from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.training import checkpoints
 from lam.training.batches import Batches
@@ -88,7 +87,7 @@ class Loop:
         self, fabric: Any, network: nn.Module, dataset: Any, training: Training, step: Step, method: str | None
     ) -> None:
         self.fabric, self.network, self.dataset, self.training, self.step = fabric, network, dataset, training, step
-        self.method, self.pairs = method, training.pairs
+        self.method, self.pairs = method, (training.relation or Relation()).pairs
         self.folder = None if training.folder is None else Path(training.folder)
         self.loss, parameters = training.loss, list(network.parameters())
         self.restored: dict[str, Any] = {"network": network, "step": step}  # whose states a checkpoint holds
@@ -309,7 +308,7 @@ class Loop:
             "method": self.method,
             **self.training.resume_key(),
             "loss": repr(self.training.loss),
-            "pairs": _name_of(self.pairs),
+            "pairs": "by label" if self.training.by_label else repr(self.training.relation),
             "step": type(self.step).__name__,
             "step_settings": self.step.settings,
             "validated": self.training.validate is not None,
@@ -326,12 +325,6 @@ def _prefixed(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _group(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(f"{group}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{group}/")}
-
-
-def _name_of(pairs: Callable[[Tensor], Pairs]) -> str:
-    """Name of what makes the pairs; of a relation, with its distances."""
-    owner = getattr(pairs, "__self__", None)
-    return repr(owner) if isinstance(owner, Relation) else getattr(pairs, "__qualname__", type(pairs).__name__)
 
 
 def _fingerprint_of(dataset: Any, name: str) -> str | None:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lam.losses import Loss
 from lam.pairs.mining import Miner, MinerName, Mining
-from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.utils.checks import check_at_least, check_choice, check_positive
 
@@ -22,11 +21,6 @@ Stage = Callable[[str], AbstractContextManager[Any]]
 """Called with the name of a stage, returns the context that it runs in: the caller can time and announce it."""
 
 _LEAST = {"epochs": 1, "batch_size": 2, "weight_decay": 0.0, "checkpoint_every": 1}
-
-
-def silent(_: str) -> AbstractContextManager[Any]:
-    """A stage that is neither timed nor announced."""
-    return nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +96,7 @@ class Training(TrainingOptions):
         accelerator: "cpu", "cuda", or "auto" for CUDA where there is some.
         devices: one device: 1, or its index in a list. Under torchrun each process has its own, whatever this says.
         progress: show a progress bar on standard error, in the first process.
-        stage: see `Stage`.
+        stage: see `Stage`; by default nothing is timed or announced.
 
     Raises:
         ValueError: for one outside its limits, whose name the message begins with.
@@ -120,7 +114,7 @@ class Training(TrainingOptions):
     accelerator: Accelerator = "auto"
     devices: int | list[int] = 1
     progress: bool = True
-    stage: Stage = silent
+    stage: Stage = nullcontext
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,10 +127,9 @@ class Training(TrainingOptions):
         return None if self.folder is None else Path(self.folder) / name
 
     @property
-    def pairs(self) -> Callable[[Tensor], Pairs]:
-        """What makes the pairs of a batch from its targets."""
-        relation = self.relation
-        return Pairs.by_label if relation is None or relation.positive_within is None else relation.pairs
+    def by_label(self) -> bool:
+        """Whether labels make the pairs of a batch, in place of distances."""
+        return self.relation is None or self.relation.positive_within is None
 
     def resume_key(self) -> dict[str, Any]:
         """Those that decide the weights of an epoch, as JSON."""

@@ -291,7 +291,7 @@ def test_a_validation_that_is_not_finite_is_an_error() -> None:
         ({"method": None}, "method 'deterministic', now None; use"),
         ({"step": Remembering()}, "step 'Step', now 'Remembering', step_settings {}, now {'scale': 0.1}"),
         ({"validate": lambda _: 0.0}, "validated False, now True"),
-        ({"relation": Relation(positive_within=1.0)}, r"pairs 'Pairs.by_label', now .Relation\("),
+        ({"relation": Relation(positive_within=1.0)}, r"pairs 'by label', now .Relation\("),
         ({"dataset": Images(size=44)}, "items 40, now 44, labels"),
         ({"dataset": Images(classes=5)}, "labels '.*', now"),
         ({"epochs": 1}, r"in epoch 3, beyond epochs=1: ask for more epochs"),

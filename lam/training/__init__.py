@@ -2,9 +2,7 @@
 
 A method that trains otherwise hands in a `Step` of its own: how the gradient of one batch is taken, and what has to be
 remembered between batches. Here the data are checked, in `lam.training.settings` the options; the loop is in
-`lam.training.loop`. Which loss, which network and which data are chosen elsewhere.
-
-Under torchrun several processes train one network on one device each; see `lam.training.loop`.
+`lam.training.loop`, also how several processes train one network. Which loss, network and data are chosen elsewhere.
 """
 
 import os

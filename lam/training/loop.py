@@ -221,12 +221,12 @@ class Loop:
 
     def _weights(self) -> dict[str, Tensor]:
         """The weights of the network and of the loss, and what the step remembers."""
-        states = {owner: part.state_dict() for owner, part in self.restored.items()}
-        return {f"{owner}/{name}": tensor for owner, state in states.items() for name, tensor in state.items()}
+        return _flat({owner: part.state_dict() for owner, part in self.restored.items()})
 
     def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        states = _nested(weights)
         for owner, part in self.restored.items():
-            part.load_state_dict(_group(owner, weights))
+            part.load_state_dict(states.get(owner, {}))
 
     def _check_weights(self) -> None:
         for name, tensor in self._weights().items():
@@ -253,13 +253,8 @@ class Loop:
         distributed.broadcast_from_rank_zero(lambda: self._write(folder))
 
     def _write(self, folder: Path) -> None:
-        optimizer = {
-            f"{parameter}/{name}": value
-            for parameter, state in self.plain_optimizer.state_dict()["state"].items()
-            for name, value in state.items()
-            if value is not None
-        }
-        tensors = _prefixed("last", self._weights()) | _prefixed("best", self.best) | _prefixed("optimizer", optimizer)
+        optimizer = _flat(self.plain_optimizer.state_dict()["state"])
+        tensors = _flat({"last": self._weights(), "best": self.best, "optimizer": optimizer})
         state = {
             "settings": self.resume_key,
             "progress": asdict(self.at),
@@ -276,14 +271,12 @@ class Loop:
             return
         self._check_settings(checkpoint)
         self.at = _Progress(**checkpoint.state["progress"])
-        self._load_weights(_group("last", checkpoint.tensors))
-        self.best = _group("best", checkpoint.tensors)
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in _group("optimizer", checkpoint.tensors).items():
-            parameter, name = key.split("/", 1)
-            state.setdefault(int(parameter), {})[name] = tensor
-        groups = self.plain_optimizer.state_dict()["param_groups"]
-        self.plain_optimizer.load_state_dict({"state": state, "param_groups": groups})
+        groups = _nested(checkpoint.tensors)
+        self._load_weights(groups["last"])
+        self.best = groups.get("best", {})
+        state = {int(parameter): values for parameter, values in _nested(groups.get("optimizer", {})).items()}
+        param_groups = self.plain_optimizer.state_dict()["param_groups"]
+        self.plain_optimizer.load_state_dict({"state": state, "param_groups": param_groups})
         self.fabric.strategy.precision.load_state_dict(checkpoint.state["scaler"])
 
     def _check_settings(self, checkpoint: checkpoints.Checkpoint) -> None:
@@ -319,12 +312,19 @@ class Loop:
         return json.loads(json.dumps(resume_key))
 
 
-def _prefixed(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{group}/{name}": tensor for name, tensor in tensors.items()}
+def _flat(groups: Mapping[Any, Mapping[str, Tensor | None]]) -> dict[str, Tensor]:
+    """The tensors of groups by group and name; a state of an optimizer that has not begun is None, and left out."""
+    named = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+    return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
-def _group(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{group}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{group}/")}
+def _nested(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """What `_flat` was given."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for path, tensor in tensors.items():
+        group, name = path.split("/", 1)
+        groups.setdefault(group, {})[name] = tensor
+    return groups
 
 
 def _fingerprint_of(dataset: Any, name: str) -> str | None:

@@ -59,24 +59,14 @@ class Experiment(ABC):
 
 
 def conduct(experiment: Experiment, folder: str | Path, *, progress: Progress = lambda *_: None) -> Outcome:
-    """Run an experiment and write `outcome.json` and `report.html` into a folder, which is made where it is missing.
-
-    Returns:
-        What came out.
-    """
+    """Run an experiment and write `outcome.json` and `report.html` into a folder, which is made where it is missing."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)  # before what may take hours
     outcome = experiment.run(progress)
     write_json(
         folder / "outcome.json", {"experiment": experiment.name, "settings": asdict(experiment), **asdict(outcome)}
     )
-    write_text(folder / "report.html", page(experiment, outcome))
-    return outcome
-
-
-def page(experiment: Experiment, outcome: Outcome) -> str:
-    """One self-contained HTML page: the table, a picture of each kind of curve, the settings."""
-    return rendered(
+    page = rendered(
         Path(__file__).with_name("report.html.jinja"),
         title=experiment.title,
         rows=[list(row.values()) for row in outcome.rows],
@@ -85,6 +75,8 @@ def page(experiment: Experiment, outcome: Outcome) -> str:
         plots=[figure(title, "", _picture(curves)) for title, curves in outcome.curves.items()],
         options=list(asdict(experiment).items()),
     )
+    write_text(folder / "report.html", page)
+    return outcome
 
 
 def check_losses(losses: Sequence[str], allowed: Sequence[str]) -> None:

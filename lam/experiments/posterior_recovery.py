@@ -76,12 +76,10 @@ class PosteriorRecovery(Experiment):
     title = "Are the posteriors of a known process recovered?"
 
     def __post_init__(self) -> None:
-        check_at_least("dimension", self.dimension, 2)
-        for name in ("n_batches", "batch_size", "n_negatives"):
+        for name in ("dimension", "n_batches", "batch_size", "n_negatives"):
             check_at_least(name, getattr(self, name), 2)
-        check_at_least("straightening", self.straightening, 0)
-        check_at_least("n_samples", self.n_samples, 1)
-        check_at_least("n_test", self.n_test, 10)
+        for name, least in (("straightening", 0), ("n_samples", 1), ("n_test", 10)):
+            check_at_least(name, getattr(self, name), least)
         check_positive("kappa_pos", self.kappa_pos)
         check_positive("learning_rate", self.learning_rate)
         low, high = self.ambiguity
@@ -105,7 +103,7 @@ class PosteriorRecovery(Experiment):
     def learn(self, name: LossOfPosteriors, process: "Process", progress: Progress) -> "Posteriors":
         """Train μ̂ and κ̂ by one loss."""
         widths = [factor * self.dimension for factor in _WIDTHS]
-        learned = Posteriors(widths, self.dimension, self.generator("encoder"))
+        learned = Posteriors(self.dimension, widths, widths, self.generator("encoder"))
         learned.match_range(*self.ambiguity, self.generator("range"))
         losses: dict[LossOfPosteriors, DistributionLoss] = {
             "mc_infonce": MCInfoNCE(self.kappa_pos, self.n_samples),
@@ -140,24 +138,19 @@ class Posteriors(nn.Module):
     """μ(x) and κ(x) = 1 + e^(a r(x) + b), each by a network of linear layers and leaky ReLUs of its own.
 
     Args:
-        widths: of the hidden layers of μ; κ has those, or `widths_of_kappa`.
         dimension: D of inputs and latents.
+        of_mean: widths of the hidden layers of μ.
+        of_kappa: widths of those of κ.
         generator: of the weights.
-        widths_of_kappa: of the hidden layers of κ.
     """
 
     def __init__(
-        self,
-        widths: Sequence[int],
-        dimension: int,
-        generator: torch.Generator,
-        widths_of_kappa: Sequence[int] | None = None,
+        self, dimension: int, of_mean: Sequence[int], of_kappa: Sequence[int], generator: torch.Generator
     ) -> None:
         super().__init__()
-        widths_of_kappa = widths if widths_of_kappa is None else widths_of_kappa
         self.dimension = dimension
-        self.of_mean = layers([dimension, *widths, dimension], generator)
-        self.of_kappa = layers([dimension, *widths_of_kappa, 1], generator)
+        self.of_mean = layers([dimension, *of_mean, dimension], generator)
+        self.of_kappa = layers([dimension, *of_kappa, 1], generator)
         self.register_buffer("slope", torch.ones(()))
         self.register_buffer("shift", torch.zeros(()))
 
@@ -201,7 +194,7 @@ class Process:
     def __init__(self, settings: PosteriorRecovery) -> None:
         self.dimension, self.kappa_pos = settings.dimension, settings.kappa_pos
         generator = settings.generator("process")
-        posteriors = Posteriors([10, 10], self.dimension, generator, [10])
+        posteriors = Posteriors(self.dimension, [10, 10], [10], generator)
         posteriors.straighten(settings.straightening, generator)
         posteriors.match_range(*settings.ambiguity, generator)
         self.posteriors = posteriors.requires_grad_(False)

@@ -51,7 +51,10 @@ def from_torchvision(
         raise ValueError(f"{architecture} of torchvision does not take these options ({error})") from None
     if architecture in _INCEPTIONS:
         network.transform_input = True  # otherwise it would depend on `weights`, which a rebuilt network does not have
-    path, classifier = _classifier(network, architecture)
+    linear = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise ValueError(f"{architecture} has no linear classifier that a head could replace; choose another network")
+    path, classifier = linear[-1]
     network.set_submodule(path, nn.Identity())
     if file is not None:
         _load_file(network, file, classifier=path)
@@ -91,10 +94,3 @@ def _load_file(network: nn.Module, file: str, *, classifier: str) -> None:
     state = {name: value for name, value in read_weights(Path(file)).items() if not name.startswith(f"{classifier}.")}
     counters = {name: value for name, value in network.state_dict().items() if name.endswith(".num_batches_tracked")}
     load_state(network, counters | state, source=f"weights {file}: ")  # files of old versions of torch have none
-
-
-def _classifier(network: nn.Module, architecture: str) -> tuple[str, nn.Linear]:
-    linear = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise ValueError(f"{architecture} has no linear classifier that a head could replace; choose another network")
-    return linear[-1]

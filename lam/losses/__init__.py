@@ -40,11 +40,7 @@ LOSSES: dict[str, type[Loss]] = {
 
 
 def find(name: str) -> type[Loss]:
-    """The class of a loss.
-
-    Raises:
-        ValueError: for a name that is not registered.
-    """
+    """The class of a loss; a name that is not registered is refused, by a `ValueError`."""
     if name not in LOSSES:
         raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {name!r}: register it with lam.losses.register")
     return LOSSES[name]

@@ -28,10 +28,6 @@ class EmbeddingNetwork(nn.Module):
 
 
 def check_dropout(rate: float) -> None:
-    """Refuse a rate of dropout outside [0, 1); at 0 a network has no such layers.
-
-    Raises:
-        ValueError: saying what is allowed.
-    """
+    """Refuse a rate of dropout outside [0, 1); at 0 a network has no such layers."""
     if not 0 <= rate < 1:
         raise ValueError(f"dropout must be a rate in [0, 1), got {rate}")

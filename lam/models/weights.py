@@ -33,11 +33,7 @@ def load_weights(network: nn.Module, path: str | Path) -> None:
 
 
 def check_is_file(path: str | Path) -> None:
-    """Refuse weights that are not there, or are a folder.
-
-    Raises:
-        ValueError: saying which.
-    """
+    """Refuse weights that are not there, or are a folder, by a `ValueError`."""
     if Path(path).is_dir():
         raise ValueError(
             f"checkpoint {path} is a folder: give a file of weights, such as "

@@ -1,4 +1,4 @@
-"""Checks of arguments that every room makes, in one wording."""
+"""Checks of arguments that every room makes, in one wording; what they refuse is a `ValueError`."""
 
 import inspect
 import math
@@ -12,15 +12,7 @@ from torch import Tensor
 
 
 def check_finite(name: str, values: Tensor) -> None:
-    """Refuse NaN and infinities, naming the first row that holds one.
-
-    Args:
-        name: what the values are called in the error.
-        values: (N, ...) rows of numbers.
-
-    Raises:
-        ValueError: naming the first row with a value that is not finite.
-    """
+    """Refuse NaN and infinities in (N, ...) rows of numbers, naming the first row that holds one."""
     places = (~values.isfinite()).nonzero()
     if len(places):
         first = float(values[tuple(places[0])])
@@ -28,21 +20,13 @@ def check_finite(name: str, values: Tensor) -> None:
 
 
 def check_no_nan(name: str, values: Tensor) -> None:
-    """Refuse NaN, naming where the first one stands; infinities have an order and may pass.
-
-    Raises:
-        ValueError: naming the first index with NaN.
-    """
+    """Refuse NaN, naming where the first one stands; infinities have an order and may pass."""
     if values.isnan().any():
         raise ValueError(f"{name} must not hold NaN, got one at index {_first(values.isnan())}")
 
 
 def positive_integer(name: str, value: Any) -> int:
-    """A count as an `int`, also one of NumPy; what is no integer of at least 1 is refused.
-
-    Raises:
-        ValueError: with the value.
-    """
+    """A count as an `int`, also one of NumPy; what is no integer of at least 1 is refused."""
     try:
         number = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -53,11 +37,7 @@ def positive_integer(name: str, value: Any) -> int:
 
 
 def integers(name: str, values: Any) -> Tensor:
-    """A tensor, an array or a sequence of integers as an int64 tensor on the CPU.
-
-    Raises:
-        ValueError: for floats, booleans and whatever else is no integer.
-    """
+    """A tensor, an array or a sequence of integers as an int64 tensor on the CPU; floats and booleans are refused."""
     if isinstance(values, Tensor):
         if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
             raise ValueError(f"{name} must be integers, got {values.dtype}")
@@ -69,11 +49,7 @@ def integers(name: str, values: Any) -> Tensor:
 
 
 def check_length(name: str, values: Tensor, reference: str, length: int) -> None:
-    """Refuse anything but one value for each of `length` items.
-
-    Raises:
-        ValueError: with both shapes.
-    """
+    """Refuse anything but one value for each of `length` items, naming both shapes."""
     if values.shape != (length,):
         shape = tuple(values.shape)
         raise ValueError(f"{name} must have shape ({length},), one value for each of {reference}, got {shape}")
@@ -133,9 +109,6 @@ def check_options(name: str, function: Callable[..., Any], options: Mapping[str,
     """Refuse values of other types than the arguments of a function have, `name` in the error: why it failed.
 
     Which of several words an argument may be is left to the function.
-
-    Raises:
-        ValueError: with the option and its value.
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError  # a quarter of a second to import
 

@@ -54,11 +54,7 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
 
 
 def check_output(path: str | Path) -> None:
-    """Refuse a path at which no file can be written.
-
-    Raises:
-        ValueError: for a folder, or a path in a folder that does not exist.
-    """
+    """Refuse by a `ValueError` a path at which no file can be written: a folder, or one in a folder that is missing."""
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give the path of the file to write")
@@ -128,12 +124,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def seal(folder: str | Path, names: Iterable[str]) -> None:
-    """Write the folder's manifest over the named files; the last step of saving a folder.
-
-    Args:
-        folder: the folder that holds the files.
-        names: their paths relative to it.
-    """
+    """Write the folder's manifest over files, named by their paths in it; the last step of saving a folder."""
     folder = Path(folder)
     write_json(folder / MANIFEST, {"sha256": {name: sha256_of(folder / name) for name in sorted(names)}})
 

@@ -6,16 +6,10 @@ T = TypeVar("T")
 
 
 def enter(table: dict[str, T], kind: str, name: str, entry: T) -> None:
-    """Enter a class under a name; the same one again is no mistake.
-
-    Args:
-        table: classes by name, changed in place.
-        kind: what the classes are, in the error.
-        name: of the entry.
-        entry: the class, or function, itself.
+    """Enter a class or function into a table; the same one again is no mistake, a name that another one has is.
 
     Raises:
-        ValueError: for a name that another entry has.
+        ValueError: saying which kind of entry has the name.
 
     Example:
         >>> table = {"int": int}

@@ -83,20 +83,12 @@ class Table:
         return torch.tensor(values, dtype=torch.float64)
 
     def booleans(self, name: str) -> Bool[Tensor, " N"]:
-        """A column of True and False, or 1 and 0.
-
-        Raises:
-            ValueError: If a value is none of these.
-        """
+        """A column of True and False, or 1 and 0; see `check_choices`."""
         self.check_choices(name, ("True", "False", "1", "0"))
         return torch.tensor([_BOOLEANS[text.lower()] for text in self.columns[name]], dtype=torch.bool)
 
     def check_choices(self, name: str, allowed: Sequence[str]) -> None:
-        """Refuse a column with a value that is not allowed, upper or lower case.
-
-        Raises:
-            ValueError: naming the first such value and its line.
-        """
+        """Refuse by a `ValueError` a column with a value that is not allowed, upper or lower case, naming the first."""
         known = {text.lower() for text in allowed}
         for line, text in zip(self.lines, self.columns[name], strict=True):
             if text.lower() not in known:

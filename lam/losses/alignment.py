@@ -58,10 +58,6 @@ class Explicit:
         return kappa - (dimension - 1) / 2 * kappa.log()
 
 
-PUBLISHED = Explicit()
-"""As the source has it for SimCLR."""
-
-
 class ConcentrationAlignment(DistributionLoss):
     """Mean over positive pairs of what `Explicit` adds, plus InfoNCE of the mean directions.
 
@@ -78,11 +74,11 @@ class ConcentrationAlignment(DistributionLoss):
 
     Example:
         >>> mean, kappa = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([5.0, 5.0])
-        >>> ConcentrationAlignment()(mean, kappa, Pairs.by_label(torch.tensor([0, 0])))
+        >>> ConcentrationAlignment(Explicit())(mean, kappa, Pairs.by_label(torch.tensor([0, 0])))
         tensor(-0.2500)
     """
 
-    def __init__(self, explicit: Explicit | None = PUBLISHED, temperature: float = 0.5) -> None:
+    def __init__(self, explicit: Explicit | None, temperature: float = 0.5) -> None:
         super().__init__()
         check_positive("temperature", temperature)
         self.explicit, self.temperature = explicit, temperature

@@ -161,7 +161,7 @@ def test_the_best_concentration_of_the_square_is_the_alignment_over_twice_the_de
     cosine = float(mean[0] @ mean[1])
     mean = mean if cosine > 0 else mean * torch.tensor([[1.0], [-1.0]])
     best = 0.05 * abs(cosine) / (2 * 0.005)
-    value = ConcentrationAlignment()(mean, kappa * best / 2, Pairs.by_label(torch.tensor([0, 0])))
+    value = ConcentrationAlignment(Explicit())(mean, kappa * best / 2, Pairs.by_label(torch.tensor([0, 0])))
     (gradient,) = torch.autograd.grad(value, kappa)
     torch.testing.assert_close(gradient, torch.zeros_like(gradient))
 
@@ -204,7 +204,7 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: Explicit(0.0), "weight must be positive and finite, got 0"),
         (lambda: Explicit(decay=0.0), "decay must be positive and finite, got 0"),
         (lambda: Explicit(1.0, "cube"), "regulariser must be one of square, likelihood, got 'cube'"),
-        (lambda: ConcentrationAlignment(temperature=0.0), "temperature must be positive and finite, got 0"),
+        (lambda: ConcentrationAlignment(None, temperature=0.0), "temperature must be positive and finite, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             make()

@@ -165,8 +165,9 @@ def items(inputs: Any, rows: slice | list[int]) -> Any:
 
 
 def n_items(inputs: Any) -> int:
-    """How many items a batch has."""
-    return len(next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs)
+    """How many items a batch has; of named inputs, its tensors have a row for each."""
+    parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    return next(len(part) for part in parts if isinstance(part, Tensor))
 
 
 def _run_with(network: nn.Module, weights: Mapping[str, Tensor], inputs: Any) -> None:

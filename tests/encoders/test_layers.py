@@ -119,13 +119,15 @@ class Named(nn.Module):
         super().__init__()
         self.network = make_network()
 
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        return self.network(tokens * mask)
+    def forward(self, masked: bool, tokens: Tensor, mask: Tensor) -> Tensor:
+        return self.network(tokens * mask if masked else tokens)
 
 
-def test_inputs_come_by_name():
+def test_inputs_come_by_name_and_need_not_all_be_tensors():
     batches = make_batches()
-    named = [({"tokens": inputs, "mask": torch.ones_like(inputs)}, labels) for inputs, labels in batches]
+    named = [
+        ({"masked": True, "tokens": inputs, "mask": torch.ones_like(inputs)}, labels) for inputs, labels in batches
+    ]
     encoder = lam.fit(Named(), named, margin=0.7, layers="all", progress=False)
     plain = fit(batches, layers="all")
     torch.testing.assert_close(encoder.embed(named).kappa, plain.embed(batches).kappa)

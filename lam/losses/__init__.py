@@ -14,7 +14,7 @@ from lam.losses.contrastive import Contrastive
 from lam.losses.distributions import DistributionLoss
 from lam.losses.elk import ELK
 from lam.losses.hib import HIB
-from lam.losses.infonce import InfoNCE
+from lam.losses.infonce import InfoNCE, two_views
 from lam.losses.log_posterior import LogPosterior
 from lam.losses.mc_infonce import MCInfoNCE
 from lam.losses.pml import PytorchMetricLearning
@@ -113,4 +113,5 @@ __all__ = [
     "margin_of",
     "register",
     "settings_of",
+    "two_views",
 ]

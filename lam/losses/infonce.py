@@ -11,8 +11,8 @@ from lam.pairs.pairs import Pairs
 class InfoNCE(TemperatureLoss):
     """Mean over positive pairs (a, p) of −log e^(n_a·n_p/τ) / (e^(n_a·n_p/τ) + Σ_n e^(n_a·n_n/τ)), n negatives of a.
 
-    Of two views of each item, each the other's only positive, it is NT-Xent; of classes, other items of the class do
-    not count against a pair, unlike in SupCon.
+    Of two views of each item, `two_views`, it is NT-Xent; of classes, other items of the class do not count against a
+    pair, unlike in SupCon.
 
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", equation 1;
     van den Oord, Li and Vinyals (2018).
@@ -54,3 +54,27 @@ def log_weighted_sum(logits: Float[Tensor, "*S R N"], weights: Shaped[Tensor, "R
     nothing = torch.finfo(logits.dtype).min / 2  # finite, as the gradient of −∞ − (−∞) is NaN
     log_weights = weights.to(logits).clamp(min=1e-30).log()
     return torch.where(weights > 0, logits + log_weights, nothing).logsumexp(-1)
+
+
+def two_views(first: Tensor, second: Tensor) -> tuple[Tensor, Pairs]:
+    """Two views of N items one below the other, and their pairs: each view's only positive is the other of its item.
+
+    Args:
+        first: (N, ...) a view of each item.
+        second: (N, ...) another.
+
+    Returns:
+        (2N, ...) both, and the pairs among them.
+
+    Raises:
+        ValueError: where the views are of different shapes.
+
+    Example:
+        >>> views, pairs = two_views(torch.eye(3), torch.eye(3))
+        >>> views.shape, pairs.n_positives, pairs.n_negatives
+        (torch.Size([6, 3]), 6, 24)
+    """
+    if first.shape != second.shape:
+        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
+        raise ValueError(f"the two views must be of the same items in the same order, got shapes {shapes}")
+    return torch.cat([first, second]), Pairs.by_label(torch.arange(len(first), device=first.device).repeat(2))

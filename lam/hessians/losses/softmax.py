@@ -16,9 +16,9 @@ Source: Schraudolph (2002) for the split; Khosla et al. (2020) and Chen et al. (
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -161,26 +161,15 @@ class SoftmaxCurvature(Curvature):
         return Logits(*self.similarity(directions), pairs.positive, pairs.negative)
 
     @abstractmethod
-    def normaliser(
-        self, z: Float[Tensor, "N O"], positive: Float[Tensor, "N O"], negative: Float[Tensor, "N O"]
-    ) -> Float[Tensor, "N 1"]:
+    def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
         """Logarithm of a sum of exponentials over some candidates of each anchor, which their probabilities need."""
 
     @abstractmethod
-    def sums(
-        self, z: Float[Tensor, "N O"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N O"]
-    ) -> Float[Tensor, "N J"]:
+    def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
         """J sums over the candidates of each anchor, which the derivatives need."""
 
     @abstractmethod
-    def derivatives(
-        self,
-        z: Float[Tensor, "N O"],
-        normaliser: Float[Tensor, "N 1"],
-        sums: Float[Tensor, "N J"],
-        positive: Float[Tensor, "N O"],
-        negative: Float[Tensor, "N O"],
-    ) -> Derivatives:
+    def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
         """Derivatives of each anchor's loss in some of its logits, from `normaliser` and `sums` over all of them."""
 
     def diagonal(
@@ -314,11 +303,6 @@ class Softmaxes(OfDataset):
         for start in range(0, len(self.n), size):
             yield self[start : start + size]
 
-    def _blocks(self) -> Iterable[Block]:
-        """All candidates of these items, some at a time; computed once where one block has them all."""
-        starts = range(0, len(self.gradients), self.block_size)
-        return [self._block(0)] if len(starts) == 1 else Again(lambda: map(self._block, starts))
-
     def _block(self, start: int) -> Block:
         columns = slice(start, min(start + self.block_size, len(self.gradients)))
         along = self.n @ self.gradients[columns].T
@@ -327,12 +311,12 @@ class Softmaxes(OfDataset):
 
     def derivatives(self) -> Iterator[tuple[Block, Derivatives]]:
         """Those of each anchor's loss in all of its logits, some candidates at a time."""
-        blocks, curvature = self._blocks(), self.curvature
-        normalisers = (curvature.normaliser(block.z, block.positive, block.negative) for block in blocks)
-        normaliser = reduce(torch.logaddexp, normalisers)
-        sums = reduce(torch.add, (curvature.sums(block.z, normaliser, block.positive) for block in blocks))
-        for block in blocks:
-            yield block, curvature.derivatives(block.z, normaliser, sums, block.positive, block.negative)
+        curvature, starts = self.curvature, range(0, len(self.gradients), self.block_size)
+        block_at = self._block if len(starts) > 1 else cache(self._block)  # one is kept, many are formed again
+        normaliser = reduce(torch.logaddexp, map(curvature.normaliser, map(block_at, starts)))
+        sums = reduce(torch.add, (curvature.sums(block, normaliser) for block in map(block_at, starts)))
+        for block in map(block_at, starts):
+            yield block, curvature.derivatives(block, normaliser, sums)
 
     def _moments(self, second: Callable[[Tensor, Tensor], Tensor]) -> tuple[Moments, Tensor]:
         """Sums over all candidates, and that of what `second` gives of ω and g."""
@@ -380,20 +364,6 @@ class Softmaxes(OfDataset):
 
 
 @dataclass(frozen=True)
-class Again:
-    """An iterable that starts anew each time.
-
-    Attributes:
-        start: gives a new iterator.
-    """
-
-    start: Callable[[], Iterator[Any]]
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.start()
-
-
-@dataclass(frozen=True)
 class SupConCurvature(SoftmaxCurvature):
     """Curvature of the mean over items a with positive pairs of −1/|P(a)| Σ_{p ∈ P(a)} log softmax_p(n_a · n / τ).
 
@@ -437,30 +407,19 @@ class SupConCurvature(SoftmaxCurvature):
         """Cosines over the temperature."""
         return directions / self._tau, directions.new_zeros(len(directions))
 
-    def normaliser(
-        self, z: Float[Tensor, "N O"], positive: Float[Tensor, "N O"], negative: Float[Tensor, "N O"]
-    ) -> Float[Tensor, "N 1"]:
+    def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
         """Over all candidates."""
-        return (z + (positive + negative).log()).logsumexp(1, keepdim=True)
+        return (block.z + (block.positive + block.negative).log()).logsumexp(1, keepdim=True)
 
-    def sums(
-        self, z: Float[Tensor, "N O"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N O"]
-    ) -> Float[Tensor, "N J"]:
+    def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
         """The number of positive pairs."""
-        return positive.sum(1, keepdim=True)
+        return block.positive.sum(1, keepdim=True)
 
-    def derivatives(
-        self,
-        z: Float[Tensor, "N O"],
-        normaliser: Float[Tensor, "N 1"],
-        sums: Float[Tensor, "N J"],
-        positive: Float[Tensor, "N O"],
-        negative: Float[Tensor, "N O"],
-    ) -> Derivatives:
+    def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
         """Those of one cross-entropy, whose targets are the shares of the positive pairs."""
-        matched = (sums > 0).to(z)
-        p = matched * exponential(z - normaliser, positive + negative)
-        return Derivatives(p, p / 2, p, positive / sums.where(sums > 0, 1) - p)
+        matched = (sums > 0).to(normaliser)
+        p = matched * exponential(block.z - normaliser, block.positive + block.negative)
+        return Derivatives(p, p / 2, p, block.positive / sums.where(sums > 0, 1) - p)
 
     def diagonal(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
@@ -527,32 +486,21 @@ class AgainstNegatives:
         """The number of positive pairs."""
         return (pairs.n_positives,)
 
-    def normaliser(
-        self, z: Float[Tensor, "N O"], positive: Float[Tensor, "N O"], negative: Float[Tensor, "N O"]
-    ) -> Float[Tensor, "N 1"]:
+    def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
         """Over the negatives."""
-        return (z + negative.log()).logsumexp(1, keepdim=True)
+        return (block.z + block.negative.log()).logsumexp(1, keepdim=True)
 
-    def sums(
-        self, z: Float[Tensor, "N O"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N O"]
-    ) -> Float[Tensor, "N J"]:
+    def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
         """β and γ."""
-        missed = (normaliser - z).sigmoid()
-        return torch.stack([(positive * missed).sum(1), (positive * missed.square()).sum(1)], 1)
+        missed = (normaliser - block.z).sigmoid()
+        return torch.stack([(block.positive * missed).sum(1), (block.positive * missed.square()).sum(1)], 1)
 
-    def derivatives(
-        self,
-        z: Float[Tensor, "N O"],
-        normaliser: Float[Tensor, "N 1"],
-        sums: Float[Tensor, "N J"],
-        positive: Float[Tensor, "N O"],
-        negative: Float[Tensor, "N O"],
-    ) -> Derivatives:
+    def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
         """Those of all positive pairs together."""
-        beta, gamma = sums[:, :1], sums[:, 1:]
-        q = exponential(z - normaliser, negative)
-        missed = positive * (normaliser - z).sigmoid()
-        alpha = missed * (z - normaliser).sigmoid()
+        beta, gamma, odds = sums[:, :1], sums[:, 1:], block.z - normaliser
+        q = exponential(odds, block.negative)
+        missed = block.positive * (-odds).sigmoid()
+        alpha = missed * odds.sigmoid()
         return Derivatives(alpha + beta * q, alpha + gamma / 2 * q, q, missed - beta * q)
 
 

@@ -24,7 +24,7 @@ from lam.hessians import (
     output_curvature,
     total_output_curvature,
 )
-from lam.hessians.losses.projection import positive_arccos, positive_part
+from lam.hessians.losses.outer_products import positive_arccos, positive_part
 from lam.pairs import Pairs
 from tests.hessians.softmax import SoftmaxCurvature
 from tests.hessians.test_last_layer import make as make_layer

@@ -26,9 +26,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from lam.hessians.losses.base import Curvature
-from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum, own_curvature, own_matrices, own_total
+from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum
 from lam.hessians.losses.items import OfDataset, Related, cost_of
-from lam.hessians.losses.projection import positive_part
+from lam.hessians.losses.outer_products import arccos, positive_part
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
@@ -339,7 +339,7 @@ class Softmaxes(OfDataset):
         diagonal = diagonal.clamp(min=0) / r.square()  # below 0 by rounding alone
         if self.curvature.split == "logits":
             return diagonal
-        return diagonal + own_curvature("arccos", n, r, r, moments.residual)
+        return diagonal + arccos(n, moments.residual / r.square()).diagonal()
 
     def _matrices(self) -> Float[Tensor, "N D D"]:
         n, r = self.n.to(self.r), self.r
@@ -349,18 +349,18 @@ class Softmaxes(OfDataset):
         matrices = projection @ (second - mixed - mixed.mT) @ projection / r.square()[..., None]
         if self.curvature.split == "logits":
             return matrices
-        matrices = matrices + own_matrices("arccos", n, r, r, moments.residual)
+        matrices = matrices + arccos(n, moments.residual / r.square()).matrices()
         return positive_part(matrices) if self._projects else matrices
 
     def _total(self) -> Float[Tensor, "D D"]:
-        n, r, scale = self.n.to(self.r), self.r, self.r.square().reciprocal()
+        n, scale = self.n.to(self.r), self.r.square().reciprocal()
         moments, second = self._moments(lambda weights, g: (weights.T @ scale.to(g) * g).T @ g)
         first, other = (projected(n, mean) for mean in (moments.first, moments.second))
         mixed = (scale * n).T @ moments.along + (scale * first).T @ other
         total = second - mixed - mixed.T + (scale * dot(n, moments.along) * n).T @ n
         if self.curvature.split == "logits":
             return total
-        return total + own_total("arccos", n, r, r, moments.residual)
+        return total + arccos(n, moments.residual * scale).total()
 
 
 @dataclass(frozen=True)
@@ -433,7 +433,7 @@ class SupConCurvature(SoftmaxCurvature):
         g, along = logits.gradients, block.along  # those of the items themselves, so that along is symmetric
         of_others = projected_squares(n, weights.T @ g.square(), (weights * along).T @ g) / r.square()
         if self.split == "outputs":
-            of_others = of_others + own_curvature("arccos", n, r, r, residual.T @ g)
+            of_others = of_others + arccos(n, residual.T @ g / r.square()).diagonal()
         return diagonal + of_others[:, None]
 
     def cross(

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from lam.hessians.batch import ALL_ZERO, Sums, check_feature_values, check_layer, outputs
 from lam.hessians.losses import ContrastiveCurvature, Curvature
-from lam.hessians.losses.items import OfDataset
+from lam.hessians.losses.items import OfItems
 from lam.hessians.relations import LabelRelation, NeighbourRelation
 from lam.hessians.structures.diagonal import Diagonal
 from lam.pairs.neighbours import Neighbours
@@ -135,7 +135,7 @@ def _all_outputs(
     return torch.cat([n for n, _ in parts]), torch.cat([r for _, r in parts])
 
 
-def _summed(empty: Sums, features: Tensor | Iterable[Tensor], items: OfDataset, *, progress: bool) -> Sums:
+def _summed(empty: Sums, features: Tensor | Iterable[Tensor], items: OfItems, *, progress: bool) -> Sums:
     """The structure of all items, in one stream of their features."""
     total, start = empty, 0
     batches = tqdm(_stream(features, items.n.device), desc=items.cost, disable=not (progress and items.cost))

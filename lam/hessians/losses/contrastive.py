@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lam.hessians.losses.base import Curvature
-from lam.hessians.losses.items import OfDataset, Related, cost_of
+from lam.hessians.losses.items import OfItems, Related, cost_of
 from lam.hessians.losses.outer_products import OuterProducts, arccos, positive_arccos, tangent
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
@@ -98,35 +98,24 @@ class ContrastiveCurvature(Curvature):
         """n⁺ and, unless they are dropped, n⁻."""
         return (pairs.n_positives, pairs.n_negatives)[: len(self.terms)]
 
+    def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> "OfPartners":
+        """From sums over the partners of each item."""
+        t = torch.stack(self._kinds(n, pairs))
+        return self._of(n, r, t.sum(2, keepdim=True), t @ n, pairs)
+
     def diagonal(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D"]:
         """H11 of each item, summed over its partners, and twice: every item is first and second in ordered pairs."""
-        return self._items(n, r, pairs).diagonal()
+        return self.of_batch(n, r, pairs).diagonal()
 
     def matrices(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D D"]:
         """The matrices whose diagonals `diagonal` has."""
-        return self._items(n, r, pairs).matrices()
-
-    def total(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "T D D"]:
-        """Σ_a H_a, from D × N matmuls alone."""
-        return self._items(n, r, pairs).total()
-
-    def in_basis(
-        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs, basis: Float[Tensor, "D D"]
-    ) -> Float[Tensor, "N T D"]:
-        """The diagonal of rotated outputs."""
-        return self._items(n, r, pairs).in_basis(basis)
+        return self.of_batch(n, r, pairs).matrices()
 
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs
-    ) -> Float[Tensor, "T D F"] | None:
-        """Σ 2 t_ab H12_i φ_aj φ_bj over ordered pairs; None where the partner is held still."""
-        if not self.has_cross_terms:
-            return None
+    ) -> Float[Tensor, "T D F"]:
+        """Σ 2 t_ab H12_i φ_aj φ_bj over ordered pairs."""
         return torch.stack([cross_sum(inputs, n, r, t) for t in self._kinds(n, pairs)])
-
-    def working_dtype(self, features: Tensor) -> torch.dtype:
-        """The type to compute in: where the cross terms cancel most of the rest, float32 would lose its digits."""
-        return super().working_dtype(features) if not self.has_cross_terms else torch.float64
 
     @property
     def in_blocks(self) -> bool:
@@ -143,16 +132,11 @@ class ContrastiveCurvature(Curvature):
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
     ) -> "OfPartners":
         """From sums over the partners of each item: those of negative ones are formed in blocks."""
-        self.check_scope("dataset")
         terms = [relation.positive_partners(n)]
         if self.fix != "positive":
             terms.append(_negative_partners(n, relation, self.least_cosine, block_size, progress))
         count, partners = (torch.stack(part) for part in zip(*terms, strict=True))
         return self._of(n.double(), r.double(), count, partners, relation)
-
-    def _items(self, n: Tensor, r: Tensor, pairs: Pairs) -> "OfPartners":
-        t = torch.stack(self._kinds(n, pairs))
-        return self._of(n, r, t.sum(2, keepdim=True), t @ n, pairs)
 
     def _of(self, n: Tensor, r: Tensor, count: Tensor, partners: Tensor, pairs: Any) -> "OfPartners":
         if self.fix == "projected":
@@ -170,7 +154,7 @@ class ContrastiveCurvature(Curvature):
 
 
 @dataclass(frozen=True)
-class OfPartners(OfDataset):
+class OfPartners(OfItems):
     """The curvature of every item's output, from what its partners add up to.
 
     Attributes:

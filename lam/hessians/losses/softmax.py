@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lam.hessians.losses.base import Curvature
 from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum
-from lam.hessians.losses.items import OfDataset, Related, cost_of
+from lam.hessians.losses.items import ItemCurvature, OfBatch, OfItems, Related, cost_of
 from lam.hessians.losses.outer_products import arccos, positive_part
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
@@ -172,38 +172,28 @@ class SoftmaxCurvature(Curvature):
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
         """Derivatives of each anchor's loss in some of its logits, from `normaliser` and `sums` over all of them."""
 
+    def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> ItemCurvature:
+        """H_a of each item's own loss; where candidates are differentiated, too, by `diagonal` alone."""
+        return OfBatch(self, n, r, pairs) if self.has_cross_terms else self._items(n, r, self.logits(n, pairs))
+
     def diagonal(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
     ) -> Float[Tensor, "N T D"]:
         """Second derivatives of each item's own loss, the candidates held still."""
         return self._items(n, r, self.logits(n, pairs)).diagonal()
 
-    def in_basis(
-        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates, basis: Float[Tensor, "D D"]
-    ) -> Float[Tensor, "N T D"]:
-        """The diagonal of rotated outputs and candidates."""
-        self._check_matrices()
-        return self._items(n, r, self.logits(n, pairs)).in_basis(basis)
-
     def matrices(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
     ) -> Float[Tensor, "N T D D"]:
         """The matrices whose diagonals `diagonal` has."""
-        self._check_matrices()
+        if self.has_cross_terms:
+            raise ValueError("fix must be fixed for matrices of the outputs of single items, got 'full': it joins them")
         return self._items(n, r, self.logits(n, pairs)).matrices()
-
-    def total(
-        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
-    ) -> Float[Tensor, "T D D"]:
-        """Σ_a H_a, from arrays of (N, O), (N, D), (O, D) and (D, D) alone."""
-        self._check_matrices()
-        return self._items(n, r, self.logits(n, pairs)).total()
 
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
     ) -> "Softmaxes":
         """Block by block of the items and their candidates, which are all other items: nothing is kept of a pair."""
-        self.check_scope("dataset")
         (N, D), size = n.shape, min(block_size, len(n))
         n_bytes = n.element_size() * (N * D + 10 * size**2) + 8 * 5 * size * D
         cost = cost_of(N * (N - 1), n_bytes)
@@ -223,13 +213,9 @@ class SoftmaxCurvature(Curvature):
         size = max(1, *logits.positive.shape)
         return Softmaxes(self, n, r, 0, logits.gradients, logits.offsets, logits.block, size)
 
-    def _check_matrices(self) -> None:
-        if self.has_cross_terms:
-            raise ValueError("fix must be fixed for matrices of the outputs of single items, got 'full': it joins them")
-
 
 @dataclass(frozen=True)
-class Softmaxes(OfDataset):
+class Softmaxes(OfItems):
     """The curvature of every item's output, block by block of the items and their candidates.
 
     Attributes:
@@ -438,14 +424,12 @@ class SupConCurvature(SoftmaxCurvature):
 
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
-    ) -> Float[Tensor, "T D F"] | None:
-        """What anchors share with their candidates, and these with one another; None where they are held still.
+    ) -> Float[Tensor, "T D F"]:
+        """What anchors share with their candidates, and these with one another.
 
         With x_ab = ∂z_ab/∂f_a,i, w_ab = ∂z_ab/∂f_b,i, e = Σ_b ε x, h = Σ_b η x, E = Σ_b ε w φ_b and H = Σ_b η w φ_b it
         is, for each output i, Σ_a 2 φ_a (Σ_b ω x w φ_b − e_a H_a − h_a E_a) − 2 E_a H_a: three matmuls.
         """
-        if not self.has_cross_terms:
-            return None
         logits = self.logits(n, pairs)
         ((block, (weights, first, second, residual)),) = self._items(n, r, logits).derivatives()
         along, total = block.along, inputs.new_empty(n.shape[1], inputs.shape[1])
@@ -457,10 +441,6 @@ class SupConCurvature(SoftmaxCurvature):
         if self.split == "outputs":
             total += cross_sum(inputs, n, r, (residual + residual.T) / (2 * self._tau))
         return total[None]
-
-    def working_dtype(self, features: Tensor) -> torch.dtype:
-        """The type to compute in: where the cross terms cancel most of the rest, float32 would lose its digits."""
-        return torch.float64 if self.has_cross_terms else super().working_dtype(features)
 
     @property
     def _tau(self) -> float:

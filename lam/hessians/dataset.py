@@ -68,7 +68,7 @@ def ggn_of_dataset(
     if curvature.has_cross_terms:
         features = features if isinstance(features, Tensor) else torch.cat(list(features))
     n, r = _all_outputs(features, weight, bias, curvature)
-    relation = _relation(len(n), labels, neighbours, block_size)
+    relation = _relation(len(n), labels, neighbours)
     if relation.n_positives == 0:
         raise ValueError(f"there is no positive pair among {len(n)} items: the loss has no curvature")
     items = curvature.over_dataset(n, r, relation, block_size=block_size, progress=progress)
@@ -107,15 +107,13 @@ def contrastive_ggn_dataset(
     return diagonal_ggn_dataset(features, weight, bias, curvature, labels=labels, neighbours=neighbours, **options)
 
 
-def _relation(
-    size: int, labels: Tensor | None, neighbours: Neighbours | None, block_size: int
-) -> LabelRelation | NeighbourRelation:
+def _relation(size: int, labels: Tensor | None, neighbours: Neighbours | None) -> LabelRelation | NeighbourRelation:
     if (labels is None) == (neighbours is None):
         raise ValueError("give either labels or neighbours")
     n_related = len(labels) if labels is not None else 0 if neighbours is None else neighbours.size
     if n_related != size:
         raise ValueError(f"there are {size} items, but the labels or neighbours are of {n_related}")
-    return LabelRelation(labels) if labels is not None else NeighbourRelation(neighbours, block_size)  # pyright: ignore
+    return LabelRelation(labels) if labels is not None else NeighbourRelation(neighbours)  # pyright: ignore
 
 
 def _all_outputs(

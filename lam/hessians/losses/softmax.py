@@ -40,27 +40,6 @@ SOFTMAX_SPLITS: tuple[str, ...] = get_args(SoftmaxSplit)
 SOFTMAX_FIXES: tuple[str, ...] = get_args(SoftmaxFix)
 
 
-@dataclass(frozen=True)
-class Logits:
-    """What the logits z_ab = n_a · g_b − β_b of a batch are made of.
-
-    Attributes:
-        gradients: (O, D) g_b.
-        offsets: (O,) β_b.
-        positive: (N, O) weights of the candidates that match.
-        negative: (N, O) weights of those that do not; one that is in neither does not count.
-    """
-
-    gradients: Float[Tensor, "O D"]
-    offsets: Float[Tensor, " O"]
-    positive: Shaped[Tensor, "N O"]
-    negative: Shaped[Tensor, "N O"]
-
-    def block(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        """Weights of the positive and the negative pairs of some items and some candidates."""
-        return self.positive[rows, columns], self.negative[rows, columns]
-
-
 class Block(NamedTuple):
     """Some candidates of N items.
 
@@ -150,15 +129,30 @@ class SoftmaxCurvature(Curvature):
     def similarity(self, directions: Float[Tensor, "O D"]) -> tuple[Float[Tensor, "O D"], Float[Tensor, " O"]]:
         """g_b and β_b of candidates."""
 
-    def logits(self, n: Float[Tensor, "N D"], pairs: Pairs | Candidates) -> Logits:
-        """What the softmax of N unit outputs is over: the others, or candidates that are held still."""
+    def softmaxes(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> "Softmaxes":
+        """The softmaxes of a batch: over the other items, or over candidates that are held still."""
         held_still = isinstance(pairs, Candidates)
         directions = pairs.directions.to(n) if held_still else n
         if directions.shape[1] != n.shape[1]:
             raise ValueError(f"candidates must have {n.shape[1]} dimensions, got {directions.shape[1]}")
         if held_still and self.has_cross_terms:
             raise ValueError("fix must be fixed or projected where candidates are held still, got 'full'")
-        return Logits(*self.similarity(directions), pairs.positive, pairs.negative)
+        return self.over(directions, n, r, pairs.positive, pairs.negative)
+
+    def over(
+        self,
+        directions: Float[Tensor, "O D"],
+        n: Float[Tensor, "N D"],
+        r: Float[Tensor, "N 1"],
+        positive: Shaped[Tensor, "N O"],
+        negative: Shaped[Tensor, "N O"],
+    ) -> "Softmaxes":
+        """Softmaxes over O candidates, of which those match and these do not; one that is in neither does not count."""
+
+        def block(rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+            return positive[rows, columns], negative[rows, columns]
+
+        return Softmaxes(self, n, r, 0, *self.similarity(directions), block, max(1, *positive.shape))
 
     @abstractmethod
     def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
@@ -174,13 +168,13 @@ class SoftmaxCurvature(Curvature):
 
     def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> ItemCurvature:
         """H_a of each item's own loss; where candidates are differentiated, too, by `diagonal` alone."""
-        return OfBatch(self, n, r, pairs) if self.has_cross_terms else self._items(n, r, self.logits(n, pairs))
+        return OfBatch(self, n, r, pairs) if self.has_cross_terms else self.softmaxes(n, r, pairs)
 
     def diagonal(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
     ) -> Float[Tensor, "N T D"]:
         """Second derivatives of each item's own loss, the candidates held still."""
-        return self._items(n, r, self.logits(n, pairs)).diagonal()
+        return self.softmaxes(n, r, pairs).diagonal()
 
     def matrices(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
@@ -188,7 +182,7 @@ class SoftmaxCurvature(Curvature):
         """The matrices whose diagonals `diagonal` has."""
         if self.has_cross_terms:
             raise ValueError("fix must be fixed for matrices of the outputs of single items, got 'full': it joins them")
-        return self._items(n, r, self.logits(n, pairs)).matrices()
+        return self.softmaxes(n, r, pairs).matrices()
 
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
@@ -208,10 +202,6 @@ class SoftmaxCurvature(Curvature):
         """Refuse to differentiate all candidates of a data set."""
         if scope == "dataset" and not self.in_blocks:
             raise ValueError('fix must be fixed or projected with pairs="dataset", got full: use pairs="batch"')
-
-    def _items(self, n: Tensor, r: Tensor, logits: Logits) -> "Softmaxes":
-        size = max(1, *logits.positive.shape)
-        return Softmaxes(self, n, r, 0, logits.gradients, logits.offsets, logits.block, size)
 
 
 @dataclass(frozen=True)
@@ -414,9 +404,9 @@ class SupConCurvature(SoftmaxCurvature):
         diagonal = super().diagonal(n, r, pairs)
         if not self.has_cross_terms:
             return diagonal
-        logits = self.logits(n, pairs)
-        ((block, (weights, _, _, residual)),) = self._items(n, r, logits).derivatives()
-        g, along = logits.gradients, block.along  # those of the items themselves, so that along is symmetric
+        items = self.softmaxes(n, r, pairs)
+        ((block, (weights, _, _, residual)),) = items.derivatives()
+        g, along = items.gradients, block.along  # those of the items themselves, so that along is symmetric
         of_others = projected_squares(n, weights.T @ g.square(), (weights * along).T @ g) / r.square()
         if self.split == "outputs":
             of_others = of_others + arccos(n, residual.T @ g / r.square()).diagonal()
@@ -430,10 +420,10 @@ class SupConCurvature(SoftmaxCurvature):
         With x_ab = ∂z_ab/∂f_a,i, w_ab = ∂z_ab/∂f_b,i, e = Σ_b ε x, h = Σ_b η x, E = Σ_b ε w φ_b and H = Σ_b η w φ_b it
         is, for each output i, Σ_a 2 φ_a (Σ_b ω x w φ_b − e_a H_a − h_a E_a) − 2 E_a H_a: three matmuls.
         """
-        logits = self.logits(n, pairs)
-        ((block, (weights, first, second, residual)),) = self._items(n, r, logits).derivatives()
+        items = self.softmaxes(n, r, pairs)
+        ((block, (weights, first, second, residual)),) = items.derivatives()
         along, total = block.along, inputs.new_empty(n.shape[1], inputs.shape[1])
-        for i, (n_i, g_i) in enumerate(zip(n.T[..., None], logits.gradients.T[..., None], strict=True)):
+        for i, (n_i, g_i) in enumerate(zip(n.T[..., None], items.gradients.T[..., None], strict=True)):
             x, w = (g_i.T - along * n_i) / r, (g_i - along * n_i.T) / r.T
             e, h = (first * x).sum(1, keepdim=True), (second * x).sum(1, keepdim=True)
             shared = ((weights * x - e * second - h * first) * w) @ inputs

@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from lam.hessians.losses.items import Related, cost_of
-from lam.hessians.losses.softmax import Block, Derivatives, Logits, SoftmaxCurvature, Softmaxes, exponential
+from lam.hessians.losses.softmax import Block, Derivatives, SoftmaxCurvature, Softmaxes, exponential
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
 from lam.utils.checks import check_positive
@@ -60,12 +60,12 @@ class VarConCurvature(SoftmaxCurvature):
         """Cosines over the temperature."""
         return directions / self._known[0], directions.new_zeros(len(directions))
 
-    def logits(self, n: Float[Tensor, "N D"], pairs: Pairs | Candidates) -> Logits:
-        """The centroids of the classes of a batch."""
+    def softmaxes(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> Softmaxes:
+        """Over the centroids of the classes of a batch."""
         centroids, own = _centroids(n, getattr(pairs, "labels", None))
         positive = F.one_hot(own, len(centroids)).to(n)
         counted = pairs.paired[:, None].to(n) if isinstance(pairs, Pairs) else 1.0
-        return Logits(*self.similarity(centroids), counted * positive, counted * (1 - positive))
+        return self.over(centroids, n, r, counted * positive, counted * (1 - positive))
 
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool

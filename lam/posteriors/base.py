@@ -7,7 +7,7 @@ covariances in the files beside this one, one file a structure.
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
@@ -123,11 +123,6 @@ class Posterior(ABC):
     def theta(self) -> Float[Tensor, "D F"]:
         """Weight and, as the last column, bias."""
         return self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], 1)
-
-    def output_variance(self) -> Callable[[Tensor], Tensor]:
-        """What maps features (N, P) to the variances (N, D) of their outputs."""
-        spread = self.output_spread()
-        return lambda features: spread(features).variance
 
     def log_marginal_likelihood(self, prior_precision: float) -> float:
         """Laplace evidence as a function of α at the given s, up to a constant.
@@ -261,12 +256,8 @@ class Posterior(ABC):
         return {**{name: getattr(self, name) for name in _SETTINGS}, "curvature": self.curvature.settings()}
 
     @classmethod
-    def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Same:
-        """The posterior that has these `tensors` and `settings`."""
-        return cls._restored(tensors, settings)
-
-    @classmethod
-    def _restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any], **further: Any) -> Same:
+    def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any], **further: Any) -> Same:
+        """The posterior that has these `tensors` and `settings`, and further fields."""
         curvature = cls.structure.restored(tensors, settings["curvature"])
         fields = {name: settings[name] for name in _SETTINGS}
         return cls(tensors["weight"], tensors.get("bias"), curvature, **fields, **further)
@@ -335,12 +326,14 @@ class Posterior(ABC):
         sampled = self.theta + deviations.to(self.theta)
         return (sampled, None) if self.bias is None else (sampled[..., :-1], sampled[..., -1])
 
-    def _noise(self, n_samples: int, generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
-        """(S, D, F) standard normal numbers."""
+    def _noise(
+        self, n_samples: int, shapes: Iterable[Sequence[int]], generator: torch.Generator | None, dtype: torch.dtype
+    ) -> list[Tensor]:
+        """S times standard normal numbers of each shape, by default from the posterior's own seed."""
         check_at_least("n_samples", n_samples, 1)
         generator = self._generator() if generator is None else generator
-        shape = (n_samples, *self.theta.shape)
-        return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype).to(self.weight.device)
+        options: Any = {"generator": generator, "device": generator.device, "dtype": dtype}
+        return [torch.randn(n_samples, *shape, **options).to(self.weight.device) for shape in shapes]
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)  # on the CPU, so that every device sees the same noise

@@ -19,7 +19,7 @@ from lam.models.weights import plain_path
 from lam.posteriors.base import Posterior, Sampler, least_variance
 from lam.posteriors.spread import Whole
 from lam.utils.autocast import without_autocast
-from lam.utils.checks import check_at_least, check_choice
+from lam.utils.checks import check_choice
 
 Predictive = Literal["linearised", "sampled"]
 """How outputs vary: as f + J δ, in closed form; or as those of whole sampled networks."""
@@ -137,6 +137,7 @@ class LayersPosterior(Posterior):
         *,
         network: nn.Module | None = None,
         head: str = "",
+        **further: Any,
     ) -> Same:
         """The posterior that has these `tensors` and `settings`, around the weights of a network."""
         if network is None:
@@ -144,7 +145,8 @@ class LayersPosterior(Posterior):
         own = {plain_path(network, path): path for path in weighted_layers(network)}
         layers = tuple(own[path] for path in settings["layers"])
         predictive = settings["predictive"]
-        return cls._restored(tensors, settings, network=network, head=head, layers=layers, predictive=predictive)
+        where: Any = {"network": network, "head": head, "layers": layers, "predictive": predictive}
+        return super().restored(tensors, settings, **where, **further)
 
     def _check_same_layer(self, other: Posterior) -> None:
         same = isinstance(other, LayersPosterior) and self.layers == other.layers
@@ -162,12 +164,7 @@ class LayersPosterior(Posterior):
 
     def _deviations(self, n_samples: int, generator: torch.Generator | None) -> list[Float[Tensor, "S n"]]:
         """Random deviations of each layer's weights, along its basis."""
-        check_at_least("n_samples", n_samples, 1)
-        generator = self._generator() if generator is None else generator
-        noise = [
-            torch.randn(n_samples, len(v), generator=generator, device=generator.device, dtype=v.dtype).to(v.device)
-            for v in self.variances
-        ]
+        noise = self._noise(n_samples, [v.shape for v in self.variances], generator, self.weight.dtype)
         return [of.mul_(v.sqrt()) for of, v in zip(noise, self.variances, strict=True)]
 
     def _sampler(self, n_samples: int, *, marginal: bool, generator: torch.Generator | None = None) -> Sampler:

@@ -18,7 +18,7 @@ from torch import Tensor
 from lam.hessians.batch import Sums, ggn_of_batch
 from lam.hessians.dataset import ggn_of_dataset
 from lam.hessians.losses import Curvature
-from lam.hessians.structures import MAX_MEMORY, Ekfac, Kron, Structure, SummedCurvature
+from lam.hessians.structures import MAX_MEMORY, Ekfac, Kron, Structure
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.pairs import Pairs, as_targets, check_labels
 from lam.pairs.relation import Relation
@@ -74,27 +74,22 @@ class StructureOptions:
 
 
 def total_of(share: Any, n_share: int) -> tuple[Any, int]:
-    """The curvature of all processes and their number of items, from those of this one; errors as `check_counts`."""
-    n_items = int(distributed.all_reduce(torch.tensor(n_share, device=share.sums.device)))
-    total = share.all_reduce()
-    check_counts(total, n_items)
-    return total, n_items
-
-
-def check_counts(total: SummedCurvature, n_items: int) -> None:
-    """Refuse a curvature with a term that nothing was counted for.
+    """The curvature of all processes and their number of items, from those of this one.
 
     Raises:
-        ValueError: naming what no batch holds.
+        ValueError: for a term that nothing was counted for, naming what no batch holds.
     """
+    n_items = int(distributed.all_reduce(torch.tensor(n_share, device=share.sums.device)))
+    total = share.all_reduce()
     if n_items < 2:
         raise ValueError(f"at least 2 items are needed to form a pair, got {n_items}")
-    for name, count in zip(total.curvature.terms, total.counts or (), strict=True):
+    for name, count in zip(total.curvature.terms, total.counts, strict=True):
         if count == 0:
             raise ValueError(
                 f"no batch of the {n_items} items holds a {name}: shuffle them, take larger batches, or form the "
                 'pairs over the whole data set with pairs="dataset"'
             )
+    return total, n_items
 
 
 def curvature_in_batches(

@@ -131,7 +131,8 @@ def _checked(
 ) -> tuple[Tensor, Tensor, Tensor, Any]:
     """`outputs` in the type of a curvature and the partners of the items, once all of them are checked."""
     check_layer(features, weight, bias)
-    check_not_all_zero(features)
+    if len(features) and not features[0].any() and not features.any():
+        raise ValueError(ALL_ZERO)
     partners = checked_partners(pairs, len(features), curvature)
     return *outputs(features, weight, bias, curvature.working_dtype(features)), partners
 
@@ -236,12 +237,6 @@ def check_features(features: Tensor, weight: Tensor) -> None:
             f"features must be (N, P) and weight (D, P), got {tuple(features.shape)} and {tuple(weight.shape)}"
         )
     check_feature_values(features)
-
-
-def check_not_all_zero(features: Tensor) -> None:
-    """Refuse data whose features are all zero."""
-    if len(features) and not features[0].any() and not features.any():
-        raise ValueError(ALL_ZERO)
 
 
 def check_feature_values(features: Tensor, offset: int = 0) -> None:

@@ -10,13 +10,13 @@ down to the order asked for. It is written so that no two large numbers are subt
 
 import math
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from numpy.polynomial.polynomial import polyadd, polyder
+from numpy.polynomial.polynomial import polyadd, polyder, polymul
 from torch import Tensor
 
 from lam.utils.checks import check_positive
@@ -178,11 +178,11 @@ def check_dimension(dimension: int) -> None:
         raise ValueError(f"dimension must be at least 2, got {dimension}")
 
 
-def check_parameters(dimension: int, kappa: Float[Tensor, "*B"]) -> None:
+def check_parameters(dimension: int, kappa: Float[Tensor, "*B"], name: str = "kappa") -> None:
     """Raise unless D is at least 2 and every concentration a float, the first offender named, finite and at least 0."""
     check_dimension(dimension)
-    check_floating(kappa=kappa)
-    check_all((kappa >= 0) & torch.isfinite(kappa), "kappa must be finite and at least 0", kappa)
+    check_floating(**{name: kappa})
+    check_all((kappa >= 0) & torch.isfinite(kappa), f"{name} must be finite and at least 0", kappa)
 
 
 def check_floating(**tensors: Tensor) -> None:
@@ -280,11 +280,8 @@ def _expansion(order: float, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _expansion_coefficients(order: float) -> list[tuple[float, float, float]]:
     """c, n c and n^2 c for each power n of p from 1 up in L(p) = sum_k D_k(p) / order^k, c rounded once."""
     m = Fraction(order)
-    coefficients = [Fraction(0)] * (3 * _TERMS)
-    for k, polynomial in enumerate(_expansion_derivatives(), start=1):
-        for power, coefficient in enumerate(polynomial):
-            coefficients[power] += coefficient / (power + 1) / m**k
-    rounded = [float(coefficient) for coefficient in coefficients]
+    total = reduce(polyadd, (E_k / m**k for k, E_k in enumerate(_expansion_derivatives(), start=1)))
+    rounded = [float(c / power) for power, c in enumerate(total, start=1)]
     return [(c, power * c, power**2 * c) for power, c in enumerate(rounded, start=1)]
 
 
@@ -300,8 +297,8 @@ def _expansion_derivatives() -> list[np.ndarray]:
     q = np.array([Fraction(c) for c in (0, 0, 1, 0, -1)])
     terms = [np.array([Fraction(1, 8), Fraction(0), Fraction(-5, 8)])]
     while len(terms) < _TERMS:
-        products = sum(np.convolve(left, right) for left, right in zip(terms[:-1], terms[-2::-1], strict=True))
-        terms.append(polyadd(polyder(np.convolve(q, terms[-1])), np.convolve(q, products)) / 2)
+        products: Any = sum(map(polymul, terms[:-1], terms[-2::-1]))
+        terms.append(polyadd(polyder(polymul(q, terms[-1])), polymul(q, products)) / 2)
     return terms
 
 

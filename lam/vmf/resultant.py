@@ -83,13 +83,8 @@ def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Ten
     One pass for the mean and one for the spread around it, in blocks: no float64 copy of all samples is made. Of unit
     vectors 1 - R equals the mean of ||x - mean||^2 / 2; where it does not, some were not unit vectors.
 
-    Args:
-        samples: (S, *B, D) unit vectors.
-        weights: (S, *B) or broadcasting to it, at least 0; equal ones by default.
-
     Raises:
-        ValueError: for samples that are no unit vectors or cancel out, or weights that are negative, not finite or all
-            0.
+        ValueError: as `mean_resultant_length`, and for weights that are negative, not finite or all 0.
     """
     if samples.ndim < 2 or len(samples) < 1 or samples.shape[-1] < 2:
         raise ValueError(f"samples must have shape (S, ..., D) with S >= 1 and D >= 2, got {tuple(samples.shape)}")

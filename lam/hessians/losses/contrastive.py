@@ -242,17 +242,7 @@ def cross_curvature(
     n2: Float[Tensor, "*pairs D"],
     r2: Float[Tensor, "*pairs 1"],
 ) -> Float[Tensor, "*pairs D"]:
-    """H12_i = −(1 − n1_i² − n2_i² + c n1_i n2_i)/(r1 r2) of each pair, alike for both splits.
-
-    Args:
-        n1: (*pairs, D) unit output of the first item.
-        r1: (*pairs, 1) its length before normalisation.
-        n2: (*pairs, D) unit output of the second item.
-        r2: (*pairs, 1) its length before normalisation.
-
-    Returns:
-        (*pairs, D) the diagonals.
-    """
+    """H12_i = −(1 − n1_i² − n2_i² + c n1_i n2_i)/(r1 r2) of each pair, alike for both splits."""
     cosine = (n1 * n2).sum(-1, keepdim=True)
     return (n1.square() + n2.square() - 1 - cosine * n1 * n2) / (r1 * r2)
 

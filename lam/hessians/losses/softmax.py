@@ -267,7 +267,7 @@ class Softmaxes(OfItems):
     @property
     def _rows(self) -> int:
         """How many items are compared with a block of candidates at once."""
-        return max(1, min(self.block_size, BLOCK_ELEMENTS // min(self.block_size, len(self.gradients))))
+        return max(1, min(self.block_size, BLOCK_ELEMENTS // max(1, min(self.block_size, len(self.gradients)))))
 
     @property
     def _rows_of_matrices(self) -> int:
@@ -276,7 +276,7 @@ class Softmaxes(OfItems):
         return max(1, min(self.block_size, BLOCK_ELEMENTS // (D * max(D, min(self.block_size, len(self.gradients))))))
 
     def _parts(self, size: int) -> "Iterator[Softmaxes]":
-        for start in range(0, len(self.n), size):
+        for start in range(0, max(1, len(self.n)), size):  # of no items, too, there is a part
             yield self[start : start + size]
 
     def _block(self, start: int) -> Block:
@@ -287,7 +287,7 @@ class Softmaxes(OfItems):
 
     def derivatives(self) -> Iterator[tuple[Block, Derivatives]]:
         """Those of each anchor's loss in all of its logits, some candidates at a time."""
-        curvature, starts = self.curvature, range(0, len(self.gradients), self.block_size)
+        curvature, starts = self.curvature, range(0, max(1, len(self.gradients)), self.block_size)
         block_at = self._block if len(starts) > 1 else cache(self._block)  # one is kept, many are formed again
         normaliser = reduce(torch.logaddexp, map(curvature.normaliser, map(block_at, starts)))
         sums = reduce(torch.add, (curvature.sums(block, normaliser) for block in map(block_at, starts)))

@@ -63,7 +63,7 @@ class VarConCurvature(SoftmaxCurvature):
     def softmaxes(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> Softmaxes:
         """Over the centroids of the classes of a batch."""
         centroids, own = _centroids(n, getattr(pairs, "labels", None))
-        positive = F.one_hot(own, len(centroids)).to(n)
+        positive = (own[:, None] == torch.arange(len(centroids), device=n.device)).to(n)
         counted = pairs.paired[:, None].to(n) if isinstance(pairs, Pairs) else 1.0
         return self.over(centroids, n, r, counted * positive, counted * (1 - positive))
 

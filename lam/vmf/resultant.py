@@ -70,13 +70,6 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
     return MeanResultant(moments.mean, resultant, shortfall.clamp(max=1) / (1 + resultant))
 
 
-def _normalise(weights: Tensor) -> Tensor:
-    check_all((weights >= 0) & weights.isfinite(), "weights must be finite and at least 0", weights)
-    total = weights.double().sum(0)
-    check_all(total > 0, "weights must have a positive sum over the samples", total)
-    return weights.double() / total
-
-
 def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Tensor, "S *#B"] | None) -> MeanResultant:
     """Mean direction and mean resultant length of weighted samples; see `mean_resultant_length`.
 
@@ -91,7 +84,10 @@ def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Ten
     if weights is None:
         weights = samples.new_full((len(samples), *[1] * (samples.ndim - 2)), 1 / len(samples), dtype=torch.float64)
     else:
-        weights = _normalise(weights)
+        check_all((weights >= 0) & weights.isfinite(), "weights must be finite and at least 0", weights)
+        sums = weights.double().sum(0)
+        check_all(sums > 0, "weights must have a positive sum over the samples", sums)
+        weights = weights.double() / sums
     size = -(-len(samples) // _BLOCKS)
     totals = torch.zeros_like(samples[:size], dtype=torch.float64)
     for block, weight in zip(samples.split(size), weights[..., None].split(size), strict=True):

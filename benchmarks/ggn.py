@@ -26,7 +26,8 @@ from lam.hessians import (
     contrastive_ggn_dataset,
     total_output_curvature,
 )
-from lam.hessians.losses.contrastive import cross_curvature, own_curvature
+from lam.hessians.losses.contrastive import cross_curvature
+from lam.hessians.losses.outer_products import arccos
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
 
@@ -49,12 +50,11 @@ def pair_by_pair(features: Tensor, weight: Tensor, bias: Tensor, pairs: list[tup
     f = F.linear(features, weight, bias)
     r = f.norm(dim=1, keepdim=True)
     n = f / r
-    one = torch.ones(1, 1)
     total = torch.zeros_like(weight)
     for a, b in pairs:
         first, second = slice(a, a + 1), slice(b, b + 1)
-        H11 = own_curvature("arccos", n[first], r[first], one, n[second])
-        H22 = own_curvature("arccos", n[second], r[second], one, n[first])
+        H11 = arccos(n[first], n[second] / r[first].square()).diagonal()
+        H22 = arccos(n[second], n[first] / r[second].square()).diagonal()
         total += H11.T @ features[first].square() + H22.T @ features[second].square()
         if cross:
             H12 = cross_curvature(n[first], r[first], n[second], r[second])

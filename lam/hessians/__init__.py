@@ -25,7 +25,6 @@ from lam.hessians.structures import (
     Structure,
     SummedCurvature,
 )
-from lam.pairs.neighbours import Neighbours
 
 __all__ = [
     "CURVATURES",
@@ -44,7 +43,6 @@ __all__ = [
     "LayersDiagonal",
     "LayersKron",
     "LowRank",
-    "Neighbours",
     "Split",
     "Structure",
     "SummedCurvature",

@@ -4,12 +4,12 @@ The two ways to go through a data set: batch by batch, where pairs never cross b
 `lam.pairs.Relation` says what makes two items a pair; the formulas are in `batch` and `dataset`.
 """
 
-import mmap
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from torch import Tensor
 from lam.hessians.batch import Sums, ggn_of_batch
 from lam.hessians.dataset import ggn_of_dataset
 from lam.hessians.losses import Curvature
-from lam.hessians.structures import MAX_MEMORY, Ekfac, Kron, Structure, SummedCurvature
+from lam.hessians.structures import MAX_MEMORY, Ekfac, Kron, Structure
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.pairs import Pairs, as_targets, check_labels
 from lam.pairs.relation import Relation
@@ -74,27 +74,22 @@ class StructureOptions:
 
 
 def total_of(share: Any, n_share: int) -> tuple[Any, int]:
-    """The curvature of all processes and their number of items, from those of this one; errors as `check_counts`."""
-    n_items = int(distributed.all_reduce(torch.tensor(n_share, device=share.sums.device)))
-    total = share.all_reduce()
-    check_counts(total, n_items)
-    return total, n_items
-
-
-def check_counts(total: SummedCurvature, n_items: int) -> None:
-    """Refuse a curvature with a term that nothing was counted for.
+    """The curvature of all processes and their number of items, from those of this one.
 
     Raises:
-        ValueError: naming what no batch holds.
+        ValueError: for a term that nothing was counted for, naming what no batch holds.
     """
+    n_items = int(distributed.all_reduce(torch.tensor(n_share, device=share.sums.device)))
+    total = share.all_reduce()
     if n_items < 2:
         raise ValueError(f"at least 2 items are needed to form a pair, got {n_items}")
-    for name, count in zip(total.curvature.terms, total.counts or (), strict=True):
+    for name, count in zip(total.curvature.terms, total.counts, strict=True):
         if count == 0:
             raise ValueError(
                 f"no batch of the {n_items} items holds a {name}: shuffle them, take larger batches, or form the "
                 'pairs over the whole data set with pairs="dataset"'
             )
+    return total, n_items
 
 
 def curvature_in_batches(
@@ -170,16 +165,15 @@ def curvature_of_batches(
 
 def _replayed(batches: Iterable[tuple[Tensor, Any]], file: IO[bytes]) -> Callable[[], Iterator[tuple[Tensor, Any]]]:
     """Batches of features, written to a file, that can be gone through as often as is needed."""
-    rest: list[tuple[Tensor, int, Any]] = []
+    rest: list[tuple[torch.device, Any]] = []
     for features, targets in batches:
-        file.write(features.cpu().numpy().tobytes())
-        rest.append((features[:0], len(features), targets))
+        np.save(file, features.cpu().numpy())
+        rest.append((features.device, targets))
 
     def replay() -> Iterator[tuple[Tensor, Any]]:
         file.seek(0)
-        for like, N, targets in rest:
-            content = bytearray(file.read(N * like.shape[1] * like.element_size()))
-            yield torch.frombuffer(content, dtype=like.dtype).view(N, -1).to(like.device), targets
+        for device, targets in rest:
+            yield torch.from_numpy(np.load(file)).to(device), targets
 
     return replay
 
@@ -202,12 +196,9 @@ def curvature_of_dataset(
     """
 
     def compute() -> tuple[Any, int]:
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
-            features = torch.frombuffer(mapped, dtype=weight.dtype).view(-1, weight.shape[1])
-            arguments = features, targets, weight, bias, relation, empty, options
-            total, n_items = curvature_over_all_pairs(*arguments, progress=progress), len(features)
-            del features, arguments  # the map closes only when nothing looks into it
-        return total.to("cpu"), n_items
+        features = torch.from_numpy(np.memmap(file, np.uint8, "c")).view(weight.dtype).view(-1, weight.shape[1])
+        arguments = features, targets, weight, bias, relation, empty, options
+        return curvature_over_all_pairs(*arguments, progress=progress).to("cpu"), len(features)
 
     with tempfile.TemporaryFile() as file:
         targets = _write_features(file, batches, weight.dtype)

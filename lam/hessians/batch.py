@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians.losses import ContrastiveCurvature, Curvature
-from lam.hessians.losses.items import OfBatch
+from lam.hessians.losses.items import ItemCurvature
 from lam.hessians.structures.base import Structure, weighted_by_term
 from lam.hessians.structures.diagonal import Diagonal
 from lam.pairs.candidates import Candidates
@@ -49,14 +49,10 @@ def ggn_of_batch(
         ValueError: for shapes that disagree, features that are not finite or all zero, an output of length zero, or
             candidates where the curvature takes none.
     """
-    check_layer(features, weight, bias)
-    check_not_all_zero(features)
     curvature = empty.curvature
-    partners = checked_partners(pairs, len(features), curvature)
-    inputs, n, r = outputs(features, weight, bias, curvature.working_dtype(features))
-    part = empty.of_items(inputs, OfBatch(curvature, n, r, partners))
-    cross = curvature.cross(inputs, n, r, partners) if curvature.has_cross_terms else None
-    sums = part.sums if cross is None else part.sums + cross
+    inputs, n, r, partners = _checked(features, weight, bias, pairs, curvature)
+    part = empty.of_items(inputs, curvature.of_batch(n, r, partners))
+    sums = part.sums + curvature.cross(inputs, n, r, partners) if curvature.has_cross_terms else part.sums
     part = replace(part, sums=sums, counts=curvature.counts(partners))
     return part.of_type(torch.promote_types(features.dtype, torch.float32))
 
@@ -122,15 +118,23 @@ def _of_outputs(
     bias: Tensor | None,
     pairs: Pairs | Candidates,
     curvature: Curvature,
-    sums: Callable[[OfBatch], Tensor],
+    sums: Callable[[ItemCurvature], Tensor],
 ) -> Tensor:
     if curvature.has_cross_terms:
         raise ValueError(f"items have no curvature of their own with the cross terms of {curvature}: use fix='fixed'")
+    _, n, r, partners = _checked(features, weight, bias, pairs, curvature)
+    return weighted_by_term(sums(curvature.of_batch(n, r, partners)), curvature, curvature.counts(partners))
+
+
+def _checked(
+    features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs | Candidates, curvature: Curvature
+) -> tuple[Tensor, Tensor, Tensor, Any]:
+    """`outputs` in the type of a curvature and the partners of the items, once all of them are checked."""
     check_layer(features, weight, bias)
-    check_not_all_zero(features)
+    if len(features) and not features[0].any() and not features.any():
+        raise ValueError(ALL_ZERO)
     partners = checked_partners(pairs, len(features), curvature)
-    _, n, r = outputs(features, weight, bias, curvature.working_dtype(features))
-    return weighted_by_term(sums(OfBatch(curvature, n, r, partners)), curvature, curvature.counts(partners))
+    return *outputs(features, weight, bias, curvature.working_dtype(features)), partners
 
 
 def contrastive_ggn(
@@ -233,12 +237,6 @@ def check_features(features: Tensor, weight: Tensor) -> None:
             f"features must be (N, P) and weight (D, P), got {tuple(features.shape)} and {tuple(weight.shape)}"
         )
     check_feature_values(features)
-
-
-def check_not_all_zero(features: Tensor) -> None:
-    """Refuse data whose features are all zero."""
-    if len(features) and not features[0].any() and not features.any():
-        raise ValueError(ALL_ZERO)
 
 
 def check_feature_values(features: Tensor, offset: int = 0) -> None:

@@ -4,7 +4,7 @@
 pair is met once, and then one streamed matmul with φ². `positive` factorises by class, so it needs no pair at all.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from lam.hessians.batch import ALL_ZERO, Sums, check_feature_values, check_layer, outputs
 from lam.hessians.losses import ContrastiveCurvature, Curvature
-from lam.hessians.losses.items import OfDataset
+from lam.hessians.losses.items import OfItems
 from lam.hessians.relations import LabelRelation, NeighbourRelation
 from lam.hessians.structures.diagonal import Diagonal
 from lam.pairs.neighbours import Neighbours
@@ -29,7 +29,7 @@ ROWS = 4096
 @without_autocast()
 def ggn_of_dataset(
     empty: Sums,
-    features: Float[Tensor, "N P"] | Iterable[Tensor],
+    features: Float[Tensor, "N P"],
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
     *,
@@ -47,7 +47,7 @@ def ggn_of_dataset(
         empty: the structure of no item at all, with the curvature of a loss that can be formed block by block: that of
             the contrastive loss, but for `full`, which would need an array of all pairs, and those with a softmax over
             pairs, `fixed` or `projected`.
-        features: (N, P) what enters the layer; or batches of it that can be iterated twice, always in the same order.
+        features: (N, P) what enters the layer, on any device: some rows at a time are taken to that of the weight.
         weight: (D, P) the layer's weight.
         bias: (D,) its bias, or None.
         labels: (N,) one label an item; or
@@ -65,21 +65,19 @@ def ggn_of_dataset(
     curvature = empty.curvature
     curvature.check_scope("dataset")
     check_at_least("block_size", block_size, 1)
-    if curvature.has_cross_terms:
-        features = features if isinstance(features, Tensor) else torch.cat(list(features))
     n, r = _all_outputs(features, weight, bias, curvature)
-    relation = _relation(len(n), labels, neighbours, block_size)
+    relation = _relation(len(n), labels, neighbours)
     if relation.n_positives == 0:
         raise ValueError(f"there is no positive pair among {len(n)} items: the loss has no curvature")
     items = curvature.over_dataset(n, r, relation, block_size=block_size, progress=progress)
     total = _summed(empty, features, items, progress=progress)
-    if isinstance(features, Tensor) and curvature.has_cross_terms:
+    if curvature.has_cross_terms:
         total = replace(total, sums=total.sums + relation.cross_terms(features, weight, bias, progress=progress))
     return replace(total, counts=curvature.counts(relation))
 
 
 def diagonal_ggn_dataset(
-    features: Float[Tensor, "N P"] | Iterable[Tensor],
+    features: Float[Tensor, "N P"],
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
     curvature: Curvature,
@@ -91,7 +89,7 @@ def diagonal_ggn_dataset(
 
 
 def contrastive_ggn_dataset(
-    features: Float[Tensor, "N P"] | Iterable[Tensor],
+    features: Float[Tensor, "N P"],
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
     *,
@@ -107,52 +105,41 @@ def contrastive_ggn_dataset(
     return diagonal_ggn_dataset(features, weight, bias, curvature, labels=labels, neighbours=neighbours, **options)
 
 
-def _relation(
-    size: int, labels: Tensor | None, neighbours: Neighbours | None, block_size: int
-) -> LabelRelation | NeighbourRelation:
+def _relation(size: int, labels: Tensor | None, neighbours: Neighbours | None) -> LabelRelation | NeighbourRelation:
     if (labels is None) == (neighbours is None):
         raise ValueError("give either labels or neighbours")
     n_related = len(labels) if labels is not None else 0 if neighbours is None else neighbours.size
     if n_related != size:
         raise ValueError(f"there are {size} items, but the labels or neighbours are of {n_related}")
-    return LabelRelation(labels) if labels is not None else NeighbourRelation(neighbours, block_size)  # pyright: ignore
+    return LabelRelation(labels) if labels is not None else NeighbourRelation(neighbours)  # pyright: ignore
 
 
-def _all_outputs(
-    features: Tensor | Iterable[Tensor], weight: Tensor, bias: Tensor | None, curvature: Curvature
-) -> tuple[Tensor, Tensor]:
+def _all_outputs(features: Tensor, weight: Tensor, bias: Tensor | None, curvature: Curvature) -> tuple[Tensor, Tensor]:
     parts: list[tuple[Tensor, Tensor]] = []
-    n_items, any_nonzero = 0, False
-    for batch in _stream(features, weight.device):
-        check_layer(batch, weight, bias) if not parts else check_feature_values(batch, n_items)
-        _, n, r = outputs(batch, weight, bias, curvature.working_dtype(batch), offset=n_items)
-        parts.append((n, r))
-        n_items, any_nonzero = n_items + len(batch), any_nonzero or bool(batch.any())
-    if n_items < 2:
-        raise ValueError(f"at least 2 items are needed to form a pair, got {n_items}")
+    any_nonzero = False
+    for start, batch in _stream(features, weight.device):
+        check_layer(batch, weight, bias) if start == 0 else check_feature_values(batch, start)
+        parts.append(outputs(batch, weight, bias, curvature.working_dtype(batch), offset=start)[1:])
+        any_nonzero = any_nonzero or bool(batch.any())
+    if len(features) < 2:
+        raise ValueError(f"at least 2 items are needed to form a pair, got {len(features)}")
     if not any_nonzero:
         raise ValueError(ALL_ZERO)
     return torch.cat([n for n, _ in parts]), torch.cat([r for _, r in parts])
 
 
-def _summed(empty: Sums, features: Tensor | Iterable[Tensor], items: OfDataset, *, progress: bool) -> Sums:
+def _summed(empty: Sums, features: Tensor, items: OfItems, *, progress: bool) -> Sums:
     """The structure of all items, in one stream of their features."""
-    total, start = empty, 0
+    total = empty
     batches = tqdm(_stream(features, items.n.device), desc=items.cost, disable=not (progress and items.cost))
-    for batch in batches:
+    for start, batch in batches:
         inputs = batch.to(empty.curvature.working_dtype(batch))
         inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1) if empty.has_bias else inputs
         total = total + empty.of_items(inputs, items[start : start + len(batch)])
-        start += len(batch)
-    if start != len(items.n):
-        raise ValueError(f"the features gave {len(items.n)} items at first and {start} later: they must not change")
     return total
 
 
-def _stream(features: Tensor | Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
-    if isinstance(features, Tensor):
-        if features.ndim != 2:
-            raise ValueError(f"features must be of shape (N, P), got {tuple(features.shape)}")
-        features = features.split(ROWS)
-    for batch in features:
-        yield batch.to(device)
+def _stream(features: Tensor, device: torch.device) -> Iterator[tuple[int, Tensor]]:
+    """Some items at a time, with the number of the first."""
+    for start in range(0, len(features), ROWS):
+        yield start, features[start : start + ROWS].to(device)

@@ -71,44 +71,38 @@ class LabelRelation:
 class NeighbourRelation:
     """Listed near pairs are positive or neither, all others negative."""
 
-    def __init__(self, neighbours: Neighbours, block_size: int) -> None:
+    def __init__(self, neighbours: Neighbours) -> None:
         self.size = size = neighbours.size
         self.order = torch.arange(size, device=neighbours.positive.device)
         self.labels: Tensor | None = None
-        self._positive = neighbours.positive
-        self.n_positives = 2 * len(neighbours.positive)
-        self.n_negatives = size * (size - 1) - self.n_positives - 2 * len(neighbours.neither)
-        self._block_size, self._blocks = block_size, -(-size // block_size)
-        near = torch.cat([neighbours.positive, neighbours.neither]).sort(1).values
-        block = near // block_size
-        key, by_block = (block[:, 0] * self._blocks + block[:, 1]).sort()
-        self._near, self._key = near[by_block], key
-        self._both_ways, self._neither = _both_ways(neighbours.positive), _both_ways(neighbours.neither)
+        self._unordered = neighbours.positive
+        self._positive = _both_ways(neighbours.positive)
+        self._near = _both_ways(torch.cat([neighbours.positive, neighbours.neither]))
+        self.n_positives = self._positive.shape[1]
+        self.n_negatives = size * (size - 1) - self._near.shape[1]
         self.n_matched = len(neighbours.positive.unique())
 
     def positive_partners(self, n: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
         """Sums of 1 and of n over the positive partners of each item, in float64."""
         extended = torch.cat([n.double(), n.new_ones(len(n), 1).double()], 1)
-        first, second = self._positive.T
-        totals = torch.zeros_like(extended)
-        totals.index_add_(0, first, extended[second]).index_add_(0, second, extended[first])
+        first, second = self._positive
+        totals = torch.zeros_like(extended).index_add_(0, first, extended[second])
         return totals[:, -1:], totals[:, :-1]
 
     def exclude(self, t: Float[Tensor, "rows columns"], rows: slice, columns: slice) -> bool:
         """Zero the pairs of a block that are not negative; returns whether any negative may be left."""
-        key = rows.start // self._block_size * self._blocks + columns.start // self._block_size
-        bounds = torch.searchsorted(self._key, torch.tensor([key, key + 1], device=self._key.device))
-        first, second = self._near[bounds[0] : bounds[1]].T
-        t[first - rows.start, second - columns.start] = 0
-        if rows == columns:
-            t[second - rows.start, first - columns.start] = 0
-            t.fill_diagonal_(0)
+        t[_of_block(self._near, rows, columns)] = 0
+        _without_itself(t, rows, columns)
         return True
 
     def block(self, rows: slice, columns: slice) -> tuple[Bool[Tensor, "rows columns"], Bool[Tensor, "rows columns"]]:
         """Which pairs of a block are positive and which are negative."""
-        positive, neither = (_of_block(pairs, rows, columns) for pairs in (self._both_ways, self._neither))
-        return positive, _without_itself(~(positive | neither), rows, columns)
+        shape = rows.stop - rows.start, columns.stop - columns.start
+        positive = torch.zeros(shape, dtype=torch.bool, device=self._near.device)
+        positive[_of_block(self._positive, rows, columns)] = True
+        negative = torch.ones_like(positive)
+        negative[_of_block(self._near, rows, columns)] = False
+        return positive, _without_itself(negative, rows, columns)
 
     def cross_terms(
         self, features: Tensor, weight: Tensor, bias: Tensor | None, *, progress: bool
@@ -116,8 +110,8 @@ class NeighbourRelation:
         """Sum of the cross terms over the listed positive pairs, block by block: only their items are held."""
         total = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)
         size = max(1, BLOCK_ELEMENTS // features.shape[1])
-        title = f"{len(self._positive):,} positive pairs"
-        for pairs in tqdm(self._positive.split(size), desc=title, disable=not progress):
+        title = f"{len(self._unordered):,} positive pairs"
+        for pairs in tqdm(self._unordered.split(size), desc=title, disable=not progress):
             rows, local = pairs.unique(return_inverse=True)
             part = features[rows.to(features.device)].to(weight.device)
             inputs, n, r = outputs(part, weight, bias, torch.float64)
@@ -125,20 +119,18 @@ class NeighbourRelation:
         return total
 
 
-def _both_ways(pairs: Int[Tensor, "pairs 2"]) -> Int[Tensor, "ordered 2"]:
+def _both_ways(pairs: Int[Tensor, "pairs 2"]) -> Int[Tensor, "2 ordered"]:
     """Ordered pairs of unordered ones, sorted by their first item."""
     ordered = torch.cat([pairs, pairs.flip(1)])
-    return ordered[ordered[:, 0].argsort()]
+    return ordered[ordered[:, 0].argsort()].T.contiguous()
 
 
-def _of_block(ordered: Int[Tensor, "ordered 2"], rows: slice, columns: slice) -> Bool[Tensor, "rows columns"]:
-    """Which pairs of a block are listed."""
-    start, stop = torch.searchsorted(ordered[:, 0].contiguous(), ordered.new_tensor([rows.start, rows.stop])).tolist()
-    first, second = ordered[start:stop].T
+def _of_block(ordered: Int[Tensor, "2 ordered"], rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+    """Which pairs of a block are listed, as rows and columns of it."""
+    start, stop = torch.searchsorted(ordered[0], ordered.new_tensor([rows.start, rows.stop])).tolist()
+    first, second = ordered[:, start:stop]
     inside = (second >= columns.start) & (second < columns.stop)
-    listed = torch.zeros(rows.stop - rows.start, columns.stop - columns.start, dtype=torch.bool, device=ordered.device)
-    listed[first[inside] - rows.start, second[inside] - columns.start] = True
-    return listed
+    return first[inside] - rows.start, second[inside] - columns.start
 
 
 def _without_itself(pairs: Tensor, rows: slice, columns: slice) -> Tensor:

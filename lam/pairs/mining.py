@@ -105,9 +105,7 @@ class Mining:
         pairs.check_size(len(embeddings))
         if margin is not None and not margin > 0:
             raise ValueError(f"margin must be positive, got {margin}")
-        embeddings = embeddings.detach()
-        if embeddings.dtype in (torch.bfloat16, torch.float16):
-            embeddings = embeddings.float()
+        embeddings = embeddings.detach().to(torch.promote_types(embeddings.dtype, torch.float32))
         if callable(self.miner):
             pairs = _choose_by_miner(self.miner, embeddings, pairs, targets)
         elif self.miner != "all":

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
+from lam.utils.checks import check_finite
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -193,10 +195,7 @@ def negative_distance(positions: Tensor, positive_within: float, negative_beyond
         )
     if positions.ndim != 2 or positions.shape[1] == 0 or not positions.is_floating_point():
         raise ValueError(f"positions must be numbers of shape (N, X), got {positions.dtype} {tuple(positions.shape)}")
-    finite = positions.isfinite().all(1)
-    if not finite.all():
-        index = int((~finite).nonzero()[0, 0])
-        raise ValueError(f"positions must be finite, got {positions[index].tolist()} at index {index}")
+    check_finite("positions", positions)
     return beyond
 
 
@@ -216,12 +215,17 @@ def check_angles(angles: Tensor | None, angle_within: float | None, size: int) -
         raise ValueError("angles and angle_within belong together: give both or neither")
     if angles is None or angle_within is None:
         return
-    if not 0 < angle_within <= 180:
-        raise ValueError(f"angle_within must be more than 0 and at most 180 degrees, got {angle_within}")
+    check_angle_within(angle_within)
     if angles.shape != (size,) or not angles.is_floating_point():
         raise ValueError(f"angles must be numbers of shape ({size},), got {angles.dtype} {tuple(angles.shape)}")
     if (infinite := angles.isinf().nonzero()).numel():
         raise ValueError(f"angles must be degrees, or NaN where unknown, got infinity at index {int(infinite[0])}")
+
+
+def check_angle_within(angle_within: float) -> None:
+    """Refuse a difference of compass angles outside its range."""
+    if not 0 < angle_within <= 180:
+        raise ValueError(f"angle_within must be more than 0 and at most 180 degrees, got {angle_within}")
 
 
 def directions_match(one: Float[Tensor, "*#B"], other: Float[Tensor, "*#B"], within: float) -> Bool[Tensor, "*B"]:

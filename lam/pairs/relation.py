@@ -7,7 +7,8 @@ from torch import Tensor
 
 from lam.pairs.mining import ALL_PAIRS, MinerName, Mining
 from lam.pairs.neighbours import Neighbours
-from lam.pairs.pairs import Pairs
+from lam.pairs.pairs import Pairs, check_angle_within
+from lam.utils.checks import check_choice
 
 Scope = Literal["batch", "dataset"]
 SCOPES: tuple[str, ...] = get_args(Scope)
@@ -41,8 +42,7 @@ class Relation:
     def __post_init__(self) -> None:
         if self.triplet_margin is not None and not self.triplet_margin > 0:
             raise ValueError(f"triplet_margin must be positive, got {self.triplet_margin}")
-        if self.scope not in SCOPES:
-            raise ValueError(f"scope must be one of {', '.join(SCOPES)}, got {self.scope!r}")
+        check_choice("scope", self.scope, SCOPES)
         if self.positive_within is None and self.negative_beyond is not None:
             raise ValueError("negative_beyond needs positive_within: both are distances between places")
         if self.mining != ALL_PAIRS and self.scope == "dataset":
@@ -50,8 +50,7 @@ class Relation:
         if self.angle_within is not None:
             if self.positive_within is None:
                 raise ValueError("angle_within needs positive_within: both are for places")
-            if not 0 < self.angle_within <= 180:
-                raise ValueError(f"angle_within must be more than 0 and at most 180 degrees, got {self.angle_within}")
+            check_angle_within(self.angle_within)
 
     @property
     def mining(self) -> Mining:

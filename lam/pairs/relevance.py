@@ -104,8 +104,8 @@ class LabelRelevance(Relevance):
 
     def count(self) -> Int[Tensor, " Q"]:
         """How many items of the gallery answer each query, itself not counted."""
-        _, classes = self.labels.unique(return_inverse=True)
-        sizes = torch.bincount(classes[self.candidates], minlength=int(classes.max()) + 1)
+        labels, classes = self.labels.unique(return_inverse=True)
+        sizes = torch.bincount(classes[self.candidates], minlength=len(labels))
         return sizes[classes[self.queries]] - int(self.gallery is None)
 
     def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:

@@ -7,7 +7,7 @@ covariances in the files beside this one, one file a structure.
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
@@ -27,8 +27,8 @@ Mode = Literal["marginal", "network"]
 MODES: tuple[str, ...] = get_args(Mode)
 MEANS: tuple[str, ...] = get_args(Mean)
 
-Draw = Callable[[Tensor, Tensor, Spread], Tensor]
-"""Maps features (N, P), their outputs (N, D) and the spread of these to sampled outputs (S, N, D)."""
+Sampler = Callable[[Any], tuple[Tensor, Tensor, Tensor]]
+"""Maps features (N, P) to their outputs (N, D), samples of these (S, N, D), and their total variances (N,)."""
 
 Predictor = Callable[..., Embeddings]
 """Maps features (N, P) and, where it is at hand, the network's output (N, D) to embeddings."""
@@ -124,11 +124,6 @@ class Posterior(ABC):
         """Weight and, as the last column, bias."""
         return self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], 1)
 
-    def output_variance(self) -> Callable[[Tensor], Tensor]:
-        """What maps features (N, P) to the variances (N, D) of their outputs."""
-        spread = self.output_spread()
-        return lambda features: spread(features).variance
-
     def log_marginal_likelihood(self, prior_precision: float) -> float:
         """Laplace evidence as a function of α at the given s, up to a constant.
 
@@ -181,14 +176,10 @@ class Posterior(ABC):
         bit, while the layer's output computed anew could differ in the last.
         """
         compute = self.unchecked_predictor(n_samples=n_samples, mode=mode, mean=mean, return_samples=return_samples)
-        rows = max(1, CHUNK_ELEMENTS // max(n_samples * len(self.weight), self.elements_per_item))
 
         @without_autocast()
-        def predict(features: Tensor, output: Tensor | None = None) -> Embeddings:
-            check_features(features, self.weight)
-            output = self.outputs(features) if output is None else output
-            parts = zip(features.split(rows), output.split(rows), strict=True)
-            return Embeddings.concatenate([compute(*part) for part in parts])
+        def predict(features: Any, output: Tensor | None = None) -> Embeddings:
+            return Embeddings.concatenate([compute(*part) for part in self._parts(features, output, n_samples)])
 
         return predict
 
@@ -199,17 +190,14 @@ class Posterior(ABC):
         check_at_least("n_samples", n_samples, 2)
         check_choice("mode", mode, MODES)
         check_choice("mean", mean, MEANS)
-        spread = self.output_spread()
-        draw = self._marginal_draw(n_samples) if mode == "marginal" else self._network_draw(n_samples)
+        draw = self._sampler(n_samples, marginal=mode == "marginal")
 
         @without_autocast()
-        def compute(features: Tensor, output: Tensor | None = None) -> Embeddings:
-            features = features.to(self.weight.dtype)
-            f = self.outputs(features)
-            around = spread(features)
+        def compute(features: Any, output: Tensor | None = None) -> Embeddings:
+            f, samples, variance = draw(features)
             direction = F.normalize((f if output is None else output).to(f)) if mean == "network" else None
-            samples = F.normalize(draw(features, f, around), dim=-1)
-            return Embeddings.from_samples(samples, around.total.to(f), mean=direction, keep=return_samples)
+            samples = F.normalize(samples, dim=-1)
+            return Embeddings.from_samples(samples, variance.to(f), mean=direction, keep=return_samples)
 
         return compute
 
@@ -223,14 +211,13 @@ class Posterior(ABC):
         self, *, n_samples: int, generator: torch.Generator | None = None
     ) -> Callable[[Tensor], Tensor]:
         """`sampled_embeddings` with its networks drawn once, for many batches."""
-        weights, biases = self.sample(n_samples, generator=generator)
+        draw = self._network_outputs(n_samples, generator)
 
         @without_autocast()
-        def draw(features: Tensor) -> Tensor:
-            sampled = torch.einsum("np,sdp->snd", features.to(weights.dtype), weights)
-            return F.normalize(sampled if biases is None else sampled + biases[:, None], dim=-1)
+        def sampled(features: Tensor) -> Tensor:
+            return F.normalize(draw(features), dim=-1)
 
-        return draw
+        return sampled
 
     @without_autocast()
     def outputs(self, features: Any) -> Float[Tensor, "N D"]:
@@ -269,12 +256,8 @@ class Posterior(ABC):
         return {**{name: getattr(self, name) for name in _SETTINGS}, "curvature": self.curvature.settings()}
 
     @classmethod
-    def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Same:
-        """The posterior that has these `tensors` and `settings`."""
-        return cls._restored(tensors, settings)
-
-    @classmethod
-    def _restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any], **further: Any) -> Same:
+    def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any], **further: Any) -> Same:
+        """The posterior that has these `tensors` and `settings`, and further fields."""
         curvature = cls.structure.restored(tensors, settings["curvature"])
         fields = {name: settings[name] for name in _SETTINGS}
         return cls(tensors["weight"], tensors.get("bias"), curvature, **fields, **further)
@@ -300,23 +283,39 @@ class Posterior(ABC):
                 f"got {settings[0]} and {settings[1]}: add first, then tune"
             )
 
-    def _marginal_draw(self, n_samples: int) -> Draw:
+    def _parts(self, features: Any, output: Tensor | None, n_samples: int) -> Iterable[tuple[Any, Tensor | None]]:
+        """Features, once they are checked, and outputs, of as many items as are predicted at once."""
+        check_features(features, self.weight)
+        output = self.outputs(features) if output is None else output
+        rows = max(1, CHUNK_ELEMENTS // max(n_samples * len(self.weight), self.elements_per_item))
+        return zip(features.split(rows), output.split(rows), strict=True)
+
+    def _sampler(self, n_samples: int, *, marginal: bool) -> Sampler:
+        spread, noise = self.output_spread(), self._output_noise(n_samples)
+        draw = None if marginal else self._network_outputs(n_samples)
+
+        def sampled(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            features = features.to(self.weight.dtype)
+            f, around = self.outputs(features), spread(features)
+            samples = draw(features).double() if draw else f.double() + around.deviations(noise, least_variance(f))
+            return f, samples, around.total
+
+        return sampled
+
+    def _output_noise(self, n_samples: int) -> Float[Tensor, "S 1 D"]:
+        """Standard normal numbers, the same for all items."""
         shape = (n_samples, 1, len(self.weight))
-        noise = torch.randn(shape, generator=self._generator(), dtype=torch.float64).to(self.weight.device)
+        return torch.randn(shape, generator=self._generator(), dtype=torch.float64).to(self.weight.device)
 
-        def draw(features: Tensor, f: Tensor, spread: Spread) -> Tensor:
-            return f.double() + spread.deviations(noise, least_variance(f))
+    def _network_outputs(self, n_samples: int, generator: torch.Generator | None = None) -> Callable[[Tensor], Tensor]:
+        """What maps features to their outputs (S, N, D) under S sampled layers."""
+        weights, biases = self.sample(n_samples, generator=generator)
 
-        return draw
+        def outputs(features: Tensor) -> Tensor:
+            sampled = torch.einsum("np,sdp->snd", features.to(weights.dtype), weights)
+            return sampled if biases is None else sampled + biases[:, None]
 
-    def _network_draw(self, n_samples: int) -> Draw:
-        weights, biases = self.sample(n_samples)
-
-        def draw(features: Tensor, f: Tensor, spread: Spread) -> Tensor:
-            sampled = torch.einsum("np,sdp->snd", features, weights)
-            return (sampled if biases is None else sampled + biases[:, None]).double()
-
-        return draw
+        return outputs
 
     def _inputs(self, features: Tensor) -> Tensor:
         """Features as the layer sees them: with a column of ones where there is a bias."""
@@ -327,12 +326,14 @@ class Posterior(ABC):
         sampled = self.theta + deviations.to(self.theta)
         return (sampled, None) if self.bias is None else (sampled[..., :-1], sampled[..., -1])
 
-    def _noise(self, n_samples: int, generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
-        """(S, D, F) standard normal numbers."""
+    def _noise(
+        self, n_samples: int, shapes: Iterable[Sequence[int]], generator: torch.Generator | None, dtype: torch.dtype
+    ) -> list[Tensor]:
+        """S times standard normal numbers of each shape, by default from the posterior's own seed."""
         check_at_least("n_samples", n_samples, 1)
         generator = self._generator() if generator is None else generator
-        shape = (n_samples, *self.theta.shape)
-        return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype).to(self.weight.device)
+        options: Any = {"generator": generator, "device": generator.device, "dtype": dtype}
+        return [torch.randn(n_samples, *shape, **options).to(self.weight.device) for shape in shapes]
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)  # on the CPU, so that every device sees the same noise

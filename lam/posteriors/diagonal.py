@@ -12,7 +12,6 @@ from torch import Tensor
 from lam.hessians import Diagonal
 from lam.posteriors.base import Posterior
 from lam.posteriors.spread import Along, Spread
-from lam.utils.checks import check_at_least
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,10 @@ class DiagonalPosterior(Posterior):
         self, n_samples: int, *, generator: torch.Generator | None = None
     ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
         """Random whole last layers; see `Posterior.sample`."""
-        check_at_least("n_samples", n_samples, 1)
-        generator = self._generator() if generator is None else generator
-        variance, bias_variance = self.variance
-        weight = _draw(self.weight, variance, n_samples, generator)
-        if self.bias is None or bias_variance is None:
-            return weight, None
-        return weight, _draw(self.bias, bias_variance, n_samples, generator)
+        variances = [variance for variance in self.variance if variance is not None]
+        noise = self._noise(n_samples, [variance.shape for variance in variances], generator, self.weight.dtype)
+        deviations = [of.mul_(variance.sqrt()) for of, variance in zip(noise, variances, strict=True)]
+        return deviations[0].add_(self.weight), None if self.bias is None else deviations[1].add_(self.bias)
 
     def output_spread(self) -> Callable[[Tensor], Spread]:
         """What maps features to Σ_j φ_j² σ²_ij + σ²_bi, along the coordinates."""
@@ -66,8 +62,3 @@ class DiagonalPosterior(Posterior):
 
     def _variance(self, h: Tensor) -> Tensor:
         return (self.scale * h.double() + self.prior_precision).reciprocal().to(self.weight.dtype)
-
-
-def _draw(mean: Tensor, variance: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(n_samples, *mean.shape, generator=generator, device=generator.device, dtype=mean.dtype)
-    return noise.to(mean.device).mul_(variance.sqrt()).add_(mean)

@@ -32,7 +32,7 @@ class FullPosterior(Posterior):
         self, n_samples: int, *, generator: torch.Generator | None = None
     ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
         """Random whole last layers; see `Posterior.sample`."""
-        noise = self._noise(n_samples, generator, torch.float64)
+        (noise,) = self._noise(n_samples, [self.theta.shape], generator, torch.float64)
         return self._layers((noise.flatten(1) @ self._root.T).view_as(noise))
 
     def output_spread(self) -> Callable[[Tensor], Spread]:

@@ -42,7 +42,7 @@ class KronPosterior(Posterior):
     ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
         """Random whole last layers, of matrix-normal form: θ* + U_B (√variance ∘ ε) U_Aᵀ; see `Posterior.sample`."""
         U_B, U_A = self.basis
-        noise = self._noise(n_samples, generator, self.weight.dtype)
+        (noise,) = self._noise(n_samples, [self.theta.shape], generator, self.weight.dtype)
         return self._layers(U_B @ noise.mul_(self.variance.sqrt()) @ U_A.T)
 
     def output_spread(self) -> Callable[[Tensor], Spread]:

@@ -16,19 +16,15 @@ from lam.hessians.structures.base import is_negative
 from lam.models.head import evaluating
 from lam.models.layers import head_output, items, linearised, own_weights, rows_at_once, weighted_layers
 from lam.models.weights import plain_path
-from lam.posteriors.base import MEANS, MODES, Mode, Posterior, Predictor, least_variance
+from lam.posteriors.base import Posterior, Sampler, least_variance
 from lam.posteriors.spread import Whole
 from lam.utils.autocast import without_autocast
-from lam.utils.checks import check_at_least, check_choice
-from lam.vmf.embeddings import Embeddings, Mean
+from lam.utils.checks import check_choice
 
 Predictive = Literal["linearised", "sampled"]
 """How outputs vary: as f + J δ, in closed form; or as those of whole sampled networks."""
 
 Same = TypeVar("Same", bound="LayersPosterior")
-
-_Outputs = tuple[Tensor, Tensor, Tensor]
-"""Outputs (N, D), samples of them (S, N, D), and their total variances (N,)."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +90,7 @@ class LayersPosterior(Posterior):
 
         @without_autocast()
         def spread(inputs: Any) -> Whole:
-            parts = [self._linearised(part, self.variances)[1] for part in self._parts(inputs)]
-            return Whole(torch.cat(parts))
+            return Whole(torch.cat([self._linearised(part, self.variances)[1] for part, _ in self._parts(inputs)]))
 
         return spread
 
@@ -108,41 +103,10 @@ class LayersPosterior(Posterior):
         negative = [v * is_negative(h) for v, h in zip(self.variances, self.curvature.spectra, strict=True)]
 
         def total(variances: list[Tensor]) -> float:
-            return sum(float(Whole(self._linearised(part, variances)[1]).total.sum()) for part in self._parts(features))
+            spreads = (Whole(self._linearised(part, variances)[1]) for part, _ in self._parts(features))
+            return sum(float(spread.total.sum()) for spread in spreads)
 
         return total(negative) / max(total(self.variances), 1e-300)
-
-    def predictor(
-        self, *, n_samples: int = 32, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
-    ) -> Predictor:
-        """`predict` of inputs with its noise drawn once, for many batches; see `Posterior.predictor`."""
-        compute = self.unchecked_predictor(n_samples=n_samples, mode=mode, mean=mean, return_samples=return_samples)
-
-        def predict(inputs: Any, output: Tensor | None = None) -> Embeddings:
-            rows = self._rows(inputs)
-            outputs = [None] * len(rows) if output is None else [output[part] for part in rows]
-            parts = [compute(items(inputs, part), own) for part, own in zip(rows, outputs, strict=True)]
-            return Embeddings.concatenate(parts)
-
-        return predict
-
-    def unchecked_predictor(
-        self, *, n_samples: int, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
-    ) -> Predictor:
-        """`predictor` of all inputs at once."""
-        check_at_least("n_samples", n_samples, 2)
-        check_choice("mode", mode, MODES)
-        check_choice("mean", mean, MEANS)
-        draw = self._outputs(n_samples, marginal=mode == "marginal")
-
-        @without_autocast()
-        def compute(inputs: Any, output: Tensor | None = None) -> Embeddings:
-            f, samples, variance = draw(inputs)
-            direction = F.normalize((f if output is None else output).to(self.weight)) if mean == "network" else None
-            total = variance.to(self.weight.dtype)
-            return Embeddings.from_samples(F.normalize(samples, dim=-1), total, mean=direction, keep=return_samples)
-
-        return compute
 
     def outputs(self, features: Any) -> Float[Tensor, "N D"]:
         """What the head gives for inputs."""
@@ -152,11 +116,11 @@ class LayersPosterior(Posterior):
         self, *, n_samples: int, generator: torch.Generator | None = None
     ) -> Callable[[Any], Float[Tensor, "S N D"]]:
         """`sampled_embeddings` of inputs with its networks drawn once, for many batches."""
-        draw = self._outputs(n_samples, marginal=False, generator=generator)
+        draw = self._sampler(n_samples, marginal=False, generator=generator)
 
         @without_autocast()
         def sampled(inputs: Any) -> Tensor:
-            return F.normalize(torch.cat([draw(part)[1] for part in self._parts(inputs)], 1), dim=-1)
+            return F.normalize(torch.cat([draw(part)[1] for part, _ in self._parts(inputs)], 1), dim=-1)
 
         return sampled
 
@@ -173,6 +137,7 @@ class LayersPosterior(Posterior):
         *,
         network: nn.Module | None = None,
         head: str = "",
+        **further: Any,
     ) -> Same:
         """The posterior that has these `tensors` and `settings`, around the weights of a network."""
         if network is None:
@@ -180,7 +145,8 @@ class LayersPosterior(Posterior):
         own = {plain_path(network, path): path for path in weighted_layers(network)}
         layers = tuple(own[path] for path in settings["layers"])
         predictive = settings["predictive"]
-        return cls._restored(tensors, settings, network=network, head=head, layers=layers, predictive=predictive)
+        where: Any = {"network": network, "head": head, "layers": layers, "predictive": predictive}
+        return super().restored(tensors, settings, **where, **further)
 
     def _check_same_layer(self, other: Posterior) -> None:
         same = isinstance(other, LayersPosterior) and self.layers == other.layers
@@ -198,39 +164,28 @@ class LayersPosterior(Posterior):
 
     def _deviations(self, n_samples: int, generator: torch.Generator | None) -> list[Float[Tensor, "S n"]]:
         """Random deviations of each layer's weights, along its basis."""
-        check_at_least("n_samples", n_samples, 1)
-        generator = self._generator() if generator is None else generator
-        noise = [
-            torch.randn(n_samples, len(v), generator=generator, device=generator.device, dtype=v.dtype).to(v.device)
-            for v in self.variances
-        ]
+        noise = self._noise(n_samples, [v.shape for v in self.variances], generator, self.weight.dtype)
         return [of.mul_(v.sqrt()) for of, v in zip(noise, self.variances, strict=True)]
 
-    def _outputs(
-        self, n_samples: int, *, marginal: bool, generator: torch.Generator | None = None
-    ) -> Callable[[Any], _Outputs]:
-        """What maps inputs to their outputs, S samples of them, and their variances."""
-        shape = (n_samples, 1, len(self.weight))
-        noise = torch.randn(shape, generator=self._generator(), dtype=torch.float64).to(self.weight.device)
+    def _sampler(self, n_samples: int, *, marginal: bool, generator: torch.Generator | None = None) -> Sampler:
+        noise = self._output_noise(n_samples)
         if self.predictive == "sampled":
             return self._of_networks(n_samples, noise, generator)
         deviations = None if marginal else self._deviations(n_samples, generator)
 
-        def draw(inputs: Any) -> _Outputs:
+        def draw(inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
             f, covariance, along = self._linearised(inputs, self.variances, deviations)
             spread = Whole(covariance)
             if deviations is None:
                 along = spread.deviations(noise, least_variance(f))
-            return f, f.double() + along, spread.total
+            return f.to(self.weight.dtype), f.double() + along, spread.total
 
         return draw
 
-    def _of_networks(
-        self, n_samples: int, noise: Float[Tensor, "S 1 D"], generator: torch.Generator | None
-    ) -> Callable[[Any], _Outputs]:
+    def _of_networks(self, n_samples: int, noise: Float[Tensor, "S 1 D"], generator: torch.Generator | None) -> Sampler:
         sampled = self.sample(n_samples, generator=generator)
 
-        def draw(inputs: Any) -> _Outputs:
+        def draw(inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
             each = [
                 head_output(self.network, self.head, inputs, {name: weights[s] for name, weights in sampled.items()})
                 for s in range(n_samples)
@@ -254,11 +209,11 @@ class LayersPosterior(Posterior):
                 along = along if deviations is None else along + J.along(deviations[number])
         return f, covariance, along
 
-    def _rows(self, inputs: Any) -> list[slice]:
-        return rows_at_once(self.network, self.head, self.layers, inputs)
-
-    def _parts(self, inputs: Any) -> Iterator[Any]:
-        return (items(inputs, rows) for rows in self._rows(inputs))
+    def _parts(
+        self, features: Any, output: Tensor | None = None, n_samples: int = 1
+    ) -> Iterator[tuple[Any, Tensor | None]]:
+        for rows in rows_at_once(self.network, self.head, self.layers, features):
+            yield items(features, rows), None if output is None else output[rows]
 
 
 @dataclass(frozen=True)

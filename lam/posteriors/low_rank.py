@@ -35,7 +35,7 @@ class LowRankPosterior(Posterior):
         self, n_samples: int, *, generator: torch.Generator | None = None
     ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
         """Random whole last layers; see `Posterior.sample`."""
-        noise, factor = self._noise(n_samples, generator, torch.float64), self.curvature.factor
+        (noise,), factor = self._noise(n_samples, [self.theta.shape], generator, torch.float64), self.curvature.factor
         diagonal, (rotated, sigma) = self._diagonal, self._inner
         for i, z in enumerate(noise.unbind(1)):
             root = (1 + sigma[i]).sqrt()

@@ -22,9 +22,9 @@ class Spread(ABC):
         """Their diagonals."""
 
     @property
-    @abstractmethod
     def total(self) -> Float[Tensor, " N"]:
         """Their traces."""
+        return self.variance.sum(1)
 
     @abstractmethod
     def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
@@ -85,11 +85,6 @@ class Whole(Spread):
     def variance(self) -> Float[Tensor, "N D"]:
         """Their diagonals."""
         return self.matrices.diagonal(dim1=1, dim2=2)
-
-    @property
-    def total(self) -> Float[Tensor, " N"]:
-        """Their traces."""
-        return self.variance.sum(1)
 
     def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
         """L ε with L the Cholesky factor, which rounding must not leave without one."""

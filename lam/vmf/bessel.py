@@ -10,12 +10,16 @@ down to the order asked for. It is written so that no two large numbers are subt
 
 import math
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from numpy.polynomial.polynomial import polyadd, polyder, polymul
 from torch import Tensor
+
+from lam.utils.checks import check_positive
 
 _TERMS = 12
 _MINIMAL_ORDER = 20  # from here up, twelve terms leave errors below rounding
@@ -157,8 +161,7 @@ def kappa_from_resultant(
     """
     check_dimension(dimension)
     check_floating(resultant=resultant)
-    if not 0 < max_kappa < math.inf:
-        raise ValueError(f"max_kappa must be positive and finite, got {max_kappa}")
+    check_positive("max_kappa", max_kappa)
     check_all(resultant.abs() <= 1 + _SLACK, "resultant must lie in [-1, 1]", resultant)
     length = resultant.detach().double()
     complement = 1 - length
@@ -175,11 +178,11 @@ def check_dimension(dimension: int) -> None:
         raise ValueError(f"dimension must be at least 2, got {dimension}")
 
 
-def check_parameters(dimension: int, kappa: Float[Tensor, "*B"]) -> None:
+def check_parameters(dimension: int, kappa: Float[Tensor, "*B"], name: str = "kappa") -> None:
     """Raise unless D is at least 2 and every concentration a float, the first offender named, finite and at least 0."""
     check_dimension(dimension)
-    check_floating(kappa=kappa)
-    check_all((kappa >= 0) & torch.isfinite(kappa), "kappa must be finite and at least 0", kappa)
+    check_floating(**{name: kappa})
+    check_all((kappa >= 0) & torch.isfinite(kappa), f"{name} must be finite and at least 0", kappa)
 
 
 def check_floating(**tensors: Tensor) -> None:
@@ -277,16 +280,13 @@ def _expansion(order: float, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _expansion_coefficients(order: float) -> list[tuple[float, float, float]]:
     """c, n c and n^2 c for each power n of p from 1 up in L(p) = sum_k D_k(p) / order^k, c rounded once."""
     m = Fraction(order)
-    coefficients = [Fraction(0)] * (3 * _TERMS)
-    for k, polynomial in enumerate(_expansion_derivatives(), start=1):
-        for power, coefficient in enumerate(polynomial):
-            coefficients[power] += coefficient / (power + 1) / m**k
-    rounded = [float(coefficient) for coefficient in coefficients]
+    total = reduce(polyadd, (E_k / m**k for k, E_k in enumerate(_expansion_derivatives(), start=1)))
+    rounded = [float(c / power) for power, c in enumerate(total, start=1)]
     return [(c, power * c, power**2 * c) for power, c in enumerate(rounded, start=1)]
 
 
 @lru_cache(maxsize=1)
-def _expansion_derivatives() -> list[list[Fraction]]:
+def _expansion_derivatives() -> list[np.ndarray]:
     """The polynomials E_k = D_k' (lowest power first) of the uniform expansion of log I, exactly.
 
     Olver's u_k obey u_{k+1}' = (q u_k')' / 2 + (1 - 5 p^2) u_k / 8 with q = p^2 (1 - p^2). The logarithm of their sum
@@ -294,23 +294,12 @@ def _expansion_derivatives() -> list[list[Fraction]]:
 
     Source: Olver (1954), "The asymptotic expansion of Bessel functions of large order", section 4; DLMF 10.41.9.
     """
-    q = [Fraction(c) for c in (0, 0, 1, 0, -1)]
-    terms = [[Fraction(1, 8), Fraction(0), Fraction(-5, 8)]]
+    q = np.array([Fraction(c) for c in (0, 0, 1, 0, -1)])
+    terms = [np.array([Fraction(1, 8), Fraction(0), Fraction(-5, 8)])]
     while len(terms) < _TERMS:
-        sums = [power * c for power, c in enumerate(_multiply(q, terms[-1]))][1:]
-        for left, right in zip(terms[:-1], terms[-2::-1], strict=True):
-            for power, c in enumerate(_multiply(q, _multiply(left, right))):
-                sums[power] += c
-        terms.append([c / 2 for c in sums])
+        products: Any = sum(map(polymul, terms[:-1], terms[-2::-1]))
+        terms.append(polyadd(polyder(polymul(q, terms[-1])), polymul(q, products)) / 2)
     return terms
-
-
-def _multiply(left: list[Fraction], right: list[Fraction]) -> list[Fraction]:
-    product = [Fraction(0)] * (len(left) + len(right) - 1)
-    for i, a in enumerate(left):
-        for j, b in enumerate(right):
-            product[i + j] += a * b
-    return product
 
 
 class _Derivative(torch.autograd.Function):

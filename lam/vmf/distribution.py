@@ -22,8 +22,8 @@ from lam.vmf.bessel import (
     bessel_ratio_complement,
     bessel_ratio_derivative,
     check_all,
-    check_dimension,
     check_floating,
+    check_parameters,
     log_normalizer,
 )
 from lam.vmf.resultant import UNIT_TOLERANCE, weighted_mean_resultant
@@ -95,9 +95,7 @@ class VonMisesFisher(Distribution):
             raise ValueError(f"loc must have shape (*concentration.shape, D), got {shapes}") from None
         validate_args = not torch.compiler.is_compiling() if validate_args is None else validate_args
         if validate_args:  # to name the first offender
-            check_dimension(loc.shape[-1])
-            valid = (concentration >= 0) & concentration.isfinite()
-            check_all(valid, "concentration must be finite and at least 0", concentration)
+            check_parameters(loc.shape[-1], concentration, "concentration")
             _check_unit(loc, "loc")
         self.loc = loc.expand(*batch_shape, -1)
         self.concentration = concentration.expand(batch_shape)

@@ -70,33 +70,24 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
     return MeanResultant(moments.mean, resultant, shortfall.clamp(max=1) / (1 + resultant))
 
 
-def _normalise(weights: Tensor) -> Tensor:
-    check_all((weights >= 0) & weights.isfinite(), "weights must be finite and at least 0", weights)
-    total = weights.double().sum(0)
-    check_all(total > 0, "weights must have a positive sum over the samples", total)
-    return weights.double() / total
-
-
 def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Tensor, "S *#B"] | None) -> MeanResultant:
     """Mean direction and mean resultant length of weighted samples; see `mean_resultant_length`.
 
     One pass for the mean and one for the spread around it, in blocks: no float64 copy of all samples is made. Of unit
     vectors 1 - R equals the mean of ||x - mean||^2 / 2; where it does not, some were not unit vectors.
 
-    Args:
-        samples: (S, *B, D) unit vectors.
-        weights: (S, *B) or broadcasting to it, at least 0; equal ones by default.
-
     Raises:
-        ValueError: for samples that are no unit vectors or cancel out, or weights that are negative, not finite or all
-            0.
+        ValueError: as `mean_resultant_length`, and for weights that are negative, not finite or all 0.
     """
     if samples.ndim < 2 or len(samples) < 1 or samples.shape[-1] < 2:
         raise ValueError(f"samples must have shape (S, ..., D) with S >= 1 and D >= 2, got {tuple(samples.shape)}")
     if weights is None:
         weights = samples.new_full((len(samples), *[1] * (samples.ndim - 2)), 1 / len(samples), dtype=torch.float64)
     else:
-        weights = _normalise(weights)
+        check_all((weights >= 0) & weights.isfinite(), "weights must be finite and at least 0", weights)
+        sums = weights.double().sum(0)
+        check_all(sums > 0, "weights must have a positive sum over the samples", sums)
+        weights = weights.double() / sums
     size = -(-len(samples) // _BLOCKS)
     totals = torch.zeros_like(samples[:size], dtype=torch.float64)
     for block, weight in zip(samples.split(size), weights[..., None].split(size), strict=True):

@@ -47,7 +47,10 @@ def test_batches_of_one_loader_and_a_whole_data_set_are_fitted_alike(structure: 
         if not name.endswith("_basis"):
             torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     torch.testing.assert_close(
-        alone.posterior.output_variance()(features), whole.posterior.output_variance()(features), rtol=1e-3, atol=1e-5
+        alone.posterior.output_spread()(features).variance,
+        whole.posterior.output_spread()(features).variance,
+        rtol=1e-3,
+        atol=1e-5,
     )
 
 
@@ -70,17 +73,17 @@ def test_it_forgets_batches_and_adds_others(structure: str):
     batches = make_batches(6)
     whole, first, second = (fit(part, **options_of(structure)) for part in (batches, batches[:3], batches[3:]))
     whole.forget(batches[3:])
-    variance = whole.posterior.output_variance()(whole.features(batches))
+    variance = whole.posterior.output_spread()(whole.features(batches)).variance
     if structure in BASES:
         assert whole.posterior.curvature.counts == first.posterior.curvature.counts
         with pytest.raises(ValueError, match="only Ekfacs with the same output_basis add up"):
             _ = first + second
         return
     features = first.features(batches)
-    torch.testing.assert_close(variance, first.posterior.output_variance()(features), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(variance, first.posterior.output_spread()(features).variance, rtol=1e-3, atol=1e-6)
     joined, everything = first + second, fit(batches, **options_of(structure))
-    expected = everything.posterior.output_variance()(features)
-    torch.testing.assert_close(joined.posterior.output_variance()(features), expected, rtol=1e-4, atol=1e-6)
+    expected = everything.posterior.output_spread()(features).variance
+    torch.testing.assert_close(joined.posterior.output_spread()(features).variance, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.long

@@ -24,7 +24,8 @@ from lam.hessians import (
     output_curvature,
     total_output_curvature,
 )
-from lam.hessians.losses.projection import positive_arccos, positive_part
+from lam.hessians.losses.items import OfBatch
+from lam.hessians.losses.outer_products import positive_arccos, positive_part
 from lam.pairs import Pairs
 from tests.hessians.softmax import SoftmaxCurvature
 from tests.hessians.test_last_layer import make as make_layer
@@ -89,12 +90,13 @@ def test_diagonal_total_and_diagonal_in_a_basis_are_those_of_the_matrices(curvat
     close: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12}
     torch.testing.assert_close(matrices, matrices.mT, **close)
     torch.testing.assert_close(curvature.diagonal(n, r, pairs), matrices.diagonal(dim1=2, dim2=3), **close)
-    torch.testing.assert_close(curvature.total(n, r, pairs), matrices.sum(0), **close)
-    torch.testing.assert_close(Curvature.total(curvature, n, r, pairs), matrices.sum(0), **close)
+    ways = curvature.of_batch(n, r, pairs), OfBatch(curvature, n, r, pairs)
+    for items in ways:
+        torch.testing.assert_close(items.total(), matrices.sum(0), **close)
     basis = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
     expected = torch.einsum("di,atde,ei->ati", basis, matrices, basis)
-    torch.testing.assert_close(curvature.in_basis(n, r, pairs, basis), expected, **close)
-    torch.testing.assert_close(Curvature.in_basis(curvature, n, r, pairs, basis), expected, **close)
+    for items in ways:
+        torch.testing.assert_close(items.in_basis(basis), expected, **close)
 
 
 @pytest.mark.parametrize("curvature", PROJECTED, ids=str)
@@ -148,8 +150,8 @@ def test_items_without_partners_and_partners_in_line_have_a_positive_part():
 def test_a_loss_with_a_diagonal_alone_says_so():
     n, r, pairs = make()
     curvature = SoftmaxCurvature()
-    basis = torch.eye(4, dtype=torch.float64)
-    computed: list[Any] = [curvature.matrices, curvature.total, partial(curvature.in_basis, basis=basis)]
+    items, basis = curvature.of_batch(n, r, pairs), torch.eye(4, dtype=torch.float64)
+    computed: list[Any] = [items.matrices, items.total, partial(items.in_basis, basis)]
     for compute in computed:
         with pytest.raises(ValueError, match="SoftmaxCurvature gives a diagonal alone, and no matrices: use structure"):
-            compute(n, r, pairs)
+            compute()

@@ -11,7 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import hessian, jacrev
 
-from lam.hessians import ContrastiveCurvature, InfoNCECurvature, SupConCurvature, diagonal_ggn
+from lam.hessians import (
+    ContrastiveCurvature,
+    InfoNCECurvature,
+    SupConCurvature,
+    VarConCurvature,
+    diagonal_ggn,
+    output_curvature,
+    total_output_curvature,
+)
 from lam.hessians.losses.softmax import SOFTMAX_FIXES, SOFTMAX_SPLITS
 from lam.pairs import Candidates, Pairs
 from tests.hessians.test_last_layer import make
@@ -196,6 +204,31 @@ def test_items_without_a_candidate_or_a_positive_pair_have_no_curvature():
         assert not diagonal.sums.any()
         with pytest.raises(ValueError, match="there is no matched item: the loss has no curvature"):
             _ = diagonal.h
+
+
+@pytest.mark.parametrize(
+    "curvature",
+    [
+        SupConCurvature(0.1),
+        SupConCurvature(0.1, fix="full"),
+        SupConCurvature(0.1, split="outputs", fix="projected"),
+        InfoNCECurvature(0.1, split="outputs"),
+        VarConCurvature(0.1, 0.01),
+    ],
+    ids=str,
+)
+def test_a_batch_without_items_and_a_bank_without_candidates_have_no_curvature(curvature: Any):
+    features, weight, bias, labels = make(N=4)
+    batches: list[Any] = [(features[:0], Pairs.by_label(labels[:0]))]
+    if curvature.takes_candidates and not curvature.has_cross_terms:
+        batches.append((features, Candidates(features[:0, :3], torch.zeros(4, 0), torch.zeros(4, 0))))
+    for inputs, pairs in batches:
+        diagonal = diagonal_ggn(inputs, weight, bias, pairs, curvature)
+        assert diagonal.counts == (0,)
+        assert torch.equal(diagonal.sums, torch.zeros_like(diagonal.sums))
+        if not curvature.has_cross_terms:
+            assert not total_output_curvature(inputs, weight, bias, pairs, curvature).any()
+            assert output_curvature(inputs, weight, bias, pairs, curvature).shape == (len(inputs), 3, 3)
 
 
 @pytest.mark.parametrize("record", RECORDS)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from lam.hessians import Neighbours
+from lam.pairs.neighbours import Neighbours
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import PlaceRelevance

@@ -60,6 +60,11 @@ def test_networks_that_find_the_same_place_agree() -> None:
     assert votes.correct.all()
 
 
+def test_without_items_there_is_nothing_to_count() -> None:
+    assert LabelRelevance(torch.zeros(0, dtype=torch.long)).count().tolist() == []
+    assert PlaceRelevance(torch.zeros(0, 2), 1.0).count().tolist() == []
+
+
 def test_what_cannot_be_relevant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     labels = torch.tensor([0, 0, 1])

@@ -107,9 +107,9 @@ def test_the_variance_of_outputs_is_that_of_sampled_layers(name: str, bias: bool
     assert (biases is None) == (not bias)
     f = torch.einsum("np,sdp->snd", features[:4], weights) + (0 if biases is None else biases[:, None])
     torch.testing.assert_close(f.mean(0), F.linear(features[:4], posterior.weight, posterior.bias), atol=0.05, rtol=0)
-    torch.testing.assert_close(f.var(0), posterior.output_variance()(features[:4]), rtol=0.05, atol=0)
+    torch.testing.assert_close(f.var(0), posterior.output_spread()(features[:4]).variance, rtol=0.05, atol=0)
     torch.testing.assert_close(
-        posterior.predict(features[:4]).variance, posterior.output_variance()(features[:4]).sum(1)
+        posterior.predict(features[:4]).variance, posterior.output_spread()(features[:4]).variance.sum(1)
     )
 
 
@@ -157,9 +157,9 @@ def test_an_output_of_length_zero_has_a_random_direction_and_the_least_kappa(nam
 @pytest.mark.parametrize("name", LINEAR_IN_WEIGHTS)
 def test_more_likelihood_or_more_prior_means_less_variance(name: str):
     posterior, features = make(name)
-    variance = posterior.output_variance()(features)
+    variance = posterior.output_spread()(features).variance
     for change in ({"prior_precision": 20.0}, {"likelihood_scale": 1e4}):
-        assert (replace(posterior, **change).output_variance()(features) <= variance * (1 + 1e-12)).all()
+        assert (replace(posterior, **change).output_spread()(features).variance <= variance * (1 + 1e-12)).all()
     sure = replace(posterior, prior_precision=1e9).predict(features).kappa
     assert (sure > posterior.predict(features).kappa).all()
 
@@ -181,7 +181,9 @@ def test_it_adds_up_and_forgets(name: str):
     again = both - other
     assert again.n_items == N
     features = draw(4, P, seed=3)
-    torch.testing.assert_close(again.output_variance()(features), one.output_variance()(features), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        again.output_spread()(features).variance, one.output_spread()(features).variance, rtol=1e-9, atol=0
+    )
     with pytest.raises(ValueError, match="same trained layer"):
         _ = one + replace(other, weight=other.weight + 1)
     if isinstance(other, LayersPosterior):

@@ -157,7 +157,7 @@ def fit_structures(folder: Path) -> dict[str, Tensor]:
     for structure in ("kron", "ekfac", "full", "low_rank"):
         for pairs in ("batch", "dataset"):
             encoder = lam.fit(network(), loader(), margin=0.7, structure=structure, pairs=pairs, progress=False)
-            variance = encoder.posterior.output_variance()(encoder.features(Images().images))
+            variance = encoder.posterior.output_spread()(encoder.features(Images().images)).variance
             given |= {f"{structure}.{pairs}": variance, f"{structure}.{pairs}.counts": counts(encoder)}
     return given
 

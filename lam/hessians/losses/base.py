@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.hessians.losses.items import OfDataset, Related
+from lam.hessians.losses.items import ItemCurvature, OfBatch, OfItems, Related
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
 
@@ -47,7 +47,7 @@ class Curvature(ABC):
 
     @property
     def has_cross_terms(self) -> bool:
-        """Whether outputs of two items share second derivatives that count: whether `cross` gives any."""
+        """Whether outputs of two items share second derivatives that count: whether there is a `cross`."""
         return type(self).cross is not Curvature.cross
 
     def counts(self, pairs: Any) -> tuple[int, ...]:
@@ -77,28 +77,22 @@ class Curvature(ABC):
         """
         raise ValueError(f'{type(self).__name__} gives a diagonal alone, and no matrices: use structure="diag"')
 
-    def total(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "T D D"]:
-        """Σ_a H_a of each term; arguments and errors as those of `matrices`."""
-        return self.matrices(n, r, pairs).sum(0)
-
-    def in_basis(
-        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs, basis: Float[Tensor, "D D"]
-    ) -> Float[Tensor, "N T D"]:
-        """Diagonals of Uᵀ H_a U, U the basis with orthonormal columns; else as `matrices`.
-
-        A loss that knows outputs by their cosines alone has them from `diagonal` of the rotated n U.
-        """
-        return torch.einsum("di,atde,ei->ati", basis, self.matrices(n, r, pairs), basis)
+    def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> ItemCurvature:
+        """H_a of each item from the pairs of a batch; arguments as those of `diagonal`."""
+        return OfBatch(self, n, r, pairs)
 
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs
-    ) -> Float[Tensor, "T D F"] | None:
-        """Sum over all pairs of what the outputs of two items share, in the weights of a layer with these inputs."""
-        return None
+    ) -> Float[Tensor, "T D F"]:
+        """Sum over all pairs of what the outputs of two items share, in the weights of a layer with these inputs.
+
+        Asked of a curvature that `has_cross_terms` alone.
+        """
+        raise NotImplementedError
 
     def working_dtype(self, features: Tensor) -> torch.dtype:
-        """The type to compute in."""
-        return torch.promote_types(features.dtype, torch.float32)
+        """The type to compute in: where cross terms cancel most of the rest, float32 would lose its digits."""
+        return torch.float64 if self.has_cross_terms else torch.promote_types(features.dtype, torch.float32)
 
     @property
     def in_blocks(self) -> bool:
@@ -107,7 +101,7 @@ class Curvature(ABC):
 
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
-    ) -> OfDataset:
+    ) -> OfItems:
         """H_a of each item over every pair of a data set, formed in blocks; arguments as those of `diagonal`, and
 
         Args:
@@ -115,16 +109,11 @@ class Curvature(ABC):
             block_size: how many items a block has on a side.
             progress: show a progress bar on standard error.
 
-        Raises:
-            ValueError: where the loss is formed in batches alone, as `check_scope`.
+        Asked of a curvature that is `in_blocks` alone.
         """
-        raise ValueError(self._in_batches_alone)
+        raise NotImplementedError
 
     def check_scope(self, scope: Scope) -> None:
         """Refuse to form this curvature over all pairs of a data set, where only batches will do."""
         if scope == "dataset" and not self.in_blocks:
-            raise ValueError(self._in_batches_alone)
-
-    @property
-    def _in_batches_alone(self) -> str:
-        return f'{type(self).__name__} is formed in batches alone: use pairs="batch"'
+            raise ValueError(f'{type(self).__name__} is formed in batches alone: use pairs="batch"')

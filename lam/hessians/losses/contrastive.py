@@ -18,8 +18,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lam.hessians.losses.base import Curvature
-from lam.hessians.losses.items import OfDataset, Related, cost_of
-from lam.hessians.losses.projection import OuterProducts, positive_arccos, positive_tangent
+from lam.hessians.losses.items import OfItems, Related, cost_of
+from lam.hessians.losses.outer_products import OuterProducts, arccos, positive_arccos, tangent
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
 from lam.utils.checks import check_choice
@@ -98,35 +98,24 @@ class ContrastiveCurvature(Curvature):
         """n⁺ and, unless they are dropped, n⁻."""
         return (pairs.n_positives, pairs.n_negatives)[: len(self.terms)]
 
+    def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> "OfPartners":
+        """From sums over the partners of each item."""
+        t = torch.stack(self._kinds(n, pairs))
+        return self._of(n, r, t.sum(2, keepdim=True), t @ n, pairs)
+
     def diagonal(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D"]:
         """H11 of each item, summed over its partners, and twice: every item is first and second in ordered pairs."""
-        return self._items(n, r, pairs).diagonal()
+        return self.of_batch(n, r, pairs).diagonal()
 
     def matrices(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D D"]:
         """The matrices whose diagonals `diagonal` has."""
-        return self._items(n, r, pairs).matrices()
-
-    def total(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "T D D"]:
-        """Σ_a H_a, from D × N matmuls alone."""
-        return self._items(n, r, pairs).total()
-
-    def in_basis(
-        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs, basis: Float[Tensor, "D D"]
-    ) -> Float[Tensor, "N T D"]:
-        """The diagonal of rotated outputs."""
-        return self._items(n, r, pairs).in_basis(basis)
+        return self.of_batch(n, r, pairs).matrices()
 
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs
-    ) -> Float[Tensor, "T D F"] | None:
-        """Σ 2 t_ab H12_i φ_aj φ_bj over ordered pairs; None where the partner is held still."""
-        if not self.has_cross_terms:
-            return None
+    ) -> Float[Tensor, "T D F"]:
+        """Σ 2 t_ab H12_i φ_aj φ_bj over ordered pairs."""
         return torch.stack([cross_sum(inputs, n, r, t) for t in self._kinds(n, pairs)])
-
-    def working_dtype(self, features: Tensor) -> torch.dtype:
-        """The type to compute in: where the cross terms cancel most of the rest, float32 would lose its digits."""
-        return super().working_dtype(features) if not self.has_cross_terms else torch.float64
 
     @property
     def in_blocks(self) -> bool:
@@ -143,23 +132,18 @@ class ContrastiveCurvature(Curvature):
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
     ) -> "OfPartners":
         """From sums over the partners of each item: those of negative ones are formed in blocks."""
-        self.check_scope("dataset")
         terms = [relation.positive_partners(n)]
         if self.fix != "positive":
             terms.append(_negative_partners(n, relation, self.least_cosine, block_size, progress))
         count, partners = (torch.stack(part) for part in zip(*terms, strict=True))
         return self._of(n.double(), r.double(), count, partners, relation)
 
-    def _items(self, n: Tensor, r: Tensor, pairs: Pairs) -> "OfPartners":
-        t = torch.stack(self._kinds(n, pairs))
-        return self._of(n, r, t.sum(2, keepdim=True), t @ n, pairs)
-
     def _of(self, n: Tensor, r: Tensor, count: Tensor, partners: Tensor, pairs: Any) -> "OfPartners":
         if self.fix == "projected":
             share = pairs.n_positives / max(pairs.n_negatives, 1) if self.average else 1
             weight = self.negative_weight * share
             count, partners = (part[:1] - weight * part[1:] for part in (count, partners))
-        return OfPartners(self.split, self.fix == "projected", n, r, count, partners)
+        return OfPartners(self, n, r, count, partners)
 
     def _kinds(self, n: Tensor, pairs: Pairs) -> list[Tensor]:
         """Weights of the ordered pairs that have a curvature, term by term."""
@@ -170,20 +154,18 @@ class ContrastiveCurvature(Curvature):
 
 
 @dataclass(frozen=True)
-class OfPartners(OfDataset):
+class OfPartners(OfItems):
     """The curvature of every item's output, from what its partners add up to.
 
     Attributes:
-        split: how loss∘network is split.
-        projected: whether it is the positive part.
+        curvature: of the loss.
         n: (N, D) unit outputs.
         r: (N, 1) their lengths before normalisation.
         count: (T, N, 1) Σ_b t_ab.
         partners: (T, N, D) Σ_b t_ab n_b.
     """
 
-    split: Split
-    projected: bool
+    curvature: ContrastiveCurvature
     n: Float[Tensor, "N D"]
     r: Float[Tensor, "N 1"]
     count: Float[Tensor, "T N 1"]
@@ -196,35 +178,33 @@ class OfPartners(OfDataset):
 
     def diagonal(self) -> Float[Tensor, "N T D"]:
         """The diagonal of each H_a."""
-        if self.projected:
-            return torch.stack([2 * part.diagonal() for part in self._positive_parts()], 1)
-        return 2 * own_curvature(self.split, self.n, self.r, self.count, self.partners).movedim(0, 1)
+        return self._products.diagonal().movedim(0, 1)
 
     def matrices(self) -> Float[Tensor, "N T D D"]:
         """Each H_a."""
-        if self.projected:
-            return torch.stack([2 * part.matrices() for part in self._positive_parts()], 1)
-        return torch.stack([2 * own_matrices(self.split, self.n, self.r, *term) for term in self._terms()], 1)
+        return self._products.matrices().movedim(0, 1)
 
     def total(self) -> Float[Tensor, "T D D"]:
         """Σ_a H_a."""
-        if self.projected:
-            return torch.stack([2 * part.total() for part in self._positive_parts()])
-        return torch.stack([2 * own_total(self.split, self.n, self.r, *term) for term in self._terms()])
+        return self._products.total()
 
     def in_basis(self, basis: Float[Tensor, "D D"]) -> Float[Tensor, "N T D"]:
         """The diagonal of each Uᵀ H_a U: that of rotated outputs."""
         basis = basis.to(self.n)
         return replace(self, n=self.n @ basis, partners=self.partners @ basis).diagonal()
 
-    def _terms(self) -> "zip[tuple[Tensor, Tensor]]":
-        return zip(self.count, self.partners, strict=True)
+    @property
+    def _products(self) -> OuterProducts:
+        """H11, summed over the partners, and twice: every item is first and second in ordered pairs.
 
-    def _positive_parts(self) -> list[OuterProducts]:
-        inverse = self.r.square().reciprocal()
-        if self.split == "euclidean":
-            return [positive_tangent(self.n, count * inverse) for count in self.count]
-        return [positive_arccos(self.n, partners * inverse) for partners in self.partners]
+        euclidean: H11 = (I − n1 n1ᵀ)/r1²; arccos: H11 = (c (I − 3 n1 n1ᵀ) + n1 n2ᵀ + n2 n1ᵀ)/r1². Both are linear in
+        the partner n2, so the sum over partners b with weights t_ab needs only Σ_b t_ab and Σ_b t_ab n_b.
+        """
+        scale, projected = 2 / self.r.square(), self.curvature.fix == "projected"
+        if self.curvature.split == "euclidean":
+            weights = self.count * scale
+            return tangent(self.n, weights.clamp(min=0) if projected else weights)
+        return (positive_arccos if projected else arccos)(self.n, self.partners * scale)
 
 
 def _negative_partners(
@@ -256,92 +236,13 @@ def bytes_of_blocks(n: Float[Tensor, "N D"], block_size: int) -> int:
     return n.element_size() * (N * (D + 1) + 2 * min(block_size, N) ** 2) + 8 * N * (D + 1)
 
 
-def own_curvature(
-    split: Split,
-    n: Float[Tensor, "N D"],
-    r: Float[Tensor, "N 1"],
-    count: Float[Tensor, "*T N 1"],
-    partners: Float[Tensor, "*T N D"],
-) -> Float[Tensor, "*T N D"]:
-    """Σ_b t_ab H11 of each item a over its partners b.
-
-    euclidean: H11_i = (1 − n1_i²)/r1²; arccos: H11_i = (c + 2 n1_i n2_i − 3 c n1_i²)/r1². Both are linear in the
-    partner n2, so the sum over partners b with weights t_ab needs only Σ_b t_ab and Σ_b t_ab n_b.
-
-    Args:
-        split: how loss∘network is split.
-        n: (N, D) unit outputs.
-        r: (N, 1) their lengths before normalisation.
-        count: (*T, N, 1) Σ_b t_ab.
-        partners: (*T, N, D) Σ_b t_ab n_b.
-
-    Returns:
-        (*T, N, D) the summed diagonals.
-    """
-    if split == "euclidean":
-        return count * (1 - n.square()) / r.square()
-    cosines = (n * partners).sum(-1, keepdim=True)
-    return (cosines * (1 - 3 * n.square()) + 2 * n * partners) / r.square()
-
-
-def own_matrices(
-    split: Split,
-    n: Float[Tensor, "N D"],
-    r: Float[Tensor, "N 1"],
-    count: Float[Tensor, "N 1"],
-    partners: Float[Tensor, "N D"],
-) -> Float[Tensor, "N D D"]:
-    """Σ_b t_ab H11 of each item a, all of it: `own_curvature` is its diagonal.
-
-    euclidean: H11 = (I − n1 n1ᵀ)/r1²; arccos: H11 = (c (I − 3 n1 n1ᵀ) + n1 n2ᵀ + n2 n1ᵀ)/r1².
-
-    Args:
-        split, n, r, count, partners: as `own_curvature`.
-
-    Returns:
-        (N, D, D) symmetric matrices.
-    """
-    identity, outer = torch.eye(n.shape[1]).to(n), n[:, :, None] * n[:, None]
-    if split == "euclidean":
-        return (count / r.square())[..., None] * (identity - outer)
-    cosines, mixed = (n * partners).sum(1)[:, None, None], n[:, :, None] * partners[:, None]
-    return (cosines * (identity - 3 * outer) + mixed + mixed.mT) / r.square()[..., None]
-
-
-def own_total(
-    split: Split,
-    n: Float[Tensor, "N D"],
-    r: Float[Tensor, "N 1"],
-    count: Float[Tensor, "N 1"],
-    partners: Float[Tensor, "N D"],
-) -> Float[Tensor, "D D"]:
-    """The sum of `own_matrices` over the items, without forming them."""
-    identity = torch.eye(n.shape[1]).to(n)
-    if split == "euclidean":
-        weights = count / r.square()
-        return weights.sum() * identity - (weights * n).T @ n
-    weights = (n * partners).sum(1, keepdim=True) / r.square()
-    mixed = (n / r.square()).T @ partners
-    return weights.sum() * identity - 3 * (weights * n).T @ n + mixed + mixed.T
-
-
 def cross_curvature(
     n1: Float[Tensor, "*pairs D"],
     r1: Float[Tensor, "*pairs 1"],
     n2: Float[Tensor, "*pairs D"],
     r2: Float[Tensor, "*pairs 1"],
 ) -> Float[Tensor, "*pairs D"]:
-    """H12_i = −(1 − n1_i² − n2_i² + c n1_i n2_i)/(r1 r2) of each pair, alike for both splits.
-
-    Args:
-        n1: (*pairs, D) unit output of the first item.
-        r1: (*pairs, 1) its length before normalisation.
-        n2: (*pairs, D) unit output of the second item.
-        r2: (*pairs, 1) its length before normalisation.
-
-    Returns:
-        (*pairs, D) the diagonals.
-    """
+    """H12_i = −(1 − n1_i² − n2_i² + c n1_i n2_i)/(r1 r2) of each pair, alike for both splits."""
     cosine = (n1 * n2).sum(-1, keepdim=True)
     return (n1.square() + n2.square() - 1 - cosine * n1 * n2) / (r1 * r2)
 

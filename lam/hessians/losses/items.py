@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -30,7 +31,7 @@ class ItemCurvature(ABC):
 
 @dataclass(frozen=True)
 class OfBatch(ItemCurvature):
-    """Of the pairs of a batch.
+    """Of the pairs of a batch, by a loss that gives diagonals and matrices alone.
 
     Attributes:
         curvature: of the loss.
@@ -54,15 +55,16 @@ class OfBatch(ItemCurvature):
 
     def total(self) -> Float[Tensor, "T D D"]:
         """Σ_a H_a."""
-        return self.curvature.total(self.n, self.r, self.pairs)
+        return self.matrices().sum(0)
 
     def in_basis(self, basis: Float[Tensor, "D D"]) -> Float[Tensor, "N T D"]:
         """The diagonal of each Uᵀ H_a U."""
-        return self.curvature.in_basis(self.n, self.r, self.pairs, basis.to(self.n))
+        basis = basis.to(self.n)
+        return torch.einsum("di,atde,ei->ati", basis, self.matrices(), basis)
 
 
-class OfDataset(ItemCurvature):
-    """Of all pairs of a data set, some items at a time.
+class OfItems(ItemCurvature):
+    """Of which some items can be taken at a time.
 
     Attributes:
         n: (N, D) unit outputs of all items.
@@ -73,7 +75,7 @@ class OfDataset(ItemCurvature):
     cost: str | None = None
 
     @abstractmethod
-    def __getitem__(self, rows: slice) -> "OfDataset":
+    def __getitem__(self, rows: slice) -> "OfItems":
         """Of some of the items."""
 
 

@@ -16,9 +16,9 @@ Source: Schraudolph (2002) for the split; Khosla et al. (2020) and Chen et al. (
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -26,9 +26,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from lam.hessians.losses.base import Curvature
-from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum, own_curvature, own_matrices, own_total
-from lam.hessians.losses.items import OfDataset, Related, cost_of
-from lam.hessians.losses.projection import positive_part
+from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum
+from lam.hessians.losses.items import ItemCurvature, OfBatch, OfItems, Related, cost_of
+from lam.hessians.losses.outer_products import arccos, positive_part
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
@@ -38,27 +38,6 @@ SoftmaxSplit = Literal["logits", "outputs"]
 SoftmaxFix = Literal["fixed", "full", "projected"]
 SOFTMAX_SPLITS: tuple[str, ...] = get_args(SoftmaxSplit)
 SOFTMAX_FIXES: tuple[str, ...] = get_args(SoftmaxFix)
-
-
-@dataclass(frozen=True)
-class Logits:
-    """What the logits z_ab = n_a · g_b − β_b of a batch are made of.
-
-    Attributes:
-        gradients: (O, D) g_b.
-        offsets: (O,) β_b.
-        positive: (N, O) weights of the candidates that match.
-        negative: (N, O) weights of those that do not; one that is in neither does not count.
-    """
-
-    gradients: Float[Tensor, "O D"]
-    offsets: Float[Tensor, " O"]
-    positive: Shaped[Tensor, "N O"]
-    negative: Shaped[Tensor, "N O"]
-
-    def block(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        """Weights of the positive and the negative pairs of some items and some candidates."""
-        return self.positive[rows, columns], self.negative[rows, columns]
 
 
 class Block(NamedTuple):
@@ -150,71 +129,65 @@ class SoftmaxCurvature(Curvature):
     def similarity(self, directions: Float[Tensor, "O D"]) -> tuple[Float[Tensor, "O D"], Float[Tensor, " O"]]:
         """g_b and β_b of candidates."""
 
-    def logits(self, n: Float[Tensor, "N D"], pairs: Pairs | Candidates) -> Logits:
-        """What the softmax of N unit outputs is over: the others, or candidates that are held still."""
+    def softmaxes(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> "Softmaxes":
+        """The softmaxes of a batch: over the other items, or over candidates that are held still."""
         held_still = isinstance(pairs, Candidates)
         directions = pairs.directions.to(n) if held_still else n
         if directions.shape[1] != n.shape[1]:
             raise ValueError(f"candidates must have {n.shape[1]} dimensions, got {directions.shape[1]}")
         if held_still and self.has_cross_terms:
             raise ValueError("fix must be fixed or projected where candidates are held still, got 'full'")
-        return Logits(*self.similarity(directions), pairs.positive, pairs.negative)
+        return self.over(directions, n, r, pairs.positive, pairs.negative)
+
+    def over(
+        self,
+        directions: Float[Tensor, "O D"],
+        n: Float[Tensor, "N D"],
+        r: Float[Tensor, "N 1"],
+        positive: Shaped[Tensor, "N O"],
+        negative: Shaped[Tensor, "N O"],
+    ) -> "Softmaxes":
+        """Softmaxes over O candidates, of which those match and these do not; one that is in neither does not count."""
+
+        def block(rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+            return positive[rows, columns], negative[rows, columns]
+
+        return Softmaxes(self, n, r, 0, *self.similarity(directions), block, max(1, *positive.shape))
 
     @abstractmethod
-    def normaliser(
-        self, z: Float[Tensor, "N O"], positive: Float[Tensor, "N O"], negative: Float[Tensor, "N O"]
-    ) -> Float[Tensor, "N 1"]:
+    def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
         """Logarithm of a sum of exponentials over some candidates of each anchor, which their probabilities need."""
 
     @abstractmethod
-    def sums(
-        self, z: Float[Tensor, "N O"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N O"]
-    ) -> Float[Tensor, "N J"]:
+    def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
         """J sums over the candidates of each anchor, which the derivatives need."""
 
     @abstractmethod
-    def derivatives(
-        self,
-        z: Float[Tensor, "N O"],
-        normaliser: Float[Tensor, "N 1"],
-        sums: Float[Tensor, "N J"],
-        positive: Float[Tensor, "N O"],
-        negative: Float[Tensor, "N O"],
-    ) -> Derivatives:
+    def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
         """Derivatives of each anchor's loss in some of its logits, from `normaliser` and `sums` over all of them."""
+
+    def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> ItemCurvature:
+        """H_a of each item's own loss; where candidates are differentiated, too, by `diagonal` alone."""
+        return OfBatch(self, n, r, pairs) if self.has_cross_terms else self.softmaxes(n, r, pairs)
 
     def diagonal(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
     ) -> Float[Tensor, "N T D"]:
         """Second derivatives of each item's own loss, the candidates held still."""
-        return self._items(n, r, self.logits(n, pairs)).diagonal()
-
-    def in_basis(
-        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates, basis: Float[Tensor, "D D"]
-    ) -> Float[Tensor, "N T D"]:
-        """The diagonal of rotated outputs and candidates."""
-        self._check_matrices()
-        return self._items(n, r, self.logits(n, pairs)).in_basis(basis)
+        return self.softmaxes(n, r, pairs).diagonal()
 
     def matrices(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
     ) -> Float[Tensor, "N T D D"]:
         """The matrices whose diagonals `diagonal` has."""
-        self._check_matrices()
-        return self._items(n, r, self.logits(n, pairs)).matrices()
-
-    def total(
-        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
-    ) -> Float[Tensor, "T D D"]:
-        """Σ_a H_a, from arrays of (N, O), (N, D), (O, D) and (D, D) alone."""
-        self._check_matrices()
-        return self._items(n, r, self.logits(n, pairs)).total()
+        if self.has_cross_terms:
+            raise ValueError("fix must be fixed for matrices of the outputs of single items, got 'full': it joins them")
+        return self.softmaxes(n, r, pairs).matrices()
 
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
     ) -> "Softmaxes":
         """Block by block of the items and their candidates, which are all other items: nothing is kept of a pair."""
-        self.check_scope("dataset")
         (N, D), size = n.shape, min(block_size, len(n))
         n_bytes = n.element_size() * (N * D + 10 * size**2) + 8 * 5 * size * D
         cost = cost_of(N * (N - 1), n_bytes)
@@ -230,17 +203,9 @@ class SoftmaxCurvature(Curvature):
         if scope == "dataset" and not self.in_blocks:
             raise ValueError('fix must be fixed or projected with pairs="dataset", got full: use pairs="batch"')
 
-    def _items(self, n: Tensor, r: Tensor, logits: Logits) -> "Softmaxes":
-        size = max(1, *logits.positive.shape)
-        return Softmaxes(self, n, r, 0, logits.gradients, logits.offsets, logits.block, size)
-
-    def _check_matrices(self) -> None:
-        if self.has_cross_terms:
-            raise ValueError("fix must be fixed for matrices of the outputs of single items, got 'full': it joins them")
-
 
 @dataclass(frozen=True)
-class Softmaxes(OfDataset):
+class Softmaxes(OfItems):
     """The curvature of every item's output, block by block of the items and their candidates.
 
     Attributes:
@@ -302,7 +267,7 @@ class Softmaxes(OfDataset):
     @property
     def _rows(self) -> int:
         """How many items are compared with a block of candidates at once."""
-        return max(1, min(self.block_size, BLOCK_ELEMENTS // min(self.block_size, len(self.gradients))))
+        return max(1, min(self.block_size, BLOCK_ELEMENTS // max(1, min(self.block_size, len(self.gradients)))))
 
     @property
     def _rows_of_matrices(self) -> int:
@@ -311,13 +276,8 @@ class Softmaxes(OfDataset):
         return max(1, min(self.block_size, BLOCK_ELEMENTS // (D * max(D, min(self.block_size, len(self.gradients))))))
 
     def _parts(self, size: int) -> "Iterator[Softmaxes]":
-        for start in range(0, len(self.n), size):
+        for start in range(0, max(1, len(self.n)), size):  # of no items, too, there is a part
             yield self[start : start + size]
-
-    def _blocks(self) -> Iterable[Block]:
-        """All candidates of these items, some at a time; computed once where one block has them all."""
-        starts = range(0, len(self.gradients), self.block_size)
-        return [self._block(0)] if len(starts) == 1 else Again(lambda: map(self._block, starts))
 
     def _block(self, start: int) -> Block:
         columns = slice(start, min(start + self.block_size, len(self.gradients)))
@@ -327,12 +287,12 @@ class Softmaxes(OfDataset):
 
     def derivatives(self) -> Iterator[tuple[Block, Derivatives]]:
         """Those of each anchor's loss in all of its logits, some candidates at a time."""
-        blocks, curvature = self._blocks(), self.curvature
-        normalisers = (curvature.normaliser(block.z, block.positive, block.negative) for block in blocks)
-        normaliser = reduce(torch.logaddexp, normalisers)
-        sums = reduce(torch.add, (curvature.sums(block.z, normaliser, block.positive) for block in blocks))
-        for block in blocks:
-            yield block, curvature.derivatives(block.z, normaliser, sums, block.positive, block.negative)
+        curvature, starts = self.curvature, range(0, max(1, len(self.gradients)), self.block_size)
+        block_at = self._block if len(starts) > 1 else cache(self._block)  # one is kept, many are formed again
+        normaliser = reduce(torch.logaddexp, map(curvature.normaliser, map(block_at, starts)))
+        sums = reduce(torch.add, (curvature.sums(block, normaliser) for block in map(block_at, starts)))
+        for block in map(block_at, starts):
+            yield block, curvature.derivatives(block, normaliser, sums)
 
     def _moments(self, second: Callable[[Tensor, Tensor], Tensor]) -> tuple[Moments, Tensor]:
         """Sums over all candidates, and that of what `second` gives of ω and g."""
@@ -355,7 +315,7 @@ class Softmaxes(OfDataset):
         diagonal = diagonal.clamp(min=0) / r.square()  # below 0 by rounding alone
         if self.curvature.split == "logits":
             return diagonal
-        return diagonal + own_curvature("arccos", n, r, r, moments.residual)
+        return diagonal + arccos(n, moments.residual / r.square()).diagonal()
 
     def _matrices(self) -> Float[Tensor, "N D D"]:
         n, r = self.n.to(self.r), self.r
@@ -365,32 +325,18 @@ class Softmaxes(OfDataset):
         matrices = projection @ (second - mixed - mixed.mT) @ projection / r.square()[..., None]
         if self.curvature.split == "logits":
             return matrices
-        matrices = matrices + own_matrices("arccos", n, r, r, moments.residual)
+        matrices = matrices + arccos(n, moments.residual / r.square()).matrices()
         return positive_part(matrices) if self._projects else matrices
 
     def _total(self) -> Float[Tensor, "D D"]:
-        n, r, scale = self.n.to(self.r), self.r, self.r.square().reciprocal()
+        n, scale = self.n.to(self.r), self.r.square().reciprocal()
         moments, second = self._moments(lambda weights, g: (weights.T @ scale.to(g) * g).T @ g)
         first, other = (projected(n, mean) for mean in (moments.first, moments.second))
         mixed = (scale * n).T @ moments.along + (scale * first).T @ other
         total = second - mixed - mixed.T + (scale * dot(n, moments.along) * n).T @ n
         if self.curvature.split == "logits":
             return total
-        return total + own_total("arccos", n, r, r, moments.residual)
-
-
-@dataclass(frozen=True)
-class Again:
-    """An iterable that starts anew each time.
-
-    Attributes:
-        start: gives a new iterator.
-    """
-
-    start: Callable[[], Iterator[Any]]
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.start()
+        return total + arccos(n, moments.residual * scale).total()
 
 
 @dataclass(frozen=True)
@@ -437,30 +383,19 @@ class SupConCurvature(SoftmaxCurvature):
         """Cosines over the temperature."""
         return directions / self._tau, directions.new_zeros(len(directions))
 
-    def normaliser(
-        self, z: Float[Tensor, "N O"], positive: Float[Tensor, "N O"], negative: Float[Tensor, "N O"]
-    ) -> Float[Tensor, "N 1"]:
+    def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
         """Over all candidates."""
-        return (z + (positive + negative).log()).logsumexp(1, keepdim=True)
+        return (block.z + (block.positive + block.negative).log()).logsumexp(1, keepdim=True)
 
-    def sums(
-        self, z: Float[Tensor, "N O"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N O"]
-    ) -> Float[Tensor, "N J"]:
+    def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
         """The number of positive pairs."""
-        return positive.sum(1, keepdim=True)
+        return block.positive.sum(1, keepdim=True)
 
-    def derivatives(
-        self,
-        z: Float[Tensor, "N O"],
-        normaliser: Float[Tensor, "N 1"],
-        sums: Float[Tensor, "N J"],
-        positive: Float[Tensor, "N O"],
-        negative: Float[Tensor, "N O"],
-    ) -> Derivatives:
+    def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
         """Those of one cross-entropy, whose targets are the shares of the positive pairs."""
-        matched = (sums > 0).to(z)
-        p = matched * exponential(z - normaliser, positive + negative)
-        return Derivatives(p, p / 2, p, positive / sums.where(sums > 0, 1) - p)
+        matched = (sums > 0).to(normaliser)
+        p = matched * exponential(block.z - normaliser, block.positive + block.negative)
+        return Derivatives(p, p / 2, p, block.positive / sums.where(sums > 0, 1) - p)
 
     def diagonal(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
@@ -469,28 +404,26 @@ class SupConCurvature(SoftmaxCurvature):
         diagonal = super().diagonal(n, r, pairs)
         if not self.has_cross_terms:
             return diagonal
-        logits = self.logits(n, pairs)
-        ((block, (weights, _, _, residual)),) = self._items(n, r, logits).derivatives()
-        g, along = logits.gradients, block.along  # those of the items themselves, so that along is symmetric
+        items = self.softmaxes(n, r, pairs)
+        ((block, (weights, _, _, residual)),) = items.derivatives()
+        g, along = items.gradients, block.along  # those of the items themselves, so that along is symmetric
         of_others = projected_squares(n, weights.T @ g.square(), (weights * along).T @ g) / r.square()
         if self.split == "outputs":
-            of_others = of_others + own_curvature("arccos", n, r, r, residual.T @ g)
+            of_others = of_others + arccos(n, residual.T @ g / r.square()).diagonal()
         return diagonal + of_others[:, None]
 
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
-    ) -> Float[Tensor, "T D F"] | None:
-        """What anchors share with their candidates, and these with one another; None where they are held still.
+    ) -> Float[Tensor, "T D F"]:
+        """What anchors share with their candidates, and these with one another.
 
         With x_ab = ∂z_ab/∂f_a,i, w_ab = ∂z_ab/∂f_b,i, e = Σ_b ε x, h = Σ_b η x, E = Σ_b ε w φ_b and H = Σ_b η w φ_b it
         is, for each output i, Σ_a 2 φ_a (Σ_b ω x w φ_b − e_a H_a − h_a E_a) − 2 E_a H_a: three matmuls.
         """
-        if not self.has_cross_terms:
-            return None
-        logits = self.logits(n, pairs)
-        ((block, (weights, first, second, residual)),) = self._items(n, r, logits).derivatives()
+        items = self.softmaxes(n, r, pairs)
+        ((block, (weights, first, second, residual)),) = items.derivatives()
         along, total = block.along, inputs.new_empty(n.shape[1], inputs.shape[1])
-        for i, (n_i, g_i) in enumerate(zip(n.T[..., None], logits.gradients.T[..., None], strict=True)):
+        for i, (n_i, g_i) in enumerate(zip(n.T[..., None], items.gradients.T[..., None], strict=True)):
             x, w = (g_i.T - along * n_i) / r, (g_i - along * n_i.T) / r.T
             e, h = (first * x).sum(1, keepdim=True), (second * x).sum(1, keepdim=True)
             shared = ((weights * x - e * second - h * first) * w) @ inputs
@@ -498,10 +431,6 @@ class SupConCurvature(SoftmaxCurvature):
         if self.split == "outputs":
             total += cross_sum(inputs, n, r, (residual + residual.T) / (2 * self._tau))
         return total[None]
-
-    def working_dtype(self, features: Tensor) -> torch.dtype:
-        """The type to compute in: where the cross terms cancel most of the rest, float32 would lose its digits."""
-        return torch.float64 if self.has_cross_terms else super().working_dtype(features)
 
     @property
     def _tau(self) -> float:
@@ -527,32 +456,21 @@ class AgainstNegatives:
         """The number of positive pairs."""
         return (pairs.n_positives,)
 
-    def normaliser(
-        self, z: Float[Tensor, "N O"], positive: Float[Tensor, "N O"], negative: Float[Tensor, "N O"]
-    ) -> Float[Tensor, "N 1"]:
+    def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
         """Over the negatives."""
-        return (z + negative.log()).logsumexp(1, keepdim=True)
+        return (block.z + block.negative.log()).logsumexp(1, keepdim=True)
 
-    def sums(
-        self, z: Float[Tensor, "N O"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N O"]
-    ) -> Float[Tensor, "N J"]:
+    def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
         """β and γ."""
-        missed = (normaliser - z).sigmoid()
-        return torch.stack([(positive * missed).sum(1), (positive * missed.square()).sum(1)], 1)
+        missed = (normaliser - block.z).sigmoid()
+        return torch.stack([(block.positive * missed).sum(1), (block.positive * missed.square()).sum(1)], 1)
 
-    def derivatives(
-        self,
-        z: Float[Tensor, "N O"],
-        normaliser: Float[Tensor, "N 1"],
-        sums: Float[Tensor, "N J"],
-        positive: Float[Tensor, "N O"],
-        negative: Float[Tensor, "N O"],
-    ) -> Derivatives:
+    def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
         """Those of all positive pairs together."""
-        beta, gamma = sums[:, :1], sums[:, 1:]
-        q = exponential(z - normaliser, negative)
-        missed = positive * (normaliser - z).sigmoid()
-        alpha = missed * (z - normaliser).sigmoid()
+        beta, gamma, odds = sums[:, :1], sums[:, 1:], block.z - normaliser
+        q = exponential(odds, block.negative)
+        missed = block.positive * (-odds).sigmoid()
+        alpha = missed * odds.sigmoid()
         return Derivatives(alpha + beta * q, alpha + gamma / 2 * q, q, missed - beta * q)
 
 

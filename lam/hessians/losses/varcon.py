@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from lam.hessians.losses.items import Related, cost_of
-from lam.hessians.losses.softmax import Derivatives, Logits, SoftmaxCurvature, Softmaxes, exponential
+from lam.hessians.losses.softmax import Block, Derivatives, SoftmaxCurvature, Softmaxes, exponential
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
 from lam.utils.checks import check_positive
@@ -60,12 +60,12 @@ class VarConCurvature(SoftmaxCurvature):
         """Cosines over the temperature."""
         return directions / self._known[0], directions.new_zeros(len(directions))
 
-    def logits(self, n: Float[Tensor, "N D"], pairs: Pairs | Candidates) -> Logits:
-        """The centroids of the classes of a batch."""
+    def softmaxes(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> Softmaxes:
+        """Over the centroids of the classes of a batch."""
         centroids, own = _centroids(n, getattr(pairs, "labels", None))
-        positive = F.one_hot(own, len(centroids)).to(n)
+        positive = (own[:, None] == torch.arange(len(centroids), device=n.device)).to(n)
         counted = pairs.paired[:, None].to(n) if isinstance(pairs, Pairs) else 1.0
-        return Logits(*self.similarity(centroids), counted * positive, counted * (1 - positive))
+        return self.over(centroids, n, r, counted * positive, counted * (1 - positive))
 
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
@@ -85,35 +85,24 @@ class VarConCurvature(SoftmaxCurvature):
         """The items: those that stand in a pair."""
         return (int(pairs.paired.sum()) if isinstance(pairs, Pairs) else pairs.size,)
 
-    def normaliser(
-        self, z: Float[Tensor, "N O"], positive: Float[Tensor, "N O"], negative: Float[Tensor, "N O"]
-    ) -> Float[Tensor, "N 1"]:
+    def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
         """Over all classes."""
-        return z.logsumexp(1, keepdim=True)
+        return block.z.logsumexp(1, keepdim=True)
 
-    def sums(
-        self, z: Float[Tensor, "N O"], normaliser: Float[Tensor, "N 1"], positive: Float[Tensor, "N O"]
-    ) -> Float[Tensor, "N J"]:
+    def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
         """p_r, the number of other classes, and 1 for an item that stands in a pair, else 0."""
-        own, others = exponential(z - normaliser, positive).sum(1), (1 - positive).sum(1)
-        return torch.stack([own, others, positive.sum(1)], 1)
+        own, others = exponential(block.z - normaliser, block.positive).sum(1), (1 - block.positive).sum(1)
+        return torch.stack([own, others, block.positive.sum(1)], 1)
 
-    def derivatives(
-        self,
-        z: Float[Tensor, "N O"],
-        normaliser: Float[Tensor, "N 1"],
-        sums: Float[Tensor, "N J"],
-        positive: Float[Tensor, "N O"],
-        negative: Float[Tensor, "N O"],
-    ) -> Derivatives:
+    def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
         """Those of two cross-entropies, with the target q and with the class."""
         temperature, epsilon = self._known
         _, n_others, counted = sums.split(1, 1)
-        p = counted * (z - normaliser).exp()
+        p = counted * (block.z - normaliser).exp()
         softness = (temperature - epsilon + 2 * epsilon * sums[:, :1]).clamp(min=1e-3 * temperature)
         q_own = (1 / softness - n_others.log()).sigmoid()
-        q = torch.where(positive > 0, q_own, (1 - q_own) / n_others.clamp(min=1))
-        return Derivatives(2 * p, p, p, counted * (positive + q) - 2 * p)
+        q = torch.where(block.positive > 0, q_own, (1 - q_own) / n_others.clamp(min=1))
+        return Derivatives(2 * p, p, p, counted * (block.positive + q) - 2 * p)
 
 
 def _centroids(n: Float[Tensor, "N D"], labels: Any) -> tuple[Float[Tensor, "C D"], Shaped[Tensor, " N"]]:

@@ -62,17 +62,13 @@ class SummedCurvature(ABC):
 
     def empty(self: Same) -> Same:
         """The sums over no batch at all, in float64, to which those of this structure can be added."""
-        return replace(self._mapped(lambda sums: torch.zeros_like(sums, dtype=torch.float64)), counts=self._no_counts)
+        counts = (0,) * len(self.curvature.terms)
+        return replace(self._mapped(lambda sums: torch.zeros_like(sums, dtype=torch.float64)), counts=counts)
 
     @property
     def adds_up(self) -> bool:
         """Whether this is a sum over batches, to which others can be added and from which they can be taken."""
         return self.counts is not None
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """w_t."""
-        return (1.0,) if self.counts is None else tuple(self.curvature.terms.values())
 
     @property
     def h(self) -> Tensor:
@@ -164,10 +160,6 @@ class SummedCurvature(ABC):
             raise ValueError("a running mean is no sum over batches: nothing can be added to it or taken out")
         return self.counts
 
-    @property
-    def _no_counts(self) -> tuple[int, ...]:
-        return (0,) * len(self.curvature.terms)
-
     def _counted(self) -> list[str]:
         """What was counted, term by term, such as "12 negative pairs"."""
         return [f"{n} {name}s" for n, name in zip(self._counts, self.curvature.terms, strict=True)]
@@ -189,7 +181,7 @@ class Structure(SummedCurvature):
 
     @abstractmethod
     def of_items(self: Same, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> Same:
-        """The same structure of N items alone, with their counts left at zero."""
+        """The same structure of N items alone; what is counted is left to the caller."""
 
     @classmethod
     def check(cls, curvature: Curvature, shape: tuple[int, int], n_bytes: int, max_memory: int) -> None:

@@ -44,7 +44,7 @@ class Diagonal(Structure):
             sums = torch.cat([own @ part.square() for part in inputs.split(max(1, BLOCK // len(inputs)), 1)], 1)
         else:
             sums = own @ inputs.square()
-        return replace(self, sums=sums.view_as(self.sums), counts=self._no_counts)
+        return replace(self, sums=sums.view_as(self.sums))
 
     @property
     def weight(self) -> Float[Tensor, "D P"]:

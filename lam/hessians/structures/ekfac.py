@@ -50,7 +50,7 @@ class Ekfac(Structure):
         """Two matmuls, once the diagonals of the rotated H_a are there."""
         rotated = (inputs @ self.input_basis.to(inputs)).square_()
         sums = items.in_basis(self.output_basis).flatten(1).to(inputs).T @ rotated
-        return replace(self, sums=sums.view_as(self.sums), counts=self._no_counts)
+        return replace(self, sums=sums.view_as(self.sums))
 
     @property
     def eigenbasis(self) -> tuple[Float[Tensor, "D D"], Float[Tensor, "F F"]]:

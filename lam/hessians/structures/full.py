@@ -50,7 +50,7 @@ class Full(Structure):
                 for k in range(i, D):
                     block = (inputs * matrices[:, term, i, k, None]).T @ inputs
                     sums[term, i, :, k] = sums[term, k, :, i] = block
-        return replace(self, sums=sums.reshape(self.sums.shape), counts=self._no_counts)
+        return replace(self, sums=sums.reshape(self.sums.shape))
 
     @cached_property
     def eigenbasis(self) -> tuple[Float[Tensor, " DF"], Float[Tensor, "DF DF"]]:

@@ -54,7 +54,7 @@ class Kron(Structure):
     def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "Kron":
         """Σ_a H_a and Σ_a φ_a φ_aᵀ."""
         n_items = torch.full_like(self.n_items, len(inputs))
-        return replace(self, sums=items.total(), inputs=inputs.T @ inputs, n_items=n_items, counts=self._no_counts)
+        return replace(self, sums=items.total(), inputs=inputs.T @ inputs, n_items=n_items)
 
     @cached_property
     def eigenbasis(self) -> tuple[Float[Tensor, "D D"], Float[Tensor, "F F"]]:

@@ -87,9 +87,9 @@ class LayersCurvature(SummedCurvature):
         return super().restored(tensors, {**settings, "shapes": rows_and_columns})
 
     @classmethod
-    @abstractmethod
     def takes(cls, module: nn.Module) -> bool:
-        """Whether there is such a curvature of a layer."""
+        """Whether there is such a curvature of a layer: of any, unless a subclass knows better."""
+        return True
 
     @classmethod
     @abstractmethod
@@ -102,7 +102,7 @@ class LayersCurvature(SummedCurvature):
 
     @abstractmethod
     def of_passes(self: Same, passes: Sequence[Any], matrices: Float[Tensor, "N T D D"]) -> Same:
-        """The same of N items alone, that went through the layers, with their counts left at zero.
+        """The same of N items alone, that went through the layers; what is counted is left to the caller.
 
         Args:
             passes: of each layer, as `lam.models.layers.linearised` gives them.
@@ -110,9 +110,9 @@ class LayersCurvature(SummedCurvature):
         """
 
     @property
-    @abstractmethod
-    def bases(self) -> list[Basis | None]:
+    def bases(self) -> Sequence[Basis | None]:
         """Orthonormal columns in which the rows and columns of each layer's weights are taken; None for their own."""
+        return [None] * len(self.shapes)
 
     @property
     @abstractmethod
@@ -142,11 +142,6 @@ class LayersDiagonal(LayersCurvature):
     sums: Float[Tensor, "T n"]
 
     @classmethod
-    def takes(cls, module: nn.Module) -> bool:
-        """Any layer."""
-        return True
-
-    @classmethod
     def n_bytes(cls, T: int, shapes: Sequence[tuple[int, int]]) -> int:
         """Memory that the sums of T terms take."""
         return 8 * T * sum(map(math.prod, shapes))
@@ -159,12 +154,7 @@ class LayersDiagonal(LayersCurvature):
     def of_passes(self, passes: Sequence[Any], matrices: Float[Tensor, "N T D D"]) -> "LayersDiagonal":
         """Σ_a Σ_ik H_a,ik J_a,ip J_a,kp of every weight p."""
         parts = [jacobian(of.module, of.weights, of.inputs, of.slopes).quadratic(matrices) for of in passes]
-        return replace(self, sums=torch.cat(parts, 1), counts=self._no_counts)
-
-    @property
-    def bases(self) -> list[Basis | None]:
-        """None of each layer: the weights themselves."""
-        return [None] * len(self.shapes)
+        return replace(self, sums=torch.cat(parts, 1))
 
     @property
     def spectra(self) -> list[Float[Tensor, " n"]]:
@@ -220,12 +210,10 @@ class LayersKron(LayersCurvature):
             outputs.append(torch.stack([part.T @ own / at.shape[1] for part in weighted]).flatten(1))
             inputs.append((at.flatten(0, 1).T @ at.flatten(0, 1)).flatten())
         n_items = torch.full_like(self.n_items, len(matrices))
-        return replace(
-            self, sums=torch.cat(outputs, 1), inputs=torch.cat(inputs), n_items=n_items, counts=self._no_counts
-        )
+        return replace(self, sums=torch.cat(outputs, 1), inputs=torch.cat(inputs), n_items=n_items)
 
     @property
-    def bases(self) -> list[Basis | None]:
+    def bases(self) -> Sequence[Basis | None]:
         """Eigenvectors of B and of A of each layer, as columns."""
         return [(U_B, U_A) for (_, U_B), (_, U_A) in self._eigen]
 

@@ -76,7 +76,6 @@ class LowRank(Structure):
             sketch=inputs.T @ (inputs @ self.probes.to(inputs)),
             squares=inputs.square().sum(0),
             n_items=torch.full_like(self.n_items, len(inputs)),
-            counts=self._no_counts,
         )
 
     @cached_property
@@ -101,14 +100,10 @@ class LowRank(Structure):
         """δ, what the low rank leaves of the diagonal of A."""
         return (self.squares.double() / self.n_items - self.factor.square().sum(1)).clamp(min=0)
 
-    @property
-    def left_share(self) -> float:
-        """The share of the trace of A that the low rank leaves to the diagonal."""
-        return float(self.rest.sum() / (self.squares.double().sum() / self.n_items))
-
     def diagnostics(self) -> dict[str, float]:
-        """What an encoder says of its curvature, by name."""
-        return {**super().diagnostics(), "share_left": self.left_share}
+        """What an encoder says of its curvature: also the share of the trace of A that is left to the diagonal."""
+        left = float(self.rest.sum() / (self.squares.double().sum() / self.n_items))
+        return {**super().diagnostics(), "share_left": left}
 
     @property
     def clipped(self) -> float:

@@ -1,0 +1,79 @@
+"""Curvatures of items as multiples of the identity and outer products, and the positive part of them.
+
+What is clipped from the diagonal of a sum loses more than the positive part does: a positive direction that is no axis
+counts less there for every negative one beside it. Here each H_a = Σ_i λ_i q_i q_iᵀ becomes Σ_i max(λ_i, 0) q_i q_iᵀ
+before anything is summed.
+
+Source: Higham (1988), the nearest symmetric positive semi-definite matrix.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+
+class OuterProducts(NamedTuple):
+    """Matrices w_a I + Σ_k (x_ak y_akᵀ + y_ak x_akᵀ).
+
+    Attributes:
+        identity: (*B, N, 1) w.
+        left: (*B, N, J, D) x, or without *B.
+        right: (*B, N, J, D) y.
+    """
+
+    identity: Float[Tensor, "*B N 1"]
+    left: Float[Tensor, "*#B N J D"]
+    right: Float[Tensor, "*B N J D"]
+
+    def diagonal(self) -> Float[Tensor, "*B N D"]:
+        """The diagonal of each."""
+        return self.identity + 2 * (self.left * self.right).sum(-2)
+
+    def matrices(self) -> Float[Tensor, "*B N D D"]:
+        """Each of them."""
+        products = self.left.mT @ self.right
+        matrices = products + products.mT
+        matrices.diagonal(dim1=-2, dim2=-1).add_(self.identity)
+        return matrices
+
+    def total(self) -> Float[Tensor, "*B D D"]:
+        """Their sum over the items."""
+        left, right = (part.flatten(-3, -2)[..., None, :, :] for part in (self.left, self.right))
+        return OuterProducts(self.identity.sum(-2, keepdim=True), left, right).matrices().squeeze(-3)
+
+
+def tangent(n: Float[Tensor, "N D"], weights: Float[Tensor, "*B N 1"]) -> OuterProducts:
+    """w_a (I − n_a n_aᵀ), of one sign as w_a is."""
+    return OuterProducts(weights, n[:, None], -(weights * n)[..., None, :] / 2)
+
+
+def arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts:
+    """c_a (I − 3 n_a n_aᵀ) + n_a m_aᵀ + m_a n_aᵀ, with c = n · m: the second derivative of −r² c in f = r n."""
+    c = (n * m).sum(-1, keepdim=True)
+    return OuterProducts(c, n[:, None], (m - 1.5 * c * n)[..., None, :])
+
+
+def positive_arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts:
+    """Positive part of `arccos`, without eigenvalues of any (D, D).
+
+    With m = c n + q e, e a unit vector across n, it is c (I − n nᵀ) + q (n eᵀ + e nᵀ): c where both are zero, and in
+    their plane a positive and a negative eigenvalue, of which λ = (c + √(c² + 4q²))/2 has the direction q n + λ e.
+    """
+    c = (n * m).sum(-1, keepdim=True)
+    across = m - c * n
+    q = across.norm(dim=-1, keepdim=True)
+    e = across / q.where(q > 0, 1)
+    eigenvalue = (c + (c.square() + 4 * q.square()).sqrt()) / 2
+    direction = F.normalize(q * n + eigenvalue * e, dim=-1)
+    rest = c.clamp(min=0)
+    left = torch.stack([n.expand_as(e), e, direction], -2)
+    return OuterProducts(rest, left, torch.stack([-rest, -rest, eigenvalue], -2) / 2 * left)
+
+
+def positive_part(matrices: Float[Tensor, "*B D D"]) -> Float[Tensor, "*B D D"]:
+    """Symmetric matrices with their negative eigenvalues set to zero."""
+    values, vectors = torch.linalg.eigh(matrices)
+    return (vectors * values.clamp(min=0)[..., None, :]) @ vectors.mT

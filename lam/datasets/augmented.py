@@ -76,14 +76,21 @@ class Augmented(Dataset):
         (torch.Size([1, 8, 8]), 1)
     """
 
+    dataset: Dataset
+    _source: Dataset
+
     def __init__(self, dataset: Dataset, options: AugmentationOptions) -> None:
-        super().__init__(
-            dataset.labels, name=dataset.name, classes=dataset.classes, preprocessing=dataset.preprocessing
-        )
         _torchvision_transforms()  # once, here: processes that read are forked from this one
-        self.dataset, self.options = dataset, options
+        self.options = options
         self._reads_files = isinstance(dataset, FolderImages)
-        self._source = _with_random_views(dataset, options) if self._reads_files else dataset
+        super().__init__(
+            dataset.labels,
+            name=dataset.name,
+            classes=dataset.classes,
+            preprocessing=dataset.preprocessing,
+            dataset=dataset,
+            _source=_with_random_views(dataset, options) if self._reads_files else dataset,
+        )
 
     @property
     def targets(self) -> Tensor:
@@ -120,9 +127,6 @@ class Augmented(Dataset):
     def _view(self, item: tuple[Tensor, int | Tensor]) -> tuple[Tensor, int | Tensor]:
         image, target = item
         return (image if self._reads_files else _random_view(image, self.options)), target
-
-    def _part(self, indices: Int64[Tensor, " R"]) -> "Augmented":
-        return Augmented(self.dataset._part(indices), self.options)
 
 
 def without_augmentation(dataset: Any) -> Any:

@@ -37,6 +37,8 @@ class FolderImages(Dataset):
         ValueError: If paths and labels are not as many; on reading, if a file is no image (named).
     """
 
+    paths: tuple[Path, ...]
+
     def __init__(
         self,
         paths: Sequence[Path],
@@ -45,11 +47,10 @@ class FolderImages(Dataset):
         name: str,
         classes: Sequence[str],
         preprocessing: Preprocessing,
+        **per_item: Any,
     ) -> None:
-        if len(paths) != len(labels):
-            raise ValueError(f"paths and labels must be as many, got {len(paths)} paths and {len(labels)} labels")
-        super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing)
-        self.paths = tuple(paths)
+        per_item = {"paths": tuple(paths), **per_item}
+        super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing, **per_item)
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int | Tensor]:
         return self.preprocessing(self.paths[index]), int(self.labels[index])
@@ -68,15 +69,6 @@ class FolderImages(Dataset):
         """The file, in small."""
         path = str(self.paths[index])
         return Shown(path, thumbnail_of_file(path, side))
-
-    def _part(self, indices: Int64[Tensor, " R"]) -> "FolderImages":
-        return FolderImages(
-            [self.paths[index] for index in indices.tolist()],
-            self.labels[indices],
-            name=self.name,
-            classes=self.classes,
-            preprocessing=self.preprocessing,
-        )
 
 
 def splits(

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int64, UInt8
@@ -96,6 +97,10 @@ class Texts(Dataset):
         ((4096,), 0, 'a train')
     """
 
+    texts: tuple[str, ...]
+    metadata: tuple[Mapping[str, str], ...]
+    paths: tuple[str, ...]
+
     def __init__(
         self,
         texts: Sequence[str],
@@ -108,17 +113,16 @@ class Texts(Dataset):
         metadata: Sequence[Mapping[str, str]] | None = None,
         paths: Sequence[str] | None = None,
     ) -> None:
-        if classes is None:
-            classes = tuple(map(str, range(int(labels.max()) + 1 if len(labels) else 0)))
-        metadata = [{}] * len(texts) if metadata is None else metadata
-        paths = [f"{name} {index}" for index in range(len(texts))] if paths is None else paths
-        for what, values in (("labels", labels), ("is_query", is_query), ("metadata", metadata), ("paths", paths)):
-            if values is not None and len(values) != len(texts):
-                raise ValueError(f"{what} must be as many as the {len(texts)} texts, got {len(values)}")
-        super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing or TextPreprocessing())
+        per_item: Any = {
+            "texts": tuple(texts),
+            "is_query": is_query,
+            "metadata": ({},) * len(texts) if metadata is None else tuple(metadata),
+            "paths": tuple(f"{name} {index}" for index in range(len(texts))) if paths is None else tuple(paths),
+        }
+        preprocessing = preprocessing or TextPreprocessing()
+        super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing, **per_item)
         if empty := [index for index, text in enumerate(texts) if not self.preprocessing.kept(text)]:
             raise ValueError(f"texts must not be empty, got an empty one at index {empty[0]} ({len(empty)} such)")
-        self.texts, self.is_query, self.metadata, self.paths = tuple(texts), is_query, tuple(metadata), tuple(paths)
 
     def __getitem__(self, index: int) -> tuple[UInt8[Tensor, " L"], int]:
         return self.preprocessing(self.texts[index]), int(self.labels[index])
@@ -132,19 +136,6 @@ class Texts(Dataset):
         """What of the text is an input."""
         text = self.preprocessing.kept(self.texts[index])
         return Shown(self.paths[index], text=text, metadata=self.metadata[index])
-
-    def _part(self, indices: Int64[Tensor, " R"]) -> "Texts":
-        rows = indices.tolist()
-        return Texts(
-            [self.texts[row] for row in rows],
-            self.labels[indices],
-            name=self.name,
-            classes=self.classes,
-            preprocessing=self.preprocessing,
-            is_query=None if self.is_query is None else self.is_query[indices],
-            metadata=[self.metadata[row] for row in rows],
-            paths=[self.paths[row] for row in rows],
-        )
 
     def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:
         """Of questions with answers random questions, each with one answer of its label: else none may be answered."""

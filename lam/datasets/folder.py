@@ -97,11 +97,7 @@ def splits(
         ValueError: If a class has no image, a folder is neither part nor class, there are parts and no `train`, or too
             few images are there to split.
     """
-    root = _resolved(root)
-    if preprocessing is None:
-        preprocessing = Preprocessing.imagenet()
-    elif isinstance(preprocessing, Mapping):
-        preprocessing = Preprocessing.from_options(preprocessing)
+    root, preprocessing = _resolved(root), Preprocessing.of(preprocessing)
     folders = _part_folders(root) or {"train": root}
     if "train" not in folders:
         raise ValueError(f"{root} has {', '.join(folders)} and no folder train; put the images to train on into one")

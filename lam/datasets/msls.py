@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lam.datasets.base import Splits
 from lam.datasets.place_images import PlaceImages
-from lam.datasets.published import Source, check_present, resolve_preprocessing
+from lam.datasets.published import SIZE, Source, check_present
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.tables import Table
 
@@ -51,7 +51,6 @@ _SOURCE = Source(
 def splits(
     *,
     root: str | Path | None = None,
-    image_size: int | None = None,
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
     train_cities: Sequence[str] = TRAIN,
     validation_cities: Sequence[str] = VALIDATION,
@@ -67,9 +66,8 @@ def splits(
 
     Args:
         root: the folder that has train_val; $LAM_DATA/msls by default.
-        image_size: pixels of each side, 227 by default.
-        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's, without
-            `image_size`.
+        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's; by default
+            ImageNet's at 227 pixels.
         train_cities: to train on.
         validation_cities: to validate on.
         test_cities: to test on.
@@ -85,7 +83,7 @@ def splits(
         ValueError: If a city is in two parts or has no published positions, or a file is not what it should be: it is
             named, with the row.
     """
-    preprocessing = resolve_preprocessing(preprocessing, image_size)
+    preprocessing = Preprocessing.of(preprocessing, SIZE)
     parts = {"train": train_cities, "validation": validation_cities, "test": test_cities}
     _check(parts, subtask)
     cities = [city for part in parts.values() for city in part]

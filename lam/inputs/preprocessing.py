@@ -161,6 +161,13 @@ class Preprocessing:
         return cls(**values)
 
     @classmethod
+    def of(cls, preprocessing: "Preprocessing | Mapping[str, Any] | None", size: int = 224) -> "Preprocessing":
+        """A record as it is, that of `from_options`, or where there is none ImageNet's at `size` pixels a side."""
+        if isinstance(preprocessing, Preprocessing):
+            return preprocessing
+        return cls.imagenet(size) if preprocessing is None else cls.from_options(preprocessing)
+
+    @classmethod
     def from_options(cls, fields: object) -> "Preprocessing":
         """ImageNet's preprocessing with some fields replaced, as a user writes them for a data set of their own.
 

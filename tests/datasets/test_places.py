@@ -12,7 +12,7 @@ from lam.inputs.preprocessing import Preprocessing
 from lam.pairs.relation import Relation
 from tests.datasets import layouts
 
-SMALL = {"image_size": 8}
+SMALL = {"preprocessing": {"crop": 8}}
 
 
 def street(n: int = 20, **more) -> list[dict]:

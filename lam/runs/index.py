@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lam import datasets
 from lam.datasets import Dataset
+from lam.datasets.folder import image_files
 from lam.datasets.texts import Columns
 from lam.gallery.embed import BATCH, embed_items, embed_list, is_cut, preprocessing_of, takes_texts
 from lam.gallery.enrolment import Enrolled, enrol, item_of_embedding
@@ -31,11 +31,6 @@ from lam.runs.folder import GALLERY
 from lam.vmf.embeddings import Embeddings
 
 _SHOWN = 40
-
-
-def index_folder(run: str | Path, folder: str | Path, *, factory: str = "Flat", progress: bool = True) -> int:
-    """Replace a run's index by one of the images of a folder, and give how many; for more, see `index_images`."""
-    return len(index_images(run, folder=folder, factory=factory, progress=progress))
 
 
 def index_images(
@@ -111,19 +106,13 @@ def calibration_of(run: Run) -> Calibration | None:
 
 
 def index_dataset(run: Path, embeddings: Embeddings, images: Dataset) -> None:
-    """Fill the gallery of a run that ends by a data set's items, under their positions.
-
-    Args:
-        run: the run's folder.
-        embeddings: of the images.
-        images: of a split.
-    """
+    """Fill the gallery of a run that ends by the embedded items of a data set, under their positions."""
     vectors, kappa = unit_vectors(embeddings, embeddings.dimension).numpy(), embeddings.kappa.double().tolist()
     labels = [images.classes[label].encode(errors="replace").decode() for label in images.labels.tolist()]
-    items = []
-    for row, label in enumerate(labels):
-        shown = images.shown(row)
-        items.append(item_of_embedding(str(row), vectors[row], kappa[row], label, shown))
+    items = [
+        item_of_embedding(str(row), vectors[row], kappa[row], label, images.shown(row))
+        for row, label in enumerate(labels)
+    ]
     with open_store(run / GALLERY) as store:
         replace_items(store, Enrolled(tuple(items), embeddings))
 
@@ -173,7 +162,8 @@ def search(
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
-    files = tuple(file for image in images for file in _image_files(Path(image)))
+    folders = (image_files(path) if path.is_dir() else [path] for path in map(Path, images))
+    files = tuple(file for folder in folders for file in folder)
     if bool(files) == bool(texts):
         raise ValueError("there must be images to search for, files or folders that hold some, or texts, and not both")
     opened = Run(run)
@@ -201,7 +191,3 @@ def search(
     doubts = () if encoder.ambiguity is None else tuple(encoder.ambiguity.doubts(queries))
     kappa_below = None if calibration is None else calibration.kappa_below
     return SearchResult(asked, queries, hits, items, decisions, doubts, kappa_below)
-
-
-def _image_files(image: Path) -> list[Path]:
-    return datasets.folder.image_files(image) if image.is_dir() else [image]

@@ -26,7 +26,6 @@ from lam.utils.pages import figure, rendered
 
 _SECONDS, _TUNED, _CORRUPTION = "seconds_", "tuned_", "corruption_"
 _PREVALENCE = "prevalence"
-_PNG = b"\x89PNG\r\n\x1a\n"
 _CORRUPTED = {"recall@1": describe("recall@1").name, "kappa": "median κ"}
 _TRENDS = {"trend": "trend of κ"} | {
     f"trend_{score}": f"of {SCORES[score].short}" for score in ("kappa_epistemic", "kappa_aleatoric", "p_known")
@@ -46,7 +45,7 @@ class Plot:
 
     title: str
     caption: str
-    path: str | Path
+    path: Path
 
 
 def write_report(
@@ -66,14 +65,11 @@ def write_report(
         path: the file to write; its folder must exist.
         title: what was run.
         metrics: values by flat key; None or NaN where a metric is undefined.
-        plots: pictures, in the order in which they are shown.
-        configuration: the resolved configuration, nested as it is.
-        notes: sentences on what a reader should know, such as what was left out.
+        plots: in the order in which they are shown.
+        configuration: as it was resolved, nested.
+        notes: sentences on what a reader should know.
         ood_score: the encoder's own score, whose keys name none.
         ood_set: the OOD set whose keys name none.
-
-    Raises:
-        ValueError: for a plot that is missing or no PNG file, naming it.
     """
     values = {key: None if value is None or value != value else value for key, value in metrics.items()}
     seconds, tuned, corruption = (_starting(values, prefix) for prefix in (_SECONDS, _TUNED, _CORRUPTION))
@@ -108,7 +104,7 @@ def write_report(
         ood=_score_table(ood, ood_score, headings) if ood else None,
         tuned=_described(tuned),
         corruption=_corruption_table(corruption),
-        plots=[_picture(plot) for plot in plots],
+        plots=[figure(plot.title, plot.caption, plot.path.read_bytes()) for plot in plots],
         seconds=seconds,
         longest=max([*seconds.values(), 1e-9]),
         options=list(_flat(configuration or {})),
@@ -185,18 +181,6 @@ def _corruption_table(values: Values) -> dict[str, Any] | None:
     ]
     steps, headings = ["clean", *severities], [_TRENDS[trend] for trend in trends]
     return {"measures": list(measures.values()), "steps": steps, "rows": rows, "trends": headings} if cells else None
-
-
-def _picture(plot: Plot) -> dict[str, Any]:
-    try:
-        content = Path(plot.path).read_bytes()
-    except OSError as error:
-        raise ValueError(
-            f"the plot {plot.path} cannot be read ({error.strerror}): write it before the report"
-        ) from None
-    if not content.startswith(_PNG) or len(content) < 24:
-        raise ValueError(f"the plot {plot.path} must be a PNG file, and is none")
-    return figure(plot.title, plot.caption, content)
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

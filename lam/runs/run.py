@@ -47,7 +47,7 @@ from lam.pairs.relevance import relevance_of
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import registry
 from lam.runs.config import UNSEEN, RunConfig
-from lam.runs.corruption import CorruptionCurve, Kind, TextKind, corruption_metrics, measure_corruption
+from lam.runs.corruption import AnyKind, CorruptionCurve, corruption_metrics, measure_corruption
 from lam.runs.curves import CURVES, Curves
 from lam.runs.data import (
     EMBEDDING_BATCH,
@@ -163,7 +163,7 @@ def evaluate_splits(
     splits: Splits,
     ood: dict[str, Dataset],
     stages: "Stages | None" = None,
-) -> tuple[Evaluation, dict[Kind | TextKind, CorruptionCurve], dict[str, float | None]]:
+) -> tuple[Evaluation, dict[AnyKind, CorruptionCurve], dict[str, float | None]]:
     """What a run measures of its encoder: the evaluation, what corrupting test images did, and the metrics of both."""
     stages, workers = stages or Stages(progress=False), config.data.num_workers
     with stages("evaluate"):

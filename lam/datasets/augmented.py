@@ -5,9 +5,7 @@ How an image becomes a tensor without chance is `lam.inputs.preprocessing`.
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +13,9 @@ from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor
 
-from lam.datasets.base import Dataset, Shown
+from lam.datasets.base import Dataset
 from lam.datasets.folder import FolderImages
 from lam.inputs.preprocessing import Preprocessing
-from lam.inputs.thumbnails import SIZE
 
 
 @dataclass(frozen=True)
@@ -96,20 +93,6 @@ class Augmented(Dataset):
     def targets(self) -> Tensor:
         """What says which items match, as in the data set."""
         return self.dataset.targets
-
-    @property
-    def names(self) -> Sequence[str]:
-        """As in the data set."""
-        return self.dataset.names
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """As in the data set."""
-        return self.dataset.files
-
-    def shown(self, index: int, *, side: int = SIZE) -> Shown:
-        """As in the data set."""
-        return self.dataset.shown(index, side=side)
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:

@@ -25,6 +25,9 @@ Items = TypeVar("Items", bound="Dataset")
 GalleryKind = Literal["classes", "identities"]
 """What the items of a gallery are: examples of classes, of which one is sought, or single things that may be there."""
 
+PARTS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
+"""What a folder or a file of each part may be called."""
+
 _PER_CLASS = 4  # items of one class where there are too many classes to draw from each
 
 
@@ -208,9 +211,7 @@ class TensorImages(Dataset):
 
     Args:
         images: (N, C, H, W), 1 or 3 channels; uint8, or floating point for values that a network takes as they are.
-        labels: (N,) int64.
-        name: what the data set is called in tables.
-        classes: the name of every class; by default the labels themselves.
+        labels, name, classes: as of `Dataset`.
         preprocessing: how an image file becomes such an item, and how 8-bit values are normalised; by default they are
             resized to (H, W) and scaled to [0, 1].
 

@@ -31,18 +31,13 @@ class PlaceImages(FolderImages):
         labels: (N,) the area of each, so that what is stratified by label is stratified by area.
         positions: (N, X + 1) in metres; the last coordinate is 1e7 m times the area, so that no two areas are near.
         angles: (N,) the compass angle of each in degrees, NaN where it is unknown; or None.
-        is_query: (N,) whether each is a query, else it belongs to the database; None where every item is both, and a
-            query is not found as its own match.
 
     Args:
         paths: N image files.
-        labels: (N,) int64, the area of each.
+        labels: (N,) int64, the area of each; this, the name, classes (of areas), preprocessing and `is_query` (else an
+            item belongs to the database) as of `Dataset`.
         positions: (N, X) in metres, of one frame for each area.
-        name: what the data set is called in tables.
-        classes: the name of every area.
-        preprocessing: how a file becomes an item; it must give one shape.
         angles: see above; any number of whole turns.
-        is_query: see above.
 
     Raises:
         ValueError: If these are not as many, a position is not finite, or an angle is infinite.

@@ -236,11 +236,7 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _columns(words: Sequence[str] | None) -> Any:
-    """The columns that NAME=COLUMN say; None where there are none.
-
-    Raises:
-        ValueError: for another form, or an unknown or repeated name.
-    """
+    """The columns that NAME=COLUMN say; None where there are none."""
     from dataclasses import fields
 
     from lam.datasets.texts import Columns

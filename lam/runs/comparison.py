@@ -116,11 +116,7 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
 
 
 def _refuse_other_data(runs: Sequence[Path]) -> None:
-    """Refuse runs whose figures are of different images, or of different right answers.
-
-    Raises:
-        ValueError: naming the first run that differs, and in what.
-    """
+    """Refuse runs whose figures are of different images, or of different right answers."""
     first, *others = map(_evaluated_on, runs)
     for run, other in zip(runs[1:], others, strict=True):
         different = sorted(name for name in first.keys() | other.keys() if first.get(name) != other.get(name))

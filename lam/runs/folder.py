@@ -20,7 +20,7 @@ from lam.utils.files import MANIFEST, CorruptFileError, locked, read_json, verif
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
 ENCODER, GALLERY = "encoder", "gallery"
 _SHOWN = 5
-_GALLERY_KIND = "gallery"
+GALLERY_KIND = "gallery"  # in data.json
 
 
 def is_finished(folder: Path) -> bool:
@@ -132,18 +132,13 @@ def _claimed(
             write_text(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False))
         if not (folder / DATA).is_file():
             summaries = {name: _summary(images) for name, images in parts.items()}
-            write_json(folder / DATA, {**summaries, _GALLERY_KIND: gallery})
+            write_json(folder / DATA, {**summaries, GALLERY_KIND: gallery})
         if changed := changed_parts(folder, parts):
             raise ValueError(
                 f"the data changed since the run in {folder} began ({', '.join(changed)}): "
                 "give another --output or delete it"
             )
         yield
-
-
-def gallery_kind(folder: Path) -> GalleryKind:
-    """What a gallery of the data is that a run began with."""
-    return read_json(folder / DATA)[_GALLERY_KIND]
 
 
 def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:

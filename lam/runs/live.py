@@ -14,7 +14,6 @@ from lam.runs.finished import Run
 from lam.utils.checks import check_at_least
 from lam.utils.files import (
     MANIFEST,
-    CorruptFileError,
     read_generation,
     read_json,
     read_tensors,
@@ -107,6 +106,4 @@ def _read(run: Run) -> tuple[Embeddings, Tensor, int] | None:
     if metadata["key"] != run.fingerprint:
         return None
     features = tensors.pop("features")
-    if len(features) != len(tensors["mean"]):
-        raise CorruptFileError(f"{generation / TABLES} has {len(features)} features of {len(tensors['mean'])} queries")
     return Embeddings(**tensors, mean_samples=metadata["mean_samples"]), features, metadata["seen"]

@@ -77,18 +77,15 @@ def write_samples(folder: Path, samples: list[Sample]) -> list[str]:
     if not samples:
         return []
     (folder / FOLDER).mkdir(exist_ok=True)
-    files: dict[str, bytes] = {}
     entries: list[dict[str, Any]] = []
     for number, sample in enumerate(samples, start=1):
         name = None
         if sample.image is not None:
             name = f"{FOLDER}/{number}.{media_type(sample.image).removeprefix('image/')}"
-            files[name] = sample.image
+            write_atomically(folder / name, lambda path, image=sample.image: path.write_bytes(image))
         entries.append({**asdict(sample), "image": name})
-    for name, content in files.items():
-        write_atomically(folder / name, lambda path, content=content: path.write_bytes(content))
     write_json(folder / _LIST, entries)
-    return [_LIST, *files]
+    return [_LIST, *(entry["image"] for entry in entries if entry["image"] is not None)]
 
 
 def read_samples(folder: Path) -> tuple[Sample, ...]:

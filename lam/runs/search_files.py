@@ -43,12 +43,11 @@ def write_result(path: str | Path, result: SearchResult) -> None:
         return
     text = io.StringIO()
     parts = _PARTS if result.queries.has_parts else ()
-    writer = csv.DictWriter(text, (*_OF_IMAGE, "calibration", *parts, *_OF_HIT), lineterminator="\n")
+    columns = (*_OF_IMAGE, "calibration", *parts, *_OF_HIT)
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for entry in _entries(result):
-        hits = entry.pop("hits") or [{}]
-        of_image = {**entry, "calibration": state}
-        writer.writerows({**of_image, **{name: hit.get(name) for name in _OF_HIT}} for hit in hits)
+        writer.writerows({**entry, "calibration": state, **hit} for hit in entry["hits"] or [{}])
     write_text(path, text.getvalue())
 
 

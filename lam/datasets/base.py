@@ -20,6 +20,7 @@ from torch.utils import data
 
 from lam.inputs import AnyPreprocessing, Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail
+from lam.utils.checks import integers
 
 Items = TypeVar("Items", bound="Dataset")
 GalleryKind = Literal["classes", "identities"]
@@ -159,15 +160,15 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         Raises:
             ValueError: If there is none, or one is no position.
         """
-        positions = torch.as_tensor(indices)
-        if positions.ndim != 1 or len(positions) == 0 or positions.dtype.is_floating_point:
+        positions = integers("indices", indices)
+        if positions.ndim != 1 or len(positions) == 0:
             raise ValueError(f"indices must be a non-empty list of positions, got {indices!r}")
         outside = ((positions < 0) | (positions >= len(self))).nonzero()
         if len(outside):
             raise ValueError(f"indices must be from 0 to {len(self) - 1}, got {int(positions[outside[0]])}")
         part = copy.copy(self)
         for name in self._per_item:
-            setattr(part, name, _at(getattr(self, name), positions.long()))
+            setattr(part, name, _at(getattr(self, name), positions))
         return part
 
     def limit(self: Items, n: int, *, seed: int = 0) -> Items:

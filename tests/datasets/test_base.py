@@ -137,7 +137,9 @@ class TestRefusals:
         ("indices", "message"),
         [
             ([], "non-empty list of positions"),
-            ([0.5], "non-empty list of positions"),
+            ([0.5], "indices must be integers, got float64 in list"),
+            ([True, False] * 15, "indices must be integers, got bool in list"),
+            (torch.arange(30) < 3, "indices must be integers, got torch.bool"),
             ([[1]], "non-empty list of positions"),
             ([3, 30], "indices must be from 0 to 29, got 30"),
             ([-1], "indices must be from 0 to 29, got -1"),

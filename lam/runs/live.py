@@ -31,6 +31,8 @@ EVERY = 100
 class LiveQueries:
     """A uniform sample of at most so many queries, whatever number comes; it goes on where an earlier one ended.
 
+    An earlier one that has let queries go stays as small as it is.
+
     Source: Vitter (1985), algorithm R.
 
     Args:
@@ -52,7 +54,10 @@ class LiveQueries:
         self._kept: list[tuple[Embeddings, Tensor]] = []
         if (earlier := _read(run)) is not None:
             embeddings, features, self.seen = earlier
-            rows = range(min(size, len(embeddings)))
+            n = len(embeddings)
+            if self.seen > n:  # more beside them would all be late ones
+                self._size = min(size, n)
+            rows = sorted(random.sample(range(n), min(size, n)))
             self._kept = [(embeddings[row : row + 1], features[row : row + 1]) for row in rows]
 
     def add(self, embedding: Embeddings, features: Float[Tensor, "1 P"]) -> None:

@@ -112,12 +112,6 @@ def write_report(
     write_text(path, page)
 
 
-def _best(values: Sequence[float | int], direction: Direction) -> float | int | None:
-    if not values or direction == "neither":
-        return None
-    return min(values) if direction == "lower" else max(values)
-
-
 def _described(values: Values) -> list[tuple[Metric, float | int | None]]:
     return [(describe(key), value) for key, value in values.items()]
 
@@ -139,25 +133,22 @@ def _score_table(
         by = METRICS[metric].by_score
         cells.setdefault((ood_set, metric), {})[score or (own if by == OWN else by) or ""] = value
     sets, metrics = (list(dict.fromkeys(column[axis] for column in cells)) for axis in (0, 1))
-    columns = [cells.get((ood_set, metric), {}) for ood_set in sets for metric in metrics]
-    best = [
-        _best([value for value in column.values() if value is not None], METRICS[metric].direction)
-        for column, metric in zip(columns, metrics * len(sets), strict=True)
-    ]
-    scores = list(dict.fromkeys(score for column in columns for score in column))
-    rows = []
-    for score in scores:
-        row = [column.get(score) for column in columns]
-        cells_of_row = [
-            (value, value is not None and value == most and len(scores) > 1)
-            for value, most in zip(row, best, strict=True)
-        ]
-        rows.append((describe_score(score).name, cells_of_row))
+    columns = [(cells.get((ood_set, metric), {}), metric) for ood_set in sets for metric in metrics]
+    scores = list(dict.fromkeys(score for column, _ in columns for score in column))
+    marked = [_marked([column.get(score) for score in scores], METRICS[metric].direction) for column, metric in columns]
     return {
         "groups": [(heading, len(metrics)) for heading in (headings or {}).values()],
         "columns": [f"{METRICS[metric].name} {METRICS[metric].reading[:1]}" for metric in metrics] * len(sets),
-        "rows": rows,
+        "rows": [(describe_score(score).name, row) for score, *row in zip(scores, *marked, strict=True)],
     }
+
+
+def _marked(values: Sequence[float | int | None], direction: Direction) -> list[tuple[float | int | None, bool]]:
+    """The values of a column, and whether each is the best; none is where there is only one."""
+    known = [value for value in values if value is not None]
+    choose = None if direction == "neither" else min if direction == "lower" else max
+    best = choose(known) if choose is not None and known and len(values) > 1 else None
+    return [(value, value is not None and value == best) for value in values]
 
 
 def _corruption_table(values: Values) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lam.datasets import Dataset, Texts
-from lam.encoders.ambiguity import SEVERAL, UNSEEN
+from lam.encoders.ambiguity import SEVERAL, UNSEEN, Doubt
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import Evaluation
@@ -179,6 +179,7 @@ def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any])
         return
     sets = {"queries": evaluation.embeddings, **evaluation.ood_embeddings}
     said = {name: encoder.ambiguity.doubts(embeddings) for name, embeddings in sets.items()}
-    for when, doubt in (("p_known is small κ", UNSEEN), ("κ of ambiguity is small it", SEVERAL)):
+    reasons: dict[Doubt, str] = {UNSEEN: "p_known is small κ", SEVERAL: "κ of ambiguity is small it"}
+    for doubt, reason in reasons.items():
         shares = (f"{doubts.count(doubt) / len(doubts):.1%} of {name}" for name, doubts in said.items())
-        yield f"Where {when} says “{doubt}”: {', '.join(shares)}."
+        yield f"Where {reason} says “{doubt}”: {', '.join(shares)}."

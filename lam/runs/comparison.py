@@ -92,9 +92,8 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
     runs, output = [Path(folder) for folder in folders], Path(output)
     if not 2 <= len(runs) <= plots.MOST:
         raise ValueError(f"comparing needs 2 to {plots.MOST} runs, got {len(runs)}")
-    if repeated := [
-        run for place, run in enumerate(runs) if run.resolve() in {other.resolve() for other in runs[:place]}
-    ]:
+    resolved = [run.resolve() for run in runs]
+    if repeated := [run for run, path in zip(runs, resolved, strict=True) if resolved.count(path) > 1]:
         raise ValueError(f"{repeated[0]} is given twice: give each run once")
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} is a file: give another --output")

@@ -77,7 +77,10 @@ def index_images(
     require_faiss()
     Index(encoder.dimension, factory)  # refuses a type before the images are read
     with opened.lock(), open_store(opened.gallery_folder) as store:
-        flag_below = _flag_below(opened, skip_uncertain)
+        calibration = (
+            load_calibration(opened.folder, key=opened.fingerprint) if skip_uncertain else calibration_of(opened)
+        )
+        flag_below = None if calibration is None else calibration.kappa_below
         if embedded is not None:
             sources, embeddings = merge_embeddings(embedded, encoder=opened.fingerprint)
         elif listed is not None and not takes_texts(encoder):
@@ -88,12 +91,6 @@ def index_images(
         enrolled = enrol(sources, embeddings, flag_below=flag_below, skip_uncertain=skip_uncertain, fuse=fuse)
         replace_items(store, enrolled if takes_texts(encoder) else enrolled.with_thumbnails(), factory=factory)
     return enrolled
-
-
-def _flag_below(run: Run, required: bool) -> float | None:
-    """The κ below which an image is uncertain; None where the run has no calibration of its own that says."""
-    calibration = load_calibration(run.folder, key=run.fingerprint) if required else calibration_of(run)
-    return None if calibration is None else calibration.kappa_below
 
 
 def calibration_of(run: Run) -> Calibration | None:

@@ -115,13 +115,9 @@ class Preprocessing:
             raise ValueError(f"{image}: {error}") from error
 
     def normalize(self, pixels: UInt8[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
-        """Scale 8-bit pixels to [0, 1] and normalise them: the last step of a call, for images that need no other.
+        """Scale 8-bit pixels, with the channels of `mode`, to [0, 1] and normalise them, as float32 of the same shape.
 
-        Args:
-            pixels: (..., C, H, W), 0 to 255, with the channels of `mode`.
-
-        Returns:
-            The same shape, float32.
+        The last step of a call, for images that need no other.
         """
         return self.standardize(pixels.to(torch.float32).div_(255))
 

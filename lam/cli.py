@@ -46,6 +46,13 @@ _EXAMPLES = """examples:
   lam experiment posterior-recovery --set dimension=10
   lam serve RUN --port 8000                    searches and decisions over HTTP, for this machine alone without a key"""
 
+_SETTINGS = """\
+Any setting can be given as an option, such as --training.epochs=5 or --output=DIR, and stands above the
+file. The folder is runs/DATA/METHOD, of a sweep runs/DATA/METHOD-sweep, unless --output says otherwise;
+started again with the same settings, a run continues.
+
+settings, their defaults (and what they may be):"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 for success, 1 for an error that is said in one line, 2 for wrong usage."""
@@ -75,7 +82,7 @@ def _execute(arguments: list[str]) -> int:
     if rest and parsed.command not in RUNS:
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
         try:
             if "run" in parsed:
                 from lam.runs.folder import run_at
@@ -104,10 +111,6 @@ def _attach_values(arguments: list[str]) -> list[str]:
         else:
             joined.append(argument)
     return joined
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    _complain(f"warning: {message}")
 
 
 def _complain(message: str) -> None:
@@ -236,11 +239,7 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _columns(words: Sequence[str] | None) -> Any:
-    """The columns that NAME=COLUMN say; None where there are none.
-
-    Raises:
-        ValueError: for another form, or an unknown or repeated name.
-    """
+    """The columns that NAME=COLUMN say; None where there are none."""
     from dataclasses import fields
 
     from lam.datasets.texts import Columns
@@ -462,19 +461,10 @@ class _CommandParser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         if self.get_default("do") in (_run_or_print, _demo, _sweep):
-            self.epilog = _settings_help()
+            from lam.runs.config_files import describe_settings
+
+            self.epilog = f"{_SETTINGS}\n{describe_settings()}"
         return super().format_help()
-
-
-def _settings_help() -> str:
-    from lam.runs.config_files import describe_settings
-
-    return (
-        "Any setting can be given as an option, such as --training.epochs=5 or --output=DIR, and stands above the\n"
-        "file. The folder is runs/DATA/METHOD, of a sweep runs/DATA/METHOD-sweep, unless --output says otherwise;\n"
-        "started again with the same settings, a run continues.\n\n"
-        f"settings, their defaults (and what they may be):\n{describe_settings()}"
-    )
 
 
 def _parser() -> argparse.ArgumentParser:

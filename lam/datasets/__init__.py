@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lam.datasets import cars196, cub200, digits, docstrings, folder, intents, lfw, msls, places, texts
+from lam.datasets import digits, docstrings, folder, intents, lfw, msls, places, texts
 from lam.datasets.base import Dataset, MissingDataError, ReadAnew, Splits, TensorImages
+from lam.datasets.cars196 import cars
 from lam.datasets.cifar import cifar10, svhn
+from lam.datasets.cub200 import birds
 from lam.datasets.folder import FolderImages
 from lam.datasets.idx import fashionmnist, mnist
 from lam.datasets.place_images import PlaceImages
@@ -44,8 +46,8 @@ DATASETS: dict[str, Callable[..., Splits]] = {
     "folder": folder.splits,
     "cifar10": cifar10.splits,
     "svhn": svhn.splits,
-    "cub200": cub200.splits,
-    "cars196": cars196.splits,
+    "cub200": birds.splits,
+    "cars196": cars.splits,
     "lfw": lfw.splits,
     "msls": msls.splits,
     "places": places.splits,
@@ -76,8 +78,9 @@ def load(name: str, *, root: str | Path | None = None, seed: int = 0, **options:
             "folder".
         root: where its files are; digits has none, folder and places need it, all others have a default.
         seed: of every random choice.
-        options: those of the data set: `lam.datasets.digits.splits`, `lam.datasets.published.SmallImages.splits`,
-            else `splits` in the module of its name.
+        options: those of the data set: `lam.datasets.published.HalvedClasses.splits` of cub200 and cars196,
+            `lam.datasets.published.SmallImages.splits` of fashionmnist, mnist, cifar10 and svhn, else `splits` in the
+            module of its name.
 
     Raises:
         ValueError: If the name or an option is unknown, an option is of another type, or what the data set itself

@@ -5,9 +5,7 @@ How an image becomes a tensor without chance is `lam.inputs.preprocessing`.
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +13,9 @@ from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor
 
-from lam.datasets.base import Dataset, Shown
+from lam.datasets.base import Dataset
 from lam.datasets.folder import FolderImages
 from lam.inputs.preprocessing import Preprocessing
-from lam.inputs.thumbnails import SIZE
 
 
 @dataclass(frozen=True)
@@ -76,33 +73,26 @@ class Augmented(Dataset):
         (torch.Size([1, 8, 8]), 1)
     """
 
+    dataset: Dataset
+    _source: Dataset
+
     def __init__(self, dataset: Dataset, options: AugmentationOptions) -> None:
-        super().__init__(
-            dataset.labels, name=dataset.name, classes=dataset.classes, preprocessing=dataset.preprocessing
-        )
         _torchvision_transforms()  # once, here: processes that read are forked from this one
-        self.dataset, self.options = dataset, options
+        self.options = options
         self._reads_files = isinstance(dataset, FolderImages)
-        self._source = _with_random_views(dataset, options) if self._reads_files else dataset
+        super().__init__(
+            dataset.labels,
+            name=dataset.name,
+            classes=dataset.classes,
+            preprocessing=dataset.preprocessing,
+            dataset=dataset,
+            _source=_with_random_views(dataset, options) if self._reads_files else dataset,
+        )
 
     @property
     def targets(self) -> Tensor:
         """What says which items match, as in the data set."""
         return self.dataset.targets
-
-    @property
-    def names(self) -> Sequence[str]:
-        """As in the data set."""
-        return self.dataset.names
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """As in the data set."""
-        return self.dataset.files
-
-    def shown(self, index: int, *, side: int = SIZE) -> Shown:
-        """As in the data set."""
-        return self.dataset.shown(index, side=side)
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:
@@ -120,9 +110,6 @@ class Augmented(Dataset):
     def _view(self, item: tuple[Tensor, int | Tensor]) -> tuple[Tensor, int | Tensor]:
         image, target = item
         return (image if self._reads_files else _random_view(image, self.options)), target
-
-    def _part(self, indices: Int64[Tensor, " R"]) -> "Augmented":
-        return Augmented(self.dataset._part(indices), self.options)
 
 
 def without_augmentation(dataset: Any) -> Any:

@@ -4,6 +4,7 @@ Images in memory live here (`TensorImages`); images in files, texts and what shi
 own. How an image or a text becomes a tensor is `lam.inputs`.
 """
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,10 +20,14 @@ from torch.utils import data
 
 from lam.inputs import AnyPreprocessing, Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail
+from lam.utils.checks import integers
 
 Items = TypeVar("Items", bound="Dataset")
 GalleryKind = Literal["classes", "identities"]
 """What the items of a gallery are: examples of classes, of which one is sought, or single things that may be there."""
+
+PARTS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
+"""What a folder or a file of each part may be called."""
 
 _PER_CLASS = 4  # items of one class where there are too many classes to draw from each
 
@@ -51,50 +56,66 @@ class Shown:
 class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
     """N labelled inputs of one shape, images or texts, by position; an item is an input and its target.
 
-    Attributes:
-        name: what the data set is called in tables.
+    Args:
         labels: (N,) int64, positions in `classes`.
-        classes: the name of every class; parts of one data set share them, so that some may have no item here.
+        name: what the data set is called in tables.
+        classes: the name of every class, by default the labels themselves; parts of one data set share them, so that
+            some may have no item here.
         preprocessing: how an image file, or a text, becomes an input.
+        per_item: what else there is one of for each item, as tensors, tuples or data sets, or None: attributes, of
+            which a subset has those of its items.
+
+    Attributes:
         shape: of an input.
         is_query: (N,) whether each item is a query, else it belongs to the gallery; None where every item is both, and
             a query is not found as its own match.
         soft_labels: (N, C) how often people gave each class to each item; None where that is not known.
 
     Raises:
-        ValueError: If there is no item, a label is no position in `classes`, or `preprocessing` leaves the shape open.
+        ValueError: If there is no item, a label is no position in `classes`, `preprocessing` leaves the shape open, or
+            something of each item is not as many as they are.
     """
 
     is_query: Bool[Tensor, " N"] | None = None
     soft_labels: Float[Tensor, "N _"] | None = None
 
     def __init__(
-        self, labels: Int64[Tensor, " N"], *, name: str, classes: Sequence[str], preprocessing: AnyPreprocessing
+        self,
+        labels: Int64[Tensor, " N"],
+        *,
+        name: str,
+        classes: Sequence[str] | None,
+        preprocessing: AnyPreprocessing,
+        **per_item: Any,
     ) -> None:
         if labels.ndim != 1 or labels.dtype != torch.int64:
             raise ValueError(f"labels must be int64 of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}")
         if len(labels) == 0:
             raise ValueError(f"data set {name!r} has no items; give at least one")
+        if classes is None:
+            classes = tuple(map(str, range(int(labels.max()) + 1)))
         outside = ((labels < 0) | (labels >= len(classes))).nonzero()
         if len(outside):
             index = int(outside[0])
             raise ValueError(f"labels must be from 0 to {len(classes) - 1}, got {int(labels[index])} at index {index}")
         if preprocessing.shape is None:
             raise ValueError(f"items of a data set need one shape: set a crop or an exact size in {preprocessing}")
+        for what, values in per_item.items():
+            if values is not None and len(values) != len(labels):
+                raise ValueError(f"{what} must be as many as the {len(labels)} labels, got {len(values)}")
         self.labels = labels
         self.name = name
         self.classes = tuple(classes)
         self.preprocessing: Any = preprocessing  # of images or of texts, as each data set knows
         self.shape: tuple[int, ...] = preprocessing.shape
+        vars(self).update(per_item)
+        self._per_item = ("labels", "is_query", "soft_labels", *per_item)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @abstractmethod
     def __getitem__(self, index: int) -> tuple[Shaped[Tensor, "..."], int | Tensor]: ...
-
-    @abstractmethod
-    def _part(self: Items, indices: Int64[Tensor, " R"]) -> Items: ...
 
     @property
     def targets(self) -> Shaped[Tensor, "N ..."]:
@@ -139,15 +160,15 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         Raises:
             ValueError: If there is none, or one is no position.
         """
-        positions = torch.as_tensor(indices)
-        if positions.ndim != 1 or len(positions) == 0 or positions.dtype.is_floating_point:
+        positions = integers("indices", indices)
+        if positions.ndim != 1 or len(positions) == 0:
             raise ValueError(f"indices must be a non-empty list of positions, got {indices!r}")
         outside = ((positions < 0) | (positions >= len(self))).nonzero()
         if len(outside):
             raise ValueError(f"indices must be from 0 to {len(self) - 1}, got {int(positions[outside[0]])}")
-        part = self._part(positions.long())
-        if self.soft_labels is not None:
-            part.soft_labels = self.soft_labels[positions.long()]
+        part = copy.copy(self)
+        for name in self._per_item:
+            setattr(part, name, _at(getattr(self, name), positions))
         return part
 
     def limit(self: Items, n: int, *, seed: int = 0) -> Items:
@@ -179,14 +200,19 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         return top_up(drawn, n, len(self), generator)
 
 
+def _at(values: Any, positions: Int64[Tensor, " R"]) -> Any:
+    """Those of some positions, of a tensor, a tuple or a data set."""
+    if values is None or isinstance(values, Tensor):
+        return None if values is None else values[positions]
+    return values.subset(positions) if isinstance(values, Dataset) else tuple(values[row] for row in positions.tolist())
+
+
 class TensorImages(Dataset):
     """Images held in memory; 8-bit ones are scaled and normalised when they are read.
 
     Args:
         images: (N, C, H, W), 1 or 3 channels; uint8, or floating point for values that a network takes as they are.
-        labels: (N,) int64.
-        name: what the data set is called in tables.
-        classes: the name of every class; by default the labels themselves.
+        labels, name, classes: as of `Dataset`.
         preprocessing: how an image file becomes such an item, and how 8-bit values are normalised; by default they are
             resized to (H, W) and scaled to [0, 1].
 
@@ -199,6 +225,8 @@ class TensorImages(Dataset):
         >>> image.shape, round(image.mean().item(), 3), label
         (torch.Size([1, 2, 2]), 0.2, 1)
     """
+
+    pixels: UInt8[Tensor, "N C H W"] | Float[Tensor, "N C H W"]
 
     def __init__(
         self,
@@ -214,8 +242,6 @@ class TensorImages(Dataset):
         if images.ndim != 4 or images.shape[1] not in modes or not (is_float or images.dtype == torch.uint8):
             actual = f"{images.dtype} of shape {tuple(images.shape)}"
             raise ValueError(f"images must be uint8 or floating point of shape (N, 1 or 3, H, W), got {actual}")
-        if len(images) != len(labels):
-            raise ValueError(f"images and labels must be as many, got {len(images)} images and {len(labels)} labels")
         if is_float and not images.isfinite().all():
             first = int((~images.flatten(1).isfinite().all(1)).nonzero()[0])
             raise ValueError(f"images must be finite, got NaN or infinity in the image at index {first}")
@@ -224,22 +250,19 @@ class TensorImages(Dataset):
             preprocessing = Preprocessing(mode="L" if shape[0] == 1 else "RGB", size=shape[1:])
         if preprocessing.shape != shape:
             raise ValueError(f"images are of shape {shape}, but preprocessing gives {preprocessing.shape}")
-        if classes is None:
-            classes = tuple(map(str, range(int(labels.max()) + 1 if len(labels) else 0)))
-        super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing)
-        self._stored = images
+        super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing, pixels=images)
 
     @property
     def images(self) -> Float[Tensor, "N C H W"]:
         """All images at once, as items are: (N, C, H, W)."""
-        return self._scaled(self._stored)
+        return self._scaled(self.pixels)
 
     def batch(self, indices: Sequence[int] | Integer[Tensor, " R"]) -> Float[Tensor, "R C H W"]:
         """The images at these positions, stacked."""
-        return self._scaled(self._stored[torch.as_tensor(indices)])
+        return self._scaled(self.pixels[torch.as_tensor(indices)])
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int]:
-        return self._scaled(self._stored[index]), int(self.labels[index])
+        return self._scaled(self.pixels[index]), int(self.labels[index])
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
         # DataLoader calls this, where it exists, with a whole batch.
@@ -258,15 +281,6 @@ class TensorImages(Dataset):
     def _scaled(self, images: Tensor) -> Tensor:
         return images if images.is_floating_point() else self.preprocessing.normalize(images)
 
-    def _part(self, indices: Int64[Tensor, " R"]) -> "TensorImages":
-        return TensorImages(
-            self._stored[indices],
-            self.labels[indices],
-            name=self.name,
-            classes=self.classes,
-            preprocessing=self.preprocessing,
-        )
-
 
 class ReadAnew(Dataset):
     """Images of a data set, read as files of them would be: of another size, in colour or in grey.
@@ -276,19 +290,18 @@ class ReadAnew(Dataset):
         preprocessing: how an image file becomes an input.
     """
 
+    images: TensorImages
+
     def __init__(self, images: TensorImages, preprocessing: Preprocessing) -> None:
-        super().__init__(images.labels, name=images.name, classes=images.classes, preprocessing=preprocessing)
-        self._images = images
+        classes, name = images.classes, images.name
+        super().__init__(images.labels, name=name, classes=classes, preprocessing=preprocessing, images=images)
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int]:
-        return self.preprocessing(self._images.picture(index)), int(self.labels[index])
+        return self.preprocessing(self.images.picture(index)), int(self.labels[index])
 
     def shown(self, index: int, *, side: int = SIZE) -> Shown:
         """The image itself, in small."""
-        return self._images.shown(index, side=side)
-
-    def _part(self, indices: Int64[Tensor, " R"]) -> "ReadAnew":
-        return ReadAnew(self._images.subset(indices), self.preprocessing)
+        return self.images.shown(index, side=side)
 
 
 @dataclass(frozen=True)

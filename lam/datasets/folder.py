@@ -13,14 +13,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from lam.datasets.base import Dataset, MissingDataError, Shown, Splits, carve_missing
+from lam.datasets.base import PARTS, Dataset, MissingDataError, Shown, Splits, carve_missing
 from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail_of_file
 
 _SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
 )  # the formats that `open_image` reads
-_PARTS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
 
 
 class FolderImages(Dataset):
@@ -28,14 +27,13 @@ class FolderImages(Dataset):
 
     Args:
         paths: N image files.
-        labels: (N,) int64.
-        name: what the data set is called in tables.
-        classes: the name of every class.
-        preprocessing: how a file becomes an item; it must give one shape.
+        labels, name, classes, preprocessing, per_item: as of `Dataset`.
 
     Raises:
         ValueError: If paths and labels are not as many; on reading, if a file is no image (named).
     """
+
+    paths: tuple[Path, ...]
 
     def __init__(
         self,
@@ -45,11 +43,10 @@ class FolderImages(Dataset):
         name: str,
         classes: Sequence[str],
         preprocessing: Preprocessing,
+        **per_item: Any,
     ) -> None:
-        if len(paths) != len(labels):
-            raise ValueError(f"paths and labels must be as many, got {len(paths)} paths and {len(labels)} labels")
-        super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing)
-        self.paths = tuple(paths)
+        per_item = {"paths": tuple(paths), **per_item}
+        super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing, **per_item)
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int | Tensor]:
         return self.preprocessing(self.paths[index]), int(self.labels[index])
@@ -68,15 +65,6 @@ class FolderImages(Dataset):
         """The file, in small."""
         path = str(self.paths[index])
         return Shown(path, thumbnail_of_file(path, side))
-
-    def _part(self, indices: Int64[Tensor, " R"]) -> "FolderImages":
-        return FolderImages(
-            [self.paths[index] for index in indices.tolist()],
-            self.labels[indices],
-            name=self.name,
-            classes=self.classes,
-            preprocessing=self.preprocessing,
-        )
 
 
 def splits(
@@ -105,11 +93,7 @@ def splits(
         ValueError: If a class has no image, a folder is neither part nor class, there are parts and no `train`, or too
             few images are there to split.
     """
-    root = _resolved(root)
-    if preprocessing is None:
-        preprocessing = Preprocessing.imagenet()
-    elif isinstance(preprocessing, Mapping):
-        preprocessing = Preprocessing.from_options(preprocessing)
+    root, preprocessing = _resolved(root), Preprocessing.of(preprocessing)
     folders = _part_folders(root) or {"train": root}
     if "train" not in folders:
         raise ValueError(f"{root} has {', '.join(folders)} and no folder train; put the images to train on into one")
@@ -119,7 +103,7 @@ def splits(
     return Splits.of(carve_missing(parts, validation=validation, test=test, seed=seed, source=root))
 
 
-def read(*, root: str | Path, preprocessing: Preprocessing, name: str = "folder") -> FolderImages:
+def read(*, root: str | Path, preprocessing: Preprocessing) -> FolderImages:
     """Read all images of a folder: by class where it has sub-folders, else as one class with the folder's name.
 
     Of a folder with the parts `train` and `test`, only `test` is read.
@@ -127,7 +111,6 @@ def read(*, root: str | Path, preprocessing: Preprocessing, name: str = "folder"
     Args:
         root: the folder.
         preprocessing: how a file becomes an item.
-        name: what the data set is called in tables.
 
     Raises:
         MissingDataError: If the folder is missing or has no image.
@@ -138,7 +121,7 @@ def read(*, root: str | Path, preprocessing: Preprocessing, name: str = "folder"
     classes = _classes(root) if any(_folders(root)) else {root.name: image_files(root)}
     if not any(classes.values()):
         raise MissingDataError(f"{root} has no images; allowed: {', '.join(sorted(_SUFFIXES))}")
-    return _images(classes, sorted(classes), preprocessing, name=name)
+    return _images(classes, sorted(classes), preprocessing)
 
 
 def _resolved(root: str | Path) -> Path:
@@ -153,7 +136,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _part_folders(root: Path) -> dict[str, Path]:
-    allowed = {name: part for part, names in _PARTS.items() for name in names}
+    allowed = {name: part for part, names in PARTS.items() for name in names}
     folders = list(_folders(root))
     # A class may be called "train": it is a part only where it has classes of its own.
     parts_there = [folder.name for folder in folders if folder.name in allowed and any(_folders(folder))]
@@ -199,10 +182,8 @@ def _warn_left_out(folder: Path, files: Sequence[Path], reason: str) -> None:
         warnings.warn(f"{folder}: {len(files)} file(s) {reason} and are left out: {names}", stacklevel=2)
 
 
-def _images(
-    classes: dict[str, list[Path]], names: list[str], preprocessing: Preprocessing, *, name: str = "folder"
-) -> FolderImages:
+def _images(classes: dict[str, list[Path]], names: list[str], preprocessing: Preprocessing) -> FolderImages:
     paths = [path for files in classes.values() for path in files]
     label_of = {label: number for number, label in enumerate(names)}
     labels = [label_of[label] for label, files in classes.items() for _ in files]
-    return FolderImages(paths, torch.tensor(labels), name=name, classes=names, preprocessing=preprocessing)
+    return FolderImages(paths, torch.tensor(labels), name="folder", classes=names, preprocessing=preprocessing)

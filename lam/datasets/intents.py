@@ -11,12 +11,15 @@ import torch
 
 from lam.datasets.base import Dataset, Splits, carve, fraction_of
 from lam.datasets.published import Source
-from lam.datasets.texts import Columns, Texts, preprocessing_like, read_json, read_table
+from lam.datasets.texts import Columns, Texts, preprocessing_like, read, read_json
 from lam.inputs.texts import TextPreprocessing
 
-_CLINC150 = Source("clinc150", "Get data_full.json of the repository clinc/oos-eval; it may be gzipped.")
+_FILE, _FILES = "data_full.json", ("train.csv", "test.csv")
+_CLINC150 = Source("clinc150", f"Get {_FILE} of the repository clinc/oos-eval; it may be gzipped.", compressed=True)
 _BANKING77 = Source(
-    "banking77", "Get train.csv and test.csv of the repository PolyAI-LDN/task-specific-datasets; they may be gzipped."
+    "banking77",
+    f"Get {' and '.join(_FILES)} of the repository PolyAI-LDN/task-specific-datasets; they may be gzipped.",
+    compressed=True,
 )
 _OUT_OF_SCOPE = "oos"
 Part = Literal["train", "validation", "test"]
@@ -59,37 +62,22 @@ def banking77(*, root: str | Path | None = None, seed: int = 0, validation: floa
 
     Raises:
         MissingDataError: If a file is missing.
-        ValueError: If one has no columns text and category.
+        ValueError: If one has no columns text and category, or the two have not the same intents.
     """
-    (folder,) = _BANKING77.roots(root)
-    files = {part: _one_of(folder, f"{part}.csv", _BANKING77) for part in ("train", "test")}
-    tables = {part: read_table(path) for part, path in files.items()}
-    columns = {part: Columns("text", "category").of(table) for part, table in tables.items()}
-    pairs = {
-        part: list(zip(table.columns[str(columns[part].text)], table.columns[str(columns[part].label)], strict=True))
-        for part, table in tables.items()
-    }
-    classes = sorted({label for _, label in pairs["train"]})
-    train, test = (_of_pairs(pairs[part], classes, files[part], name="banking77") for part in ("train", "test"))
+    folder = _BANKING77.folder(root, needed=_FILES)
+    options: Any = {"columns": Columns("text", "category"), "labelled": True, "name": "banking77"}
+    files = [_BANKING77.file(folder, name) for name in _FILES]
+    train, test = (read(root=file, preprocessing=TextPreprocessing(), **options) for file in files)
     held_out, train = carve(train, (fraction_of(len(train), validation, name="validation"),), seed=seed)
     return Splits(train=train, validation=held_out, test=test)
 
 
 def _clinc150(root: str | Path | None) -> tuple[Path, dict[str, Any]]:
-    (folder,) = _CLINC150.roots(root)
-    path = _one_of(folder, "data_full.json", _CLINC150)
+    path = _CLINC150.file(_CLINC150.folder(root, needed=[_FILE]), _FILE)
     content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold an object of lists, such as train; get it again")
     return path, content
-
-
-def _one_of(folder: Path, name: str, source: Source) -> Path:
-    """A file, gzipped or not."""
-    found = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
-    if found is None:
-        raise source.missing([folder / name], looked_in=[folder])
-    return found
 
 
 def _pairs(path: Path, content: dict[str, Any], key: str) -> list[tuple[str, str]]:

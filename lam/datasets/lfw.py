@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lam.datasets.base import MissingDataError, Splits, fraction_of, stratified_split
-from lam.datasets.published import Source, annotated_images, resolve_preprocessing, split_by_class
+from lam.datasets.published import SIZE, Annotations, Source, split_by_class
 from lam.inputs.preprocessing import Preprocessing
 
 _FOLDERS = ("lfw-deepfunneled", "lfw_funneled", "lfw")
@@ -32,7 +32,6 @@ def splits(
     *,
     root: str | Path | None = None,
     seed: int = 0,
-    image_size: int | None = None,
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
     validation: float = 0.1,
     test: float = 0.3,
@@ -48,9 +47,8 @@ def splits(
     Args:
         root: the folder that has the folder of people and the lists; $LAM_DATA/lfw by default.
         seed: of the people that are held out, and of those tested on where there are no lists.
-        image_size: pixels of each side, 227 by default.
-        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's, without
-            `image_size`.
+        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's; by default
+            ImageNet's at 227 pixels.
         validation: fraction of the training people that is held out.
         test: fraction of all people to test on, where there are no lists.
         allow_missing: leave out images that are listed but do not exist, with a warning, instead of refusing.
@@ -59,32 +57,25 @@ def splits(
         MissingDataError: If files are missing (each named), or listed images (counted, the first five named).
         ValueError: If a list is not what it should be; it names the file and the line.
     """
-    preprocessing = resolve_preprocessing(preprocessing, image_size)
+    preprocessing = Preprocessing.of(preprocessing, SIZE)
     people = _people_folder(*_SOURCE.roots(root))
     lists = _lists(people)
     if lists is None:
         names = sorted(path.name for path in people.iterdir() if path.is_dir())
         paths = [path for name in names for path in sorted((people / name).glob("*.jpg"))]
-        test_people, annotated_in = None, people
+        test_people, named_in = None, people
     else:
         train_people, test_people = map(_read_list, lists)
         if shared := sorted(train_people.keys() & test_people.keys()):
             raise ValueError(f"{lists[0]} and {lists[1]} must share no person, got {shared[0]} in both; get them again")
         counts = train_people | test_people
-        names, annotated_in = sorted(counts), lists[0].with_name("peopleDev*.txt")
+        names, named_in = sorted(counts), lists[0].with_name("peopleDev*.txt")
         paths = [people / name / f"{name}_{i:04d}.jpg" for name in names for i in range(1, counts[name] + 1)]
     if not paths:
         raise MissingDataError(f"{people} has no images <Person_Name>/<Person_Name>_0001.jpg. {_SOURCE.advice}")
     label_of = {name: label for label, name in enumerate(names)}
-    images = annotated_images(
-        paths,
-        [label_of[path.parent.name] for path in paths],
-        name="lfw",
-        classes=names,
-        preprocessing=preprocessing,
-        annotated_in=annotated_in,
-        allow_missing=allow_missing,
-    )
+    annotations = Annotations(paths, [label_of[path.parent.name] for path in paths], names, named_in)
+    images = annotations.images("lfw", preprocessing, allow_missing=allow_missing)
     if test_people is None:
         is_test = torch.zeros(len(names), dtype=torch.bool)
         has_match = torch.bincount(images.labels, minlength=len(names)) > 1

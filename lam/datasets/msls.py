@@ -13,7 +13,6 @@ Tested on files made in this layout, not on the real ones.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from lam.datasets.base import Splits
 from lam.datasets.place_images import PlaceImages
-from lam.datasets.published import Source, check_present, resolve_preprocessing
+from lam.datasets.published import SIZE, Source, check_present
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.tables import Table
 
@@ -51,7 +50,6 @@ _SOURCE = Source(
 def splits(
     *,
     root: str | Path | None = None,
-    image_size: int | None = None,
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
     train_cities: Sequence[str] = TRAIN,
     validation_cities: Sequence[str] = VALIDATION,
@@ -67,9 +65,8 @@ def splits(
 
     Args:
         root: the folder that has train_val; $LAM_DATA/msls by default.
-        image_size: pixels of each side, 227 by default.
-        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's, without
-            `image_size`.
+        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's; by default
+            ImageNet's at 227 pixels.
         train_cities: to train on.
         validation_cities: to validate on.
         test_cities: to test on.
@@ -85,7 +82,7 @@ def splits(
         ValueError: If a city is in two parts or has no published positions, or a file is not what it should be: it is
             named, with the row.
     """
-    preprocessing = resolve_preprocessing(preprocessing, image_size)
+    preprocessing = Preprocessing.of(preprocessing, SIZE)
     parts = {"train": train_cities, "validation": validation_cities, "test": test_cities}
     _check(parts, subtask)
     cities = [city for part in parts.values() for city in part]
@@ -97,33 +94,28 @@ def splits(
     places: dict[str, PlaceImages] = {}
     for part, part_cities in parts.items():
         part_subtask = None if part == "train" else subtask
-        folders = [(cities.index(city), top / city / role) for city in part_cities for role in _ROLES]
         options = {"angles": angles, "allow_missing": allow_missing}
-        rows = {folder: _read(folder, part_subtask, **options) for _, folder in folders}
-        counts = torch.tensor([len(of_folder.paths) for of_folder in rows.values()])
+        rows = [_read(top / city / role, part_subtask, **options) for city in part_cities for role in _ROLES]
+        paths, positions, compass = zip(*rows, strict=True)
+        counts = torch.tensor([len(of_folder) for of_folder in paths])
+        labels = torch.tensor([cities.index(city) for city in part_cities for _ in _ROLES])
         places[part] = PlaceImages(
-            [path for of_folder in rows.values() for path in of_folder.paths],
-            torch.tensor([label for label, _ in folders]).repeat_interleave(counts),
-            torch.cat([of_folder.positions for of_folder in rows.values()]),
+            [path for of_folder in paths for path in of_folder],
+            labels.repeat_interleave(counts),
+            torch.cat(positions),
             name="msls",
             classes=cities,
             preprocessing=preprocessing,
-            angles=torch.cat([of_folder.angles for of_folder in rows.values()]) if angles else None,
-            is_query=torch.tensor([folder.name == "query" for folder in rows]).repeat_interleave(counts),
+            angles=torch.cat(compass) if angles else None,
+            is_query=torch.tensor([role == "query" for _ in part_cities for role in _ROLES]).repeat_interleave(counts),
         )
     return Splits.of(places, "identities")
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The queries, or the database, of one city; the angles are NaN where they are not asked for."""
-
-    paths: list[Path]
-    positions: Float64[Tensor, "N 2"]
-    angles: Float64[Tensor, " N"]
-
-
-def _read(folder: Path, subtask: str | None, *, angles: bool, allow_missing: bool) -> _Rows:
+def _read(
+    folder: Path, subtask: str | None, *, angles: bool, allow_missing: bool
+) -> tuple[list[Path], Float64[Tensor, "N 2"], Float64[Tensor, " N"]]:
+    """Images, positions and angles of the queries, or of the database, of one city; NaN without angles."""
     table = Table.read(folder / "postprocessed.csv", needed=("key", "easting", "northing"))
     raw = Table.read(folder / "raw.csv", needed=("key", "pano", *(("ca",) if angles else ())))
     keys = table.columns["key"]
@@ -138,7 +130,7 @@ def _read(folder: Path, subtask: str | None, *, angles: bool, allow_missing: boo
     rows = rows[present]
     positions = torch.stack([table.numbers("easting"), table.numbers("northing")], 1)
     compass = raw.numbers("ca", unknown=True)[raw_rows] if angles else positions.new_full((len(keys),), torch.nan)
-    return _Rows(list(compress(paths, present.tolist())), positions[rows], compass[rows])
+    return list(compress(paths, present.tolist())), positions[rows], compass[rows]
 
 
 def _rows_of(table: Table, keys: Sequence[str]) -> Int64[Tensor, " N"]:

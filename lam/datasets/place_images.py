@@ -5,6 +5,7 @@ Where positions come from is in the file of each data set.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -30,22 +31,20 @@ class PlaceImages(FolderImages):
         labels: (N,) the area of each, so that what is stratified by label is stratified by area.
         positions: (N, X + 1) in metres; the last coordinate is 1e7 m times the area, so that no two areas are near.
         angles: (N,) the compass angle of each in degrees, NaN where it is unknown; or None.
-        is_query: (N,) whether each is a query, else it belongs to the database; None where every item is both, and a
-            query is not found as its own match.
 
     Args:
         paths: N image files.
-        labels: (N,) int64, the area of each.
+        labels: (N,) int64, the area of each; this, the name, classes (of areas), preprocessing and `is_query` (else an
+            item belongs to the database) as of `Dataset`.
         positions: (N, X) in metres, of one frame for each area.
-        name: what the data set is called in tables.
-        classes: the name of every area.
-        preprocessing: how a file becomes an item; it must give one shape.
         angles: see above; any number of whole turns.
-        is_query: see above.
 
     Raises:
         ValueError: If these are not as many, a position is not finite, or an angle is infinite.
     """
+
+    positions: Float64[Tensor, "N _"]
+    angles: Float64[Tensor, " N"] | None
 
     def __init__(
         self,
@@ -59,12 +58,12 @@ class PlaceImages(FolderImages):
         angles: Float[Tensor, " N"] | None = None,
         is_query: Bool[Tensor, " N"] | None = None,
     ) -> None:
-        super().__init__(paths, labels, name=name, classes=classes, preprocessing=preprocessing)
-        _check(self.paths, positions, angles, is_query)
+        per_item: Any = {"positions": positions, "angles": angles, "is_query": is_query}
+        super().__init__(paths, labels, name=name, classes=classes, preprocessing=preprocessing, **per_item)
+        _check(self.paths, positions, angles)
         area = labels.double()[:, None] * AREA_DISTANCE
-        self.positions: Float64[Tensor, "N _"] = torch.cat([positions.double(), area], 1)
+        self.positions = torch.cat([positions.double(), area], 1)
         self.angles = None if angles is None else angles.double()
-        self.is_query = is_query
 
     @property
     def targets(self) -> Float64[Tensor, "N _"]:
@@ -81,18 +80,6 @@ class PlaceImages(FolderImages):
         if self.angles is not None:
             target = torch.cat([target, self.angles[index, None]])
         return self.preprocessing(self.paths[index]), target
-
-    def _part(self, indices: Int64[Tensor, " R"]) -> "PlaceImages":
-        return PlaceImages(
-            [self.paths[index] for index in indices.tolist()],
-            self.labels[indices],
-            self.positions[indices, :-1],
-            name=self.name,
-            classes=self.classes,
-            preprocessing=self.preprocessing,
-            angles=None if self.angles is None else self.angles[indices],
-            is_query=None if self.is_query is None else self.is_query[indices],
-        )
 
     def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:
         """Positions of places that have matches: random queries, each with its nearest images of the database."""
@@ -112,10 +99,7 @@ class PlaceImages(FolderImages):
         return top_up(groups.flatten().tolist(), n, len(self), generator)
 
 
-def _check(paths: Sequence[Path], positions: Tensor, angles: Tensor | None, is_query: Tensor | None) -> None:
-    for name, values in (("positions", positions), ("angles", angles), ("is_query", is_query)):
-        if values is not None and len(values) != len(paths):
-            raise ValueError(f"{name} must be as many as the {len(paths)} images, got {len(values)}")
+def _check(paths: Sequence[Path], positions: Tensor, angles: Tensor | None) -> None:
     if positions.ndim != 2 or not positions.is_floating_point():
         raise ValueError(f"positions must be numbers of shape (N, X), got {positions.dtype} {tuple(positions.shape)}")
     for values, is_invalid, rule in (

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lam.datasets.base import MissingDataError, Splits, fraction_of
 from lam.datasets.place_images import PlaceImages
-from lam.datasets.published import check_present, resolve_preprocessing
+from lam.datasets.published import SIZE, check_present
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.tables import Table
 
@@ -39,7 +39,6 @@ def splits(
     *,
     root: str | Path,
     csv: str = "places.csv",
-    image_size: int | None = None,
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
     validation: float = 0.2,
     test: float = 0.2,
@@ -54,9 +53,8 @@ def splits(
     Args:
         root: the folder.
         csv: the file, below the folder.
-        image_size: pixels of each side, 227 by default.
-        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's, without
-            `image_size`.
+        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's; by default
+            ImageNet's at 227 pixels.
         validation: fraction of the images of each area for validation, without a column `split`.
         test: fraction of the images of each area for testing, without a column `split`.
         angles: read the column `angle`; the items' targets then have it as their last column.
@@ -69,7 +67,7 @@ def splits(
         MissingDataError: If the folder or the file is missing, or named images are (counted, the first five named).
         ValueError: If a column is missing or a value is not what it should be; it names the file and the row.
     """
-    preprocessing = resolve_preprocessing(preprocessing, image_size)
+    preprocessing = Preprocessing.of(preprocessing, SIZE)
     table = _table(Path(root).expanduser(), csv)
     positions, area = _positions(table), _column(table, ("area", "city"))
     names = sorted(set(area))

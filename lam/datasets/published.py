@@ -19,7 +19,9 @@ from lam.datasets.base import Dataset, MissingDataError, Splits, TensorImages, c
 from lam.datasets.folder import FolderImages
 from lam.inputs.preprocessing import Preprocessing
 
-DEFAULT_SIZE = 227
+SIZE = 227
+"""Pixels of each side of photographs, as in the paper, unless their preprocessing says otherwise."""
+
 _LISTED = 5
 
 
@@ -180,35 +182,73 @@ def check_present(paths: Sequence[Path], *, annotated_in: Path, allow_missing: b
     return torch.tensor(present, dtype=torch.bool)
 
 
-def annotated_images(
-    paths: Sequence[Path],
-    labels: Sequence[int],
-    *,
-    name: str,
-    classes: Sequence[str],
-    preprocessing: Preprocessing,
-    annotated_in: Path,
-    allow_missing: bool,
-) -> FolderImages:
-    """The annotated images that exist, at least one; arguments as of `FolderImages` and `check_present`."""
-    present = check_present(paths, annotated_in=annotated_in, allow_missing=allow_missing)
-    kept, kept_labels = list(compress(paths, present.tolist())), torch.tensor(labels, dtype=torch.int64)[present]
-    return FolderImages(kept, kept_labels, name=name, classes=classes, preprocessing=preprocessing)
+@dataclass(frozen=True)
+class Annotations:
+    """N photographs that files name, and their classes.
 
-
-def resolve_preprocessing(
-    preprocessing: Preprocessing | Mapping[str, Any] | None, image_size: int | None
-) -> Preprocessing:
-    """A record as it is, ImageNet's but for some fields, or ImageNet's at `image_size` pixels (227 as in the paper).
-
-    Raises:
-        ValueError: If both are given, or as `Preprocessing.from_options`.
+    Attributes:
+        paths: the photographs.
+        labels: positions in `classes`.
+        classes: the name of every class.
+        path: of the file that names them, or a pattern of several.
     """
-    if preprocessing is None:
-        return Preprocessing.imagenet(DEFAULT_SIZE if image_size is None else image_size)
-    if image_size is not None:
-        raise ValueError(f"preprocessing has a size of its own: leave out image_size, got {image_size}")
-    return preprocessing if isinstance(preprocessing, Preprocessing) else Preprocessing.from_options(preprocessing)
+
+    paths: list[Path]
+    labels: list[int]
+    classes: Sequence[str]
+    path: Path
+
+    def images(self, name: str, preprocessing: Preprocessing, *, allow_missing: bool) -> FolderImages:
+        """Those that exist, at least one; see `check_present`."""
+        present = check_present(self.paths, annotated_in=self.path, allow_missing=allow_missing)
+        paths, labels = list(compress(self.paths, present.tolist())), torch.tensor(self.labels, dtype=torch.int64)
+        return FolderImages(paths, labels[present], name=name, classes=self.classes, preprocessing=preprocessing)
+
+
+@dataclass(frozen=True)
+class HalvedClasses:
+    """A data set of photographs whose first half of the classes trains and validates, whose last half tests.
+
+    Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). The paper does not say what it chose epochs on: here it is
+        classes that are held out of the first half, so that validation meets classes that training did not, as the
+        test does.
+
+    Args:
+        source: its name and how to get it.
+        read: its annotations, from a root as of `Source.roots`.
+    """
+
+    source: Source
+    read: Callable[[Source, str | Path | None], Annotations]
+
+    def splits(
+        self,
+        *,
+        root: str | Path | None = None,
+        seed: int = 0,
+        preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+        validation: float = 0.2,
+        allow_missing: bool = False,
+    ) -> Splits:
+        """The data set, as networks for ImageNet expect it.
+
+        Args:
+            root: the folder of its files; $LAM_DATA/<name> by default.
+            seed: of the classes that are held out.
+            preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's; by default
+                ImageNet's at 227 pixels.
+            validation: fraction of the training classes that is held out.
+            allow_missing: leave out annotated images that do not exist, with a warning, instead of refusing.
+
+        Raises:
+            MissingDataError: If files are missing (each named), or annotated images (counted, the first five named).
+            ValueError: If an annotation is not what it should be; it names the file.
+        """
+        annotations = self.read(self.source, root)
+        preprocessing = Preprocessing.of(preprocessing, SIZE)
+        images = annotations.images(self.source.name, preprocessing, allow_missing=allow_missing)
+        is_test = torch.arange(len(images.classes)) >= len(images.classes) // 2
+        return split_by_class(images, is_test, validation=validation, seed=seed)
 
 
 def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> Splits:
@@ -239,12 +279,6 @@ def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: 
     in_test = is_test[images.labels]
     masks = {"train": ~in_validation & ~in_test, "validation": in_validation, "test": in_test}
     return Splits.of({part: images.subset(mask.nonzero().flatten()) for part, mask in masks.items()})
-
-
-def open_set(images: Dataset, *, validation: float, seed: int) -> Splits:
-    """Splits by class: the first half of the classes trains and validates, the last half tests."""
-    is_test = torch.arange(len(images.classes)) >= len(images.classes) // 2
-    return split_by_class(images, is_test, validation=validation, seed=seed)
 
 
 def read_mat(path: Path, *names: str) -> list[Any]:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 
 from lam.datasets.base import Dataset, Shown, Splits
 from lam.inputs.thumbnails import SIZE
@@ -72,31 +70,30 @@ class JoinedItems(Dataset):
         items: each as its data set and the position there.
     """
 
+    items: tuple[tuple[Dataset, int], ...]
+
     def __init__(self, items: Sequence[tuple[Dataset, int]]) -> None:
-        self._items = list(items)
-        labels = torch.tensor([int(part.labels[row]) for part, row in self._items], dtype=torch.int64)
-        first = self._items[0][0]
-        super().__init__(labels, name=first.name, classes=first.classes, preprocessing=first.preprocessing)
+        labels = torch.tensor([int(part.labels[row]) for part, row in items], dtype=torch.int64)
+        first = items[0][0]
+        options: Any = {"name": first.name, "classes": first.classes, "preprocessing": first.preprocessing}
+        super().__init__(labels, **options, items=tuple(items))
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        part, row = self._items[index]
+        part, row = self.items[index]
         return part[row]
 
     @property
     def names(self) -> Sequence[str]:
         """Those of the parts."""
-        names = {key: part.names for key, part in {id(part): part for part, _ in self._items}.items()}
-        return [names[id(part)][row] for part, row in self._items if names[id(part)]]
+        names = {key: part.names for key, part in {id(part): part for part, _ in self.items}.items()}
+        return [names[id(part)][row] for part, row in self.items if names[id(part)]]
 
     @property
     def files(self) -> Sequence[Path]:
         """Those of the parts."""
-        return [part.files[row] for part, row in self._items if part.files]
+        return [part.files[row] for part, row in self.items if part.files]
 
     def shown(self, index: int, *, side: int = SIZE) -> Shown:
         """As its own data set shows it."""
-        part, row = self._items[index]
+        part, row = self.items[index]
         return part.shown(row, side=side)
-
-    def _part(self, indices: Int64[Tensor, " R"]) -> "JoinedItems":
-        return JoinedItems([self._items[index] for index in indices.tolist()])

@@ -11,18 +11,18 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
-from lam.datasets.base import Dataset, MissingDataError, Shown, Splits, carve_missing, top_up
+from lam.datasets.base import PARTS, Dataset, MissingDataError, Shown, Splits, carve_missing, top_up
 from lam.inputs.texts import TextPreprocessing
 from lam.inputs.thumbnails import SIZE
 from lam.utils.tables import Table
 
 FORMS = (".csv", ".csv.gz", ".json", ".json.gz")
-_PARTS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
 _LONGEST_NAME = 190
 
 
@@ -51,6 +51,11 @@ class Columns:
         if self.question is not None and self.text is not None:
             raise ValueError("name the column of texts, or those of questions and answers, not all of them")
 
+    @property
+    def searched_for(self) -> str | None:
+        """The column of the texts, or else of the questions."""
+        return self.text or self.question
+
     def of(self, table: Table, *, labelled: bool = True) -> "Columns":
         """The columns that a table has, defaults resolved.
 
@@ -78,12 +83,8 @@ class Texts(Dataset):
     """N labelled texts.
 
     Args:
-        texts: each not empty.
-        labels: (N,) int64.
-        name: what the data set is called in tables.
-        classes: the name of every class; by default the labels themselves.
-        preprocessing: how a text becomes an input.
-        is_query: (N,) whether each is a query; see `Dataset`.
+        texts: N, each not empty.
+        labels, name, classes, preprocessing, is_query: as of `Dataset`.
         metadata: what else is known of each; by default nothing.
         paths: where each comes from; by default the name of the data set and a position.
 
@@ -95,6 +96,10 @@ class Texts(Dataset):
         >>> texts.shape, texts[1][1], texts.shown(2).text
         ((4096,), 0, 'a train')
     """
+
+    texts: tuple[str, ...]
+    metadata: tuple[Mapping[str, str], ...]
+    paths: tuple[str, ...]
 
     def __init__(
         self,
@@ -108,17 +113,16 @@ class Texts(Dataset):
         metadata: Sequence[Mapping[str, str]] | None = None,
         paths: Sequence[str] | None = None,
     ) -> None:
-        if classes is None:
-            classes = tuple(map(str, range(int(labels.max()) + 1 if len(labels) else 0)))
-        metadata = [{}] * len(texts) if metadata is None else metadata
-        paths = [f"{name} {index}" for index in range(len(texts))] if paths is None else paths
-        for what, values in (("labels", labels), ("is_query", is_query), ("metadata", metadata), ("paths", paths)):
-            if values is not None and len(values) != len(texts):
-                raise ValueError(f"{what} must be as many as the {len(texts)} texts, got {len(values)}")
-        super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing or TextPreprocessing())
+        per_item: Any = {
+            "texts": tuple(texts),
+            "is_query": is_query,
+            "metadata": ({},) * len(texts) if metadata is None else tuple(metadata),
+            "paths": tuple(f"{name} {index}" for index in range(len(texts))) if paths is None else tuple(paths),
+        }
+        preprocessing = preprocessing or TextPreprocessing()
+        super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing, **per_item)
         if empty := [index for index, text in enumerate(texts) if not self.preprocessing.kept(text)]:
             raise ValueError(f"texts must not be empty, got an empty one at index {empty[0]} ({len(empty)} such)")
-        self.texts, self.is_query, self.metadata, self.paths = tuple(texts), is_query, tuple(metadata), tuple(paths)
 
     def __getitem__(self, index: int) -> tuple[UInt8[Tensor, " L"], int]:
         return self.preprocessing(self.texts[index]), int(self.labels[index])
@@ -132,19 +136,6 @@ class Texts(Dataset):
         """What of the text is an input."""
         text = self.preprocessing.kept(self.texts[index])
         return Shown(self.paths[index], text=text, metadata=self.metadata[index])
-
-    def _part(self, indices: Int64[Tensor, " R"]) -> "Texts":
-        rows = indices.tolist()
-        return Texts(
-            [self.texts[row] for row in rows],
-            self.labels[indices],
-            name=self.name,
-            classes=self.classes,
-            preprocessing=self.preprocessing,
-            is_query=None if self.is_query is None else self.is_query[indices],
-            metadata=[self.metadata[row] for row in rows],
-            paths=[self.paths[row] for row in rows],
-        )
 
     def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:
         """Of questions with answers random questions, each with one answer of its label: else none may be answered."""
@@ -197,8 +188,10 @@ def splits(
     preprocessing = TextPreprocessing() if max_bytes is None else TextPreprocessing(max_bytes)
     tables = {part: read_table(path) for part, path in _files(Path(root).expanduser()).items()}
     named = {part: columns.of(table) for part, table in tables.items()}
-    rows = {part: _queries(table, named[part]) for part, table in tables.items()}
-    answers = _distinct([row for part, table in tables.items() for row in _answers(table, named[part])])
+    rows = {part: _rows(table, named[part], named[part].searched_for) for part, table in tables.items()}
+    answers = _distinct(
+        [row for part, table in tables.items() for row in _rows(table, named[part], named[part].answer)]
+    )
     classes = _names([row for of_part in rows.values() for row in of_part])
     parts = {part: _texts(of_part, classes, preprocessing) for part, of_part in rows.items()}
     parts = carve_missing(parts, validation=validation, test=test, seed=seed, source=root)
@@ -233,8 +226,8 @@ def read(
     """
     table = read_table(_existing(Path(root).expanduser()))
     columns = (Columns() if columns is None else columns).of(table, labelled=labelled)
-    queries = _queries(table, columns, labelled=labelled)
-    answers = _distinct(_answers(table, columns, labelled=labelled))
+    queries = _rows(table, columns, columns.searched_for, labelled=labelled)
+    answers = _distinct(_rows(table, columns, columns.answer, labelled=labelled))
     if not queries:
         raise ValueError(f"{table.path} holds no text: give at least one")
     classes = _names([*queries, *answers])
@@ -297,7 +290,7 @@ def _files(root: Path) -> dict[str, Path]:
     if not root.is_dir():
         return {"train": _existing(root)}
     files: dict[str, Path] = {}
-    for part, names in _PARTS.items():
+    for part, names in PARTS.items():
         found = [path for name in names for form in FORMS if (path := root / f"{name}{form}").is_file()]
         if len(found) > 1:
             raise ValueError(f"{root} has {' and '.join(path.name for path in found)}: keep one of them")
@@ -325,7 +318,10 @@ class _Row:
     path: str
 
 
-def _rows(table: Table, columns: Columns, column: str, *, labelled: bool) -> list[_Row]:
+def _rows(table: Table, columns: Columns, column: str | None, *, labelled: bool = True) -> list[_Row]:
+    """The texts in one of the columns of a file, if it has that one."""
+    if column is None:
+        return []
     texts, key = _filled(table, column), columns.label or columns.answer
     if key is None:
         keys = [""] * len(texts)
@@ -334,24 +330,9 @@ def _rows(table: Table, columns: Columns, column: str, *, labelled: bool) -> lis
     used = (columns.text, columns.label, columns.question, columns.answer)
     others = {name: values for name, values in table.columns.items() if name and name not in used}
     return [
-        _Row(
-            text,
-            keys[row],
-            {name: values[row] for name, values in others.items() if values[row]},
-            f"{table.path}:{line}",
-        )
+        _Row(text, keys[row], {name: of[row] for name, of in others.items() if of[row]}, f"{table.path}:{line}")
         for row, (text, line) in enumerate(zip(texts, table.lines, strict=True))
     ]
-
-
-def _queries(table: Table, columns: Columns, *, labelled: bool = True) -> list[_Row]:
-    """The texts or questions of a file."""
-    return _rows(table, columns, columns.text or columns.question or "", labelled=labelled)
-
-
-def _answers(table: Table, columns: Columns, *, labelled: bool = True) -> list[_Row]:
-    """The answers of a file, if it has any."""
-    return [] if columns.answer is None else _rows(table, columns, columns.answer, labelled=labelled)
 
 
 def _distinct(rows: Sequence[_Row]) -> list[_Row]:

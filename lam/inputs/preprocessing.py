@@ -22,8 +22,8 @@ from lam.utils.checks import check_choice
 _CHANNELS = {"L": 1, "RGB": 3}
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # none that runs another program to decode
-_DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
-_GREY_MODES = ("1", "L", "LA", "La", "F", *_DEEP_MODES)
+DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
+GREY_MODES = ("1", "L", "LA", "La", "F", *DEEP_MODES)
 _OVERSAMPLING = 2  # a reduced image is this many times the final size: it is resized as well as the whole would be
 _LEAST_SIDE = 256  # pixels of the shorter side that no reduction goes below
 _STRIP = 2**17  # pixels
@@ -115,13 +115,9 @@ class Preprocessing:
             raise ValueError(f"{image}: {error}") from error
 
     def normalize(self, pixels: UInt8[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
-        """Scale 8-bit pixels to [0, 1] and normalise them: the last step of a call, for images that need no other.
+        """Scale 8-bit pixels, with the channels of `mode`, to [0, 1] and normalise them, as float32 of the same shape.
 
-        Args:
-            pixels: (..., C, H, W), 0 to 255, with the channels of `mode`.
-
-        Returns:
-            The same shape, float32.
+        The last step of a call, for images that need no other.
         """
         return self.standardize(pixels.to(torch.float32).div_(255))
 
@@ -161,6 +157,13 @@ class Preprocessing:
         return cls(**values)
 
     @classmethod
+    def of(cls, preprocessing: "Preprocessing | Mapping[str, Any] | None", size: int = 224) -> "Preprocessing":
+        """A record as it is, that of `from_options`, or where there is none ImageNet's at `size` pixels a side."""
+        if isinstance(preprocessing, Preprocessing):
+            return preprocessing
+        return cls.imagenet(size) if preprocessing is None else cls.from_options(preprocessing)
+
+    @classmethod
     def from_options(cls, fields: object) -> "Preprocessing":
         """ImageNet's preprocessing with some fields replaced, as a user writes them for a data set of their own.
 
@@ -189,7 +192,7 @@ class Preprocessing:
         return cls.from_json({**defaults, **fields})
 
     def _tensor(self, image: Image.Image) -> Float[Tensor, "C H W"]:
-        pixels = torch.from_numpy(np.array(self._resize_and_crop(_to_mode(image, self.mode)), ndmin=3))
+        pixels = torch.from_numpy(np.array(self._resize_and_crop(to_mode(image, self.mode)), ndmin=3))
         return self.normalize(pixels if self.mode == "L" else pixels.permute(2, 0, 1)).contiguous()
 
     def _resize_and_crop(self, image: Image.Image) -> Image.Image:
@@ -264,7 +267,7 @@ def decode(image: Image.Image, least: int | None = None) -> Image.Image:
     image.load()
     orientation = image.getexif().get(_ORIENTATION, 1)
     if factor > 1:
-        image = _to_mode(image, "L" if image.mode in _GREY_MODES else "RGB", factor)
+        image = to_mode(image, "L" if image.mode in GREY_MODES else "RGB", factor)
     if orientation == 1:
         return image
     image.getexif()[_ORIENTATION] = orientation
@@ -279,7 +282,7 @@ def reduction(image: Image.Image, least: int | None) -> int:
     return max(1, min(image.size) // least)
 
 
-def _to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
+def to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
     """The image in another mode, reduced by a factor; in strips, as a whole copy would cost as much again."""
     if 0 in image.size:
         raise ValueError(f"the image has no pixels: {image.height} x {image.width}")
@@ -295,7 +298,7 @@ def _to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
-    if image.mode in _DEEP_MODES:
+    if image.mode in DEEP_MODES:
         image = _eight_bits(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")

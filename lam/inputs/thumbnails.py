@@ -5,18 +5,18 @@ from pathlib import Path
 
 from PIL import Image
 
-from lam.inputs.preprocessing import open_image
+from lam.inputs.preprocessing import DEEP_MODES, GREY_MODES, open_image, to_mode
 
 SIZE = 128
 _QUALITY = 85
 _LOSSLESS_BELOW = 64  # so few pixels are kept as they are
-_GREY = ("1", "L", "LA", "I", "I;16", "F")
 
 
 def thumbnail(image: Image.Image, side: int = SIZE) -> bytes:
     """A small picture as a new PNG or JPEG, with at most so many pixels a side."""
-    transparent = image.has_transparency_data
-    small = image.convert("RGBA" if transparent else "L" if image.mode in _GREY else "RGB")
+    transparent = image.has_transparency_data and image.mode not in DEEP_MODES
+    small = image.convert("RGBA") if transparent else to_mode(image, "L" if image.mode in GREY_MODES else "RGB")
+    small = small.copy() if small is image else small
     small.thumbnail((side, side))
     pixels = Image.new(small.mode, small.size)
     pixels.paste(small)

@@ -13,9 +13,8 @@ one score twice: over 200 partings of FashionMNIST a target of 0.001 came out at
 """
 
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -42,61 +41,14 @@ from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_featu
 from lam.runs.finished import Run, columns_of
 from lam.runs.folder import changed_parts
 from lam.runs.live import live_queries
-from lam.utils.checks import check_length
+from lam.utils.checks import check_choice
 from lam.vmf.embeddings import Embeddings
 
 REFERENCE = 5000
-HELD_OUT, INDEX, LIVE = "held-out", "index", "live"
+HELD_OUT, LIVE = "held-out", "live"
+Gallery = Literal["index", "held-out"]
 VALIDATION = "validation split"
 _SAME = 1e-5  # between two embeddings of one input, in batches of other sizes
-
-
-@dataclass(frozen=True)
-class StoredItems:
-    """A gallery to calibrate for.
-
-    Attributes:
-        vectors: (N, D) mean directions.
-        kappa: (N,) their concentrations.
-        labels: the name of the class of each; empty where that is not known.
-    """
-
-    vectors: Float[Tensor, "N D"]
-    kappa: Float[Tensor, " N"]
-    labels: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        check_length("kappa", self.kappa, "the vectors", len(self.vectors))
-        if len(self.labels) != len(self.vectors):
-            raise ValueError(f"there must be a label for each of {len(self.vectors)} vectors, got {len(self.labels)}")
-
-    @classmethod
-    def of(cls, gallery: Snapshot) -> "StoredItems":
-        """The items of a gallery.
-
-        Raises:
-            ValueError: where it holds none.
-        """
-        if not gallery.items:
-            raise ValueError(f"the gallery in {gallery.folder} holds no items: `lam index` fills it")
-        embeddings = gallery.embeddings
-        return cls(embeddings.mean, embeddings.kappa, tuple(item.label for item in gallery.items))
-
-    def labelled(self) -> "StoredItems":
-        """Those whose class is known: of others nobody can say whether a query that finds them was wrong.
-
-        Raises:
-            ValueError: where there are none.
-        """
-        if not any(self.labels):
-            raise ValueError(
-                f"none of the {len(self.labels)} stored items has a label: give them labels, or the gallery 'held-out'"
-            )
-        known = torch.tensor([row for row, label in enumerate(self.labels) if label], dtype=torch.int64)
-        return StoredItems(self.vectors[known], self.kappa[known], tuple(filter(None, self.labels)))
-
-
-Gallery = Literal["held-out", "index"] | StoredItems
 
 
 def current_calibration(run: str | Path) -> Calibration | None:
@@ -129,8 +81,8 @@ def calibrate_run(
         targets: the error rates asked for.
         flag: the score by which queries shall be flagged, of `lam.retrieval.decisions.flags.FLAGS`; by default
             `combined`, or κ where there are no training features or too few queries for it, or an encoder's own.
-        gallery: what is searched: the run's index, one half of the held-out data, or other stored items; items without
-            a label are left out, and counted among the facts.
+        gallery: what is searched: the run's, of which items without a label are left out and counted among the facts,
+            or one half of the held-out data.
         folder: fresh images in class sub-folders to calibrate on, instead of the validation split; of a run on texts
             a CSV or JSON file of them, with labels or with answers.
         strangers: a folder, or such a file, of what has no match in the gallery, and of which false accepts are then
@@ -159,8 +111,7 @@ def calibrate_run(
     """
     if reference != 0 and reference < NEIGHBOUR:
         raise ValueError(f"reference must be at least {NEIGHBOUR} items, or 0 for none, got {reference}")
-    if isinstance(gallery, str) and gallery not in (HELD_OUT, INDEX):
-        raise ValueError(f"gallery must be '{HELD_OUT}', '{INDEX}' or stored items, got {gallery!r}")
+    check_choice("gallery", gallery, get_args(Gallery))
     share = SHARE if share_of_strangers is None else share_of_strangers
     check_share(share)
     opened = Run(run)
@@ -176,19 +127,17 @@ def calibrate_run(
     if gallery != HELD_OUT:
         images = images.queries
     prediction = encoder.predict(loader_of(images, EMBEDDING_BATCH), progress=progress)
-    embeddings, known = prediction.embeddings, None
+    known = None
     if splits is not None and reference:
         known = reference_features(encoder, splits.train, reference, seed=config.seed)
-    stored = StoredItems.of(opened.gallery) if gallery == INDEX else None if gallery == HELD_OUT else gallery
-    without_label = 0
-    if stored is not None:
-        n_stored, stored = len(stored.labels), stored.labelled()
-        without_label = n_stored - len(stored.labels)
-    relevance = _relevance(encoder, images, stored, config)
-    queries = relevance.queries
-    searched = _searched(embeddings, relevance) if stored is None else (stored.vectors, stored.kappa)
-    searches, verifier = _search(embeddings, relevance, *searched, config.seed)
-    is_item = _find_themselves(embeddings.mean.cpu()[queries], searched[0], searches)
+    stored, labels, without_label = None, None, 0
+    if gallery != HELD_OUT:
+        stored, labels, without_label = _labelled(opened.gallery)
+    relevance = _relevance(encoder, images, labels, config)
+    queries = prediction.embeddings[relevance.queries]
+    items = prediction.embeddings[relevance.candidates] if stored is None else stored
+    searches, verifier = _search(queries, items, relevance, config.seed)
+    is_item = _find_themselves(queries.mean, items.mean, searches)
     if n_same := int((searches.correct & is_item).sum()):
         warnings.warn(
             f"{n_same} of {len(searches)} queries have the very embedding of an item: where the gallery holds the "
@@ -198,31 +147,32 @@ def calibrate_run(
     targets = Targets() if targets is None else targets
     asked_flag = flag
     if flag is None:
-        flag = usual_flag(encoder, len(embeddings[queries]), targets.ood) if known is not None else "kappa"
+        flag = usual_flag(encoder, len(queries), targets.ood) if known is not None else "kappa"
     set_aside, stranger_scores = None, None
     others: list[Others | OwnClasses] = []
     if strangers is not None:
-        items = read_items(encoder, strangers, columns).queries
-        outside, of_outside = _outside(encoder, items, searched[0], share, progress)
+        unknown = read_items(encoder, strangers, columns).queries
+        outside, of_outside = _outside(encoder, unknown, items.mean, share, progress)
         stranger_scores = ConformalScores.of(outside)
         others = [of_outside]
-    elif splits is not None and (items := splits.strangers) is not None:
-        outside, of_outside = _outside(encoder, items, searched[0], share, progress, stored)
-        set_aside = ConformalScores.of(outside, items.labels)
+    elif splits is not None and splits.strangers is not None:
+        outside, of_outside = _outside(encoder, splits.strangers, items.mean, share, progress, labels)
+        set_aside = ConformalScores.of(outside, splits.strangers.labels)
         stranger_scores = set_aside if set_aside.n_units >= needed(targets.far) else None
         others = [of_outside]
     elif share_of_strangers is not None:
         others = [OwnClasses(searches.others, share)]
     if unlabelled is not None:
-        others.insert(0, _mixture(opened, unlabelled, columns, searched[0], progress))
+        others.insert(0, _mixture(opened, unlabelled, columns, items.mean, progress))
+    right = searches.correct[searches.has_mate]
     with opened.lock():
         calibration = calibrate(
             searches,
-            embeddings[queries],
+            queries,
             key=opened.fingerprint,
             targets=targets,
             flag=flag,
-            features=prediction.features[queries],
+            features=prediction.features[relevance.queries],
             labels=relevance.labels_of_hits(searches.hits),
             reference=known,
             strangers=stranger_scores,
@@ -231,14 +181,16 @@ def calibrate_run(
             facts={
                 "data": VALIDATION if folder is None else str(folder),
                 "asked_flag": asked_flag,
-                "gallery": gallery if isinstance(gallery, str) else "stored items",
+                "gallery": gallery,
                 "strangers": None if strangers is None else str(strangers),
                 "false_accepts": _promised_of(folder, strangers, set_aside, targets.far),
                 "without_label": without_label,
                 "unlabelled": None if unlabelled is None else str(unlabelled),
                 "own_classes": any(isinstance(other, OwnClasses) for other in others),
                 "n_others": [len(other.cosines) for other in others],
-                **_facts_of(searches),
+                "queries": len(searches),
+                "queries_with_match": len(right),
+                "first_hit_right": float(right.double().mean()),
             },
         )
         if set_aside is not None and stranger_scores is None:
@@ -279,23 +231,23 @@ def _outside(
     items: Tensor,
     share: float | None,
     progress: bool,
-    stored: StoredItems | None = None,
+    labels: tuple[str, ...] | None = None,
 ) -> tuple[Float[Tensor, " O"], Others]:
     """The highest cosines of queries without a match, and what P(known) is learnt from.
 
-    Of classes set aside the items that `stored` names may hold some: of what a query finds those that match it are left
-    out, and from what P(known) is learnt all items of such classes are.
+    Of classes set aside the items, whose labels are then given, may hold some: of what a query finds those that match
+    it are left out, and from what P(known) is learnt all items of such classes are.
     """
     prediction = encoder.predict(loader_of(queries, EMBEDDING_BATCH), progress=progress)
-    mean = prediction.embeddings.mean.cpu()
-    numbers = {} if stored is None else {queries.classes[number]: number for number in queries.labels.unique().tolist()}
-    classes = torch.tensor([-1] * len(items) if stored is None else [numbers.get(name, -1) for name in stored.labels])
+    mean = prediction.embeddings.mean
+    numbers = {} if labels is None else {queries.classes[number]: number for number in queries.labels.unique().tolist()}
+    classes = torch.tensor([numbers.get(name, -1) for name in labels or [""] * len(items)])
 
     def matches(rows: Tensor) -> Tensor:
         return queries.labels[rows][:, None] == classes if numbers else torch.zeros(len(rows), len(items)).bool()
 
     searches = search_open_set(mean, items, matches)
-    if stored is None and share is not None and (n_same := int(_find_themselves(mean, items, searches).sum())):
+    if labels is None and share is not None and (n_same := int(_find_themselves(mean, items, searches).sum())):
         warnings.warn(
             f"{n_same} of {len(mean)} strangers have the very embedding of an item: what the gallery holds is no "
             "stranger, and a threshold above it accepts nothing; give --strangers that have no match in the gallery",
@@ -336,8 +288,21 @@ def _held_out(encoder: Encoder, folder: str | Path | None, splits: Splits | None
     return read_items(encoder, str(folder), columns, labelled=True)
 
 
-def _relevance(encoder: Encoder, images: Dataset, stored: StoredItems | None, config: RunConfig) -> Relevance:
-    if stored is None:
+def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
+    """Items with a label, the labels, and how many items have none: nobody can say whether finding those is wrong."""
+    if not gallery.items:
+        raise ValueError(f"the gallery in {gallery.folder} holds no items: `lam index` fills it")
+    labels = [item.label for item in gallery.items]
+    if not any(labels):
+        raise ValueError(
+            f"none of the {len(labels)} stored items has a label: give them labels, or the gallery 'held-out'"
+        )
+    known = torch.tensor([row for row, label in enumerate(labels) if label])
+    return gallery.embeddings[known], tuple(filter(None, labels)), len(labels) - len(known)
+
+
+def _relevance(encoder: Encoder, images: Dataset, labels: tuple[str, ...] | None, config: RunConfig) -> Relevance:
+    if labels is None:
         is_query = images.is_query
         if is_query is None:
             is_query = _half(images, config.seed)
@@ -346,7 +311,7 @@ def _relevance(encoder: Encoder, images: Dataset, stored: StoredItems | None, co
     if images.targets.ndim > 1:
         raise ValueError(f"an index has labels and no positions: calibrate places with the gallery '{HELD_OUT}'")
     numbers = {name: number for number, name in enumerate(images.classes)}
-    stored_labels = torch.tensor([numbers.setdefault(name, len(numbers)) for name in stored.labels], dtype=torch.int64)
+    stored_labels = torch.tensor([numbers.setdefault(name, len(numbers)) for name in labels])
     is_query = torch.arange(len(images) + len(stored_labels)) < len(images)
     relevance = LabelRelevance(torch.cat([images.labels, stored_labels]), is_query)
     if not relevance.count().any():
@@ -363,15 +328,6 @@ def _find_themselves(mean: Tensor, items: Tensor, searches: Searches) -> Bool[Te
     return (mean.double() - items.double()[searches.nearest]).norm(dim=1) < _SAME
 
 
-def _facts_of(searches: Searches) -> dict[str, float | int]:
-    right = searches.correct[searches.has_mate]
-    return {
-        "queries": len(searches),
-        "queries_with_match": len(right),
-        "first_hit_right": float(right.double().mean()),
-    }
-
-
 def _half(images: Dataset, seed: int) -> Tensor:
     """Which items are queries: half of each class."""
     if len(images) < 2:
@@ -381,20 +337,15 @@ def _half(images: Dataset, seed: int) -> Tensor:
     return is_query
 
 
-def _searched(embeddings: Embeddings, relevance: Relevance) -> tuple[Tensor, Tensor]:
-    """Mean directions and κ of the part of the held-out data that is the gallery."""
-    return embeddings.mean.cpu()[relevance.candidates], embeddings.kappa.cpu()[relevance.candidates]
-
-
 def _search(
-    embeddings: Embeddings, relevance: Relevance, items: Tensor, items_kappa: Tensor, seed: int
+    queries: Embeddings, items: Embeddings, relevance: Relevance, seed: int
 ) -> tuple[Searches, Verifier | None]:
     """What the queries find, and what pairs say, where there are pairs of both kinds."""
-    mean, kappa = embeddings.mean.cpu()[relevance.queries], embeddings.kappa.cpu()[relevance.queries]
-    searches = search_open_set(mean, items, relevance.of_rows)
+    searches = search_open_set(queries.mean, items.mean, relevance.of_rows)
     generator = torch.Generator().manual_seed(seed)
-    pairs = draw_pairs(relevance.of_rows, len(mean), len(items), generator=generator)
+    pairs = draw_pairs(relevance.of_rows, len(queries), len(items), generator=generator)
     if pairs.same.all() or not pairs.same.any():
         return searches, None
-    cosine = (mean[pairs.queries].double() * items[pairs.items].double()).sum(1)
-    return searches, Verifier.of(cosine, kappa[pairs.queries].double(), items_kappa[pairs.items].double(), pairs.same)
+    one, other = queries[pairs.queries], items[pairs.items]
+    cosine = (one.mean.double() * other.mean.double()).sum(1)
+    return searches, Verifier.of(cosine, one.kappa.double(), other.kappa.double(), pairs.same)

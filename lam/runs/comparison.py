@@ -92,9 +92,8 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
     runs, output = [Path(folder) for folder in folders], Path(output)
     if not 2 <= len(runs) <= plots.MOST:
         raise ValueError(f"comparing needs 2 to {plots.MOST} runs, got {len(runs)}")
-    if repeated := [
-        run for place, run in enumerate(runs) if run.resolve() in {other.resolve() for other in runs[:place]}
-    ]:
+    resolved = [run.resolve() for run in runs]
+    if repeated := [run for run, path in zip(runs, resolved, strict=True) if resolved.count(path) > 1]:
         raise ValueError(f"{repeated[0]} is given twice: give each run once")
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} is a file: give another --output")
@@ -116,11 +115,7 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
 
 
 def _refuse_other_data(runs: Sequence[Path]) -> None:
-    """Refuse runs whose figures are of different images, or of different right answers.
-
-    Raises:
-        ValueError: naming the first run that differs, and in what.
-    """
+    """Refuse runs whose figures are of different images, or of different right answers."""
     first, *others = map(_evaluated_on, runs)
     for run, other in zip(runs[1:], others, strict=True):
         different = sorted(name for name in first.keys() | other.keys() if first.get(name) != other.get(name))

@@ -118,16 +118,12 @@ def _set(content: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _allow_missing(config: RunConfig) -> None:
-    listed = [part for part in (config.data, *config.data.ood) if _takes(part.name, "allow_missing")]
+    loaders = {name: inspect.signature(loader).parameters for name, loader in datasets.DATASETS.items()}
+    listed = [part for part in (config.data, *config.data.ood) if "allow_missing" in loaders.get(part.name, ())]
     if not listed:
         raise ValueError(f"--allow-missing is of no use: the files of {config.data.name} are not named in a list")
     for part in listed:
         part.options = {**part.options, "allow_missing": True}
-
-
-def _takes(name: str, option: str) -> bool:
-    loader = datasets.DATASETS.get(name)
-    return loader is not None and option in inspect.signature(loader).parameters
 
 
 def _words(source: str | Path | Sequence[str]) -> list[str]:
@@ -174,11 +170,7 @@ def _content(words: Sequence[str], method: str | None = None, extending: tuple[P
 
 
 def _file_of(where: str) -> Path:
-    """A file of one's own, or the configuration in the folder of a run.
-
-    Raises:
-        ValueError: naming what ships, where there is none.
-    """
+    """A file of one's own, or the configuration in the folder of a run; what ships is named where there is none."""
     path = Path(where)
     if where and path.is_dir():
         if (path / CONFIG).is_file():

@@ -4,6 +4,7 @@ Noise, blur and low contrast are kinds of Hendrycks and Dietterich (2019); how s
 relation to the image, so that any size can be corrupted alike.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -19,6 +20,7 @@ from lam.retrieval.metrics.registry import measure
 
 Kind = Literal["noise", "blur", "contrast", "crop"]
 TextKind = Literal["words", "typing"]
+AnyKind = Kind | TextKind
 KINDS: tuple[Kind, ...] = get_args(Kind)
 TEXT_KINDS: tuple[TextKind, ...] = get_args(TextKind)
 STRENGTHS: dict[Kind, tuple[float, ...]] = {
@@ -145,7 +147,7 @@ class CorruptionCurve:
 
 def measure_corruption(
     encoder: Encoder, items: Dataset, evaluation: Evaluation, *, size: int, seed: int = 0
-) -> dict[Kind | TextKind, CorruptionCurve]:
+) -> dict[AnyKind, CorruptionCurve]:
     """κ and first hits of corrupted queries of an evaluated set, in the clean gallery.
 
     Args:
@@ -166,56 +168,43 @@ def measure_corruption(
     positions = evaluation.queries.cpu()[rows]
     relevant = evaluation.relevance.of_rows(rows)
     is_itself = positions[:, None] == evaluation.candidates.cpu()
-    curves: dict[Kind | TextKind, CorruptionCurve] = {}
+    gallery = evaluation.gallery.mean.cpu()
+    curves: dict[AnyKind, CorruptionCurve] = {}
     for kind, inputs_by_severity in worse_inputs(items, positions.tolist(), generator):
-        kappa: list[Tensor] = []
-        correct: list[Tensor] = []
-        parts: dict[str, list[Tensor]] = {}
-        for inputs in inputs_by_severity:
-            embeddings = encoder.embed(list(inputs.split(BATCH)))
-            cosines = (embeddings.mean @ evaluation.gallery.mean.T).cpu().masked_fill(is_itself, -torch.inf)
-            kappa.append(embeddings.kappa.cpu())
-            for name, values in embeddings.parts().items():
-                parts.setdefault(name, []).append(values.cpu())
-            correct.append(relevant.gather(1, cosines.argmax(1, keepdim=True))[:, 0])
-        by_part = {name: torch.stack(values) for name, values in parts.items()}
-        curves[kind] = CorruptionCurve(torch.stack(kappa), torch.stack(correct), by_part)
+        embedded = [encoder.embed(list(inputs.split(BATCH))).to("cpu") for inputs in inputs_by_severity]
+        cosines = (embeddings.mean @ gallery.T for embeddings in embedded)
+        nearest = (values.masked_fill(is_itself, -torch.inf).argmax(1, keepdim=True) for values in cosines)
+        curves[kind] = CorruptionCurve(
+            torch.stack([embeddings.kappa for embeddings in embedded]),
+            torch.stack([relevant.gather(1, first)[:, 0] for first in nearest]),
+            {name: torch.stack([embeddings.parts()[name] for embeddings in embedded]) for name in embedded[0].parts()},
+        )
     return curves
 
 
 def worse_inputs(
     items: Dataset, positions: list[int], generator: torch.Generator
-) -> Iterator[tuple[Any, Iterator[Tensor]]]:
+) -> Iterator[tuple[AnyKind, Iterator[Tensor]]]:
     """By kind, the inputs of some items at every severity from 0 on."""
+    preprocessing = items.preprocessing
+    strengths: Mapping[Any, tuple[float, ...]]
     if isinstance(items, Texts):
-        return _worse_texts(items, positions, generator)
-    return _worse_images(items, positions, generator)
+        strengths, texts = TEXT_STRENGTHS, [items.texts[row] for row in positions]
+
+        def inputs(kind: Any, severity: int) -> Tensor:
+            worse = (corrupted_text(text, kind, severity, generator=generator) for text in texts)
+            return torch.stack([preprocessing(text) for text in worse])
+    else:
+        strengths, pixels = STRENGTHS, preprocessing.denormalize(torch.stack([items[row][0] for row in positions]))
+
+        def inputs(kind: Any, severity: int) -> Tensor:
+            return preprocessing.standardize(corrupted(pixels, kind, severity, generator=generator))
+
+    for kind, of_severities in strengths.items():
+        yield kind, (inputs(kind, severity) for severity in range(len(of_severities) + 1))
 
 
-def _worse_images(
-    images: Dataset, positions: list[int], generator: torch.Generator
-) -> Iterator[tuple[Kind, Iterator[Tensor]]]:
-    pixels = images.preprocessing.denormalize(torch.stack([images[index][0] for index in positions]))
-    for kind in KINDS:
-        severities = range(len(STRENGTHS[kind]) + 1)
-        worse = (corrupted(pixels, kind, severity, generator=generator) for severity in severities)
-        yield kind, map(images.preprocessing.standardize, worse)
-
-
-def _worse_texts(
-    texts: Texts, positions: list[int], generator: torch.Generator
-) -> Iterator[tuple[TextKind, Iterator[Tensor]]]:
-    def inputs(kind: TextKind, severity: int) -> Tensor:
-        worse = (corrupted_text(texts.texts[row], kind, severity, generator=generator) for row in positions)
-        return torch.stack([texts.preprocessing(text) for text in worse])
-
-    for kind in TEXT_KINDS:
-        yield kind, (inputs(kind, severity) for severity in range(len(TEXT_STRENGTHS[kind]) + 1))
-
-
-def corruption_metrics(
-    curves: Mapping[Kind | TextKind, CorruptionCurve], *, has_kappa: bool = True
-) -> dict[str, float | None]:
+def corruption_metrics(curves: Mapping[AnyKind, CorruptionCurve], *, has_kappa: bool = True) -> dict[str, float | None]:
     """Name what the curves say: medians of κ, recall@1, and `trend`, as `corruption_KIND_SEVERITY_...`.
 
     Of crops also `crop_less_sure`, the share of queries whose smallest crop has the smaller κ.
@@ -224,38 +213,26 @@ def corruption_metrics(
         curves: of the same queries.
         has_kappa: whether the encoder's κ says anything.
     """
-    metrics: dict[str, float | None] = {}
+    values: dict[str, float] = {}
     for kind, curve in curves.items():
-        for name, value in _named(kind, curve, has_kappa):
-            metrics[f"corruption_{name}"] = None if value != value else value
+        for severity, recall in enumerate(curve.recall.tolist()):
+            name = f"{kind}_{severity}" if severity else "clean"
+            values[f"{name}_recall@1"] = recall
+            if has_kappa:
+                values[f"{name}_kappa"] = float(curve.kappa[severity].median())
+        if has_kappa:
+            values[f"{kind}_trend"] = curve.trend
+        values |= {f"{kind}_trend_{part}": trend for part, trend in curve.trends.items()}
+    metrics = {f"corruption_{name}": None if math.isnan(value) else value for name, value in values.items()}
     if has_kappa and "crop" in curves:
         whole, *_, smallest = curves["crop"].kappa
         metrics |= measure({"kappa": whole, "kappa_of_crop": smallest})
     return metrics
 
 
-def _named(kind: str, curve: CorruptionCurve, has_kappa: bool) -> Iterator[tuple[str, float]]:
-    for severity in range(len(curve.kappa)):
-        name = f"{kind}_{severity}" if severity else "clean"
-        yield f"{name}_recall@1", float(curve.recall[severity])
-        if has_kappa:
-            yield f"{name}_kappa", float(curve.kappa[severity].median())
-    if has_kappa:
-        yield f"{kind}_trend", curve.trend
-    for part, trend in curve.trends.items():
-        yield f"{kind}_trend_{part}", trend
-
-
 def _trend(values: Float[Tensor, "V N"]) -> float:
-    severity = torch.arange(len(values), dtype=torch.float64)
-    severity = (severity - severity.mean())[:, None]
-    ranks = _mean_ranks(values.double())
-    ranks = ranks - ranks.mean(0)
-    scale = severity.square().sum().sqrt() * ranks.square().sum(0).sqrt()
-    return float(((severity * ranks).sum(0) / scale)[scale > 0].mean())
+    from scipy.stats import rankdata  # slow to import
 
-
-def _mean_ranks(values: Float[Tensor, "V N"]) -> Float[Tensor, "V N"]:
-    """The rank of each value in its column, equal ones sharing the mean of theirs."""
-    below = (values[:, None] > values[None]).double().sum(1)
-    return below + (values[:, None] == values[None]).double().sum(1) / 2
+    ranks = torch.from_numpy(rankdata(values.numpy(), axis=0)).T
+    severity = torch.arange(len(values), dtype=torch.float64)[None]
+    return float(torch.corrcoef(torch.cat([severity, ranks]))[0, 1:].nanmean())  # NaN of each that does not change

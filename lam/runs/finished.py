@@ -17,9 +17,9 @@ from lam.retrieval.decisions.files import FOLDER as CALIBRATION
 from lam.retrieval.decisions.files import load_calibration
 from lam.runs.config import RunConfig
 from lam.runs.config_files import load_config
-from lam.runs.folder import ENCODER, GALLERY, gallery_kind, require_finished
+from lam.runs.folder import DATA, ENCODER, GALLERY, GALLERY_KIND, require_finished
 from lam.runs.samples import Sample, read_samples
-from lam.utils.files import locked
+from lam.utils.files import locked, read_json
 
 
 class Run:
@@ -73,7 +73,7 @@ class Run:
     @cached_property
     def gallery_kind(self) -> GalleryKind:
         """What its gallery is: of classes, or of identities."""
-        return gallery_kind(self.folder)
+        return read_json(self.folder / DATA)[GALLERY_KIND]
 
     @cached_property
     def samples(self) -> tuple[Sample, ...]:

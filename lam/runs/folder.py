@@ -20,7 +20,8 @@ from lam.utils.files import MANIFEST, CorruptFileError, locked, read_json, verif
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
 ENCODER, GALLERY = "encoder", "gallery"
 _SHOWN = 5
-_GALLERY_KIND = "gallery"
+_TEMPORARY = ".*.tmp"
+GALLERY_KIND = "gallery"  # in data.json
 
 
 def is_finished(folder: Path) -> bool:
@@ -91,7 +92,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
                 f"{folder} holds a run with other settings ({'; '.join(differences[:_SHOWN])}{more}): "
                 "give another --output or delete it"
             )
-    elif folder.is_dir() and any(not _is_temporary(path) for path in folder.iterdir()):
+    elif folder.is_dir() and any(not path.match(_TEMPORARY) for path in folder.iterdir()):
         raise ValueError(f"{folder} holds files that are no run of lam: give another --output")
 
 
@@ -126,13 +127,13 @@ def _claimed(
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         refuse_other_run(folder, settings)
-        for leftover in (*folder.glob(".*.tmp"), *(folder / "plots").glob(".*.tmp")):  # of a killed process
+        for leftover in (*folder.glob(_TEMPORARY), *(folder / "plots").glob(_TEMPORARY)):  # of a killed process
             leftover.unlink()
         if not (folder / CONFIG).is_file():
             write_text(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False))
         if not (folder / DATA).is_file():
             summaries = {name: _summary(images) for name, images in parts.items()}
-            write_json(folder / DATA, {**summaries, _GALLERY_KIND: gallery})
+            write_json(folder / DATA, {**summaries, GALLERY_KIND: gallery})
         if changed := changed_parts(folder, parts):
             raise ValueError(
                 f"the data changed since the run in {folder} began ({', '.join(changed)}): "
@@ -141,28 +142,16 @@ def _claimed(
         yield
 
 
-def gallery_kind(folder: Path) -> GalleryKind:
-    """What a gallery of the data is that a run began with."""
-    return read_json(folder / DATA)[_GALLERY_KIND]
-
-
 def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
     """Names of the parts that are not those which the run in a folder began with."""
     at_start = read_json(folder / DATA)
     return [name for name, images in parts.items() if at_start.get(name) != _summary(images)]
 
 
-def _summary(images: Dataset) -> dict[str, Any]:
-    return {"items": len(images), "sha256": _fingerprint(images)}
-
-
-def _fingerprint(items: Dataset) -> str:
-    """SHA-256 of targets, classes and names, which tells collections apart without reading their files."""
-    return hashlib.sha256(repr((items.targets.tolist(), items.classes, list(items.names))).encode()).hexdigest()
-
-
-def _is_temporary(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(".tmp")
+def _summary(items: Dataset) -> dict[str, Any]:
+    """The SHA-256 is of targets, classes and names, which tells collections apart without reading their files."""
+    content = repr((items.targets.tolist(), items.classes, list(items.names))).encode()
+    return {"items": len(items), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _with_defaults(settings: Any) -> Any:

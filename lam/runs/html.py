@@ -26,7 +26,6 @@ from lam.utils.pages import figure, rendered
 
 _SECONDS, _TUNED, _CORRUPTION = "seconds_", "tuned_", "corruption_"
 _PREVALENCE = "prevalence"
-_PNG = b"\x89PNG\r\n\x1a\n"
 _CORRUPTED = {"recall@1": describe("recall@1").name, "kappa": "median κ"}
 _TRENDS = {"trend": "trend of κ"} | {
     f"trend_{score}": f"of {SCORES[score].short}" for score in ("kappa_epistemic", "kappa_aleatoric", "p_known")
@@ -46,7 +45,7 @@ class Plot:
 
     title: str
     caption: str
-    path: str | Path
+    path: Path
 
 
 def write_report(
@@ -66,14 +65,11 @@ def write_report(
         path: the file to write; its folder must exist.
         title: what was run.
         metrics: values by flat key; None or NaN where a metric is undefined.
-        plots: pictures, in the order in which they are shown.
-        configuration: the resolved configuration, nested as it is.
-        notes: sentences on what a reader should know, such as what was left out.
+        plots: in the order in which they are shown.
+        configuration: as it was resolved, nested.
+        notes: sentences on what a reader should know.
         ood_score: the encoder's own score, whose keys name none.
         ood_set: the OOD set whose keys name none.
-
-    Raises:
-        ValueError: for a plot that is missing or no PNG file, naming it.
     """
     values = {key: None if value is None or value != value else value for key, value in metrics.items()}
     seconds, tuned, corruption = (_starting(values, prefix) for prefix in (_SECONDS, _TUNED, _CORRUPTION))
@@ -108,18 +104,12 @@ def write_report(
         ood=_score_table(ood, ood_score, headings) if ood else None,
         tuned=_described(tuned),
         corruption=_corruption_table(corruption),
-        plots=[_picture(plot) for plot in plots],
+        plots=[figure(plot.title, plot.caption, plot.path.read_bytes()) for plot in plots],
         seconds=seconds,
         longest=max([*seconds.values(), 1e-9]),
         options=list(_flat(configuration or {})),
     )
     write_text(path, page)
-
-
-def _best(values: Sequence[float | int], direction: Direction) -> float | int | None:
-    if not values or direction == "neither":
-        return None
-    return min(values) if direction == "lower" else max(values)
 
 
 def _described(values: Values) -> list[tuple[Metric, float | int | None]]:
@@ -143,25 +133,22 @@ def _score_table(
         by = METRICS[metric].by_score
         cells.setdefault((ood_set, metric), {})[score or (own if by == OWN else by) or ""] = value
     sets, metrics = (list(dict.fromkeys(column[axis] for column in cells)) for axis in (0, 1))
-    columns = [cells.get((ood_set, metric), {}) for ood_set in sets for metric in metrics]
-    best = [
-        _best([value for value in column.values() if value is not None], METRICS[metric].direction)
-        for column, metric in zip(columns, metrics * len(sets), strict=True)
-    ]
-    scores = list(dict.fromkeys(score for column in columns for score in column))
-    rows = []
-    for score in scores:
-        row = [column.get(score) for column in columns]
-        cells_of_row = [
-            (value, value is not None and value == most and len(scores) > 1)
-            for value, most in zip(row, best, strict=True)
-        ]
-        rows.append((describe_score(score).name, cells_of_row))
+    columns = [(cells.get((ood_set, metric), {}), metric) for ood_set in sets for metric in metrics]
+    scores = list(dict.fromkeys(score for column, _ in columns for score in column))
+    marked = [_marked([column.get(score) for score in scores], METRICS[metric].direction) for column, metric in columns]
     return {
         "groups": [(heading, len(metrics)) for heading in (headings or {}).values()],
         "columns": [f"{METRICS[metric].name} {METRICS[metric].reading[:1]}" for metric in metrics] * len(sets),
-        "rows": rows,
+        "rows": [(describe_score(score).name, row) for score, *row in zip(scores, *marked, strict=True)],
     }
+
+
+def _marked(values: Sequence[float | int | None], direction: Direction) -> list[tuple[float | int | None, bool]]:
+    """The values of a column, and whether each is the best; none is where there is only one."""
+    known = [value for value in values if value is not None]
+    choose = None if direction == "neither" else min if direction == "lower" else max
+    best = choose(known) if choose is not None and known and len(values) > 1 else None
+    return [(value, value is not None and value == best) for value in values]
 
 
 def _corruption_table(values: Values) -> dict[str, Any] | None:
@@ -185,18 +172,6 @@ def _corruption_table(values: Values) -> dict[str, Any] | None:
     ]
     steps, headings = ["clean", *severities], [_TRENDS[trend] for trend in trends]
     return {"measures": list(measures.values()), "steps": steps, "rows": rows, "trends": headings} if cells else None
-
-
-def _picture(plot: Plot) -> dict[str, Any]:
-    try:
-        content = Path(plot.path).read_bytes()
-    except OSError as error:
-        raise ValueError(
-            f"the plot {plot.path} cannot be read ({error.strerror}): write it before the report"
-        ) from None
-    if not content.startswith(_PNG) or len(content) < 24:
-        raise ValueError(f"the plot {plot.path} must be a PNG file, and is none")
-    return figure(plot.title, plot.caption, content)
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

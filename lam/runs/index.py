@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lam import datasets
 from lam.datasets import Dataset
+from lam.datasets.folder import image_files
 from lam.datasets.texts import Columns
 from lam.gallery.embed import BATCH, embed_items, embed_list, is_cut, preprocessing_of, takes_texts
 from lam.gallery.enrolment import Enrolled, enrol, item_of_embedding
@@ -31,11 +31,6 @@ from lam.runs.folder import GALLERY
 from lam.vmf.embeddings import Embeddings
 
 _SHOWN = 40
-
-
-def index_folder(run: str | Path, folder: str | Path, *, factory: str = "Flat", progress: bool = True) -> int:
-    """Replace a run's index by one of the images of a folder, and give how many; for more, see `index_images`."""
-    return len(index_images(run, folder=folder, factory=factory, progress=progress))
 
 
 def index_images(
@@ -82,7 +77,10 @@ def index_images(
     require_faiss()
     Index(encoder.dimension, factory)  # refuses a type before the images are read
     with opened.lock(), open_store(opened.gallery_folder) as store:
-        flag_below = _flag_below(opened, skip_uncertain)
+        calibration = (
+            load_calibration(opened.folder, key=opened.fingerprint) if skip_uncertain else calibration_of(opened)
+        )
+        flag_below = None if calibration is None else calibration.kappa_below
         if embedded is not None:
             sources, embeddings = merge_embeddings(embedded, encoder=opened.fingerprint)
         elif listed is not None and not takes_texts(encoder):
@@ -95,12 +93,6 @@ def index_images(
     return enrolled
 
 
-def _flag_below(run: Run, required: bool) -> float | None:
-    """The κ below which an image is uncertain; None where the run has no calibration of its own that says."""
-    calibration = load_calibration(run.folder, key=run.fingerprint) if required else calibration_of(run)
-    return None if calibration is None else calibration.kappa_below
-
-
 def calibration_of(run: Run) -> Calibration | None:
     """The calibration of a run; None where it has none, or, with a warning, where it is not of its encoder."""
     try:
@@ -111,19 +103,13 @@ def calibration_of(run: Run) -> Calibration | None:
 
 
 def index_dataset(run: Path, embeddings: Embeddings, images: Dataset) -> None:
-    """Fill the gallery of a run that ends by a data set's items, under their positions.
-
-    Args:
-        run: the run's folder.
-        embeddings: of the images.
-        images: of a split.
-    """
+    """Fill the gallery of a run that ends by the embedded items of a data set, under their positions."""
     vectors, kappa = unit_vectors(embeddings, embeddings.dimension).numpy(), embeddings.kappa.double().tolist()
     labels = [images.classes[label].encode(errors="replace").decode() for label in images.labels.tolist()]
-    items = []
-    for row, label in enumerate(labels):
-        shown = images.shown(row)
-        items.append(item_of_embedding(str(row), vectors[row], kappa[row], label, shown))
+    items = [
+        item_of_embedding(str(row), vectors[row], kappa[row], label, images.shown(row))
+        for row, label in enumerate(labels)
+    ]
     with open_store(run / GALLERY) as store:
         replace_items(store, Enrolled(tuple(items), embeddings))
 
@@ -173,7 +159,8 @@ def search(
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
-    files = tuple(file for image in images for file in _image_files(Path(image)))
+    folders = (image_files(path) if path.is_dir() else [path] for path in map(Path, images))
+    files = tuple(file for folder in folders for file in folder)
     if bool(files) == bool(texts):
         raise ValueError("there must be images to search for, files or folders that hold some, or texts, and not both")
     opened = Run(run)
@@ -201,7 +188,3 @@ def search(
     doubts = () if encoder.ambiguity is None else tuple(encoder.ambiguity.doubts(queries))
     kappa_below = None if calibration is None else calibration.kappa_below
     return SearchResult(asked, queries, hits, items, decisions, doubts, kappa_below)
-
-
-def _image_files(image: Path) -> list[Path]:
-    return datasets.folder.image_files(image) if image.is_dir() else [image]

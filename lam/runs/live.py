@@ -14,7 +14,6 @@ from lam.runs.finished import Run
 from lam.utils.checks import check_at_least
 from lam.utils.files import (
     MANIFEST,
-    CorruptFileError,
     read_generation,
     read_json,
     read_tensors,
@@ -31,6 +30,8 @@ EVERY = 100
 
 class LiveQueries:
     """A uniform sample of at most so many queries, whatever number comes; it goes on where an earlier one ended.
+
+    An earlier one that has let queries go stays as small as it is.
 
     Source: Vitter (1985), algorithm R.
 
@@ -53,7 +54,10 @@ class LiveQueries:
         self._kept: list[tuple[Embeddings, Tensor]] = []
         if (earlier := _read(run)) is not None:
             embeddings, features, self.seen = earlier
-            rows = range(min(size, len(embeddings)))
+            n = len(embeddings)
+            if self.seen > n:  # more beside them would all be late ones
+                self._size = min(size, n)
+            rows = sorted(random.sample(range(n), min(size, n)))
             self._kept = [(embeddings[row : row + 1], features[row : row + 1]) for row in rows]
 
     def add(self, embedding: Embeddings, features: Float[Tensor, "1 P"]) -> None:
@@ -107,6 +111,4 @@ def _read(run: Run) -> tuple[Embeddings, Tensor, int] | None:
     if metadata["key"] != run.fingerprint:
         return None
     features = tensors.pop("features")
-    if len(features) != len(tensors["mean"]):
-        raise CorruptFileError(f"{generation / TABLES} has {len(features)} features of {len(tensors['mean'])} queries")
     return Embeddings(**tensors, mean_samples=metadata["mean_samples"]), features, metadata["seen"]

@@ -1,6 +1,6 @@
 """The plots and the page of a run, made from its evaluation."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from lam.datasets import Dataset, Texts
-from lam.encoders.ambiguity import SEVERAL, UNSEEN
+from lam.encoders.ambiguity import SEVERAL, UNSEEN, Doubt
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import Evaluation
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import plots
 from lam.retrieval.metrics.registry import SCORES
-from lam.runs.corruption import CorruptionCurve, Kind, TextKind
+from lam.runs.corruption import AnyKind, CorruptionCurve
 from lam.runs.html import Plot, write_report
 
 
@@ -25,36 +25,13 @@ def write_plots_and_report(
     metrics: Mapping[str, Any],
     encoder: Encoder,
     evaluation: Evaluation,
-    corrupted: Mapping[Kind | TextKind, CorruptionCurve],
+    corrupted: Mapping[AnyKind, CorruptionCurve],
     test: Dataset,
     ood: Mapping[str, Dataset],
 ) -> list[Path]:
-    """Write plots/*.png and report.html.
-
-    Args:
-        folder: of the run.
-        configuration: resolved.
-        metrics: flat names and values.
-        encoder: of the run.
-        evaluation: of the encoder on the test split.
-        corrupted: of the test images, by kind.
-        test: the test split, whose images are shown.
-        ood: the OOD sets that were evaluated, by name, likewise.
-
-    Returns:
-        The paths of the plots.
-    """
-    plots_folder = folder / "plots"
-    plots_folder.mkdir(exist_ok=True)
-    pictures = [
-        *_sparsification_plot(plots_folder, evaluation),
-        *_calibration_plot(plots_folder, evaluation),
-        *_extremes_plots(plots_folder, evaluation, test, ood, encoder.has_kappa),
-        *_no_match_plot(plots_folder, evaluation),
-        *_ood_plots(plots_folder, evaluation),
-        *_corruption_plot(plots_folder, corrupted, encoder.has_kappa),
-        *_tuning_plot(plots_folder, encoder),
-    ]
+    """Write plots/*.png and report.html of a run, which was evaluated on its test split; the paths of the plots."""
+    (folder / "plots").mkdir(exist_ok=True)
+    pictures = list(_plots(folder / "plots", encoder, evaluation, corrupted, test, ood))
     data, method = configuration["data"]["name"], configuration["method"]["name"]
     write_report(
         folder / "report.html",
@@ -62,50 +39,86 @@ def write_plots_and_report(
         metrics=metrics,
         plots=pictures,
         configuration=configuration,
-        notes=[*_notes(evaluation, metrics), *_doubts(encoder, evaluation)],
+        notes=list(_notes(encoder, evaluation, metrics)),
         ood_score=evaluation.primary,
         ood_set=next(iter(evaluation.ood_scores), ""),
     )
-    return [Path(plot.path) for plot in pictures]
+    return [plot.path for plot in pictures]
 
 
-def _sparsification_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
+def _plots(
+    folder: Path,
+    encoder: Encoder,
+    evaluation: Evaluation,
+    corrupted: Mapping[AnyKind, CorruptionCurve],
+    test: Dataset,
+    ood: Mapping[str, Dataset],
+) -> Iterator[Plot]:
+    """The pictures that there is something to draw of, drawn into a folder, in the order of the report."""
     answerable = evaluation.answerable
-    if not answerable.any():
-        return []
-    path = folder / "sparsification.png"
-    correct = evaluation.correct[answerable]
-    ranked = {SCORES[name].short: (correct, values[answerable]) for name, values in evaluation.scores.items()}
-    plots.plot_sparsification(path, ranked)
-    caption = (
-        "Accuracy of the queries that stay when the most uncertain are dropped. A curve that rises says that the "
-        "uncertainty knows which answers are wrong."
-    )
-    return [Plot("Sparsification", caption, path)]
-
-
-def _calibration_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
-    if evaluation.calibration is None:
-        return []
-    path = folder / "calibration.png"
-    plots.plot_calibration(path, evaluation.calibration)
-    caption = "Share of right answers against confidence, the share of sampled networks that agree."
-    return [Plot("Calibration", caption, path)]
-
-
-def _extremes_plots(
-    folder: Path, evaluation: Evaluation, test: Dataset, ood: Mapping[str, Dataset], has_kappa: bool
-) -> list[Plot]:
-    if not has_kappa:
-        return []
-    known, together = folder / "extremes.png", folder / "extremes_ood.png"
-    _draw_extremes(known, evaluation, test, {})
-    pictures = [Plot("Most and least certain", "Queries by κ, each above its first hit.", known)]
-    if ood:
-        _draw_extremes(together, evaluation, test, ood)
+    scores = {SCORES[name].short: values for name, values in evaluation.scores.items()}
+    if answerable.any():
+        correct, path = evaluation.correct[answerable], folder / "sparsification.png"
+        plots.plot_sparsification(path, {name: (correct, values[answerable]) for name, values in scores.items()})
+        caption = (
+            "Accuracy of the queries that stay when the most uncertain are dropped. A curve that rises says that the "
+            "uncertainty knows which answers are wrong."
+        )
+        yield Plot("Sparsification", caption, path)
+    if evaluation.calibration is not None:
+        path = folder / "calibration.png"
+        plots.plot_calibration(path, evaluation.calibration)
+        caption = "Share of right answers against confidence, the share of sampled networks that agree."
+        yield Plot("Calibration", caption, path)
+    if encoder.has_kappa:
+        path = folder / "extremes.png"
+        _draw_extremes(path, evaluation, test, {})
+        yield Plot("Most and least certain", "Queries by κ, each above its first hit.", path)
+    if encoder.has_kappa and ood:
+        path = folder / "extremes_ood.png"
+        _draw_extremes(path, evaluation, test, ood)
         caption = "The same together with what is out of distribution, which should be the least certain."
-        pictures.append(Plot("Most and least certain, OOD among them", caption, together))
-    return pictures
+        yield Plot("Most and least certain, OOD among them", caption, path)
+    if answerable.any() and not answerable.all():
+        path = folder / "no_match.png"
+        parted = {name: (values[answerable], values[~answerable]) for name, values in scores.items()}
+        plots.plot_precision_recall(path, parted, positives="queries without a match")
+        caption = "Finding the queries that nothing in the gallery answers. The line is their share."
+        yield Plot("Precision-recall of no match", caption, path)
+    kappa = {"in distribution": evaluation.embeddings.kappa}
+    kappa |= {name: embeddings.kappa for name, embeddings in evaluation.ood_embeddings.items()}
+    plots.plot_kappa(folder / "kappa.png", kappa)
+    yield Plot("Concentration κ", "How sure each embedding is; small κ means uncertain.", folder / "kappa.png")
+    for name, outside in evaluation.ood_scores.items():
+        against = {SCORES[score].short: (values, outside[score]) for score, values in evaluation.scores.items()}
+        roc, curve = folder / f"roc_{name}.png", folder / f"precision_recall_{name}.png"
+        plots.plot_roc(roc, against)
+        plots.plot_precision_recall(curve, against)
+        yield Plot(f"ROC against {name}", "OOD is the positive class; by score.", roc)
+        yield Plot(f"Precision-recall against {name}", "The line is the prevalence of OOD.", curve)
+    if corrupted:
+        path = folder / "corruption.png"
+        kappa = {kind: curve.kappa.median(1).values for kind, curve in corrupted.items()} if encoder.has_kappa else {}
+        plots.plot_corruption(path, kappa, {kind: curve.recall for kind, curve in corrupted.items()})
+        words = "κ should fall as recall does; where it rises instead, it must not be read as quality. "
+        caption = f"{words if encoder.has_kappa else ''}The queries are corrupted, the gallery is not."
+        yield Plot("Under corruption", caption, path)
+    if isinstance(encoder, BayesianEncoder) and (tuning := encoder.tuning) is not None:
+        path, trials = folder / "tuning.png", tuning.trials
+        plots.plot_tuning(
+            path,
+            scales=[trial.scale for trial in trials],
+            scores=[trial.score for trial in trials],
+            errors=[trial.error for trial in trials],
+            eces=[trial.ece for trial in trials],
+            interval=tuning.interval,
+            chosen=tuning.likelihood_scale,
+        )
+        caption = (
+            "The likelihood scales that were tried on the validation split. Chosen was the largest whose score is "
+            "within one standard error (of the difference) of the best."
+        )
+        yield Plot("Tuning of the posterior", caption, path)
 
 
 def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mapping[str, Dataset]) -> None:
@@ -136,110 +149,37 @@ def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mappi
     plots.plot_extremes(path, kappa, verdict, query_image=query_image, hit_image=hit_image)
 
 
-def _no_match_plot(folder: Path, evaluation: Evaluation) -> list[Plot]:
-    answerable = evaluation.answerable
-    if answerable.all() or not answerable.any():
-        return []
-    path = folder / "no_match.png"
-    parted = {
-        SCORES[name].short: (values[answerable], values[~answerable]) for name, values in evaluation.scores.items()
-    }
-    plots.plot_precision_recall(path, parted, positives="queries without a match")
-    caption = "Finding the queries that nothing in the gallery answers. The line is their share."
-    return [Plot("Precision-recall of no match", caption, path)]
-
-
-def _ood_plots(folder: Path, evaluation: Evaluation) -> list[Plot]:
-    kappa = {"in distribution": evaluation.embeddings.kappa}
-    kappa |= {name: embeddings.kappa for name, embeddings in evaluation.ood_embeddings.items()}
-    plots.plot_kappa(folder / "kappa.png", kappa)
-    pictures = [Plot("Concentration κ", "How sure each embedding is; small κ means uncertain.", folder / "kappa.png")]
-    for name, outside in evaluation.ood_scores.items():
-        scores = {SCORES[score].short: (values, outside[score]) for score, values in evaluation.scores.items()}
-        roc, curve = folder / f"roc_{name}.png", folder / f"precision_recall_{name}.png"
-        plots.plot_roc(roc, scores)
-        plots.plot_precision_recall(curve, scores)
-        pictures.append(Plot(f"ROC against {name}", "OOD is the positive class; by score.", roc))
-        pictures.append(Plot(f"Precision-recall against {name}", "The line is the prevalence of OOD.", curve))
-    return pictures
-
-
-def _corruption_plot(folder: Path, corrupted: Mapping[Kind | TextKind, CorruptionCurve], has_kappa: bool) -> list[Plot]:
-    if not corrupted:
-        return []
-    path = folder / "corruption.png"
-    kappa = {kind: curve.kappa.median(1).values for kind, curve in corrupted.items()} if has_kappa else {}
-    plots.plot_corruption(path, kappa, {kind: curve.recall for kind, curve in corrupted.items()})
-    words = (
-        "κ should fall as recall does; where it rises instead, it must not be read as quality. " if has_kappa else ""
-    )
-    caption = f"{words}The queries are corrupted, the gallery is not."
-    return [Plot("Under corruption", caption, path)]
-
-
-def _tuning_plot(folder: Path, encoder: Encoder) -> list[Plot]:
-    tuning = encoder.tuning if isinstance(encoder, BayesianEncoder) else None
-    if tuning is None:
-        return []
-    path = folder / "tuning.png"
-    trials = tuning.trials
-    plots.plot_tuning(
-        path,
-        scales=[trial.scale for trial in trials],
-        scores=[trial.score for trial in trials],
-        errors=[trial.error for trial in trials],
-        eces=[trial.ece for trial in trials],
-        interval=tuning.interval,
-        chosen=tuning.likelihood_scale,
-    )
-    caption = (
-        "The likelihood scales that were tried on the validation split. Chosen was the largest whose score is within "
-        "one standard error (of the difference) of the best."
-    )
-    return [Plot("Tuning of the posterior", caption, path)]
-
-
-def _doubts(encoder: Encoder, evaluation: Evaluation) -> list[str]:
-    """Which part of κ says what in words, and of how many."""
-    if encoder.ambiguity is None:
-        return []
-    sets = {"queries": evaluation.embeddings, **evaluation.ood_embeddings}
-    said = {name: encoder.ambiguity.doubts(embeddings) for name, embeddings in sets.items()}
-    shares = {
-        doubt: ", ".join(f"{doubts.count(doubt) / len(doubts):.1%} of {name}" for name, doubts in said.items())
-        for doubt in (UNSEEN, SEVERAL)
-    }
-    return [
-        f"Where p_known is small κ says “{UNSEEN}”: {shares[UNSEEN]}.",
-        f"Where κ of ambiguity is small it says “{SEVERAL}”: {shares[SEVERAL]}.",
-    ]
-
-
-def _notes(evaluation: Evaluation, metrics: Mapping[str, Any]) -> list[str]:
+def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any]) -> Iterator[str]:
+    """What a reader should know beside the figures."""
     apart = not torch.equal(evaluation.candidates, evaluation.queries)
     gallery = "part of the test split that holds no query" if apart else "test split without the query itself"
-    notes = [f"The gallery is the {gallery}; nothing was tuned on it."]
+    yield f"The gallery is the {gallery}; nothing was tuned on it."
     if evaluation.ood_scores:
-        notes.append(f"The main OOD set is {next(iter(evaluation.ood_scores))}.")
+        yield f"The main OOD set is {next(iter(evaluation.ood_scores))}."
     if evaluation.primary == "knn":
-        notes.append(
+        yield (
             "The OOD score of this encoder is the k-NN distance: its head is the identity added to a network that was "
             "trained without it, and κ there says little about the distance from the data."
         )
     if "kappa_on_made" in metrics:
         kappa, variance = metrics["kappa_on_made"], metrics["variance_on_made"]
         better = "kappa" if kappa >= variance else "variance"
-        notes.append(
+        yield (
             "Outsiders made from the validation images (inverted, with pixels permuted, blurred) are told by κ with an "
             f"AUROC of {kappa:.3f}, by the variance before normalisation with {variance:.3f}: of these "
             f"two, which need neither training features nor hits, the encoder recommends {better}."
         )
     if skipped := metrics.get("batches_without_positives", 0):
-        notes.append(f"{skipped} batches of training held no positive pair and were skipped.")
-    left_out = evaluation.metrics["n_without_relevant"]
-    if left_out:
-        notes.append(f"{left_out} queries have no relevant item and are left out of retrieval metrics.")
-    capped = int(evaluation.embeddings.capped.sum())
-    if capped:
-        notes.append(f"{capped} of {len(evaluation.queries)} embeddings have a κ at an end of its range: a bound.")
-    return notes
+        yield f"{skipped} batches of training held no positive pair and were skipped."
+    if left_out := evaluation.metrics["n_without_relevant"]:
+        yield f"{left_out} queries have no relevant item and are left out of retrieval metrics."
+    if capped := int(evaluation.embeddings.capped.sum()):
+        yield f"{capped} of {len(evaluation.queries)} embeddings have a κ at an end of its range: a bound."
+    if encoder.ambiguity is None:
+        return
+    sets = {"queries": evaluation.embeddings, **evaluation.ood_embeddings}
+    said = {name: encoder.ambiguity.doubts(embeddings) for name, embeddings in sets.items()}
+    reasons: dict[Doubt, str] = {UNSEEN: "p_known is small κ", SEVERAL: "κ of ambiguity is small it"}
+    for doubt, reason in reasons.items():
+        shares = (f"{doubts.count(doubt) / len(doubts):.1%} of {name}" for name, doubts in said.items())
+        yield f"Where {reason} says “{doubt}”: {', '.join(shares)}."

@@ -47,7 +47,7 @@ from lam.pairs.relevance import relevance_of
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import registry
 from lam.runs.config import UNSEEN, RunConfig
-from lam.runs.corruption import CorruptionCurve, Kind, TextKind, corruption_metrics, measure_corruption
+from lam.runs.corruption import AnyKind, CorruptionCurve, corruption_metrics, measure_corruption
 from lam.runs.curves import CURVES, Curves
 from lam.runs.data import (
     EMBEDDING_BATCH,
@@ -66,6 +66,9 @@ from lam.runs.start import TRAINED_BY, Start, start_from, write_trained_by
 from lam.training import Training, device_of
 from lam.utils import distributed
 from lam.utils.files import MANIFEST, read_json, seal, write_json
+
+SECONDS = "seconds.json"
+"""Of the stages so far, while a run has not finished."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     if not (folder / DATA).is_file():  # an earlier start has checked them
         distributed.broadcast_from_rank_zero(lambda: check_files(parts.values(), progress))
     network, start = distributed.rank_zero_first(lambda: _build_network(config, splits.train))
-    stages = Stages(progress, _seconds_so_far(folder))
+    stages = Stages(progress, read_json(folder / SECONDS) if (folder / SECONDS).is_file() else {})
     images, training = _training(config, start, splits, stages)
     config.method.check(network, images, training)
     _check_ambiguity(config, start, splits)
@@ -163,7 +166,7 @@ def evaluate_splits(
     splits: Splits,
     ood: dict[str, Dataset],
     stages: "Stages | None" = None,
-) -> tuple[Evaluation, dict[Kind | TextKind, CorruptionCurve], dict[str, float | None]]:
+) -> tuple[Evaluation, dict[AnyKind, CorruptionCurve], dict[str, float | None]]:
     """What a run measures of its encoder: the evaluation, what corrupting test images did, and the metrics of both."""
     stages, workers = stages or Stages(progress=False), config.data.num_workers
     with stages("evaluate"):
@@ -221,7 +224,7 @@ def _finish(folder: Path, metrics: dict[str, Any], plots: list[Path], samples: l
     names += [f"plots/{path.name}" for path in plots]
     names += ["training.json"] if (folder / "training.json").is_file() else []
     seal(folder, names)
-    (folder / "seconds.json").unlink(missing_ok=True)
+    (folder / SECONDS).unlink(missing_ok=True)
     return RunResult(folder, metrics)
 
 
@@ -318,7 +321,7 @@ def _encoder(
             known = loader_of(splits.train.limit(count, seed=config.seed), EMBEDDING_BATCH, workers) if count else None
             own: Any = {"reference": known, "kappa_head": kappa_head, "seed": config.seed}
             encoder.learn_ambiguity(held_out, **own, **queries)
-    write_json(folder / "seconds.json", stages.seconds)
+    write_json(folder / SECONDS, stages.seconds)
     encoder.save(folder / ENCODER)
     return encoder
 
@@ -326,15 +329,13 @@ def _encoder(
 def nearest_is_relevant(
     network: nn.Module,
     images: Dataset,
-    relation: Relation | None = None,
+    relation: Relation,
     *,
     relevant_within: float | None = None,
     num_workers: int = 0,
 ) -> float:
     """Recall@1 of a network on a validation split, by which the epoch is chosen; 0 where no query can be answered."""
-    is_query = images.is_query
-    relation = relation or Relation()
-    relevance = relevance_of(relation, images.targets, is_query=is_query, relevant_within=relevant_within)
+    relevance = relevance_of(relation, images.targets, is_query=images.is_query, relevant_within=relevant_within)
     with evaluating(network):
         device = next(network.parameters()).device
         batches = loader_of(images, EMBEDDING_BATCH, num_workers)
@@ -343,11 +344,6 @@ def nearest_is_relevant(
     hits, _ = rank(embeddings[relevance.queries.to(device)], gallery, k=1)
     answerable = relevance.count() > 0
     return float(relevance.of_hits(hits)[answerable, 0].double().mean()) if answerable.any() else 0.0
-
-
-def _seconds_so_far(folder: Path) -> dict[str, float]:
-    path = folder / "seconds.json"
-    return read_json(path) if path.is_file() else {}
 
 
 @dataclass

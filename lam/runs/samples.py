@@ -44,13 +44,8 @@ def draw_samples(splits: Splits, ood: dict[str, Dataset], candidates: Tensor, *,
     """Samples at random: of different classes that the gallery has, and a stranger, where there are such.
 
     They are items of the validation split; where the gallery has none of its classes, queries of the test split. The
-    stranger is of the first OOD set, or else of the classes that were set aside.
-
-    Args:
-        splits: of the run.
-        ood: its OOD sets by name, the main one first.
-        candidates: positions in the test split of the items in the gallery.
-        seed: of the draw.
+    stranger is of the first OOD set, or else of the classes that were set aside. The gallery holds the `candidates`,
+    positions in the test split.
     """
     generator = torch.Generator().manual_seed(seed)
     gallery = splits.test.labels[candidates.cpu()]
@@ -69,26 +64,19 @@ def draw_samples(splits: Splits, ood: dict[str, Dataset], candidates: Tensor, *,
 
 
 def write_samples(folder: Path, samples: list[Sample]) -> list[str]:
-    """Write samples into the folder of a run.
-
-    Returns:
-        The files, relative to it; none where there is no sample.
-    """
+    """Write samples into the folder of a run; the files, relative to it, none where there is no sample."""
     if not samples:
         return []
     (folder / FOLDER).mkdir(exist_ok=True)
-    files: dict[str, bytes] = {}
     entries: list[dict[str, Any]] = []
     for number, sample in enumerate(samples, start=1):
         name = None
         if sample.image is not None:
             name = f"{FOLDER}/{number}.{media_type(sample.image).removeprefix('image/')}"
-            files[name] = sample.image
+            write_atomically(folder / name, lambda path, image=sample.image: path.write_bytes(image))
         entries.append({**asdict(sample), "image": name})
-    for name, content in files.items():
-        write_atomically(folder / name, lambda path, content=content: path.write_bytes(content))
     write_json(folder / _LIST, entries)
-    return [_LIST, *files]
+    return [_LIST, *(entry["image"] for entry in entries if entry["image"] is not None)]
 
 
 def read_samples(folder: Path) -> tuple[Sample, ...]:

@@ -12,7 +12,7 @@ from lam.utils.files import write_json, write_text
 
 SUFFIXES = (".csv", ".json")
 _OF_IMAGE: tuple[str, ...] = ("image", "kappa", "variance", "decision", "probability", "p_value")
-_PARTS: tuple[str, ...] = ("kappa_epistemic", "kappa_aleatoric", "p_known", "doubt")
+_PARTS: tuple[str, ...] = ("kappa_epistemic", "kappa_aleatoric", "p_known")
 _OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path", "text", "uncertain", "fused")
 
 
@@ -42,57 +42,44 @@ def write_result(path: str | Path, result: SearchResult) -> None:
         write_json(path, {"calibration": state, "images": list(_entries(result))})
         return
     text = io.StringIO()
-    parts = _PARTS if result.queries.has_parts else ()
-    writer = csv.DictWriter(text, (*_OF_IMAGE, "calibration", *parts, *_OF_HIT), lineterminator="\n")
+    parts = (*_PARTS, "doubt") if result.queries.has_parts else ()
+    columns = (*_OF_IMAGE, "calibration", *parts, *_OF_HIT)
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for entry in _entries(result):
-        hits = entry.pop("hits") or [{}]
-        of_image = {**entry, "calibration": state}
-        writer.writerows({**of_image, **{name: hit.get(name) for name in _OF_HIT}} for hit in hits)
+        writer.writerows({**entry, "calibration": state, **hit} for hit in entry["hits"] or [{}])
     write_text(path, text.getvalue())
 
 
 def _entries(result: SearchResult) -> Iterator[dict[str, Any]]:
-    for row, image in enumerate(result.images):
-        decisions = result.decisions
-        answer = (
-            (None, None, None)
-            if decisions is None
-            else (decisions.decision[row], float(decisions.probability[row]), float(decisions.p_value[row]))
-        )
-        numbers = float(result.queries.kappa[row]), float(result.queries.variance[row])
-        hits = zip(result.hits.scores[row].tolist(), result.hits.kappa[row].tolist(), result.items[row], strict=True)
-        yield (
-            dict(zip(_OF_IMAGE, (str(image), *numbers, *answer), strict=True))
-            | _parts(result, row)
-            | {
-                "hits": [
-                    {
-                        "rank": rank,
-                        "score": score,
-                        "hit_kappa": kappa,
-                        "id": item.id,
-                        "label": item.label,
-                        "path": item.path,
-                        "text": item.text,
-                        "paths": json.loads(item.images.paths),
-                        "metadata": json.loads(item.metadata),
-                        "images": item.images.count,
-                        "fused": item.is_fused,
-                        "resultant": item.images.resultant,
-                        "least_kappa": item.least_kappa,
-                        "uncertain": result.is_uncertain(item),
-                    }
-                    for rank, (score, kappa, item) in enumerate(hits, start=1)
-                ]
-            }
-        )
-
-
-def _parts(result: SearchResult, row: int) -> dict[str, Any]:
-    """The parts of κ and what they say in words; nothing where the encoder has not learnt them."""
-    if not result.queries.has_parts:
-        return {}
     queries: Any = result.queries
-    numbers = (float(getattr(queries, name)[row]) for name in _PARTS[:-1])
-    return dict(zip(_PARTS, (*numbers, result.doubts[row]), strict=True))
+    decisions = result.decisions
+    for row, image in enumerate(result.images):
+        numbers = {"kappa": float(queries.kappa[row]), "variance": float(queries.variance[row])}
+        entry = dict.fromkeys(_OF_IMAGE) | {"image": str(image), **numbers}
+        if decisions is not None:
+            probability, p_value = float(decisions.probability[row]), float(decisions.p_value[row])
+            entry |= {"decision": decisions.decision[row], "probability": probability, "p_value": p_value}
+        if queries.has_parts:
+            entry |= {name: float(getattr(queries, name)[row]) for name in _PARTS} | {"doubt": result.doubts[row]}
+        hits = zip(result.hits.scores[row].tolist(), result.hits.kappa[row].tolist(), result.items[row], strict=True)
+        entry["hits"] = [
+            {
+                "rank": rank,
+                "score": score,
+                "hit_kappa": kappa,
+                "id": item.id,
+                "label": item.label,
+                "path": item.path,
+                "text": item.text,
+                "paths": json.loads(item.images.paths),
+                "metadata": json.loads(item.metadata),
+                "images": item.images.count,
+                "fused": item.is_fused,
+                "resultant": item.images.resultant,
+                "least_kappa": item.least_kappa,
+                "uncertain": result.is_uncertain(item),
+            }
+            for rank, (score, kappa, item) in enumerate(hits, start=1)
+        ]
+        yield entry

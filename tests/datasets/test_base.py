@@ -105,7 +105,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("images", "labels", "message"),
         [
-            (pixels(2), torch.tensor([0]), "images and labels must be as many, got 2 images and 1 labels"),
+            (pixels(2), torch.tensor([0]), "pixels must be as many as the 1 labels, got 2"),
             (pixels(2)[0], torch.tensor([0, 0]), r"shape \(N, 1 or 3, H, W\), got torch.uint8 of shape \(1, 4, 4\)"),
             (pixels(2, channels=2), torch.tensor([0, 0]), r"of shape \(N, 1 or 3, H, W\)"),
             (pixels(2).int(), torch.tensor([0, 0]), "images must be uint8 or floating point .* got torch.int32"),
@@ -137,7 +137,9 @@ class TestRefusals:
         ("indices", "message"),
         [
             ([], "non-empty list of positions"),
-            ([0.5], "non-empty list of positions"),
+            ([0.5], "indices must be integers, got float64 in list"),
+            ([True, False] * 15, "indices must be integers, got bool in list"),
+            (torch.arange(30) < 3, "indices must be integers, got torch.bool"),
             ([[1]], "non-empty list of positions"),
             ([3, 30], "indices must be from 0 to 29, got 30"),
             ([-1], "indices must be from 0 to 29, got -1"),

@@ -191,7 +191,7 @@ class TestRefusals:
 
     @pytest.mark.usefixtures("as_in_production")
     def test_paths_and_labels_are_as_many(self):
-        with pytest.raises(ValueError, match="paths and labels must be as many, got 1 paths and 2 labels"):
+        with pytest.raises(ValueError, match="paths must be as many as the 2 labels, got 1"):
             FolderImages([Path("a")], torch.tensor([0, 0]), name="x", classes=("a",), preprocessing=SMALL)
 
     def test_one_shape_is_needed(self, tmp_path):

@@ -10,7 +10,7 @@ from lam.datasets.msls import TEST, TRAIN, UNPUBLISHED, VALIDATION
 from tests.datasets import layouts
 
 CITIES = {"train_cities": ["boston", "goa"], "validation_cities": ["amman"], "test_cities": ["cph", "sf"]}
-OPTIONS = {**CITIES, "image_size": 8}
+OPTIONS = {**CITIES, "preprocessing": {"crop": 8}}
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_angles_on_request(root):
 
 
 def test_it_is_out_of_distribution_for_birds(root, tmp_path):
-    like = load("cub200", root=layouts.cub200(tmp_path / "birds"), image_size=16).test
+    like = load("cub200", root=layouts.cub200(tmp_path / "birds"), preprocessing={"crop": 16}).test
     assert load_ood("msls", root=root, like=like, **CITIES).shape == (3, 16, 16)
 
 

@@ -13,7 +13,7 @@ from lam.datasets.lfw import splits as lfw_splits
 from lam.inputs.preprocessing import Preprocessing
 from tests.datasets import layouts
 
-SMALL = {"image_size": 8}
+SMALL = {"preprocessing": {"crop": 8}}
 MAKE = {"cub200": layouts.cub200, "cars196": layouts.cars196}
 TRAIN = {f"Ann_{i}": 1 + i % 3 for i in range(20)}
 TEST = {f"Bob_{i}": 1 + i % 2 for i in range(6)}
@@ -57,8 +57,6 @@ class TestClasses:
         fields = {"size": [16, 16]}
         parts = load("cub200", root=tmp_path / "CUB_200_2011", preprocessing=fields)
         assert parts.test.preprocessing == Preprocessing.from_options({"size": [16, 16]})
-        with pytest.raises(ValueError, match="preprocessing has a size of its own: leave out image_size, got 8"):
-            load("cub200", root=tmp_path, preprocessing=fields, **SMALL)
 
     def test_any_of_them_is_out_of_the_distribution_of_another(self, tmp_path):
         birds = load("cub200", root=layouts.cub200(tmp_path / "birds"), **SMALL).test

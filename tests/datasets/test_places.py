@@ -12,7 +12,7 @@ from lam.inputs.preprocessing import Preprocessing
 from lam.pairs.relation import Relation
 from tests.datasets import layouts
 
-SMALL = {"image_size": 8}
+SMALL = {"preprocessing": {"crop": 8}}
 
 
 def street(n: int = 20, **more) -> list[dict]:
@@ -240,9 +240,9 @@ class TestWrong:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"positions": torch.zeros(3, 2)}, "positions must be as many as the 2 images, got 3"),
-            ({"angles": torch.zeros(3)}, "angles must be as many as the 2 images, got 3"),
-            ({"is_query": torch.ones(1).bool()}, "is_query must be as many as the 2 images, got 1"),
+            ({"positions": torch.zeros(3, 2)}, "positions must be as many as the 2 labels, got 3"),
+            ({"angles": torch.zeros(3)}, "angles must be as many as the 2 labels, got 3"),
+            ({"is_query": torch.ones(1).bool()}, "is_query must be as many as the 2 labels, got 1"),
             ({"positions": torch.zeros(2, 2).long()}, r"positions must be numbers of shape \(N, X\), got torch.int64"),
             ({"positions": torch.tensor([[0.0, 1.0], [math.nan, 0.0]])}, r"must be finite, got \[nan, 0.0\] for .*b"),
             ({"angles": torch.tensor([math.nan, math.inf])}, "angles must be degrees, or NaN .*, got inf for .*b"),

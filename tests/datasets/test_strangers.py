@@ -86,9 +86,6 @@ def test_the_names_of_each_part_are_asked_for_once() -> None:
             type(self).asked += 1
             return [str(label) for label in self.labels.tolist()]
 
-        def _part(self, indices: torch.Tensor) -> "Named":
-            return Named(self.images[indices], self.labels[indices], classes=self.classes)
-
     part = Named(torch.zeros(120, 1, 2, 2), torch.arange(40).repeat(3))
     strangers = set_classes_aside(Splits(part, part, part), 0.5, seed=0).strangers
     assert strangers.names == [str(label) for label in strangers.labels.tolist()]

@@ -137,7 +137,7 @@ def test_an_empty_text_or_label_is_named_by_its_line(tmp_path: Path) -> None:
         datasets.load("texts", root=path)
     with pytest.raises(ValueError, match="texts must not be empty, got an empty one at index 1"):
         Texts(["a", " "], torch.tensor([0, 0]))
-    with pytest.raises(ValueError, match="labels must be as many as the 2 texts, got 1"):
+    with pytest.raises(ValueError, match="texts must be as many as the 1 labels, got 2"):
         Texts(["a", "b"], torch.tensor([0]))
 
 

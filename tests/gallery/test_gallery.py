@@ -18,7 +18,7 @@ from lam.gallery.refusal import Refusal
 from lam.gallery.store import CACHE, FILE, Change, Fuse, Operation
 from lam.runs.data import load_data
 from lam.runs.finished import Run
-from lam.runs.index import index_folder
+from lam.runs.index import index_images
 from lam.utils.files import sha256_of
 from lam.vmf.embeddings import Embeddings
 
@@ -92,7 +92,7 @@ def test_a_new_index_replaces_the_items_of_the_old_and_no_others(run_copy: Path,
     gallery = Gallery(run_copy / "gallery", D)
     gallery.write(items(2))
     gallery.close()
-    count = index_folder(run_copy, digit_folder, progress=False)
+    count = len(index_images(run_copy, folder=digit_folder, progress=False))
     again = Gallery(run_copy / "gallery", D)
     assert len(again) == count + 2
     assert again.get("0") is None
@@ -102,7 +102,7 @@ def test_a_new_index_replaces_the_items_of_the_old_and_no_others(run_copy: Path,
 
 
 def test_a_corrupt_index_is_rebuilt(run_copy: Path, digit_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    index_folder(run_copy, digit_folder, factory="HNSW8", progress=False)
+    index_images(run_copy, folder=digit_folder, factory="HNSW8", progress=False)
     first = Gallery(run_copy / "gallery", D)
     assert (run_copy / "gallery" / CACHE).is_dir()  # a kill from here on costs no second build
     first.write(items(4))
@@ -125,7 +125,7 @@ def test_a_corrupt_index_is_rebuilt(run_copy: Path, digit_folder: Path, caplog: 
 
 
 def test_a_cache_of_the_index_is_caught_up(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
-    index_folder(run_copy, digit_folder, factory="HNSW8", progress=False)
+    index_images(run_copy, folder=digit_folder, factory="HNSW8", progress=False)
     first = Gallery(run_copy / "gallery", D)
     first.write(items(4))
     first.close()

@@ -19,7 +19,7 @@ from lam.gallery.store import Change, Fuse, ItemStore
 from lam.inputs import Preprocessing
 from lam.retrieval.index.fusion import fuse_identities
 from lam.runs.finished import Run
-from lam.runs.index import index_folder, index_images
+from lam.runs.index import index_images
 
 D = 3
 
@@ -187,7 +187,7 @@ def test_a_deletion_that_is_killed_is_whole_or_not_at_all(
     run_copy: Path, digit_folder: Path, tmp_path: Path, step: str, factory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once it is stored the next start finishes it; without that it has not been."""
-    index_folder(run_copy, digit_folder, factory=factory, progress=False)
+    index_images(run_copy, folder=digit_folder, factory=factory, progress=False)
     gone, killed = Run(run_copy).gallery.items[7], tmp_path / "killed"
 
     def kill(*_: object) -> None:
@@ -224,7 +224,7 @@ def test_a_deletion_that_cannot_be_stored_says_so(run_copy: Path, monkeypatch: p
 def test_what_is_left_of_a_deletion_is_told_to_deletions_alone(
     run_copy: Path, digit_folder: Path, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index_folder(run_copy, digit_folder, factory="HNSW8", progress=False)
+    index_images(run_copy, folder=digit_folder, factory="HNSW8", progress=False)
     gone = Run(run_copy).gallery.items[7]
     with opened(run_copy) as gallery:
         with monkeypatch.context() as patched:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
-from lam.inputs.preprocessing import Preprocessing, _convert, _to_mode, decode, open_image
+from lam.inputs.preprocessing import Preprocessing, _convert, decode, open_image, to_mode
 
 
 def photograph(height: int = 60, width: int = 90) -> Image.Image:
@@ -349,7 +349,7 @@ class TestReduction:
         assert factor > 1
         at_once = _convert(image, mode).reduce(factor)
         assert np.array_equal(np.asarray(decode(image, 256)), np.asarray(at_once))
-        assert np.array_equal(np.asarray(_to_mode(image, mode)), np.asarray(_convert(image, mode)))
+        assert np.array_equal(np.asarray(to_mode(image, mode)), np.asarray(_convert(image, mode)))
 
     @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF"])
     def test_it_is_turned_afterwards(self, tmp_path, kind):

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ from lam.retrieval.decisions.flags import COMBINED, FLAGS
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.registry import SCORES
 from lam.retrieval.metrics.searches import Searches, search_open_set
-from lam.runs.calibrate import StoredItems, calibrate_run
+from lam.runs.calibrate import calibrate_run
 from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
+from lam.runs.index import index_images
 from lam.vmf.embeddings import Embeddings
 from tests.conftest import FinishedRun
 from tests.helpers import unchecked
@@ -164,15 +166,6 @@ def test_the_index_can_be_what_is_searched(run_copy: Path) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
     made = Run(run_copy).calibration
     assert (made.gallery_size, made.facts["gallery"], made.reference) == (60, "index", None)
-    again = calibrate_run(
-        run_copy,
-        targets=made.targets,
-        gallery=StoredItems.of(Run(run_copy).gallery),
-        reference=0,
-        progress=False,
-    )
-    assert again.accept_above == made.accept_above
-    assert again.facts["gallery"] == "stored items"
 
 
 def test_fresh_images_are_parted_into_queries_and_a_gallery(run_copy: Path, digit_folder: Path) -> None:
@@ -292,15 +285,14 @@ def test_data_that_changed_since_the_run_are_refused(run_copy: Path, capsys: pyt
     assert "the data are not those of the run" in capsys.readouterr().err
 
 
-def test_stored_items_that_cannot_serve_are_refused(finished_run: FinishedRun) -> None:
-    mean = torch.eye(3)[:2]
-    with pytest.raises(ValueError, match="a label for each of 2 vectors, got 1"):
-        StoredItems(mean, torch.ones(2), ("a",))
-    with pytest.raises(ValueError, match="none of the 2 stored items has a label of the data"):
-        calibrate_run(
-            finished_run.folder, gallery=StoredItems(mean, torch.ones(2), ("a", "b")), reference=0, progress=False
-        )
-    with pytest.raises(ValueError, match="gallery must be 'held-out', 'index' or stored items, got 'test'"):
+def test_a_gallery_that_cannot_serve_is_refused(
+    finished_run: FinishedRun, run_copy: Path, digit_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(digit_folder / "2", tmp_path / "others" / "two")
+    index_images(run_copy, folder=tmp_path / "others", progress=False)
+    with pytest.raises(ValueError, match=r"none of the \d+ stored items has a label of the data"):
+        calibrate_run(run_copy, reference=0, progress=False)
+    with pytest.raises(ValueError, match="gallery must be one of index, held-out, got 'test'"):
         unchecked(calibrate_run)(finished_run.folder, gallery="test", progress=False)
 
 

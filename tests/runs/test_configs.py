@@ -133,7 +133,7 @@ def options_of(data: str) -> tuple[str, ...]:
         small = f"--data.options={{{TINY_IMAGES}}}"
         return (*RESNET, small)
     sizes = {"cub200": "validation: 0.5", "lfw": "validation: 0.3", "msls": ", ".join(CITIES)}
-    return (*RESNET, f"--data.options={{image_size: 32, {sizes[data]}}}")
+    return (*RESNET, f"--data.options={{preprocessing: {{crop: 32}}, {sizes[data]}}}")
 
 
 def small(name: str, root: Path, output: Path) -> RunConfig:

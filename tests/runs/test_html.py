@@ -180,14 +180,3 @@ def test_sections_without_content_are_left_out(tmp_path: Path) -> None:
     parsed = outline(tmp_path / "report.html")
     assert "h1" in parsed.tags
     assert not {"section", "table", "figure"} & set(parsed.tags)
-
-
-def test_a_plot_that_is_missing_or_no_png_is_named_and_the_old_report_stays(tmp_path: Path, picture: Path) -> None:
-    path = tmp_path / "report.html"
-    path.write_text("old")
-    with pytest.raises(ValueError, match=r"the plot .*none\.png cannot be read \(No such file"):
-        write_report(path, title="A run", metrics={}, plots=[Plot("", "", tmp_path / "none.png")])
-    picture.write_text("GIF89a")
-    with pytest.raises(ValueError, match=r"the plot .*picture\.png must be a PNG file"):
-        write_report(path, title="A run", metrics={}, plots=[Plot("", "", picture)])
-    assert path.read_text() == "old"

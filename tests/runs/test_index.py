@@ -63,7 +63,7 @@ def test_no_work_is_done_for_an_output_that_cannot_be(run_copy: Path, digit_fold
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW32"])
 def test_an_image_finds_itself(factory: str, run_copy: Path, digit_folder: Path) -> None:
-    assert gallery.index_folder(run_copy, digit_folder, factory=factory, progress=False) == 24
+    assert len(gallery.index_images(run_copy, folder=digit_folder, factory=factory, progress=False)) == 24
     found = gallery.search(run_copy, digit_folder / "2" / "3.png", k=24)
     assert float(found.hits.scores[0, 0]) == pytest.approx(1)
     best = {item.path for item, score in zip(found.items[0], found.hits.scores[0], strict=True) if score > 1 - 1e-6}
@@ -75,13 +75,13 @@ def test_an_image_finds_itself(factory: str, run_copy: Path, digit_folder: Path)
 
 def test_one_image_is_one_row_whatever_it_is_called(run_copy: Path, flat_folder: Path) -> None:
     shutil.copy(flat_folder / "0.png", flat_folder / "copy.png")
-    assert gallery.index_folder(run_copy, flat_folder, progress=False) == 8
+    assert len(gallery.index_images(run_copy, folder=flat_folder, progress=False)) == 8
     found = gallery.search(run_copy, flat_folder / "0.png", k=100)
     assert found.hits.ids.shape == (1, 8)
     assert found.hits.ids.min() >= 0
     assert len({item.path for item in found.items[0]}) == 8
     first = sorted(item.id for item in found.items[0])
-    assert gallery.index_folder(run_copy, flat_folder, progress=False) == 8
+    assert len(gallery.index_images(run_copy, folder=flat_folder, progress=False)) == 8
     assert sorted(item.id for item in gallery.search(run_copy, flat_folder / "0.png", k=100).items[0]) == first
 
 
@@ -93,7 +93,7 @@ def test_k_below_one_is_refused(run_copy: Path, flat_folder: Path) -> None:
 def test_what_is_no_image_is_named(run_copy: Path, flat_folder: Path) -> None:
     (flat_folder / "notes.png").write_text("milk, bread")
     for act in (
-        lambda: gallery.index_folder(run_copy, flat_folder, progress=False),
+        lambda: gallery.index_images(run_copy, folder=flat_folder, progress=False),
         lambda: gallery.search(run_copy, flat_folder / "notes.png"),
     ):
         with pytest.raises(ValueError, match="notes.png is no image"):
@@ -116,11 +116,11 @@ def test_options_stand_wherever_they_are_written(run_copy: Path, flat_folder: Pa
 def test_a_refused_index_leaves_the_old_one(run_copy: Path, flat_folder: Path) -> None:
     before = gallery.search(run_copy, flat_folder / "0.png").items
     with pytest.raises(ValueError, match="factory must be a FAISS factory string .* got 'Nonsense'"):
-        gallery.index_folder(run_copy, flat_folder, factory="Nonsense", progress=False)
+        gallery.index_images(run_copy, folder=flat_folder, factory="Nonsense", progress=False)
     with pytest.raises(ValueError, match="FAISS cannot train on 8 embeddings"):
-        gallery.index_folder(run_copy, flat_folder, factory="IVF20,Flat", progress=False)
+        gallery.index_images(run_copy, folder=flat_folder, factory="IVF20,Flat", progress=False)
     with pytest.raises(ValueError, match="there is no folder"):
-        gallery.index_folder(run_copy, flat_folder / "missing", progress=False)
+        gallery.index_images(run_copy, folder=flat_folder / "missing", progress=False)
     assert gallery.search(run_copy, flat_folder / "0.png").items == before
 
 
@@ -147,23 +147,23 @@ def test_a_kill_leaves_the_old_items_or_the_new_ones(
     with monkeypatch.context() as patch:
         patch.setattr(where, name, kill)
         with pytest.raises(KeyboardInterrupt):
-            gallery.index_folder(run_copy, flat_folder, factory="HNSW8", progress=False)
+            gallery.index_images(run_copy, folder=flat_folder, factory="HNSW8", progress=False)
     found = gallery.search(killed, flat_folder / "0.png", k=100).items
     assert len(found[0]) == left
     assert (found == before) == (left == 60)
-    assert gallery.index_folder(killed, flat_folder, progress=False) == 8
+    assert len(gallery.index_images(killed, folder=flat_folder, progress=False)) == 8
     assert len(Run(killed).gallery) == 8
 
 
 def test_lost_items_are_told_and_begun_anew_where_that_is_asked_for(run_copy: Path, flat_folder: Path) -> None:
     (run_copy / "gallery" / FILE).unlink()
-    for act in (gallery.search, gallery.index_folder):
+    for act in (gallery.search, lambda run, folder: gallery.index_images(run, folder=folder)):
         with pytest.raises(CorruptFileError, match="items.sqlite is missing or empty, and there was one"):
             act(run_copy, flat_folder)
     (run_copy / "gallery" / MARK).unlink()
     with pytest.raises(ValueError, match="items.sqlite is missing or empty: `lam index` makes one"):
         gallery.search(run_copy, flat_folder)
-    gallery.index_folder(run_copy, flat_folder, progress=False)
+    gallery.index_images(run_copy, folder=flat_folder, progress=False)
     assert gallery.search(run_copy, flat_folder / "0.png", k=1).items[0][0].label == "flat"
 
 
@@ -173,7 +173,7 @@ def test_a_new_index_repairs_what_was_altered_of_the_old(run_copy: Path, flat_fo
     store.close()
     with pytest.raises(CorruptFileError, match="rows 7 are altered"):
         gallery.search(run_copy, flat_folder)
-    gallery.index_folder(run_copy, flat_folder, progress=False)
+    gallery.index_images(run_copy, folder=flat_folder, progress=False)
     assert len(gallery.search(run_copy, flat_folder / "0.png", k=100).items[0]) == 8
 
 

@@ -152,7 +152,7 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path, run_copy: Path
     with locked(tmp_path / "held"), pytest.raises(ValueError, match="another process is writing to .*held: wait"):
         run(tiny(tmp_path / "held"), progress=False)
     with locked(run_copy), pytest.raises(ValueError, match="another process is writing to"):
-        gallery.index_folder(run_copy, digit_folder, progress=False)
+        gallery.index_images(run_copy, folder=digit_folder, progress=False)
 
 
 @pytest.mark.long

@@ -1,6 +1,8 @@
 """Classes that a run sets aside, and what `lam calibrate` promises of them."""
 
 import re
+import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,12 @@ from PIL import Image
 import lam
 from lam.cli import main
 from lam.datasets import Dataset
+from lam.datasets.base import Shown
+from lam.gallery.enrolment import item_of_embedding
 from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.runs.calibrate import StoredItems, calibrate_run
+from lam.retrieval.index.entries import unit_vectors
+from lam.runs.calibrate import calibrate_run
 from lam.runs.config_files import load_config, shipped
 from lam.runs.data import load_data
 from lam.runs.finished import Run
@@ -94,19 +99,17 @@ def test_of_too_few_classes_it_says_the_least_that_they_promise(
 
 
 @pytest.mark.long
-def test_items_of_their_classes_that_were_added_count_as_matches(run_with_strangers: Path) -> None:
-    run = Run(run_with_strangers)
+def test_items_of_their_classes_that_were_added_count_as_matches(run_with_strangers: Path, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(run_with_strangers, tmp_path / "run"))
     strangers = load_data(run.config.data)[0].strangers
     embeddings = run.encoder.embed(torch.utils.data.DataLoader(strangers, 100))
-    stored = StoredItems.of(run.gallery)
-    names = tuple(strangers.classes[label] for label in strangers.labels.tolist())
-    both = StoredItems(
-        torch.cat([stored.vectors, embeddings.mean]),
-        torch.cat([stored.kappa, embeddings.kappa]),
-        (*stored.labels, *names),
-    )
+    names = [strangers.classes[label] for label in strangers.labels.tolist()]
+    rows = zip(unit_vectors(embeddings, 3).numpy(), embeddings.kappa.tolist(), names, strict=True)
+    with closing(run.open_gallery()) as gallery:
+        gallery.write([item_of_embedding(f"more{i}", *row, Shown("")) for i, row in enumerate(rows)])
+    assert len(run.gallery) == 60 + len(strangers)
     targets = Targets(far=0.25, ood=0.2, conformal_miss=0.2)
-    scores = calibrate_run(run_with_strangers, targets=targets, gallery=both, progress=False).false_accepts.scores
+    scores = calibrate_run(run.folder, targets=targets, progress=False).false_accepts.scores
     assert float(scores.max()) < 1 - 1e-6  # no stranger finds itself
 
 

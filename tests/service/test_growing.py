@@ -14,7 +14,7 @@ import torch
 
 from lam.cli import main
 from lam.gallery.store import FILE, ItemStore
-from lam.runs.calibrate import StoredItems, calibrate_run
+from lam.runs.calibrate import calibrate_run
 from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
 from lam.runs.index import index_images, search
@@ -39,11 +39,11 @@ def grown(engine: Engine, count: int, *, label: str | None = None) -> None:
 def test_what_a_service_holds_is_read_beside_it(engine: Engine) -> None:
     grown(engine, 3)
     engine.gallery.write(["0"])
-    found = StoredItems.of(Run(engine.run.folder).gallery)
-    assert len(found.vectors) == len(found.labels) == len(engine.gallery) == 62
+    found = Run(engine.run.folder).gallery
+    assert len(found.embeddings) == len(found) == len(engine.gallery) == 62
     by_id = {item.id: item for item in engine.gallery.page(after="", limit=100)}
-    assert sorted(found.labels) == sorted(item.label for item in by_id.values())
-    assert float(found.kappa.sum()) == pytest.approx(sum(item.kappa for item in by_id.values()))
+    assert sorted(item.label for item in found.items) == sorted(item.label for item in by_id.values())
+    assert float(found.embeddings.kappa.sum()) == pytest.approx(sum(item.kappa for item in by_id.values()))
 
 
 def test_what_is_written_while_it_is_read_alters_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,10 +63,10 @@ def test_what_is_written_while_it_is_read_alters_nothing(engine: Engine, monkeyp
 
     with monkeypatch.context() as patched:
         patched.setattr(ItemStore, "_rows", rows)
-        found = StoredItems.of(Run(engine.run.folder).gallery)
+        found = Run(engine.run.folder).gallery
     assert next(writes) == 4
-    assert len(found.vectors) == 60
-    assert not [label for label in found.labels if label.startswith("label")]
+    assert len(found.embeddings) == 60
+    assert not [item.label for item in found.items if item.label.startswith("label")]
     assert len(Run(engine.run.folder).gallery) == 63
 
 
@@ -100,8 +100,9 @@ def test_items_without_label_spoil_no_calibration(engine: Engine, capsys: pytest
 
 
 def test_a_gallery_without_any_label_cannot_be_calibrated_for(engine: Engine) -> None:
-    with pytest.raises(ValueError, match="none of the 3 stored items has a label: give them labels"):
-        calibrate_run(engine.run.folder, gallery=StoredItems(torch.eye(3), torch.ones(3), ("",) * 3), progress=False)
+    engine.gallery.write([replace(item, label="") for item in engine.gallery.page(after="", limit=60)])
+    with pytest.raises(ValueError, match="none of the 60 stored items has a label: give them labels"):
+        calibrate_run(engine.run.folder, progress=False)
 
 
 def test_what_is_served_is_searched_beside_it(engine: Engine, digit_folder: Path) -> None:

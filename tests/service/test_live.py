@@ -64,6 +64,24 @@ def test_however_many_come_so_many_are_kept_each_as_likely_as_any_other(served_r
     assert float(((counts - expected) ** 2 / expected).sum()) < 160  # chi-squared of 79: 124 at 0.001, times 0.75
 
 
+def test_one_that_goes_on_with_another_size_prefers_none(served_run: Path) -> None:
+    run = Run(served_run)
+    live = LiveQueries(run, 20)
+    for number in range(20):
+        live.add(*_query(number))
+    live.write()
+    kept = [int(features[0, 0]) for _ in range(40) for _, features in LiveQueries(run, 10)._kept]
+    assert len(kept) == 400
+    assert set(kept) == set(range(20))  # by chance alone not: once in 10^10
+    for number in range(20, 80):
+        live.add(*_query(number))
+    live.write()
+    larger = LiveQueries(run, 60)
+    for number in range(80, 120):
+        larger.add(*_query(number))
+    assert len(larger._kept) == 20  # of the first 80 no more are left: others beside them would all be late ones
+
+
 def test_it_is_written_now_and_then_and_at_the_end_and_damage_is_named(served_run: Path) -> None:
     run = Run(served_run)
     with pytest.raises(ValueError, match="no queries .* were kept: `lam serve --keep-queries 2000` keeps them"):

@@ -18,6 +18,7 @@ from lam.models.kappa_head import KappaHead
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance, relevance_of
 from lam.vmf import KAPPA_RANGE, Embeddings, bessel_ratio, kappa_from_resultant
+from tests.encoders.small import WIDE
 
 
 def items(n: int = 240, dimension: int = 6, *, classes: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -244,7 +245,7 @@ def test_a_head_that_was_trained_gives_kappa_a_and_p_known_alone_is_learnt(form,
 @pytest.mark.long
 def test_exported_with_the_encoder(tmp_path) -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 3))
+    network = nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, WIDE))
     features, labels = items(seed=1)
     encoder = fit(network, [(features, labels)], margin=0.7, progress=False)
     encoder.learn_ambiguity([items(seed=2)])

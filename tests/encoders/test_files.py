@@ -16,7 +16,7 @@ from lam.hessians import AnInfoNCECurvature
 from lam.inputs.preprocessing import Preprocessing
 from lam.retrieval import Index
 from lam.utils.files import CorruptFileError, seal, write_generation, write_text
-from tests.encoders.small import fit, make_batches, make_network, same_posterior
+from tests.encoders.small import WIDE, fit, make_batches, make_network, same_posterior
 
 
 def test_saved_and_loaded_it_is_the_same_to_the_bit(tmp_path: Path):
@@ -157,7 +157,7 @@ def test_exported_it_gives_the_same_for_any_batch_size(tmp_path: Path):
 
 @pytest.mark.long
 def test_images_are_exported_without_an_example(tmp_path: Path):
-    network = models.build("convnet8", dimension=3)
+    network = models.build("convnet8", dimension=WIDE)
     images = torch.rand(16, 1, 8, 8)
     sort = Preprocessing(mode="L", size=(8, 8))
     encoder = lam.fit(network, [(images, torch.arange(16) % 4)], margin=0.7, preprocessing=sort, progress=False)

@@ -10,7 +10,7 @@ import lam
 from lam.hessians import ContrastiveCurvature, Full, Kron
 from lam.methods import LaplacePosthoc
 from lam.posteriors import POSTERIORS
-from tests.encoders.small import fit, make_batches, make_network, same_posterior
+from tests.encoders.small import WIDE, fit, make_batches, make_network, same_posterior
 from tests.encoders.test_evaluation import METRICS
 
 BASES = ("ekfac",)
@@ -88,7 +88,7 @@ def test_it_forgets_batches_and_adds_others(structure: str):
 
 @pytest.mark.long
 def test_it_is_exported(structure: str, tmp_path: Path):
-    encoder, inputs = fit(**options_of(structure)), make_batches(1)[0][0]
+    encoder, inputs = fit(D=WIDE, **options_of(structure)), make_batches(1)[0][0]
     encoder.export(tmp_path / "encoder.pt2", inputs)
     program = torch.export.load(tmp_path / "encoder.pt2").module()
     for N in (2, 7):

@@ -22,7 +22,7 @@ from lam.retrieval import Index, sampled_nearest
 from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.utils.autocast import without_autocast
 from lam.vmf.distribution import VonMisesFisher, fuse
-from tests.encoders.small import fit, make_batches, make_network
+from tests.encoders.small import WIDE, fit, make_batches, make_network
 from tests.methods.small_data import images, network, outside, training
 
 N, P, D = 64, 16, 12
@@ -194,7 +194,7 @@ def test_it_is_off_inside_and_on_again_afterwards_whatever_happens() -> None:
 @pytest.mark.long
 def test_a_program_exported_under_autocast_needs_none_to_run(tmp_path: Path) -> None:
     inputs, _ = make_batches()[0]
-    encoder = fit()
+    encoder = fit(D=WIDE)
     with mixed():
         encoder.export(tmp_path / "encoder.pt2", inputs)
     _, mean, kappa, _ = torch.export.load(tmp_path / "encoder.pt2").module()(inputs)

@@ -104,7 +104,8 @@ class Item:
     @property
     def text(self) -> str | None:
         """The text that it is, which its metadata have under that name; None of an image."""
-        return json.loads(self.metadata).get("text")
+        text = json.loads(self.metadata).get("text")
+        return text if isinstance(text, str) else None
 
     @property
     def is_fused(self) -> bool:

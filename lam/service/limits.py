@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from lam.gallery.refusal import Refusal, busy
@@ -87,7 +88,7 @@ class Limits:
             body = await self._body(self._limit(scope["path"], headers), headers, receive)
             await self._app(scope, _replayed(body, receive), send)
         except (ServiceError, Refusal) as error:
-            await send.refuse(ServiceError.of(error) if isinstance(error, Refusal) else error)
+            await send.refuse(ServiceError.of(error))
             if body is None:
                 await _linger(receive, self._settings.linger_seconds)
             await send.end()
@@ -245,14 +246,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 async def _linger(receive: Receive, seconds: float) -> None:
     """Throw away what still comes for a moment: a connection closed on unread bytes may lose the answer."""
-
-    async def discard() -> None:
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                return
-
-    try:
-        await asyncio.wait_for(discard(), seconds)
-    except TimeoutError:
-        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while (await receive()).get("more_body", False):
+                pass

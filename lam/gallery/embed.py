@@ -17,7 +17,6 @@ from lam.datasets import Dataset, FolderImages, Texts
 from lam.datasets.texts import Columns
 from lam.encoders.base import Encoder
 from lam.gallery.enrolment import SourceImage
-from lam.gallery.image_list import ListedImage
 from lam.gallery.item import content_id, file_id
 from lam.gallery.shards import Shard
 from lam.inputs import Preprocessing, TextPreprocessing
@@ -143,31 +142,25 @@ def _relative(paths: Sequence[str]) -> list[str]:
     return [os.path.relpath(path, root) for path in paths]
 
 
-def embed_list(
-    encoder: Encoder, listed: Sequence[ListedImage], *, progress: bool = True
-) -> tuple[list[SourceImage], Embeddings]:
-    """Embed the images of a list.
+def embed_images(encoder: Encoder, images: Sequence[SourceImage], *, progress: bool = True) -> Embeddings:
+    """Embed images of a list, as `lam.gallery.image_list.read_list` reads it.
 
     Args:
         encoder: of a run.
-        listed: as `lam.gallery.image_list.read_list` reads it.
+        images: their files.
         progress: show a progress bar on standard error.
 
     Raises:
-        ValueError: as `embed_items`; or for an id, a label or metadata that no item can have.
+        ValueError: for an encoder that does not know how an image becomes an input, or naming a file that is no image.
     """
-    names = {label: number for number, label in enumerate(sorted({image.label for image in listed}))}
-    images = FolderImages(
-        [image.path for image in listed],
-        torch.tensor([names[image.label] for image in listed]),
+    files = FolderImages(
+        [Path(image.path) for image in images],
+        torch.zeros(len(images), dtype=torch.int64),  # no label is looked at
         name="list",
-        classes=list(names),
+        classes=[""],
         preprocessing=preprocessing_of(encoder, Preprocessing),
     )
-    sources = [
-        SourceImage(str(image.path), image.label, file_id(image.path), image.id, image.metadata) for image in listed
-    ]
-    return sources, encoder.embed(_loader(images), progress=progress)
+    return encoder.embed(_loader(files), progress=progress)
 
 
 def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:

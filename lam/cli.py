@@ -274,7 +274,7 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
         progress=not parsed.quiet,
     )
     if enrolled.uncertain:
-        skipped_or_kept = "skipped" if enrolled.skipped else "kept"
+        skipped_or_kept = "skipped" if parsed.skip_uncertain else "kept"
         print(f"uncertain, kappa below the flag, {skipped_or_kept}: {len(enrolled.uncertain)}")
         for path, kappa in enrolled.uncertain:
             print(f"{kappa:10.4g}  {path}")

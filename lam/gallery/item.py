@@ -45,9 +45,6 @@ class Images:
     sums: bytes | None = field(default=None, repr=False)
 
 
-_ONE = Images()
-
-
 @dataclass(frozen=True)
 class Item:
     """What is stored of an item.
@@ -70,7 +67,7 @@ class Item:
     metadata: str = "{}"
     thumbnail: bytes | None = field(default=None, repr=False)
     origin: str = SERVED
-    images: Images = _ONE
+    images: Images = Images()
 
     @classmethod
     def of_row(cls, row: Sequence[Any]) -> "Item":

@@ -10,7 +10,7 @@ knows of an index.
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -202,17 +202,6 @@ class ItemStore:
             self.erase_log()
         self._writer.close()
 
-    @contextmanager
-    def consistent_read(self) -> Iterator[None]:
-        """Let `check` and `items_by_key` see what is there now, whatever another process writes meanwhile."""
-        with self._errors_explained():
-            self._writer.execute("BEGIN")
-            try:
-                yield
-            finally:
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
-
     def check(self, *, drop_corrupt: bool = False) -> list[str]:
         """Read every row and hold it to its hash, and all of them to the ledger.
 
@@ -229,7 +218,7 @@ class ItemStore:
             (verdict,) = self._writer.execute("PRAGMA integrity_check(1)").fetchone()
             if verdict != "ok":
                 raise sqlite3.DatabaseError(verdict)
-            altered, fault = self._read_whole(lambda key, row: None)
+            altered, fault = self._read_whole()
         if fault and not drop_corrupt:
             raise self._corrupt(fault)
         if fault:
@@ -239,34 +228,40 @@ class ItemStore:
                 self._ledger = len(hashes), _xor(hashes)
         return list(altered.values())
 
-    def read(self) -> dict[int, Sequence[Any]]:
-        """The rows of all items by rising key, each held to its hash and all to the ledger, without thumbnails.
+    def read(self) -> tuple[dict[int, Sequence[Any]], dict[str, str]]:
+        """What is there now, whatever another process writes meanwhile: the rows of all items, and all facts.
+
+        Returns:
+            Rows by rising key, without thumbnails, each held to its hash and all to the ledger; and facts by name.
 
         Raises:
             CorruptFileError: naming the file and the rows.
         """
         rows: dict[int, Sequence[Any]] = {}
-
-        def keep(key: int, row: Sequence[Any]) -> None:
-            rows[key] = (*row[:_THUMBNAIL], None, *row[_THUMBNAIL + 1 :])
-
         with self._errors_explained():
-            _, fault = self._read_whole(keep)
+            self._writer.execute("BEGIN")
+            try:
+                _, fault = self._read_whole(rows)
+                facts = dict(self._writer.execute("SELECT name, value FROM facts"))
+            finally:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
         if fault:
             raise self._corrupt(fault)
-        return rows
+        return rows, facts
 
-    def _read_whole(self, use: Callable[[int, Sequence[Any]], object]) -> tuple[dict[int, str], str]:
-        """Hand on every row that is whole; the ids of the others by key, and what is wrong, in words."""
+    def _read_whole(self, kept: dict[int, Sequence[Any]] | None = None) -> tuple[dict[int, str], str]:
+        """Keep every row that is whole; the ids of the others by key, and what is wrong, in words."""
         altered: dict[int, str] = {}
         count, digest = 0, 0
         for key, row, sha256 in self._rows():
             count += 1
-            if _is_whole(row, sha256):
-                digest ^= int.from_bytes(sha256, "big")
-                use(key, row)
-            else:
+            if not _is_whole(row, sha256):
                 altered[key] = str(row[0])
+                continue
+            digest ^= int.from_bytes(sha256, "big")
+            if kept is not None:
+                kept[key] = (*row[:_THUMBNAIL], None, *row[_THUMBNAIL + 1 :])
         rows, sum_of_all = self._writer.execute("SELECT rows, sha256 FROM ledger").fetchone()
         if altered:
             return altered, f"rows {', '.join(list(altered.values())[:5])} are altered"

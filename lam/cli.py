@@ -220,7 +220,7 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
     if distributed.world_size() > 1:
         if parsed.shard is not None:
             raise ValueError("torchrun gives each process its shard: leave --shard out")
-        shard = Shard.of_process()
+        shard = Shard(distributed.rank() + 1, distributed.world_size())
         output = output.with_stem(f"{output.stem}-{shard.number}-of-{shard.count}")
     else:
         shard = Shard() if parsed.shard is None else Shard.parse(parsed.shard)
@@ -229,8 +229,7 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
     embedded = embed_items(
         run.encoder, parsed.folder, columns=columns, shard=shard, calibration=calibration_of(run), progress=not quiet
     )
-    options: dict[str, Any] = {"encoder": run.fingerprint, "shard": shard, "flagged": embedded.flagged}
-    save_embeddings(output, embedded.sources, embedded.embeddings, names=embedded.names, **options)
+    save_embeddings(output, embedded, encoder=run.fingerprint, shard=shard)
     flagged = "" if embedded.flagged is None else f", {int(embedded.flagged.sum())} flagged"
     print(f"{len(embedded.embeddings)} embeddings{flagged}: {output}")
 

@@ -3,12 +3,10 @@
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -18,7 +16,7 @@ from lam.datasets.texts import Columns
 from lam.encoders.base import Encoder
 from lam.gallery.enrolment import SourceImage
 from lam.gallery.item import content_id, file_id
-from lam.gallery.shards import Shard
+from lam.gallery.shards import EmbeddedItems, Shard
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.models import sentences
 from lam.retrieval.decisions.calibration import Calibration
@@ -26,23 +24,6 @@ from lam.vmf.embeddings import Embeddings
 
 BATCH = 64
 Kind = TypeVar("Kind", Preprocessing, TextPreprocessing)
-
-
-@dataclass(frozen=True)
-class EmbeddedItems:
-    """The images of a folder, or the texts of a file, embedded: all, or those of a shard.
-
-    Attributes:
-        names: what tells each of the whole from the others, wherever the whole lies.
-        sources: what would be indexed.
-        embeddings: of these.
-        flagged: (N,) which of these a calibration flags as unlike what it knows; None without one.
-    """
-
-    names: Sequence[str]
-    sources: list[SourceImage]
-    embeddings: Embeddings
-    flagged: Bool[Tensor, " N"] | None
 
 
 def embed_items(

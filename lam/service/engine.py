@@ -65,8 +65,7 @@ class Engine:
         run: the run's folder.
         settings: limits.
         device: where the network runs.
-        drop_corrupt: go on without rows of the gallery that were altered.
-        index: the address of a Milvus collection that is searched, in place of an index of its own.
+        drop_corrupt, index: as `lam.gallery.gallery.Gallery` has them.
         threads: of the network; whatever else computes then has one, this thread too. None leaves all as they are.
 
     Raises:
@@ -171,11 +170,7 @@ class Engine:
         require_room(workers, self.settings.patience)
 
     async def read(self, job: Callable[[], Value]) -> Value:
-        """Do what goes through JSON or the store apart from the event loop, which it would hold up.
-
-        Args:
-            job: what to do; what it raises is raised here.
-        """
+        """Do what goes through JSON or the store apart from the event loop, which it would hold up."""
         return await self._done(self.reader.submit(job))
 
     async def embed(self, body: Query | bytes | str, *, with_thumbnail: bool = False) -> Query:
@@ -350,7 +345,7 @@ def embedding_of(mean: Tensor, kappa: float) -> Embeddings:
         mean: (D,) a unit vector.
         kappa: its concentration; beyond `KAPPA_RANGE` it is the end of that.
     """
-    within = torch.tensor([min(max(kappa, KAPPA_RANGE[0]), KAPPA_RANGE[1])], dtype=torch.float64)
+    within = torch.tensor([kappa], dtype=torch.float64).clamp(*KAPPA_RANGE)
     return Embeddings(mean[None], within, torch.ones_like(within), torch.zeros_like(within))
 
 

@@ -32,14 +32,14 @@ async function open() {
   let samples;
   try {
     model = await (await ask("/v1/model")).json();
-    const found = model.calibration === "none" ? null : await (await ask("/v1/calibration")).json();
+    const current = model.calibration === "none" ? null : await (await ask("/v1/calibration")).json();
     ({ samples } = await (await ask("/v1/samples")).json());
-    goBy(found);
+    goBy(current);
   } catch (error) {
     complain(error);
     return;
   }
-  hush();
+  say("error", "");
   $("key-form").hidden = true;
   if ($("key-form").contains(document.activeElement)) {
     $("answer").focus();
@@ -65,8 +65,8 @@ async function open() {
 }
 
 /** Go by a calibration; null where there is none. */
-function goBy(found) {
-  calibration = found;
+function goBy(current) {
+  calibration = current;
   thresholds = calibration && new Thresholds(calibration);
   $("uncalibrated").hidden = calibration !== null;
   $("thresholds").hidden = calibration === null;
@@ -98,10 +98,7 @@ function showSamples(samples) {
 function showState(state, size) {
   const rates = { none: "not calibrated", current: "calibrated", stale: "calibration is stale" }[state];
   $("served").textContent = `Run ${model.run}: ${size.toLocaleString("en")} items in the gallery, ${rates}.`;
-  $("stale").hidden = state !== "stale";
-  if (state === "stale") {
-    $("stale").textContent = aboutStale(size, calibration);
-  }
+  say("stale", state === "stale" ? aboutStale(size, calibration) : "");
 }
 
 function openSliders() {
@@ -131,7 +128,7 @@ function showThresholds() {
 }
 
 async function search(asked) {
-  hush();
+  say("error", "");
   if (isTooLarge(asked.file)) {
     return;
   }
@@ -216,13 +213,9 @@ function show(anew) {
   $("probability").hidden = !value;
   $("probability-value").textContent = value;
   $("probability-meaning").textContent = meaning;
-  $("doubt").hidden = !doubtOf(answer);
-  $("doubt").textContent = doubtOf(answer);
-  $("what-if").hidden = !thresholds?.moved;
-  if (thresholds?.moved) {
-    const [, inForce] = verdictOf(answer.decision, answer, model.gallery);
-    $("what-if").textContent = `What if: under the thresholds in force the answer is: ${inForce}.`;
-  }
+  say("doubt", doubtOf(answer));
+  const [, inForce] = verdictOf(answer.decision, answer, model.gallery);
+  say("what-if", thresholds?.moved ? `What if: under the thresholds in force the answer is: ${inForce}.` : "");
   $("facts").replaceChildren(...facts(decision, answer, model.gallery).map(([name, number, about]) =>
     made("div", "", made("dt", "", name), made("dd", "", number), made("dd", "", about))));
   $("numbers").hidden = false;
@@ -325,7 +318,7 @@ function pictureOf(address, name, done = () => {}) {
 }
 
 async function compare(other) {
-  hush();
+  say("error", "");
   if (isTooLarge(other.file)) {
     return;
   }
@@ -382,12 +375,13 @@ function complain(error) {
       return; // the form says what is missing
     }
   }
-  $("error").textContent = error.message;
-  $("error").hidden = false;
+  say("error", error.message);
 }
 
-function hush() {
-  $("error").hidden = true;
+/** Show a sentence in its place, or nothing where there is none. */
+function say(place, sentence) {
+  $(place).textContent = sentence;
+  $(place).hidden = !sentence;
 }
 
 /** Do something with what is typed, in place of leaving the page. */

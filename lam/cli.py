@@ -223,7 +223,7 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
     if distributed.world_size() > 1:
         if parsed.shard is not None:
             raise ValueError("torchrun gives each process its shard: leave --shard out")
-        shard = Shard.of_process()
+        shard = Shard(distributed.rank() + 1, distributed.world_size())
         output = output.with_stem(f"{output.stem}-{shard.number}-of-{shard.count}")
     else:
         shard = Shard() if parsed.shard is None else Shard.parse(parsed.shard)
@@ -232,8 +232,7 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
     embedded = embed_items(
         run.encoder, parsed.folder, columns=columns, shard=shard, calibration=calibration_of(run), progress=not quiet
     )
-    options: dict[str, Any] = {"encoder": run.fingerprint, "shard": shard, "flagged": embedded.flagged}
-    save_embeddings(output, embedded.sources, embedded.embeddings, names=embedded.names, **options)
+    save_embeddings(output, embedded, encoder=run.fingerprint, shard=shard)
     flagged = "" if embedded.flagged is None else f", {int(embedded.flagged.sum())} flagged"
     print(f"{len(embedded.embeddings)} embeddings{flagged}: {output}")
 
@@ -273,7 +272,7 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
         progress=not parsed.quiet,
     )
     if enrolled.uncertain:
-        skipped_or_kept = "skipped" if enrolled.skipped else "kept"
+        skipped_or_kept = "skipped" if parsed.skip_uncertain else "kept"
         print(f"uncertain, kappa below the flag, {skipped_or_kept}: {len(enrolled.uncertain)}")
         for path, kappa in enrolled.uncertain:
             print(f"{kappa:10.4g}  {path}")

@@ -3,12 +3,10 @@
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -17,9 +15,8 @@ from lam.datasets import Dataset, FolderImages, Texts
 from lam.datasets.texts import Columns
 from lam.encoders.base import Encoder
 from lam.gallery.enrolment import SourceImage
-from lam.gallery.image_list import ListedImage
 from lam.gallery.item import content_id, file_id
-from lam.gallery.shards import Shard
+from lam.gallery.shards import EmbeddedItems, Shard
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.models import sentences
 from lam.retrieval.decisions.calibration import Calibration
@@ -27,23 +24,6 @@ from lam.vmf.embeddings import Embeddings
 
 BATCH = 64
 Kind = TypeVar("Kind", Preprocessing, TextPreprocessing)
-
-
-@dataclass(frozen=True)
-class EmbeddedItems:
-    """The images of a folder, or the texts of a file, embedded: all, or those of a shard.
-
-    Attributes:
-        names: what tells each of the whole from the others, wherever the whole lies.
-        sources: what would be indexed.
-        embeddings: of these.
-        flagged: (N,) which of these a calibration flags as unlike what it knows; None without one.
-    """
-
-    names: Sequence[str]
-    sources: list[SourceImage]
-    embeddings: Embeddings
-    flagged: Bool[Tensor, " N"] | None
 
 
 def embed_items(
@@ -143,31 +123,25 @@ def _relative(paths: Sequence[str]) -> list[str]:
     return [os.path.relpath(path, root) for path in paths]
 
 
-def embed_list(
-    encoder: Encoder, listed: Sequence[ListedImage], *, progress: bool = True
-) -> tuple[list[SourceImage], Embeddings]:
-    """Embed the images of a list.
+def embed_images(encoder: Encoder, images: Sequence[SourceImage], *, progress: bool = True) -> Embeddings:
+    """Embed images of a list, as `lam.gallery.image_list.read_list` reads it.
 
     Args:
         encoder: of a run.
-        listed: as `lam.gallery.image_list.read_list` reads it.
+        images: their files.
         progress: show a progress bar on standard error.
 
     Raises:
-        ValueError: as `embed_items`; or for an id, a label or metadata that no item can have.
+        ValueError: for an encoder that does not know how an image becomes an input, or naming a file that is no image.
     """
-    names = {label: number for number, label in enumerate(sorted({image.label for image in listed}))}
-    images = FolderImages(
-        [image.path for image in listed],
-        torch.tensor([names[image.label] for image in listed]),
+    files = FolderImages(
+        [Path(image.path) for image in images],
+        torch.zeros(len(images), dtype=torch.int64),  # no label is looked at
         name="list",
-        classes=list(names),
+        classes=[""],
         preprocessing=preprocessing_of(encoder, Preprocessing),
     )
-    sources = [
-        SourceImage(str(image.path), image.label, file_id(image.path), image.id, image.metadata) for image in listed
-    ]
-    return sources, encoder.embed(_loader(images), progress=progress)
+    return encoder.embed(_loader(files), progress=progress)
 
 
 def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:

@@ -78,13 +78,11 @@ class Enrolled:
         items: in the order of each one's first image.
         embeddings: of the items.
         uncertain: path and κ of every image below the flag.
-        skipped: whether those were left out.
     """
 
     items: tuple[Item, ...]
     embeddings: Embeddings
     uncertain: tuple[tuple[str, float], ...] = ()
-    skipped: bool = False
 
     def __len__(self) -> int:
         return len(self.items)
@@ -140,7 +138,7 @@ def enrol(
         )
         for at, (item_id, rows) in enumerate(rows_by_id.items())
     )  # fmt: skip
-    return Enrolled(items, fused, uncertain, skip_uncertain)
+    return Enrolled(items, fused, uncertain)
 
 
 def item_of_embedding(item_id: str, vector: np.ndarray, kappa: float, label: str, shown: Shown) -> Item:

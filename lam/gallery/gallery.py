@@ -164,11 +164,10 @@ class Gallery:
         with self._writing:
             changes = self._store.write(operations)
             self._apply(changes)
-        refusals = self._unerased(deleted) if deleted else {}
+        if not deleted or (unerased := self._unerased()) is None:
+            return changes
         pairs = zip(operations, changes, strict=True)
-        return [
-            refusals.get(operation, change) if isinstance(operation, str) else change for operation, change in pairs
-        ]
+        return [unerased if isinstance(operation, str) else change for operation, change in pairs]
 
     def close(self) -> None:
         """Write the cache of the index, if its type needs one, and let go of the folder."""
@@ -181,16 +180,18 @@ class Gallery:
 
         return RemoteIndex(address, self._store, self.dimension)
 
-    def _unerased(self, deleted: Sequence[str]) -> dict[str, Refusal]:
+    def _unerased(self) -> Refusal | None:
         """What is answered for deleted items that are left somewhere."""
-        sentence, refusal = "the item is deleted and is not found again, but", None
+        after = 1
         if not self._store.erase_log():
-            refusal = busy(f"{sentence} a reader of the database keeps its log, which still holds it")
+            where = "a reader of the database keeps its log, which still holds it"
         elif self._cache.exists():
-            refusal = busy(f"{sentence} the cache of the index may still hold it and cannot be deleted now")
-        elif not isinstance(self._index, LocalIndex) and self._index.complaint is not None:
-            refusal = self._index.unerased()
-        return {} if refusal is None else dict.fromkeys(deleted, refusal)
+            where = "the cache of the index may still hold it and cannot be deleted now"
+        elif self._index.complaint is not None:
+            where, after = "the index does not answer: it holds the vector until it is back", self._index.retry_after
+        else:
+            return None
+        return busy(f"the item is deleted and is not found again, but {where}", after=after)
 
     def _search_once(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, HitInfo], set[int]]:
         """Hits, what they are, and those of them that the store no longer holds."""
@@ -199,12 +200,13 @@ class Gallery:
         infos = self._store.hit_infos(keys)
         return hits, infos, keys - infos.keys()
 
-    def _apply(self, changes: Sequence[Change]) -> None:
+    def _apply(self, changes: Sequence[Change | Refusal]) -> None:
         """Bring the index to what the store now holds: a key that came and went within one batch never enters."""
-        gone = {key for change in changes for key in change.removed}
+        done = [change for change in changes if isinstance(change, Change)]
+        gone = {key for change in done for key in change.removed}
         new = {
             change.key: change.item
-            for change in changes
+            for change in done
             if change.item is not None and change.key is not None and change.key not in gone
         }
         self._index.apply(gone, new)

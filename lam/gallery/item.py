@@ -45,9 +45,6 @@ class Images:
     sums: bytes | None = field(default=None, repr=False)
 
 
-_ONE = Images()
-
-
 @dataclass(frozen=True)
 class Item:
     """What is stored of an item.
@@ -70,7 +67,7 @@ class Item:
     metadata: str = "{}"
     thumbnail: bytes | None = field(default=None, repr=False)
     origin: str = SERVED
-    images: Images = _ONE
+    images: Images = Images()
 
     @classmethod
     def of_row(cls, row: Sequence[Any]) -> "Item":
@@ -104,7 +101,8 @@ class Item:
     @property
     def text(self) -> str | None:
         """The text that it is, which its metadata have under that name; None of an image."""
-        return json.loads(self.metadata).get("text")
+        text = json.loads(self.metadata).get("text")
+        return text if isinstance(text, str) else None
 
     @property
     def is_fused(self) -> bool:

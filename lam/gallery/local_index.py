@@ -58,7 +58,8 @@ class LocalIndex:
     def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
         """Remove and add by key; what is not there, or there already, is left alone."""
         with self._lock:
-            known = set(self._known(gone | new.keys()))
+            named = torch.tensor(sorted(gone | new.keys()), dtype=torch.int64)
+            known = set(named[torch.isin(named, self.index.ids)].tolist())
             self.index.remove(sorted(gone & known))
             added = {key: item for key, item in new.items() if key not in known}
             if added:
@@ -74,10 +75,6 @@ class LocalIndex:
         if self.index.factory != "Flat":
             with suppress(OSError):
                 self.index.save(self._cache)
-
-    def _known(self, keys: set[int]) -> list[int]:
-        rising = torch.tensor(sorted(keys), dtype=torch.int64)
-        return rising[torch.isin(rising, self.index.ids)].tolist()
 
 
 def filled_index(
@@ -107,7 +104,7 @@ def filled_index(
         index = Index(dimension, factory)
     known = set(index.ids.tolist())
     missing: list[tuple[int, Item]] = []
-    for block in _blocks(items):
+    while block := list(islice(items, _BLOCK)):
         require_dimension([item for _, item in block], dimension, source)
         missing += [(key, item) for key, item in block if key not in known]
         known -= {key for key, _ in block}
@@ -178,8 +175,3 @@ def _extended(index: Index, items: list[tuple[int, Item]]) -> Index:
             index = Index(index.dimension)
     index.add(embeddings, [key for key, _ in items])
     return index
-
-
-def _blocks(items: Iterator[tuple[int, Item]]) -> Iterator[list[tuple[int, Item]]]:
-    while block := list(islice(items, _BLOCK)):
-        yield block

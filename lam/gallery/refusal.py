@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-Kind = Literal["invalid", "conflict", "busy", "full", "missing"]
+Kind = Literal["invalid", "conflict", "busy", "full"]
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
@@ -10,7 +10,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
 
     Args:
         kind: `invalid` for what can never be done, `conflict` for what does not fit what is there, `busy` for what can
-            be done later, `full` for what could not be stored, `missing` for what is not there.
+            be done later, `full` for what could not be stored.
         error: what was wrong, for whoever asked.
         allowed: what would have been right, as JSON.
         after: seconds after which it may be asked again, where it is `busy`.

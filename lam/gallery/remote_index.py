@@ -9,7 +9,7 @@ the circuit close. Nothing needs to be remembered of an outage, so that it may o
 import logging
 import math
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 
 from lam.gallery.item import Item
@@ -108,14 +108,6 @@ class RemoteIndex:
             except Exception as error:  # whatever it was, the collection no longer is what the store is
                 self._open_circuit(index, error)
 
-    def unerased(self) -> Refusal:
-        """The answer to a deletion that the collection has not followed."""
-        return busy(
-            "the item is deleted and is not found again, but the index does not answer: it holds the vector until it "
-            "is back",
-            after=self._retry_after,
-        )
-
     def probe(self) -> bool:
         """Try the server; where it answers, bring the collection to what the store holds, and close the circuit.
 
@@ -138,11 +130,12 @@ class RemoteIndex:
             self._index.close()
 
     @property
-    def _retry_after(self) -> int:
+    def retry_after(self) -> int:
+        """Seconds after which the server may have been tried again."""
         return max(1, math.ceil(PAUSE))
 
     def _refusal(self) -> Refusal:
-        return busy("the index cannot be searched now", after=self._retry_after)
+        return busy("the index cannot be searched now", after=self.retry_after)
 
     def _connected(self) -> MilvusIndex:
         return MilvusIndex(self._address, self._dimension, timeout=TIMEOUT)
@@ -182,7 +175,7 @@ class RemoteIndex:
             self._gone, self._new = set(), set()
         index = self._connected()
         stored, indexed = set(self._store.keys()), set(index.ids.tolist())
-        self._discard(index, indexed - stored)
+        index.discard(sorted(indexed - stored))
         self._put(index, stored - indexed)
         with self._changing:
             self._follow(index)
@@ -191,21 +184,13 @@ class RemoteIndex:
     def _follow(self, index: MilvusIndex) -> None:
         """Bring what has changed to the collection; a key stands for one content, and never comes back."""
         self._put(index, self._new)
-        self._discard(index, self._gone)
+        index.discard(sorted(self._gone))
         self._gone, self._new = set(), set()
 
     def _put(self, index: MilvusIndex, keys: Collection[int]) -> None:
         """Leave out what the store no longer holds."""
-        for block in _blocks(keys):
-            if items := self._store.items_of(block):
+        rising = sorted(keys)
+        for start in range(0, len(rising), _BLOCK):
+            if items := self._store.items_of(rising[start : start + _BLOCK]):
                 require_dimension(items.values(), self._dimension, self._store.path)
                 index.put(embeddings_of(items.values()), list(items))
-
-    def _discard(self, index: MilvusIndex, keys: Collection[int]) -> None:
-        for block in _blocks(keys):
-            index.discard(block)
-
-
-def _blocks(keys: Collection[int]) -> Iterator[list[int]]:
-    rising = sorted(keys)
-    return (rising[start : start + _BLOCK] for start in range(0, len(rising), _BLOCK))

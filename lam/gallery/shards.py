@@ -24,7 +24,6 @@ import torch
 from jaxtyping import Bool
 
 from lam.gallery.enrolment import SourceImage
-from lam.utils import distributed
 from lam.utils.files import CorruptFileError, write_atomically
 from lam.vmf.embeddings import Embeddings
 
@@ -69,11 +68,6 @@ class Shard:
             raise ValueError(f"shard must be i/n, such as 1/4, got {text!r}")
         return cls(int(numbers[1]), int(numbers[2]))
 
-    @classmethod
-    def of_process(cls) -> "Shard":
-        """The shard of this process, of several that torchrun started; the whole where there is but one."""
-        return cls(distributed.rank() + 1, distributed.world_size())
-
     def positions(self, total: int) -> torch.Tensor:
         """Which of so many images are in this shard.
 
@@ -85,46 +79,47 @@ class Shard:
         return torch.arange(self.number - 1, total, self.count)
 
 
-def save_embeddings(
-    path: str | Path,
-    sources: Sequence[SourceImage],
-    embeddings: Embeddings,
-    *,
-    names: Sequence[str],
-    encoder: str,
-    shard: Shard | None = None,
-    flagged: Bool[torch.Tensor, " N"] | None = None,
-) -> None:
+@dataclass(frozen=True)
+class EmbeddedItems:
+    """The images of a folder, or the texts of a file, embedded: all, or those of a shard.
+
+    Attributes:
+        names: what tells each of the whole from the others, wherever the whole lies.
+        sources: what would be indexed.
+        embeddings: of these.
+        flagged: (N,) which of these a calibration flags as unlike what it knows; None without one.
+    """
+
+    names: Sequence[str]
+    sources: list[SourceImage]
+    embeddings: Embeddings
+    flagged: Bool[torch.Tensor, " N"] | None
+
+
+def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, shard: Shard) -> None:
     """Write the embeddings of a shard, all of the file or nothing.
 
     Args:
         path: the file.
-        sources: N images or texts in the shard.
-        embeddings: of these.
-        names: of all, by which one whole is told from others.
+        embedded: what is in the shard.
         encoder: what tells the encoder from others; see `lam.encoders.files.fingerprint`.
-        shard: which part of the whole; by default all.
-        flagged: (N,) which of the embeddings a calibration flags; None without one.
+        shard: which part of the whole.
     """
-    shard = Shard() if shard is None else shard
+    sources, embeddings, names = embedded.sources, embedded.embeddings, embedded.names
     facts = [{"id": source.listed_id, "metadata": source.metadata} for source in sources]
     arrays: dict[str, Any] = {
         "paths": np.array([source.path for source in sources]),
         "labels": np.array([source.label for source in sources]),
         "ids": np.array([source.content for source in sources]),
         "positions": shard.positions(len(names)).numpy(),
-        "mean": embeddings.mean.cpu().numpy(),
-        "kappa": embeddings.kappa.cpu().numpy(),
-        "variance": embeddings.variance.cpu().numpy(),
-        "resultant": embeddings.resultant.cpu().numpy(),
         "shard": np.array([shard.number, shard.count]),
         "total": np.array(len(names)),
         "listing": np.array(hashlib.sha256("\0".join(names).encode(errors="surrogatepass")).hexdigest()),
         "encoder": np.array(encoder),
         "mean_samples": np.array(embeddings.mean_samples or 0),
-        **({} if flagged is None else {"flagged": flagged.numpy()}),
+        **({} if embedded.flagged is None else {"flagged": embedded.flagged.numpy()}),
         **({"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)} if any(map(_is_stated, sources)) else {}),
-        **{name: values.cpu().numpy() for name, values in embeddings.parts().items()},
+        **{name: values.cpu().numpy() for name, values in embeddings.rows().items()},
     }
 
     def write(temporary: Path) -> None:

@@ -56,12 +56,11 @@ class Snapshot:
             CorruptFileError: naming the file that was lost, or the rows that were altered.
             ValueError: where there is no gallery, or another process has locked the file.
         """
-        with closing(ItemStore(Path(folder) / FILE, read_only=True)) as store, store.consistent_read():
-            rows = store.read()
-            samples = store.fact(MEAN_SAMPLES)
-            factory = store.fact(FACTORY) or "Flat"
+        with closing(ItemStore(Path(folder) / FILE, read_only=True)) as store:
+            rows, facts = store.read()
+        items, samples = Items(list(rows.values())), facts.get(MEAN_SAMPLES)
         return cls(
-            Path(folder), dimension, list(rows), Items(list(rows.values())), factory, int(samples) if samples else None
+            Path(folder), dimension, list(rows), items, facts.get(FACTORY, "Flat"), int(samples) if samples else None
         )
 
     def search(self, queries: Embeddings, k: SupportsIndex) -> Hits:

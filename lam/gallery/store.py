@@ -10,7 +10,7 @@ knows of an index.
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -44,6 +44,7 @@ _TYPES = set(
     )
 )  # in which the values of an item may come
 _THUMBNAIL, _ORIGIN = (_COLUMNS.split(", ").index(name) for name in ("thumbnail", "origin"))
+_BY_ID = f"SELECT {_COLUMNS} FROM items WHERE id = ?"
 _INSERT = f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({', '.join('?' * (_COLUMNS.count(',') + 2))})"
 _OF_HIT = "id, label, metadata, images, resultant, min(kappa, ifnull(least_kappa, kappa)), thumbnail IS NOT NULL"
 _SCHEMA = f"""
@@ -69,14 +70,12 @@ class Change:
         key: under which an item now is.
         created: whether its id is new.
         item: as it now is.
-        refused: why nothing was done.
     """
 
     removed: tuple[int, ...] = ()
     key: int | None = None
     created: bool = False
     item: Item | None = None
-    refused: Refusal | None = None
 
 
 @dataclass(frozen=True)
@@ -203,17 +202,6 @@ class ItemStore:
             self.erase_log()
         self._writer.close()
 
-    @contextmanager
-    def consistent_read(self) -> Iterator[None]:
-        """Let `check` and `items_by_key` see what is there now, whatever another process writes meanwhile."""
-        with self._errors_explained():
-            self._writer.execute("BEGIN")
-            try:
-                yield
-            finally:
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
-
     def check(self, *, drop_corrupt: bool = False) -> list[str]:
         """Read every row and hold it to its hash, and all of them to the ledger.
 
@@ -230,7 +218,7 @@ class ItemStore:
             (verdict,) = self._writer.execute("PRAGMA integrity_check(1)").fetchone()
             if verdict != "ok":
                 raise sqlite3.DatabaseError(verdict)
-            altered, fault = self._read_whole(lambda key, row: None)
+            altered, fault = self._read_whole()
         if fault and not drop_corrupt:
             raise self._corrupt(fault)
         if fault:
@@ -240,34 +228,40 @@ class ItemStore:
                 self._ledger = len(hashes), _xor(hashes)
         return list(altered.values())
 
-    def read(self) -> dict[int, Sequence[Any]]:
-        """The rows of all items by rising key, each held to its hash and all to the ledger, without thumbnails.
+    def read(self) -> tuple[dict[int, Sequence[Any]], dict[str, str]]:
+        """What is there now, whatever another process writes meanwhile: the rows of all items, and all facts.
+
+        Returns:
+            Rows by rising key, without thumbnails, each held to its hash and all to the ledger; and facts by name.
 
         Raises:
             CorruptFileError: naming the file and the rows.
         """
         rows: dict[int, Sequence[Any]] = {}
-
-        def keep(key: int, row: Sequence[Any]) -> None:
-            rows[key] = (*row[:_THUMBNAIL], None, *row[_THUMBNAIL + 1 :])
-
         with self._errors_explained():
-            _, fault = self._read_whole(keep)
+            self._writer.execute("BEGIN")
+            try:
+                _, fault = self._read_whole(rows)
+                facts = dict(self._writer.execute("SELECT name, value FROM facts"))
+            finally:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
         if fault:
             raise self._corrupt(fault)
-        return rows
+        return rows, facts
 
-    def _read_whole(self, use: Callable[[int, Sequence[Any]], object]) -> tuple[dict[int, str], str]:
-        """Hand on every row that is whole; the ids of the others by key, and what is wrong, in words."""
+    def _read_whole(self, kept: dict[int, Sequence[Any]] | None = None) -> tuple[dict[int, str], str]:
+        """Keep every row that is whole; the ids of the others by key, and what is wrong, in words."""
         altered: dict[int, str] = {}
         count, digest = 0, 0
         for key, row, sha256 in self._rows():
             count += 1
-            if _is_whole(row, sha256):
-                digest ^= int.from_bytes(sha256, "big")
-                use(key, row)
-            else:
+            if not _is_whole(row, sha256):
                 altered[key] = str(row[0])
+                continue
+            digest ^= int.from_bytes(sha256, "big")
+            if kept is not None:
+                kept[key] = (*row[:_THUMBNAIL], None, *row[_THUMBNAIL + 1 :])
         rows, sum_of_all = self._writer.execute("SELECT rows, sha256 FROM ledger").fetchone()
         if altered:
             return altered, f"rows {', '.join(list(altered.values())[:5])} are altered"
@@ -302,7 +296,7 @@ class ItemStore:
     def get(self, item_id: str) -> Item | None:
         """Look an item up by id."""
         with self._read() as reader:
-            row = reader.execute(f"SELECT {_COLUMNS} FROM items WHERE id = ?", (item_id,)).fetchone()
+            row = reader.execute(_BY_ID, (item_id,)).fetchone()
         return None if row is None else Item.of_row(row)
 
     def hit_infos(self, keys: Iterable[int]) -> dict[int, HitInfo]:
@@ -334,7 +328,9 @@ class ItemStore:
             row = reader.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else row[0]
 
-    def write(self, operations: Iterable[Operation], *, facts: Mapping[str, str] | None = None) -> list[Change]:
+    def write(
+        self, operations: Iterable[Operation], *, facts: Mapping[str, str] | None = None
+    ) -> list[Change | Refusal]:
         """Put, fuse and delete items in one transaction, on disk when this returns; all of it, or none where it fails.
 
         An item whose id is there is replaced, one that is there with the same content is left alone, and an id to
@@ -346,24 +342,13 @@ class ItemStore:
             facts: what shall be remembered beside the items.
 
         Returns:
-            What each operation did.
+            What each operation did, or why an image was not fused.
 
         Raises:
             Refusal: full, where it could not be stored; busy while another process has the file locked.
         """
-        try:
-            with self._transaction():
-                changes = [self._apply(operation) for operation in operations]
-                self._write_facts(facts or {})
-        except sqlite3.Error as error:
-            raise self._unstored(error) from error
-        return changes
-
-    def _write_facts(self, facts: Mapping[str, str]) -> None:
-        self._writer.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
-
-    def _unstored(self, error: sqlite3.Error) -> Refusal:
-        return _locked() if _code_of(error) in _LOCKED else full(str(error))
+        with self._storing(facts or {}):
+            return [self._apply(operation) for operation in operations]
 
     def replace(self, items: Iterable[Item], *, facts: Mapping[str, str]) -> None:
         """Put what a run or `lam index` makes in the place of what was so made before, in one transaction.
@@ -380,21 +365,17 @@ class ItemStore:
         """
         new = {item.id: (*row, hash_of(row)) for item in items if (row := item.row)}
         gone: list[tuple[int, bytes]] = []
-        try:
-            with self._transaction():
-                for key, row, sha256 in self._rows():
-                    is_same = row[0] in new and new[row[0]][-1] == sha256 and _is_whole(row, sha256)
-                    if row[_ORIGIN] == INDEXED and not is_same:
-                        gone.append((key, sha256))
-                    else:
-                        new.pop(row[0], None)
-                self._writer.executemany("DELETE FROM items WHERE key = ?", [(key,) for key, _ in gone])
-                self._writer.executemany(_INSERT, new.values())
-                changed = [*(sha256 for _, sha256 in gone), *(row[-1] for row in new.values())]
-                self._update_ledger(len(new) - len(gone), *changed)
-                self._write_facts(facts)
-        except sqlite3.Error as error:
-            raise self._unstored(error) from error
+        with self._storing(facts):
+            for key, row, sha256 in self._rows():
+                is_same = row[0] in new and new[row[0]][-1] == sha256 and _is_whole(row, sha256)
+                if row[_ORIGIN] == INDEXED and not is_same:
+                    gone.append((key, sha256))
+                else:
+                    new.pop(row[0], None)
+            self._writer.executemany("DELETE FROM items WHERE key = ?", [(key,) for key, _ in gone])
+            self._writer.executemany(_INSERT, new.values())
+            changed = [*(sha256 for _, sha256 in gone), *(row[-1] for row in new.values())]
+            self._update_ledger(len(new) - len(gone), *changed)
 
     def erase_log(self) -> bool:
         """Empty the log into the file, where erased content is overwritten; False where another process blocks it."""
@@ -403,18 +384,17 @@ class ItemStore:
             return not is_blocked
         return False
 
-    def _apply(self, operation: Operation) -> Change:
+    def _apply(self, operation: Operation) -> Change | Refusal:
         if isinstance(operation, Fuse):
             return self._fuse(operation.image)
         return self._delete(operation) if isinstance(operation, str) else self._put(operation)
 
-    def _fuse(self, image: Item) -> Change:
-        row = self._writer.execute(f"SELECT {_COLUMNS} FROM items WHERE id = ?", (image.id,)).fetchone()
+    def _fuse(self, image: Item) -> Change | Refusal:
+        row = self._writer.execute(_BY_ID, (image.id,)).fetchone()
         try:
-            fused = image if row is None else fuse(Item.of_row(row), image)
-        except Refusal as error:
-            return Change(refused=error)
-        return self._put(fused)
+            return self._put(image if row is None else fuse(Item.of_row(row), image))
+        except Refusal as refusal:
+            return refusal
 
     def _put(self, item: Item) -> Change:
         row = self._writer.execute("SELECT key, sha256 FROM items WHERE id = ?", (item.id,)).fetchone()
@@ -442,6 +422,16 @@ class ItemStore:
         """Every row with its key and its hash."""
         for key, *row, sha256 in self._writer.execute(f"SELECT key, {_COLUMNS}, sha256 FROM items ORDER BY key"):
             yield key, row, sha256
+
+    @contextmanager
+    def _storing(self, facts: Mapping[str, str]) -> Iterator[None]:
+        """A transaction that ends by remembering facts; where it fails, a refusal says so."""
+        try:
+            with self._transaction():
+                yield
+                self._writer.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
+        except sqlite3.Error as error:
+            raise (_locked() if _code_of(error) in _LOCKED else full(str(error))) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

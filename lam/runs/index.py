@@ -11,7 +11,7 @@ import torch
 from lam.datasets import Dataset
 from lam.datasets.folder import image_files
 from lam.datasets.texts import Columns
-from lam.gallery.embed import BATCH, embed_items, embed_list, is_cut, preprocessing_of, takes_texts
+from lam.gallery.embed import BATCH, embed_images, embed_items, is_cut, preprocessing_of, takes_texts
 from lam.gallery.enrolment import Enrolled, enrol, item_of_embedding
 from lam.gallery.gallery import open_store, replace_items
 from lam.gallery.image_list import read_list
@@ -84,7 +84,8 @@ def index_images(
         if embedded is not None:
             sources, embeddings = merge_embeddings(embedded, encoder=opened.fingerprint)
         elif listed is not None and not takes_texts(encoder):
-            sources, embeddings = embed_list(encoder, read_list(listed, repeated_ids=fuse), progress=progress)
+            sources = read_list(listed, repeated_ids=fuse)
+            embeddings = embed_images(encoder, sources, progress=progress)
         else:
             whole = embed_items(encoder, folder or listed or "", columns=columns_of(opened, columns), progress=progress)
             sources, embeddings = whole.sources, whole.embeddings

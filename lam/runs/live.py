@@ -76,8 +76,7 @@ class LiveQueries:
         if not self._unwritten:
             return
         embeddings = Embeddings.concatenate([embedding for embedding, _ in self._kept])
-        rows = {name: getattr(embeddings, name) for name in ("mean", "kappa", "resultant", "variance")}
-        tensors = {**rows, **embeddings.parts(), "features": torch.cat([features for _, features in self._kept])}
+        tensors = {**embeddings.rows(), "features": torch.cat([features for _, features in self._kept])}
         metadata = {"key": self._run.fingerprint, "seen": self.seen, "mean_samples": embeddings.mean_samples}
 
         def fill(generation: Any) -> None:

@@ -91,12 +91,10 @@ class Answer:
 
     Attributes:
         decision: None where the run is not calibrated.
-        kappa: of the query.
         text: all of it, as JSON.
     """
 
     decision: Decision | None
-    kappa: float
     text: str = field(repr=False)
 
 
@@ -140,7 +138,9 @@ class Responder:
             size: of the gallery.
             min_probability: that a match must have.
         """
-        calibration = self._calibration_for(query)
+        calibration = self.calibration
+        if calibration is not None and query.features is None:
+            calibration = calibration.for_vectors
         if calibration is not None and hits.ids.shape[1] == 0:
             calibration = calibration.for_hitless
         ranked = [infos[key] for key in hits.ids[0].tolist()]
@@ -181,7 +181,7 @@ class Responder:
             "calibration": self.state(size),
             "gallery_size": size,
         }
-        return Answer(verdict["decision"], query.kappa, as_json(body, hits=f"[{','.join(texts)}]"))
+        return Answer(verdict["decision"], as_json(body, hits=f"[{','.join(texts)}]"))
 
     def verify(self, first: Query, second: Query) -> VerifyResponse:
         """Whether two show the same thing, at the false-accept rate of pairs; see `Calibration.verify`.
@@ -189,31 +189,30 @@ class Responder:
         κ alone says whether they can be judged, whatever flag is in force for searches.
         """
         calibration, above = self.calibration, self._verify_above
-        kappa, text_cut = [first.kappa, second.kappa], [first.text_cut, second.text_cut]
-        if calibration is None or above is None:
-            score = float((first.embedding.mean[0].double() @ second.embedding.mean[0].double()).clamp(-1, 1))
-            return {
-                "same": None,
-                "decision": None,
-                "probability": None,
-                "far": None,
-                "threshold": None,
-                "score": score,
-                "kappa": kappa,
-                "text_cut": text_cut,
-            }
-        verified = calibration.verify(first.embedding, second.embedding)
-        decision, far, ood = verified.decision[0], calibration.targets.far, calibration.targets.ood
-        return {
-            "same": None if decision == "abstain" else decision == "match",
-            "decision": decision,
-            "probability": float(verified.probability[0]),
-            "far": far,
-            "threshold": {"accept_above": above, "kappa_below": calibration.kappa_below, "far": far, "ood": ood},
-            "score": float(verified.score[0]),
-            "kappa": kappa,
-            "text_cut": text_cut,
+        response: VerifyResponse = {
+            "same": None,
+            "decision": None,
+            "probability": None,
+            "far": None,
+            "threshold": None,
+            "score": float((first.embedding.mean.double() * second.embedding.mean.double()).sum(1).clamp(-1, 1)),
+            "kappa": [first.kappa, second.kappa],
+            "text_cut": [first.text_cut, second.text_cut],
         }
+        if calibration is not None and above is not None:
+            verified = calibration.verify(first.embedding, second.embedding)
+            decision, far, ood = verified.decision[0], calibration.targets.far, calibration.targets.ood
+            response["same"] = None if decision == "abstain" else decision == "match"
+            response["decision"] = decision
+            response["probability"] = float(verified.probability[0])
+            response["far"] = far
+            response["threshold"] = {
+                "accept_above": above,
+                "kappa_below": calibration.kappa_below,
+                "far": far,
+                "ood": ood,
+            }
+        return response
 
     def credible_cosine(self, kappa: float) -> float:
         """The cosine of a query's credible cap, which for one dimension depends on κ alone.
@@ -237,7 +236,7 @@ class Responder:
 
     @cached_property
     def summary(self) -> dict[str, Any] | None:
-        """What the page shows: rates over thresholds, the histogram of κ, reliability, and how it was calibration."""
+        """What the page shows: rates over thresholds, the histogram of κ, reliability, and how it was calibrated."""
         calibration = self.calibration
         if calibration is None:
             return None
@@ -272,25 +271,13 @@ class Responder:
             "kappa_epistemic": parts["kappa_epistemic"],
         }
 
-    def _calibration_for(self, query: Query) -> Calibration | None:
-        """The calibration; an embedding comes without features, so that no flag that needs them can be in force."""
-        return self._for_vectors if query.features is None else self.calibration
-
-    @cached_property
-    def _for_vectors(self) -> Calibration | None:
-        return None if self.calibration is None else self.calibration.for_vectors
-
     @cached_property
     def _verify_above(self) -> float | None:
         """The cosine above which two images show the same; None where too few pairs were seen to promise a rate."""
-        verifier = None if self.calibration is None else self.calibration.verifier
-        if (
-            self.calibration is None
-            or verifier is None
-            or len(verifier.impostors) < needed(self.calibration.targets.far)
-        ):
+        if self.calibration is None or self.calibration.verifier is None:
             return None
-        return verifier.impostors.threshold(self.calibration.targets.far)
+        impostors, far = self.calibration.verifier.impostors, self.calibration.targets.far
+        return None if len(impostors) < needed(far) else impostors.threshold(far)
 
 
 def thumbnail_path(item_id: str) -> str:

@@ -88,27 +88,23 @@ def _max_json(engine: Engine) -> int:
 
 
 def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
-    most = engine.settings.max_k
-
     @app.post("/v1/search", responses=models.SEARCHED, openapi_extra=models.QUERY)
     async def search(
         request: Request,
-        k: Annotated[int, Query(ge=1, le=most)] = 10,
+        k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10,
         min_probability: Annotated[float, Query(ge=0, le=1)] = 0.0,
     ) -> Response:
         """Decide whether an image, or a text, is in the gallery, and give the nearest items."""
         kind, body = content_type(request.headers, *CONTENT_TYPES, JSON), await request.body()
+        asked: answers.Query | bytes | str = body
         if kind == JSON:
             engine.admit(engine.reader, engine.searcher)
-            query = await engine.read(partial(query_of, body, engine.gallery.dimension))
-            if isinstance(query, str):
-                engine.admit(engine.decoder, engine.network, engine.searcher)
-                query = await engine.embed(query)
-        else:
+            asked = await engine.read(partial(query_of, body, engine.gallery.dimension))
+        if not isinstance(asked, answers.Query):
             engine.admit(engine.decoder, engine.network, engine.searcher)
-            query = await engine.embed(body)
+        query = await engine.embed(asked)
         answer = await engine.search(query, k=k, min_probability=min_probability)
-        metrics.decided(answer.decision, answer.kappa)
+        metrics.decided(answer.decision, query.kappa)
         return Response(answer.text, media_type=JSON)
 
     @app.post("/v1/verify", responses=models.VERIFIED, openapi_extra=models.PAIR)
@@ -117,7 +113,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         content_type(request.headers, JSON)
         engine.admit(engine.reader, engine.decoder, engine.network)
         pair = await engine.read(partial(pair_of, await request.body(), engine.gallery.dimension, _max_json(engine)))
-        first, second = [part if isinstance(part, answers.Query) else await engine.embed(part) for part in pair]
+        first, second = [await engine.embed(part) for part in pair]
         answer = await engine.read(partial(engine.responder.verify, first, second))
         metrics.verified(answer["decision"])
         return JSONResponse(answer)
@@ -178,15 +174,19 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         engine.admit(engine.writer)
         change = await engine.write(checked_id(id))
         if not change.removed:
-            raise ServiceError(404, "there is no item of this id", allowed="the ids of GET /v1/items")
+            raise _no_item()
         return JSONResponse({"id": id, "deleted": True, "gallery_size": len(engine.gallery)})
 
     async def known(item_id: str) -> Item:
         engine.admit(engine.reader)
         item = await engine.read(partial(engine.gallery.get, checked_id(item_id)))
         if item is None:
-            raise ServiceError(404, "there is no item of this id", allowed="the ids of GET /v1/items")
+            raise _no_item()
         return item
+
+
+def _no_item() -> ServiceError:
+    return ServiceError(404, "there is no item of this id", allowed="the ids of GET /v1/items")
 
 
 async def _enrol(
@@ -203,17 +203,14 @@ async def _enrol(
     label, item_id = checked_label(label or ""), None if item_id is None else checked_id(item_id)
     if fuse and item_id is None:
         raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
-    query = parsed.content
-    if not isinstance(query, answers.Query):
+    if not isinstance(parsed.content, answers.Query):
         engine.admit(engine.decoder, engine.network, engine.writer)
-        query = await engine.embed(query, with_thumbnail=True)
+    query = await engine.embed(parsed.content, with_thumbnail=True)
     file = parsed.content if isinstance(parsed.content, bytes) else None
     item = query.to_item(item_id, label=label, metadata=parsed.metadata, file=file)
     if uncertain == "refuse":
         _refuse_uncertain(engine.responder, query)
     change = await engine.write(Fuse(item) if fuse else item)
-    if change.refused is not None:
-        raise change.refused
     content = _item_json(
         change.item or item,
         engine.responder,

@@ -11,9 +11,9 @@ from collections import Counter
 from typing import Any
 
 import h11
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from lam.service.limits import App
 from lam.service.settings import ServiceSettings
 
 _REFUSED = 64
@@ -94,7 +94,9 @@ class Connection(H11Protocol):
         options: of uvicorn's connection.
     """
 
-    def __init__(self, connections: OpenConnections, settings: ServiceSettings, refuse: App, **options: Any) -> None:
+    def __init__(
+        self, connections: OpenConnections, settings: ServiceSettings, refuse: ASGIApp, **options: Any
+    ) -> None:
         super().__init__(**options)
         self.conn = _Requests(h11.SERVER)
         self.address = ""

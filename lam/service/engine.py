@@ -65,8 +65,7 @@ class Engine:
         run: the run's folder.
         settings: limits.
         device: where the network runs.
-        drop_corrupt: go on without rows of the gallery that were altered.
-        index: the address of a Milvus collection that is searched, in place of an index of its own.
+        drop_corrupt, index: as `lam.gallery.gallery.Gallery` has them.
         threads: of the network; whatever else computes then has one, this thread too. None leaves all as they are.
 
     Raises:
@@ -171,24 +170,22 @@ class Engine:
         require_room(workers, self.settings.patience)
 
     async def read(self, job: Callable[[], Value]) -> Value:
-        """Do what goes through JSON or the store apart from the event loop, which it would hold up.
-
-        Args:
-            job: what to do; what it raises is raised here.
-        """
+        """Do what goes through JSON or the store apart from the event loop, which it would hold up."""
         return await self._done(self.reader.submit(job))
 
-    async def embed(self, body: bytes | str, *, with_thumbnail: bool = False) -> Query:
+    async def embed(self, body: Query | bytes | str, *, with_thumbnail: bool = False) -> Query:
         """Embed an image or a text that somebody sent.
 
         Args:
-            body: a JPEG, PNG or WebP file; or a text.
+            body: a JPEG, PNG or WebP file; or a text; an embedding stays what it is.
             with_thumbnail: make one too.
 
         Raises:
             ServiceError: for anything else.
             Refusal: busy, where too many wait.
         """
+        if isinstance(body, Query):
+            return body
         decoded = await self._done(self.decoder.submit((body, with_thumbnail)))
         query = await self._done(self.network.submit(decoded.tensor))
         return replace(query, thumbnail=decoded.thumbnail, text=decoded.text, text_cut=decoded.text_cut)
@@ -229,34 +226,35 @@ class Engine:
         except TimeoutError:
             raise busy(f"there was no answer within {self.settings.answer_seconds:g} s") from None
 
-    def _decode(self, jobs: Sequence[tuple[bytes | str, bool]]) -> list[Decoded | Exception]:
-        return [self._decoded(body, with_thumbnail) for body, with_thumbnail in jobs]
+    def _decode(self, jobs: Sequence[tuple[bytes | str, bool]]) -> list[Decoded]:
+        (job,) = jobs  # of which alone is said what is raised
+        return [self._decoded(*job)]
 
-    def _decoded(self, body: bytes | str, with_thumbnail: bool) -> Decoded | Exception:
+    def _decoded(self, body: bytes | str, with_thumbnail: bool) -> Decoded:
         preprocessing = self.encoder.preprocessing
         if isinstance(body, str) or isinstance(preprocessing, TextPreprocessing):
             return self._read_text(body)
+        if not isinstance(preprocessing, Preprocessing):
+            raise ServiceError(422, "this run does not know how an image becomes an input", allowed="embeddings")
+        image = read_image(body, self.settings, least=preprocessing.reduced_to)
         try:
-            if not isinstance(preprocessing, Preprocessing):
-                raise ServiceError(422, "this run does not know how an image becomes an input", allowed="embeddings")
-            image = read_image(body, self.settings, least=preprocessing.reduced_to)
             return Decoded(preprocessing(image), thumbnail(image) if with_thumbnail else None)
-        except ServiceError as error:
-            return error
         except ValueError as error:
-            return ServiceError(422, f"the image cannot become an input: {error}", allowed="an ordinary photograph")
+            raise ServiceError(
+                422, f"the image cannot become an input: {error}", allowed="an ordinary photograph"
+            ) from None
 
-    def _read_text(self, text: bytes | str) -> Decoded | Exception:
+    def _read_text(self, text: bytes | str) -> Decoded:
         preprocessing = self.encoder.preprocessing
         if not isinstance(preprocessing, TextPreprocessing):
-            return ServiceError(422, "this run takes no texts", allowed="images or embeddings")
+            raise ServiceError(422, "this run takes no texts", allowed="images or embeddings")
         if isinstance(text, bytes):
-            return ServiceError(422, "this run takes no images", allowed='{"text": "..."} or embeddings')
+            raise ServiceError(422, "this run takes no images", allowed='{"text": "..."} or embeddings')
         try:
             tensor = preprocessing(text)
             return Decoded(tensor, text=preprocessing.kept(text), text_cut=is_cut(self.encoder, preprocessing, text))
         except ValueError as error:
-            return ServiceError(422, str(error), allowed="a text that is not empty")
+            raise ServiceError(422, str(error), allowed="a text that is not empty") from None
 
     def _embed(self, tensors: Sequence[Tensor]) -> list[Query | Exception]:
         results: dict[int, Query | Exception] = {}
@@ -266,12 +264,11 @@ class Engine:
         return [results[row] for row in range(len(tensors))]
 
     def _embedded(self, batch: Tensor) -> list[Query | Exception]:
-        """The batch's queries; where it is refused as a whole, each image by itself, so that one does not spoil it."""
         try:
             prediction = self.encoder.predict(batch.to(self.device))
         except ValueError:
             if len(batch) > 1:
-                return [result for image in batch for result in self._embedded(image[None])]
+                raise  # so that the worker asks for each by itself
             return [_no_embedding()]
         except RuntimeError as error:
             raise self._lost(error) from error
@@ -302,7 +299,7 @@ class Engine:
             partial(
                 responder.answer,
                 job.query,
-                _row(hits, row) if job.without is None else _without(_row(hits, row), infos, job.without),
+                _hits_of(hits, row, infos, job.without),
                 infos,
                 k=job.k,
                 size=size,
@@ -348,7 +345,7 @@ def embedding_of(mean: Tensor, kappa: float) -> Embeddings:
         mean: (D,) a unit vector.
         kappa: its concentration; beyond `KAPPA_RANGE` it is the end of that.
     """
-    within = torch.tensor([min(max(kappa, KAPPA_RANGE[0]), KAPPA_RANGE[1])], dtype=torch.float64)
+    within = torch.tensor([kappa], dtype=torch.float64).clamp(*KAPPA_RANGE)
     return Embeddings(mean[None], within, torch.ones_like(within), torch.zeros_like(within))
 
 
@@ -369,15 +366,11 @@ def _searched(embedding: Embeddings) -> Embeddings:
     return Embeddings(embedding.mean, embedding.kappa, embedding.resultant, embedding.variance)
 
 
-def _row(hits: Hits, row: int) -> Hits:
-    one = slice(row, row + 1)
-    return Hits(hits.ids[one], hits.scores[one], hits.kappa[one], hits.query_kappa[one])
-
-
-def _without(hits: Hits, infos: Mapping[int, HitInfo], item_id: str) -> Hits:
-    """The hits of one query, but for an item."""
-    kept = torch.tensor([infos[key].id != item_id for key in hits.ids[0].tolist()], dtype=torch.bool)
-    return Hits(hits.ids[:, kept], hits.scores[:, kept], hits.kappa[:, kept], hits.query_kappa)
+def _hits_of(hits: Hits, row: int, infos: Mapping[int, HitInfo], without: str | None) -> Hits:
+    """The hits of one query, but for the item of an id."""
+    one, ids = slice(row, row + 1), hits.ids[row].tolist()
+    kept = slice(None) if without is None else torch.tensor([infos[key].id != without for key in ids], dtype=torch.bool)
+    return Hits(hits.ids[one, kept], hits.scores[one, kept], hits.kappa[one, kept], hits.query_kappa[one])
 
 
 def _moved(encoder: Encoder, device: str) -> Encoder:

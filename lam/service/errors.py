@@ -5,7 +5,7 @@ from typing import Any
 
 from lam.gallery.refusal import Kind, Refusal
 
-STATUS: dict[Kind, int] = {"invalid": 422, "conflict": 409, "busy": 503, "full": 507, "missing": 404}
+STATUS: dict[Kind, int] = {"invalid": 422, "conflict": 409, "busy": 503, "full": 507}
 
 
 class ServiceError(Exception):
@@ -28,10 +28,12 @@ class ServiceError(Exception):
         self.headers = dict(headers or {})
 
     @classmethod
-    def of(cls, refusal: Refusal) -> "ServiceError":
-        """The answer to a request that the gallery, or a queue before it, refuses."""
-        headers = {} if refusal.after is None else {"Retry-After": str(refusal.after)}
-        return cls(STATUS[refusal.kind], refusal.error, allowed=refusal.allowed, headers=headers)
+    def of(cls, error: "ServiceError | Refusal") -> "ServiceError":
+        """The answer to a request that is refused, by the service, the gallery, or a queue before it."""
+        if isinstance(error, ServiceError):
+            return error
+        headers = {} if error.after is None else {"Retry-After": str(error.after)}
+        return cls(STATUS[error.kind], error.error, allowed=error.allowed, headers=headers)
 
     def to_json(self) -> dict[str, Any]:
         """The body of the answer."""

@@ -9,17 +9,15 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lam.gallery.refusal import Refusal, busy
 from lam.service.errors import FAILED, ServiceError
 from lam.service.settings import ServiceSettings
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Count = Callable[[str, str, int, float], None]
 
 OPEN_PATHS = ("/v1/health", "/v1/ready")
@@ -51,7 +49,9 @@ class Limits:
         count: told of every answer: its route, method, status and seconds.
     """
 
-    def __init__(self, app: App, settings: ServiceSettings, *, key: str | None, max_json: int, count: Count) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ServiceSettings, *, key: str | None, max_json: int, count: Count
+    ) -> None:
         self._app, self._settings, self._max_json, self._count = app, settings, max_json, count
         self._key = None if key is None else key.encode()
         self._held = 0
@@ -87,7 +87,7 @@ class Limits:
             body = await self._body(self._limit(scope["path"], headers), headers, receive)
             await self._app(scope, _replayed(body, receive), send)
         except (ServiceError, Refusal) as error:
-            await send.refuse(ServiceError.of(error) if isinstance(error, Refusal) else error)
+            await send.refuse(ServiceError.of(error))
             if body is None:
                 await _linger(receive, self._settings.linger_seconds)
             await send.end()
@@ -102,14 +102,14 @@ class Limits:
             route = getattr(scope.get("route"), "path", "other")
             self._count(route, scope["method"], send.status, time.perf_counter() - started)
 
-    def _require_host(self, headers: MutableMapping[bytes, bytes]) -> None:
+    def _require_host(self, headers: Mapping[bytes, bytes]) -> None:
         """Without a key, a page of another site must not reach the service under a name of its own (DNS rebinding)."""
         host = headers.get(b"host", b"").decode("latin1")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self._key is None and name not in LOCAL_HOSTS:
             raise ServiceError(421, "without a key only requests to this machine are answered", allowed=LOCAL_HOSTS)
 
-    def _require_key(self, path: str, headers: MutableMapping[bytes, bytes]) -> None:
+    def _require_key(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         if self._key is None or path in OPEN_PATHS or not path.startswith(GUARDED):
             return
         key = headers.get(b"x-api-key", b"")
@@ -133,12 +133,12 @@ class Limits:
         if size > 0 and self._held > self._settings.max_held:
             self._make_room()
 
-    def _limit(self, path: str, headers: MutableMapping[bytes, bytes]) -> int:
+    def _limit(self, path: str, headers: Mapping[bytes, bytes]) -> int:
         """Bytes of the body; reading JSON costs a hundred times its size."""
         is_json = headers.get(b"content-type", b"").strip().lower().startswith(b"application/json")
         return self._max_json if is_json and path != PAIRS else self._settings.max_body
 
-    async def _body(self, limit: int, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
+    async def _body(self, limit: int, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """Read the whole body, counted while it comes; what it takes counts as held until the request is answered."""
         too_large = ServiceError(413, f"the body is larger than {limit} bytes", allowed={"max_bytes": limit})
         declared = headers.get(b"content-length", b"0")
@@ -164,7 +164,7 @@ class Limits:
             if not kept:
                 self._hold(-size)
 
-    async def _next(self, receive: Receive, until: float) -> MutableMapping[str, Any]:
+    async def _next(self, receive: Receive, until: float) -> Message:
         left = until - asyncio.get_running_loop().time()
         try:
             message = await asyncio.wait_for(receive(), max(left, 0.001))
@@ -192,7 +192,7 @@ class _Sender:
         self._send, self._hold = send, hold
         self.status, self.begun, self.ended = 499, False, False
 
-    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+    async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.begun, self.status = True, message["status"]
             headers = list(message.get("headers", []))
@@ -233,7 +233,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     """A body that was read, as if it came now."""
     first = True
 
-    async def replay() -> MutableMapping[str, Any]:
+    async def replay() -> Message:
         nonlocal first
         if first:
             first = False
@@ -245,14 +245,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 async def _linger(receive: Receive, seconds: float) -> None:
     """Throw away what still comes for a moment: a connection closed on unread bytes may lose the answer."""
-
-    async def discard() -> None:
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                return
-
-    try:
-        await asyncio.wait_for(discard(), seconds)
-    except TimeoutError:
-        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while (await receive()).get("more_body", False):
+                pass

@@ -22,7 +22,7 @@ class Metrics:
     """Requests, seconds, decisions and κ of an engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry = CollectorRegistry()
         self._kappa: deque[float] = deque(maxlen=_WINDOW)
         self._requests = Counter(
             "lam_requests", "Requests answered.", ("route", "method", "status"), registry=self._registry
@@ -59,9 +59,6 @@ class _State(Collector):
 
     def __init__(self, engine: Engine, kappa: "deque[float]") -> None:
         self._engine, self._kappa = engine, kappa
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
 
     def collect(self) -> Iterator[Metric]:
         engine, kappa = self._engine, torch.tensor(list(self._kappa), dtype=torch.float64)

@@ -29,33 +29,33 @@ from lam.service.images import CONTENT_TYPES
 JSON = "application/json"
 MAX_KAPPA = 1e30
 _SHOWN = 80
-_CLOSED = with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 
 
-@_CLOSED
-class EmbeddingRequest(TypedDict):
+@with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+class _Closed(TypedDict):
+    """What has no other names, and numbers that are finite; so has what derives from it."""
+
+
+class EmbeddingRequest(_Closed):
     """One embedding."""
 
     embedding: Annotated[list[float], FailFast(), Field(description="a unit vector")]
     kappa: Annotated[float, Field(ge=0, le=MAX_KAPPA, description="its concentration")]
 
 
-@_CLOSED
-class ImageRequest(TypedDict):
+class ImageRequest(_Closed):
     """A file of an image."""
 
     image: Annotated[str, Field(description="base64", json_schema_extra={"format": "byte"})]
 
 
-@_CLOSED
-class TextRequest(TypedDict):
+class TextRequest(_Closed):
     """A text, of a run on texts; of a long one the beginning counts."""
 
     text: Annotated[str, Field(min_length=1, description="not blank, and at most as much as JSON may hold")]
 
 
-@_CLOSED
-class _ItemFacts(TypedDict):
+class _ItemFacts(_Closed):
     id: NotRequired[Annotated[str, Field(description=f"{ID_RULE}; the same as beside the body, where it is there too")]]
     label: NotRequired[
         Annotated[str, Field(description="what it shows; likewise", json_schema_extra={"maxLength": MAX_LABEL})]
@@ -63,12 +63,10 @@ class _ItemFacts(TypedDict):
     metadata: NotRequired[Annotated[dict[str, Any], Field(description=f"at most {MAX_METADATA} characters of JSON")]]
 
 
-@_CLOSED
 class ItemRequest(EmbeddingRequest, _ItemFacts):
     """An item by its embedding."""
 
 
-@_CLOSED
 class TextItemRequest(TextRequest, _ItemFacts):
     """An item by its text, which its metadata then have as `text`."""
 
@@ -87,8 +85,7 @@ ImageTextOrEmbedding = Annotated[
 ]
 
 
-@_CLOSED
-class PairRequest(TypedDict):
+class PairRequest(_Closed):
     """Two things that are compared."""
 
     first: ImageTextOrEmbedding
@@ -107,8 +104,7 @@ State = Annotated[
 ]
 
 
-@_CLOSED
-class PairThresholds(TypedDict):
+class PairThresholds(_Closed):
     """What is in force for pairs, and the rates that it promises."""
 
     accept_above: Cosine
@@ -117,7 +113,6 @@ class PairThresholds(TypedDict):
     ood: Share
 
 
-@_CLOSED
 class SearchThresholds(PairThresholds):
     """What is in force for searches."""
 
@@ -126,8 +121,7 @@ class SearchThresholds(PairThresholds):
     conformal_miss: Share
 
 
-@_CLOSED
-class ItemFields(TypedDict):
+class ItemFields(_Closed):
     """What is said of every item, beside its metadata, which are JSON already when they are written."""
 
     id: str
@@ -139,7 +133,6 @@ class ItemFields(TypedDict):
     thumbnail: str | None
 
 
-@_CLOSED
 class HitFields(ItemFields):
     """A hit, beside its metadata."""
 
@@ -149,15 +142,13 @@ class HitFields(ItemFields):
     conformal: bool | None
 
 
-@_CLOSED
 class Hit(HitFields):
     """A hit."""
 
     metadata: Metadata
 
 
-@_CLOSED
-class DecisionFields(TypedDict):
+class DecisionFields(_Closed):
     """What was decided, and what it rests on."""
 
     decision: Verdict
@@ -167,8 +158,7 @@ class DecisionFields(TypedDict):
     flagged_by: str | None
 
 
-@_CLOSED
-class DoubtFields(TypedDict):
+class DoubtFields(_Closed):
     """Why a query is uncertain, where the encoder has learnt its ambiguity."""
 
     doubt: Doubt | None
@@ -177,7 +167,6 @@ class DoubtFields(TypedDict):
     kappa_epistemic: Kappa | None
 
 
-@_CLOSED
 class SearchFields(DecisionFields, DoubtFields):
     """The answer to a search, beside its hits."""
 
@@ -190,15 +179,13 @@ class SearchFields(DecisionFields, DoubtFields):
     gallery_size: Count
 
 
-@_CLOSED
 class SearchResponse(SearchFields):
     """The answer to a search."""
 
     hits: list[Hit]
 
 
-@_CLOSED
-class VerifyResponse(TypedDict):
+class VerifyResponse(_Closed):
     """The answer to a comparison."""
 
     same: bool | None
@@ -211,21 +198,18 @@ class VerifyResponse(TypedDict):
     text_cut: Annotated[list[Cut], Field(min_length=2, max_length=2)]
 
 
-@_CLOSED
 class StoredFields(ItemFields):
     """An item, beside its metadata."""
 
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-@_CLOSED
 class ItemResponse(StoredFields):
     """An item."""
 
     metadata: Metadata
 
 
-@_CLOSED
 class EnrolResponse(ItemResponse):
     """An item that was put into the gallery."""
 
@@ -236,8 +220,7 @@ class EnrolResponse(ItemResponse):
     gallery_size: Count
 
 
-@_CLOSED
-class ListResponse(TypedDict):
+class ListResponse(_Closed):
     """A page of items."""
 
     items: list[ItemResponse]
@@ -245,8 +228,7 @@ class ListResponse(TypedDict):
     total: Count
 
 
-@_CLOSED
-class SampleFields(TypedDict):
+class SampleFields(_Closed):
     """An input of the run to try it with."""
 
     source: Annotated[str, Field(description="the part of the data, or the set of strangers, that it is of")]
@@ -255,15 +237,13 @@ class SampleFields(TypedDict):
     image: Annotated[str | None, Field(description="where the file is")]
 
 
-@_CLOSED
-class SamplesResponse(TypedDict):
+class SamplesResponse(_Closed):
     """What there is to try the run with."""
 
     samples: list[SampleFields]
 
 
-@_CLOSED
-class DeleteResponse(TypedDict):
+class DeleteResponse(_Closed):
     """What is left once an item is gone."""
 
     id: str
@@ -271,17 +251,14 @@ class DeleteResponse(TypedDict):
     gallery_size: Count
 
 
-@_CLOSED
-class ErrorResponse(TypedDict):
+class ErrorResponse(_Closed):
     """What was wrong, and what is allowed."""
 
     error: str
     allowed: Any
 
 
-_ADAPTERS = {
-    kind: TypeAdapter(kind) for kind in (EmbeddingRequest, ItemRequest, PairRequest, TextItemRequest, TextRequest)
-}
+_adapter = cache(TypeAdapter)
 
 
 def checked(content: Any, kind: type[Any]) -> Any:
@@ -298,7 +275,7 @@ def checked(content: Any, kind: type[Any]) -> Any:
         ServiceError: 422, in pydantic's words for the first thing that is wrong; allowed is what OpenAPI says.
     """
     try:
-        return _ADAPTERS[kind].validate_python(content)
+        return _adapter(kind).validate_python(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = (
@@ -311,7 +288,7 @@ def checked(content: Any, kind: type[Any]) -> Any:
 @cache
 def schema_of(kind: type[Any]) -> dict[str, Any]:
     """The schema of a request, with that of each of its parts in its place: OpenAPI keeps none beside it."""
-    schema = _ADAPTERS[kind].json_schema()
+    schema = _adapter(kind).json_schema()
     parts = schema.pop("$defs", {})
 
     def whole(node: Any) -> Any:

@@ -43,24 +43,20 @@ def answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
     """
 
     @app.exception_handler(ServiceError)
-    async def _refused(_: Request, error: ServiceError) -> JSONResponse:
-        return JSONResponse(error.to_json(), error.status, headers=error.headers)
-
     @app.exception_handler(Refusal)
-    async def _refused_by_kind(request: Request, refusal: Refusal) -> JSONResponse:
-        return await _refused(request, ServiceError.of(refusal))
+    async def _refused(_: Request, error: ServiceError | Refusal) -> JSONResponse:
+        return _answer(ServiceError.of(error))
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         name = first["loc"][-1]
         what = f"{name}: {first['msg']}, got {str(first['input'])[:_SHOWN]!r}"
-        refusal = ServiceError(422, what, allowed=_parameters(request, "query", "path")[name])
-        return JSONResponse(refusal.to_json(), refusal.status)
+        return _answer(ServiceError(422, what, allowed=_parameters(request, "query", "path")[name]))
 
     @app.exception_handler(Exception)
     async def _failed(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(FAILED.to_json(), FAILED.status)
+        return _answer(FAILED)
 
     @app.exception_handler(HTTPException)
     async def _other(request: Request, error: HTTPException) -> JSONResponse:
@@ -68,12 +64,14 @@ def answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
         if error.status_code == 405 and methods:
             allowed = ", ".join(methods)
             what = f"the method {request.method[:_SHOWN]!r} is not one of this path"
-            refusal = ServiceError(405, what, allowed=allowed, headers={"Allow": allowed})
-        elif error.status_code in (404, 405):
-            refusal = ServiceError(404, "there is no such path", allowed=_paths_like(request.url.path))
-        else:
-            refusal = ServiceError(error.status_code, str(error.detail).lower())
-        return JSONResponse(refusal.to_json(), refusal.status, headers=refusal.headers)
+            return _answer(ServiceError(405, what, allowed=allowed, headers={"Allow": allowed}))
+        if error.status_code in (404, 405):
+            return _answer(ServiceError(404, "there is no such path", allowed=_paths_like(request.url.path)))
+        return _answer(ServiceError(error.status_code, str(error.detail).lower()))
+
+
+def _answer(error: ServiceError) -> JSONResponse:
+    return JSONResponse(error.to_json(), error.status, headers=error.headers)
 
 
 def _parameters(request: Request, *places: str) -> dict[str, dict[str, Any]]:

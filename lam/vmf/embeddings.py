@@ -54,7 +54,7 @@ class Embeddings:
         if self.mean.ndim != 2:
             raise ValueError(f"mean must have shape (N, D), a row for each item, got {tuple(self.mean.shape)}")
         n = self.mean.shape[0]
-        for name, values in self._rows().items():
+        for name, values in self.rows().items():
             if name != "mean" and values.shape != (n,):
                 raise ValueError(f"{name} must have shape ({n},), got {tuple(values.shape)}")
             if not values.is_floating_point():
@@ -67,7 +67,7 @@ class Embeddings:
 
     def __getitem__(self, index: slice | Tensor) -> "Embeddings":
         samples = None if self.samples is None else self.samples[:, index]
-        rows = {name: values[index] for name, values in self._rows().items()}
+        rows = {name: values[index] for name, values in self.rows().items()}
         return replace(self, samples=samples, **rows)
 
     @property
@@ -83,7 +83,7 @@ class Embeddings:
     def to(self, device: torch.device | str) -> "Embeddings":
         """The same embeddings on a device."""
         samples = None if self.samples is None else self.samples.to(device)
-        rows = {name: values.to(device) for name, values in self._rows().items()}
+        rows = {name: values.to(device) for name, values in self.rows().items()}
         return replace(self, samples=samples, **rows)
 
     @property
@@ -91,8 +91,8 @@ class Embeddings:
         """Whether the parts of `kappa` are there."""
         return self.p_known is not None
 
-    def _rows(self) -> dict[str, Tensor]:
-        """What there is of each item, but for samples."""
+    def rows(self) -> dict[str, Tensor]:
+        """What there is of each item by name, but for samples."""
         return {name: getattr(self, name) for name in _BY_ITEM} | self.parts()
 
     def parts(self) -> dict[str, Tensor]:
@@ -153,7 +153,7 @@ class Embeddings:
         for part in parts:
             check_same_means(part, parts[0].mean_samples)
         samples = [part.samples for part in parts if part.samples is not None]
-        rows = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0]._rows()}
+        rows = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].rows()}
         return replace(parts[0], samples=torch.cat(samples, 1) if len(samples) == len(parts) else None, **rows)
 
 

@@ -119,10 +119,10 @@ def test_what_is_fused_is_durable_counted_and_checked(tmp_path: Path) -> None:
     given, path = images(6, 16), tmp_path / "items.sqlite"
     store = ItemStore(path)
     other = replace(given[1], label="other")
-    first, refused, second, kept = store.write([Fuse(given[0]), Fuse(other), Fuse(given[1]), Fuse(given[0])])
+    first, refusal, second, kept = store.write([Fuse(given[0]), Fuse(other), Fuse(given[1]), Fuse(given[0])])
+    assert isinstance(refusal, Refusal)
+    assert "one label" in str(refusal)
     assert (first.created, second.created, second.removed) == (True, False, (first.key,))
-    assert refused.refused is not None
-    assert "one label" in str(refused.refused)
     assert (kept.key, kept.removed, kept.item) == (second.key, (), second.item)
     store.write([Fuse(given[2]), Fuse(given[3])])
     store.close()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from lam.gallery.image_list import read_list
+from lam.gallery.item import file_id
 
 
 @pytest.fixture
@@ -24,10 +25,10 @@ def listed(folder: Path, text: str, encoding: str = "utf-8") -> Path:
 def test_columns_come_in_any_order(folder: Path, encoding: str) -> None:
     text = 'label, path ,note,id\r\nx,a.png,"two\r\nlines",1\r\n\r\n,b c.png,,\r\ny,é.png,"a, b",\r\n'
     found = read_list(listed(folder, text, encoding))
-    assert [image.path for image in found] == [folder / "a.png", folder / "b c.png", folder / "é.png"]
-    assert [(image.id, image.label) for image in found] == [("1", "x"), (None, ""), (None, "y")]
+    assert [image.path for image in found] == [str(folder / name) for name in ("a.png", "b c.png", "é.png")]
+    assert [(image.listed_id, image.label) for image in found] == [("1", "x"), (None, ""), (None, "y")]
     assert [image.metadata for image in found] == [{"note": "two\r\nlines"}, {}, {"note": "a, b"}]
-    assert [image.line for image in found] == [3, 5, 6]
+    assert [image.content for image in found] == [file_id(folder / "a.png")] * 3
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_mistakes_are_named_with_their_line(folder: Path, text: str, match: str)
 
 def test_ids_may_repeat_where_that_is_wanted(folder: Path) -> None:
     path = listed(folder, "path,id\na.png,1\nb c.png,1\n")
-    assert [image.id for image in read_list(path, repeated_ids=True)] == ["1", "1"]
+    assert [image.listed_id for image in read_list(path, repeated_ids=True)] == ["1", "1"]
 
 
 def test_what_is_no_text_is_refused(folder: Path) -> None:

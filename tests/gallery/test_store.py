@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lam.gallery.item import Images, Item, checked_id, checked_label, checked_metadata
 from lam.gallery.refusal import Refusal
-from lam.gallery.store import FILE, MARK, HitInfo, ItemStore
+from lam.gallery.snapshot import Snapshot
+from lam.gallery.store import FACTORY, FILE, MARK, MEAN_SAMPLES, HitInfo, ItemStore
 from lam.utils.files import CorruptFileError
 from tests.service.test_full_disk import small_file_system
 
@@ -286,6 +288,25 @@ def test_all_that_is_known_of_images_counts(tmp_path: Path) -> None:
         store.write([item("a")])
         store.write(["a"])
     store.close()
+
+
+def test_the_facts_of_a_snapshot_are_those_of_its_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lam.gallery.store._PATIENCE", 0.05)
+    with closing(ItemStore(tmp_path / FILE)) as store:
+        store.replace([item("a", origin="index")], facts={FACTORY: "Flat", MEAN_SAMPLES: ""})
+    whole = ItemStore._read_whole
+
+    def then_replaced(*arguments: Any) -> Any:
+        """Read, whereupon another process indexes anew."""
+        result = whole(*arguments)
+        with closing(ItemStore(tmp_path / FILE)) as other:
+            other.replace([item("b", origin="index")], facts={FACTORY: "HNSW8", MEAN_SAMPLES: "8"})
+        return result
+
+    monkeypatch.setattr(ItemStore, "_read_whole", then_replaced)
+    snapshot = Snapshot.read(tmp_path, DIMENSION)
+    assert [found.id for found in snapshot.items] == ["a"]
+    assert (snapshot.factory, snapshot.mean_samples) == ("Flat", None)
 
 
 def damaged(path: Path, whole: bytes, content: dict[str, Item]) -> bool:

@@ -307,3 +307,9 @@ def test_a_label_that_is_the_text_is_printed_once(
 def test_a_label_repeats_a_text(label: str, text: str | None, repeats: bool) -> None:
     metadata = json.dumps({} if text is None else {"text": text})
     assert Item("1", b"", 1.0, label, metadata).label_repeats_text is repeats
+
+
+@pytest.mark.parametrize("text", [5, None, ["a"], {"a": 1}])
+def test_metadata_that_are_called_text_and_are_none_make_no_text(text: object) -> None:
+    item = Item("1", b"", 1.0, "a… (0a1b2c3d)", json.dumps({"text": text}))
+    assert (item.text, item.label_repeats_text) == (None, False)

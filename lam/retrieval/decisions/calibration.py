@@ -184,12 +184,12 @@ class Calibration:
         """The κ below which a query is flagged where κ alone decides, at the same target."""
         return -self.detector.known("kappa").threshold(self.targets.ood)
 
-    @property
+    @cached_property
     def for_vectors(self) -> "Calibration":
         """For queries that are but a direction and a κ, with a flag that needs no features."""
         return self._with_flag(without_input(self.flag))
 
-    @property
+    @cached_property
     def for_hitless(self) -> "Calibration":
         """For queries without hits, with a flag that looks at none."""
         return self._with_flag(without_hits(self.flag))

@@ -26,21 +26,20 @@ let query = null;
 let answer = null;
 let asking = null;
 let comparing = null;
-let takesTexts = false;
 const pictures = new Map();
 
 async function open() {
   let samples;
   try {
     model = await (await ask("/v1/model")).json();
-    calibration = model.calibration === "none" ? null : await (await ask("/v1/calibration")).json();
+    const current = model.calibration === "none" ? null : await (await ask("/v1/calibration")).json();
     ({ samples } = await (await ask("/v1/samples")).json());
+    goBy(current);
   } catch (error) {
     complain(error);
     return;
   }
-  thresholds = calibration && new Thresholds(calibration);
-  hush();
+  say("error", "");
   $("key-form").hidden = true;
   if ($("key-form").contains(document.activeElement)) {
     $("answer").focus();
@@ -48,9 +47,8 @@ async function open() {
   $("question").textContent = questionOf(model.gallery);
   document.title = `${questionOf(model.gallery)} – lam`;
   $("desk").hidden = false;
-  $("uncalibrated").hidden = calibration !== null;
   $("drawing").hidden = !canBeDrawn(model.preprocessing);
-  takesTexts = "max_bytes" in (model.preprocessing ?? {});
+  const takesTexts = "max_bytes" in (model.preprocessing ?? {});
   for (const id of ["asking", "other-asking"]) {
     $(id).hidden = !takesTexts;
   }
@@ -64,6 +62,14 @@ async function open() {
   $("accepted").textContent = `JPEG, PNG or WebP, at most ${plain(model.limits.max_bytes / 2 ** 20)}\u00a0MiB`;
   showSamples(samples);
   showState(model.calibration, model.gallery_size);
+}
+
+/** Go by a calibration; null where there is none. */
+function goBy(current) {
+  calibration = current;
+  thresholds = calibration && new Thresholds(calibration);
+  $("uncalibrated").hidden = calibration !== null;
+  $("thresholds").hidden = calibration === null;
   if (thresholds) {
     openSliders();
   }
@@ -92,14 +98,10 @@ function showSamples(samples) {
 function showState(state, size) {
   const rates = { none: "not calibrated", current: "calibrated", stale: "calibration is stale" }[state];
   $("served").textContent = `Run ${model.run}: ${size.toLocaleString("en")} items in the gallery, ${rates}.`;
-  $("stale").hidden = state !== "stale";
-  if (state === "stale") {
-    $("stale").textContent = aboutStale(size, calibration);
-  }
+  say("stale", state === "stale" ? aboutStale(size, calibration) : "");
 }
 
 function openSliders() {
-  $("thresholds").hidden = false;
   for (const name of ["accept", "flag"]) {
     $(name).max = thresholds[name].rows.length - 1;
     $(name).value = thresholds[name].position;
@@ -126,7 +128,7 @@ function showThresholds() {
 }
 
 async function search(asked) {
-  hush();
+  say("error", "");
   if (isTooLarge(asked.file)) {
     return;
   }
@@ -142,7 +144,7 @@ async function search(asked) {
     query = asked;
     dropPictures();
     showAsked($("asked"), asked);
-    forgetPair();
+    $("compared").hidden = true;
     showState(answer.calibration, answer.gallery_size);
     show(true);
   } catch (error) {
@@ -162,13 +164,7 @@ async function keepUp(inForce, names, signal) {
   if (names.every((name) => inForce?.[name] === calibration?.threshold[name])) {
     return;
   }
-  calibration = inForce && await (await ask("/v1/calibration", { signal })).json();
-  thresholds = calibration && new Thresholds(calibration);
-  $("uncalibrated").hidden = calibration !== null;
-  $("thresholds").hidden = calibration === null;
-  if (thresholds) {
-    openSliders();
-  }
+  goBy(inForce && await (await ask("/v1/calibration", { signal })).json());
 }
 
 function isTooLarge(file) {
@@ -199,7 +195,7 @@ function showAsked(place, { file, text, item }) {
 
 function forget() {
   answer = query = null;
-  showDecision("none", ["–", "No answer"], "The query was not searched; see the message above.");
+  showDecision("decision", "none", "–", "No answer", "The query was not searched; see the message above.");
   for (const id of ["asked", "probability", "doubt", "numbers", "comparing", "found", "what-if"]) {
     $(id).hidden = true;
   }
@@ -211,18 +207,15 @@ function show(anew) {
   const words = verdictOf(decision, answer, model.gallery);
   // where a slider moves, the region speaks only of another decision, not of every step
   $("decision").setAttribute("aria-live", anew || words[1] !== $("word").textContent ? "polite" : "off");
-  showDecision(decision ?? "none", words, reason(decision, answer, thresholds, model.gallery) + aboutCut(answer));
+  const why = reason(decision, answer, thresholds, model.gallery) + aboutCut(answer);
+  showDecision("decision", decision ?? "none", ...words, why);
   const [value, meaning] = probabilityOf(decision, answer, model.gallery, thresholds) ?? ["", ""];
   $("probability").hidden = !value;
   $("probability-value").textContent = value;
   $("probability-meaning").textContent = meaning;
-  $("doubt").hidden = !doubtOf(answer);
-  $("doubt").textContent = doubtOf(answer);
-  $("what-if").hidden = !thresholds?.moved;
-  if (thresholds?.moved) {
-    const [, inForce] = verdictOf(answer.decision, answer, model.gallery);
-    $("what-if").textContent = `What if: under the thresholds in force the answer is: ${inForce}.`;
-  }
+  say("doubt", doubtOf(answer));
+  const [, inForce] = verdictOf(answer.decision, answer, model.gallery);
+  say("what-if", thresholds?.moved ? `What if: under the thresholds in force the answer is: ${inForce}.` : "");
   $("facts").replaceChildren(...facts(decision, answer, model.gallery).map(([name, number, about]) =>
     made("div", "", made("dt", "", name), made("dd", "", number), made("dd", "", about))));
   $("numbers").hidden = false;
@@ -235,11 +228,12 @@ function show(anew) {
   }
 }
 
-function showDecision(kind, [symbol, word], why) {
-  $("decision").className = `decision ${kind}`;
-  $("symbol").textContent = symbol;
-  $("word").textContent = word;
-  $("reason").textContent = why;
+/** Show what was decided of a query, or of a pair: a sign, words and why. */
+function showDecision(place, kind, symbol, word, why) {
+  $(place).className = `decision ${kind}`;
+  for (const [name, text] of Object.entries({ symbol, word, why })) {
+    $(place).querySelector(`.${name}`).textContent = text;
+  }
 }
 
 function drawCharts() {
@@ -324,7 +318,7 @@ function pictureOf(address, name, done = () => {}) {
 }
 
 async function compare(other) {
-  hush();
+  say("error", "");
   if (isTooLarge(other.file)) {
     return;
   }
@@ -337,23 +331,15 @@ async function compare(other) {
     if (answer !== first) {
       return;
     }
-    const [symbol, word, why] = aboutPair(pair);
-    $("compared").className = `decision ${pair.decision ?? "none"}`;
-    $("pair-symbol").textContent = symbol;
-    $("pair-word").textContent = word;
-    $("pair-reason").textContent = why;
+    showDecision("compared", pair.decision ?? "none", ...aboutPair(pair));
     showAsked($("other-asked"), other);
     $("compared").hidden = false;
   } catch (error) {
     if (error.name !== "AbortError") {
-      forgetPair();
+      $("compared").hidden = true;
       complain(error);
     }
   }
-}
-
-function forgetPair() {
-  $("compared").hidden = true;
 }
 
 /** One of two that are compared, as JSON has it. */
@@ -389,22 +375,38 @@ function complain(error) {
       return; // the form says what is missing
     }
   }
-  $("error").textContent = error.message;
-  $("error").hidden = false;
+  say("error", error.message);
 }
 
-function hush() {
-  $("error").hidden = true;
+/** Show a sentence in its place, or nothing where there is none. */
+function say(place, sentence) {
+  $(place).textContent = sentence;
+  $(place).hidden = !sentence;
 }
 
-function take(files) {
-  if (model && files.length > 0) {
-    search({ file: files[0] });
+/** Do something with what is typed, in place of leaving the page. */
+function onSubmit(form, act) {
+  $(form).addEventListener("submit", (event) => {
+    event.preventDefault();
+    act();
+  });
+}
+
+/** Do something with the file that is chosen; the same one can then be chosen again. */
+function onChoice(input, act) {
+  $(input).addEventListener("change", ({ target }) => {
+    act([...target.files]);
+    target.value = "";
+  });
+}
+
+function take([file]) {
+  if (model && file) {
+    search({ file });
   }
 }
 
-$("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
+onSubmit("key-form", () => {
   try {
     useKey($("key").value);
   } catch (error) {
@@ -413,25 +415,10 @@ $("key-form").addEventListener("submit", (event) => {
   }
   open();
 });
-$("asking").addEventListener("submit", (event) => {
-  event.preventDefault();
-  search({ text: $("text").value });
-});
-$("other-asking").addEventListener("submit", (event) => {
-  event.preventDefault();
-  compare({ text: $("other-text").value });
-});
-$("other").addEventListener("change", (event) => {
-  const [file] = event.target.files;
-  if (file) {
-    compare({ file });
-  }
-  event.target.value = "";
-});
-$("file").addEventListener("change", (event) => {
-  take([...event.target.files]);
-  event.target.value = ""; // so that the same file can be chosen again
-});
+onSubmit("asking", () => search({ text: $("text").value }));
+onSubmit("other-asking", () => compare({ text: $("other-text").value }));
+onChoice("file", take);
+onChoice("other", ([file]) => file && compare({ file }));
 document.addEventListener("paste", (event) => take([...event.clipboardData.files]));
 document.addEventListener("dragover", (event) => {
   event.preventDefault();

@@ -111,17 +111,17 @@ function breadth(place) {
 }
 
 function svg(width, label) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  made.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-  made.setAttribute("role", "img");
-  made.setAttribute("aria-label", label);
-  return made;
+  return element("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label });
 }
 
 function add(parent, name, attributes) {
+  return parent.appendChild(element(name, attributes));
+}
+
+function element(name, attributes) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [attribute, value] of Object.entries(attributes)) {
     made.setAttribute(attribute, typeof value === "number" ? value.toFixed(1) : value);
   }
-  return parent.appendChild(made);
+  return made;
 }

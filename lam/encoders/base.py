@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +70,8 @@ class Prediction:
 
 Predictor = Callable[[Any], Prediction]
 """Maps one batch of inputs to its prediction."""
+
+Same = TypeVar("Same", bound="Encoder")  # typing.Self is refused by the type checks of test runs
 
 
 class Encoder(ABC):
@@ -139,16 +141,16 @@ class Encoder(ABC):
         """
 
     @classmethod
-    @abstractmethod
-    def restored(cls, saved: SavedEncoder) -> "Encoder":
-        """The encoder that `save` wrote."""
+    def restored(cls: type[Same], saved: SavedEncoder) -> Same:
+        """The encoder that `save` wrote: its settings and tensors are arguments of the constructor, by their names."""
+        own: dict[str, Any] = {**saved.settings, **saved.tensors}
+        return cls(saved.network, saved.head, **own, **base_arguments(saved))
 
-    def to(self, device: torch.device | str) -> "Encoder":
-        """Move the encoder to a device, in place."""
-        if self.network is not None:
-            self.network.to(device)
-        if self.ambiguity is not None:
-            self.ambiguity = self.ambiguity.to(device)
+    def to(self: Same, device: torch.device | str) -> Same:
+        """Move all that the encoder holds to a device, in place."""
+        for name, part in vars(self).items():
+            if hasattr(part, "to"):
+                setattr(self, name, part.to(device))
         return self
 
     def predict(

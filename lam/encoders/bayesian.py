@@ -91,12 +91,6 @@ class BayesianEncoder(Encoder):
         """The number of embedding dimensions D."""
         return len(self.posterior.weight)
 
-    def to(self, device: torch.device | str) -> "BayesianEncoder":
-        """Move network and posterior to a device, in place."""
-        super().to(device)
-        self.posterior = self.posterior.to(device)
-        return self
-
     def features(self, inputs: Batch | Iterable[Batch], *, progress: bool = False) -> Float[Tensor, "N P"]:
         """Inputs of the head.
 

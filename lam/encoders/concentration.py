@@ -37,7 +37,7 @@ class ConcentrationEncoder(SeededEncoder):
 
         def predict(inputs: Any) -> Prediction:
             nonlocal n_items
-            features, output = features_and_output(self._module, self.head, inputs)
+            features, output = features_and_output(self.network, self.head, inputs)
             mean = own_direction(output)
             kappa = self.concentration(features).clamp(*KAPPA_RANGE)
             complement = bessel_ratio_complement(self.dimension, kappa)
@@ -88,12 +88,6 @@ class HeadEncoder(ConcentrationEncoder):
     def __init__(self, network: nn.Module, head: str, kappa_head: KappaHead, *, seed: int = 0, **common: Any) -> None:
         super().__init__(network, head, seed=seed, **common)
         self.kappa_head = kappa_head.eval()
-
-    def to(self, device: torch.device | str) -> "HeadEncoder":
-        """Move network and head to a device, in place."""
-        super().to(device)
-        self.kappa_head.to(device)
-        return self
 
     @torch.no_grad()
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
@@ -157,12 +151,6 @@ class NeighbourEncoder(ConcentrationEncoder):
         super().__init__(network, head, seed=seed, **common)
         self.k = k
         self.reference = reference
-
-    def to(self, device: torch.device | str) -> "NeighbourEncoder":
-        """Move network and reference to a device, in place."""
-        super().to(device)
-        self.reference = self.reference.to(device)
-        return self
 
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
         """The κ that solves A_D(κ) = max(0, c), in float64, from 1 − c, which keeps its digits where c is near 1."""

@@ -60,7 +60,7 @@ class DropoutEncoder(SeededEncoder):
 
     def _outputs(self, inputs: Any, n_samples: int) -> tuple[Tensor, Tensor]:
         """Features (N, P) without dropout and sampled outputs (S, N, D) before normalisation."""
-        network, head = self._module, self.head
+        network, head = self.network, self.head
         with _dropout_outputs(network) as dropped:
             features, _ = features_and_output(network, head, inputs)
         if len(dropped) == 1 and dropped[0][1] is features:
@@ -72,8 +72,8 @@ class DropoutEncoder(SeededEncoder):
         return features, torch.stack([self.unnormalised(sample) for sample in samples])
 
     def _thinned_features(self, inputs: Any, sample: int) -> Tensor:
-        with thinned(self._module, seed=self.seed, sample=sample):
-            return features_and_output(self._module, self.head, inputs)[0]
+        with thinned(self.network, seed=self.seed, sample=sample):
+            return features_and_output(self.network, self.head, inputs)[0]
 
 
 @contextmanager

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Encoder, Prediction, Predictor, at_least_float32, base_arguments
-from lam.encoders.files import SavedEncoder
+from lam.encoders.base import Encoder, Prediction, Predictor, at_least_float32
 from lam.models.head import features_and_output
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_choice
@@ -61,7 +60,7 @@ class EnsembleEncoder(Encoder):
         members: Iterable[nn.Module],
         head: str,
         *,
-        rotations: Float[Tensor, "M D D"] | None,
+        rotations: Float[Tensor, "M D D"] | None = None,
         combine: Combine = "concatenate",
         **common: Any,
     ) -> None:
@@ -87,12 +86,6 @@ class EnsembleEncoder(Encoder):
         """D: κ is of the members' own sphere, where they are aligned; with ambiguity learnt, that of the mean."""
         return self._member_dimension if self.ambiguity is None else self.dimension
 
-    def to(self, device: torch.device | str) -> "EnsembleEncoder":
-        """Move members and rotations to a device, in place."""
-        super().to(device)
-        self.rotations = None if self.rotations is None else self.rotations.to(device)
-        return self
-
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """A function of a batch of inputs; the samples are the M members, whatever `n_samples` says."""
 
@@ -115,13 +108,6 @@ class EnsembleEncoder(Encoder):
     def tensors(self) -> dict[str, Tensor]:
         """The rotations, where there are some."""
         return {} if self.rotations is None else {"rotations": self.rotations}
-
-    @classmethod
-    def restored(cls, saved: SavedEncoder) -> "EnsembleEncoder":
-        """The encoder that `save` wrote."""
-        members: Any = saved.network
-        rotations = saved.tensors.get("rotations")
-        return cls(members, saved.head, rotations=rotations, **saved.settings, **base_arguments(saved))
 
 
 def concatenated(units: Float[Tensor, "M N D"]) -> Float[Tensor, "N MD"]:

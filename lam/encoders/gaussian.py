@@ -50,12 +50,6 @@ class GaussianEncoder(SeededEncoder):
         self.uncertainty = uncertainty.eval()
         self.unit_mean = unit_mean
 
-    def to(self, device: torch.device | str) -> "GaussianEncoder":
-        """Move network and uncertainty head to a device, in place."""
-        super().to(device)
-        self.uncertainty.to(device)
-        return self
-
     @torch.no_grad()
     def distribution(self, features: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
         """μ and log σ² of items, from the inputs of the head."""
@@ -71,7 +65,7 @@ class GaussianEncoder(SeededEncoder):
 
         def predict(inputs: Any) -> Prediction:
             nonlocal n_items
-            features, output = features_and_output(self._module, self.head, inputs)
+            features, output = features_and_output(self.network, self.head, inputs)
             check_feature_values(features, n_items)
             embeddings: list[Embeddings] = []
             samples: list[Tensor] = []

@@ -18,13 +18,13 @@ from tqdm import tqdm
 
 from lam.encoders import files as encoder_files
 from lam.encoders.ambiguity import Ambiguity, learn
-from lam.encoders.batches import Batch, as_batches, split_batch
+from lam.encoders.batches import Batch, as_batches, labelled, split_batch
 from lam.encoders.files import SavedEncoder
 from lam.encoders.seen import item_hashes
+from lam.hessians.accumulate import targets_of
 from lam.hessians.batch import check_feature_values
 from lam.inputs import AnyPreprocessing, preprocessing_from_json
 from lam.models.kappa_head import KappaHead
-from lam.pairs.pairs import as_targets
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
 from lam.vmf.embeddings import Embeddings
@@ -175,6 +175,38 @@ class Encoder(ABC):
         parts = self.predict_batches(inputs, n_samples=n_samples, joint=joint, progress=progress)
         return Prediction.concatenate(list(parts))
 
+    def predict_labelled(
+        self,
+        loader: Iterable[Batch],
+        purpose: str,
+        *,
+        n_samples: int | None = None,
+        joint: bool = False,
+        progress: bool = False,
+    ) -> tuple[Prediction, Tensor]:
+        """Prediction of batches (inputs, targets), and the targets, on the device of the features.
+
+        Args:
+            loader: batches that all have labels or positions.
+            purpose: what they are needed for, in the error.
+            n_samples, joint, progress: as in `predict`.
+
+        Raises:
+            ValueError: as `predict`, and for a batch without targets or with another number of them than items.
+        """
+        targets: list[Any] = []
+
+        def inputs_alone() -> Iterator[Any]:
+            for inputs, own in labelled(loader, purpose):
+                targets.append(own)
+                yield inputs
+
+        parts: list[Prediction] = []
+        for part in self.predict_batches(inputs_alone(), n_samples=n_samples, joint=joint, progress=progress):
+            targets[-1] = targets_of(part.features, targets[-1])
+            parts.append(part)
+        return Prediction.concatenate(parts), torch.cat(targets)
+
     def embed(
         self, inputs: Batch | Iterable[Batch], *, n_samples: int | None = None, progress: bool = False
     ) -> Embeddings:
@@ -259,21 +291,14 @@ class Encoder(ABC):
             ValueError: for data without labels, features that are not finite, fewer than 20 items with a match, or the
                 κ head of another network.
         """
-        targets: list[Tensor] = []
         hashes: set[int] = set()
 
-        def remembered() -> Iterator[Any]:
-            for inputs, own in map(split_batch, as_batches(loader)):
-                if own is None:
-                    raise ValueError("learning the ambiguity needs batches of inputs with labels")
-                targets.append(as_targets(own))
-                hashes.update(item_hashes(inputs))
-                yield inputs
+        def remembered() -> Iterator[Batch]:
+            for batch in as_batches(loader):
+                hashes.update(item_hashes(split_batch(batch)[0]))
+                yield batch
 
-        held_out = self.predict(remembered(), progress=progress)
-        features, labels = held_out.features, torch.cat(targets)
-        if len(labels) != len(features):
-            raise ValueError(f"there are {len(features)} items and {len(labels)} labels")
+        held_out, labels = self.predict_labelled(remembered(), "learning the ambiguity", progress=progress)
         if seen := sum(number in hashes for number in self.trained_on):
             warnings.warn(
                 f"{seen} of {len(self.trained_on)} training items that the encoder remembers are among those to learn "
@@ -285,7 +310,7 @@ class Encoder(ABC):
             others = self.predict(reference, n_samples=2, progress=progress).features
         relevance = relevance_of(self.relation, labels, is_query=is_query, relevant_within=relevant_within)
         options: Any = {"reference": others, "kappa_head": kappa_head, "seed": seed}
-        self.ambiguity = learn(features, held_out.embeddings.mean, relevance, **options)
+        self.ambiguity = learn(held_out.features, held_out.embeddings.mean, relevance, **options)
         self.has_kappa = True
 
     def save(self, folder: str | Path) -> None:

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam.encoders.base import NO_INPUTS, Encoder, Prediction, Predictor, base_arguments
-from lam.encoders.batches import Batch, as_batches, split_batch
+from lam.encoders.batches import Batch, as_batches, labelled, split_batch
 from lam.encoders.export import export_encoder
 from lam.encoders.files import SavedEncoder
 from lam.encoders.outsiders import Recommendation, is_images, made_outsiders
 from lam.encoders.tuning import Trial, Tuning, calibrate_scale
-from lam.hessians.accumulate import curvature_in_batches
+from lam.hessians.accumulate import curvature_in_batches, targets_of
 from lam.hessians.batch import check_feature_values
 from lam.models.head import ADDED, features_and_output
 from lam.models.weights import plain_names
-from lam.pairs.pairs import as_targets, check_labels
+from lam.pairs.pairs import check_labels
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
 from lam.posteriors import POSTERIORS, Posterior
@@ -207,24 +207,20 @@ class BayesianEncoder(Encoder):
             step, posterior = options.get("step"), self.posterior
             self.posterior = posterior.with_best_prior() if step is None else posterior.with_prior_step(step)
             return
-        parts = [
-            (self._entering(inputs, features), len(features), targets)
-            for inputs, targets in map(split_batch, as_batches(loader))
-            for features in [self._features_and_output(inputs)[0]]
-        ]
-        if not parts or any(targets is None for _, _, targets in parts):
-            raise ValueError("tuning by calibration needs batches of inputs with labels")
-        targets = torch.cat([as_targets(targets) for _, _, targets in parts])
-        n_items = sum(n for _, n, _ in parts)
-        if len(targets) != n_items:
-            raise ValueError(f"there are {n_items} items and {len(targets)} labels")
+        entering: list[Any] = []
+        parts: list[Tensor] = []
+        for inputs, own in labelled(loader, "tuning by calibration"):
+            features, _ = self._features_and_output(inputs)
+            entering.append(self._entering(inputs, features))
+            parts.append(targets_of(features, own))
+        if not parts:
+            raise ValueError("there is nothing to tune on: the loader gave no batch")
+        targets = torch.cat(parts)
         if self.relation.positive_within is None:
             check_labels(targets)
         relevance = relevance_of(self.relation, targets, is_query=is_query, relevant_within=relevant_within)
         options = {"n_samples": self.n_samples, **options}
-        self.posterior, self.tuning = calibrate_scale(
-            self.posterior, [entering for entering, _, _ in parts], relevance, **options
-        )
+        self.posterior, self.tuning = calibrate_scale(self.posterior, entering, relevance, **options)
 
     def recommend(self, loader: Iterable[Batch], *, seed: int = 0, progress: bool = False) -> Recommendation:
         """Say which OOD score to flag by: the one that knows outsiders made from held-out images the better.

@@ -1,6 +1,6 @@
 """`BayesianEncoder`: a network whose last layer has a posterior. Fitting one is in `lam.methods`."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,13 +24,11 @@ from lam.pairs.pairs import check_labels
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
 from lam.posteriors import POSTERIORS, Posterior
-from lam.posteriors.base import Mode
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.registry import METRICS, Metric
 from lam.utils.checks import check_choice
 from lam.vmf.embeddings import Embeddings, Mean
 
-_TUNED = {"calibration": "likelihood_scale", "marginal_likelihood": "prior_precision"}
 _OPTIONS = {"calibration": ("n_samples", "least", "greatest", "refinements"), "marginal_likelihood": ("step",)}
 
 METRICS |= {
@@ -105,54 +103,21 @@ class BayesianEncoder(Encoder):
         Raises:
             ValueError: where features are not finite, with the index of the first.
         """
-        parts = [features for features, _, _ in self._forward(inputs, progress)]
-        return torch.cat(parts) if parts else self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])
-
-    def embed(
-        self,
-        inputs: Batch | Iterable[Batch],
-        *,
-        n_samples: int | None = None,
-        mode: Mode = "marginal",
-        mean: Mean | None = None,
-        return_samples: bool = False,
-        progress: bool = False,
-    ) -> Embeddings:
-        """Embeddings of inputs, with a concentration κ each.
-
-        Args:
-            inputs: as `features` takes them.
-            n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
-            mode: `marginal`, where an item's κ is the same alone and in any batch; or `network`, where samples are
-                consistent across items.
-            mean: `network` for the network's own direction, `sampled` for the mean direction of the samples; by
-                default the encoder's own.
-            return_samples: keep the (S, N, D) samples.
-            progress: show a progress bar on standard error.
-
-        Returns:
-            One record of all N items.
-
-        Raises:
-            ValueError: for no item at all, features that are not finite, or options outside their range.
-        """
-        options: dict[str, Any] = {"mode": mode, "mean": mean or self.mean, "return_samples": return_samples}
-        predict = self.posterior.predictor(n_samples=self.n_samples_or_default(n_samples), **options)
-        parts = [
-            self.with_ambiguity(features, predict(entering, output))
-            for features, output, entering in self._forward(inputs, progress)
-        ]
-        if sum(map(len, parts)) == 0:
-            raise ValueError(NO_INPUTS)
-        return Embeddings.concatenate(parts)
+        parts = [self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])]
+        for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
+            parts.append(self._features_and_output(split_batch(batch)[0], sum(map(len, parts)))[0])
+        return torch.cat(parts)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """A function of a batch of inputs: κ by marginal samples, joint samples by whole last layers."""
         embed = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
         sample = self.posterior.joint_predictor(n_samples=n_samples) if joint else None
+        n_items = 0
 
         def predict(inputs: Any) -> Prediction:
-            features, output = self._features_and_output(inputs)
+            nonlocal n_items
+            features, output = self._features_and_output(inputs, n_items)
+            n_items += len(features)
             entering = self._entering(inputs, features)
             return Prediction(features, embed(entering, output), None if sample is None else sample(entering))
 
@@ -172,7 +137,6 @@ class BayesianEncoder(Encoder):
         loader: Iterable[Batch],
         by: Literal["calibration", "marginal_likelihood"] = "calibration",
         *,
-        over: Literal["likelihood_scale", "prior_precision"] | None = None,
         is_query: Bool[Tensor, " N"] | None = None,
         relevant_within: float | None = None,
         **options: Any,
@@ -187,19 +151,15 @@ class BayesianEncoder(Encoder):
         Args:
             loader: held-out batches with labels, never the data that are reported.
             by: what to optimise.
-            over: what is chosen; the criterion knows, and another is refused.
             is_query, relevant_within: of `calibration`, as in `lam.evaluate`.
             options: of `calibration`: `n_samples`, by default the encoder's own number, `least`, `greatest` and
                 `refinements` of `lam.encoders.tuning.calibrate_scale`; of `marginal_likelihood`: `step`, by which log α
                 is moved once in the direction in which the evidence rises, in place of the maximum.
 
         Raises:
-            ValueError: for another `by` or `over`, options that the criterion does not have, or data without labels.
+            ValueError: for another `by`, options that the criterion does not have, or data without labels.
         """
-        if by not in _TUNED:
-            raise ValueError(f"by must be one of {', '.join(_TUNED)}, got {by!r}")
-        if over not in (None, _TUNED[by]):
-            raise ValueError(f"{by} can choose {_TUNED[by]}, not {over!r}: choose another criterion for that")
+        check_choice("by", by, _OPTIONS)
         if unknown := [name for name in options if name not in _OPTIONS[by]]:
             raise ValueError(f"{by} takes no option but {', '.join(_OPTIONS[by])}, got {', '.join(unknown)}")
         self.recommendation = None
@@ -370,15 +330,6 @@ class BayesianEncoder(Encoder):
             return ambiguity(features, predict(features, output))
 
         export_encoder(path, example, self.network, self.head, with_parts)
-
-    def _forward(self, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[tuple[Tensor, Tensor | None, Any]]:
-        """Features, outputs and what enters the posterior, batch by batch."""
-        n_items = 0
-        for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
-            own = split_batch(batch)[0]
-            features, output = self._features_and_output(own, n_items)
-            n_items += len(features)
-            yield features, output, self._entering(own, features)
 
     def _entering(self, inputs: Any, features: Tensor) -> Any:
         """What the posterior takes of a batch."""

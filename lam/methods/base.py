@@ -1,9 +1,8 @@
 """`Method`: how a network becomes an encoder, and what all methods share."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -166,33 +165,3 @@ def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
         "preprocessing": getattr(dataset, "preprocessing", None),
         "trained_on": item_hashes([plain[index][0] for index in spread(len(plain))]),
     }
-
-
-def fingerprint(network: nn.Module) -> str:
-    """A short hash of all weights and buffers of a network."""
-    digest = hashlib.sha256()
-    for name, tensor in network.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:12]
-
-
-def train_head(
-    head: nn.Module, dataset: Any, training: Training, step: Step, *, epochs: int, learning_rate: float, method: str
-) -> History:
-    """Train a head beside a network that is frozen, in the stage and the sub-folder `head`.
-
-    As the network is trained, but for epochs and learning rate, and for miners: it learns from all pairs of a batch.
-    Its last epoch is kept, as validation judges the retrieval, which the head does not change.
-    """
-    own = replace(
-        training,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        miner="all",
-        max_pairs=None,
-        validate=None,
-        folder=training.part("head"),
-    )
-    with training.stage("head"):
-        return train_by_loop(head, dataset, own, step=step, method=method)

@@ -96,17 +96,21 @@ class Method(ABC):
     ) -> None:
         """Choose what the options leave open, on held-out data; arguments as those of `BayesianEncoder.tune`."""
 
+    def own_loss(self, loss: Loss, dimension: int) -> Loss:
+        """The loss that networks of D dimensions are trained by: that of the training, or the method's own."""
+        return loss
+
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
         """Name and settings of the curvature of the loss that networks are trained by; nothing where it has none.
 
         Args:
-            loss: of the training, which some methods replace by one of their own.
+            loss: of the training.
             dimension: D of the network.
             learned: what the loss has learned, as a history has it.
         """
-        return own_curvature(loss, learned)
+        return own_curvature(self.own_loss(loss, dimension), learned)
 
     def settings(self) -> dict[str, Any]:
         """The name and the options, as a configuration has them."""

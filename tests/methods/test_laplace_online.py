@@ -260,5 +260,3 @@ def test_a_refit_of_places_counts_every_pair_and_refuses_a_miner_before_training
     assert encoder.posterior.curvature.counts[0] == 40
     with pytest.raises(ValueError, match="leave the miner of the curvature out, or refit"):
         train(make_network(), data, options=replace(options, hessian_miner="hard"), relation=relation, **common)
-    with pytest.raises(ValueError, match="leave the miner of the curvature out, or refit"):
-        train(make_network(), make_data(), options=options, hessian_miner=lambda *_: (), **common)

@@ -181,7 +181,7 @@ def test_bad_input_is_refused():
         lam.evaluate(encoder, batches, [])
     with pytest.raises(ValueError, match="there are 5 items and 4 labels"):
         lam.evaluate(encoder, [(torch.randn(5, 6), torch.arange(4))])
-    with pytest.raises(ValueError, match="there are 5 items and 4 labels in a batch"):  # which the next makes up for
+    with pytest.raises(ValueError, match="there are 5 items and 4 labels"):  # which the next makes up for
         lam.evaluate(encoder, [(torch.randn(5, 6), torch.arange(4)), (torch.randn(4, 6), torch.arange(5))])
 
 

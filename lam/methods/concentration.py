@@ -64,13 +64,9 @@ class ConcentrationMethod(HeadMethod):
     def loss(self, dimension: int, seed: int) -> DistributionLoss:
         """The loss, new, of embeddings of D dimensions; the seed is of what it learns beside the network."""
 
-    def model(self) -> type["DistributionNetwork"]:
-        """The class of everything that is trained together."""
+    def model(self) -> Callable[..., "DistributionNetwork"]:
+        """What makes everything that is trained together, of the arguments of `DistributionNetwork`."""
         return DistributionNetwork
-
-    def step(self) -> "DistributionStep":
-        """How the gradient of a batch is taken."""
-        return DistributionStep(self.settings())
 
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
@@ -105,7 +101,7 @@ class ConcentrationMethod(HeadMethod):
             pretrained=training.pretrained and in_phases,
             validate=None if validate is None else lambda trained: validate(Means(trained)),
         )
-        histories = self.trained_network(model, dataset, own, self.step())
+        histories = self.trained_network(model, dataset, own, DistributionStep(self.settings()))
         if "network" in histories:
             model.fold()
             histories["network"] = replace(histories["network"], learned=loss.learned())
@@ -203,8 +199,11 @@ class DistributionStep(Step):
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient of one batch; of `loss`, which is not used, miners take the margin."""
         model: Any = network
-        mean, kappa = model(batch.inputs)
-        value = model.loss(mean, kappa, batch.mined(mean, margin_of(loss)), generator=generator_on(mean.device, batch))
+        mean, kappa, *targets = model(batch.inputs)
+        options: dict[str, Any] = {"generator": generator_on(mean.device, batch)}
+        if targets:
+            options["targets"] = targets[0]
+        value = model.loss(mean, kappa, batch.mined(mean, margin_of(loss)), **options)
         backward(value)
         return value.detach()
 

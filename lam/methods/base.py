@@ -156,9 +156,14 @@ def own_curvature(loss: Loss, learned: Mapping[str, Sequence[float]] | None = No
 
 
 def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:
-    """Path of a network's head, by the first items of a data set, not augmented; see `lam.models.head.find_head`."""
+    """Path of a network's head, by the first items of a data set; see `lam.models.head.find_head`."""
+    return find_head(network, probe_of(dataset), head)
+
+
+def probe_of(dataset: Any) -> Tensor:
+    """Inputs of the first two items of a data set, not augmented."""
     plain = without_augmentation(dataset)
-    return find_head(network, torch.stack([plain[index][0] for index in range(min(2, len(plain)))]), head)
+    return torch.stack([plain[index][0] for index in range(min(2, len(plain)))])
 
 
 def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:

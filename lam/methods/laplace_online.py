@@ -29,7 +29,7 @@ from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils.checks import check_at_least, check_choice, check_positive
 
 Update = Literal["average", "accumulate"]
-_OF_REFIT = ("curvature", "margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
+_OF_REFIT = ("mean", "curvature", "margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
 _AFTER_TRAINING = ("refit", "tune", "tune_step", "mean")
 """Options of what follows training, which a resumed run may change."""
 
@@ -110,7 +110,7 @@ class LaplaceOnline(LaplaceMethod):
         step = OnlineLaplaceStep(path, margin=margin_of(training.loss), options=self)
         histories = self.trained_network(network, dataset, training, step)
         if refit is not None:
-            return Trained(fit_with(refit, network, dataset, training, histories, mean=self.mean), histories)
+            return Trained(fit_with(refit, network, dataset, training, histories), histories)
         step.curvature = self.curvature_of(training.loss, learned_of(histories))
         layer: Any = network.get_submodule(step.head)
         posterior = DiagonalPosterior(

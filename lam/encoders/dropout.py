@@ -5,7 +5,6 @@ Source: Gal and Ghahramani (2016); Warburg et al. (2023), appendix G.4.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -61,7 +60,8 @@ class DropoutEncoder(SeededEncoder):
     def _outputs(self, inputs: Any, n_samples: int) -> tuple[Tensor, Tensor]:
         """Features (N, P) without dropout and sampled outputs (S, N, D) before normalisation."""
         network, head = self.network, self.head
-        with _dropout_outputs(network) as dropped:
+        dropped: list[tuple[str, Any]] = []
+        with _hooks(network, lambda path: lambda _layer, _inputs, output: dropped.append((path, output))):
             features, _ = features_and_output(network, head, inputs)
         if len(dropped) == 1 and dropped[0][1] is features:
             path = dropped[0][0]
@@ -95,7 +95,12 @@ def thinned(network: nn.Module, *, seed: int, sample: int) -> Iterator[None]:
         >>> torch.equal(rows[0], rows[1]), rows.unique().tolist()
         (True, [0.0, 2.0])
     """
-    with _hooks(network, lambda path: partial(_masked, seed=derive_seed(seed, sample, path))):
+
+    def masked(path: str) -> Callable[..., Tensor]:
+        own = derive_seed(seed, sample, path)
+        return lambda layer, _inputs, output: output * mask_of(layer, output, own)
+
+    with _hooks(network, masked):
         yield
 
 
@@ -131,18 +136,6 @@ def check_network(network: nn.Module) -> None:
             "mc_dropout needs a network with dropout layers of a rate in (0, 1), and this one has none: build it with "
             "the option dropout, such as network.options.dropout=0.05, or put nn.Dropout between its layers"
         )
-
-
-def _masked(module: Dropout, _inputs: Any, output: Tensor, *, seed: int) -> Tensor:
-    return output * mask_of(module, output, seed)
-
-
-@contextmanager
-def _dropout_outputs(network: nn.Module) -> Iterator[list[tuple[str, Any]]]:
-    """Path and output of each dropout layer, in the order in which they run."""
-    outputs: list[tuple[str, Any]] = []
-    with _hooks(network, lambda path: lambda _module, _inputs, output: outputs.append((path, output))):
-        yield outputs
 
 
 @contextmanager

@@ -26,12 +26,10 @@ class GaussianEncoder(SeededEncoder):
     and none of networks; they follow from the seed and the item's place in the pass, however that is cut into batches.
 
     Args:
-        network: maps (N, ...) inputs to (N, D) by a linear layer at its end, normalised or not.
-        head: path of that layer.
-        uncertainty: maps what enters that layer to log variances (N, D).
+        network, head, common: of `SeededEncoder`.
+        uncertainty: maps what enters the network's head to log variances (N, D).
         unit_mean: μ is the layer's output projected to the sphere; else that output itself.
         seed: of the noise that every embedding shares, and of joint samples.
-        common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
     """
 
     kind = "gaussian"

@@ -27,6 +27,7 @@ from lam.inputs import AnyPreprocessing, preprocessing_from_json
 from lam.models.kappa_head import KappaHead
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
+from lam.utils.checks import check_at_least, check_choice
 from lam.vmf.embeddings import Embeddings
 
 OodScore = Literal["kappa", "knn"]
@@ -53,13 +54,7 @@ class Prediction:
 
     @staticmethod
     def concatenate(parts: "list[Prediction]") -> "Prediction":
-        """Join batches, in order.
-
-        Raises:
-            ValueError: for no part at all.
-        """
-        if not parts:
-            raise ValueError(NO_INPUTS)
+        """Join batches, in order; at least one."""
         samples = [part.samples for part in parts if part.samples is not None]
         return Prediction(
             torch.cat([part.features for part in parts]),
@@ -110,8 +105,7 @@ class Encoder(ABC):
         n_samples: int = N_SAMPLES,
         trained_on: Sequence[int] = (),
     ) -> None:
-        if ood_score not in get_args(OodScore):
-            raise ValueError(f"ood_score must be one of {', '.join(get_args(OodScore))}, got {ood_score!r}")
+        check_choice("ood_score", ood_score, get_args(OodScore))
         self.network = network
         self.head = head
         self.relation = Relation() if relation is None else relation
@@ -221,8 +215,7 @@ class Encoder(ABC):
             ValueError: for fewer than 2.
         """
         n_samples = self.n_samples if n_samples is None else n_samples
-        if n_samples < 2:
-            raise ValueError(f"n_samples must be at least 2, got {n_samples}")
+        check_at_least("n_samples", n_samples, 2)
         return n_samples
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """`BayesianEncoder`: a network whose last layer has a posterior. Fitting one is in `lam.methods`."""
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -196,22 +197,22 @@ class BayesianEncoder(Encoder):
         Raises:
             ValueError: for inputs that are no images, or none at all.
         """
-        scores: dict[str, dict[str, list[Tensor]]] = {"kappa": {}, "variance": {}}
+        parts: dict[str, list[Tensor]] = {}
         for batch in tqdm(as_batches(loader), desc="recommending", unit="batch", disable=not progress):
             images = split_batch(batch)[0]
             if not is_images(images):
                 raise ValueError("outsiders are made from images: give batches of floating-point tensors (N, C, H, W)")
             for kind, inputs in {"known": images, **made_outsiders(images, seed=seed)}.items():
                 embeddings = self.embed(inputs)
-                for score, values in (("kappa", -embeddings.kappa), ("variance", embeddings.variance)):
-                    scores[score].setdefault(kind, []).append(values.cpu())
-        if not scores["kappa"]:
+                parts.setdefault(kind, []).append(torch.stack([-embeddings.kappa, embeddings.variance]).cpu())
+        if not parts:
             raise ValueError(NO_INPUTS)
-        joined = {score: {kind: torch.cat(parts) for kind, parts in kinds.items()} for score, kinds in scores.items()}
+        doubts = {kind: torch.cat(of_batches, 1) for kind, of_batches in parts.items()}
+        known = doubts.pop("known")
         self.recommendation = Recommendation(
             {
-                score: {kind: auroc(kinds["known"], values) for kind, values in kinds.items() if kind != "known"}
-                for score, kinds in joined.items()
+                score: {kind: auroc(known[row], doubt[row]) for kind, doubt in doubts.items()}
+                for row, score in enumerate(("kappa", "variance"))
             }
         )
         return self.recommendation
@@ -257,18 +258,10 @@ class BayesianEncoder(Encoder):
             raise ValueError(
                 f"only encoders fitted in batches, with one relation, add up; got {self.relation} and {other.relation}"
             )
-        joined = type(self)(
-            self.network,
-            self.head,
-            self.posterior + other.posterior,
-            relation=self.relation,
-            mean=self.mean,
-            preprocessing=self.preprocessing,
-            ood_score=self.ood_score,
-            n_samples=self.n_samples,
-            trained_on=[*self.trained_on, *other.trained_on],
-        )
-        joined.ambiguity = self.ambiguity
+        joined = copy(self)
+        joined.posterior = self.posterior + other.posterior
+        joined.trained_on = [*self.trained_on, *other.trained_on]
+        joined.tuning = joined.recommendation = None
         return joined
 
     def settings(self) -> dict[str, Any]:
@@ -320,16 +313,12 @@ class BayesianEncoder(Encoder):
             if shape is None:
                 raise ValueError("the shape of an input is not known: give an example, a batch of at least 2 inputs")
             example = torch.zeros(2, *shape, device=self.posterior.weight.device)
-        predict = self.posterior.unchecked_predictor(n_samples=self.n_samples_or_default(n_samples), mean=self.mean)
-        ambiguity = self.ambiguity
-        if ambiguity is None:
-            export_encoder(path, example, self.network, self.head, predict)
-            return
+        embed = self.posterior.unchecked_predictor(n_samples=self.n_samples_or_default(n_samples), mean=self.mean)
 
-        def with_parts(features: Tensor, output: Tensor | None = None) -> Embeddings:
-            return ambiguity(features, predict(features, output))
+        def predict(features: Tensor, output: Tensor | None) -> Embeddings:
+            return self.with_ambiguity(features, embed(features, output))
 
-        export_encoder(path, example, self.network, self.head, with_parts)
+        export_encoder(path, example, self.network, self.head, predict)
 
     def _entering(self, inputs: Any, features: Tensor) -> Any:
         """What the posterior takes of a batch."""

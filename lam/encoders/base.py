@@ -75,6 +75,7 @@ class Encoder(ABC):
     Attributes:
         kind: the name by which `lam.load` finds the class.
         has_kappa: whether κ says anything: not of an encoder without uncertainty, until it has learnt its ambiguity.
+        keeps: names of further arguments of the constructor, each an attribute, that `save` keeps: JSON, or tensors.
         ambiguity: κ_a of where matches lie and p_known, once `learn_ambiguity` has learnt them.
 
     Args:
@@ -93,6 +94,7 @@ class Encoder(ABC):
 
     kind: ClassVar[str]
     has_kappa: bool = True
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -224,11 +226,11 @@ class Encoder(ABC):
 
     def settings(self) -> dict[str, Any]:
         """The constructor's further arguments, as JSON, that `save` keeps."""
-        return {}
+        return {name: value for name in self.keeps if not isinstance(value := getattr(self, name), Tensor)}
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that `save` keeps beside the network."""
-        return {}
+        return {name: value for name in self.keeps if isinstance(value := getattr(self, name), Tensor)}
 
     def predict_batches(
         self,
@@ -341,9 +343,9 @@ def base_arguments(saved: SavedEncoder) -> dict[str, Any]:
     }
 
 
-def own_direction(output: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-    """Directions f/‖f‖ of a network's output f, float32 or wider; zero where f is."""
-    return F.normalize(at_least_float32(output))
+def directions_of(rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
+    """Directions f/‖f‖ of what a network gives, or of features, float32 or wider; zero where f is."""
+    return F.normalize(at_least_float32(rows), dim=-1)
 
 
 def at_least_float32(output: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:

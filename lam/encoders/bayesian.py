@@ -183,7 +183,7 @@ class BayesianEncoder(Encoder):
         options = {"n_samples": self.n_samples, **options}
         self.posterior, self.tuning = calibrate_scale(self.posterior, entering, relevance, **options)
 
-    def recommend(self, loader: Iterable[Batch], *, seed: int = 0, progress: bool = False) -> Recommendation:
+    def recommend(self, loader: Iterable[Batch], *, progress: bool = False) -> Recommendation:
         """Say which OOD score to flag by: the one that knows outsiders made from held-out images the better.
 
         κ is the spread on the sphere, which divides the variance of an output by its squared length; whether that helps
@@ -191,7 +191,6 @@ class BayesianEncoder(Encoder):
 
         Args:
             loader: batches of images (N, C, H, W), with or without targets.
-            seed: of the permutation of pixels.
             progress: show a progress bar on standard error.
 
         Raises:
@@ -202,7 +201,7 @@ class BayesianEncoder(Encoder):
             images = split_batch(batch)[0]
             if not is_images(images):
                 raise ValueError("outsiders are made from images: give batches of floating-point tensors (N, C, H, W)")
-            for kind, inputs in {"known": images, **made_outsiders(images, seed=seed)}.items():
+            for kind, inputs in {"known": images, **made_outsiders(images)}.items():
                 embeddings = self.embed(inputs)
                 parts.setdefault(kind, []).append(torch.stack([-embeddings.kappa, embeddings.variance]).cpu())
         if not parts:

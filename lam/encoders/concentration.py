@@ -1,14 +1,14 @@
 """Encoders whose κ is a function of the features: the embedding's length, a head's, the distance to training items."""
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Prediction, Predictor, at_least_float32, base_arguments, own_direction
+from lam.encoders.base import Prediction, Predictor, directions_of
 from lam.encoders.files import SavedEncoder
 from lam.encoders.seeded import SeededEncoder
 from lam.models.head import features_and_output
@@ -38,7 +38,7 @@ class ConcentrationEncoder(SeededEncoder):
         def predict(inputs: Any) -> Prediction:
             nonlocal n_items
             features, output = features_and_output(self.network, self.head, inputs)
-            mean = own_direction(output)
+            mean = directions_of(output)
             kappa = self.concentration(features).clamp(*KAPPA_RANGE)
             complement = bessel_ratio_complement(self.dimension, kappa)
             resultant, variance = 1 - complement, complement * (2 - complement)
@@ -105,11 +105,9 @@ class HeadEncoder(ConcentrationEncoder):
     @classmethod
     def restored(cls, saved: SavedEncoder) -> "HeadEncoder":
         """The encoder that `save` wrote."""
-        network: Any = saved.network
-        settings = dict(saved.settings)
-        kappa_head = KappaHead(**settings.pop("kappa_head"))
+        kappa_head = KappaHead(**saved.settings["kappa_head"])
         kappa_head.load_state_dict(saved.tensors)
-        return cls(network, saved.head, kappa_head, **settings, **base_arguments(saved))
+        return super().restored(replace(saved, settings={**saved.settings, "kappa_head": kappa_head}, tensors={}))
 
 
 class NeighbourEncoder(ConcentrationEncoder):
@@ -132,6 +130,7 @@ class NeighbourEncoder(ConcentrationEncoder):
     """
 
     kind = "knn_distance"
+    keeps = ("seed", "k", "reference")
 
     def __init__(
         self,
@@ -154,21 +153,8 @@ class NeighbourEncoder(ConcentrationEncoder):
 
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
         """The κ that solves A_D(κ) = max(0, c), in float64, from 1 − c, which keeps its digits where c is near 1."""
-        distance = unit_knn_distance(unit_features(features).to(self.reference), self.reference, k=self.k)
+        distance = unit_knn_distance(directions_of(features).to(self.reference), self.reference, k=self.k)
         cosine = (1 - distance).clamp(min=0)
         return kappa_from_resultant(
             cosine, self.dimension, one_minus_resultant=distance.clamp(max=1), max_kappa=KAPPA_RANGE[1]
         )
-
-    def settings(self) -> dict[str, Any]:
-        """The seed and k."""
-        return {**super().settings(), "k": self.k}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The reference."""
-        return {"reference": self.reference}
-
-
-def unit_features(features: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
-    """Features as unit vectors, float32 or wider; zeros stay zeros."""
-    return F.normalize(at_least_float32(features))

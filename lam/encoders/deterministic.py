@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lam.encoders.base import Encoder, Prediction, Predictor, own_direction
+from lam.encoders.base import Encoder, Prediction, Predictor, directions_of
 from lam.models.head import features_and_output
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
@@ -33,7 +33,7 @@ class DeterministicEncoder(Encoder):
 
         def predict(inputs: Any) -> Prediction:
             features, output = features_and_output(self.network, self.head, inputs)
-            return Prediction(features, without_uncertainty(own_direction(output)))
+            return Prediction(features, without_uncertainty(directions_of(output)))
 
         return predict
 

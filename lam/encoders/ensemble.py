@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Encoder, Prediction, Predictor, at_least_float32
+from lam.encoders.base import Encoder, Prediction, Predictor, directions_of
 from lam.models.head import features_and_output
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_choice
@@ -54,6 +54,7 @@ class EnsembleEncoder(Encoder):
     """
 
     kind = "deep_ensemble"
+    keeps = ("combine", "rotations")
 
     def __init__(
         self,
@@ -101,14 +102,6 @@ class EnsembleEncoder(Encoder):
 
         return predict
 
-    def settings(self) -> dict[str, Any]:
-        """How members are combined."""
-        return {"combine": self.combine}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The rotations, where there are some."""
-        return {} if self.rotations is None else {"rotations": self.rotations}
-
 
 def concatenated(units: Float[Tensor, "M N D"]) -> Float[Tensor, "N MD"]:
     """M unit vectors of each item one after the other, divided by √M: cosines of rows are means of M cosines."""
@@ -123,9 +116,6 @@ def align(units: Float[Tensor, "M N D"]) -> Float[Tensor, "M D D"]:
     is X_1. In float64. Where N < D, or the embeddings lie in fewer dimensions, the rest of the rotation is arbitrary.
 
     Source: Schönemann (1966) for one pair, Gower (1975) for the rounds.
-
-    Args:
-        units: (M, N, D) of the same N items.
 
     Returns:
         (M, D, D), to be multiplied from the right, in the type of `units`.
@@ -155,4 +145,4 @@ def features_and_units(
 ) -> tuple[Float[Tensor, "N P"], Float[Tensor, "M N D"]]:
     """Inputs of the first member's head, and the M unit vectors of each item."""
     features, outputs = zip(*(features_and_output(member, head, inputs) for member in members), strict=True)
-    return features[0], F.normalize(at_least_float32(torch.stack(outputs)), dim=-1)
+    return features[0], directions_of(torch.stack(outputs))

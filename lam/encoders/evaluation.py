@@ -102,9 +102,6 @@ def evaluate(
             with classes, and the agreement of clusters with classes.
         progress: show progress bars on standard error.
 
-    Returns:
-        The metrics and the arrays behind them.
-
     Raises:
         ValueError: for fewer than two items, missing labels, an empty OOD set, OOD sets without the reference that the
             encoder's own score needs, or soft labels of another number of items.

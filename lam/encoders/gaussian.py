@@ -1,5 +1,6 @@
 """`GaussianEncoder`: a Gaussian embedding of every input, as PFE and HIB learn it."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Prediction, Predictor, base_arguments, own_direction
+from lam.encoders.base import Prediction, Predictor, directions_of
 from lam.encoders.files import SavedEncoder
 from lam.encoders.seeded import SeededEncoder
 from lam.hessians.batch import check_feature_values
@@ -33,6 +34,7 @@ class GaussianEncoder(SeededEncoder):
     """
 
     kind = "gaussian"
+    keeps = ("seed", "unit_mean")
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class GaussianEncoder(SeededEncoder):
             check_feature_values(features, n_items)
             embeddings: list[Embeddings] = []
             samples: list[Tensor] = []
-            for chunk, direction in zip(features.split(rows), own_direction(output).split(rows), strict=True):
+            for chunk, direction in zip(features.split(rows), directions_of(output).split(rows), strict=True):
                 mean, log_variance = self.distribution(chunk)
                 variance = log_variance.double().exp().sum(1).to(direction)
                 samples_of_kappa = _projected_samples(mean, log_variance, shared)
@@ -83,7 +85,7 @@ class GaussianEncoder(SeededEncoder):
 
     def settings(self) -> dict[str, Any]:
         """Whether μ is a unit vector, the seed, and the recipe of the uncertainty head."""
-        return {**super().settings(), "unit_mean": self.unit_mean, "uncertainty": self.uncertainty.recipe}
+        return {**super().settings(), "uncertainty": self.uncertainty.recipe}
 
     def tensors(self) -> dict[str, Tensor]:
         """The state of the uncertainty head."""
@@ -92,11 +94,9 @@ class GaussianEncoder(SeededEncoder):
     @classmethod
     def restored(cls, saved: SavedEncoder) -> "GaussianEncoder":
         """The encoder that `save` wrote."""
-        network: Any = saved.network
-        settings = dict(saved.settings)
-        uncertainty = UncertaintyHead(**settings.pop("uncertainty"))
+        uncertainty = UncertaintyHead(**saved.settings["uncertainty"])
         uncertainty.load_state_dict(saved.tensors)
-        return cls(network, saved.head, uncertainty, **settings, **base_arguments(saved))
+        return super().restored(replace(saved, settings={**saved.settings, "uncertainty": uncertainty}, tensors={}))
 
 
 def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -16,21 +16,16 @@ class SeededEncoder(DeterministicEncoder):
     """A trained network, and a seed for all that is drawn when it embeds.
 
     Args:
-        network: maps (N, ...) inputs to (N, D) by a linear layer at its end, normalised or not.
-        head: path of that layer.
+        network, head, common: of `DeterministicEncoder`.
         seed: of everything drawn; torch's global generator is not used.
-        common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
     """
 
     has_kappa = True
+    keeps = ("seed",)
 
     def __init__(self, network: nn.Module, head: str, *, seed: int = 0, **common: Any) -> None:
         super().__init__(network, head, **common)
         self.seed = seed
-
-    def settings(self) -> dict[str, Any]:
-        """The seed."""
-        return {"seed": self.seed}
 
     def unnormalised(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N D"]:
         """Outputs of the head before normalisation, float32 or wider."""

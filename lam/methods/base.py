@@ -55,9 +55,6 @@ class Method(ABC):
             dataset: of (input, label); see `lam.training.train`.
             training: see `lam.training.Training`.
 
-        Returns:
-            The encoder, and the history of each training.
-
         Raises:
             ValueError: as `check`, `check_start` and `lam.training.train`, or where no linear layer gives the network's
                 output.

@@ -159,12 +159,12 @@ def fit(
         else:
             training = {"margin": margin, "dimension": dimension, "seed": seed, "progress": progress}
             layer, features = _trained_layer(features, output.device, relation, **training)
-            weight, bias = _detached_copies(layer.weight, layer.bias)
+            weight, bias = detached_copies(layer.weight, layer.bias)
     else:
         layer: Any = network.get_submodule(path)
         _hint_at_logits(path, layer.out_features, labels)
         with evaluating(layer):  # in which reading a spectral norm's weight changes nothing
-            weight, bias = _detached_copies(layer.weight, layer.bias)
+            weight, bias = detached_copies(layer.weight, layer.bias)
         features = _features(network, path, weight.dtype, batches)
     settings: Any = prior_precision, likelihood_scale, seed
     common: Any = {
@@ -235,7 +235,7 @@ def fit_features(
     labels = targets_of(features, labels)
     if relation.positive_within is None:
         check_labels(labels)
-    weight, bias = _detached_copies(weight, bias)
+    weight, bias = detached_copies(weight, bias)
     options = structure_options(structure, max_memory, rank)
     empty = options.empty(weight, curvature, has_bias=bias is not None)
     sums = curvature_over_all_pairs(features, labels, weight, bias, relation, empty, options, progress=progress)
@@ -393,7 +393,7 @@ def _trained_layer(
     return layer, distributed.shard(inputs)[1]
 
 
-def _detached_copies(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def detached_copies(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Copies that later training does not change, float32 or wider."""
     dtype = torch.promote_types(weight.dtype, torch.float32)
     return weight.detach().to(dtype, copy=True), None if bias is None else bias.detach().to(dtype, copy=True)

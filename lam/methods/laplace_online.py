@@ -18,6 +18,7 @@ from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import Diagonal, diagonal_ggn
 from lam.losses import Loss, margin_of, settings_of
 from lam.methods.base import Trained, head_of, inputs_of
+from lam.methods.fit import detached_copies
 from lam.methods.laplace_posthoc import OWN, LaplaceMethod, LaplacePosthoc, fit_with, learned_of
 from lam.models.head import recorded_head_inputs
 from lam.pairs.mining import MinerName, Mining
@@ -114,8 +115,7 @@ class LaplaceOnline(LaplaceMethod):
         step.curvature = self.curvature_of(training.loss, learned_of(histories))
         layer: Any = network.get_submodule(step.head)
         posterior = DiagonalPosterior(
-            layer.weight.detach().clone(),
-            None if layer.bias is None else layer.bias.detach().clone(),
+            *detached_copies(layer.weight, layer.bias),
             step.diagonal(layer.bias is not None).to(layer.weight.device),
             n_items=len(dataset),
             prior_precision=self.prior_precision,

@@ -80,8 +80,7 @@ class ConcentrationMethod(HeadMethod):
         """Train μ and κ; see `Method.train`. Stages are `train` and, in phases, `head`.
 
         In phases a network that is trained already is kept, and the head alone is trained; else training begins at its
-        weights. The checkpoints of the head are in the sub-folder `head`; its last epoch is kept, as validation judges
-        the retrieval.
+        weights.
         """
         path = head_of(network, dataset)
         layer: Any = network.get_submodule(path)

@@ -108,7 +108,7 @@ class LaplaceOnline(LaplaceMethod):
             return self.resolved(training).train(network, dataset, training)
         relation, path = training.relation or Relation(), head_of(network, dataset, self.head)
         refit = self._refit(path, relation, training) if self.refit else None
-        step = OnlineLaplaceStep(path, margin=margin_of(training.loss), options=self)
+        step = OnlineLaplaceStep(path, self)
         histories = self.trained_network(network, dataset, training, step)
         if refit is not None:
             return Trained(fit_with(refit, network, dataset, training, histories), histories)
@@ -156,15 +156,12 @@ class OnlineLaplaceStep(Step):
 
     Args:
         head: path of the last linear layer.
-        margin: of the loss; of the curvature, too, where the options have none. What else these leave out of it is
-            taken from the loss at each step.
-        options: how the posterior is kept.
+        options: how the posterior is kept. What they leave out of the curvature is taken from the loss at each step.
     """
 
-    def __init__(self, head: str, *, margin: float | None, options: LaplaceOnline) -> None:
-        self.own = options.loss_curvature.filled({"margin": margin})
-        self.curvature = self.own
+    def __init__(self, head: str, options: LaplaceOnline) -> None:
         self.head, self.options = head, options
+        self.own = self.curvature = options.loss_curvature
         self.mining = Mining(options.hessian_miner, options.hessian_max_pairs)
         self.h: Tensor | None = None
         self._steps = 0
@@ -173,7 +170,7 @@ class OnlineLaplaceStep(Step):
     def settings(self) -> dict[str, Any]:
         """Options as JSON; a run is resumed only with the same."""
         options = {name: value for name, value in asdict(self.options).items() if name not in _AFTER_TRAINING}
-        return {**options, "head": self.head, "margin": getattr(self.own, "margin", None)}
+        return {**options, "head": self.head}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient at the samples, averaged, and update h; see `Step.backward`.

@@ -37,10 +37,7 @@ class Pfe(HeadMethod):
     encoder = GaussianEncoder
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network and its uncertainty head; see `Method.train`. Stages are `train` and `head`.
-
-        The checkpoints of the head are in the sub-folder `head`.
-        """
+        """Train a network and its uncertainty head; see `Method.train`. Stages are `train` and `head`."""
         path = head_of(network, dataset)
         histories = self.trained_network(network, dataset, training)
         layer: Any = network.get_submodule(path)

@@ -28,7 +28,7 @@ def fit(network: nn.Module, step: OnlineLaplaceStep, **options: Any) -> Any:
 
 
 def online(**options: Any) -> OnlineLaplaceStep:
-    return OnlineLaplaceStep("head", margin=0.7, options=replace(OPTIONS, **options))
+    return OnlineLaplaceStep("head", replace(OPTIONS, **options))
 
 
 @pytest.mark.parametrize("hessian_miner", ["easy", "semihard"])
@@ -102,7 +102,7 @@ class Poisoned(OnlineLaplaceStep):
     """Meets a disaster at its fifth step: in the second epoch of three batches."""
 
     def __init__(self, disaster: Callable[[nn.Module, "Poisoned"], None]) -> None:
-        super().__init__("head", margin=0.7, options=replace(OPTIONS, warmup_epochs=2))
+        super().__init__("head", replace(OPTIONS, warmup_epochs=2))
         self.disaster = disaster
 
     def backward(self, network: nn.Module, loss: Any, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:

@@ -65,7 +65,7 @@ class NormEncoder(ConcentrationEncoder):
     Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss", who train with that reading; here nothing does.
 
     Args:
-        network, head, seed, common: of `SeededEncoder`.
+        network, head, common: of `SeededEncoder`.
     """
 
     kind = "norm"
@@ -79,14 +79,14 @@ class HeadEncoder(ConcentrationEncoder):
     """Embed with the κ of a head of its own on the features, which a loss of distributions has taught.
 
     Args:
-        network, head, seed, common: of `SeededEncoder`.
+        network, head, common: of `SeededEncoder`.
         kappa_head: maps what enters the network's head to κ (N,).
     """
 
     kind = "kappa_head"
 
-    def __init__(self, network: nn.Module, head: str, kappa_head: KappaHead, *, seed: int = 0, **common: Any) -> None:
-        super().__init__(network, head, seed=seed, **common)
+    def __init__(self, network: nn.Module, head: str, kappa_head: KappaHead, **common: Any) -> None:
+        super().__init__(network, head, **common)
         self.kappa_head = kappa_head.eval()
 
     @torch.no_grad()
@@ -123,7 +123,6 @@ class NeighbourEncoder(ConcentrationEncoder):
         network, head, common: of `SeededEncoder`.
         reference: (O, P) features of training items as unit vectors, O ≥ k; zeros stay zeros.
         k: which neighbour, counted from 1.
-        seed: of the samples drawn from the distributions.
 
     Raises:
         ValueError: where k is below 1, or the reference holds fewer than k items or others than unit vectors.
@@ -133,21 +132,14 @@ class NeighbourEncoder(ConcentrationEncoder):
     keeps = ("seed", "k", "reference")
 
     def __init__(
-        self,
-        network: nn.Module,
-        head: str,
-        *,
-        reference: Float[Tensor, "O P"],
-        k: int = NEIGHBOUR,
-        seed: int = 0,
-        **common: Any,
+        self, network: nn.Module, head: str, *, reference: Float[Tensor, "O P"], k: int = NEIGHBOUR, **common: Any
     ) -> None:
         check_neighbours(k, reference)
         length = reference.norm(dim=1)
         check_all(
             ((length - 1).abs() < 1e-4) | (length == 0), "reference must be of unit vectors, their length", length
         )
-        super().__init__(network, head, seed=seed, **common)
+        super().__init__(network, head, **common)
         self.k = k
         self.reference = reference
 

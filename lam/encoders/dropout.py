@@ -33,7 +33,7 @@ class DropoutEncoder(SeededEncoder):
     Embedding takes S + 1 passes through the network; one, where the only dropout is that before the head.
 
     Args:
-        network, head, seed, common: of `SeededEncoder`; the network has dropout somewhere.
+        network, head, common: of `SeededEncoder`; the network has dropout somewhere.
 
     Raises:
         ValueError: for a network without dropout.
@@ -41,9 +41,9 @@ class DropoutEncoder(SeededEncoder):
 
     kind = "mc_dropout"
 
-    def __init__(self, network: nn.Module, head: str, *, seed: int = 0, **common: Any) -> None:
+    def __init__(self, network: nn.Module, head: str, **common: Any) -> None:
         check_network(network)
-        super().__init__(network, head, seed=seed, **common)
+        super().__init__(network, head, **common)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """A function of a batch of inputs: κ and joint samples come from the same thinned networks."""

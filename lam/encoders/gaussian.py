@@ -27,26 +27,19 @@ class GaussianEncoder(SeededEncoder):
     and none of networks; they follow from the seed and the item's place in the pass, however that is cut into batches.
 
     Args:
-        network, head, common: of `SeededEncoder`.
+        network, head, common: of `SeededEncoder`; the seed is that of the noise that every embedding shares, and of
+            joint samples.
         uncertainty: maps what enters the network's head to log variances (N, D).
         unit_mean: μ is the layer's output projected to the sphere; else that output itself.
-        seed: of the noise that every embedding shares, and of joint samples.
     """
 
     kind = "gaussian"
     keeps = ("seed", "unit_mean")
 
     def __init__(
-        self,
-        network: nn.Module,
-        head: str,
-        uncertainty: UncertaintyHead,
-        *,
-        unit_mean: bool,
-        seed: int = 0,
-        **common: Any,
+        self, network: nn.Module, head: str, uncertainty: UncertaintyHead, *, unit_mean: bool, **common: Any
     ) -> None:
-        super().__init__(network, head, seed=seed, **common)
+        super().__init__(network, head, **common)
         self.uncertainty = uncertainty.eval()
         self.unit_mean = unit_mean
 

@@ -71,9 +71,8 @@ class MomentumNetwork(DistributionNetwork):
     def forward(self, inputs: Any) -> tuple[Tensor, ...]:
         """μ (N, D), κ (N,) and targets (N, D)."""
         if self.training:
-            follow(self.target.network, self.network, self.momentum)
-            if self.norm is not None:
-                follow(self.target.norm, self.norm, self.momentum)
+            for part in ("network", "norm"):
+                follow(getattr(self.target, part), getattr(self, part), self.momentum)
         with torch.no_grad():
             targets, _ = self.target(inputs)
         return *super().forward(inputs), targets

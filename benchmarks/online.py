@@ -47,7 +47,7 @@ def measure(name: str, options: dict, dimension: int, shape: tuple[int, ...], si
     labels = (torch.arange(size) % (size // 4)).to(device)
     inputs = torch.rand(size, *shape, generator=generator).to(device)
     batch = Minibatch(inputs, Pairs.by_label(labels), 0, generator)
-    online = OnlineLaplaceStep("head", margin=0.7, options=LaplaceOnline(n_samples=samples))
+    online = OnlineLaplaceStep("head", LaplaceOnline(n_samples=samples))
     calls = [stepper(copy.deepcopy(network), Step(), batch), stepper(network, online, batch)]
     measured: list[list[float]] = [[], []]
     for round_ in range(steps + 2):

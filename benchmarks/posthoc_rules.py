@@ -67,7 +67,7 @@ def main() -> None:
                 seed=config.seed,
                 progress=False,
             )
-            fitted = fit_with(authors, encoder.network, images, training).posterior
+            fitted = fit_with(authors, encoder.network, images, training, {}).posterior
             wide = precision_of_data(squared(encoder.posterior, n_images))
             parts[config.seed][n_images] = wide / precision_of_data(fitted)
             print(config.seed, n_images, parts[config.seed][n_images], file=sys.stderr, flush=True)

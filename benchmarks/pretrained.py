@@ -77,6 +77,7 @@ def measure(data: tuple[Tensor, Tensor, Tensor], seed: int, head: str, **setting
     by = {"kappa": "_kappa", "knn": "_knn"} | {encoder.ood_score: ""}
     layer = encoder.posterior
     plain = F.normalize(F.linear(features[test], layer.weight, layer.bias))
+    encoder.mean = "sampled"
     return {
         "seed": seed,
         "head": head,
@@ -87,7 +88,7 @@ def measure(data: tuple[Tensor, Tensor, Tensor], seed: int, head: str, **setting
         "auroc_kappa": metrics[f"auroc{by['kappa']}"],
         "auroc_variance": metrics["auroc_variance"],
         "auroc_knn": metrics[f"auroc{by['knn']}"],
-        "cosine_of_samples": float((encoder.embed(features[test], mean="sampled").mean * plain).sum(1).mean()),
+        "cosine_of_samples": float((encoder.embed(features[test]).mean * plain).sum(1).mean()),
         "variance_clipped": metrics["variance_clipped"],
         "scale": layer.scale,
         "fit_seconds": seconds,

@@ -67,16 +67,11 @@ class ConcentrationHead(TensorRecord):
 
     def __call__(self, features: Float[Tensor, "N P"], mean: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
         """κ_a, float64, within the range of concentrations."""
-        own, directions = (
-            Components(self.centre, self.axes),
-            Components(self.direction_centre, self.direction_axes),
-        )
+        own = Components(self.centre, self.axes)
+        directions = Components(self.direction_centre, self.direction_axes)
         inputs = (head_inputs(own, directions, features, mean) - self.input_mean) / self.input_scale
-        return _bounded(log_kappa(inputs.expand(len(self.output_bias), -1, -1), *self._weights).mean(0))
-
-    @property
-    def _weights(self) -> tuple[Tensor, ...]:
-        return self.hidden_weight, self.hidden_bias, self.output_weight, self.output_bias
+        weights = self.hidden_weight, self.hidden_bias, self.output_weight, self.output_bias
+        return _bounded(log_kappa(inputs.expand(len(self.output_bias), -1, -1), *weights).mean(0))
 
 
 @dataclass(frozen=True)
@@ -390,10 +385,8 @@ def _train(
     others = [(folds != fold).nonzero()[:, 0] for fold in range(FOLDS)]
     size = min(_BATCH, *map(len, others))
     own = torch.stack([folds == fold for fold in range(FOLDS)])
-    best, kept = (
-        torch.full((FOLDS,), torch.inf, dtype=torch.float64, device=device),
-        [w.detach().clone() for w in weights],
-    )
+    best = torch.full((FOLDS,), torch.inf, dtype=torch.float64, device=device)
+    kept = [weight.detach().clone() for weight in weights]
     for step in range(_STEPS + 1):
         if step % _EVERY == 0:
             with torch.no_grad():

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,15 +18,16 @@ from tqdm import tqdm
 
 from lam.encoders import files as encoder_files
 from lam.encoders.ambiguity import Ambiguity, learn
-from lam.encoders.batches import Batch, as_batches, split_batch
+from lam.encoders.batches import Batch, as_batches, labelled, split_batch
 from lam.encoders.files import SavedEncoder
 from lam.encoders.seen import item_hashes
+from lam.hessians.accumulate import targets_of
 from lam.hessians.batch import check_feature_values
 from lam.inputs import AnyPreprocessing, preprocessing_from_json
 from lam.models.kappa_head import KappaHead
-from lam.pairs.pairs import as_targets
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
+from lam.utils.checks import check_at_least, check_choice
 from lam.vmf.embeddings import Embeddings
 
 OodScore = Literal["kappa", "knn"]
@@ -53,13 +54,7 @@ class Prediction:
 
     @staticmethod
     def concatenate(parts: "list[Prediction]") -> "Prediction":
-        """Join batches, in order.
-
-        Raises:
-            ValueError: for no part at all.
-        """
-        if not parts:
-            raise ValueError(NO_INPUTS)
+        """Join batches, in order; at least one."""
         samples = [part.samples for part in parts if part.samples is not None]
         return Prediction(
             torch.cat([part.features for part in parts]),
@@ -71,6 +66,8 @@ class Prediction:
 Predictor = Callable[[Any], Prediction]
 """Maps one batch of inputs to its prediction."""
 
+Same = TypeVar("Same", bound="Encoder")  # typing.Self is refused by the type checks of test runs
+
 
 class Encoder(ABC):
     """Map inputs to embeddings that know how sure they are.
@@ -78,6 +75,7 @@ class Encoder(ABC):
     Attributes:
         kind: the name by which `lam.load` finds the class.
         has_kappa: whether κ says anything: not of an encoder without uncertainty, until it has learnt its ambiguity.
+        keeps: names of further arguments of the constructor, each an attribute, that `save` keeps: JSON, or tensors.
         ambiguity: κ_a of where matches lie and p_known, once `learn_ambiguity` has learnt them.
 
     Args:
@@ -96,6 +94,7 @@ class Encoder(ABC):
 
     kind: ClassVar[str]
     has_kappa: bool = True
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -108,8 +107,7 @@ class Encoder(ABC):
         n_samples: int = N_SAMPLES,
         trained_on: Sequence[int] = (),
     ) -> None:
-        if ood_score not in get_args(OodScore):
-            raise ValueError(f"ood_score must be one of {', '.join(get_args(OodScore))}, got {ood_score!r}")
+        check_choice("ood_score", ood_score, get_args(OodScore))
         self.network = network
         self.head = head
         self.relation = Relation() if relation is None else relation
@@ -139,16 +137,16 @@ class Encoder(ABC):
         """
 
     @classmethod
-    @abstractmethod
-    def restored(cls, saved: SavedEncoder) -> "Encoder":
-        """The encoder that `save` wrote."""
+    def restored(cls: type[Same], saved: SavedEncoder) -> Same:
+        """The encoder that `save` wrote: its settings and tensors are arguments of the constructor, by their names."""
+        own: dict[str, Any] = {**saved.settings, **saved.tensors}
+        return cls(saved.network, saved.head, **own, **base_arguments(saved))
 
-    def to(self, device: torch.device | str) -> "Encoder":
-        """Move the encoder to a device, in place."""
-        if self.network is not None:
-            self.network.to(device)
-        if self.ambiguity is not None:
-            self.ambiguity = self.ambiguity.to(device)
+    def to(self: Same, device: torch.device | str) -> Same:
+        """Move all that the encoder holds to a device, in place."""
+        for name, part in vars(self).items():
+            if hasattr(part, "to"):
+                setattr(self, name, part.to(device))
         return self
 
     def predict(
@@ -173,6 +171,38 @@ class Encoder(ABC):
         parts = self.predict_batches(inputs, n_samples=n_samples, joint=joint, progress=progress)
         return Prediction.concatenate(list(parts))
 
+    def predict_labelled(
+        self,
+        loader: Iterable[Batch],
+        purpose: str,
+        *,
+        n_samples: int | None = None,
+        joint: bool = False,
+        progress: bool = False,
+    ) -> tuple[Prediction, Tensor]:
+        """Prediction of batches (inputs, targets), and the targets, on the device of the features.
+
+        Args:
+            loader: batches that all have labels or positions.
+            purpose: what they are needed for, in the error.
+            n_samples, joint, progress: as in `predict`.
+
+        Raises:
+            ValueError: as `predict`, and for a batch without targets or with another number of them than items.
+        """
+        targets: list[Any] = []
+
+        def inputs_alone() -> Iterator[Any]:
+            for inputs, own in labelled(loader, purpose):
+                targets.append(own)
+                yield inputs
+
+        parts: list[Prediction] = []
+        for part in self.predict_batches(inputs_alone(), n_samples=n_samples, joint=joint, progress=progress):
+            targets[-1] = targets_of(part.features, targets[-1])
+            parts.append(part)
+        return Prediction.concatenate(parts), torch.cat(targets)
+
     def embed(
         self, inputs: Batch | Iterable[Batch], *, n_samples: int | None = None, progress: bool = False
     ) -> Embeddings:
@@ -187,8 +217,7 @@ class Encoder(ABC):
             ValueError: for fewer than 2.
         """
         n_samples = self.n_samples if n_samples is None else n_samples
-        if n_samples < 2:
-            raise ValueError(f"n_samples must be at least 2, got {n_samples}")
+        check_at_least("n_samples", n_samples, 2)
         return n_samples
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
@@ -197,11 +226,11 @@ class Encoder(ABC):
 
     def settings(self) -> dict[str, Any]:
         """The constructor's further arguments, as JSON, that `save` keeps."""
-        return {}
+        return {name: value for name in self.keeps if not isinstance(value := getattr(self, name), Tensor)}
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that `save` keeps beside the network."""
-        return {}
+        return {name: value for name in self.keeps if isinstance(value := getattr(self, name), Tensor)}
 
     def predict_batches(
         self,
@@ -257,21 +286,14 @@ class Encoder(ABC):
             ValueError: for data without labels, features that are not finite, fewer than 20 items with a match, or the
                 κ head of another network.
         """
-        targets: list[Tensor] = []
         hashes: set[int] = set()
 
-        def remembered() -> Iterator[Any]:
-            for inputs, own in map(split_batch, as_batches(loader)):
-                if own is None:
-                    raise ValueError("learning the ambiguity needs batches of inputs with labels")
-                targets.append(as_targets(own))
-                hashes.update(item_hashes(inputs))
-                yield inputs
+        def remembered() -> Iterator[Batch]:
+            for batch in as_batches(loader):
+                hashes.update(item_hashes(split_batch(batch)[0]))
+                yield batch
 
-        held_out = self.predict(remembered(), progress=progress)
-        features, labels = held_out.features, torch.cat(targets)
-        if len(labels) != len(features):
-            raise ValueError(f"there are {len(features)} items and {len(labels)} labels")
+        held_out, labels = self.predict_labelled(remembered(), "learning the ambiguity", progress=progress)
         if seen := sum(number in hashes for number in self.trained_on):
             warnings.warn(
                 f"{seen} of {len(self.trained_on)} training items that the encoder remembers are among those to learn "
@@ -283,7 +305,7 @@ class Encoder(ABC):
             others = self.predict(reference, n_samples=2, progress=progress).features
         relevance = relevance_of(self.relation, labels, is_query=is_query, relevant_within=relevant_within)
         options: Any = {"reference": others, "kappa_head": kappa_head, "seed": seed}
-        self.ambiguity = learn(features, held_out.embeddings.mean, relevance, **options)
+        self.ambiguity = learn(held_out.features, held_out.embeddings.mean, relevance, **options)
         self.has_kappa = True
 
     def save(self, folder: str | Path) -> None:
@@ -321,9 +343,9 @@ def base_arguments(saved: SavedEncoder) -> dict[str, Any]:
     }
 
 
-def own_direction(output: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-    """Directions f/‖f‖ of a network's output f, float32 or wider; zero where f is."""
-    return F.normalize(at_least_float32(output))
+def directions_of(rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
+    """Directions f/‖f‖ of what a network gives, or of features, float32 or wider; zero where f is."""
+    return F.normalize(at_least_float32(rows), dim=-1)
 
 
 def at_least_float32(output: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:

@@ -1,6 +1,6 @@
 """What a loader yields: inputs alone, or followed by targets."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +16,18 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
             raise ValueError("a batch must hold inputs, got an empty one")
         return batch[0], batch[1] if len(batch) > 1 else None
     return batch, None
+
+
+def labelled(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[Any, Any]]:
+    """Inputs and targets of every batch of a loader, for a purpose that takes both.
+
+    Raises:
+        ValueError: naming the purpose, for a batch without targets.
+    """
+    for inputs, targets in map(split_batch, as_batches(loader)):
+        if targets is None:
+            raise ValueError(f"{purpose} needs batches of inputs with labels")
+        yield inputs, targets
 
 
 def as_batches(inputs: Batch | Iterable[Batch]) -> Iterable[Batch]:

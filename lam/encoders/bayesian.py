@@ -1,6 +1,7 @@
 """`BayesianEncoder`: a network whose last layer has a posterior. Fitting one is in `lam.methods`."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,26 +12,24 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam.encoders.base import NO_INPUTS, Encoder, Prediction, Predictor, base_arguments
-from lam.encoders.batches import Batch, as_batches, split_batch
+from lam.encoders.batches import Batch, as_batches, labelled, split_batch
 from lam.encoders.export import export_encoder
 from lam.encoders.files import SavedEncoder
 from lam.encoders.outsiders import Recommendation, is_images, made_outsiders
 from lam.encoders.tuning import Trial, Tuning, calibrate_scale
-from lam.hessians.accumulate import curvature_in_batches
+from lam.hessians.accumulate import curvature_in_batches, targets_of
 from lam.hessians.batch import check_feature_values
 from lam.models.head import ADDED, features_and_output
 from lam.models.weights import plain_names
-from lam.pairs.pairs import as_targets, check_labels
+from lam.pairs.pairs import check_labels
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
 from lam.posteriors import POSTERIORS, Posterior
-from lam.posteriors.base import Mode
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.registry import METRICS, Metric
 from lam.utils.checks import check_choice
 from lam.vmf.embeddings import Embeddings, Mean
 
-_TUNED = {"calibration": "likelihood_scale", "marginal_likelihood": "prior_precision"}
 _OPTIONS = {"calibration": ("n_samples", "least", "greatest", "refinements"), "marginal_likelihood": ("step",)}
 
 METRICS |= {
@@ -91,12 +90,6 @@ class BayesianEncoder(Encoder):
         """The number of embedding dimensions D."""
         return len(self.posterior.weight)
 
-    def to(self, device: torch.device | str) -> "BayesianEncoder":
-        """Move network and posterior to a device, in place."""
-        super().to(device)
-        self.posterior = self.posterior.to(device)
-        return self
-
     def features(self, inputs: Batch | Iterable[Batch], *, progress: bool = False) -> Float[Tensor, "N P"]:
         """Inputs of the head.
 
@@ -111,54 +104,21 @@ class BayesianEncoder(Encoder):
         Raises:
             ValueError: where features are not finite, with the index of the first.
         """
-        parts = [features for features, _, _ in self._forward(inputs, progress)]
-        return torch.cat(parts) if parts else self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])
-
-    def embed(
-        self,
-        inputs: Batch | Iterable[Batch],
-        *,
-        n_samples: int | None = None,
-        mode: Mode = "marginal",
-        mean: Mean | None = None,
-        return_samples: bool = False,
-        progress: bool = False,
-    ) -> Embeddings:
-        """Embeddings of inputs, with a concentration κ each.
-
-        Args:
-            inputs: as `features` takes them.
-            n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
-            mode: `marginal`, where an item's κ is the same alone and in any batch; or `network`, where samples are
-                consistent across items.
-            mean: `network` for the network's own direction, `sampled` for the mean direction of the samples; by
-                default the encoder's own.
-            return_samples: keep the (S, N, D) samples.
-            progress: show a progress bar on standard error.
-
-        Returns:
-            One record of all N items.
-
-        Raises:
-            ValueError: for no item at all, features that are not finite, or options outside their range.
-        """
-        options: dict[str, Any] = {"mode": mode, "mean": mean or self.mean, "return_samples": return_samples}
-        predict = self.posterior.predictor(n_samples=self.n_samples_or_default(n_samples), **options)
-        parts = [
-            self.with_ambiguity(features, predict(entering, output))
-            for features, output, entering in self._forward(inputs, progress)
-        ]
-        if sum(map(len, parts)) == 0:
-            raise ValueError(NO_INPUTS)
-        return Embeddings.concatenate(parts)
+        parts = [self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])]
+        for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
+            parts.append(self._features_and_output(split_batch(batch)[0], sum(map(len, parts)))[0])
+        return torch.cat(parts)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """A function of a batch of inputs: κ by marginal samples, joint samples by whole last layers."""
         embed = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
         sample = self.posterior.joint_predictor(n_samples=n_samples) if joint else None
+        n_items = 0
 
         def predict(inputs: Any) -> Prediction:
-            features, output = self._features_and_output(inputs)
+            nonlocal n_items
+            features, output = self._features_and_output(inputs, n_items)
+            n_items += len(features)
             entering = self._entering(inputs, features)
             return Prediction(features, embed(entering, output), None if sample is None else sample(entering))
 
@@ -178,7 +138,6 @@ class BayesianEncoder(Encoder):
         loader: Iterable[Batch],
         by: Literal["calibration", "marginal_likelihood"] = "calibration",
         *,
-        over: Literal["likelihood_scale", "prior_precision"] | None = None,
         is_query: Bool[Tensor, " N"] | None = None,
         relevant_within: float | None = None,
         **options: Any,
@@ -193,19 +152,15 @@ class BayesianEncoder(Encoder):
         Args:
             loader: held-out batches with labels, never the data that are reported.
             by: what to optimise.
-            over: what is chosen; the criterion knows, and another is refused.
             is_query, relevant_within: of `calibration`, as in `lam.evaluate`.
             options: of `calibration`: `n_samples`, by default the encoder's own number, `least`, `greatest` and
                 `refinements` of `lam.encoders.tuning.calibrate_scale`; of `marginal_likelihood`: `step`, by which log α
                 is moved once in the direction in which the evidence rises, in place of the maximum.
 
         Raises:
-            ValueError: for another `by` or `over`, options that the criterion does not have, or data without labels.
+            ValueError: for another `by`, options that the criterion does not have, or data without labels.
         """
-        if by not in _TUNED:
-            raise ValueError(f"by must be one of {', '.join(_TUNED)}, got {by!r}")
-        if over not in (None, _TUNED[by]):
-            raise ValueError(f"{by} can choose {_TUNED[by]}, not {over!r}: choose another criterion for that")
+        check_choice("by", by, _OPTIONS)
         if unknown := [name for name in options if name not in _OPTIONS[by]]:
             raise ValueError(f"{by} takes no option but {', '.join(_OPTIONS[by])}, got {', '.join(unknown)}")
         self.recommendation = None
@@ -213,26 +168,22 @@ class BayesianEncoder(Encoder):
             step, posterior = options.get("step"), self.posterior
             self.posterior = posterior.with_best_prior() if step is None else posterior.with_prior_step(step)
             return
-        parts = [
-            (self._entering(inputs, features), len(features), targets)
-            for inputs, targets in map(split_batch, as_batches(loader))
-            for features in [self._features_and_output(inputs)[0]]
-        ]
-        if not parts or any(targets is None for _, _, targets in parts):
-            raise ValueError("tuning by calibration needs batches of inputs with labels")
-        targets = torch.cat([as_targets(targets) for _, _, targets in parts])
-        n_items = sum(n for _, n, _ in parts)
-        if len(targets) != n_items:
-            raise ValueError(f"there are {n_items} items and {len(targets)} labels")
+        entering: list[Any] = []
+        parts: list[Tensor] = []
+        for inputs, own in labelled(loader, "tuning by calibration"):
+            features, _ = self._features_and_output(inputs)
+            entering.append(self._entering(inputs, features))
+            parts.append(targets_of(features, own))
+        if not parts:
+            raise ValueError("there is nothing to tune on: the loader gave no batch")
+        targets = torch.cat(parts)
         if self.relation.positive_within is None:
             check_labels(targets)
         relevance = relevance_of(self.relation, targets, is_query=is_query, relevant_within=relevant_within)
         options = {"n_samples": self.n_samples, **options}
-        self.posterior, self.tuning = calibrate_scale(
-            self.posterior, [entering for entering, _, _ in parts], relevance, **options
-        )
+        self.posterior, self.tuning = calibrate_scale(self.posterior, entering, relevance, **options)
 
-    def recommend(self, loader: Iterable[Batch], *, seed: int = 0, progress: bool = False) -> Recommendation:
+    def recommend(self, loader: Iterable[Batch], *, progress: bool = False) -> Recommendation:
         """Say which OOD score to flag by: the one that knows outsiders made from held-out images the better.
 
         κ is the spread on the sphere, which divides the variance of an output by its squared length; whether that helps
@@ -240,28 +191,27 @@ class BayesianEncoder(Encoder):
 
         Args:
             loader: batches of images (N, C, H, W), with or without targets.
-            seed: of the permutation of pixels.
             progress: show a progress bar on standard error.
 
         Raises:
             ValueError: for inputs that are no images, or none at all.
         """
-        scores: dict[str, dict[str, list[Tensor]]] = {"kappa": {}, "variance": {}}
+        parts: dict[str, list[Tensor]] = {}
         for batch in tqdm(as_batches(loader), desc="recommending", unit="batch", disable=not progress):
             images = split_batch(batch)[0]
             if not is_images(images):
                 raise ValueError("outsiders are made from images: give batches of floating-point tensors (N, C, H, W)")
-            for kind, inputs in {"known": images, **made_outsiders(images, seed=seed)}.items():
+            for kind, inputs in {"known": images, **made_outsiders(images)}.items():
                 embeddings = self.embed(inputs)
-                for score, values in (("kappa", -embeddings.kappa), ("variance", embeddings.variance)):
-                    scores[score].setdefault(kind, []).append(values.cpu())
-        if not scores["kappa"]:
+                parts.setdefault(kind, []).append(torch.stack([-embeddings.kappa, embeddings.variance]).cpu())
+        if not parts:
             raise ValueError(NO_INPUTS)
-        joined = {score: {kind: torch.cat(parts) for kind, parts in kinds.items()} for score, kinds in scores.items()}
+        doubts = {kind: torch.cat(of_batches, 1) for kind, of_batches in parts.items()}
+        known = doubts.pop("known")
         self.recommendation = Recommendation(
             {
-                score: {kind: auroc(kinds["known"], values) for kind, values in kinds.items() if kind != "known"}
-                for score, kinds in joined.items()
+                score: {kind: auroc(known[row], doubt[row]) for kind, doubt in doubts.items()}
+                for row, score in enumerate(("kappa", "variance"))
             }
         )
         return self.recommendation
@@ -307,18 +257,10 @@ class BayesianEncoder(Encoder):
             raise ValueError(
                 f"only encoders fitted in batches, with one relation, add up; got {self.relation} and {other.relation}"
             )
-        joined = type(self)(
-            self.network,
-            self.head,
-            self.posterior + other.posterior,
-            relation=self.relation,
-            mean=self.mean,
-            preprocessing=self.preprocessing,
-            ood_score=self.ood_score,
-            n_samples=self.n_samples,
-            trained_on=[*self.trained_on, *other.trained_on],
-        )
-        joined.ambiguity = self.ambiguity
+        joined = copy(self)
+        joined.posterior = self.posterior + other.posterior
+        joined.trained_on = [*self.trained_on, *other.trained_on]
+        joined.tuning = joined.recommendation = None
         return joined
 
     def settings(self) -> dict[str, Any]:
@@ -370,25 +312,12 @@ class BayesianEncoder(Encoder):
             if shape is None:
                 raise ValueError("the shape of an input is not known: give an example, a batch of at least 2 inputs")
             example = torch.zeros(2, *shape, device=self.posterior.weight.device)
-        predict = self.posterior.unchecked_predictor(n_samples=self.n_samples_or_default(n_samples), mean=self.mean)
-        ambiguity = self.ambiguity
-        if ambiguity is None:
-            export_encoder(path, example, self.network, self.head, predict)
-            return
+        embed = self.posterior.unchecked_predictor(n_samples=self.n_samples_or_default(n_samples), mean=self.mean)
 
-        def with_parts(features: Tensor, output: Tensor | None = None) -> Embeddings:
-            return ambiguity(features, predict(features, output))
+        def predict(features: Tensor, output: Tensor | None) -> Embeddings:
+            return self.with_ambiguity(features, embed(features, output))
 
-        export_encoder(path, example, self.network, self.head, with_parts)
-
-    def _forward(self, inputs: Batch | Iterable[Batch], progress: bool) -> Iterator[tuple[Tensor, Tensor | None, Any]]:
-        """Features, outputs and what enters the posterior, batch by batch."""
-        n_items = 0
-        for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
-            own = split_batch(batch)[0]
-            features, output = self._features_and_output(own, n_items)
-            n_items += len(features)
-            yield features, output, self._entering(own, features)
+        export_encoder(path, example, self.network, self.head, predict)
 
     def _entering(self, inputs: Any, features: Tensor) -> Any:
         """What the posterior takes of a batch."""

@@ -1,14 +1,14 @@
 """Encoders whose κ is a function of the features: the embedding's length, a head's, the distance to training items."""
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Prediction, Predictor, at_least_float32, base_arguments, own_direction
+from lam.encoders.base import Prediction, Predictor, directions_of
 from lam.encoders.files import SavedEncoder
 from lam.encoders.seeded import SeededEncoder
 from lam.models.head import features_and_output
@@ -37,8 +37,8 @@ class ConcentrationEncoder(SeededEncoder):
 
         def predict(inputs: Any) -> Prediction:
             nonlocal n_items
-            features, output = features_and_output(self._module, self.head, inputs)
-            mean = own_direction(output)
+            features, output = features_and_output(self.network, self.head, inputs)
+            mean = directions_of(output)
             kappa = self.concentration(features).clamp(*KAPPA_RANGE)
             complement = bessel_ratio_complement(self.dimension, kappa)
             resultant, variance = 1 - complement, complement * (2 - complement)
@@ -65,7 +65,7 @@ class NormEncoder(ConcentrationEncoder):
     Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss", who train with that reading; here nothing does.
 
     Args:
-        network, head, seed, common: of `SeededEncoder`.
+        network, head, common: of `SeededEncoder`.
     """
 
     kind = "norm"
@@ -79,21 +79,15 @@ class HeadEncoder(ConcentrationEncoder):
     """Embed with the κ of a head of its own on the features, which a loss of distributions has taught.
 
     Args:
-        network, head, seed, common: of `SeededEncoder`.
+        network, head, common: of `SeededEncoder`.
         kappa_head: maps what enters the network's head to κ (N,).
     """
 
     kind = "kappa_head"
 
-    def __init__(self, network: nn.Module, head: str, kappa_head: KappaHead, *, seed: int = 0, **common: Any) -> None:
-        super().__init__(network, head, seed=seed, **common)
+    def __init__(self, network: nn.Module, head: str, kappa_head: KappaHead, **common: Any) -> None:
+        super().__init__(network, head, **common)
         self.kappa_head = kappa_head.eval()
-
-    def to(self, device: torch.device | str) -> "HeadEncoder":
-        """Move network and head to a device, in place."""
-        super().to(device)
-        self.kappa_head.to(device)
-        return self
 
     @torch.no_grad()
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
@@ -111,11 +105,9 @@ class HeadEncoder(ConcentrationEncoder):
     @classmethod
     def restored(cls, saved: SavedEncoder) -> "HeadEncoder":
         """The encoder that `save` wrote."""
-        network: Any = saved.network
-        settings = dict(saved.settings)
-        kappa_head = KappaHead(**settings.pop("kappa_head"))
+        kappa_head = KappaHead(**saved.settings["kappa_head"])
         kappa_head.load_state_dict(saved.tensors)
-        return cls(network, saved.head, kappa_head, **settings, **base_arguments(saved))
+        return super().restored(replace(saved, settings={**saved.settings, "kappa_head": kappa_head}, tensors={}))
 
 
 class NeighbourEncoder(ConcentrationEncoder):
@@ -131,56 +123,30 @@ class NeighbourEncoder(ConcentrationEncoder):
         network, head, common: of `SeededEncoder`.
         reference: (O, P) features of training items as unit vectors, O ≥ k; zeros stay zeros.
         k: which neighbour, counted from 1.
-        seed: of the samples drawn from the distributions.
 
     Raises:
         ValueError: where k is below 1, or the reference holds fewer than k items or others than unit vectors.
     """
 
     kind = "knn_distance"
+    keeps = ("seed", "k", "reference")
 
     def __init__(
-        self,
-        network: nn.Module,
-        head: str,
-        *,
-        reference: Float[Tensor, "O P"],
-        k: int = NEIGHBOUR,
-        seed: int = 0,
-        **common: Any,
+        self, network: nn.Module, head: str, *, reference: Float[Tensor, "O P"], k: int = NEIGHBOUR, **common: Any
     ) -> None:
         check_neighbours(k, reference)
         length = reference.norm(dim=1)
         check_all(
             ((length - 1).abs() < 1e-4) | (length == 0), "reference must be of unit vectors, their length", length
         )
-        super().__init__(network, head, seed=seed, **common)
+        super().__init__(network, head, **common)
         self.k = k
         self.reference = reference
 
-    def to(self, device: torch.device | str) -> "NeighbourEncoder":
-        """Move network and reference to a device, in place."""
-        super().to(device)
-        self.reference = self.reference.to(device)
-        return self
-
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
         """The κ that solves A_D(κ) = max(0, c), in float64, from 1 − c, which keeps its digits where c is near 1."""
-        distance = unit_knn_distance(unit_features(features).to(self.reference), self.reference, k=self.k)
+        distance = unit_knn_distance(directions_of(features).to(self.reference), self.reference, k=self.k)
         cosine = (1 - distance).clamp(min=0)
         return kappa_from_resultant(
             cosine, self.dimension, one_minus_resultant=distance.clamp(max=1), max_kappa=KAPPA_RANGE[1]
         )
-
-    def settings(self) -> dict[str, Any]:
-        """The seed and k."""
-        return {**super().settings(), "k": self.k}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The reference."""
-        return {"reference": self.reference}
-
-
-def unit_features(features: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
-    """Features as unit vectors, float32 or wider; zeros stay zeros."""
-    return F.normalize(at_least_float32(features))

@@ -5,7 +5,6 @@ Source: Gal and Ghahramani (2016); Warburg et al. (2023), appendix G.4.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ class DropoutEncoder(SeededEncoder):
     Embedding takes S + 1 passes through the network; one, where the only dropout is that before the head.
 
     Args:
-        network, head, seed, common: of `SeededEncoder`; the network has dropout somewhere.
+        network, head, common: of `SeededEncoder`; the network has dropout somewhere.
 
     Raises:
         ValueError: for a network without dropout.
@@ -42,9 +41,9 @@ class DropoutEncoder(SeededEncoder):
 
     kind = "mc_dropout"
 
-    def __init__(self, network: nn.Module, head: str, *, seed: int = 0, **common: Any) -> None:
+    def __init__(self, network: nn.Module, head: str, **common: Any) -> None:
         check_network(network)
-        super().__init__(network, head, seed=seed, **common)
+        super().__init__(network, head, **common)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """A function of a batch of inputs: κ and joint samples come from the same thinned networks."""
@@ -60,8 +59,9 @@ class DropoutEncoder(SeededEncoder):
 
     def _outputs(self, inputs: Any, n_samples: int) -> tuple[Tensor, Tensor]:
         """Features (N, P) without dropout and sampled outputs (S, N, D) before normalisation."""
-        network, head = self._module, self.head
-        with _dropout_outputs(network) as dropped:
+        network, head = self.network, self.head
+        dropped: list[tuple[str, Any]] = []
+        with _hooks(network, lambda path: lambda _layer, _inputs, output: dropped.append((path, output))):
             features, _ = features_and_output(network, head, inputs)
         if len(dropped) == 1 and dropped[0][1] is features:
             path = dropped[0][0]
@@ -72,8 +72,8 @@ class DropoutEncoder(SeededEncoder):
         return features, torch.stack([self.unnormalised(sample) for sample in samples])
 
     def _thinned_features(self, inputs: Any, sample: int) -> Tensor:
-        with thinned(self._module, seed=self.seed, sample=sample):
-            return features_and_output(self._module, self.head, inputs)[0]
+        with thinned(self.network, seed=self.seed, sample=sample):
+            return features_and_output(self.network, self.head, inputs)[0]
 
 
 @contextmanager
@@ -95,7 +95,12 @@ def thinned(network: nn.Module, *, seed: int, sample: int) -> Iterator[None]:
         >>> torch.equal(rows[0], rows[1]), rows.unique().tolist()
         (True, [0.0, 2.0])
     """
-    with _hooks(network, lambda path: partial(_masked, seed=derive_seed(seed, sample, path))):
+
+    def masked(path: str) -> Callable[..., Tensor]:
+        own = derive_seed(seed, sample, path)
+        return lambda layer, _inputs, output: output * mask_of(layer, output, own)
+
+    with _hooks(network, masked):
         yield
 
 
@@ -131,18 +136,6 @@ def check_network(network: nn.Module) -> None:
             "mc_dropout needs a network with dropout layers of a rate in (0, 1), and this one has none: build it with "
             "the option dropout, such as network.options.dropout=0.05, or put nn.Dropout between its layers"
         )
-
-
-def _masked(module: Dropout, _inputs: Any, output: Tensor, *, seed: int) -> Tensor:
-    return output * mask_of(module, output, seed)
-
-
-@contextmanager
-def _dropout_outputs(network: nn.Module) -> Iterator[list[tuple[str, Any]]]:
-    """Path and output of each dropout layer, in the order in which they run."""
-    outputs: list[tuple[str, Any]] = []
-    with _hooks(network, lambda path: lambda _module, _inputs, output: outputs.append((path, output))):
-        yield outputs
 
 
 @contextmanager

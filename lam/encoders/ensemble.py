@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Encoder, Prediction, Predictor, at_least_float32, base_arguments
-from lam.encoders.files import SavedEncoder
+from lam.encoders.base import Encoder, Prediction, Predictor, directions_of
 from lam.models.head import features_and_output
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_choice
@@ -55,13 +54,14 @@ class EnsembleEncoder(Encoder):
     """
 
     kind = "deep_ensemble"
+    keeps = ("combine", "rotations")
 
     def __init__(
         self,
         members: Iterable[nn.Module],
         head: str,
         *,
-        rotations: Float[Tensor, "M D D"] | None,
+        rotations: Float[Tensor, "M D D"] | None = None,
         combine: Combine = "concatenate",
         **common: Any,
     ) -> None:
@@ -87,12 +87,6 @@ class EnsembleEncoder(Encoder):
         """D: κ is of the members' own sphere, where they are aligned; with ambiguity learnt, that of the mean."""
         return self._member_dimension if self.ambiguity is None else self.dimension
 
-    def to(self, device: torch.device | str) -> "EnsembleEncoder":
-        """Move members and rotations to a device, in place."""
-        super().to(device)
-        self.rotations = None if self.rotations is None else self.rotations.to(device)
-        return self
-
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """A function of a batch of inputs; the samples are the M members, whatever `n_samples` says."""
 
@@ -108,21 +102,6 @@ class EnsembleEncoder(Encoder):
 
         return predict
 
-    def settings(self) -> dict[str, Any]:
-        """How members are combined."""
-        return {"combine": self.combine}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The rotations, where there are some."""
-        return {} if self.rotations is None else {"rotations": self.rotations}
-
-    @classmethod
-    def restored(cls, saved: SavedEncoder) -> "EnsembleEncoder":
-        """The encoder that `save` wrote."""
-        members: Any = saved.network
-        rotations = saved.tensors.get("rotations")
-        return cls(members, saved.head, rotations=rotations, **saved.settings, **base_arguments(saved))
-
 
 def concatenated(units: Float[Tensor, "M N D"]) -> Float[Tensor, "N MD"]:
     """M unit vectors of each item one after the other, divided by √M: cosines of rows are means of M cosines."""
@@ -137,9 +116,6 @@ def align(units: Float[Tensor, "M N D"]) -> Float[Tensor, "M D D"]:
     is X_1. In float64. Where N < D, or the embeddings lie in fewer dimensions, the rest of the rotation is arbitrary.
 
     Source: Schönemann (1966) for one pair, Gower (1975) for the rounds.
-
-    Args:
-        units: (M, N, D) of the same N items.
 
     Returns:
         (M, D, D), to be multiplied from the right, in the type of `units`.
@@ -169,4 +145,4 @@ def features_and_units(
 ) -> tuple[Float[Tensor, "N P"], Float[Tensor, "M N D"]]:
     """Inputs of the first member's head, and the M unit vectors of each item."""
     features, outputs = zip(*(features_and_output(member, head, inputs) for member in members), strict=True)
-    return features[0], F.normalize(at_least_float32(torch.stack(outputs)), dim=-1)
+    return features[0], directions_of(torch.stack(outputs))

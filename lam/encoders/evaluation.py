@@ -1,7 +1,7 @@
 """Whether an encoder can be trusted: retrieval, calibration and out-of-distribution (OOD) detection."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lam.encoders.base import Encoder, Prediction
-from lam.encoders.batches import Batch, as_batches, split_batch
-from lam.pairs.pairs import as_targets
+from lam.encoders.batches import Batch, as_batches
 from lam.pairs.relevance import Relevance, relevance_of
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.aleatoric import label_entropy
@@ -103,9 +102,6 @@ def evaluate(
             with classes, and the agreement of clusters with classes.
         progress: show progress bars on standard error.
 
-    Returns:
-        The metrics and the arrays behind them.
-
     Raises:
         ValueError: for fewer than two items, missing labels, an empty OOD set, OOD sets without the reference that the
             encoder's own score needs, or soft labels of another number of items.
@@ -116,7 +112,10 @@ def evaluate(
         raise ValueError(
             "the OOD score of this encoder is the k-NN distance: give reference, features of training items"
         )
-    prediction, targets = _predict_with_targets(encoder, id, n_samples, progress)
+    options: Any = {"n_samples": n_samples, "progress": progress}
+    prediction, targets = encoder.predict_labelled(id, "evaluation in distribution", joint=True, **options)
+    if len(targets) < 2:
+        raise ValueError("evaluation needs at least 2 in-distribution items")
     relevance = relevance_of(encoder.relation, targets, is_query=is_query, relevant_within=relevant_within)
     queries, candidates = (rows.to(targets.device) for rows in (relevance.queries, relevance.candidates))
     embeddings, gallery = prediction.embeddings[queries], prediction.embeddings[candidates]
@@ -159,7 +158,7 @@ def evaluate(
     ood_scores: dict[str, dict[str, Tensor]] = {}
     ood_embeddings: dict[str, Embeddings] = {}
     for name, batches in sets.items():
-        outside = _predict_outside(encoder, name, batches, n_samples, progress)
+        outside = _predict_outside(encoder, name, batches, **options)
         ood_embeddings[name] = outside.embeddings
         ood_scores[name] = scores_by(outside, slice(None), *_nearest(outside.embeddings.mean, gallery.mean))
     some_match = bool(answerable.any() and not answerable.all())
@@ -198,35 +197,12 @@ def evaluate(
     )
 
 
-def _predict_with_targets(
-    encoder: Encoder, batches: Iterable[Batch], n_samples: int | None, progress: bool
-) -> tuple[Prediction, Tensor]:
-    targets: list[Tensor] = []
-
-    def inputs_alone() -> Iterator[Any]:
-        for inputs, labels in map(split_batch, as_batches(batches)):
-            if labels is None:
-                raise ValueError("evaluation needs in-distribution batches of inputs with labels")
-            targets.append(as_targets(labels))
-            yield inputs
-
-    prediction = encoder.predict(inputs_alone(), n_samples=n_samples, joint=True, progress=progress)
-    every_target = torch.cat(targets).to(prediction.features.device)
-    if len(every_target) != len(prediction.features):
-        raise ValueError(f"there are {len(prediction.features)} items and {len(every_target)} labels")
-    if len(every_target) < 2:
-        raise ValueError("evaluation needs at least 2 in-distribution items")
-    return prediction, every_target
-
-
-def _predict_outside(
-    encoder: Encoder, name: str, batches: Iterable[Batch], n_samples: int | None, progress: bool
-) -> Prediction:
+def _predict_outside(encoder: Encoder, name: str, batches: Iterable[Batch], **options: Any) -> Prediction:
     rest = iter(as_batches(batches))
     first = next(rest, None)
     if first is None:
         raise ValueError(f"the OOD set {name!r} is empty")
-    return encoder.predict(chain([first], rest), n_samples=n_samples, progress=progress)
+    return encoder.predict(chain([first], rest), **options)
 
 
 def _nearest(

@@ -64,9 +64,6 @@ def fingerprint(folder: str | Path) -> str:
 
     The name of the generation, which changes whenever the encoder is written, does not enter.
 
-    Args:
-        folder: of the encoder.
-
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
     """

@@ -1,5 +1,6 @@
 """`GaussianEncoder`: a Gaussian embedding of every input, as PFE and HIB learn it."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Prediction, Predictor, base_arguments, own_direction
+from lam.encoders.base import Prediction, Predictor, directions_of
 from lam.encoders.files import SavedEncoder
 from lam.encoders.seeded import SeededEncoder
 from lam.hessians.batch import check_feature_values
@@ -26,35 +27,21 @@ class GaussianEncoder(SeededEncoder):
     and none of networks; they follow from the seed and the item's place in the pass, however that is cut into batches.
 
     Args:
-        network: maps (N, ...) inputs to (N, D) by a linear layer at its end, normalised or not.
-        head: path of that layer.
-        uncertainty: maps what enters that layer to log variances (N, D).
+        network, head, common: of `SeededEncoder`; the seed is that of the noise that every embedding shares, and of
+            joint samples.
+        uncertainty: maps what enters the network's head to log variances (N, D).
         unit_mean: μ is the layer's output projected to the sphere; else that output itself.
-        seed: of the noise that every embedding shares, and of joint samples.
-        common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
     """
 
     kind = "gaussian"
+    keeps = ("seed", "unit_mean")
 
     def __init__(
-        self,
-        network: nn.Module,
-        head: str,
-        uncertainty: UncertaintyHead,
-        *,
-        unit_mean: bool,
-        seed: int = 0,
-        **common: Any,
+        self, network: nn.Module, head: str, uncertainty: UncertaintyHead, *, unit_mean: bool, **common: Any
     ) -> None:
-        super().__init__(network, head, seed=seed, **common)
+        super().__init__(network, head, **common)
         self.uncertainty = uncertainty.eval()
         self.unit_mean = unit_mean
-
-    def to(self, device: torch.device | str) -> "GaussianEncoder":
-        """Move network and uncertainty head to a device, in place."""
-        super().to(device)
-        self.uncertainty.to(device)
-        return self
 
     @torch.no_grad()
     def distribution(self, features: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
@@ -71,11 +58,11 @@ class GaussianEncoder(SeededEncoder):
 
         def predict(inputs: Any) -> Prediction:
             nonlocal n_items
-            features, output = features_and_output(self._module, self.head, inputs)
+            features, output = features_and_output(self.network, self.head, inputs)
             check_feature_values(features, n_items)
             embeddings: list[Embeddings] = []
             samples: list[Tensor] = []
-            for chunk, direction in zip(features.split(rows), own_direction(output).split(rows), strict=True):
+            for chunk, direction in zip(features.split(rows), directions_of(output).split(rows), strict=True):
                 mean, log_variance = self.distribution(chunk)
                 variance = log_variance.double().exp().sum(1).to(direction)
                 samples_of_kappa = _projected_samples(mean, log_variance, shared)
@@ -91,7 +78,7 @@ class GaussianEncoder(SeededEncoder):
 
     def settings(self) -> dict[str, Any]:
         """Whether μ is a unit vector, the seed, and the recipe of the uncertainty head."""
-        return {**super().settings(), "unit_mean": self.unit_mean, "uncertainty": self.uncertainty.recipe}
+        return {**super().settings(), "uncertainty": self.uncertainty.recipe}
 
     def tensors(self) -> dict[str, Tensor]:
         """The state of the uncertainty head."""
@@ -100,11 +87,9 @@ class GaussianEncoder(SeededEncoder):
     @classmethod
     def restored(cls, saved: SavedEncoder) -> "GaussianEncoder":
         """The encoder that `save` wrote."""
-        network: Any = saved.network
-        settings = dict(saved.settings)
-        uncertainty = UncertaintyHead(**settings.pop("uncertainty"))
+        uncertainty = UncertaintyHead(**saved.settings["uncertainty"])
         uncertainty.load_state_dict(saved.tensors)
-        return cls(network, saved.head, uncertainty, **settings, **base_arguments(saved))
+        return super().restored(replace(saved, settings={**saved.settings, "uncertainty": uncertainty}, tensors={}))
 
 
 def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

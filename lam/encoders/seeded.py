@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import at_least_float32, base_arguments
+from lam.encoders.base import at_least_float32
 from lam.encoders.deterministic import DeterministicEncoder
-from lam.encoders.files import SavedEncoder
 from lam.utils.random import derive_seed
 
 
@@ -17,32 +16,21 @@ class SeededEncoder(DeterministicEncoder):
     """A trained network, and a seed for all that is drawn when it embeds.
 
     Args:
-        network: maps (N, ...) inputs to (N, D) by a linear layer at its end, normalised or not.
-        head: path of that layer.
+        network, head, common: of `DeterministicEncoder`.
         seed: of everything drawn; torch's global generator is not used.
-        common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
     """
 
     has_kappa = True
+    keeps = ("seed",)
 
     def __init__(self, network: nn.Module, head: str, *, seed: int = 0, **common: Any) -> None:
         super().__init__(network, head, **common)
         self.seed = seed
 
-    def settings(self) -> dict[str, Any]:
-        """The seed."""
-        return {"seed": self.seed}
-
-    @classmethod
-    def restored(cls, saved: SavedEncoder) -> "SeededEncoder":
-        """The encoder that `save` wrote."""
-        network: Any = saved.network
-        return cls(network, saved.head, **saved.settings, **saved.tensors, **base_arguments(saved))
-
     def unnormalised(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N D"]:
         """Outputs of the head before normalisation, float32 or wider."""
         with torch.no_grad():
-            return at_least_float32(self._module.get_submodule(self.head)(features))
+            return at_least_float32(self.network.get_submodule(self.head)(features))
 
     def draw_each(
         self, positions: Iterable[int], draw: Callable[[int, torch.Generator], Float[Tensor, "S D"]]

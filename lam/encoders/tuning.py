@@ -16,6 +16,7 @@ from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.registry import METRICS, Metric
 from lam.retrieval.metrics.reliability import answers_of
+from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import KAPPA_RANGE
 
 CLIPPED_LIMIT = 0.5
@@ -160,8 +161,7 @@ def calibrate_scale(
         raise ValueError(f"none of {len(relevance.queries)} queries has an answer: there is nothing to calibrate on")
     if not 0 < least < greatest < math.inf:
         raise ValueError(f"likelihood scales must satisfy 0 < least < greatest, got {least} and {greatest}")
-    if refinements < 0:
-        raise ValueError(f"refinements must be at least 0, got {refinements}")
+    check_at_least("refinements", refinements, 0)
     tuner = _Tuner(posterior, batches, relevance, n_samples)
     exponents = tuner.search(math.log10(least), math.log10(greatest), refinements)
     best = min(exponents, key=tuner.score)

@@ -89,18 +89,14 @@ class Typicality(TensorRecord):
     thresholds: Float[Tensor, "2"]
     widths: Float[Tensor, "2"]
 
-    @property
-    def components(self) -> Components:
-        """Of unit features."""
-        return Components(self.centre, self.axes)
-
     def __call__(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
         """p_known in (0, 1], float64."""
         return p_known(self.scores(features), self.thresholds, self.widths)
 
     def scores(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N 2"]:
         """Distance and shape, float64, higher for what is less known."""
-        distance = nearest_distance(self.components(features), (self.reference, self.rest))
+        components = Components(self.centre, self.axes)
+        distance = nearest_distance(components(features), (self.reference, self.rest))
         return torch.stack([distance, unusual(shape_of(features), self.shape_mean, self.shape_whitening)], 1)
 
 

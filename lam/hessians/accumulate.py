@@ -257,5 +257,5 @@ def targets_of(features: Tensor, targets: Any) -> Tensor:
         raise ValueError("a posterior needs batches of inputs with targets: (inputs, labels)")
     targets = as_targets(targets).to(features.device)
     if len(targets) != len(features):
-        raise ValueError(f"there are {len(features)} items and {len(targets)} labels in a batch")
+        raise ValueError(f"there are {len(features)} items and {len(targets)} labels")
     return targets

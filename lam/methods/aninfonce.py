@@ -3,16 +3,10 @@
 Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice".
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-from torch import nn
+from dataclasses import dataclass
 
 from lam.losses import AnInfoNCE, Loss, margin_of
-from lam.methods.base import Trained, head_of, own_curvature
 from lam.methods.deterministic import Deterministic
-from lam.training import Training
 from lam.utils.checks import check_positive
 
 
@@ -34,14 +28,6 @@ class Aninfonce(Deterministic):
     def __post_init__(self) -> None:
         check_positive("concentration", self.concentration)
 
-    def trained_by(
-        self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
-    ) -> dict[str, Any]:
-        """AnInfoNCE's; see `Method.trained_by`."""
-        return own_curvature(AnInfoNCE(dimension, self.concentration), learned)
-
-    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network; see `Method.train`."""
-        layer: Any = network.get_submodule(head_of(network, dataset))
-        loss = AnInfoNCE(layer.out_features, self.concentration, margin=margin_of(training.loss))
-        return super().train(network, dataset, replace(training, loss=loss))
+    def own_loss(self, loss: Loss, dimension: int) -> AnInfoNCE:
+        """AnInfoNCE, with the margin of the training's loss, which miners go by."""
+        return AnInfoNCE(dimension, self.concentration, margin=margin_of(loss))

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -15,7 +15,6 @@ from lam.encoders.seen import item_hashes, spread
 from lam.hessians.losses import CURVATURES, to_settings
 from lam.losses import Loss, as_settings, settings_of
 from lam.models.head import find_head
-from lam.models.weights import sha256_of_weights
 from lam.training import History, Step, Training, check_data, device_of
 from lam.training import train as train_by_loop
 
@@ -56,9 +55,6 @@ class Method(ABC):
             dataset: of (input, label); see `lam.training.train`.
             training: see `lam.training.Training`.
 
-        Returns:
-            The encoder, and the history of each training.
-
         Raises:
             ValueError: as `check`, `check_start` and `lam.training.train`, or where no linear layer gives the network's
                 output.
@@ -97,17 +93,21 @@ class Method(ABC):
     ) -> None:
         """Choose what the options leave open, on held-out data; arguments as those of `BayesianEncoder.tune`."""
 
+    def own_loss(self, loss: Loss, dimension: int) -> Loss:
+        """The loss that networks of D dimensions are trained by: that of the training, or the method's own."""
+        return loss
+
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
         """Name and settings of the curvature of the loss that networks are trained by; nothing where it has none.
 
         Args:
-            loss: of the training, which some methods replace by one of their own.
+            loss: of the training.
             dimension: D of the network.
             learned: what the loss has learned, as a history has it.
         """
-        return own_curvature(loss, learned)
+        return own_curvature(self.own_loss(loss, dimension), learned)
 
     def settings(self) -> dict[str, Any]:
         """The name and the options, as a configuration has them."""
@@ -153,9 +153,14 @@ def own_curvature(loss: Loss, learned: Mapping[str, Sequence[float]] | None = No
 
 
 def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:
-    """Path of a network's head, by the first items of a data set, not augmented; see `lam.models.head.find_head`."""
+    """Path of a network's head, by the first items of a data set; see `lam.models.head.find_head`."""
+    return find_head(network, probe_of(dataset), head)
+
+
+def probe_of(dataset: Any) -> Tensor:
+    """Inputs of the first two items of a data set, not augmented."""
     plain = without_augmentation(dataset)
-    return find_head(network, torch.stack([plain[index][0] for index in range(min(2, len(plain)))]), head)
+    return torch.stack([plain[index][0] for index in range(min(2, len(plain)))])
 
 
 def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
@@ -166,29 +171,3 @@ def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
         "preprocessing": getattr(dataset, "preprocessing", None),
         "trained_on": item_hashes([plain[index][0] for index in spread(len(plain))]),
     }
-
-
-def fingerprint(network: nn.Module) -> str:
-    """A short hash of all weights and buffers of a network."""
-    return sha256_of_weights(network)[:12]
-
-
-def train_head(
-    head: nn.Module, dataset: Any, training: Training, step: Step, *, epochs: int, learning_rate: float, method: str
-) -> History:
-    """Train a head beside a network that is frozen, in the stage and the sub-folder `head`.
-
-    As the network is trained, but for epochs and learning rate, and for miners: it learns from all pairs of a batch.
-    Its last epoch is kept, as validation judges the retrieval, which the head does not change.
-    """
-    own = replace(
-        training,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        miner="all",
-        max_pairs=None,
-        validate=None,
-        folder=training.part("head"),
-    )
-    with training.stage("head"):
-        return train_by_loop(head, dataset, own, step=step, method=method)

@@ -6,15 +6,15 @@ Source: Grill et al. (2020), "Bootstrap your own latent: a new approach to self-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lam.losses import BYOL, Loss
-from lam.methods.concentration import DistributionNetwork, DistributionStep
+from lam.losses import BYOL
+from lam.methods.concentration import DistributionNetwork
 from lam.methods.views import ViewsMethod
-from lam.training.steps import Minibatch
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,22 @@ class Byol(ViewsMethod):
         """BYOL's loss and what the concentrations add, with a new predictor."""
         return BYOL(dimension, self.predictor, self.explicit(), seed=seed)
 
-    def model(self) -> type["MomentumNetwork"]:
+    def model(self) -> Callable[..., "MomentumNetwork"]:
         """A network and its slower copy; see `ConcentrationMethod.model`."""
-        return MomentumNetwork
-
-    def step(self) -> "MomentumStep":
-        """The step that keeps the copy; see `ConcentrationMethod.step`."""
-        return MomentumStep(self.settings(), self.momentum)
+        return partial(MomentumNetwork, momentum=self.momentum)
 
 
 class MomentumNetwork(DistributionNetwork):
-    """A network, and a copy of it that has no gradients; else as `DistributionNetwork`."""
+    """A network, and a copy of it that has no gradients; else as `DistributionNetwork`.
 
-    def __init__(self, network: nn.Module, head: str, *arguments: Any, **options: Any) -> None:
+    Args:
+        network, head, arguments, options: of `DistributionNetwork`.
+        momentum: m, by which the copy follows in training: first the update that the last batch made.
+    """
+
+    def __init__(self, network: nn.Module, head: str, *arguments: Any, momentum: float, **options: Any) -> None:
         super().__init__(network, head, *arguments, **options)
+        self.momentum = momentum
         own = copy.deepcopy(network), copy.deepcopy(self.norm)
         self.target = DistributionNetwork(own[0], head, None, self.loss, start=1.0, norm=own[1])
         del self.target.loss
@@ -68,32 +70,12 @@ class MomentumNetwork(DistributionNetwork):
 
     def forward(self, inputs: Any) -> tuple[Tensor, ...]:
         """μ (N, D), κ (N,) and targets (N, D)."""
+        if self.training:
+            for part in ("network", "norm"):
+                follow(getattr(self.target, part), getattr(self, part), self.momentum)
         with torch.no_grad():
             targets, _ = self.target(inputs)
         return *super().forward(inputs), targets
-
-
-class MomentumStep(DistributionStep):
-    """Move the copy, then take the gradient of the loss with its targets.
-
-    Args:
-        options: of the method.
-        momentum: m.
-    """
-
-    def __init__(self, options: dict[str, Any], momentum: float) -> None:
-        super().__init__(options)
-        self.momentum = momentum
-
-    def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
-        """Add the gradient of one batch; the copy first follows the update that the last batch made."""
-        model: Any = network
-        for part in ("network", "norm"):
-            follow(getattr(model.target, part), getattr(model, part), self.momentum)
-        mean, kappa, targets = model(batch.inputs)
-        value = model.loss(mean, kappa, batch.pairs, targets=targets)
-        backward(value)
-        return value.detach()
 
 
 @torch.no_grad()

@@ -13,18 +13,19 @@ from torch import Tensor, nn
 from lam.encoders.concentration import HeadEncoder, NormEncoder
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.losses import DistributionLoss, Loss, as_settings, margin_of
-from lam.methods.base import Method, Trained, fingerprint, head_of, inputs_of, train_head
-from lam.models.head import features_and_output, recorded_head_inputs
+from lam.methods.base import Trained, head_of, inputs_of
+from lam.methods.head import HeadMethod
+from lam.models.head import recorded_head_inputs
 from lam.models.kappa_head import Form, KappaHead
 from lam.training import Training
 from lam.training.steps import Minibatch, Step
-from lam.utils.checks import check_at_least, check_positive
+from lam.utils.checks import check_at_least
 
 KappaBy = Literal["phases", "shared", "norm", "none"]
 
 
 @dataclass(frozen=True)
-class ConcentrationMethod(Method):
+class ConcentrationMethod(HeadMethod):
     """Train μ by a network's head and κ beside it, by a loss of distributions.
 
     κ comes "phases": from a head on the features, learned after the network, which is then frozen, and until then the
@@ -37,36 +38,23 @@ class ConcentrationMethod(Method):
         kappa: how κ is learned.
         hidden: units of the κ head's hidden layer.
         start: κ at the beginning, and of all items while μ is learned alone.
-        epochs: of the κ head, where it is learned after the network, which has its own.
-        learning_rate: of the κ head likewise.
-
-    Raises:
-        ValueError: for an option outside its range.
     """
 
     kappa: KappaBy = "phases"
     hidden: int = 128
     start: float = 20.0
-    epochs: int = 10
-    learning_rate: float = 1e-3
 
     encoder = HeadEncoder
-    form = "exp"
+    form: ClassVar[Form] = "exp"
+    """How κ follows from the head's number."""
     normalises: ClassVar[bool] = False
     """Whether the head's output goes through batch norm while the network is trained."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least("hidden", self.hidden, 1)
-        check_at_least("epochs", self.epochs, 1)
-        check_positive("learning_rate", self.learning_rate)
-        KappaHead(1, 1, start=self.start, form=self.form_of_head)
+        KappaHead(1, 1, start=self.start, form=self.form)
         self.loss(2, 0)
-
-    @property
-    def form_of_head(self) -> Form:
-        """How κ follows from the head's number."""
-        form: Any = self.form
-        return form
 
     def trained_on(self, dataset: Any, training: Training) -> tuple[Any, Training]:
         """The data that are trained on, and how: by most methods what is given."""
@@ -76,13 +64,9 @@ class ConcentrationMethod(Method):
     def loss(self, dimension: int, seed: int) -> DistributionLoss:
         """The loss, new, of embeddings of D dimensions; the seed is of what it learns beside the network."""
 
-    def model(self) -> type["DistributionNetwork"]:
-        """The class of everything that is trained together."""
+    def model(self) -> Callable[..., "DistributionNetwork"]:
+        """What makes everything that is trained together, of the arguments of `DistributionNetwork`."""
         return DistributionNetwork
-
-    def step(self) -> "DistributionStep":
-        """How the gradient of a batch is taken."""
-        return DistributionStep(self.settings())
 
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
@@ -96,17 +80,14 @@ class ConcentrationMethod(Method):
         """Train μ and κ; see `Method.train`. Stages are `train` and, in phases, `head`.
 
         In phases a network that is trained already is kept, and the head alone is trained; else training begins at its
-        weights. The checkpoints of the head are in the sub-folder `head`; its last epoch is kept, as validation judges
-        the retrieval.
+        weights.
         """
         path = head_of(network, dataset)
         layer: Any = network.get_submodule(path)
         common = {"seed": training.seed, **inputs_of(dataset, training)}
         kappa_head = None
         if self.kappa not in ("norm", "none"):
-            kappa_head = KappaHead(
-                layer.in_features, self.hidden, start=self.start, form=self.form_of_head, seed=training.seed
-            )
+            kappa_head = KappaHead(layer.in_features, self.hidden, start=self.start, form=self.form, seed=training.seed)
         in_phases = self.kappa == "phases"
         dataset, training = self.trained_on(dataset, training)
         start = self.start if in_phases or self.kappa == "none" else None
@@ -119,7 +100,7 @@ class ConcentrationMethod(Method):
             pretrained=training.pretrained and in_phases,
             validate=None if validate is None else lambda trained: validate(Means(trained)),
         )
-        histories = self.trained_network(model, dataset, own, self.step())
+        histories = self.trained_network(model, dataset, own, DistributionStep(self.settings()))
         if "network" in histories:
             model.fold()
             histories["network"] = replace(histories["network"], learned=loss.learned())
@@ -130,16 +111,13 @@ class ConcentrationMethod(Method):
             return Trained(NormEncoder(network, path, **common), histories)
         if in_phases:
             network.eval()
-            learned = model.loss.requires_grad_(False)
-            histories["head"] = self._train_head(network, path, kappa_head, learned, dataset, training)
-        return Trained(HeadEncoder(network, path, kappa_head, **common), histories)
+            loss.requires_grad_(False)
 
-    def _train_head(
-        self, network: nn.Module, path: str, head: KappaHead, loss: DistributionLoss, dataset: Any, training: Training
-    ) -> Any:
-        step = HeadStep(network, path, loss, self.settings())
-        own: Any = {"epochs": self.epochs, "learning_rate": self.learning_rate, "method": self.name}
-        return train_head(head.requires_grad_(True), dataset, training, step, **own)
+            def loss_of_head(kappa: Tensor, mean: Tensor, batch: Minibatch) -> Tensor:
+                return loss(mean, kappa, batch.pairs, generator=generator_on(mean.device, batch))
+
+            histories["head"] = self.train_head(kappa_head, network, path, loss_of_head, dataset, training)
+        return Trained(HeadEncoder(network, path, kappa_head, **common), histories)
 
 
 class DistributionNetwork(nn.Module):
@@ -220,36 +198,11 @@ class DistributionStep(Step):
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient of one batch; of `loss`, which is not used, miners take the margin."""
         model: Any = network
-        mean, kappa = model(batch.inputs)
-        value = model.loss(mean, kappa, batch.mined(mean, margin_of(loss)), generator=generator_on(mean.device, batch))
-        backward(value)
-        return value.detach()
-
-
-class HeadStep(Step):
-    """Take the gradient at the κ head, which is all that the loop trains; the network is frozen, in evaluation mode.
-
-    Args:
-        network: frozen; on the device of the batches.
-        head: path of its last linear layer, whose input the κ head sees.
-        loss: of distributions.
-        options: of the method.
-    """
-
-    def __init__(self, network: nn.Module, head: str, loss: DistributionLoss, options: dict[str, Any]) -> None:
-        self.network, self.head, self.loss, self.options = network, head, loss, options
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options and a fingerprint of the network: a head goes on only beside the one that it began with."""
-        return {**self.options, "head": self.head, "frozen": fingerprint(self.network)}
-
-    def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
-        """Add the gradient over all pairs; `loss`, which trained nothing here, is not used."""
-        features, output = features_and_output(self.network, self.head, batch.inputs)
-        mean = F.normalize(batch.gathered(output).float())
-        kappa = network(features.float())
-        value = self.loss(mean, kappa, batch.pairs, generator=generator_on(mean.device, batch))
+        mean, kappa, *targets = model(batch.inputs)
+        options: dict[str, Any] = {"generator": generator_on(mean.device, batch)}
+        if targets:
+            options["targets"] = targets[0]
+        value = model.loss(mean, kappa, batch.mined(mean, margin_of(loss)), **options)
         backward(value)
         return value.detach()
 

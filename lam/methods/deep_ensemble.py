@@ -110,14 +110,14 @@ class DeepEnsemble(Method):
 
 
 def _common_head(members: Sequence[nn.Module], dataset: Any) -> str:
-    heads = [head_of(member, dataset) for member in members]
-    layers: list[Any] = [member.get_submodule(head) for member, head in zip(members, heads, strict=True)]
-    shapes = [
-        f"{head} ({layer.in_features} -> {layer.out_features})" for head, layer in zip(heads, layers, strict=True)
-    ]
-    for number, shape in enumerate(shapes, start=1):
-        if shape != shapes[0]:
+    head, first = "", ""
+    for number, member in enumerate(members, start=1):
+        head = head_of(member, dataset)
+        layer: Any = member.get_submodule(head)
+        shape = f"{head} ({layer.in_features} -> {layer.out_features})"
+        first = first or shape
+        if shape != first:
             raise ValueError(
-                f"members must have one shape: the head of member {number} is {shape}, that of member 1 {shapes[0]}"
+                f"members must have one shape: the head of member {number} is {shape}, that of member 1 {first}"
             )
-    return heads[0]
+    return head

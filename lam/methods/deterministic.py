@@ -1,6 +1,6 @@
 """The network as it is, without any uncertainty: what every other method is compared with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import nn
@@ -23,6 +23,8 @@ class Deterministic(Method):
         """Train a network; see `Method.train`. An encoder that draws samples gets the seed of the training."""
         self.check(network, dataset, training)
         head = head_of(network, dataset)
-        histories = self.trained_network(network, dataset, training)
+        layer: Any = network.get_submodule(head)
+        own = replace(training, loss=self.own_loss(training.loss, layer.out_features))
+        histories = self.trained_network(network, dataset, own)
         seed = {"seed": training.seed} if issubclass(self.encoder, SeededEncoder) else {}
         return Trained(self.encoder(network, head, **seed, **inputs_of(dataset, training)), histories)

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from lam.encoders.base import at_least_float32
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.layers import LayersEncoder, curvature_of_layers
@@ -148,21 +149,23 @@ def fit(
     n_batches = ceil(len(loader) / distributed.world_size()) if isinstance(loader, Sized) else None
     batches = tqdm(batches, total=n_batches, desc="fitting", unit="batch", disable=not progress)
     path = ADDED if head in ("identity", "train") else find_head(network, split_batch(first)[0], head)
-    if head == "identity":
-        weight, bias, features = _with_identity(network, first, batches)
-    elif head == "train":
-        if margin is None:
+    if path == ADDED:
+        output = at_least_float32(probe_output(network, split_batch(first)[0]))
+        features = _features(network, ADDED, output.dtype, batches)
+        if head == "identity":  # without a bias, which would add the same variance to all items
+            weight, bias = torch.eye(output.shape[1], dtype=output.dtype, device=output.device), None
+        elif margin is None:
             raise ValueError('head="train" trains a layer by the contrastive loss: give its margin')
-        training = {"margin": margin, "dimension": dimension, "seed": seed, "progress": progress}
-        weight, bias, features = _with_trained_layer(network, first, batches, relation, **training)
+        else:
+            training = {"margin": margin, "dimension": dimension, "seed": seed, "progress": progress}
+            layer, features = _trained_layer(features, output.device, relation, **training)
+            weight, bias = detached_copies(layer.weight, layer.bias)
     else:
         layer: Any = network.get_submodule(path)
         _hint_at_logits(path, layer.out_features, labels)
         with evaluating(layer):  # in which reading a spectral norm's weight changes nothing
-            weight, bias = _detached_copies(layer.weight, layer.bias)
+            weight, bias = detached_copies(layer.weight, layer.bias)
         features = _features(network, path, weight.dtype, batches)
-    if likelihood_scale is None and not curvature.average:
-        likelihood_scale = 1.0
     settings: Any = prior_precision, likelihood_scale, seed
     common: Any = {
         "relation": relation,
@@ -229,17 +232,13 @@ def fit_features(
     """
     relation = replace(pairs or Relation(), scope="dataset")
     curvature, _ = _with_margin(curvature, margin)
-    labels = as_targets(labels)
-    if len(labels) != len(features):
-        raise ValueError(f"there are {len(features)} items and {len(labels)} labels")
+    labels = targets_of(features, labels)
     if relation.positive_within is None:
         check_labels(labels)
-    weight, bias = _detached_copies(weight, bias)
+    weight, bias = detached_copies(weight, bias)
     options = structure_options(structure, max_memory, rank)
     empty = options.empty(weight, curvature, has_bias=bias is not None)
     sums = curvature_over_all_pairs(features, labels, weight, bias, relation, empty, options, progress=progress)
-    if likelihood_scale is None and not curvature.average:
-        likelihood_scale = 1.0
     posterior = POSTERIORS[structure](weight, bias, sums, len(features), prior_precision, likelihood_scale, seed)
     trained_on = item_hashes(features[spread(len(features))])
     return BayesianEncoder(None, "", posterior, relation=relation, trained_on=trained_on)
@@ -382,32 +381,19 @@ def _features(
         yield features, targets
 
 
-def _with_identity(
-    network: nn.Module, first: Batch, batches: Iterable[Batch]
-) -> tuple[Tensor, None, Iterable[tuple[Tensor, Any]]]:
-    """Weight of an identity after the network, and its inputs; a bias would add the same variance to all items."""
-    output = probe_output(network, split_batch(first)[0])
-    dtype = torch.promote_types(output.dtype, torch.float32)
-    weight = torch.eye(output.shape[1], dtype=dtype, device=output.device)
-    return weight, None, _features(network, ADDED, dtype, batches)
-
-
-def _with_trained_layer(
-    network: nn.Module, first: Batch, batches: Iterable[Batch], relation: Relation, **training: Any
-) -> tuple[Tensor, Tensor | None, Iterable[tuple[Tensor, Any]]]:
-    """Weight and bias of a layer trained on the network's outputs, and its inputs."""
-    output = probe_output(network, split_batch(first)[0])
-    dtype = torch.promote_types(output.dtype, torch.float32)
-    of_all_processes = distributed.batches_of_all(_features(network, ADDED, dtype, batches))
-    inputs = [(features.to(output.device), targets) for features, targets in of_all_processes]
-    targets = torch.cat([targets_of(features, targets) for features, targets in inputs])
+def _trained_layer(
+    features: Iterable[tuple[Tensor, Any]], device: torch.device, relation: Relation, **training: Any
+) -> tuple[nn.Linear, Iterable[tuple[Tensor, Any]]]:
+    """A layer trained on features, batches of them with their targets, and these again."""
+    inputs = [(part.to(device), targets) for part, targets in distributed.batches_of_all(features)]
+    targets = torch.cat([targets_of(part, targets) for part, targets in inputs])
     if relation.positive_within is None:
         check_labels(targets)
-    layer = train_layer(torch.cat([features for features, _ in inputs]), targets, relation, **training)
-    return *_detached_copies(layer.weight, layer.bias), distributed.shard(inputs)[1]
+    layer = train_layer(torch.cat([part for part, _ in inputs]), targets, relation, **training)
+    return layer, distributed.shard(inputs)[1]
 
 
-def _detached_copies(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def detached_copies(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Copies that later training does not change, float32 or wider."""
     dtype = torch.promote_types(weight.dtype, torch.float32)
     return weight.detach().to(dtype, copy=True), None if bias is None else bias.detach().to(dtype, copy=True)

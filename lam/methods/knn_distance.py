@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lam.encoders.concentration import NeighbourEncoder, unit_features
+from lam.encoders.base import directions_of
+from lam.encoders.concentration import NeighbourEncoder
 from lam.methods.base import Method, Trained, head_of, inputs_of
 from lam.methods.reference import reference_inputs
 from lam.models.head import features_and_output
@@ -52,6 +53,6 @@ class KnnDistance(Method):
         histories = self.trained_network(network, dataset, training)
         with training.stage("reference"):
             inputs = reference_inputs(dataset, self.reference, seed=training.seed)
-            reference = torch.cat([unit_features(features_and_output(network, head, batch)[0]) for batch in inputs])
+            reference = torch.cat([directions_of(features_and_output(network, head, batch)[0]) for batch in inputs])
         common = {"seed": training.seed, **inputs_of(dataset, training)}
         return Trained(NeighbourEncoder(network, head, reference=reference, k=self.k, **common), histories)

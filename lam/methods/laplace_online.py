@@ -18,9 +18,10 @@ from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import Diagonal, diagonal_ggn
 from lam.losses import Loss, margin_of, settings_of
 from lam.methods.base import Trained, head_of, inputs_of
+from lam.methods.fit import detached_copies
 from lam.methods.laplace_posthoc import OWN, LaplaceMethod, LaplacePosthoc, fit_with, learned_of
 from lam.models.head import recorded_head_inputs
-from lam.pairs.mining import Miner, MinerName, Mining
+from lam.pairs.mining import MinerName, Mining
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.posteriors.diagonal import DiagonalPosterior
@@ -29,7 +30,7 @@ from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils.checks import check_at_least, check_choice, check_positive
 
 Update = Literal["average", "accumulate"]
-_OF_REFIT = ("curvature", "margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
+_OF_REFIT = ("mean", "curvature", "margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
 _AFTER_TRAINING = ("refit", "tune", "tune_step", "mean")
 """Options of what follows training, which a resumed run may change."""
 
@@ -97,35 +98,24 @@ class LaplaceOnline(LaplaceMethod):
                 "a checkpoint holds no posterior: laplace_online trains, laplace_posthoc can start from one"
             )
 
-    def train(
-        self, network: nn.Module, dataset: Any, training: Training, *, hessian_miner: Miner | None = None
-    ) -> Trained:
+    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and its posterior; see `Method.train`. Stages are `train` and, with `refit`, `fit`.
 
-        Args:
-            network, dataset, training: of `Method.train`.
-            hessian_miner: a miner of pytorch-metric-learning, in place of the option; the encoder does not record it.
-
-        Returns:
-            The encoder with the kept epoch's weights and curvature, and the history.
-
-        Raises:
-            ValueError: as `Method.train`, or for a miner that a refit could not use.
+        The encoder has the weights and the curvature of the epoch that is kept.
         """
-        self._check(network, dataset, training, hessian_miner)
+        self.check(network, dataset, training)
         if self.curvature == OWN:
-            return self.resolved(training).train(network, dataset, training, hessian_miner=hessian_miner)
+            return self.resolved(training).train(network, dataset, training)
         relation, path = training.relation or Relation(), head_of(network, dataset, self.head)
-        refit = self._refit(path, hessian_miner, relation, training) if self.refit else None
-        step = OnlineLaplaceStep(path, margin=margin_of(training.loss), options=self, hessian_miner=hessian_miner)
+        refit = self._refit(path, relation, training) if self.refit else None
+        step = OnlineLaplaceStep(path, self)
         histories = self.trained_network(network, dataset, training, step)
         if refit is not None:
-            return Trained(fit_with(refit, network, dataset, training, histories, mean=self.mean), histories)
+            return Trained(fit_with(refit, network, dataset, training, histories), histories)
         step.curvature = self.curvature_of(training.loss, learned_of(histories))
         layer: Any = network.get_submodule(step.head)
         posterior = DiagonalPosterior(
-            layer.weight.detach().clone(),
-            None if layer.bias is None else layer.bias.detach().clone(),
+            *detached_copies(layer.weight, layer.bias),
             step.diagonal(layer.bias is not None).to(layer.weight.device),
             n_items=len(dataset),
             prior_precision=self.prior_precision,
@@ -138,22 +128,18 @@ class LaplaceOnline(LaplaceMethod):
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
         """Refuse options that do not go with the network, the loss or places, too; see `Method.check`."""
-        self._check(network, dataset, training, None)
-
-    def _check(self, network: nn.Module, dataset: Any, training: Training, miner: Miner | None) -> None:
         super().check(network, dataset, training)
         path, options = head_of(network, dataset, self.head), self.resolved(training)
         _ = options.curvature_of(training.loss)
         if self.refit:
-            options._refit(path, miner, training.relation or Relation(), training)
+            options._refit(path, training.relation or Relation(), training)
 
-    def _refit(self, head: str, miner: Miner | None, relation: Relation, training: Training) -> LaplacePosthoc:
+    def _refit(self, head: str, relation: Relation, training: Training) -> LaplacePosthoc:
         """The method that refits. Shuffled batches of places hold hardly a pair: there every pair counts."""
         has_places = relation.positive_within is not None
-        if miner is not None or (has_places and self.hessian_miner != "all"):
+        if has_places and self.hessian_miner != "all":
             raise ValueError(
-                "refit forms the curvature over all pairs, or, of labels, over those of a miner given by its name: "
-                "leave the miner of the curvature out, or refit"
+                "refit forms the curvature of places over all pairs: leave the miner of the curvature out, or refit"
             )
         return LaplacePosthoc(
             head=head,
@@ -170,29 +156,21 @@ class OnlineLaplaceStep(Step):
 
     Args:
         head: path of the last linear layer.
-        margin: of the loss; of the curvature, too, where the options have none. What else these leave out of it is
-            taken from the loss at each step.
-        options: how the posterior is kept.
-        hessian_miner: a miner of pytorch-metric-learning, in place of `options.hessian_miner`.
+        options: how the posterior is kept. What they leave out of the curvature is taken from the loss at each step.
     """
 
-    def __init__(
-        self, head: str, *, margin: float | None, options: LaplaceOnline, hessian_miner: Miner | None = None
-    ) -> None:
-        self.own = options.loss_curvature.filled({"margin": margin})
-        self.curvature = self.own
+    def __init__(self, head: str, options: LaplaceOnline) -> None:
         self.head, self.options = head, options
-        self.mining = Mining(hessian_miner or options.hessian_miner, options.hessian_max_pairs)
+        self.own = self.curvature = options.loss_curvature
+        self.mining = Mining(options.hessian_miner, options.hessian_max_pairs)
         self.h: Tensor | None = None
         self._steps = 0
 
     @property
     def settings(self) -> dict[str, Any]:
         """Options as JSON; a run is resumed only with the same."""
-        options = {**asdict(self.options), "hessian_miner": self.mining.settings["miner"]}
-        for name in _AFTER_TRAINING:
-            del options[name]
-        return {**options, "head": self.head, "margin": getattr(self.own, "margin", None)}
+        options = {name: value for name, value in asdict(self.options).items() if name not in _AFTER_TRAINING}
+        return {**options, "head": self.head}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient at the samples, averaged, and update h; see `Step.backward`.

@@ -20,7 +20,7 @@ from lam.hessians import ContrastiveCurvature, Curvature, Fix, Split
 from lam.hessians.losses import CURVATURES, from_settings
 from lam.hessians.structures import MAX_MEMORY
 from lam.losses import Loss, as_settings, margin_of, settings_of
-from lam.methods.base import Method, Trained, head_of
+from lam.methods.base import Method, Trained, head_of, probe_of
 from lam.methods.fit import check_layers, fit, refuse_dimension_of_other_head, structure_options
 from lam.models.layers import find_layers
 from lam.pairs.mining import MinerName
@@ -212,7 +212,7 @@ class LaplacePosthoc(LaplaceMethod):
         self.check(network, dataset, training)
         options = self.resolved(training)
         histories = self.trained_network(network, dataset, training)
-        return Trained(fit_with(options, network, dataset, training, histories, mean=self.mean), histories)
+        return Trained(fit_with(options, network, dataset, training, histories), histories)
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
         """Refuse options that do not go with the network, the loss or places, too; see `Method.check`."""
@@ -224,8 +224,7 @@ class LaplacePosthoc(LaplaceMethod):
             )
         curvature = self.resolved(training).curvature_of(training.loss)
         if self.layers != "last":
-            probe = next(iter(DataLoader(without_augmentation(dataset), batch_size=2)))
-            find_layers(network, split_batch(probe)[0], self.layers)
+            find_layers(network, probe_of(dataset), self.layers)
         elif self.head not in ("identity", "train"):
             layer: Any = network.get_submodule(head_of(network, dataset, self.head))
             options = structure_options(self.structure, self.max_memory, self.rank)
@@ -244,8 +243,6 @@ def fit_with(
     dataset: Any,
     training: Training,
     histories: Mapping[str, History],
-    *,
-    mean: Mean = "network",
 ) -> BayesianEncoder:
     """Fit as the options say, on the shuffled batches of a data set, none of them augmented; see `lam.fit`.
 
@@ -281,7 +278,7 @@ def fit_with(
             seed=training.seed,
             progress=training.progress,
         )
-    encoder.mean = mean
+    encoder.mean = options.mean
     return encoder
 
 

@@ -3,14 +3,12 @@
 Source: Wang et al. (2025), "Variational supervised contrastive learning".
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from lam.losses import Loss, VarCon, margin_of
-from lam.methods.base import Trained, own_curvature
 from lam.methods.deterministic import Deterministic
 from lam.training import Training
 
@@ -35,25 +33,15 @@ class Varcon(Deterministic):
     name = "varcon"
 
     def __post_init__(self) -> None:
-        self.loss()
+        self._loss()
 
-    def loss(self, margin: float | None = None) -> VarCon:
-        """VarCon with these options."""
-        return VarCon(self.temperature, self.epsilon, learn=self.learn_epsilon, margin=margin)
-
-    def trained_by(
-        self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
-    ) -> dict[str, Any]:
-        """VarCon's; see `Method.trained_by`."""
-        return own_curvature(self.loss(), learned)
+    def own_loss(self, loss: Loss, dimension: int) -> VarCon:
+        """VarCon, with the margin of the training's loss, which miners go by."""
+        return self._loss(margin_of(loss))
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
         """Refuse places, too; see `Method.check`."""
-        super().check(network, dataset, self._with_loss(training))
+        super().check(network, dataset, replace(training, loss=self._loss()))
 
-    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network; see `Method.train`."""
-        return super().train(network, dataset, self._with_loss(training))
-
-    def _with_loss(self, training: Training) -> Training:
-        return replace(training, loss=self.loss(margin_of(training.loss)))
+    def _loss(self, margin: float | None = None) -> VarCon:
+        return VarCon(self.temperature, self.epsilon, learn=self.learn_epsilon, margin=margin)

@@ -1,7 +1,7 @@
 """What the methods share that learn without labels, from two random views of each image."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -9,6 +9,7 @@ from lam.datasets.augmented import AugmentationOptions
 from lam.datasets.views import TwoViews
 from lam.losses.alignment import Explicit, Regulariser
 from lam.methods.concentration import ConcentrationMethod, KappaBy
+from lam.models.kappa_head import Form
 from lam.training import Training
 
 
@@ -42,7 +43,7 @@ class ViewsMethod(ConcentrationMethod):
     flip: float = 0.0
     jitter: float = 0.4
 
-    form = "softplus"
+    form: ClassVar[Form] = "softplus"
 
     def __post_init__(self) -> None:
         super().__post_init__()

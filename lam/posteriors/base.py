@@ -60,7 +60,7 @@ class Posterior(ABC):
         curvature: of the loss, over the data.
         n_items: how many items the curvature was formed over.
         prior_precision: α > 0.
-        likelihood_scale: s > 0, or None for the untuned default, n_items squared.
+        likelihood_scale: s > 0, or None for the untuned default: n_items squared, or 1 of a plain sum.
         seed: of the noise that every prediction shares.
     """
 
@@ -83,7 +83,8 @@ class Posterior(ABC):
     @property
     def scale(self) -> float:
         """The likelihood scale s in force."""
-        return float(self.n_items) ** 2 if self.likelihood_scale is None else self.likelihood_scale
+        untuned = float(self.n_items) ** 2 if self.curvature.curvature.average else 1.0
+        return untuned if self.likelihood_scale is None else self.likelihood_scale
 
     @abstractmethod
     def sample(

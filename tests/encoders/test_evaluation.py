@@ -173,7 +173,7 @@ def test_a_score_or_metric_that_is_entered_is_measured_and_named(monkeypatch: py
 def test_bad_input_is_refused():
     encoder = fit()
     batches = make_batches()
-    with pytest.raises(ValueError, match="needs in-distribution batches of inputs with labels"):
+    with pytest.raises(ValueError, match="evaluation in distribution needs batches of inputs with labels"):
         lam.evaluate(encoder, [batches[0][0]])
     with pytest.raises(ValueError, match="at least 2 in-distribution items"):
         lam.evaluate(encoder, [(torch.randn(1, 6), torch.tensor([0]))])
@@ -181,6 +181,8 @@ def test_bad_input_is_refused():
         lam.evaluate(encoder, batches, [])
     with pytest.raises(ValueError, match="there are 5 items and 4 labels"):
         lam.evaluate(encoder, [(torch.randn(5, 6), torch.arange(4))])
+    with pytest.raises(ValueError, match="there are 5 items and 4 labels"):  # which the next makes up for
+        lam.evaluate(encoder, [(torch.randn(5, 6), torch.arange(4)), (torch.randn(4, 6), torch.arange(5))])
 
 
 def test_places_are_found_by_their_distance_in_a_gallery_of_their_own():

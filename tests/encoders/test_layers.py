@@ -45,12 +45,13 @@ def test_fit_puts_the_posterior_over_the_layers(kind: dict[str, Any]):
     assert encoder.posterior.predictive == kind.get("predictive", "linearised")
     assert encoder.posterior.curvature.counts == fit(batches).posterior.curvature.counts
     inputs = torch.cat([inputs for inputs, _ in batches])
-    embeddings = encoder.embed(batches, return_samples=True)
+    embeddings = encoder.embed(batches)
     assert torch.equal(embeddings.mean, F.normalize(network(inputs).detach()))
     assert embeddings.kappa.isfinite().all()
     assert (embeddings.variance > 0).all()
     torch.testing.assert_close(encoder.embed(inputs[:1]).kappa, embeddings.kappa[:1])
-    assert encoder.embed(inputs, mean="sampled").mean_samples == 32
+    encoder.mean = "sampled"
+    assert encoder.embed(inputs).mean_samples == 32
     assert encoder.dimension == 3
 
 

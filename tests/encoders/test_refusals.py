@@ -104,8 +104,6 @@ def test_bad_input_to_tune_is_refused():
     encoder = fit()
     with pytest.raises(ValueError, match="by must be one of calibration, marginal_likelihood, got 'luck'"):
         unchecked(lam.BayesianEncoder.tune)(encoder, make_batches(), by="luck")
-    with pytest.raises(ValueError, match="marginal_likelihood can choose prior_precision, not 'likelihood_scale'"):
-        encoder.tune(make_batches(), by="marginal_likelihood", over="likelihood_scale")
     with pytest.raises(ValueError, match="marginal_likelihood takes no option but step, got n_samples"):
         encoder.tune(make_batches(), by="marginal_likelihood", n_samples=3)
     unused = iter(make_batches())

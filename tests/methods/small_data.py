@@ -36,11 +36,10 @@ def quick(name: str) -> Any:
 
 
 def trainer(method: type[Method]) -> Callable[..., Trained]:
-    """Give a function that trains by a method: `options` is that method, everything else but a miner is of training."""
+    """Give a function that trains by a method: `options` is that method, everything else is of training."""
 
     def train(network: nn.Module, data: Any, *, options: Method | None = None, **training: Any) -> Trained:
-        own = {name: training.pop(name) for name in ("hessian_miner",) if name in training}
-        return (options or method()).train(network, data, Training(**training), **own)
+        return (options or method()).train(network, data, Training(**training))
 
     return train
 

@@ -170,6 +170,7 @@ def test_varcon_learns_from_mined_items_and_none_are_the_same_as_all() -> None:
 
 
 def test_the_margin_of_the_training_loss_is_kept_for_miners_and_posteriors() -> None:
-    assert Varcon().loss(0.5).margin == 0.5
+    for method in (Varcon(), Aninfonce()):
+        assert method.own_loss(SupCon(0.5), 3).margin == 0.5
     assert build("varcon", margin=0.5).margin == 0.5  # pyright: ignore [reportAttributeAccessIssue]
     assert SupCon(0.5).margin == 0.5

@@ -209,10 +209,8 @@ def test_by_data_set_and_in_a_structure_full_is_refused() -> None:
 
 
 def test_online_training_is_resumed_with_the_same_curvature_alone() -> None:
-    step = OnlineLaplaceStep(
-        "head", margin=0.7, options=LaplaceOnline(curvature={"name": "supcon", "temperature": 0.1})
-    )
-    other = OnlineLaplaceStep("head", margin=0.7, options=LaplaceOnline(curvature={"name": "supcon"}))
+    step = OnlineLaplaceStep("head", LaplaceOnline(curvature={"name": "supcon", "temperature": 0.1}))
+    other = OnlineLaplaceStep("head", LaplaceOnline(curvature={"name": "supcon"}))
     assert step.settings != other.settings
     assert step.settings["curvature"] == {"name": "supcon", "temperature": 0.1}
 

@@ -12,7 +12,8 @@ from lam import losses, models
 from lam.datasets import TensorImages
 from lam.encoders.gaussian import GaussianEncoder
 from lam.losses.mutual_likelihood import mutual_likelihood
-from lam.methods.pfe import MutualLikelihoodStep, Pfe
+from lam.methods.head import HeadStep
+from lam.methods.pfe import Pfe, loss_of_head
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import DivergenceError
 from lam.training.steps import Minibatch
@@ -77,7 +78,7 @@ def test_a_step_is_the_one_written_out_by_hand():
     head, twin = UncertaintyHead(8, 3), UncertaintyHead(8, 3)
     inputs, pairs = data.batch(torch.arange(16)), lam.Pairs.by_label(data.labels)
     batch = Minibatch(inputs, pairs, 0, torch.Generator())
-    value = MutualLikelihoodStep(network, "head").backward(head, LOSS, batch, torch.Tensor.backward)
+    value = HeadStep(network, "head", loss_of_head, {}).backward(head, LOSS, batch, torch.Tensor.backward)
     assert network.training
     network.eval()
     expected = mutual_likelihood(network(inputs).detach(), twin(network.features(inputs).detach()), pairs)

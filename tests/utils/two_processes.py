@@ -112,7 +112,7 @@ def ensemble(folder: Path) -> dict[str, Tensor]:
 def online(folder: Path) -> dict[str, Tensor]:
     trained = network()
     options = LaplaceOnline(n_samples=2, memory_factor=0.9, hessian_miner="semihard", hessian_max_pairs=30)
-    step = OnlineLaplaceStep("head", margin=0.7, options=options)
+    step = OnlineLaplaceStep("head", options)
     fit(trained, step=step, optimizer="sgd", learning_rate=0.01)
     assert step.h is not None
     return weights(trained) | {"h": step.h}
@@ -265,7 +265,7 @@ def half_precision(folder: Path) -> dict[str, Tensor]:
     given: dict[str, Tensor] = {}
     for precision in ("bf16-mixed", "16-mixed"):
         trained = network()
-        step = OnlineLaplaceStep("head", margin=0.7, options=LaplaceOnline())
+        step = OnlineLaplaceStep("head", LaplaceOnline())
         fit(trained, step=step, precision=precision, epochs=1)
         assert step.h is not None
         given |= {f"{precision}.{name}": tensor for name, tensor in weights(trained).items()} | {precision: step.h}

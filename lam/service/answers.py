@@ -251,7 +251,7 @@ class Responder:
                 for at in _accept_points(calibration)
             ],
             "false_flag": [{"kappa": at, "rate": known.rate(-at)} for at in kappas],
-            "kappa": {"counts": calibration.kappa.counts.tolist(), "edges": calibration.kappa.edges.tolist()},
+            "kappa": {name: list(values) for name, values in vars(calibration.kappa).items()},
             "reliability": {
                 name: [None if math.isnan(value) else value for value in values.tolist()]
                 for name, values in vars(calibration.reliability).items()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
@@ -63,21 +64,19 @@ class Histogram:
     """Counts of κ between rising edges, on a logarithmic scale.
 
     Attributes:
-        counts: (B,) how many values lie between two edges.
-        edges: (B + 1,) of κ.
+        counts: B, how many values lie between two edges.
+        edges: B + 1 of κ.
     """
 
-    counts: Int64[Tensor, " B"]
-    edges: Float[Tensor, " E"]
+    counts: tuple[int, ...]
+    edges: tuple[float, ...]
 
     @classmethod
-    def of(cls, kappa: Float[Tensor, " N"], *, bins: int = _HISTOGRAM_BINS) -> "Histogram":
+    def of(cls, kappa: Float[Tensor, " N"]) -> "Histogram":
         """Count concentrations between the least and the greatest; what is outside `KAPPA_RANGE` is at its end."""
         logs = kappa.detach().cpu().double().clamp(*KAPPA_RANGE).log10()
-        low, high = float(logs.min()) - 1e-6, float(logs.max()) + 1e-6
-        edges = torch.linspace(low, high, bins + 1, dtype=torch.float64)
-        counts = torch.bincount((torch.bucketize(logs, edges) - 1).clamp(0, bins - 1), minlength=bins)
-        return cls(counts, 10**edges)
+        counts, edges = np.histogram(logs.numpy(), _HISTOGRAM_BINS)
+        return cls(tuple(counts.tolist()), tuple((10**edges).tolist()))
 
 
 @dataclass(frozen=True, eq=False)

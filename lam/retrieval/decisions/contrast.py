@@ -9,7 +9,6 @@ Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -103,12 +102,6 @@ class Contrast:
     def evidence(self) -> tuple[str, ...]:
         """The scores that it needs."""
         return self.regression.evidence
-
-    @classmethod
-    def from_json(cls, numbers: Mapping[str, Any]) -> "Contrast":
-        """Of numbers by name."""
-        interval = None if numbers["interval"] is None else tuple(numbers["interval"])
-        return cls(**{**numbers, "regression": Correctness.from_json(numbers["regression"]), "interval": interval})
 
 
 def check_share(share: float) -> None:

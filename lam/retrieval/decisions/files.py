@@ -34,6 +34,14 @@ FORMAT = 5
 FOLDER, METADATA, TABLES = "calibration", "calibration.json", "tables.safetensors"
 _FLAG = "flag_"
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "facts")
+_RECORDS: dict[str, Any] = {
+    "targets": Targets,
+    "combined": dict[str, RankOdds],
+    "answers": tuple[Answer, ...],
+    "sameness": Correctness | None,
+    "kappa": Histogram,
+}
+"""Of what type the other metadata are."""
 
 
 def save_calibration(run: str | Path, calibration: Calibration) -> None:
@@ -44,10 +52,10 @@ def save_calibration(run: str | Path, calibration: Calibration) -> None:
         **{name: getattr(calibration, name) for name in _PLAIN},
         "targets": asdict(calibration.targets),
         "combined": {name: asdict(rank) for name, rank in calibration.detector.ranks.items()},
-        "answers": [model.to_json() for model in calibration.answers],
-        "sameness": None if calibration.verifier is None else calibration.verifier.sameness.to_json(),
+        "answers": [asdict(model) for model in calibration.answers],
+        "sameness": None if calibration.verifier is None else asdict(calibration.verifier.sameness),
         "reliability": reliability,
-        "kappa": {name: value.tolist() for name, value in vars(calibration.kappa).items()},
+        "kappa": asdict(calibration.kappa),
     }
 
     def write(generation: Path) -> None:
@@ -80,20 +88,21 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
             f"the calibration in {folder} is of another network, posterior or preprocessing than the run's: its "
             f"thresholds mean nothing there; run `lam calibrate {run}` again"
         )
+    from pydantic import TypeAdapter  # a quarter of a second to import
+
+    records = {name: TypeAdapter(kind).validate_python(metadata[name]) for name, kind in _RECORDS.items()}
     bins = {name: torch.tensor(value, dtype=torch.float64) for name, value in metadata["reliability"].items()}
     return Calibration(
         **{name: metadata[name] for name in _PLAIN},
-        targets=Targets(**metadata["targets"]),
-        detector=_detector(tables, metadata["combined"]),
+        targets=records["targets"],
+        detector=OodDetector(_calibrated(tables), records["combined"]),
         false_accepts=ConformalScores(_table(tables, "false_accepts"), tables.get("stranger_classes")),
         right_hits=_table(tables, "right_hits"),
-        answers=tuple(map(Answer.from_json, metadata["answers"])),
+        answers=records["answers"],
         reliability=CalibrationBins(_defined(bins, "confidence"), _defined(bins, "accuracy"), bins["count"].long()),
-        kappa=Histogram(
-            torch.tensor(metadata["kappa"]["counts"]), torch.tensor(metadata["kappa"]["edges"], dtype=torch.float64)
-        ),
+        kappa=records["kappa"],
         reference=_reference(tables),
-        verifier=_verifier(metadata["sameness"], tables),
+        verifier=_verifier(tables, records["sameness"]),
     )
 
 
@@ -115,20 +124,17 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
     return tables
 
 
-def _detector(tables: dict[str, Tensor], combined: dict[str, Any]) -> OodDetector:
+def _calibrated(tables: dict[str, Tensor]) -> dict[str, ConformalScores]:
     _table(tables, f"{_FLAG}kappa")
-    calibrated = {name.removeprefix(_FLAG): ConformalScores(tables[name]) for name in tables if name.startswith(_FLAG)}
-    return OodDetector(calibrated, {name: RankOdds.from_json(numbers) for name, numbers in combined.items()})
+    return {name.removeprefix(_FLAG): ConformalScores(tables[name]) for name in tables if name.startswith(_FLAG)}
 
 
 def _reference(tables: dict[str, Tensor]) -> Reference | None:
     return Reference(tables["reference"], tables.get("reference_labels")) if "reference" in tables else None
 
 
-def _verifier(sameness: dict[str, Any] | None, tables: dict[str, Tensor]) -> Verifier | None:
-    if sameness is None:
-        return None
-    return Verifier(ConformalScores(_table(tables, "impostors")), Correctness.from_json(sameness))
+def _verifier(tables: dict[str, Tensor], sameness: Correctness | None) -> Verifier | None:
+    return None if sameness is None else Verifier(ConformalScores(_table(tables, "impostors")), sameness)
 
 
 def _table(tables: dict[str, Tensor], name: str) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -77,11 +77,6 @@ class RankOdds:
         above = ((x - self.values[-1]) / self.spread).clamp(min=0)
         below = ((self.values[0] - x) / self.spread).clamp(min=0)
         return self(score) + above.log1p() - below.log1p()
-
-    @classmethod
-    def from_json(cls, numbers: Mapping[str, Any]) -> "RankOdds":
-        """Of numbers by name."""
-        return cls(tuple(numbers["values"]), tuple(numbers["odds"]), numbers["spread"])
 
 
 def joint_surprise(ranks: Mapping[str, RankOdds], scores: Scores) -> Float[Tensor, " N"]:
@@ -207,17 +202,6 @@ class Correctness:
         total = sum(map(abs, self.weights)) or 1.0
         shares = {name: abs(weight) / total for name, weight in zip(self.evidence, self.weights, strict=True)}
         return dict(sorted(shares.items(), key=lambda share: -share[1]))
-
-    def to_json(self) -> dict[str, Any]:
-        """The numbers, by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, numbers: dict[str, Any]) -> "Correctness":
-        """The regression of numbers by name."""
-        ranks = tuple(map(RankOdds.from_json, numbers["ranks"]))
-        plain = {name: tuple(value) if isinstance(value, list) else value for name, value in numbers.items()}
-        return cls(**{**plain, "ranks": ranks})
 
 
 def cross_validated(

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -65,11 +65,7 @@ class RankOdds:
 
     def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """Of new values, float64 on the CPU."""
-        return _interpolated(score.double(), *self._knots)
-
-    @cached_property
-    def _knots(self) -> tuple[Tensor, Tensor]:
-        return _doubles(self.values), _doubles(self.odds)
+        return torch.from_numpy(np.interp(score.double().numpy(), self.values, self.odds))
 
     def extended(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """The same, and beyond the least and the greatest value log(1 + d/spread) more, d being how far beyond."""
@@ -189,12 +185,8 @@ class Correctness:
         for name, rank, weight in zip(self.evidence, self.ranks, self.weights, strict=True):
             check_finite(name, scores[name])
             total = total + weight * rank(scores[name])
-        level = _interpolated(total, *self._levels)
+        level = torch.from_numpy(np.interp(total.numpy(), self.knots, self.levels))
         return (self.n * level + LOGISTIC_COUNTS * total.sigmoid()) / (self.n + LOGISTIC_COUNTS)
-
-    @cached_property
-    def _levels(self) -> tuple[Tensor, Tensor]:
-        return _doubles(self.knots), _doubles(self.levels)
 
     @property
     def worth(self) -> dict[str, float]:
@@ -288,19 +280,6 @@ def _regression(x: Tensor, correct: Tensor, penalty: float) -> tuple[Tensor, flo
 
     model: Any = LogisticRegression(C=penalty, max_iter=1000).fit(x.numpy(), correct.numpy())
     return torch.from_numpy(model.coef_[0]), float(model.intercept_[0])
-
-
-def _interpolated(at: Tensor, knots: Tensor, levels: Tensor) -> Tensor:
-    """Levels at some places: linear between rising knots, constant beyond them."""
-    right = torch.searchsorted(knots, at.contiguous()).clamp(max=len(knots) - 1)
-    left = (right - 1).clamp(min=0)
-    width = (knots[right] - knots[left]).clamp(min=torch.finfo(knots.dtype).tiny)
-    share = ((at - knots[left]) / width).clamp(0, 1)
-    return levels[left] + share * (levels[right] - levels[left])
-
-
-def _doubles(values: tuple[float, ...]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def _check_knots(name: str, knots: tuple[float, ...], other: str, levels: tuple[float, ...]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from lam.retrieval.metrics.uncertainty import CalibrationBins
-from lam.utils.checks import check_finite, check_length, positive_integer
+from lam.utils.checks import check_finite, check_length
 
 Scores = Mapping[str, Float[Tensor, " N"]]
 """By name, one value for each of N searches."""
@@ -29,6 +29,7 @@ LOGISTIC_COUNTS = 300
 
 _PENALTIES = (0.01, 0.1, 1.0)  # scikit-learn's C: variances of the weights before anything is seen
 _KNOTS = 65
+_BINS = 10
 
 
 @dataclass(frozen=True)
@@ -219,39 +220,31 @@ def random_order(n: int) -> Int[Tensor, " N"]:
     return torch.randperm(n, generator=torch.Generator().manual_seed(0))
 
 
-def probability_bins(
-    probability: Float[Tensor, " N"], correct: Bool[Tensor, " N"], *, bins: int = 10
-) -> CalibrationBins:
-    """Sort answers by their probability into equal bins, closed on the right: a reliability diagram and its ECE.
+def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N"]) -> CalibrationBins:
+    """Sort answers by their probability into ten equal bins, closed on the right: a reliability diagram and its ECE.
 
     Args:
         probability: (N,) in [0, 1].
         correct: (N,) whether each answer is right.
-        bins: how many bins B, at least 1.
 
     Returns:
         Mean probability, accuracy and count of each bin; its `expected_error` is the ECE, lower is better, NaN for no
         answer.
 
     Raises:
-        ValueError: for no bin, another length, or a probability outside [0, 1], NaN included.
+        ValueError: for another length, or a probability outside [0, 1], NaN included.
 
     Example:
         >>> probability_bins(torch.tensor([0.75, 0.75]), torch.tensor([True, False])).expected_error
         0.25
     """
-    bins = positive_integer("bins", bins)
     check_length("correct", correct, "the probabilities", len(probability))
     outside = (~((probability >= 0) & (probability <= 1))).nonzero()
     if len(outside):
         index = int(outside[0])
         raise ValueError(f"probability must lie in [0, 1], got {float(probability[index])} at index {index}")
-    in_bin = ((probability.double() * bins).ceil().long() - 1).clamp(min=0)
-    count = torch.bincount(in_bin, minlength=bins)
-    zeros = torch.zeros(bins, dtype=torch.float64, device=count.device)
-    total = zeros.index_add(0, in_bin, probability.double())
-    right = zeros.index_add(0, in_bin, correct.double())
-    return CalibrationBins(total / count, right / count, count)
+    in_bin = ((probability.double() * _BINS).ceil().long() - 1).clamp(min=0)
+    return CalibrationBins.of(in_bin, probability, correct, bins=_BINS)
 
 
 def _rows(scores: Scores, rows: Tensor) -> dict[str, Tensor]:

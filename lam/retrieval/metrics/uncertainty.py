@@ -91,6 +91,16 @@ class CalibrationBins:
     accuracy: Float[Tensor, " B"]
     count: Int64[Tensor, " B"]
 
+    @classmethod
+    def of(
+        cls, in_bin: Int64[Tensor, " Q"], confidence: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, bins: int
+    ) -> "CalibrationBins":
+        """Sort Q queries into B bins, which are counted from 0."""
+        count = torch.bincount(in_bin, minlength=bins)
+        zeros = torch.zeros(bins, dtype=torch.float64, device=count.device)
+        total, right = (zeros.index_add(0, in_bin, values.double()) for values in (confidence, correct))
+        return cls(total / count, right / count, count)
+
     @property
     def expected_error(self) -> float:
         """Σ_b (n_b / N) |accuracy_b − confidence_b|; lower is better, NaN where all bins are empty."""
@@ -154,11 +164,8 @@ class Votes:
         scaled = self.agree * bins
         in_bin = (scaled - 1).clamp(min=0) // self.n_samples if closed == "right" else scaled // self.n_samples
         inside = in_bin < bins
-        in_bin, agree, correct = in_bin[inside], self.agree[inside], self.correct[inside]
-        count = torch.bincount(in_bin, minlength=bins)
-        total = torch.zeros_like(count).index_add_(0, in_bin, agree).double()
-        n_correct = torch.zeros_like(count).index_add_(0, in_bin, correct.long()).double()
-        return CalibrationBins(total / (self.n_samples * count), n_correct / count, count)
+        confidence = self.agree[inside].double() / self.n_samples
+        return CalibrationBins.of(in_bin[inside], confidence, self.correct[inside], bins=bins)
 
 
 def majority_votes(

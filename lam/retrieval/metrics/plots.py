@@ -7,7 +7,7 @@ differ. Matplotlib's object interface alone is used: no global figure, backend o
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
 from lam.retrieval.metrics.uncertainty import CalibrationBins, ausc, sparsification
-from lam.utils.checks import check_finite, positive_integer
+from lam.utils.checks import check_finite
 from lam.utils.files import write_atomically
 
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
@@ -24,6 +24,8 @@ _INK, _MUTED, _GRID = "#1f2430", "#6b7280", "#e5e7eb"
 _VERDICTS = {True: ("✓ right", "#009e73"), False: ("✗ wrong", "#d55e00")}
 _OUTSIDE = "#0072b2"
 _DPI = 160
+_BINS = 50  # of a histogram of κ
+_EXTREMES = 8
 _LEGEND = 3.0  # inches of a legend beside the axes
 _CHARACTERS, _TEXT_LINES = 19, 10  # of a text in the place of a picture
 _SIDE, _STEP, _HALF = 1.0, 1.12, 3.0  # inches: a picture among the extremes, from one to the next, the least certain
@@ -196,26 +198,24 @@ def plot_precision_recall(
     _finish(figure, axes, path, legend="best")
 
 
-def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor], *, bins: SupportsIndex = 50) -> None:
+def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor]) -> None:
     """Draw how the concentration κ of each set is distributed, on a logarithmic axis.
 
     Args:
         path: the PNG file to write.
         kappa: (N,) values ≥ 0 by name, in distribution first; at most eighteen sets. Zero counts in the lowest bin.
-        bins: how many bins, at least 1.
 
     Raises:
         ValueError: for nothing to draw, an empty set, or a value that is not finite.
     """
     _refuse_count("kappa", kappa)
-    bins = positive_integer("bins", bins)
     for name, values in kappa.items():
         check_finite(f"kappa of {name}", values)
         if len(values) == 0:
             raise ValueError(f"kappa of {name} must hold at least one value, got none")
     figure, axes = _figure()
     arrays = {name: values.detach().double().cpu().numpy() for name, values in kappa.items()}
-    edges = _log_edges(np.concatenate(list(arrays.values())), bins)
+    edges = _log_edges(np.concatenate(list(arrays.values())))
     for style, name, values in _styled(arrays):
         inside, share = values.clip(edges[0], edges[-1]), np.full(len(values), 100 / len(values))
         axes.hist(inside, edges, weights=share, color=style["color"], alpha=0.35, histtype="stepfilled")
@@ -298,9 +298,10 @@ def plot_extremes(
     *,
     query_image: Callable[[int], Tensor | str],
     hit_image: Callable[[int], Tensor | str],
-    count: SupportsIndex = 8,
 ) -> None:
     """Show the least and the most certain queries, each with its κ, its first hit and what that is worth.
+
+    Eight of each, or as many as there are.
 
     Args:
         path: the PNG file to write.
@@ -309,7 +310,6 @@ def plot_extremes(
             name of the set that it is of, which then stands above the query.
         query_image: gives its image, (C, H, W) or (H, W) with C 1 or 3 and values in [0, 1], or its text.
         hit_image: gives that of its first hit.
-        count: how many of each, at least 1; as many as there are where that is fewer.
 
     Raises:
         ValueError: for no query, κ that is not finite, or something that is no image.
@@ -317,7 +317,7 @@ def plot_extremes(
     check_finite("kappa", kappa)
     if len(kappa) == 0:
         raise ValueError("kappa must hold at least one query, got none")
-    count = min(positive_integer("count", count), len(kappa))
+    count = min(_EXTREMES, len(kappa))
     order = kappa.argsort(stable=True).tolist()
     halves = ("Least", order[:count]), ("Most", order[::-1][:count])
     figure, axes = _sheet(max(_SIDE + (count - 1) * _STEP + 0.42, 3.2), 2 * _HALF)
@@ -335,12 +335,12 @@ def plot_extremes(
     _save(figure, path)
 
 
-def _log_edges(values: Any, bins: int) -> Any:
-    """Edges over the positive values, at least half a decade wide."""
+def _log_edges(values: Any) -> Any:
+    """Edges of bins over the positive values, at least half a decade wide."""
     positive = values[values > 0] if (values > 0).any() else np.ones(1)
     low, high = np.log10(positive.min()), np.log10(positive.max())
     middle, half = (low + high) / 2, max((high - low) / 2, 0.25)
-    return np.logspace(middle - half, middle + half, bins + 1)
+    return np.logspace(middle - half, middle + half, _BINS + 1)
 
 
 def _log_ticks(axes: Any, low: float, high: float) -> None:
@@ -374,11 +374,8 @@ def _show(axes: Any, corner: tuple[float, float], image: Tensor | str, title: st
 
 def _beginning(text: str) -> str:
     """As much of a text as fits into the place of a picture."""
-    lines = wrap(text, width=_CHARACTERS) or [""]
-    shown = lines[:_TEXT_LINES]
-    if len(lines) > _TEXT_LINES:
-        shown[-1] = f"{shown[-1][: _CHARACTERS - 1]}…"
-    return "\n".join(shown).replace("$", "\\$")
+    lines = wrap(text, width=_CHARACTERS, max_lines=_TEXT_LINES, placeholder="…")
+    return "\n".join(lines).replace("$", "\\$")
 
 
 def _draw(axes: Any, corner: tuple[float, float], image: Tensor) -> tuple[float, float]:

@@ -302,7 +302,7 @@ class Engine:
             partial(
                 responder.answer,
                 job.query,
-                _row(hits, row) if job.without is None else _without(_row(hits, row), infos, job.without),
+                hits[row : row + 1] if job.without is None else _without(hits[row : row + 1], infos, job.without),
                 infos,
                 k=job.k,
                 size=size,
@@ -369,15 +369,10 @@ def _searched(embedding: Embeddings) -> Embeddings:
     return Embeddings(embedding.mean, embedding.kappa, embedding.resultant, embedding.variance)
 
 
-def _row(hits: Hits, row: int) -> Hits:
-    one = slice(row, row + 1)
-    return Hits(hits.ids[one], hits.scores[one], hits.kappa[one], hits.query_kappa[one])
-
-
 def _without(hits: Hits, infos: Mapping[int, HitInfo], item_id: str) -> Hits:
     """The hits of one query, but for an item."""
     kept = torch.tensor([infos[key].id != item_id for key in hits.ids[0].tolist()], dtype=torch.bool)
-    return Hits(hits.ids[:, kept], hits.scores[:, kept], hits.kappa[:, kept], hits.query_kappa)
+    return hits[:, kept]
 
 
 def _moved(encoder: Encoder, device: str) -> Encoder:

@@ -122,7 +122,7 @@ def test_without_hits_thresholds_are_those_in_force_too(made: Calibration, image
     """What is flagged by its hits is flagged by something else where there are none, on another scale."""
     nothing, none = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
     for query in (image, replace(image, features=None)):
-        hits = Hits(none, nothing, nothing, query.embedding.kappa)
+        hits = Hits(none, nothing, nothing)
         answer = json.loads(Responder(replace(made, flag=flag), 3).answer(query, hits, {}, k=10, size=0).text)
         in_force = "knn" if flag in ("knn", "combined") and query is image else "kappa"
         assert (answer["flagged_by"], answer["threshold"]["flag"]) == (in_force, in_force)

@@ -342,5 +342,4 @@ def _hits(ids: np.ndarray, scores: np.ndarray, kappa: np.ndarray, queries: Embed
         torch.from_numpy(ids).to(queries.mean.device),
         torch.from_numpy(scores).to(queries.mean.device, queries.mean.dtype),
         torch.from_numpy(kappa).to(queries.kappa.device, queries.kappa.dtype),
-        queries.kappa,
     )

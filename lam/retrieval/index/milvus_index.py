@@ -262,7 +262,7 @@ class MilvusIndex:
         ids = torch.tensor([[hit[0] for hit in row[:k]] for row in hits], dtype=torch.int64).reshape(len(hits), k)
         mean, kappa = embeddings.mean, embeddings.kappa
         scores = table[..., 0].clamp(-1, 1).to(mean.device, mean.dtype)
-        return Hits(ids.to(mean.device), scores, table[..., 1].to(kappa.device, kappa.dtype), kappa)
+        return Hits(ids.to(mean.device), scores, table[..., 1].to(kappa.device, kappa.dtype))
 
     def kappa_of(self, ids: Ids) -> Float64[Tensor, " N"]:
         """The concentration stored with each id.

@@ -42,19 +42,30 @@ def sparsification(
         >>> accuracy[[0, 25, 50]].tolist()
         [0.5, 0.6666666666666666, 1.0]
     """
-    check_length("uncertainty", uncertainty, "the queries", len(correct))
-    check_no_nan("uncertainty", uncertainty)
+    n_correct = count_by_certainty(correct, uncertainty)
     steps = np.arange(_STEPS)
     shares = torch.from_numpy(steps / 100)
     if len(correct) == 0:
         return shares, torch.full_like(shares, torch.nan)
+    kept = (100 - steps) * len(correct) / 100
+    return shares, torch.from_numpy(np.interp(kept, np.arange(len(n_correct)), n_correct) / kept)
+
+
+def count_by_certainty(what: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """How many of the 0, 1 … Q most certain queries are what is counted: (Q + 1,) counts, float64, on the CPU.
+
+    Each member of a tie counts with the mean of the tie, its expectation over the orders of the tie.
+
+    Raises:
+        ValueError: for NaN (with its index) or another length.
+    """
+    check_length("uncertainty", uncertainty, "the queries", len(what))
+    check_no_nan("uncertainty", uncertainty)
     order = uncertainty.argsort()
     _, sizes = uncertainty[order].unique_consecutive(return_counts=True)
-    ends = sizes.cumsum(0).cpu()
-    n_correct = correct[order].long().cumsum(0).cpu()[ends - 1]
-    kept = (100 - steps) * len(correct) / 100
-    accuracy = np.interp(kept, np.append(0, ends.numpy()), np.append(0, n_correct.numpy())) / kept
-    return shares, torch.from_numpy(accuracy)
+    ends = sizes.cumsum(0)
+    counts = what[order].cumsum(0)[ends - 1]
+    return torch.from_numpy(np.interp(np.arange(len(what) + 1), np.append(0, ends.cpu()), np.append(0, counts.cpu())))
 
 
 def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:

@@ -31,7 +31,6 @@ from lam.retrieval.metrics.uncertainty import (
     Votes,
     ausc,
     majority_votes,
-    retrieval_ece,
     sparsification,
 )
 
@@ -71,7 +70,6 @@ __all__ = [
     "rank",
     "recall_at_k",
     "relevant_ranks",
-    "retrieval_ece",
     "roc_curve",
     "sampled_nearest",
     "save_calibration",

@@ -114,7 +114,10 @@ class CalibrationBins:
 
     @property
     def expected_error(self) -> float:
-        """Σ_b (n_b / N) |accuracy_b − confidence_b|; lower is better, NaN where all bins are empty."""
+        """ECE = Σ_b (n_b / N) |accuracy_b − confidence_b|; lower is better, NaN where all bins are empty.
+
+        N counts the queries that are in a bin. Source: Guo, Pleiss, Sun and Weinberger (2017), eq. 3.
+        """
         gap = (self.accuracy - self.confidence).abs()
         return float((self.count * gap).nansum() / self.count.sum())
 
@@ -157,6 +160,9 @@ class Votes:
     def binned(self, bins: SupportsIndex = 10, *, closed: Closed = "right") -> CalibrationBins:
         """Sort the queries into B equal bins of confidence, in integers, so that no rounding moves one.
 
+        Source: Guo, Pleiss, Sun and Weinberger (2017), with bins closed on the right. Warburg et al. (2023), eq. 121,
+        do not name the ends of their bins; their code has `closed="left"`.
+
         Args:
             bins: how many bins B, at least 1.
             closed: the end that belongs to a bin. "right", v/S in bin ⌈B·v/S⌉: 0.1 is in the first of ten bins and 1 in
@@ -168,6 +174,11 @@ class Votes:
 
         Raises:
             ValueError: for no bin, or another end.
+
+        Example:
+            >>> votes = Votes(torch.tensor([4, 3]), torch.tensor([True, True]), n_samples=4)
+            >>> votes.binned().expected_error, votes.binned(closed="left").expected_error
+            (0.125, 0.25)
         """
         bins = positive_integer("bins", bins)
         if closed not in get_args(Closed):
@@ -203,43 +214,6 @@ def majority_votes(
         raise ValueError(f"ranked_labels must have a row for each of {len(labels)} queries, got {len(ranked_labels)}")
     mode, agree = _mode(predictions, ranked_labels)
     return Votes(agree, mode == labels, len(predictions))
-
-
-def retrieval_ece(
-    predictions: Int[Tensor, "S Q"],
-    labels: Int[Tensor, " Q"],
-    ranked_labels: Int[Tensor, "Q K"],
-    *,
-    bins: SupportsIndex = 10,
-    closed: Closed = "right",
-) -> float:
-    """Expected calibration error of nearest-neighbour retrieval under sampled networks; lower is better.
-
-    ECE = Σ_b (n_b / N) |accuracy_b − confidence_b| over the bins of `Votes.binned`, N the queries that are in one.
-
-    Source: Guo, Pleiss, Sun and Weinberger (2017), eq. 3, with bins closed on the right. Warburg et al. (2023), eq.
-    121, do not name the ends of their bins; their code has `closed="left"`.
-
-    Args:
-        predictions: (S, Q) as in `majority_votes`.
-        labels: (Q,) the true labels.
-        ranked_labels: (Q, K) the labels of the hits ranked by the direction that is retrieved, for ties.
-        bins: how many bins B, at least 1.
-        closed: the end that belongs to a bin; with "left" queries of confidence 1 are left out.
-
-    Returns:
-        An error in [0, 1]; NaN where no query is in a bin.
-
-    Raises:
-        ValueError: as `majority_votes` and `Votes.binned`.
-
-    Example:
-        >>> predictions = torch.tensor([[0, 1], [0, 1], [0, 1], [0, 0]])
-        >>> labels, ranked = torch.tensor([0, 1]), torch.tensor([[0], [1]])
-        >>> retrieval_ece(predictions, labels, ranked), retrieval_ece(predictions, labels, ranked, closed="left")
-        (0.125, 0.25)
-    """
-    return majority_votes(predictions, labels, ranked_labels).binned(bins, closed=closed).expected_error
 
 
 def _mode(predictions: Tensor, ranked_labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lam.retrieval.metrics import hit_scores, reference
-from lam.retrieval.metrics.aleatoric import failures, less_sure_of_crops, rank_correlation
+from lam.retrieval.metrics.aleatoric import less_sure_of_crops, rank_correlation
 from lam.retrieval.metrics.ood import auprc, auroc, prevalence
 from lam.retrieval.metrics.probing import clustering, knn_accuracy, linear_probe
 from lam.retrieval.metrics.ranking import (
@@ -32,7 +32,7 @@ from lam.retrieval.metrics.ranking import (
     recall_at_k,
 )
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.selective import abstention_nauc, augrc, r_auroc, scod_augrc
+from lam.retrieval.metrics.selective import abstention_nauc, augrc, mann_whitney_p, r_auroc, scod_augrc
 from lam.retrieval.metrics.uncertainty import ausc
 
 Direction = Literal["higher", "lower", "neither"]
@@ -334,7 +334,7 @@ METRICS: dict[str, Metric] = {
         "p of Mann-Whitney",
         "neither",
         "chance of such an R-AUROC, or one as far from 0.5, if right and wrong answers did not differ",
-        lambda correct, doubt: failures(-doubt, correct, name="doubt").p_value,
+        mann_whitney_p,
         ("correct", "doubt"),
         "kappa",
     ),

@@ -38,6 +38,39 @@ def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> fl
     return auroc(uncertainty[correct], uncertainty[~correct])
 
 
+def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
+    """Chance of such an R-AUROC, or one as far from 0.5, if right and wrong first hits did not differ.
+
+    That of the Mann-Whitney statistic, two-sided, by its normal approximation with ties.
+
+    Source: Mann and Whitney (1947).
+
+    Args:
+        correct: (Q,) whether the first hit is relevant.
+        uncertainty: (Q,) finite, higher is more uncertain.
+
+    Returns:
+        A probability; NaN where all are right or all are wrong.
+
+    Raises:
+        ValueError: for an uncertainty that is not finite, or another length.
+
+    Example:
+        >>> mann_whitney_p(torch.tensor([True, False]), torch.tensor([0.5, 0.5]))
+        1.0
+    """
+    check_length("uncertainty", uncertainty, "the queries", len(correct))
+    check_finite("uncertainty", uncertainty)
+    if len(correct) == 0 or correct.all() or not correct.any():
+        return float("nan")
+    if (uncertainty == uncertainty[0]).all():
+        return 1.0
+    from scipy.stats import mannwhitneyu
+
+    values = uncertainty.double().cpu()
+    return float(mannwhitneyu(values[correct.cpu()], values[~correct.cpu()], method="asymptotic").pvalue)
+
+
 def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
     """Area under the generalized risk-coverage curve; lower is better.
 

@@ -30,7 +30,7 @@ from lam.gallery.snapshot import Snapshot
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval.decisions.calibration import Calibration, Others, OwnClasses, Targets, calibrate
 from lam.retrieval.decisions.conformal import ConformalScores, needed
-from lam.retrieval.decisions.contrast import SHARE, check_share
+from lam.retrieval.decisions.contrast import SHARE
 from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.flags import COMBINED, FLAGS, needs_reference
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
@@ -42,7 +42,7 @@ from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_featu
 from lam.runs.finished import Run, columns_of
 from lam.runs.folder import changed_parts
 from lam.runs.live import live_queries
-from lam.utils.checks import check_length
+from lam.utils.checks import check_length, check_share
 from lam.vmf.embeddings import Embeddings
 
 REFERENCE = 5000
@@ -162,7 +162,7 @@ def calibrate_run(
     if isinstance(gallery, str) and gallery not in (HELD_OUT, INDEX):
         raise ValueError(f"gallery must be '{HELD_OUT}', '{INDEX}' or stored items, got {gallery!r}")
     share = SHARE if share_of_strangers is None else share_of_strangers
-    check_share(share)
+    check_share("the share of strangers", share)
     opened = Run(run)
     encoder = opened.encoder
     if flag is not None and flag not in FLAGS:

@@ -27,6 +27,7 @@ from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import SCORES, scores_of
 from lam.retrieval.metrics.searches import Searches
 from lam.retrieval.metrics.uncertainty import CalibrationBins
+from lam.utils.checks import check_share
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
@@ -55,8 +56,7 @@ class Targets:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not 0 < value < 1:
-                raise ValueError(f"target {name} must lie in (0, 1), got {value}")
+            check_share(f"target {name}", value)
 
 
 @dataclass(frozen=True)

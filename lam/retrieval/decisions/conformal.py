@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from lam.utils.checks import check_length, check_no_nan
+from lam.utils.checks import check_length, check_no_nan, check_share
 
 LEVEL = 0.95
 """The confidence of an interval, unless another is asked for."""
@@ -230,7 +230,7 @@ def needed(target: float) -> int:
         >>> needed(0.05), needed(0.001)
         (19, 999)
     """
-    _check_rate("target", target)
+    check_share("target", target)
     return math.ceil(round(1 / target, 6)) - 1
 
 
@@ -268,7 +268,7 @@ def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float,
 
     if n < 1 or not 0 <= count <= n:
         raise ValueError(f"count must be from 0 to n with n at least 1, got {count} of {n}")
-    _check_rate("level", level)
+    check_share("level", level)
     interval = binomtest(count, n).proportion_ci(level, method="exact")
     return float(interval.low), float(interval.high)
 
@@ -295,8 +295,3 @@ def conformal_depth(ranks: Int[Tensor, " N"], *, target: float) -> int:
     if (ranks < 1).any():
         raise ValueError(f"ranks are counted from 1, got {int(ranks.min())}")
     return int(ConformalScores.of(ranks.double()).threshold(target))
-
-
-def _check_rate(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"{name} must lie in (0, 1), got {value}")

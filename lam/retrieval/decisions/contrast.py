@@ -17,6 +17,7 @@ from torch import Tensor
 from lam.retrieval.decisions.conformal import LEVEL, clopper_pearson
 from lam.retrieval.decisions.known import is_evidence
 from lam.retrieval.decisions.probability import Correctness, Scores, cross_validated, random_order
+from lam.utils.checks import check_share
 
 OtherScores = Mapping[str, Float[Tensor, " O"]]
 """By name, one value for each of O queries that are not known to be known."""
@@ -61,7 +62,7 @@ class Contrast:
         Raises:
             ValueError: for a share outside (0, 1), or no outsider.
         """
-        check_share(share)
+        check_share("the share of strangers", share)
         both, is_known = _joined(known, outsiders)
         return cls(Correctness.fit(both, is_known), _odds(is_known), share)
 
@@ -102,12 +103,6 @@ class Contrast:
     def evidence(self) -> tuple[str, ...]:
         """The scores that it needs."""
         return self.regression.evidence
-
-
-def check_share(share: float) -> None:
-    """Refuse a share of strangers outside (0, 1)."""
-    if not 0 < share < 1:
-        raise ValueError(f"the share of strangers must lie in (0, 1), got {share}")
 
 
 def _joined(known: Scores, others: OtherScores) -> tuple[dict[str, Tensor], Tensor]:

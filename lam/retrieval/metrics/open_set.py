@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lam.retrieval.metrics.searches import Searches
 from lam.retrieval.metrics.uncertainty import count_by_certainty
-from lam.utils.checks import check_length, check_no_nan
+from lam.utils.checks import check_length, check_no_nan, check_share
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,7 @@ def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
         >>> threshold_at(torch.tensor([0.1, 0.2, 0.3, 0.4]), 0.25)
         0.30...
     """
-    if not 0 < rate < 1:
-        raise ValueError(f"rate must lie in (0, 1), got {rate}")
+    check_share("rate", rate)
     check_no_nan("non_mated", non_mated)
     if len(non_mated) == 0:
         return float("nan")

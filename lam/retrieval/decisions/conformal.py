@@ -103,8 +103,6 @@ class ConformalScores:
         Raises:
             ValueError: for a target outside (0, 1), or one that N scores cannot promise, with the N that could.
         """
-        if self.classes is None:
-            return float(self.scores[self._rank(target) - 1])
         self._refuse_unpromised(target)
         above = self._weights.sum() - self._weights.cumsum(0)
         return float(self.scores[(1 + above <= target * (self.n_units + 1) + 1e-6).nonzero()[0, 0]])
@@ -122,7 +120,8 @@ class ConformalScores:
         """
         if self.classes is not None:
             raise ValueError("the rate of scores with classes follows no Beta law")
-        rank = self._rank(target)
+        self._refuse_unpromised(target)
+        rank = min(math.ceil(round((len(self) + 1) * (1 - target), 6)), len(self))
         return len(self) + 1 - rank, rank
 
     def rate(self, threshold: float) -> float:
@@ -215,10 +214,6 @@ class ConformalScores:
                 f"data, or a target of at least {self.least_rate:g}"
             )
 
-    def _rank(self, target: float) -> int:
-        self._refuse_unpromised(target)
-        return min(rank_of(len(self), target), len(self))
-
 
 def needed(target: float) -> int:
     """The least number of calibration scores that can promise a rate: ⌈1/target⌉ − 1.
@@ -238,11 +233,6 @@ def _rounded_up(rate: float) -> float:
     """A rate in three digits that is no less, so that it can be promised where the rate can."""
     scale = 10.0 ** (2 - math.floor(math.log10(rate)))
     return math.ceil(round(rate * scale, 6)) / scale
-
-
-def rank_of(n: int, target: float) -> int:
-    """r = ⌈(N + 1)(1 − target)⌉, not disturbed by the rounding of the target."""
-    return math.ceil(round((n + 1) * (1 - target), 6))
 
 
 def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float, float]:

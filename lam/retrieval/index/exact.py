@@ -69,10 +69,10 @@ def cosines_in_blocks(
 
 
 def _in_blocks(queries: Tensor, gallery: Tensor, excludes_itself: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    for rows in torch.arange(len(queries), device=queries.device).split(_block_rows(len(gallery))):
+    for rows in torch.arange(len(queries)).split(max(1, _BLOCK_ELEMENTS // max(1, len(gallery)))):
         cosines = queries[rows] @ gallery.T
         if excludes_itself:
-            cosines[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
+            cosines[torch.arange(len(rows)), rows] = -torch.inf
         yield rows, cosines
 
 
@@ -144,14 +144,7 @@ def _nearest_by_tree(queries: Tensor, gallery: Tensor, excludes_itself: bool, _:
 
 def _nearest_by_product(queries: Tensor, gallery: Tensor, excludes_itself: bool, dtype: torch.dtype) -> Tensor:
     queries, gallery = queries.to(dtype), gallery.to(dtype)
-    nearest = []
-    for _, similarity in _in_blocks(queries, gallery, excludes_itself):
-        nearest.append(similarity.max(1).indices)
-    return torch.cat(nearest)
-
-
-def _block_rows(columns: int) -> int:
-    return max(1, _BLOCK_ELEMENTS // max(1, columns))
+    return torch.cat([cosines.max(1).indices for _, cosines in _in_blocks(queries, gallery, excludes_itself)])
 
 
 def _refuse_other_dimension(queries: Tensor, gallery: Tensor | None) -> None:

@@ -18,7 +18,7 @@ from lam.runs.data import loader_of
 from lam.runs.finished import Run
 from lam.service.answers import Query, Responder
 from lam.service.engine import Engine, _Search, embedding_of
-from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
+from lam.vmf.embeddings import KAPPA_RANGE
 
 
 @pytest.mark.parametrize("dimension", [2, 3, 64, 512])
@@ -27,8 +27,7 @@ def test_the_credible_cap_is_that_of_the_distribution(dimension: int) -> None:
     generator = torch.Generator().manual_seed(0)
     kappa = 10 ** (14 * torch.rand(50, generator=generator, dtype=torch.float64) - 6)
     kappa = torch.cat([kappa, torch.tensor(KAPPA_RANGE, dtype=torch.float64)])
-    mean = torch.eye(1, dimension, dtype=torch.float64).expand(len(kappa), -1)
-    exact = credible_cosine(Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa)))
+    exact = credible_cosine(kappa, dimension)
     found = torch.tensor([responder.credible_cosine(value) for value in kappa.tolist()], dtype=torch.float64)
     torch.testing.assert_close(found, exact, atol=1e-4, rtol=0)
 

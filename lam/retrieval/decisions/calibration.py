@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from lam.retrieval.decisions.answer import Answer
-from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth
+from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth, needed
 from lam.retrieval.decisions.contrast import SHARE, Contrast
 from lam.retrieval.decisions.decisions import Decisions, decision_codes
 from lam.retrieval.decisions.flags import COMBINED, OodDetector, needs_input, without_hits, without_input
@@ -408,6 +408,7 @@ def calibrate(
     detector.known(flag)
     mated = searches.has_mate
     correct = searches.correct[mated]
+    miss = targets.conformal_miss
     of_vectors = query_scores(queries, searches.cosines, labels=labels)
     kinds = (scores, of_vectors, query_scores(queries, searches.cosines))
     evidence = [{name: values[mated] for name, values in kind.items()} for kind in kinds]
@@ -428,7 +429,7 @@ def calibrate(
         right_hits=searches.score.double().masked_fill(~searches.correct, -torch.inf)[mated].sort().values,
         answers=tuple(fit(kind, correct) for kind, fit in {tuple(kind): (kind, fit) for kind, fit in fits}.values()),
         reliability=probability_bins(cross_validated(evidence[0], correct, fit=fits[0][1]), correct),
-        depth=_depth(searches.rank[mated], targets.conformal_miss),
+        depth=conformal_depth(searches.rank[mated], target=miss) if len(correct) >= needed(miss) else None,
         kappa=Histogram.of(queries.kappa),
         dimension=queries.dimension,
         reference=reference,
@@ -470,8 +471,8 @@ def query_scores(
     return {name: values.detach().cpu().double() for name, values in scores.items()}
 
 
-def credible_cosine(queries: Embeddings, *, level: float = LEVEL, dimension: int | None = None) -> Float[Tensor, " Q"]:
-    """Cosine of each query's credible cap, which depends on κ and the dimension alone.
+def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float = LEVEL) -> Float[Tensor, " Q"]:
+    """Cosine of each query's credible cap.
 
     The cap around the mean direction that holds a share `level` of the query's von Mises-Fisher distribution: hits
     within it are what the query may be, as far as κ knows.
@@ -479,23 +480,15 @@ def credible_cosine(queries: Embeddings, *, level: float = LEVEL, dimension: int
     Source: Kirchhof, Kasneci and Oh (2023), appendix C.5, where the cap is meant by cosines of at *least* t.
 
     Args:
-        queries: Q of them.
+        kappa: (Q,) of the queries.
+        dimension: of the sphere that κ is of, `Encoder.kappa_dimension`.
         level: of the cap, in (0, 1).
-        dimension: of the sphere that κ is of, `Encoder.kappa_dimension`, where it is not the embeddings'.
 
     Raises:
         ValueError: for a level outside (0, 1).
     """
-    kappa = queries.kappa.double()
-    mean = torch.eye(1, dimension or queries.dimension, dtype=torch.float64, device=kappa.device)
-    return VonMisesFisher(mean.expand(len(kappa), -1), kappa).credible_cap(level)
-
-
-def _depth(ranks: Tensor, miss: float) -> int | None:
-    try:
-        return conformal_depth(ranks, target=miss)
-    except ValueError:
-        return None
+    mean = torch.eye(1, dimension, dtype=torch.float64, device=kappa.device)
+    return VonMisesFisher(mean.expand(len(kappa), -1), kappa.double()).credible_cap(level)
 
 
 def _refuse_unpromised(calibration: Calibration) -> None:

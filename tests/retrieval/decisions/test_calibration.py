@@ -147,11 +147,11 @@ def test_the_conformal_set_holds_a_match_as_often_as_promised() -> None:
 
 def test_the_credible_cosine_is_that_of_the_cap_of_each_query() -> None:
     asked = _searches(20, seed=3)[1]
-    cosine = credible_cosine(asked, level=0.8)
+    cosine = credible_cosine(asked.kappa, asked.dimension, level=0.8)
     for query in range(20):
         cap = VonMisesFisher(asked.mean[query].double(), asked.kappa[query].double()).credible_cap(0.8)
         assert float(cosine[query]) == pytest.approx(float(cap), rel=1e-6)
-    assert (credible_cosine(asked, level=0.99) <= cosine).all()
+    assert (credible_cosine(asked.kappa, asked.dimension, level=0.99) <= cosine).all()
 
 
 def test_probabilities_are_calibrated_on_new_queries() -> None:
@@ -375,12 +375,3 @@ def test_a_calibration_of_another_encoder_is_refused_and_a_missing_one_named(tmp
 
 def test_a_tail_is_shown_by_its_sorted_scores() -> None:
     assert ConformalScores.of(torch.tensor([3.0, 1.0])).scores.tolist() == [1.0, 3.0]
-
-
-def test_the_cap_of_concatenated_members_is_that_of_their_own_sphere() -> None:
-    kappa = torch.tensor([5.0, 50.0], dtype=torch.float64)
-    mean = torch.eye(1, 15, dtype=torch.float64).expand(2, -1)
-    queries = Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))
-    expected = VonMisesFisher(mean[:, :3], kappa).credible_cap(0.95)
-    torch.testing.assert_close(credible_cosine(queries, dimension=3), expected)
-    assert (credible_cosine(queries) < expected).all()

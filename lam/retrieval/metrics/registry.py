@@ -221,40 +221,29 @@ SCORES: dict[str, Score] = {
     ),
 }
 
-_MAP_ALSO_IN: dict[int, Place] = {1: "bars", 5: "tile"}
 _LISTS = ("relevance", "n_relevant")
 _PROBES = ("labelled", "features", "classes")
 _OOD = ("inside", "outside")
+_SHOWN_AT_DEPTHS: dict[str, tuple[Place, ...]] = {
+    "recall@1": ("tile",),
+    "mAP@1": ("table", "bars"),
+    "mAP@5": ("table", "tile"),
+    "mAP@10": ("table",),
+}
 METRICS: dict[str, Metric] = {
     **{
-        f"recall@{k}": Metric(
-            f"recall@{k}",
+        f"{name.lower()}@{k}": Metric(
+            f"{name}@{k}",
             "higher",
-            f"share of queries with a relevant item among the first {k} hits",
-            partial(recall_at_k, k=k),
+            f"{meaning} among the first {k} hits",
+            partial(function, k=k),
             _LISTS,
-            shown=("tile",) if k == 1 else (),
+            shown=_SHOWN_AT_DEPTHS.get(f"{name}@{k}", ()),
         )
-        for k in DEPTHS
-    },
-    **{
-        f"precision@{k}": Metric(
-            f"precision@{k}",
-            "higher",
-            f"mean share of relevant items among the first {k} hits",
-            partial(precision_at_k, k=k),
-            _LISTS,
-        )
-        for k in DEPTHS
-    },
-    **{
-        f"map@{k}": Metric(
-            f"mAP@{k}",
-            "higher",
-            f"mean precision at the relevant items among the first {k} hits",
-            partial(map_at_k, k=k),
-            _LISTS,
-            shown=("table", _MAP_ALSO_IN[k]) if k in _MAP_ALSO_IN else ("table",),
+        for name, meaning, function in (
+            ("recall", "share of queries with a relevant item", recall_at_k),
+            ("precision", "mean share of relevant items", precision_at_k),
+            ("mAP", "mean precision at the relevant items", map_at_k),
         )
         for k in DEPTHS
     },

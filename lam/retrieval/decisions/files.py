@@ -1,14 +1,13 @@
 """A calibration as a folder of a run: `calibration/`, a sealed generation of JSON and safetensors.
 
 calibration.json       key, targets, probabilities, histogram
-tables.safetensors     the calibration scores behind every threshold, and the reference features
+tables.safetensors     the calibration scores behind every threshold, reliability, and the reference features
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lam.retrieval.decisions.answer import Answer
@@ -30,9 +29,9 @@ from lam.utils.files import (
     write_tensors,
 )
 
-FORMAT = 5
+FORMAT = 6
 FOLDER, METADATA, TABLES = "calibration", "calibration.json", "tables.safetensors"
-_FLAG = "flag_"
+_FLAG, _RELIABILITY = "flag_", "reliability_"
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "facts")
 _RECORDS: dict[str, Any] = {
     "targets": Targets,
@@ -46,7 +45,6 @@ _RECORDS: dict[str, Any] = {
 
 def save_calibration(run: str | Path, calibration: Calibration) -> None:
     """Write a calibration; a crash leaves what was there before, or all of this."""
-    reliability = {name: value.nan_to_num().tolist() for name, value in vars(calibration.reliability).items()}
     metadata: dict[str, Any] = {
         "format": FORMAT,
         **{name: getattr(calibration, name) for name in _PLAIN},
@@ -54,7 +52,6 @@ def save_calibration(run: str | Path, calibration: Calibration) -> None:
         "combined": {name: asdict(rank) for name, rank in calibration.detector.ranks.items()},
         "answers": [asdict(model) for model in calibration.answers],
         "sameness": None if calibration.verifier is None else asdict(calibration.verifier.sameness),
-        "reliability": reliability,
         "kappa": asdict(calibration.kappa),
     }
 
@@ -91,7 +88,6 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
     from pydantic import TypeAdapter  # a quarter of a second to import
 
     records = {name: TypeAdapter(kind).validate_python(metadata[name]) for name, kind in _RECORDS.items()}
-    bins = {name: torch.tensor(value, dtype=torch.float64) for name, value in metadata["reliability"].items()}
     return Calibration(
         **{name: metadata[name] for name in _PLAIN},
         targets=records["targets"],
@@ -99,20 +95,19 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
         false_accepts=ConformalScores(_table(tables, "false_accepts"), tables.get("stranger_classes")),
         right_hits=_table(tables, "right_hits"),
         answers=records["answers"],
-        reliability=CalibrationBins(_defined(bins, "confidence"), _defined(bins, "accuracy"), bins["count"].long()),
+        reliability=CalibrationBins(
+            *(_table(tables, f"{_RELIABILITY}{field.name}") for field in fields(CalibrationBins))
+        ),
         kappa=records["kappa"],
         reference=_reference(tables),
         verifier=_verifier(tables, records["sameness"]),
     )
 
 
-def _defined(bins: dict[str, Tensor], name: str) -> Tensor:
-    return bins[name].masked_fill(bins["count"] == 0, torch.nan)
-
-
 def _tables(calibration: Calibration) -> dict[str, Tensor]:
     tables = {"false_accepts": calibration.false_accepts.scores, "right_hits": calibration.right_hits}
     tables |= {f"{_FLAG}{name}": known.scores for name, known in calibration.detector.calibrated.items()}
+    tables |= {f"{_RELIABILITY}{name}": values for name, values in vars(calibration.reliability).items()}
     if calibration.verifier is not None:
         tables["impostors"] = calibration.verifier.impostors.scores
     if calibration.false_accepts.classes is not None:

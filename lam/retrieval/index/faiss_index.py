@@ -248,7 +248,7 @@ class Index:
             ValueError: for a folder that a later version wrote.
         """
         saved = index_files.load(folder)
-        index = cls(saved.dimension, saved.factory, parameters=saved.parameters, device=device)
+        index = cls(saved.store.column("vectors").shape[1], saved.factory, parameters=saved.parameters, device=device)
         index._store, index.mean_samples = saved.store, saved.mean_samples
         if saved.complaint is None:
             index._faiss = faiss_calls.prepare(saved.faiss, saved.parameters, device)

@@ -16,7 +16,6 @@ from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prev
 from lam.retrieval.metrics.open_set import OpenSet, open_set_metrics
 from lam.retrieval.metrics.ranking import (
     RelevantRanks,
-    count_without_relevant,
     map_at_k,
     mean_reciprocal_rank,
     precision_at_k,
@@ -56,7 +55,6 @@ __all__ = [
     "auroc",
     "ausc",
     "calibrate",
-    "count_without_relevant",
     "fuse_identities",
     "load_calibration",
     "majority_votes",

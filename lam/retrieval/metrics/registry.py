@@ -24,7 +24,6 @@ from lam.retrieval.metrics.aleatoric import less_sure_of_crops, rank_correlation
 from lam.retrieval.metrics.ood import auprc, auroc, prevalence
 from lam.retrieval.metrics.probing import clustering, knn_accuracy, linear_probe
 from lam.retrieval.metrics.ranking import (
-    count_without_relevant,
     map_at_k,
     mean_reciprocal_rank,
     precision_at_k,
@@ -409,7 +408,7 @@ METRICS: dict[str, Metric] = {
         "queries without a relevant item",
         "neither",
         "left out of retrieval metrics and AUSC: nothing could be found",
-        count_without_relevant,
+        lambda n_relevant: int((n_relevant == 0).sum()),
         ("n_relevant",),
     ),
     "no_match_auprc": Metric(

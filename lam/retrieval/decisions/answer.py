@@ -64,5 +64,5 @@ class Answer:
     @property
     def evidence(self) -> frozenset[str]:
         """The scores that all need."""
-        contrast = () if self.contrast is None else self.contrast.evidence
+        contrast = () if self.contrast is None else self.contrast.regression.evidence
         return frozenset((*self.known.ranks, *self.right.evidence, *contrast))

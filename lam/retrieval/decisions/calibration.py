@@ -193,10 +193,6 @@ class Calibration:
         """For queries without hits, with a flag that looks at none."""
         return self._with_flag(without_hits(self.flag))
 
-    def false_accept_rate(self, cosine: float) -> tuple[float, tuple[float, float]]:
-        """The rate that an accept threshold promises (see `ConformalScores.rate`), and its 95 % interval."""
-        return self.false_accepts.rate(cosine), self.false_accepts.interval(cosine)
-
     def recall(self, cosine: float) -> float:
         """Recall@1 at an accept threshold: the share of queries with a match whose first hit is right and above it."""
         return float((self.right_hits > cosine).double().mean())

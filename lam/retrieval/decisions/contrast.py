@@ -99,11 +99,6 @@ class Contrast:
         known = (1 - self.share) * self.odds * p / (1 - p).clamp(min=torch.finfo(p.dtype).tiny)
         return known.clamp(max=1) if self.is_mixture else known / (known + self.share)
 
-    @property
-    def evidence(self) -> tuple[str, ...]:
-        """The scores that it needs."""
-        return self.regression.evidence
-
 
 def _joined(known: Scores, others: OtherScores) -> tuple[dict[str, Tensor], Tensor]:
     """Scores of both in one fixed order, and which of them are known."""

@@ -53,11 +53,6 @@ class Reference:
         return len(self.unit)
 
     @property
-    def n_bytes(self) -> int:
-        """What the unit vectors take."""
-        return self.unit.numel() * self.unit.element_size()
-
-    @property
     def if_labelled(self) -> "Reference | None":
         """Itself where its items have labels; what needs classes is left out where they have none."""
         return None if self.labels is None else self

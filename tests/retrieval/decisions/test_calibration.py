@@ -103,10 +103,10 @@ def test_thresholds_of_a_slider_stand_above_those_in_force() -> None:
     hits = _hits(asked, gallery)
     assert calibration.decide(hits, asked, accept_above=-2.0, flag_above=math.inf).share("match") == 1
     assert calibration.decide(hits, asked, flag_above=-math.inf).share("abstain") == 1
-    assert calibration.false_accept_rate(calibration.accept_above)[0] <= 0.05
+    assert calibration.false_accepts.rate(calibration.accept_above) <= 0.05
     assert calibration.detector.known("kappa").rate(-calibration.kappa_below) <= 0.1
-    rate, (low, high) = calibration.false_accept_rate(1.0)
-    assert low == 0 < rate == 1 / 401 < high
+    low, high = calibration.false_accepts.interval(1.0)
+    assert low == 0 < calibration.false_accepts.rate(1.0) == 1 / 401 < high
 
 
 def test_recall_falls_as_the_threshold_rises(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"]
 def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
     """Mean over queries of the average precision of the first k hits; higher is better.
 
-    AP@k = Σ_(hits i ≤ k) precision@i / min(k, n_relevant). Queries without any relevant item are left out;
-    the metric `n_without_relevant` counts them.
+    AP@k = Σ_(hits i ≤ k) precision@i / min(k, n_relevant). Queries without any relevant item are left out; the metric
+    `n_without_relevant` counts them.
 
     Source: Musgrave, Belongie and Lim (2020), "A Metric Learning Reality Check", for the normalisation by what can be
     reached; with k = n_relevant it is their MAP@R.

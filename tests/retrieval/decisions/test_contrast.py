@@ -78,10 +78,8 @@ def test_it_goes_through_json_unchanged(is_mixture: bool) -> None:
 def test_what_labels_say_is_no_evidence_and_bad_arguments_are_refused() -> None:
     known, strangers = _scores(60, 0), _scores(60, 1, 1.0)
     votes = {"votes": torch.rand(60)}
-    assert set(Contrast.from_outsiders({**known, **votes}, {**strangers, **votes}).regression.evidence) == {
-        "kappa",
-        "norm",
-    }
+    contrast = Contrast.from_outsiders({**known, **votes}, {**strangers, **votes})
+    assert set(contrast.regression.evidence) == {"kappa", "norm"}
     with pytest.raises(ValueError, match=r"the share of strangers must lie in \(0, 1\), got 1.0"):
         Contrast.from_outsiders(known, strangers, share=1.0)
     none = {name: values[:0] for name, values in strangers.items()}

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from lam.retrieval.index import faiss_calls
 from lam.retrieval.index import files as index_files
-from lam.retrieval.index.entries import Ids as Ids
-from lam.retrieval.index.entries import checked_ids, checked_least_kappa, unit_vectors
+from lam.retrieval.index.entries import Ids, checked_ids, checked_least_kappa, unit_vectors
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.index.rows import Store
@@ -340,6 +339,6 @@ def _hits(ids: np.ndarray, scores: np.ndarray, kappa: np.ndarray, queries: Embed
     """Hits on the device and in the precision of the queries."""
     return Hits(
         torch.from_numpy(ids).to(queries.mean.device),
-        torch.from_numpy(scores).to(queries.mean.device, queries.mean.dtype),
-        torch.from_numpy(kappa).to(queries.kappa.device, queries.kappa.dtype),
+        torch.from_numpy(scores).to(queries.mean),
+        torch.from_numpy(kappa).to(queries.kappa),
     )

@@ -257,12 +257,12 @@ class MilvusIndex:
         for block in _blocks(list(vectors), max(1, min(MOST_HITS, _SENT_ELEMENTS // max(self.dimension, 2 * k)))):
             hits += [_in_order(answer) for answer in self._call("search", data=block, **options)]
         k = min(map(len, hits), default=0)
-        table = torch.tensor([[hit[1:] for hit in row[:k]] for row in hits], dtype=torch.float64)
-        table = table.reshape(len(hits), k, 2)
-        ids = torch.tensor([[hit[0] for hit in row[:k]] for row in hits], dtype=torch.int64).reshape(len(hits), k)
-        mean, kappa = embeddings.mean, embeddings.kappa
-        scores = table[..., 0].clamp(-1, 1).to(mean.device, mean.dtype)
-        return Hits(ids.to(mean.device), scores, table[..., 1].to(kappa.device, kappa.dtype))
+        ids, scores, kappa = (
+            torch.tensor([[hit[column] for hit in row[:k]] for row in hits], dtype=dtype).reshape(len(hits), k)
+            for column, dtype in enumerate((torch.int64, torch.float64, torch.float64))
+        )
+        mean = embeddings.mean
+        return Hits(ids.to(mean.device), scores.clamp(-1, 1).to(mean), kappa.to(embeddings.kappa))
 
     def kappa_of(self, ids: Ids) -> Float64[Tensor, " N"]:
         """The concentration stored with each id.

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lam.utils.autocast import without_autocast
-from lam.utils.checks import check_finite, check_length
+from lam.utils.checks import check_at_least, check_finite, check_length
 
 NEIGHBOUR = 5
 """The k of the k-NN score, unless another is asked for."""
@@ -202,8 +202,7 @@ def check_neighbours(k: int, reference: Float[Tensor, "O P"]) -> None:
     Raises:
         ValueError: saying which.
     """
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
+    check_at_least("k", k, 1)
     if len(reference) < k:
         raise ValueError(f"the reference must hold at least k = {k} items, got {len(reference)}")
 

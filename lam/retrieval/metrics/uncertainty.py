@@ -219,12 +219,10 @@ def majority_votes(
 def _mode(predictions: Tensor, ranked_labels: Tensor) -> tuple[Tensor, Tensor]:
     """The label with most votes and its votes. Counts row against rows: C classes cost nothing."""
     votes = torch.stack([(predictions == row).sum(0) for row in predictions])
-    most = votes.amax(0)
-    leads = votes == most
     never = ranked_labels.shape[1]
     places = torch.full_like(votes, never)
     for k in reversed(range(never)):
         places = places.masked_fill(predictions == ranked_labels[:, k], k)
-    places[~leads] = never + 1
-    wins = places == places.amin(0)
-    return predictions.masked_fill(~wins, torch.iinfo(predictions.dtype).max).amin(0), most
+    standing = votes * (never + 1) - places  # by votes, and among equal votes by place
+    wins = standing == standing.amax(0)
+    return predictions.masked_fill(~wins, torch.iinfo(predictions.dtype).max).amin(0), votes.amax(0)

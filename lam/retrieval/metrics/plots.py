@@ -1,7 +1,8 @@
 """Pictures of the metrics, as PNG files.
 
-Every function computes what it draws from the same arrays as the metric of that name, so that figure and number cannot
-differ. Matplotlib's object interface alone is used: no global figure, backend or style is touched.
+Every function writes the file at `path` and computes what it draws from the same arrays as the metric of that name, so
+that figure and number cannot differ; nothing to draw is a ValueError. Matplotlib's object interface alone is used: no
+global figure, backend or style is touched.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +44,6 @@ def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Ten
     Beside them are the best possible curve and that of dropping at random, where all are of the same answers.
 
     Args:
-        path: the PNG file to write.
         ranked: by name, (Q,) whether the first hit is relevant, of at least one query, and (Q,) how uncertain it is,
             higher meaning more; at most eighteen.
 
@@ -74,7 +74,6 @@ def plot_calibration(
     """Draw accuracy against confidence, with the number of queries in each bin below.
 
     Args:
-        path: the PNG file to write.
         bins: what `lam.retrieval.Votes.binned` returns.
         confidence: what the confidence is.
     """
@@ -103,11 +102,7 @@ def plot_calibration_curves(path: str | Path, bins: Mapping[str, CalibrationBins
     """Draw accuracy against confidence of several systems, a point for every bin that holds a query.
 
     Args:
-        path: the PNG file to write.
         bins: by name, what `lam.retrieval.Votes.binned` returns; at most eighteen.
-
-    Raises:
-        ValueError: for nothing to draw.
     """
     _refuse_count("bins", bins)
     figure, axes = _figure()
@@ -126,7 +121,6 @@ def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]
     """Draw several figures of several systems as bars, side by side.
 
     Args:
-        path: the PNG file to write.
         figures: by what a figure is called, its values in [0, 1] by system, None where it is undefined; the same
             systems in each, at most eighteen.
 
@@ -157,7 +151,6 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
     """Draw the ROC curve of each OOD score; OOD is the positive class.
 
     Args:
-        path: the PNG file to write.
         scores: by name, (N,) scores in distribution and (O,) out of it, higher meaning more OOD; at most eighteen.
 
     Raises:
@@ -179,7 +172,6 @@ def plot_precision_recall(
     """Draw precision against recall of each OOD score, with the prevalence that a useless score gets.
 
     Args:
-        path: the PNG file to write.
         scores: by name, (N,) scores in distribution and (O,) out of it, higher meaning more OOD; at most eighteen.
         positives: what the second ones are called.
 
@@ -202,7 +194,6 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor]) -> None:
     """Draw how the concentration κ of each set is distributed, on a logarithmic axis.
 
     Args:
-        path: the PNG file to write.
         kappa: (N,) values ≥ 0 by name, in distribution first; at most eighteen sets. Zero counts in the lowest bin.
 
     Raises:
@@ -232,12 +223,8 @@ def plot_corruption(path: str | Path, kappa: Mapping[str, Tensor], recall: Mappi
     """Draw the median κ and recall@1 of queries against the severity of their corruption, by kind.
 
     Args:
-        path: the PNG file to write.
         kappa: (V,) medians of κ at severities 0 (clean) to V − 1, by kind; nothing where κ says nothing.
         recall: (V,) recall@1 by kind.
-
-    Raises:
-        ValueError: for nothing to draw.
     """
     _refuse_count("recall", recall)
     figure = _blank(8.4 if kappa else 4.6, 3.8)
@@ -271,7 +258,6 @@ def plot_tuning(
     """Draw the score and the calibration error of every likelihood scale that was tried, and which was chosen.
 
     Args:
-        path: the PNG file to write.
         scales: every likelihood scale s that was tried, in rising order.
         scores: the log score at each of them.
         errors: the standard error of each score's difference from the best.
@@ -304,7 +290,6 @@ def plot_extremes(
     Eight of each, or as many as there are.
 
     Args:
-        path: the PNG file to write.
         kappa: (Q,) the concentration of each query.
         verdict: says of a query, by its index, whether its first hit is right; or, of one that nothing answers, the
             name of the set that it is of, which then stands above the query.

@@ -94,7 +94,7 @@ class Address:
             host, port = parts.hostname, parts.port
         except ValueError:
             host, port = None, None
-        if not host:
+        if not host or port == 0:
             raise ValueError(f"address must be {_FORMS}, with a port from 1 to 65535, got {address!r}")
         server = (f"[{host}]" if ":" in host else host) + f":{port or _PORT}"
         return cls(f"{'https' if parts.scheme == 'milvus+tls' else 'http'}://{server}", collection, server)

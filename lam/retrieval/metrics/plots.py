@@ -231,9 +231,9 @@ def plot_corruption(path: str | Path, kappa: Mapping[str, Tensor], recall: Mappi
     panels = figure.subplots(1, 2 if kappa else 1, squeeze=False)[0]
     drawn = ((kappa, "median κ, as a multiple of the clean"), (recall, "recall@1"))[not kappa :]
     for axes, (curves, label) in zip(panels, drawn, strict=True):
-        for color, (kind, values) in zip(_PALETTE, curves.items(), strict=False):
+        for style, kind, values in _styled(curves):
             heights = values / values[0] if curves is kappa else values
-            axes.plot(range(len(values)), heights.cpu(), "o-", color=color, markersize=4, label=kind)
+            axes.plot(range(len(values)), heights.cpu(), **style, marker="o", markersize=4, label=kind)
         axes.set(xlabel="severity", ylabel=label, xticks=range(len(next(iter(curves.values())))))
         _style(axes)
         if curves is kappa:

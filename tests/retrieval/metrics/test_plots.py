@@ -227,6 +227,13 @@ def test_corruption_is_drawn_with_kappa_or_without(tmp_path: Path) -> None:
         plot_corruption(tmp_path / "none.png", {}, {})
 
 
+def test_every_kind_of_corruption_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr("lam.retrieval.metrics.plots._save", lambda figure, _: figures.append(figure))
+    plot_corruption(tmp_path / "plot.png", {}, {f"kind {number}": torch.ones(4) for number in range(9)})
+    assert len(figures[0].axes[0].get_legend_handles_labels()[1]) == 9
+
+
 def test_a_tuning_is_drawn(tmp_path: Path) -> None:
     scores = [0.2 + 0.01 * abs(exponent - 5) for exponent in range(15)]
     plot_tuning(

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from lam.retrieval.index import faiss_calls
 from lam.retrieval.index import files as index_files
-from lam.retrieval.index.entries import Ids, checked_ids, checked_least_kappa, unit_vectors
+from lam.retrieval.index.entries import Ids, checked_ids, unit_vectors
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.index.rows import Store
-from lam.utils.checks import check_length, positive_integer
+from lam.utils.checks import check_at_least, check_length, positive_integer
 from lam.vmf.embeddings import Embeddings, check_same_means
 
 if TYPE_CHECKING:
@@ -174,8 +174,8 @@ class Index:
         """
         if len(self):
             check_same_means(embeddings, self.mean_samples)
-        least = checked_least_kappa(least_kappa)
-        allowed = None if least == 0 else self._store.column("kappa") >= least
+        check_at_least("least_kappa", least_kappa, 0.0)
+        allowed = self._store.column("kappa") >= least_kappa if least_kappa else None
         k = min(positive_integer("k", k), len(self) if allowed is None else int(allowed.sum()))
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         if k == 0 or len(vectors) == 0:

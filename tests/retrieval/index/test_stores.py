@@ -120,7 +120,7 @@ def test_a_search_leaves_out_items_of_low_kappa(filled: tuple[Stored, Embeddings
         check(stored, stored.index, items[kept], ids[kept], k=min(9, int(kept.sum())), least_kappa=least)
     assert stored.index.search(embeddings(3), k=2, least_kappa=1e9).ids.shape == (3, 0)
     for least in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="least_kappa must be finite and not negative, got"):
+        with pytest.raises(ValueError, match="least_kappa must be at least 0, got"):
             stored.index.search(embeddings(3), k=2, least_kappa=least)
 
 

@@ -42,7 +42,7 @@ from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_featu
 from lam.runs.finished import Run, columns_of
 from lam.runs.folder import changed_parts
 from lam.runs.live import live_queries
-from lam.utils.checks import check_length, check_share
+from lam.utils.checks import check_choice, check_length, check_share
 from lam.vmf.embeddings import Embeddings
 
 REFERENCE = 5000
@@ -165,8 +165,8 @@ def calibrate_run(
     check_share("the share of strangers", share)
     opened = Run(run)
     encoder = opened.encoder
-    if flag is not None and flag not in FLAGS:
-        raise ValueError(f"flag must be one of {', '.join(FLAGS)}, got {flag!r}")
+    if flag is not None:
+        check_choice("flag", flag, FLAGS)
     if flag is not None and reference == 0 and needs_reference(flag):
         raise ValueError(f"flag {flag!r} compares with training features: leave out reference=0, or flag by 'kappa'")
     config = opened.configured([] if data_root is None else [f"--data.root={data_root}"])

@@ -31,7 +31,6 @@ from lam.utils.checks import check_share
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
-TARGET_FAR, TARGET_OOD, TARGET_MISS = 0.001, 0.05, 0.05
 STALE_BEYOND = 0.2
 """How far, as a share, the gallery's size may be from that at calibration."""
 
@@ -50,9 +49,9 @@ class Targets:
         conformal_miss: the share of queries whose conformal set holds no match.
     """
 
-    far: float = TARGET_FAR
-    ood: float = TARGET_OOD
-    conformal_miss: float = TARGET_MISS
+    far: float = 0.001
+    ood: float = 0.05
+    conformal_miss: float = 0.05
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -9,7 +9,7 @@ from torch import Tensor
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.probability import RankOdds, joint_surprise, random_order
 from lam.retrieval.metrics.registry import SCORES
-from lam.utils.checks import check_length, check_no_nan
+from lam.utils.checks import check_choice, check_length, check_no_nan
 
 COMBINED = "combined"
 """Several scores as one."""
@@ -69,8 +69,7 @@ class OodDetector:
         Raises:
             ValueError: for an unknown flag, or one whose evidence the calibration did not have.
         """
-        if flag not in FLAGS:
-            raise ValueError(f"flag must be one of {', '.join(FLAGS)}, got {flag!r}")
+        check_choice("flag", flag, FLAGS)
         if flag not in self.calibrated:
             raise ValueError(
                 f"flag {flag!r} needs {_evidence(scores_behind(flag))}, and this calibration had none: use 'kappa'"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lam.retrieval.index.entries import Ids, checked_ids, unit_vectors
 from lam.retrieval.index.hits import Hits
-from lam.utils.checks import check_at_least, check_length, positive_integer
+from lam.utils.checks import check_at_least, check_choice, check_length, check_positive, positive_integer
 from lam.vmf.embeddings import Embeddings
 
 Structure = Literal["FLAT", "HNSW"]
@@ -129,10 +129,8 @@ class MilvusIndex:
         timeout: float = TIMEOUT,
     ) -> None:
         dimension = None if dimension is None else positive_integer("dimension", dimension)
-        if structure not in get_args(Structure):
-            raise ValueError(f"structure must be one of {', '.join(get_args(Structure))}, got {structure!r}")
-        if not 0 < timeout < float("inf"):
-            raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
+        check_choice("structure", structure, get_args(Structure))
+        check_positive("timeout", timeout)
         self.address = Address.parse(address)
         self.timeout = timeout
         self._client = self._connect()

@@ -197,11 +197,7 @@ def unit_knn_distance(
 
 
 def check_neighbours(k: int, reference: Float[Tensor, "O P"]) -> None:
-    """Refuse a k that is below 1, or a reference of fewer than k items.
-
-    Raises:
-        ValueError: saying which.
-    """
+    """Refuse a k that is below 1, or a reference of fewer than k items."""
     check_at_least("k", k, 1)
     if len(reference) < k:
         raise ValueError(f"the reference must hold at least k = {k} items, got {len(reference)}")

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
-from lam.utils.checks import check_length, check_no_nan, positive_integer
+from lam.utils.checks import check_choice, check_length, check_no_nan, positive_integer
 
 Closed = Literal["right", "left"]
 _STEPS = 99  # f = 0, 0.01 … 0.98
@@ -181,8 +181,7 @@ class Votes:
             (0.125, 0.25)
         """
         bins = positive_integer("bins", bins)
-        if closed not in get_args(Closed):
-            raise ValueError(f"closed must be 'right' or 'left', the end that belongs to a bin, got {closed!r}")
+        check_choice("closed", closed, get_args(Closed))
         scaled = self.agree * bins
         in_bin = (scaled - 1).clamp(min=0) // self.n_samples if closed == "right" else scaled // self.n_samples
         inside = in_bin < bins

@@ -345,8 +345,8 @@ def test_bad_addresses_are_refused(address: str, match: str) -> None:
     [
         ({"dimension": 0}, "dimension must be an integer of at least 1, got 0"),
         ({"structure": "IVF_PQ"}, "structure must be one of FLAT, HNSW, got 'IVF_PQ'"),
-        ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
-        ({"timeout": float("inf")}, "timeout must be a positive number of seconds, got inf"),
+        ({"timeout": 0}, "timeout must be positive and finite, got 0"),
+        ({"timeout": float("inf")}, "timeout must be positive and finite, got inf"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], match: str) -> None:

@@ -165,7 +165,7 @@ def test_calibration_refuses() -> None:
         unwrap(majority_votes)(torch.tensor([[0, 1]]), labels, ranked)
     with pytest.raises(ValueError, match="ranked_labels must have a row for each of 1 queries, got 2"):
         unwrap(majority_votes)(torch.tensor([[0]]), labels, ranked.repeat(2, 1))
-    with pytest.raises(ValueError, match="closed must be 'right' or 'left', the end that belongs to a bin, got 'both'"):
+    with pytest.raises(ValueError, match="closed must be one of right, left, got 'both'"):
         unwrap(Votes.binned)(Votes(labels, labels == 0, 1), closed="both")
     with pytest.raises(ValueError, match="votes must be of at least one sampled network, got 0"):
         Votes(torch.tensor([0]), torch.tensor([True]), 0)

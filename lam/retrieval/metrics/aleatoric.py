@@ -1,5 +1,7 @@
 """Whether κ says how ambiguous an input is: against severities, crops and people's labels."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -27,7 +29,8 @@ def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> 
         return None
     from scipy.stats import spearmanr
 
-    return float(spearmanr(one.cpu(), other.cpu()).statistic)
+    result: Any = spearmanr(one.cpu(), other.cpu())
+    return float(result.statistic)
 
 
 def less_sure_of_crops(kappa: Float[Tensor, " N"], kappa_of_crop: Float[Tensor, " N"]) -> float:

@@ -99,7 +99,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
             *(_table(tables, f"{_RELIABILITY}{field.name}") for field in fields(CalibrationBins))
         ),
         kappa=records["kappa"],
-        reference=_reference(tables),
+        reference=Reference(tables["reference"], tables.get("reference_labels")) if "reference" in tables else None,
         verifier=_verifier(tables, records["sameness"]),
     )
 
@@ -122,10 +122,6 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
 def _calibrated(tables: dict[str, Tensor]) -> dict[str, ConformalScores]:
     _table(tables, f"{_FLAG}kappa")
     return {name.removeprefix(_FLAG): ConformalScores(tables[name]) for name in tables if name.startswith(_FLAG)}
-
-
-def _reference(tables: dict[str, Tensor]) -> Reference | None:
-    return Reference(tables["reference"], tables.get("reference_labels")) if "reference" in tables else None
 
 
 def _verifier(tables: dict[str, Tensor], sameness: Correctness | None) -> Verifier | None:

@@ -89,7 +89,7 @@ class Cell:
         """Doubt by each score and by P(right), and whether first hits are right."""
         prediction = self.predict(items)
         ids, cosines = rank(prediction.embeddings.mean, self.gallery.mean, k=N_HITS)
-        hits = Hits(ids, cosines, self.gallery.kappa[ids], prediction.embeddings.kappa)
+        hits = Hits(ids, cosines, self.gallery.kappa[ids])
         of_hits = self.stored[ids.cpu()]
         scores = self.calibration.scores(hits, prediction.embeddings, features=prediction.features, labels=of_hits)
         doubt = {**scores, RIGHT: 1 - self.calibration.answers[0](scores)}

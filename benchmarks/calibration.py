@@ -300,7 +300,7 @@ def no_match(made: Calibration, gallery: Prediction, asked: dict[str, Prediction
 
 def hits_of(queries: Prediction, gallery: Prediction) -> Hits:
     ids, scores = rank(queries.embeddings.mean, gallery.embeddings.mean, k=N_HITS)
-    return Hits(ids, scores, gallery.embeddings.kappa[ids], queries.embeddings.kappa)
+    return Hits(ids, scores, gallery.embeddings.kappa[ids])
 
 
 def _match(others: Tensor, labels: Tensor, rows: Tensor) -> Tensor:

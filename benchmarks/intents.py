@@ -119,7 +119,7 @@ class Cell:
         asked = self.encoder.predict([features], n_samples=N_SAMPLES)
         none = torch.zeros(1, len(self.stored), dtype=torch.bool)
         found = search_open_set(asked.embeddings.mean, self.gallery.mean, lambda rows: none.expand(len(rows), -1))
-        hits = Hits(found.hits, found.cosines, self.gallery.kappa[found.hits], asked.embeddings.kappa)
+        hits = Hits(found.hits, found.cosines, self.gallery.kappa[found.hits])
         of_hits = self.stored[found.hits]
         scores = self.calibration.scores(hits, asked.embeddings, features=asked.features, labels=of_hits)
         doubt = {**scores, ANSWER: 1 - self.calibration.answers[0](scores)}

@@ -360,7 +360,7 @@ def _described(calibration: Any) -> Iterator[str]:
     left_out = f", {facts['without_label']} more without label left out" if facts["without_label"] else ""
     yield f"gallery: {calibration.gallery_size} items{left_out}; calibrated on {facts['queries']} queries"
     threshold = calibration.accept_above
-    far, (low, high) = calibration.false_accept_rate(threshold)
+    far, (low, high) = calibration.false_accepts.rate(threshold), calibration.false_accepts.interval(threshold)
     yield f"match: cosine above {threshold:.9g}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     yield f"       {facts['false_accepts']}"
     if "strangers_accepted" in facts:
@@ -376,7 +376,7 @@ def _described(calibration: Any) -> Iterator[str]:
     yield f"P(known): {_known_from(calibration)}"
     reference = calibration.reference
     if reference is not None:
-        size = f"{reference.n_bytes / 2**20:.3g} MiB in the run's folder"
+        size = f"{reference.unit.nbytes / 2**20:.3g} MiB in the run's folder"
         yield f"       compared with {len(reference)} training items, {size}"
     share = f"{1 - targets.conformal_miss:g}"
     if calibration.depth is None:

@@ -145,7 +145,7 @@ def evaluate(
         entropy = label_entropy(soft_labels).to(queries.device)[queries]
 
     if reference is not None:
-        metrics |= {"n_reference": len(reference), "reference_bytes": reference.n_bytes}
+        metrics |= {"n_reference": len(reference), "reference_bytes": reference.unit.nbytes}
 
     def scores_by(of: Prediction, rows: Tensor | slice, hits: Tensor, cosines: Tensor) -> dict[str, Tensor]:
         labels = relevance.labels_of_hits(hits)

@@ -16,7 +16,6 @@ from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prev
 from lam.retrieval.metrics.open_set import OpenSet, open_set_metrics
 from lam.retrieval.metrics.ranking import (
     RelevantRanks,
-    count_without_relevant,
     map_at_k,
     mean_reciprocal_rank,
     precision_at_k,
@@ -31,7 +30,6 @@ from lam.retrieval.metrics.uncertainty import (
     Votes,
     ausc,
     majority_votes,
-    retrieval_ece,
     sparsification,
 )
 
@@ -57,7 +55,6 @@ __all__ = [
     "auroc",
     "ausc",
     "calibrate",
-    "count_without_relevant",
     "fuse_identities",
     "load_calibration",
     "majority_votes",
@@ -71,7 +68,6 @@ __all__ = [
     "rank",
     "recall_at_k",
     "relevant_ranks",
-    "retrieval_ece",
     "roc_curve",
     "sampled_nearest",
     "save_calibration",

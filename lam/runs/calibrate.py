@@ -29,7 +29,7 @@ from lam.gallery.snapshot import Snapshot
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval.decisions.calibration import Calibration, Others, OwnClasses, Targets, calibrate
 from lam.retrieval.decisions.conformal import ConformalScores, needed
-from lam.retrieval.decisions.contrast import SHARE, check_share
+from lam.retrieval.decisions.contrast import SHARE
 from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.flags import COMBINED, FLAGS, needs_reference
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
@@ -41,7 +41,7 @@ from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_featu
 from lam.runs.finished import Run, columns_of
 from lam.runs.folder import changed_parts
 from lam.runs.live import live_queries
-from lam.utils.checks import check_choice
+from lam.utils.checks import check_choice, check_share
 from lam.vmf.embeddings import Embeddings
 
 REFERENCE = 5000
@@ -113,11 +113,11 @@ def calibrate_run(
         raise ValueError(f"reference must be at least {NEIGHBOUR} items, or 0 for none, got {reference}")
     check_choice("gallery", gallery, get_args(Gallery))
     share = SHARE if share_of_strangers is None else share_of_strangers
-    check_share(share)
+    check_share("the share of strangers", share)
     opened = Run(run)
     encoder = opened.encoder
-    if flag is not None and flag not in FLAGS:
-        raise ValueError(f"flag must be one of {', '.join(FLAGS)}, got {flag!r}")
+    if flag is not None:
+        check_choice("flag", flag, FLAGS)
     if flag is not None and reference == 0 and needs_reference(flag):
         raise ValueError(f"flag {flag!r} compares with training features: leave out reference=0, or flag by 'kappa'")
     config = opened.configured([] if data_root is None else [f"--data.root={data_root}"])

@@ -184,7 +184,7 @@ def search(
         decisions = calibration.decide(
             hits, queries, features=prediction.features, labels=labels, gallery_size=len(gallery)
         )
-    hits = hits.first(k)
+    hits = hits[:, :k]
     items = tuple(tuple(gallery.items[place] for place in row) for row in hits.ids.tolist())
     doubts = () if encoder.ambiguity is None else tuple(encoder.ambiguity.doubts(queries))
     kappa_below = None if calibration is None else calibration.kappa_below

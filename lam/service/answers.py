@@ -225,9 +225,7 @@ class Responder:
     @cached_property
     def _caps(self) -> tuple[np.ndarray, np.ndarray]:
         logs = np.linspace(math.log(KAPPA_RANGE[0]), math.log(KAPPA_RANGE[1]), _CAPS)
-        kappa = torch.from_numpy(np.exp(logs))
-        mean = torch.eye(1, self.dimension, dtype=torch.float64).expand(len(kappa), -1)
-        return logs, credible_cosine(Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))).numpy()
+        return logs, credible_cosine(torch.from_numpy(np.exp(logs)), self.dimension).numpy()
 
     @cached_property
     def thresholds(self) -> SearchThresholds | None:
@@ -250,7 +248,7 @@ class Responder:
                 for at in _accept_points(calibration)
             ],
             "false_flag": [{"kappa": at, "rate": known.rate(-at)} for at in kappas],
-            "kappa": {"counts": calibration.kappa.counts.tolist(), "edges": calibration.kappa.edges.tolist()},
+            "kappa": {name: list(values) for name, values in vars(calibration.kappa).items()},
             "reliability": {
                 name: [None if math.isnan(value) else value for value in values.tolist()]
                 for name, values in vars(calibration.reliability).items()

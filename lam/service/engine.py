@@ -299,7 +299,7 @@ class Engine:
             partial(
                 responder.answer,
                 job.query,
-                _hits_of(hits, row, infos, job.without),
+                hits[row : row + 1] if job.without is None else _without(hits[row : row + 1], infos, job.without),
                 infos,
                 k=job.k,
                 size=size,
@@ -366,11 +366,10 @@ def _searched(embedding: Embeddings) -> Embeddings:
     return Embeddings(embedding.mean, embedding.kappa, embedding.resultant, embedding.variance)
 
 
-def _hits_of(hits: Hits, row: int, infos: Mapping[int, HitInfo], without: str | None) -> Hits:
-    """The hits of one query, but for the item of an id."""
-    one, ids = slice(row, row + 1), hits.ids[row].tolist()
-    kept = slice(None) if without is None else torch.tensor([infos[key].id != without for key in ids], dtype=torch.bool)
-    return Hits(hits.ids[one, kept], hits.scores[one, kept], hits.kappa[one, kept], hits.query_kappa[one])
+def _without(hits: Hits, infos: Mapping[int, HitInfo], item_id: str) -> Hits:
+    """The hits of one query, but for an item."""
+    kept = torch.tensor([infos[key].id != item_id for key in hits.ids[0].tolist()], dtype=torch.bool)
+    return hits[:, kept]
 
 
 def _moved(encoder: Encoder, device: str) -> Encoder:

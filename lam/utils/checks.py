@@ -99,6 +99,12 @@ def check_positive(name: str, value: int | float | None) -> None:
         raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
+def check_share(name: str, value: float) -> None:
+    """Refuse what lies outside (0, 1), as does NaN."""
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must lie in (0, 1), got {value}")
+
+
 def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
     """Refuse a choice that is not allowed."""
     if value not in allowed:

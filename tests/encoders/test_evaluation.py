@@ -132,10 +132,11 @@ def test_without_any_match_metrics_are_undefined_not_zero():
     assert metrics["ausc"] is None
 
 
-def test_the_score_by_neighbours_is_that_of_a_double_loop():
+def test_the_score_by_neighbours_is_that_of_a_double_loop(monkeypatch):
+    monkeypatch.setattr("lam.retrieval.metrics.reference._BLOCK", 2)
     generator = torch.Generator().manual_seed(0)
     features, reference = torch.randn(7, 5, generator=generator), torch.randn(11, 5, generator=generator)
-    got = knn_distance(features, Reference.of(reference), k=3, block=2)
+    got = knn_distance(features, Reference.of(reference), k=3)
     for row, value in zip(features, got, strict=True):
         cosines = sorted((torch.cosine_similarity(row, other, dim=0).item() for other in reference), reverse=True)
         assert value.item() == pytest.approx(1 - cosines[2], abs=1e-6)

@@ -75,7 +75,8 @@ def test_false_accepts_are_promised_of_classes_never_trained_on(
     known = ConformalScores.of(scores, strangers.labels)
     assert calibration.false_accepts.n_units == 3
     assert calibration.accept_above == pytest.approx(known.threshold(0.25), abs=1e-6)
-    rate, (low, high) = calibration.false_accept_rate(calibration.accept_above)
+    rate = calibration.false_accepts.rate(calibration.accept_above)
+    low, high = calibration.false_accepts.interval(calibration.accept_above)
     assert rate == pytest.approx(0.25)  # the least that three classes can promise
     assert low == 0 < high
     assert "false accepts 0.25, 95 % interval" in printed

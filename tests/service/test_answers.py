@@ -18,7 +18,7 @@ from lam.runs.data import loader_of
 from lam.runs.finished import Run
 from lam.service.answers import Query, Responder
 from lam.service.engine import Engine, _Search, embedding_of
-from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
+from lam.vmf.embeddings import KAPPA_RANGE
 
 
 @pytest.mark.parametrize("dimension", [2, 3, 64, 512])
@@ -27,8 +27,7 @@ def test_the_credible_cap_is_that_of_the_distribution(dimension: int) -> None:
     generator = torch.Generator().manual_seed(0)
     kappa = 10 ** (14 * torch.rand(50, generator=generator, dtype=torch.float64) - 6)
     kappa = torch.cat([kappa, torch.tensor(KAPPA_RANGE, dtype=torch.float64)])
-    mean = torch.eye(1, dimension, dtype=torch.float64).expand(len(kappa), -1)
-    exact = credible_cosine(Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa)))
+    exact = credible_cosine(kappa, dimension)
     found = torch.tensor([responder.credible_cosine(value) for value in kappa.tolist()], dtype=torch.float64)
     torch.testing.assert_close(found, exact, atol=1e-4, rtol=0)
 
@@ -122,7 +121,7 @@ def test_without_hits_thresholds_are_those_in_force_too(made: Calibration, image
     """What is flagged by its hits is flagged by something else where there are none, on another scale."""
     nothing, none = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
     for query in (image, replace(image, features=None)):
-        hits = Hits(none, nothing, nothing, query.embedding.kappa)
+        hits = Hits(none, nothing, nothing)
         answer = json.loads(Responder(replace(made, flag=flag), 3).answer(query, hits, {}, k=10, size=0).text)
         in_force = "knn" if flag in ("knn", "combined") and query is image else "kappa"
         assert (answer["flagged_by"], answer["threshold"]["flag"]) == (in_force, in_force)

@@ -1,8 +1,6 @@
 """`Answer`: P(the first hit is right) of a query that may be a stranger."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -66,15 +64,5 @@ class Answer:
     @property
     def evidence(self) -> frozenset[str]:
         """The scores that all need."""
-        contrast = () if self.contrast is None else self.contrast.evidence
+        contrast = () if self.contrast is None else self.contrast.regression.evidence
         return frozenset((*self.known.ranks, *self.right.evidence, *contrast))
-
-    def to_json(self) -> dict[str, Any]:
-        """The numbers, by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, numbers: Mapping[str, Any]) -> "Answer":
-        """Of numbers by name."""
-        contrast = None if numbers["contrast"] is None else Contrast.from_json(numbers["contrast"])
-        return cls(Known.from_json(numbers["known"]), Correctness.from_json(numbers["right"]), contrast)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from lam.retrieval.decisions.answer import Answer
-from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth
+from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth, needed
 from lam.retrieval.decisions.contrast import SHARE, Contrast
 from lam.retrieval.decisions.decisions import Decisions, decision_codes
 from lam.retrieval.decisions.flags import COMBINED, OodDetector, needs_input, without_hits, without_input
@@ -26,10 +27,10 @@ from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import SCORES, scores_of
 from lam.retrieval.metrics.searches import Searches
 from lam.retrieval.metrics.uncertainty import CalibrationBins
+from lam.utils.checks import check_share
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
-TARGET_FAR, TARGET_OOD, TARGET_MISS = 0.001, 0.05, 0.05
 STALE_BEYOND = 0.2
 """How far, as a share, the gallery's size may be from that at calibration."""
 
@@ -48,14 +49,13 @@ class Targets:
         conformal_miss: the share of queries whose conformal set holds no match.
     """
 
-    far: float = TARGET_FAR
-    ood: float = TARGET_OOD
-    conformal_miss: float = TARGET_MISS
+    far: float = 0.001
+    ood: float = 0.05
+    conformal_miss: float = 0.05
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not 0 < value < 1:
-                raise ValueError(f"target {name} must lie in (0, 1), got {value}")
+            check_share(f"target {name}", value)
 
 
 @dataclass(frozen=True)
@@ -63,21 +63,19 @@ class Histogram:
     """Counts of κ between rising edges, on a logarithmic scale.
 
     Attributes:
-        counts: (B,) how many values lie between two edges.
-        edges: (B + 1,) of κ.
+        counts: B, how many values lie between two edges.
+        edges: B + 1 of κ.
     """
 
-    counts: Int64[Tensor, " B"]
-    edges: Float[Tensor, " E"]
+    counts: tuple[int, ...]
+    edges: tuple[float, ...]
 
     @classmethod
-    def of(cls, kappa: Float[Tensor, " N"], *, bins: int = _HISTOGRAM_BINS) -> "Histogram":
+    def of(cls, kappa: Float[Tensor, " N"]) -> "Histogram":
         """Count concentrations between the least and the greatest; what is outside `KAPPA_RANGE` is at its end."""
         logs = kappa.detach().cpu().double().clamp(*KAPPA_RANGE).log10()
-        low, high = float(logs.min()) - 1e-6, float(logs.max()) + 1e-6
-        edges = torch.linspace(low, high, bins + 1, dtype=torch.float64)
-        counts = torch.bincount((torch.bucketize(logs, edges) - 1).clamp(0, bins - 1), minlength=bins)
-        return cls(counts, 10**edges)
+        counts, edges = np.histogram(logs.numpy(), _HISTOGRAM_BINS)
+        return cls(tuple(counts.tolist()), tuple((10**edges).tolist()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,10 +191,6 @@ class Calibration:
     def for_hitless(self) -> "Calibration":
         """For queries without hits, with a flag that looks at none."""
         return self._with_flag(without_hits(self.flag))
-
-    def false_accept_rate(self, cosine: float) -> tuple[float, tuple[float, float]]:
-        """The rate that an accept threshold promises (see `ConformalScores.rate`), and its 95 % interval."""
-        return self.false_accepts.rate(cosine), self.false_accepts.interval(cosine)
 
     def recall(self, cosine: float) -> float:
         """Recall@1 at an accept threshold: the share of queries with a match whose first hit is right and above it."""
@@ -409,6 +403,7 @@ def calibrate(
     detector.known(flag)
     mated = searches.has_mate
     correct = searches.correct[mated]
+    miss = targets.conformal_miss
     of_vectors = query_scores(queries, searches.cosines, labels=labels)
     kinds = (scores, of_vectors, query_scores(queries, searches.cosines))
     evidence = [{name: values[mated] for name, values in kind.items()} for kind in kinds]
@@ -429,7 +424,7 @@ def calibrate(
         right_hits=searches.score.double().masked_fill(~searches.correct, -torch.inf)[mated].sort().values,
         answers=tuple(fit(kind, correct) for kind, fit in {tuple(kind): (kind, fit) for kind, fit in fits}.values()),
         reliability=probability_bins(cross_validated(evidence[0], correct, fit=fits[0][1]), correct),
-        depth=_depth(searches.rank[mated], targets.conformal_miss),
+        depth=conformal_depth(searches.rank[mated], target=miss) if len(correct) >= needed(miss) else None,
         kappa=Histogram.of(queries.kappa),
         dimension=queries.dimension,
         reference=reference,
@@ -471,8 +466,8 @@ def query_scores(
     return {name: values.detach().cpu().double() for name, values in scores.items()}
 
 
-def credible_cosine(queries: Embeddings, *, level: float = LEVEL, dimension: int | None = None) -> Float[Tensor, " Q"]:
-    """Cosine of each query's credible cap, which depends on κ and the dimension alone.
+def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float = LEVEL) -> Float[Tensor, " Q"]:
+    """Cosine of each query's credible cap.
 
     The cap around the mean direction that holds a share `level` of the query's von Mises-Fisher distribution: hits
     within it are what the query may be, as far as κ knows.
@@ -480,23 +475,15 @@ def credible_cosine(queries: Embeddings, *, level: float = LEVEL, dimension: int
     Source: Kirchhof, Kasneci and Oh (2023), appendix C.5, where the cap is meant by cosines of at *least* t.
 
     Args:
-        queries: Q of them.
+        kappa: (Q,) of the queries.
+        dimension: of the sphere that κ is of, `Encoder.kappa_dimension`.
         level: of the cap, in (0, 1).
-        dimension: of the sphere that κ is of, `Encoder.kappa_dimension`, where it is not the embeddings'.
 
     Raises:
         ValueError: for a level outside (0, 1).
     """
-    kappa = queries.kappa.double()
-    mean = torch.eye(1, dimension or queries.dimension, dtype=torch.float64, device=kappa.device)
-    return VonMisesFisher(mean.expand(len(kappa), -1), kappa).credible_cap(level)
-
-
-def _depth(ranks: Tensor, miss: float) -> int | None:
-    try:
-        return conformal_depth(ranks, target=miss)
-    except ValueError:
-        return None
+    mean = torch.eye(1, dimension, dtype=torch.float64, device=kappa.device)
+    return VonMisesFisher(mean.expand(len(kappa), -1), kappa.double()).credible_cap(level)
 
 
 def _refuse_unpromised(calibration: Calibration) -> None:

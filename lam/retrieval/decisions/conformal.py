@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from lam.utils.checks import check_length, check_no_nan
+from lam.utils.checks import check_length, check_no_nan, check_share
 
 LEVEL = 0.95
 """The confidence of an interval, unless another is asked for."""
@@ -103,8 +103,6 @@ class ConformalScores:
         Raises:
             ValueError: for a target outside (0, 1), or one that N scores cannot promise, with the N that could.
         """
-        if self.classes is None:
-            return float(self.scores[self._rank(target) - 1])
         self._refuse_unpromised(target)
         above = self._weights.sum() - self._weights.cumsum(0)
         return float(self.scores[(1 + above <= target * (self.n_units + 1) + 1e-6).nonzero()[0, 0]])
@@ -122,7 +120,8 @@ class ConformalScores:
         """
         if self.classes is not None:
             raise ValueError("the rate of scores with classes follows no Beta law")
-        rank = self._rank(target)
+        self._refuse_unpromised(target)
+        rank = min(math.ceil(round((len(self) + 1) * (1 - target), 6)), len(self))
         return len(self) + 1 - rank, rank
 
     def rate(self, threshold: float) -> float:
@@ -215,10 +214,6 @@ class ConformalScores:
                 f"data, or a target of at least {self.least_rate:g}"
             )
 
-    def _rank(self, target: float) -> int:
-        self._refuse_unpromised(target)
-        return min(rank_of(len(self), target), len(self))
-
 
 def needed(target: float) -> int:
     """The least number of calibration scores that can promise a rate: ⌈1/target⌉ − 1.
@@ -230,7 +225,7 @@ def needed(target: float) -> int:
         >>> needed(0.05), needed(0.001)
         (19, 999)
     """
-    _check_rate("target", target)
+    check_share("target", target)
     return math.ceil(round(1 / target, 6)) - 1
 
 
@@ -238,11 +233,6 @@ def _rounded_up(rate: float) -> float:
     """A rate in three digits that is no less, so that it can be promised where the rate can."""
     scale = 10.0 ** (2 - math.floor(math.log10(rate)))
     return math.ceil(round(rate * scale, 6)) / scale
-
-
-def rank_of(n: int, target: float) -> int:
-    """r = ⌈(N + 1)(1 − target)⌉, not disturbed by the rounding of the target."""
-    return math.ceil(round((n + 1) * (1 - target), 6))
 
 
 def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float, float]:
@@ -268,7 +258,7 @@ def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float,
 
     if n < 1 or not 0 <= count <= n:
         raise ValueError(f"count must be from 0 to n with n at least 1, got {count} of {n}")
-    _check_rate("level", level)
+    check_share("level", level)
     interval = binomtest(count, n).proportion_ci(level, method="exact")
     return float(interval.low), float(interval.high)
 
@@ -295,8 +285,3 @@ def conformal_depth(ranks: Int[Tensor, " N"], *, target: float) -> int:
     if (ranks < 1).any():
         raise ValueError(f"ranks are counted from 1, got {int(ranks.min())}")
     return int(ConformalScores.of(ranks.double()).threshold(target))
-
-
-def _check_rate(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"{name} must lie in (0, 1), got {value}")

@@ -9,7 +9,6 @@ Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,6 +17,7 @@ from torch import Tensor
 from lam.retrieval.decisions.conformal import LEVEL, clopper_pearson
 from lam.retrieval.decisions.known import is_evidence
 from lam.retrieval.decisions.probability import Correctness, Scores, cross_validated, random_order
+from lam.utils.checks import check_share
 
 OtherScores = Mapping[str, Float[Tensor, " O"]]
 """By name, one value for each of O queries that are not known to be known."""
@@ -62,7 +62,7 @@ class Contrast:
         Raises:
             ValueError: for a share outside (0, 1), or no outsider.
         """
-        check_share(share)
+        check_share("the share of strangers", share)
         both, is_known = _joined(known, outsiders)
         return cls(Correctness.fit(both, is_known), _odds(is_known), share)
 
@@ -98,23 +98,6 @@ class Contrast:
         p = self.regression(scores)
         known = (1 - self.share) * self.odds * p / (1 - p).clamp(min=torch.finfo(p.dtype).tiny)
         return known.clamp(max=1) if self.is_mixture else known / (known + self.share)
-
-    @property
-    def evidence(self) -> tuple[str, ...]:
-        """The scores that it needs."""
-        return self.regression.evidence
-
-    @classmethod
-    def from_json(cls, numbers: Mapping[str, Any]) -> "Contrast":
-        """Of numbers by name."""
-        interval = None if numbers["interval"] is None else tuple(numbers["interval"])
-        return cls(**{**numbers, "regression": Correctness.from_json(numbers["regression"]), "interval": interval})
-
-
-def check_share(share: float) -> None:
-    """Refuse a share of strangers outside (0, 1)."""
-    if not 0 < share < 1:
-        raise ValueError(f"the share of strangers must lie in (0, 1), got {share}")
 
 
 def _joined(known: Scores, others: OtherScores) -> tuple[dict[str, Tensor], Tensor]:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from lam.utils.checks import check_length, check_no_nan
+from lam.utils.checks import check_choice, check_length, check_no_nan
 
 Decision = Literal["match", "unknown", "abstain"]
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
@@ -49,8 +49,7 @@ class Decisions:
         Raises:
             ValueError: for another word.
         """
-        if decision not in DECISIONS:
-            raise ValueError(f"decision must be one of {', '.join(DECISIONS)}, got {decision!r}")
+        check_choice("decision", decision, DECISIONS)
         return float((self.codes == DECISIONS.index(decision)).double().mean())
 
 

@@ -1,14 +1,13 @@
 """A calibration as a folder of a run: `calibration/`, a sealed generation of JSON and safetensors.
 
 calibration.json       key, targets, probabilities, histogram
-tables.safetensors     the calibration scores behind every threshold, and the reference features
+tables.safetensors     the calibration scores behind every threshold, reliability, and the reference features
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lam.retrieval.decisions.answer import Answer
@@ -30,24 +29,30 @@ from lam.utils.files import (
     write_tensors,
 )
 
-FORMAT = 5
+FORMAT = 6
 FOLDER, METADATA, TABLES = "calibration", "calibration.json", "tables.safetensors"
-_FLAG = "flag_"
+_FLAG, _RELIABILITY = "flag_", "reliability_"
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "facts")
+_RECORDS: dict[str, Any] = {
+    "targets": Targets,
+    "combined": dict[str, RankOdds],
+    "answers": tuple[Answer, ...],
+    "sameness": Correctness | None,
+    "kappa": Histogram,
+}
+"""Of what type the other metadata are."""
 
 
 def save_calibration(run: str | Path, calibration: Calibration) -> None:
     """Write a calibration; a crash leaves what was there before, or all of this."""
-    reliability = {name: value.nan_to_num().tolist() for name, value in vars(calibration.reliability).items()}
     metadata: dict[str, Any] = {
         "format": FORMAT,
         **{name: getattr(calibration, name) for name in _PLAIN},
         "targets": asdict(calibration.targets),
         "combined": {name: asdict(rank) for name, rank in calibration.detector.ranks.items()},
-        "answers": [model.to_json() for model in calibration.answers],
-        "sameness": None if calibration.verifier is None else calibration.verifier.sameness.to_json(),
-        "reliability": reliability,
-        "kappa": {name: value.tolist() for name, value in vars(calibration.kappa).items()},
+        "answers": [asdict(model) for model in calibration.answers],
+        "sameness": None if calibration.verifier is None else asdict(calibration.verifier.sameness),
+        "kappa": asdict(calibration.kappa),
     }
 
     def write(generation: Path) -> None:
@@ -80,30 +85,29 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
             f"the calibration in {folder} is of another network, posterior or preprocessing than the run's: its "
             f"thresholds mean nothing there; run `lam calibrate {run}` again"
         )
-    bins = {name: torch.tensor(value, dtype=torch.float64) for name, value in metadata["reliability"].items()}
+    from pydantic import TypeAdapter  # a quarter of a second to import
+
+    records = {name: TypeAdapter(kind).validate_python(metadata[name]) for name, kind in _RECORDS.items()}
     return Calibration(
         **{name: metadata[name] for name in _PLAIN},
-        targets=Targets(**metadata["targets"]),
-        detector=_detector(tables, metadata["combined"]),
+        targets=records["targets"],
+        detector=OodDetector(_calibrated(tables), records["combined"]),
         false_accepts=ConformalScores(_table(tables, "false_accepts"), tables.get("stranger_classes")),
         right_hits=_table(tables, "right_hits"),
-        answers=tuple(map(Answer.from_json, metadata["answers"])),
-        reliability=CalibrationBins(_defined(bins, "confidence"), _defined(bins, "accuracy"), bins["count"].long()),
-        kappa=Histogram(
-            torch.tensor(metadata["kappa"]["counts"]), torch.tensor(metadata["kappa"]["edges"], dtype=torch.float64)
+        answers=records["answers"],
+        reliability=CalibrationBins(
+            *(_table(tables, f"{_RELIABILITY}{field.name}") for field in fields(CalibrationBins))
         ),
-        reference=_reference(tables),
-        verifier=_verifier(metadata["sameness"], tables),
+        kappa=records["kappa"],
+        reference=Reference(tables["reference"], tables.get("reference_labels")) if "reference" in tables else None,
+        verifier=_verifier(tables, records["sameness"]),
     )
-
-
-def _defined(bins: dict[str, Tensor], name: str) -> Tensor:
-    return bins[name].masked_fill(bins["count"] == 0, torch.nan)
 
 
 def _tables(calibration: Calibration) -> dict[str, Tensor]:
     tables = {"false_accepts": calibration.false_accepts.scores, "right_hits": calibration.right_hits}
     tables |= {f"{_FLAG}{name}": known.scores for name, known in calibration.detector.calibrated.items()}
+    tables |= {f"{_RELIABILITY}{name}": values for name, values in vars(calibration.reliability).items()}
     if calibration.verifier is not None:
         tables["impostors"] = calibration.verifier.impostors.scores
     if calibration.false_accepts.classes is not None:
@@ -115,20 +119,13 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
     return tables
 
 
-def _detector(tables: dict[str, Tensor], combined: dict[str, Any]) -> OodDetector:
+def _calibrated(tables: dict[str, Tensor]) -> dict[str, ConformalScores]:
     _table(tables, f"{_FLAG}kappa")
-    calibrated = {name.removeprefix(_FLAG): ConformalScores(tables[name]) for name in tables if name.startswith(_FLAG)}
-    return OodDetector(calibrated, {name: RankOdds.from_json(numbers) for name, numbers in combined.items()})
+    return {name.removeprefix(_FLAG): ConformalScores(tables[name]) for name in tables if name.startswith(_FLAG)}
 
 
-def _reference(tables: dict[str, Tensor]) -> Reference | None:
-    return Reference(tables["reference"], tables.get("reference_labels")) if "reference" in tables else None
-
-
-def _verifier(sameness: dict[str, Any] | None, tables: dict[str, Tensor]) -> Verifier | None:
-    if sameness is None:
-        return None
-    return Verifier(ConformalScores(_table(tables, "impostors")), Correctness.from_json(sameness))
+def _verifier(tables: dict[str, Tensor], sameness: Correctness | None) -> Verifier | None:
+    return None if sameness is None else Verifier(ConformalScores(_table(tables, "impostors")), sameness)
 
 
 def _table(tables: dict[str, Tensor], name: str) -> Tensor:

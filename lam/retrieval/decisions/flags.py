@@ -9,7 +9,7 @@ from torch import Tensor
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.probability import RankOdds, joint_surprise, random_order
 from lam.retrieval.metrics.registry import SCORES
-from lam.utils.checks import check_length, check_no_nan
+from lam.utils.checks import check_choice, check_length, check_no_nan
 
 COMBINED = "combined"
 """Several scores as one."""
@@ -69,8 +69,7 @@ class OodDetector:
         Raises:
             ValueError: for an unknown flag, or one whose evidence the calibration did not have.
         """
-        if flag not in FLAGS:
-            raise ValueError(f"flag must be one of {', '.join(FLAGS)}, got {flag!r}")
+        check_choice("flag", flag, FLAGS)
         if flag not in self.calibrated:
             raise ValueError(
                 f"flag {flag!r} needs {_evidence(scores_behind(flag))}, and this calibration had none: use 'kappa'"
@@ -103,17 +102,12 @@ class OodDetector:
 
 def needs_reference(flag: str) -> bool:
     """Whether a flag compares with features of known items."""
-    return not _needs(scores_behind(flag)).keys().isdisjoint(("reference", "labelled"))
+    return _is_made_from(flag, "reference", "labelled")
 
 
 def needs_input(flag: str) -> bool:
     """Whether a flag is made of more of a query than its mean and κ."""
-    return "variance" in scores_behind(flag) or not _needs(scores_behind(flag)).keys().isdisjoint(("features", "parts"))
-
-
-def needs_hits(flag: str) -> bool:
-    """Whether a flag looks at what a query found."""
-    return not _needs(scores_behind(flag)).keys().isdisjoint(("cosines", "labels"))
+    return "variance" in scores_behind(flag) or _is_made_from(flag, "features", "parts")
 
 
 def without_input(flag: str) -> str:
@@ -125,7 +119,7 @@ def without_input(flag: str) -> str:
 
 def without_hits(flag: str) -> str:
     """The flag in its place for queries that found nothing: κ, or of several scores one that features give."""
-    if not needs_hits(flag):
+    if not _is_made_from(flag, "cosines", "labels"):
         return flag
     return "knn" if flag == COMBINED else "kappa"
 
@@ -135,13 +129,13 @@ def scores_behind(flag: str) -> tuple[str, ...]:
     return TOGETHER if flag == COMBINED else (flag,)
 
 
-def _needs(names: tuple[str, ...]) -> dict[str, None]:
-    """What these are made from, in order; see `lam.retrieval.metrics.registry.Score`."""
-    return dict.fromkeys(need for name in names for need in SCORES[name].needs)
+def _is_made_from(flag: str, *evidence: str) -> bool:
+    """Whether any of this is what a flag is made from; see `lam.retrieval.metrics.registry.Score`."""
+    return any(need in evidence for name in scores_behind(flag) for need in SCORES[name].needs)
 
 
 def _evidence(names: tuple[str, ...]) -> str:
-    """The same in words."""
+    """What these are made from, in words."""
     words = {
         "embeddings": "embeddings",
         "parts": "an encoder that has learnt ambiguity",
@@ -151,4 +145,5 @@ def _evidence(names: tuple[str, ...]) -> str:
         "cosines": "hits",
         "labels": "labels of the hits",
     }
-    return " and ".join(words[need] for need in _needs(names))
+    needs = dict.fromkeys(need for name in names for need in SCORES[name].needs)
+    return " and ".join(words[need] for need in needs)

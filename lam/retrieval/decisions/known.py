@@ -8,7 +8,6 @@ together.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -108,20 +107,6 @@ class Known:
             torch.tensor(values, dtype=torch.float64) for values in (self.mean, self.precision, self.unusual)
         )
         return mean, precision, ConformalScores(unusual)
-
-    @classmethod
-    def from_json(cls, numbers: Mapping[str, Any]) -> "Known":
-        """Of numbers by name."""
-        return cls(
-            evidence=tuple(numbers["evidence"]),
-            together=tuple(numbers["together"]),
-            ranks={name: RankOdds.from_json(one) for name, one in numbers["ranks"].items()},
-            mean=tuple(numbers["mean"]),
-            precision=tuple(map(tuple, numbers["precision"])),
-            of_distance=RankOdds.from_json(numbers["of_distance"]),
-            of_surprise=RankOdds.from_json(numbers["of_surprise"]),
-            unusual=tuple(numbers["unusual"]),
-        )
 
 
 def is_evidence(name: str) -> bool:

@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from lam.retrieval.metrics.uncertainty import CalibrationBins
-from lam.utils.checks import check_finite, check_length, positive_integer
+from lam.utils.checks import check_finite, check_length
 
 Scores = Mapping[str, Float[Tensor, " N"]]
 """By name, one value for each of N searches."""
@@ -29,6 +29,7 @@ LOGISTIC_COUNTS = 300
 
 _PENALTIES = (0.01, 0.1, 1.0)  # scikit-learn's C: variances of the weights before anything is seen
 _KNOTS = 65
+_BINS = 10
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,7 @@ class RankOdds:
 
     def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """Of new values, float64 on the CPU."""
-        return _interpolated(score.double(), *self._knots)
-
-    @cached_property
-    def _knots(self) -> tuple[Tensor, Tensor]:
-        return _doubles(self.values), _doubles(self.odds)
+        return torch.from_numpy(np.interp(score.double().numpy(), self.values, self.odds))
 
     def extended(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """The same, and beyond the least and the greatest value log(1 + d/spread) more, d being how far beyond."""
@@ -77,11 +74,6 @@ class RankOdds:
         above = ((x - self.values[-1]) / self.spread).clamp(min=0)
         below = ((self.values[0] - x) / self.spread).clamp(min=0)
         return self(score) + above.log1p() - below.log1p()
-
-    @classmethod
-    def from_json(cls, numbers: Mapping[str, Any]) -> "RankOdds":
-        """Of numbers by name."""
-        return cls(tuple(numbers["values"]), tuple(numbers["odds"]), numbers["spread"])
 
 
 def joint_surprise(ranks: Mapping[str, RankOdds], scores: Scores) -> Float[Tensor, " N"]:
@@ -194,12 +186,8 @@ class Correctness:
         for name, rank, weight in zip(self.evidence, self.ranks, self.weights, strict=True):
             check_finite(name, scores[name])
             total = total + weight * rank(scores[name])
-        level = _interpolated(total, *self._levels)
+        level = torch.from_numpy(np.interp(total.numpy(), self.knots, self.levels))
         return (self.n * level + LOGISTIC_COUNTS * total.sigmoid()) / (self.n + LOGISTIC_COUNTS)
-
-    @cached_property
-    def _levels(self) -> tuple[Tensor, Tensor]:
-        return _doubles(self.knots), _doubles(self.levels)
 
     @property
     def worth(self) -> dict[str, float]:
@@ -207,17 +195,6 @@ class Correctness:
         total = sum(map(abs, self.weights)) or 1.0
         shares = {name: abs(weight) / total for name, weight in zip(self.evidence, self.weights, strict=True)}
         return dict(sorted(shares.items(), key=lambda share: -share[1]))
-
-    def to_json(self) -> dict[str, Any]:
-        """The numbers, by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, numbers: dict[str, Any]) -> "Correctness":
-        """The regression of numbers by name."""
-        ranks = tuple(map(RankOdds.from_json, numbers["ranks"]))
-        plain = {name: tuple(value) if isinstance(value, list) else value for name, value in numbers.items()}
-        return cls(**{**plain, "ranks": ranks})
 
 
 def cross_validated(
@@ -243,39 +220,31 @@ def random_order(n: int) -> Int[Tensor, " N"]:
     return torch.randperm(n, generator=torch.Generator().manual_seed(0))
 
 
-def probability_bins(
-    probability: Float[Tensor, " N"], correct: Bool[Tensor, " N"], *, bins: int = 10
-) -> CalibrationBins:
-    """Sort answers by their probability into equal bins, closed on the right: a reliability diagram and its ECE.
+def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N"]) -> CalibrationBins:
+    """Sort answers by their probability into ten equal bins, closed on the right: a reliability diagram and its ECE.
 
     Args:
         probability: (N,) in [0, 1].
         correct: (N,) whether each answer is right.
-        bins: how many bins B, at least 1.
 
     Returns:
         Mean probability, accuracy and count of each bin; its `expected_error` is the ECE, lower is better, NaN for no
         answer.
 
     Raises:
-        ValueError: for no bin, another length, or a probability outside [0, 1], NaN included.
+        ValueError: for another length, or a probability outside [0, 1], NaN included.
 
     Example:
         >>> probability_bins(torch.tensor([0.75, 0.75]), torch.tensor([True, False])).expected_error
         0.25
     """
-    bins = positive_integer("bins", bins)
     check_length("correct", correct, "the probabilities", len(probability))
     outside = (~((probability >= 0) & (probability <= 1))).nonzero()
     if len(outside):
         index = int(outside[0])
         raise ValueError(f"probability must lie in [0, 1], got {float(probability[index])} at index {index}")
-    in_bin = ((probability.double() * bins).ceil().long() - 1).clamp(min=0)
-    count = torch.bincount(in_bin, minlength=bins)
-    zeros = torch.zeros(bins, dtype=torch.float64, device=count.device)
-    total = zeros.index_add(0, in_bin, probability.double())
-    right = zeros.index_add(0, in_bin, correct.double())
-    return CalibrationBins(total / count, right / count, count)
+    in_bin = ((probability.double() * _BINS).ceil().long() - 1).clamp(min=0)
+    return CalibrationBins.of(in_bin, probability, correct, bins=_BINS)
 
 
 def _rows(scores: Scores, rows: Tensor) -> dict[str, Tensor]:
@@ -304,19 +273,6 @@ def _regression(x: Tensor, correct: Tensor, penalty: float) -> tuple[Tensor, flo
 
     model: Any = LogisticRegression(C=penalty, max_iter=1000).fit(x.numpy(), correct.numpy())
     return torch.from_numpy(model.coef_[0]), float(model.intercept_[0])
-
-
-def _interpolated(at: Tensor, knots: Tensor, levels: Tensor) -> Tensor:
-    """Levels at some places: linear between rising knots, constant beyond them."""
-    right = torch.searchsorted(knots, at.contiguous()).clamp(max=len(knots) - 1)
-    left = (right - 1).clamp(min=0)
-    width = (knots[right] - knots[left]).clamp(min=torch.finfo(knots.dtype).tiny)
-    share = ((at - knots[left]) / width).clamp(0, 1)
-    return levels[left] + share * (levels[right] - levels[left])
-
-
-def _doubles(values: tuple[float, ...]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def _check_knots(name: str, knots: tuple[float, ...], other: str, levels: tuple[float, ...]) -> None:

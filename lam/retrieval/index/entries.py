@@ -3,7 +3,6 @@
 FAISS accepts NaN and checks dimensions with `assert`; a server says what is wrong too late, or in words of its own.
 """
 
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
@@ -81,16 +80,3 @@ def checked_ids(values: Any) -> Int64[Tensor, " N"]:
     if len(distinct) < len(ids):
         raise ValueError(f"ids must differ, got {int(distinct[counts > 1][0])} twice")
     return ids
-
-
-def checked_least_kappa(value: float | None) -> float:
-    """The least κ that a hit may have; 0, which every hit has, where none is asked for.
-
-    Raises:
-        ValueError: for a negative number, infinity or NaN.
-    """
-    if value is None:
-        return 0.0
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"least_kappa must be finite and not negative, got {value}")
-    return float(value)

@@ -43,7 +43,7 @@ def rank(
         tensor([1, 0, 1])
     """
     k = positive_integer("k", k)
-    _refuse_other_dimension(queries, gallery)
+    check_one_dimension(queries, gallery)
     unit_queries = unit_rows("queries", queries)
     unit_gallery = unit_queries if gallery is None else unit_rows("gallery", gallery)
     k = min(k, len(unit_gallery) - (gallery is None))
@@ -63,16 +63,16 @@ def cosines_in_blocks(
     Yields:
         (R,) queries and their (R, N) cosines with the gallery, float64; −∞ with itself, where there is no gallery.
     """
-    _refuse_other_dimension(queries, gallery)
+    check_one_dimension(queries, gallery)
     unit = unit_rows("queries", queries)
     yield from _in_blocks(unit, unit if gallery is None else unit_rows("gallery", gallery), gallery is None)
 
 
 def _in_blocks(queries: Tensor, gallery: Tensor, excludes_itself: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    for rows in torch.arange(len(queries), device=queries.device).split(_block_rows(len(gallery))):
+    for rows in torch.arange(len(queries)).split(max(1, _BLOCK_ELEMENTS // max(1, len(gallery)))):
         cosines = queries[rows] @ gallery.T
         if excludes_itself:
-            cosines[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
+            cosines[torch.arange(len(rows)), rows] = -torch.inf
         yield rows, cosines
 
 
@@ -100,7 +100,7 @@ def sampled_nearest(
         >>> sampled_nearest(samples)
         tensor([[1, 0, 1]])
     """
-    _refuse_other_dimension(samples, gallery_samples)
+    check_one_dimension(samples, gallery_samples)
     excludes_itself = gallery_samples is None
     gallery = samples if gallery_samples is None else gallery_samples
     if len(gallery) != len(samples):
@@ -144,17 +144,11 @@ def _nearest_by_tree(queries: Tensor, gallery: Tensor, excludes_itself: bool, _:
 
 def _nearest_by_product(queries: Tensor, gallery: Tensor, excludes_itself: bool, dtype: torch.dtype) -> Tensor:
     queries, gallery = queries.to(dtype), gallery.to(dtype)
-    nearest = []
-    for _, similarity in _in_blocks(queries, gallery, excludes_itself):
-        nearest.append(similarity.max(1).indices)
-    return torch.cat(nearest)
+    return torch.cat([cosines.max(1).indices for _, cosines in _in_blocks(queries, gallery, excludes_itself)])
 
 
-def _block_rows(columns: int) -> int:
-    return max(1, _BLOCK_ELEMENTS // max(1, columns))
-
-
-def _refuse_other_dimension(queries: Tensor, gallery: Tensor | None) -> None:
+def check_one_dimension(queries: Tensor, gallery: Tensor | None) -> None:
+    """Refuse a gallery of another dimension than that of the queries."""
     if gallery is not None and gallery.shape[-1] != queries.shape[-1]:
         raise ValueError(
             f"queries and gallery must have one dimension, got {queries.shape[-1]} and {gallery.shape[-1]}"

@@ -66,21 +66,13 @@ def prepare(index: Any, parameters: str | None, device: str) -> Any:
 
 
 def train(index: Any, vectors: np.ndarray) -> None:
-    """Train on (N, D) unit vectors.
-
-    Raises:
-        ValueError: where FAISS refuses, as it does for too few.
-    """
+    """Train on (N, D) unit vectors; a ValueError where FAISS refuses, as it does for too few."""
     with _refusals(f"FAISS cannot train on {len(vectors)} embeddings"):
         index.train(vectors)
 
 
 def add(index: Any, vectors: np.ndarray, slots: np.ndarray) -> None:
-    """Add (N, D) unit vectors under their slots.
-
-    Raises:
-        ValueError: where FAISS refuses, as types that are built at once do for a second call.
-    """
+    """Add (N, D) unit vectors under their slots; a ValueError where the type is built at once, by the first call."""
     with _refusals(f"FAISS cannot add {len(vectors)} embeddings"):
         index.add_with_ids(vectors, slots)
 

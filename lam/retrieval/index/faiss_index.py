@@ -17,12 +17,11 @@ from torch import Tensor
 
 from lam.retrieval.index import faiss_calls
 from lam.retrieval.index import files as index_files
-from lam.retrieval.index.entries import Ids as Ids
-from lam.retrieval.index.entries import checked_ids, checked_least_kappa, unit_vectors
+from lam.retrieval.index.entries import Ids, checked_ids, unit_vectors
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.index.rows import Store
-from lam.utils.checks import check_length, positive_integer
+from lam.utils.checks import check_at_least, check_length, positive_integer
 from lam.vmf.embeddings import Embeddings, check_same_means
 
 if TYPE_CHECKING:
@@ -175,8 +174,8 @@ class Index:
         """
         if len(self):
             check_same_means(embeddings, self.mean_samples)
-        least = checked_least_kappa(least_kappa)
-        allowed = None if least == 0 else self._store.column("kappa") >= least
+        check_at_least("least_kappa", least_kappa, 0.0)
+        allowed = self._store.column("kappa") >= least_kappa if least_kappa else None
         k = min(positive_integer("k", k), len(self) if allowed is None else int(allowed.sum()))
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         if k == 0 or len(vectors) == 0:
@@ -248,7 +247,7 @@ class Index:
             ValueError: for a folder that a later version wrote.
         """
         saved = index_files.load(folder)
-        index = cls(saved.dimension, saved.factory, parameters=saved.parameters, device=device)
+        index = cls(saved.store.column("vectors").shape[1], saved.factory, parameters=saved.parameters, device=device)
         index._store, index.mean_samples = saved.store, saved.mean_samples
         if saved.complaint is None:
             index._faiss = faiss_calls.prepare(saved.faiss, saved.parameters, device)
@@ -340,7 +339,6 @@ def _hits(ids: np.ndarray, scores: np.ndarray, kappa: np.ndarray, queries: Embed
     """Hits on the device and in the precision of the queries."""
     return Hits(
         torch.from_numpy(ids).to(queries.mean.device),
-        torch.from_numpy(scores).to(queries.mean.device, queries.mean.dtype),
-        torch.from_numpy(kappa).to(queries.kappa.device, queries.kappa.dtype),
-        queries.kappa,
+        torch.from_numpy(scores).to(queries.mean),
+        torch.from_numpy(kappa).to(queries.kappa),
     )

@@ -35,7 +35,6 @@ _TRIES = 5
 class SavedIndex:
     """Contents of an index's folder; where the cache must be built anew, `faiss` is None and `complaint` says why."""
 
-    dimension: int
     factory: str
     parameters: str | None
     mean_samples: int | None
@@ -58,8 +57,6 @@ def save(
         write_atomically(generation / _CACHE, lambda temporary: _write_cache(index, temporary))
         metadata = {
             "format": FORMAT,
-            "dimension": store.column("vectors").shape[1],
-            "size": len(store),
             "factory": factory,
             "parameters": parameters,
             "mean_samples": mean_samples,
@@ -114,7 +111,6 @@ def _read(folder: Path) -> SavedIndex:
             f"{generation / _METADATA} has format {metadata['format']}, this version of lam reads {FORMAT}"
         )
     return SavedIndex(
-        metadata["dimension"],
         metadata["factory"],
         metadata["parameters"],
         metadata["mean_samples"],

@@ -93,9 +93,6 @@ class Fused:
     counts: Int64[Tensor, " G"]
     uncapped: Float[Tensor, " G"]
 
-    def __len__(self) -> int:
-        return len(self.identities)
-
 
 def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: float = 1.0) -> Fused:
     """Fuse the images of each identity by the product of their densities, with a cap on κ for what errors they share.

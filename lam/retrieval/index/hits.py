@@ -1,7 +1,8 @@
 """`Hits`: the result of a search of any index."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -16,20 +17,18 @@ class Hits:
         ids: (Q, K) ids of the hits.
         scores: (Q, K) their cosines with the query; higher is better.
         kappa: (Q, K) the concentration stored with each hit; small means uncertain.
-        query_kappa: (Q,) the concentration of each query.
     """
 
     ids: Int64[Tensor, "Q K"]
     scores: Float[Tensor, "Q K"]
     kappa: Float[Tensor, "Q K"]
-    query_kappa: Float[Tensor, " Q"]
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def first(self, k: int) -> "Hits":
-        """The best k of each query."""
-        return replace(self, ids=self.ids[:, :k], scores=self.scores[:, :k], kappa=self.kappa[:, :k])
+    def __getitem__(self, index: Any) -> "Hits":
+        """Some of the queries, or of their hits, as a tensor is indexed: `hits[:, :k]` are the best k of each."""
+        return Hits(self.ids[index], self.scores[index], self.kappa[index])
 
 
 def label_numbers(labels: Iterable[Iterable[str]]) -> Int64[Tensor, "Q K"]:

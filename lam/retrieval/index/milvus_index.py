@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from lam.retrieval.index.entries import Ids, checked_ids, checked_least_kappa, unit_vectors
+from lam.retrieval.index.entries import Ids, checked_ids, unit_vectors
 from lam.retrieval.index.hits import Hits
-from lam.utils.checks import check_length, positive_integer
+from lam.utils.checks import check_at_least, check_choice, check_length, check_positive, positive_integer
 from lam.vmf.embeddings import Embeddings
 
 Structure = Literal["FLAT", "HNSW"]
@@ -94,7 +94,7 @@ class Address:
             host, port = parts.hostname, parts.port
         except ValueError:
             host, port = None, None
-        if not host:
+        if not host or port == 0:
             raise ValueError(f"address must be {_FORMS}, with a port from 1 to 65535, got {address!r}")
         server = (f"[{host}]" if ":" in host else host) + f":{port or _PORT}"
         return cls(f"{'https' if parts.scheme == 'milvus+tls' else 'http'}://{server}", collection, server)
@@ -116,7 +116,8 @@ class MilvusIndex:
     Raises:
         ValueError: for an address of another form, a collection that does not exist and has no dimension, one that
             holds other fields or another dimension, or where pymilvus is not installed.
-        ConnectionError: where the server does not answer, refuses, or the file cannot be opened.
+        ConnectionError: where the file cannot be opened; and, as every method does, where the server does not answer or
+            refuses.
     """
 
     def __init__(
@@ -128,10 +129,8 @@ class MilvusIndex:
         timeout: float = TIMEOUT,
     ) -> None:
         dimension = None if dimension is None else positive_integer("dimension", dimension)
-        if structure not in get_args(Structure):
-            raise ValueError(f"structure must be one of {', '.join(get_args(Structure))}, got {structure!r}")
-        if not 0 < timeout < float("inf"):
-            raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
+        check_choice("structure", structure, get_args(Structure))
+        check_positive("timeout", timeout)
         self.address = Address.parse(address)
         self.timeout = timeout
         self._client = self._connect()
@@ -177,7 +176,6 @@ class MilvusIndex:
         Raises:
             ValueError: for another dimension, a mean that is no unit vector, a κ that is negative or not finite, or ids
                 that are negative, too large, repeated or taken.
-            ConnectionError: where the server does not answer or refuses.
         """
         rows = self._rows(embeddings, ids)
         new_ids = [row["id"] for row in rows]
@@ -211,7 +209,6 @@ class MilvusIndex:
 
         Raises:
             ValueError: for ids that are repeated or not in the index.
-            ConnectionError: where the server does not answer or refuses.
         """
         self._delete(list(self._kappa_of_known(ids)))
 
@@ -242,27 +239,26 @@ class MilvusIndex:
         Raises:
             ValueError: for k out of range, a negative `least_kappa`, another dimension, or a query that is no unit
                 vector.
-            ConnectionError: where the server does not answer or refuses.
         """
         k = positive_integer("k", k)
         if k > MOST_HITS:
             raise ValueError(f"k must be at most {MOST_HITS}, which is as many as Milvus gives, got {k}")
-        least = checked_least_kappa(least_kappa)
+        check_at_least("least_kappa", least_kappa, 0.0)
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         options: dict[str, Any] = {"limit": k, "anns_field": "vector", "output_fields": ["kappa"]}
         options["search_params"] = {"params": {"ef": max(64, 2 * k)}}
-        if least > 0:
-            options["filter"] = f"kappa >= {least!r}"
+        if least_kappa:
+            options["filter"] = f"kappa >= {float(least_kappa)!r}"
         hits: list[list[tuple[int, float, float]]] = []
         for block in _blocks(list(vectors), max(1, min(MOST_HITS, _SENT_ELEMENTS // max(self.dimension, 2 * k)))):
             hits += [_in_order(answer) for answer in self._call("search", data=block, **options)]
         k = min(map(len, hits), default=0)
-        table = torch.tensor([[hit[1:] for hit in row[:k]] for row in hits], dtype=torch.float64)
-        table = table.reshape(len(hits), k, 2)
-        ids = torch.tensor([[hit[0] for hit in row[:k]] for row in hits], dtype=torch.int64).reshape(len(hits), k)
-        mean, kappa = embeddings.mean, embeddings.kappa
-        scores = table[..., 0].clamp(-1, 1).to(mean.device, mean.dtype)
-        return Hits(ids.to(mean.device), scores, table[..., 1].to(kappa.device, kappa.dtype), kappa)
+        ids, scores, kappa = (
+            torch.tensor([[hit[column] for hit in row[:k]] for row in hits], dtype=dtype).reshape(len(hits), k)
+            for column, dtype in enumerate((torch.int64, torch.float64, torch.float64))
+        )
+        mean = embeddings.mean
+        return Hits(ids.to(mean.device), scores.clamp(-1, 1).to(mean), kappa.to(embeddings.kappa))
 
     def kappa_of(self, ids: Ids) -> Float64[Tensor, " N"]:
         """The concentration stored with each id.
@@ -272,7 +268,6 @@ class MilvusIndex:
 
         Raises:
             ValueError: for ids that are repeated or not in the index.
-            ConnectionError: where the server does not answer or refuses.
         """
         return torch.tensor(list(self._kappa_of_known(ids).values()), dtype=torch.float64)
 

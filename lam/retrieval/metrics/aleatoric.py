@@ -1,9 +1,9 @@
-"""Whether κ says how ambiguous an input is: against severities, crops, people's labels, and right and wrong answers."""
+"""Whether κ says how ambiguous an input is: against severities, crops and people's labels."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from lam.utils.checks import check_finite
@@ -27,8 +27,10 @@ def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> 
     check_finite("other", other)
     if (one == one[0]).all() or (other == other[0]).all():
         return None
-    ranks = torch.stack([_mean_ranks(values) for values in (one, other)])
-    return float(torch.corrcoef(ranks)[0, 1].clamp(-1, 1))
+    from scipy.stats import spearmanr
+
+    result: Any = spearmanr(one.cpu(), other.cpu())
+    return float(result.statistic)
 
 
 def less_sure_of_crops(kappa: Float[Tensor, " N"], kappa_of_crop: Float[Tensor, " N"]) -> float:
@@ -68,53 +70,3 @@ def label_entropy(probabilities: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
             f"probabilities must be at least 0 and add up to 1, got {float(sums[row])} in all at row {row}"
         )
     return torch.special.entr(probabilities).sum(1)
-
-
-@dataclass(frozen=True)
-class Failures:
-    """How κ of right answers differs from κ of wrong ones.
-
-    Attributes:
-        auroc: probability that a right answer has the larger κ, ties as half; None where all are right, or none.
-        u: the Mann-Whitney statistic, how many pairs of a right and a wrong answer that is.
-        p_value: of U under no difference, two-sided, by its normal approximation with ties; None as above.
-    """
-
-    auroc: float | None
-    u: float
-    p_value: float | None
-
-
-def failures(kappa: Float[Tensor, " N"], right: Bool[Tensor, " N"], *, name: str = "kappa") -> Failures:
-    """Compare κ of right and of wrong answers.
-
-    Source: Mann and Whitney (1947).
-
-    Args:
-        kappa: (N,) larger where an answer is surer.
-        right: (N,) whether each answer is.
-        name: what errors call κ.
-
-    Raises:
-        ValueError: where κ and answers are not as many, or κ is not finite.
-
-    Example:
-        >>> failures(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([False, False, True, True])).auroc
-        1.0
-    """
-    if kappa.shape != right.shape:
-        raise ValueError(f"each answer needs its kappa, got {len(right)} and {len(kappa)}")
-    check_finite(name, kappa)
-    n_right, n_wrong = int(right.sum()), int((~right).sum())
-    if not n_right or not n_wrong:
-        return Failures(None, 0.0, None)
-    from scipy.stats import mannwhitneyu
-
-    u, p_value = mannwhitneyu(kappa[right].double().cpu(), kappa[~right].double().cpu(), method="asymptotic")
-    p_value = 1.0 if (kappa == kappa[0]).all() else float(p_value)
-    return Failures(float(u) / (n_right * n_wrong), float(u), p_value)
-
-
-def _mean_ranks(values: Tensor) -> Tensor:
-    _, places, counts = values.unique(return_inverse=True, return_counts=True)
-    return (counts.cumsum(0) - (counts - 1) / 2).double()[places]

@@ -130,16 +130,17 @@ def precision_recall_curve(
 
 def _area(metric: Callable[..., Any], in_distribution: Tensor, out_of_distribution: Tensor) -> float:
     target, scores = _target_and_scores(in_distribution, out_of_distribution)
-    return float(metric(target, scores)) if _both(in_distribution, out_of_distribution) else float("nan")
+    return float(metric(target, scores)) if 0 < target.sum() < len(target) else float("nan")
 
 
 def _curve(metric: Callable[..., Any], in_distribution: Tensor, out_of_distribution: Tensor) -> tuple[Tensor, Tensor]:
-    if not _both(in_distribution, out_of_distribution):
+    target, scores = _target_and_scores(in_distribution, out_of_distribution)
+    if not 0 < target.sum() < len(target):
         raise ValueError(
             "a curve needs items of both classes, got "
             f"{len(in_distribution)} in distribution and {len(out_of_distribution)} out of distribution"
         )
-    first, second, _ = metric(*_target_and_scores(in_distribution, out_of_distribution))
+    first, second, _ = metric(target, scores)
     return torch.from_numpy(first), torch.from_numpy(second)
 
 
@@ -148,7 +149,3 @@ def _target_and_scores(in_distribution: Tensor, out_of_distribution: Tensor) -> 
     check_finite("out_of_distribution", out_of_distribution)
     target = torch.cat([torch.zeros(len(in_distribution)), torch.ones(len(out_of_distribution))])
     return target.numpy(), torch.cat([in_distribution, out_of_distribution]).detach().double().cpu().numpy()
-
-
-def _both(in_distribution: Tensor, out_of_distribution: Tensor) -> bool:
-    return len(in_distribution) > 0 and len(out_of_distribution) > 0

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.retrieval.metrics.searches import Searches
-from lam.utils.checks import check_length, check_no_nan
+from lam.retrieval.metrics.uncertainty import count_by_certainty
+from lam.utils.checks import check_length, check_no_nan, check_share
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,7 @@ def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
         >>> threshold_at(torch.tensor([0.1, 0.2, 0.3, 0.4]), 0.25)
         0.30...
     """
-    if not 0 < rate < 1:
-        raise ValueError(f"rate must lie in (0, 1), got {rate}")
+    check_share("rate", rate)
     check_no_nan("non_mated", non_mated)
     if len(non_mated) == 0:
         return float("nan")
@@ -203,68 +203,38 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
     return float((below + not_above).sum() / (2 * len(score) * len(others)))
 
 
-def risk_coverage(
-    correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
-) -> tuple[Float[Tensor, " Q"], Float[Tensor, " Q"]]:
-    """Share of wrong answers among the n most certain, for every n.
+def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
+    """Area under the risk-coverage curve, the mean of its risks; lower is better.
 
-    Within a group of equal uncertainty each answer counts with the group's mean: ties by expectation.
+    The risk at coverage n/Q is the share of wrong answers among the n most certain. Within a group of equal uncertainty
+    each answer counts with the group's mean: ties by expectation.
 
-    Source: El-Yaniv and Wiener (2010).
+    Source: El-Yaniv and Wiener (2010) for the curve; Geifman, Uziel and El-Yaniv (2019).
 
     Args:
         correct: (Q,) whether each answer is right.
         uncertainty: (Q,) higher is more uncertain; infinities are allowed.
 
     Returns:
-        (Q,) coverages n/Q, rising to 1, and (Q,) risks, float64, on the CPU.
+        A mean in [0, 1], the error rate itself for a constant uncertainty; NaN for no answer.
 
     Raises:
         ValueError: for NaN or another length.
 
     Example:
-        >>> risk_coverage(torch.tensor([True, False]), torch.tensor([0.1, 0.9]))[1].tolist()
-        [0.0, 0.5]
-    """
-    check_length("uncertainty", uncertainty, "the answers", len(correct))
-    check_no_nan("uncertainty", uncertainty)
-    order = uncertainty.argsort()
-    _, group, sizes = uncertainty[order].unique_consecutive(return_inverse=True, return_counts=True)
-    wrong = torch.zeros(len(sizes), dtype=torch.float64, device=sizes.device)
-    wrong = wrong.index_add(0, group, (~correct[order]).double())
-    answered = torch.arange(1, len(correct) + 1, dtype=torch.float64)
-    return answered / max(1, len(correct)), (wrong / sizes)[group].cumsum(0).cpu() / answered
-
-
-def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """Area under the risk-coverage curve, the mean of its risks; lower is better.
-
-    Source: Geifman, Uziel and El-Yaniv (2019).
-
-    Args:
-        correct: (Q,) whether each answer is right.
-        uncertainty: (Q,) higher is more uncertain.
-
-    Returns:
-        A mean in [0, 1], the error rate itself for a constant uncertainty; NaN for no answer.
-
-    Raises:
-        ValueError: as `risk_coverage`.
-
-    Example:
         >>> aurc(torch.tensor([True, False]), torch.zeros(2))
         0.5
     """
-    return float(risk_coverage(correct, uncertainty)[1].mean())
+    n_wrong = count_by_certainty(~correct, uncertainty)[1:]
+    return float((n_wrong / torch.arange(1, len(correct) + 1)).mean())
 
 
-def answer_precision_recall(
-    score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_answerable: int
-) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
-    """Recall and precision of first hits as the threshold falls, as place recognition and loop closure have it.
+def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_answerable: int) -> float:
+    """R@100P, the greatest recall before the first wrong answer; higher is better.
 
-    At a threshold that is one of the scores, all hits that reach it are answers: precision = right answers / answers,
-    recall = right answers / queries that have a match. Queries of equal score are answered together.
+    The share of the searches with a match whose first hit is right and scores above every wrong one.
+
+    Source: Lowry et al. (2016), Visual Place Recognition: A Survey.
 
     Args:
         score: (Q,) of the first hits of all searches, mated or not.
@@ -272,18 +242,14 @@ def answer_precision_recall(
         n_answerable: how many of the searches have a match.
 
     Returns:
-        (T,) recalls, rising, and (T,) precisions, float64, one for each different score from the highest on; recalls
-        are NaN where no search has a match.
+        A share in [0, 1], 0 where the highest score is of a wrong hit; NaN where no search has a match.
 
     Raises:
         ValueError: for NaN, another length, or fewer searches with a match than right hits.
 
     Example:
-        >>> recall, precision = answer_precision_recall(
-        ...     torch.tensor([0.9, 0.8]), torch.tensor([True, False]), n_answerable=1
-        ... )
-        >>> recall.tolist(), precision.tolist()
-        ([1.0, 1.0], [1.0, 0.5])
+        >>> recall_at_full_precision(torch.tensor([0.9, 0.8, 0.7]), torch.tensor([True, False, True]), n_answerable=2)
+        0.5
     """
     check_length("correct", correct, "the scores", len(score))
     check_no_nan("score", score)
@@ -292,26 +258,7 @@ def answer_precision_recall(
             f"n_answerable must be from the {int(correct.sum())} right hits to the {len(score)} searches, "
             f"got {n_answerable}"
         )
-    order = score.argsort(descending=True)
-    _, sizes = score[order].unique_consecutive(return_counts=True)
-    answers = sizes.cumsum(0)
-    right = correct[order].long().cumsum(0)[answers - 1]
-    return right.double().cpu() / n_answerable if n_answerable else right.cpu() * torch.nan, (right / answers).cpu()
-
-
-def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_answerable: int) -> float:
-    """R@100P, the greatest recall before the first wrong answer; higher is better.
-
-    Source: Lowry et al. (2016), Visual Place Recognition: A Survey; arguments and errors as `answer_precision_recall`.
-
-    Returns:
-        A share in [0, 1], 0 where the highest score is of a wrong hit; NaN where no search has a match.
-
-    Example:
-        >>> recall_at_full_precision(torch.tensor([0.9, 0.8, 0.7]), torch.tensor([True, False, True]), n_answerable=2)
-        0.5
-    """
-    recall, precision = answer_precision_recall(score, correct, n_answerable=n_answerable)
     if n_answerable == 0:
         return float("nan")
-    return float(recall[precision == 1].amax()) if (precision == 1).any() else 0.0
+    best_wrong = score.masked_fill(correct, -torch.inf).max()
+    return int((correct & (score > best_wrong)).sum()) / n_answerable

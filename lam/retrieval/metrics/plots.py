@@ -1,13 +1,14 @@
 """Pictures of the metrics, as PNG files.
 
-Every function computes what it draws from the same arrays as the metric of that name, so that figure and number cannot
-differ. Matplotlib's object interface alone is used: no global figure, backend or style is touched.
+Every function writes the file at `path` and computes what it draws from the same arrays as the metric of that name, so
+that figure and number cannot differ; nothing to draw is a ValueError. Matplotlib's object interface alone is used: no
+global figure, backend or style is touched.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
 from lam.retrieval.metrics.uncertainty import CalibrationBins, ausc, sparsification
-from lam.utils.checks import check_finite, positive_integer
+from lam.utils.checks import check_finite
 from lam.utils.files import write_atomically
 
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
@@ -24,6 +25,8 @@ _INK, _MUTED, _GRID = "#1f2430", "#6b7280", "#e5e7eb"
 _VERDICTS = {True: ("✓ right", "#009e73"), False: ("✗ wrong", "#d55e00")}
 _OUTSIDE = "#0072b2"
 _DPI = 160
+_BINS = 50  # of a histogram of κ
+_EXTREMES = 8
 _LEGEND = 3.0  # inches of a legend beside the axes
 _CHARACTERS, _TEXT_LINES = 19, 10  # of a text in the place of a picture
 _SIDE, _STEP, _HALF = 1.0, 1.12, 3.0  # inches: a picture among the extremes, from one to the next, the least certain
@@ -41,7 +44,6 @@ def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Ten
     Beside them are the best possible curve and that of dropping at random, where all are of the same answers.
 
     Args:
-        path: the PNG file to write.
         ranked: by name, (Q,) whether the first hit is relevant, of at least one query, and (Q,) how uncertain it is,
             higher meaning more; at most eighteen.
 
@@ -72,7 +74,6 @@ def plot_calibration(
     """Draw accuracy against confidence, with the number of queries in each bin below.
 
     Args:
-        path: the PNG file to write.
         bins: what `lam.retrieval.Votes.binned` returns.
         confidence: what the confidence is.
     """
@@ -101,11 +102,7 @@ def plot_calibration_curves(path: str | Path, bins: Mapping[str, CalibrationBins
     """Draw accuracy against confidence of several systems, a point for every bin that holds a query.
 
     Args:
-        path: the PNG file to write.
         bins: by name, what `lam.retrieval.Votes.binned` returns; at most eighteen.
-
-    Raises:
-        ValueError: for nothing to draw.
     """
     _refuse_count("bins", bins)
     figure, axes = _figure()
@@ -124,7 +121,6 @@ def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]
     """Draw several figures of several systems as bars, side by side.
 
     Args:
-        path: the PNG file to write.
         figures: by what a figure is called, its values in [0, 1] by system, None where it is undefined; the same
             systems in each, at most eighteen.
 
@@ -155,7 +151,6 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
     """Draw the ROC curve of each OOD score; OOD is the positive class.
 
     Args:
-        path: the PNG file to write.
         scores: by name, (N,) scores in distribution and (O,) out of it, higher meaning more OOD; at most eighteen.
 
     Raises:
@@ -177,7 +172,6 @@ def plot_precision_recall(
     """Draw precision against recall of each OOD score, with the prevalence that a useless score gets.
 
     Args:
-        path: the PNG file to write.
         scores: by name, (N,) scores in distribution and (O,) out of it, higher meaning more OOD; at most eighteen.
         positives: what the second ones are called.
 
@@ -196,26 +190,23 @@ def plot_precision_recall(
     _finish(figure, axes, path, legend="best")
 
 
-def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor], *, bins: SupportsIndex = 50) -> None:
+def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor]) -> None:
     """Draw how the concentration κ of each set is distributed, on a logarithmic axis.
 
     Args:
-        path: the PNG file to write.
         kappa: (N,) values ≥ 0 by name, in distribution first; at most eighteen sets. Zero counts in the lowest bin.
-        bins: how many bins, at least 1.
 
     Raises:
         ValueError: for nothing to draw, an empty set, or a value that is not finite.
     """
     _refuse_count("kappa", kappa)
-    bins = positive_integer("bins", bins)
     for name, values in kappa.items():
         check_finite(f"kappa of {name}", values)
         if len(values) == 0:
             raise ValueError(f"kappa of {name} must hold at least one value, got none")
     figure, axes = _figure()
     arrays = {name: values.detach().double().cpu().numpy() for name, values in kappa.items()}
-    edges = _log_edges(np.concatenate(list(arrays.values())), bins)
+    edges = _log_edges(np.concatenate(list(arrays.values())))
     for style, name, values in _styled(arrays):
         inside, share = values.clip(edges[0], edges[-1]), np.full(len(values), 100 / len(values))
         axes.hist(inside, edges, weights=share, color=style["color"], alpha=0.35, histtype="stepfilled")
@@ -232,21 +223,17 @@ def plot_corruption(path: str | Path, kappa: Mapping[str, Tensor], recall: Mappi
     """Draw the median κ and recall@1 of queries against the severity of their corruption, by kind.
 
     Args:
-        path: the PNG file to write.
         kappa: (V,) medians of κ at severities 0 (clean) to V − 1, by kind; nothing where κ says nothing.
         recall: (V,) recall@1 by kind.
-
-    Raises:
-        ValueError: for nothing to draw.
     """
     _refuse_count("recall", recall)
     figure = _blank(8.4 if kappa else 4.6, 3.8)
     panels = figure.subplots(1, 2 if kappa else 1, squeeze=False)[0]
     drawn = ((kappa, "median κ, as a multiple of the clean"), (recall, "recall@1"))[not kappa :]
     for axes, (curves, label) in zip(panels, drawn, strict=True):
-        for color, (kind, values) in zip(_PALETTE, curves.items(), strict=False):
+        for style, kind, values in _styled(curves):
             heights = values / values[0] if curves is kappa else values
-            axes.plot(range(len(values)), heights.cpu(), "o-", color=color, markersize=4, label=kind)
+            axes.plot(range(len(values)), heights.cpu(), **style, marker="o", markersize=4, label=kind)
         axes.set(xlabel="severity", ylabel=label, xticks=range(len(next(iter(curves.values())))))
         _style(axes)
         if curves is kappa:
@@ -271,7 +258,6 @@ def plot_tuning(
     """Draw the score and the calibration error of every likelihood scale that was tried, and which was chosen.
 
     Args:
-        path: the PNG file to write.
         scales: every likelihood scale s that was tried, in rising order.
         scores: the log score at each of them.
         errors: the standard error of each score's difference from the best.
@@ -298,18 +284,17 @@ def plot_extremes(
     *,
     query_image: Callable[[int], Tensor | str],
     hit_image: Callable[[int], Tensor | str],
-    count: SupportsIndex = 8,
 ) -> None:
     """Show the least and the most certain queries, each with its κ, its first hit and what that is worth.
 
+    Eight of each, or as many as there are.
+
     Args:
-        path: the PNG file to write.
         kappa: (Q,) the concentration of each query.
         verdict: says of a query, by its index, whether its first hit is right; or, of one that nothing answers, the
             name of the set that it is of, which then stands above the query.
         query_image: gives its image, (C, H, W) or (H, W) with C 1 or 3 and values in [0, 1], or its text.
         hit_image: gives that of its first hit.
-        count: how many of each, at least 1; as many as there are where that is fewer.
 
     Raises:
         ValueError: for no query, κ that is not finite, or something that is no image.
@@ -317,7 +302,7 @@ def plot_extremes(
     check_finite("kappa", kappa)
     if len(kappa) == 0:
         raise ValueError("kappa must hold at least one query, got none")
-    count = min(positive_integer("count", count), len(kappa))
+    count = min(_EXTREMES, len(kappa))
     order = kappa.argsort(stable=True).tolist()
     halves = ("Least", order[:count]), ("Most", order[::-1][:count])
     figure, axes = _sheet(max(_SIDE + (count - 1) * _STEP + 0.42, 3.2), 2 * _HALF)
@@ -335,12 +320,12 @@ def plot_extremes(
     _save(figure, path)
 
 
-def _log_edges(values: Any, bins: int) -> Any:
-    """Edges over the positive values, at least half a decade wide."""
+def _log_edges(values: Any) -> Any:
+    """Edges of bins over the positive values, at least half a decade wide."""
     positive = values[values > 0] if (values > 0).any() else np.ones(1)
     low, high = np.log10(positive.min()), np.log10(positive.max())
     middle, half = (low + high) / 2, max((high - low) / 2, 0.25)
-    return np.logspace(middle - half, middle + half, bins + 1)
+    return np.logspace(middle - half, middle + half, _BINS + 1)
 
 
 def _log_ticks(axes: Any, low: float, high: float) -> None:
@@ -374,11 +359,8 @@ def _show(axes: Any, corner: tuple[float, float], image: Tensor | str, title: st
 
 def _beginning(text: str) -> str:
     """As much of a text as fits into the place of a picture."""
-    lines = wrap(text, width=_CHARACTERS) or [""]
-    shown = lines[:_TEXT_LINES]
-    if len(lines) > _TEXT_LINES:
-        shown[-1] = f"{shown[-1][: _CHARACTERS - 1]}…"
-    return "\n".join(shown).replace("$", "\\$")
+    lines = wrap(text, width=_CHARACTERS, max_lines=_TEXT_LINES, placeholder="…")
+    return "\n".join(lines).replace("$", "\\$")
 
 
 def _draw(axes: Any, corner: tuple[float, float], image: Tensor) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from lam.utils.checks import check_length, positive_integer
 def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
     """Share of queries with a relevant item among their first k hits; higher is better.
 
-    Queries without any relevant item are left out; `count_without_relevant` counts them.
+    Queries without any relevant item are left out; the metric `n_without_relevant` counts them.
 
     Args:
         relevance: (Q, K) whether each ranked item is relevant, best rank first. K below k is accepted only where the
@@ -47,7 +47,7 @@ def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"]
     """Mean over queries of the share of relevant items among the first k hits; higher is better.
 
     The share is of k, so that a query with fewer relevant items than k cannot reach 1. Queries without any relevant
-    item are left out; `count_without_relevant` counts them.
+    item are left out; the metric `n_without_relevant` counts them.
 
     Args:
         relevance: (Q, K) whether each ranked item is relevant, best rank first; see `recall_at_k`.
@@ -72,8 +72,8 @@ def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"]
 def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
     """Mean over queries of the average precision of the first k hits; higher is better.
 
-    AP@k = Σ_(hits i ≤ k) precision@i / min(k, n_relevant). Queries without any relevant item are left out;
-    `count_without_relevant` counts them.
+    AP@k = Σ_(hits i ≤ k) precision@i / min(k, n_relevant). Queries without any relevant item are left out; the metric
+    `n_without_relevant` counts them.
 
     Source: Musgrave, Belongie and Lim (2020), "A Metric Learning Reality Check", for the normalisation by what can be
     reached; with k = n_relevant it is their MAP@R.
@@ -186,22 +186,6 @@ def mean_reciprocal_rank(ranks: RelevantRanks) -> float:
         0.25
     """
     return float((1 / ranks.first[ranks.n_relevant > 0].double()).mean())
-
-
-def count_without_relevant(n_relevant: Int[Tensor, " Q"]) -> int:
-    """Count the queries to which nothing in the gallery is relevant, which recall and mAP leave out.
-
-    Args:
-        n_relevant: (Q,) how many items of the gallery are relevant to each query.
-
-    Returns:
-        A count in [0, Q].
-
-    Example:
-        >>> count_without_relevant(torch.tensor([3, 0]))
-        1
-    """
-    return int((n_relevant == 0).sum())
 
 
 def _relevant_ranks(cosines: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,13 +13,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lam.utils.autocast import without_autocast
-from lam.utils.checks import check_finite, check_length
+from lam.utils.checks import check_at_least, check_finite, check_length
 
 NEIGHBOUR = 5
 """The k of the k-NN score, unless another is asked for."""
 COMPONENTS = 256
 """To how many principal components wider features are reduced before a covariance is inverted."""
-_PRODUCTS = 2**25  # cosines that are held at once
+_BLOCK, _PRODUCTS = 512, 2**25  # items and cosines that are held at once, at most
 _RIDGE = 1e-7  # of the mean variance, for components in which nothing varies
 
 
@@ -51,11 +51,6 @@ class Reference:
 
     def __len__(self) -> int:
         return len(self.unit)
-
-    @property
-    def n_bytes(self) -> int:
-        """What the unit vectors take."""
-        return self.unit.numel() * self.unit.element_size()
 
     @property
     def if_labelled(self) -> "Reference | None":
@@ -112,9 +107,7 @@ class Gaussians:
         return nearest, (z @ self.total).square().sum(1)
 
 
-def knn_distance(
-    features: Float[Tensor, "N P"], reference: Reference, *, k: int = NEIGHBOUR, block: int = 512
-) -> Float[Tensor, " N"]:
+def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int = NEIGHBOUR) -> Float[Tensor, " N"]:
     """1 − cosine to the k-th nearest reference feature.
 
     ½ ‖u − v‖² in float64 for unit vectors u and v, the neighbour v being found in the type of the features: 1 − cosine
@@ -126,7 +119,6 @@ def knn_distance(
         features: (N, P) of the items.
         reference: of O ≥ k known items.
         k: which neighbour, counted from 1.
-        block: how many items are compared at once, at most.
 
     Returns:
         (N,) distances in [0, 2], in the type of the features.
@@ -140,7 +132,7 @@ def knn_distance(
         tensor([1.])
     """
     check_neighbours(k, reference.unit)
-    return unit_knn_distance(F.normalize(features), reference.unit.to(features), k=k, block=block).to(features)
+    return unit_knn_distance(F.normalize(features), reference.unit.to(features), k=k).to(features)
 
 
 def mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
@@ -189,14 +181,14 @@ def mahalanobis_knn(to_class: Float[Tensor, " N"], to_item: Float[Tensor, " N"])
 
 @without_autocast()
 def unit_knn_distance(
-    features: Float[Tensor, "N P"], reference: Float[Tensor, "O P"], *, k: int, block: int = 512
+    features: Float[Tensor, "N P"], reference: Float[Tensor, "O P"], *, k: int
 ) -> Float[Tensor, " N"]:
     """1 − cosine of unit vectors of one type to the k-th nearest of the reference, in float64.
 
     By products of matrices: for one vector as fast as FAISS, for many several times faster.
     """
     parts = []
-    for part in features.split(max(1, min(block, _PRODUCTS // len(reference)))):
+    for part in features.split(max(1, min(_BLOCK, _PRODUCTS // len(reference)))):
         neighbour = reference[(part @ reference.T).topk(k, dim=1).indices[:, -1]]
         distance = (part.double() - neighbour.double()).square().sum(1) / 2
         directed = part.any(1) & neighbour.any(1)  # the cosine of zero to anything counts as 0
@@ -205,13 +197,8 @@ def unit_knn_distance(
 
 
 def check_neighbours(k: int, reference: Float[Tensor, "O P"]) -> None:
-    """Refuse a k that is below 1, or a reference of fewer than k items.
-
-    Raises:
-        ValueError: saying which.
-    """
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
+    """Refuse a k that is below 1, or a reference of fewer than k items."""
+    check_at_least("k", k, 1)
     if len(reference) < k:
         raise ValueError(f"the reference must hold at least k = {k} items, got {len(reference)}")
 

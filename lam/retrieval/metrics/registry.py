@@ -20,11 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lam.retrieval.metrics import hit_scores, reference
-from lam.retrieval.metrics.aleatoric import failures, less_sure_of_crops, rank_correlation
+from lam.retrieval.metrics.aleatoric import less_sure_of_crops, rank_correlation
 from lam.retrieval.metrics.ood import auprc, auroc, prevalence
 from lam.retrieval.metrics.probing import clustering, knn_accuracy, linear_probe
 from lam.retrieval.metrics.ranking import (
-    count_without_relevant,
     map_at_k,
     mean_reciprocal_rank,
     precision_at_k,
@@ -32,7 +31,7 @@ from lam.retrieval.metrics.ranking import (
     recall_at_k,
 )
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.selective import abstention_nauc, augrc, r_auroc, scod_augrc
+from lam.retrieval.metrics.selective import abstention_nauc, augrc, mann_whitney_p, r_auroc, scod_augrc
 from lam.retrieval.metrics.uncertainty import ausc
 
 Direction = Literal["higher", "lower", "neither"]
@@ -221,40 +220,29 @@ SCORES: dict[str, Score] = {
     ),
 }
 
-_MAP_ALSO_IN: dict[int, Place] = {1: "bars", 5: "tile"}
 _LISTS = ("relevance", "n_relevant")
 _PROBES = ("labelled", "features", "classes")
 _OOD = ("inside", "outside")
+_SHOWN_AT_DEPTHS: dict[str, tuple[Place, ...]] = {
+    "recall@1": ("tile",),
+    "mAP@1": ("table", "bars"),
+    "mAP@5": ("table", "tile"),
+    "mAP@10": ("table",),
+}
 METRICS: dict[str, Metric] = {
     **{
-        f"recall@{k}": Metric(
-            f"recall@{k}",
+        f"{name.lower()}@{k}": Metric(
+            f"{name}@{k}",
             "higher",
-            f"share of queries with a relevant item among the first {k} hits",
-            partial(recall_at_k, k=k),
+            f"{meaning} among the first {k} hits",
+            partial(function, k=k),
             _LISTS,
-            shown=("tile",) if k == 1 else (),
+            shown=_SHOWN_AT_DEPTHS.get(f"{name}@{k}", ()),
         )
-        for k in DEPTHS
-    },
-    **{
-        f"precision@{k}": Metric(
-            f"precision@{k}",
-            "higher",
-            f"mean share of relevant items among the first {k} hits",
-            partial(precision_at_k, k=k),
-            _LISTS,
-        )
-        for k in DEPTHS
-    },
-    **{
-        f"map@{k}": Metric(
-            f"mAP@{k}",
-            "higher",
-            f"mean precision at the relevant items among the first {k} hits",
-            partial(map_at_k, k=k),
-            _LISTS,
-            shown=("table", _MAP_ALSO_IN[k]) if k in _MAP_ALSO_IN else ("table",),
+        for name, meaning, function in (
+            ("recall", "share of queries with a relevant item", recall_at_k),
+            ("precision", "mean share of relevant items", precision_at_k),
+            ("mAP", "mean precision at the relevant items", map_at_k),
         )
         for k in DEPTHS
     },
@@ -334,7 +322,7 @@ METRICS: dict[str, Metric] = {
         "p of Mann-Whitney",
         "neither",
         "chance of such an R-AUROC, or one as far from 0.5, if right and wrong answers did not differ",
-        lambda correct, doubt: failures(-doubt, correct, name="doubt").p_value,
+        mann_whitney_p,
         ("correct", "doubt"),
         "kappa",
     ),
@@ -420,7 +408,7 @@ METRICS: dict[str, Metric] = {
         "queries without a relevant item",
         "neither",
         "left out of retrieval metrics and AUSC: nothing could be found",
-        count_without_relevant,
+        lambda n_relevant: int((n_relevant == 0).sum()),
         ("n_relevant",),
     ),
     "no_match_auprc": Metric(

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from lam.retrieval.index.exact import check_one_dimension
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.utils.checks import unit_rows
 
@@ -96,8 +97,7 @@ def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"]
         ([True, False, False], [1, 2, 0], [0.6..., 0.96..., 0.96...])
     """
     items = queries if gallery is None else gallery
-    if items.shape[1] != queries.shape[1]:
-        raise ValueError(f"queries and gallery must have one dimension, got {queries.shape[1]} and {items.shape[1]}")
+    check_one_dimension(queries, gallery)
     size = len(items) - (gallery is None)
     if size < 1:
         raise ValueError(f"the gallery must hold a candidate for every query, got {size}")

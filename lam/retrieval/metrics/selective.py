@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.retrieval.metrics.ood import auroc
-from lam.utils.checks import check_length, check_no_nan
+from lam.retrieval.metrics.uncertainty import count_by_certainty
+from lam.utils.checks import check_finite, check_length, check_no_nan
 
 _ABSTENTION_RATES = np.linspace(0, 1, 11)[:-1]
 
@@ -32,8 +33,42 @@ def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> fl
         >>> r_auroc(torch.tensor([True, True, False]), torch.tensor([0.1, 0.6, 0.6]))
         0.75
     """
-    _check(correct, uncertainty)
+    check_length("uncertainty", uncertainty, "the queries", len(correct))
+    check_finite("uncertainty", uncertainty)
     return auroc(uncertainty[correct], uncertainty[~correct])
+
+
+def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
+    """Chance of such an R-AUROC, or one as far from 0.5, if right and wrong first hits did not differ.
+
+    That of the Mann-Whitney statistic, two-sided, by its normal approximation with ties.
+
+    Source: Mann and Whitney (1947).
+
+    Args:
+        correct: (Q,) whether the first hit is relevant.
+        uncertainty: (Q,) finite, higher is more uncertain.
+
+    Returns:
+        A probability; NaN where all are right or all are wrong.
+
+    Raises:
+        ValueError: for an uncertainty that is not finite, or another length.
+
+    Example:
+        >>> mann_whitney_p(torch.tensor([True, False]), torch.tensor([0.5, 0.5]))
+        1.0
+    """
+    check_length("uncertainty", uncertainty, "the queries", len(correct))
+    check_finite("uncertainty", uncertainty)
+    if len(correct) == 0 or correct.all() or not correct.any():
+        return float("nan")
+    if (uncertainty == uncertainty[0]).all():
+        return 1.0
+    from scipy.stats import mannwhitneyu
+
+    values = uncertainty.double().cpu()
+    return float(mannwhitneyu(values[correct.cpu()], values[~correct.cpu()], method="asymptotic").pvalue)
 
 
 def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
@@ -59,17 +94,14 @@ def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> floa
         >>> augrc(torch.tensor([True, True, False]), torch.tensor([0.1, 0.2, 0.9]))
         0.0833...
     """
-    _check(correct, uncertainty)
-    return _generalized_area((~correct).double(), uncertainty)
+    return _generalized_area(count_by_certainty(~correct, uncertainty))
 
 
-def scod_augrc(
-    correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside: Float[Tensor, " O"], *, ood_cost: float = 0.5
-) -> float:
+def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside: Float[Tensor, " O"]) -> float:
     """AUGRC of known and OOD items together, ranked by one score; lower is better.
 
-    An item that is kept costs `ood_cost` where it is OOD, 1 − `ood_cost` where it is known and its first hit wrong, and
-    nothing otherwise. It depends on the share of OOD items, which `prevalence` says.
+    An item that is kept costs ½ where it is OOD, or known and its first hit wrong, and nothing otherwise. It depends on
+    the share of OOD items, which `prevalence` says.
 
     Source: Narasimhan, Menon, Jitkrittum and Kumar (2024) for the costs; torch-uncertainty for the area.
 
@@ -77,26 +109,22 @@ def scod_augrc(
         correct: (N,) whether the first hit of each known item is relevant.
         inside: (N,) scores of known items, higher meaning more doubt; infinities are allowed.
         outside: (O,) scores of OOD items.
-        ood_cost: in [0, 1].
 
     Returns:
-        An area in [0, max(`ood_cost`, 1 − `ood_cost`)]; NaN for fewer than 2 items in all, or for no OOD item.
+        An area in [0, ½]; NaN where there is no known or no OOD item.
 
     Raises:
-        ValueError: for NaN, another length, or a cost outside [0, 1].
+        ValueError: for NaN or another length.
 
     Example:
         >>> scod_augrc(torch.tensor([True, False]), torch.tensor([0.1, 0.4]), torch.tensor([0.9]))
         0.1666...
     """
-    _check(correct, inside)
+    check_length("inside", inside, "the known items", len(correct))
     check_no_nan("outside", outside)
-    if not 0 <= ood_cost <= 1:
-        raise ValueError(f"ood_cost must lie in [0, 1], got {ood_cost}")
-    if len(inside) == 0 or len(outside) == 0:
-        return float("nan")
-    costs = torch.cat([(1 - ood_cost) * (~correct).double(), outside.new_full(outside.shape, ood_cost).double()])
-    return _generalized_area(costs, torch.cat([inside.double(), outside.double()]))
+    is_loss = torch.cat([~correct, torch.ones_like(outside, dtype=torch.bool)])
+    n_losses = count_by_certainty(is_loss, torch.cat([inside.double(), outside.double()]))
+    return _generalized_area(n_losses) / 2 if len(inside) and len(outside) else float("nan")
 
 
 def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
@@ -119,36 +147,20 @@ def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"
         >>> abstention_nauc(torch.tensor([False, False, True, True]), torch.tensor([0.9, 0.8, 0.3, 0.1]))
         1.0
     """
-    _check(correct, uncertainty)
+    orders = [count_by_certainty(correct, by) for by in (uncertainty, (~correct).double())]
     if len(correct) == 0 or correct.all() or not correct.any():
         return float("nan")
-    right = correct.double()
-    area, best = (np.trapezoid(_abstention_curve(right, by), _ABSTENTION_RATES) for by in (uncertainty, -right))
-    level = float(right.mean()) * (_ABSTENTION_RATES[-1] - _ABSTENTION_RATES[0])
+    area, best = (np.trapezoid(_abstention_curve(n_correct), _ABSTENTION_RATES) for n_correct in orders)
+    level = float(correct.double().mean()) * (_ABSTENTION_RATES[-1] - _ABSTENTION_RATES[0])
     return float((area - level) / (best - level)) if best != level else float("nan")
 
 
-def _abstention_curve(right: Tensor, uncertainty: Tensor) -> list[float]:
-    total, kept = _cumulated(right, uncertainty), len(right)
-    dropped = [min(round(rate * kept), kept - 1) for rate in _ABSTENTION_RATES]
-    return [float(total[kept - count - 1]) / (kept - count) for count in dropped]
+def _abstention_curve(n_correct: Tensor) -> list[float]:
+    count = len(n_correct) - 1
+    answered = [max(count - round(rate * count), 1) for rate in _ABSTENTION_RATES]
+    return [float(n_correct[kept]) / kept for kept in answered]
 
 
-def _generalized_area(costs: Tensor, uncertainty: Tensor) -> float:
-    count = len(costs)
-    if count < 2:
-        return float("nan")
-    return float(torch.trapezoid(_cumulated(costs, uncertainty)) / count / (count - 1))
-
-
-def _cumulated(values: Tensor, uncertainty: Tensor) -> Tensor:
-    """(Q,) sums of the values of the 1, 2 … Q most certain; each member of a tie counts with the mean of the tie."""
-    order = uncertainty.argsort(stable=True)
-    _, tie, sizes = uncertainty[order].unique_consecutive(return_inverse=True, return_counts=True)
-    means = torch.zeros(len(sizes), dtype=torch.float64, device=values.device).index_add_(0, tie, values[order]) / sizes
-    return means[tie].cumsum(0)
-
-
-def _check(correct: Tensor, uncertainty: Tensor) -> None:
-    check_length("uncertainty", uncertainty, "the queries", len(correct))
-    check_no_nan("uncertainty", uncertainty)
+def _generalized_area(n_losses: Tensor) -> float:
+    count = len(n_losses) - 1
+    return float(torch.trapezoid(n_losses[1:])) / count / (count - 1) if count > 1 else float("nan")

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
-from lam.utils.checks import check_length, check_no_nan, positive_integer
+from lam.utils.checks import check_choice, check_length, check_no_nan, positive_integer
 
 Closed = Literal["right", "left"]
 _STEPS = 99  # f = 0, 0.01 … 0.98
@@ -42,19 +42,30 @@ def sparsification(
         >>> accuracy[[0, 25, 50]].tolist()
         [0.5, 0.6666666666666666, 1.0]
     """
-    check_length("uncertainty", uncertainty, "the queries", len(correct))
-    check_no_nan("uncertainty", uncertainty)
+    n_correct = count_by_certainty(correct, uncertainty)
     steps = np.arange(_STEPS)
     shares = torch.from_numpy(steps / 100)
     if len(correct) == 0:
         return shares, torch.full_like(shares, torch.nan)
+    kept = (100 - steps) * len(correct) / 100
+    return shares, torch.from_numpy(np.interp(kept, np.arange(len(n_correct)), n_correct) / kept)
+
+
+def count_by_certainty(what: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """How many of the 0, 1 … Q most certain queries are what is counted: (Q + 1,) counts, float64, on the CPU.
+
+    Each member of a tie counts with the mean of the tie, its expectation over the orders of the tie.
+
+    Raises:
+        ValueError: for NaN (with its index) or another length.
+    """
+    check_length("uncertainty", uncertainty, "the queries", len(what))
+    check_no_nan("uncertainty", uncertainty)
     order = uncertainty.argsort()
     _, sizes = uncertainty[order].unique_consecutive(return_counts=True)
-    ends = sizes.cumsum(0).cpu()
-    n_correct = correct[order].long().cumsum(0).cpu()[ends - 1]
-    kept = (100 - steps) * len(correct) / 100
-    accuracy = np.interp(kept, np.append(0, ends.numpy()), np.append(0, n_correct.numpy())) / kept
-    return shares, torch.from_numpy(accuracy)
+    ends = sizes.cumsum(0)
+    counts = what[order].cumsum(0)[ends - 1]
+    return torch.from_numpy(np.interp(np.arange(len(what) + 1), np.append(0, ends.cpu()), np.append(0, counts.cpu())))
 
 
 def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
@@ -91,9 +102,22 @@ class CalibrationBins:
     accuracy: Float[Tensor, " B"]
     count: Int64[Tensor, " B"]
 
+    @classmethod
+    def of(
+        cls, in_bin: Int64[Tensor, " Q"], confidence: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, bins: int
+    ) -> "CalibrationBins":
+        """Sort Q queries into B bins, which are counted from 0."""
+        count = torch.bincount(in_bin, minlength=bins)
+        zeros = torch.zeros(bins, dtype=torch.float64, device=count.device)
+        total, right = (zeros.index_add(0, in_bin, values.double()) for values in (confidence, correct))
+        return cls(total / count, right / count, count)
+
     @property
     def expected_error(self) -> float:
-        """Σ_b (n_b / N) |accuracy_b − confidence_b|; lower is better, NaN where all bins are empty."""
+        """ECE = Σ_b (n_b / N) |accuracy_b − confidence_b|; lower is better, NaN where all bins are empty.
+
+        N counts the queries that are in a bin. Source: Guo, Pleiss, Sun and Weinberger (2017), eq. 3.
+        """
         gap = (self.accuracy - self.confidence).abs()
         return float((self.count * gap).nansum() / self.count.sum())
 
@@ -136,6 +160,9 @@ class Votes:
     def binned(self, bins: SupportsIndex = 10, *, closed: Closed = "right") -> CalibrationBins:
         """Sort the queries into B equal bins of confidence, in integers, so that no rounding moves one.
 
+        Source: Guo, Pleiss, Sun and Weinberger (2017), with bins closed on the right. Warburg et al. (2023), eq. 121,
+        do not name the ends of their bins; their code has `closed="left"`.
+
         Args:
             bins: how many bins B, at least 1.
             closed: the end that belongs to a bin. "right", v/S in bin ⌈B·v/S⌉: 0.1 is in the first of ten bins and 1 in
@@ -147,18 +174,19 @@ class Votes:
 
         Raises:
             ValueError: for no bin, or another end.
+
+        Example:
+            >>> votes = Votes(torch.tensor([4, 3]), torch.tensor([True, True]), n_samples=4)
+            >>> votes.binned().expected_error, votes.binned(closed="left").expected_error
+            (0.125, 0.25)
         """
         bins = positive_integer("bins", bins)
-        if closed not in get_args(Closed):
-            raise ValueError(f"closed must be 'right' or 'left', the end that belongs to a bin, got {closed!r}")
+        check_choice("closed", closed, get_args(Closed))
         scaled = self.agree * bins
         in_bin = (scaled - 1).clamp(min=0) // self.n_samples if closed == "right" else scaled // self.n_samples
         inside = in_bin < bins
-        in_bin, agree, correct = in_bin[inside], self.agree[inside], self.correct[inside]
-        count = torch.bincount(in_bin, minlength=bins)
-        total = torch.zeros_like(count).index_add_(0, in_bin, agree).double()
-        n_correct = torch.zeros_like(count).index_add_(0, in_bin, correct.long()).double()
-        return CalibrationBins(total / (self.n_samples * count), n_correct / count, count)
+        confidence = self.agree[inside].double() / self.n_samples
+        return CalibrationBins.of(in_bin[inside], confidence, self.correct[inside], bins=bins)
 
 
 def majority_votes(
@@ -187,52 +215,13 @@ def majority_votes(
     return Votes(agree, mode == labels, len(predictions))
 
 
-def retrieval_ece(
-    predictions: Int[Tensor, "S Q"],
-    labels: Int[Tensor, " Q"],
-    ranked_labels: Int[Tensor, "Q K"],
-    *,
-    bins: SupportsIndex = 10,
-    closed: Closed = "right",
-) -> float:
-    """Expected calibration error of nearest-neighbour retrieval under sampled networks; lower is better.
-
-    ECE = Σ_b (n_b / N) |accuracy_b − confidence_b| over the bins of `Votes.binned`, N the queries that are in one.
-
-    Source: Guo, Pleiss, Sun and Weinberger (2017), eq. 3, with bins closed on the right. Warburg et al. (2023), eq.
-    121, do not name the ends of their bins; their code has `closed="left"`.
-
-    Args:
-        predictions: (S, Q) as in `majority_votes`.
-        labels: (Q,) the true labels.
-        ranked_labels: (Q, K) the labels of the hits ranked by the direction that is retrieved, for ties.
-        bins: how many bins B, at least 1.
-        closed: the end that belongs to a bin; with "left" queries of confidence 1 are left out.
-
-    Returns:
-        An error in [0, 1]; NaN where no query is in a bin.
-
-    Raises:
-        ValueError: as `majority_votes` and `Votes.binned`.
-
-    Example:
-        >>> predictions = torch.tensor([[0, 1], [0, 1], [0, 1], [0, 0]])
-        >>> labels, ranked = torch.tensor([0, 1]), torch.tensor([[0], [1]])
-        >>> retrieval_ece(predictions, labels, ranked), retrieval_ece(predictions, labels, ranked, closed="left")
-        (0.125, 0.25)
-    """
-    return majority_votes(predictions, labels, ranked_labels).binned(bins, closed=closed).expected_error
-
-
 def _mode(predictions: Tensor, ranked_labels: Tensor) -> tuple[Tensor, Tensor]:
     """The label with most votes and its votes. Counts row against rows: C classes cost nothing."""
     votes = torch.stack([(predictions == row).sum(0) for row in predictions])
-    most = votes.amax(0)
-    leads = votes == most
     never = ranked_labels.shape[1]
     places = torch.full_like(votes, never)
     for k in reversed(range(never)):
         places = places.masked_fill(predictions == ranked_labels[:, k], k)
-    places[~leads] = never + 1
-    wins = places == places.amin(0)
-    return predictions.masked_fill(~wins, torch.iinfo(predictions.dtype).max).amin(0), most
+    standing = votes * (never + 1) - places  # by votes, and among equal votes by place
+    wins = standing == standing.amax(0)
+    return predictions.masked_fill(~wins, torch.iinfo(predictions.dtype).max).amin(0), votes.amax(0)

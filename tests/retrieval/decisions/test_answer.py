@@ -1,9 +1,11 @@
 """An answer's probability: P(known) and P(right | known) together, and what it costs to give it."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.contrast import Contrast
@@ -23,7 +25,7 @@ def test_an_answer_is_the_product_of_both_and_goes_through_json_unchanged() -> N
     answer = Answer.fit(scores, CORRECT)
     assert torch.equal(answer(new), Known.fit(scores)(new) * Correctness.fit(scores, CORRECT)(new))
     assert answer.evidence == {"kappa", "knn"}
-    assert Answer.from_json(json.loads(json.dumps(answer.to_json()))) == answer
+    assert TypeAdapter(Answer).validate_json(json.dumps(asdict(answer))) == answer
 
 
 def test_what_looks_like_strangers_is_no_more_known_than_they_are() -> None:
@@ -32,7 +34,7 @@ def test_what_looks_like_strangers_is_no_more_known_than_they_are() -> None:
     answer = Answer.fit(scores, CORRECT, contrast=contrast)
     assert torch.equal(answer.p_known(new), torch.minimum(Known.fit(scores)(new), contrast(new)))
     assert float(answer.p_known(new).mean()) < 0.5 < float(Known.fit(scores)(new).mean())
-    assert Answer.from_json(json.loads(json.dumps(answer.to_json()))) == answer
+    assert TypeAdapter(Answer).validate_json(json.dumps(asdict(answer))) == answer
 
 
 def test_answering_below_a_cost_is_the_cheapest_of_all_rules() -> None:

@@ -100,7 +100,6 @@ def check(stored: Stored, index: Any, items: Embeddings, ids: torch.Tensor, k: i
     cosines = torch.einsum("qd,qkd->qk", queries.mean, items.mean[rows])
     torch.testing.assert_close(hits.scores, cosines, rtol=0, atol=1e-6)
     torch.testing.assert_close(hits.kappa, items.kappa[rows], rtol=0, atol=0)
-    assert torch.equal(hits.query_kappa, queries.kappa)
     assert hits.scores.dtype == queries.mean.dtype
 
 
@@ -121,7 +120,7 @@ def test_a_search_leaves_out_items_of_low_kappa(filled: tuple[Stored, Embeddings
         check(stored, stored.index, items[kept], ids[kept], k=min(9, int(kept.sum())), least_kappa=least)
     assert stored.index.search(embeddings(3), k=2, least_kappa=1e9).ids.shape == (3, 0)
     for least in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="least_kappa must be finite and not negative, got"):
+        with pytest.raises(ValueError, match="least_kappa must be at least 0, got"):
             stored.index.search(embeddings(3), k=2, least_kappa=least)
 
 
@@ -331,6 +330,7 @@ def test_addresses(address: str, uri: str) -> None:
         ("milvus:///data/items/items", "address must be .*FILE.db/COLLECTION, got"),
         ("milvus+tls:///data/items.db/items", "address must be"),
         ("milvus://host:99999/items", "with a port from 1 to 65535"),
+        ("milvus://host:0/items", "with a port from 1 to 65535"),
         ("milvus://:80/items", "with a port from 1 to 65535"),
         ("milvus://me:secret@host/items", f"address must hold no password: .* environment variable {TOKEN}$"),
     ],
@@ -345,8 +345,8 @@ def test_bad_addresses_are_refused(address: str, match: str) -> None:
     [
         ({"dimension": 0}, "dimension must be an integer of at least 1, got 0"),
         ({"structure": "IVF_PQ"}, "structure must be one of FLAT, HNSW, got 'IVF_PQ'"),
-        ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
-        ({"timeout": float("inf")}, "timeout must be a positive number of seconds, got inf"),
+        ({"timeout": 0}, "timeout must be positive and finite, got 0"),
+        ({"timeout": float("inf")}, "timeout must be positive and finite, got inf"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], match: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 import scipy.stats
 import torch
 
-from lam.retrieval.metrics.aleatoric import failures, label_entropy, less_sure_of_crops, rank_correlation
+from lam.retrieval.metrics.aleatoric import label_entropy, less_sure_of_crops, rank_correlation
 
 
 def random(n: int, seed: int) -> torch.Tensor:
@@ -19,19 +19,6 @@ def test_rank_correlation_is_spearmans_with_ties() -> None:
     assert value == pytest.approx(expected)
     assert rank_correlation(kappa, -kappa.exp()) == pytest.approx(-1.0)
     assert rank_correlation(kappa, torch.ones(100)) is None
-
-
-def test_failures_are_the_mann_whitney_test_and_its_area() -> None:
-    kappa, right = random(80, 1), random(80, 2) > 0
-    kappa[right] += 0.5
-    result = failures(kappa, right)
-    expected = scipy.stats.mannwhitneyu(kappa[right].double(), kappa[~right].double(), method="asymptotic")
-    assert (result.u, result.p_value) == pytest.approx((expected.statistic, expected.pvalue))
-    pairs = (kappa[right][:, None] > kappa[~right]).double().mean()
-    assert result.auroc == pytest.approx(float(pairs))
-    assert failures(torch.ones(4), torch.tensor([True, True, False, False])).auroc == pytest.approx(0.5)
-    for same in (torch.ones(4, dtype=torch.bool), torch.zeros(4, dtype=torch.bool)):
-        assert failures(torch.ones(4), same).auroc is None
 
 
 def test_entropy_of_labels() -> None:
@@ -51,6 +38,3 @@ def test_what_cannot_be_is_refused() -> None:
     for name, values in (("kappa", (torch.nan, 1.0)), ("kappa_of_crop", (1.0, torch.nan))):
         with pytest.raises(ValueError, match=f"{name} must be finite, got nan at index 0"):
             less_sure_of_crops(*(torch.tensor([value]) for value in values))
-    unchecked = getattr(failures, "__wrapped__", failures)
-    with pytest.raises(ValueError, match="each answer needs its kappa, got 2 and 3"):
-        unchecked(torch.ones(3), torch.ones(2, dtype=torch.bool))

@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from lam.retrieval.metrics.open_set import (
-    answer_precision_recall,
     aurc,
     dir_at_far,
     open_set_metrics,
     oscr,
     recall_at_full_precision,
-    risk_coverage,
     threshold_at,
     tpir_at_fpir,
 )
@@ -76,23 +74,18 @@ def test_a_better_uncertainty_has_less_risk() -> None:
     correct = torch.tensor([True, True, False, True])
     assert aurc(correct, (~correct).double()) < aurc(correct, torch.zeros(4)) < aurc(correct, correct.double())
     assert aurc(correct, torch.zeros(4)) == 0.25
-    coverage, risk = risk_coverage(correct, torch.tensor([0.0, 1.0, 2.0, math.inf]))
-    assert coverage.tolist() == [0.25, 0.5, 0.75, 1.0]
-    assert risk.tolist() == pytest.approx([0, 0, 1 / 3, 0.25])
+    assert aurc(correct, torch.tensor([0.0, 1.0, 2.0, math.inf])) == pytest.approx((0 + 0 + 1 / 3 + 0.25) / 4)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_precision_and_recall_equal_counting(seed: int) -> None:
+def test_recall_at_full_precision_equals_counting_at_every_threshold(seed: int) -> None:
     score, correct, _ = _scores(seed)
-    recall, precision = answer_precision_recall(score, correct, n_answerable=35)
-    thresholds = sorted(set(score.tolist()), reverse=True)
-    assert len(recall) == len(thresholds)
-    for threshold, r, p in zip(thresholds, recall.tolist(), precision.tolist(), strict=True):
-        answers = score >= threshold
-        assert r == pytest.approx(int((answers & correct).sum()) / 35)
-        assert p == pytest.approx(int((answers & correct).sum()) / int(answers.sum()))
-    full = [r for r, p in zip(recall.tolist(), precision.tolist(), strict=True) if p == 1]
-    assert recall_at_full_precision(score, correct, n_answerable=35) == max(full, default=0.0)
+    correct |= score > 9
+    answers = [score >= threshold for threshold in set(score.tolist())]
+    full = [int(answered.sum()) / 38 for answered in answers if bool(correct[answered].all())]
+    assert full
+    assert recall_at_full_precision(score, correct, n_answerable=38) == max(full)
+    assert recall_at_full_precision(score, torch.ones_like(correct), n_answerable=40) == 1.0
 
 
 def test_a_wrong_answer_at_the_top_leaves_no_recall_at_full_precision() -> None:
@@ -121,11 +114,11 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="non_mated must not hold NaN"):
         tpir_at_fpir(score, bad, fpir=0.1)
     with pytest.raises(ValueError, match="uncertainty must not hold NaN"):
-        risk_coverage(correct, bad)
+        aurc(correct, bad)
     with pytest.raises(ValueError, match=r"rate must lie in \(0, 1\), got 0"):
         dir_at_far(score, correct, non_mated, far=0.0)
     with pytest.raises(ValueError, match="n_answerable must be from the"):
-        answer_precision_recall(score, correct, n_answerable=3)
+        recall_at_full_precision(score, correct, n_answerable=3)
 
 
 def test_all_metrics_say_how_large_the_gallery_was() -> None:

@@ -131,9 +131,8 @@ def test_extremes_show_the_ends_of_kappa(n_queries: int, shape: tuple[int, ...],
         lambda index: "outside" if index == 0 else index % 2 == 0,
         query_image=image,
         hit_image=lambda index: torch.rand(shape, generator=torch.Generator().manual_seed(index)),
-        count=4,
     )
-    shown = min(4, n_queries)
+    shown = min(8, n_queries)
     assert asked == list(range(n_queries))[::-1][:shown] + list(range(shown))
     drawn(tmp_path / "plot.png")
 
@@ -181,9 +180,9 @@ def test_a_refused_plot_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_extremes_refuse(tmp_path: Path) -> None:
-    def draw(kappa: torch.Tensor, *, shape: tuple[int, ...] = (4, 4), count: int = 8) -> None:
+    def draw(kappa: torch.Tensor, *, shape: tuple[int, ...] = (4, 4)) -> None:
         images = {"query_image": lambda _: torch.ones(shape), "hit_image": lambda _: torch.ones(4, 4)}
-        plot_extremes(tmp_path / "plot.png", kappa, lambda _: True, count=count, **images)
+        plot_extremes(tmp_path / "plot.png", kappa, lambda _: True, **images)
 
     with pytest.raises(ValueError, match=r"images must have shape \(C, H, W\) with C 1 or 3, .* got \(2, 4, 4\)"):
         draw(torch.ones(2), shape=(2, 4, 4))
@@ -191,8 +190,6 @@ def test_extremes_refuse(tmp_path: Path) -> None:
         draw(torch.ones(0))
     with pytest.raises(ValueError, match="kappa must be finite, got nan at index 1"):
         draw(torch.tensor([1.0, torch.nan]))
-    with pytest.raises(ValueError, match="count must be an integer of at least 1, got 0"):
-        draw(torch.ones(2), count=0)
     assert not list(tmp_path.iterdir())
 
 
@@ -228,6 +225,13 @@ def test_corruption_is_drawn_with_kappa_or_without(tmp_path: Path) -> None:
     drawn(tmp_path / "both.png")
     with pytest.raises(ValueError, match="recall must hold between 1 and 18 entries"):
         plot_corruption(tmp_path / "none.png", {}, {})
+
+
+def test_every_kind_of_corruption_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr("lam.retrieval.metrics.plots._save", lambda figure, _: figures.append(figure))
+    plot_corruption(tmp_path / "plot.png", {}, {f"kind {number}": torch.ones(4) for number in range(9)})
+    assert len(figures[0].axes[0].get_legend_handles_labels()[1]) == 9
 
 
 def test_a_tuning_is_drawn(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lam.pairs.relevance import LabelRelevance
 from lam.retrieval import (
-    count_without_relevant,
+    METRICS,
     map_at_k,
     mean_reciprocal_rank,
     precision_at_k,
@@ -87,7 +87,7 @@ def test_no_query_with_anything_relevant_is_nan(size: int) -> None:
     assert math.isnan(recall_at_k(relevance, n_relevant, k=1))
     assert math.isnan(map_at_k(relevance, n_relevant, k=1))
     assert math.isnan(precision_at_k(relevance, n_relevant, k=1))
-    assert count_without_relevant(n_relevant) == size
+    assert METRICS["n_without_relevant"].function(n_relevant) == size
 
 
 @pytest.mark.parametrize("metric", [recall_at_k, precision_at_k, map_at_k])

@@ -110,7 +110,7 @@ def test_what_a_reference_refuses() -> None:
 
 def test_it_says_what_it_takes() -> None:
     reference = Reference.of(torch.ones(3, P))
-    assert (len(reference), reference.n_bytes) == (3, 3 * P * 4)
+    assert (len(reference), reference.unit.nbytes) == (3, 3 * P * 4)
 
 
 def test_distances_that_several_scores_share_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 import torch
 
-from lam.retrieval import Votes, ausc, majority_votes, retrieval_ece, sparsification
+from lam.retrieval import Votes, ausc, majority_votes, sparsification
 
 
 def _accuracy_slowly(correct: list[bool], order: list[int], kept: float) -> float:
@@ -107,9 +107,9 @@ def test_ece_equals_double_loop(n_samples: int, bins: int, closed: Literal["righ
     predictions = torch.where(keep, labels, wrong)
     ranked = torch.randint(0, 4, (60, 2), generator=generator)
     expected, counts = _ece_slowly(predictions.tolist(), labels.tolist(), ranked.tolist(), bins, closed)
-    found = retrieval_ece(predictions, labels, ranked, bins=bins, closed=closed)
-    assert found == pytest.approx(expected, abs=1e-12)
-    assert majority_votes(predictions, labels, ranked).binned(bins, closed=closed).count.tolist() == counts
+    found = majority_votes(predictions, labels, ranked).binned(bins, closed=closed)
+    assert found.expected_error == pytest.approx(expected, abs=1e-12)
+    assert found.count.tolist() == counts
 
 
 def test_queries_of_confidence_one_are_left_out_where_bins_are_closed_on_the_left() -> None:
@@ -135,8 +135,8 @@ def test_bins_are_closed_on_the_right(tenths: int) -> None:
 
 
 def test_confidence_one_counts() -> None:
-    sure_and_wrong = torch.zeros(5, 4, dtype=torch.long)
-    assert retrieval_ece(sure_and_wrong, torch.ones(4, dtype=torch.long), torch.zeros(4, 1, dtype=torch.long)) == 1
+    sure_and_wrong = Votes(torch.full((4,), 5), torch.zeros(4, dtype=torch.bool), 5)
+    assert sure_and_wrong.binned().expected_error == 1
 
 
 def test_ties_go_to_the_label_nearest_the_mean_embedding() -> None:
@@ -152,7 +152,7 @@ def test_bins_without_queries_are_nan_and_no_query_is_nan() -> None:
     assert found.confidence[:9].isnan().all()
     assert found.expected_error == 0
     empty = torch.empty(3, 0, dtype=torch.long), torch.empty(0, dtype=torch.long), torch.empty(0, 2, dtype=torch.long)
-    assert math.isnan(retrieval_ece(*empty))
+    assert math.isnan(majority_votes(*empty).binned().expected_error)
 
 
 def test_calibration_refuses() -> None:
@@ -165,7 +165,7 @@ def test_calibration_refuses() -> None:
         unwrap(majority_votes)(torch.tensor([[0, 1]]), labels, ranked)
     with pytest.raises(ValueError, match="ranked_labels must have a row for each of 1 queries, got 2"):
         unwrap(majority_votes)(torch.tensor([[0]]), labels, ranked.repeat(2, 1))
-    with pytest.raises(ValueError, match="closed must be 'right' or 'left', the end that belongs to a bin, got 'both'"):
+    with pytest.raises(ValueError, match="closed must be one of right, left, got 'both'"):
         unwrap(Votes.binned)(Votes(labels, labels == 0, 1), closed="both")
     with pytest.raises(ValueError, match="votes must be of at least one sampled network, got 0"):
         Votes(torch.tensor([0]), torch.tensor([True]), 0)

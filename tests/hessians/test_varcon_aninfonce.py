@@ -18,7 +18,6 @@ from lam.hessians import (
     Full,
     InfoNCECurvature,
     Kron,
-    Neighbours,
     VarConCurvature,
     diagonal_ggn,
     diagonal_ggn_dataset,
@@ -27,7 +26,7 @@ from lam.hessians import (
 )
 from lam.hessians.losses.softmax import SOFTMAX_SPLITS
 from lam.methods.laplace_posthoc import LaplacePosthoc
-from lam.pairs import Candidates, Pairs
+from lam.pairs import Candidates, Neighbours, Pairs
 from tests.hessians.test_last_layer import make
 from tests.hessians.test_softmax import curvature_in, loss_of
 from tests.methods.test_curvatures import train

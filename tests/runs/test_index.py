@@ -126,7 +126,7 @@ def test_a_refused_index_leaves_the_old_one(run_copy: Path, flat_folder: Path) -
 
 STEPS = {
     "before the store is written": (ItemStore, "replace", 60),
-    "while the store is written": (ItemStore, "_write_facts", 60),
+    "while the store is written": (ItemStore, "_update_ledger", 60),
     "before the log is erased": (ItemStore, "erase_log", 8),
     "before the index is kept": (Index, "save", 8),
 }

@@ -47,6 +47,7 @@ def test_started_again_it_prints_the_same(finished_run: FinishedRun, capsys: pyt
     assert capsys.readouterr().out == finished_run.printed
 
 
+@pytest.mark.long
 def test_the_demo_is_calibrated_where_its_data_suffice(
     run_copy: Path, finished_run: FinishedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

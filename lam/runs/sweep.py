@@ -80,7 +80,7 @@ def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> 
         >>> import tempfile
         >>> from lam.runs.config_files import load_config
         >>> folder = tempfile.mkdtemp()
-        >>> tiny = [f"--output={folder}/sweep", "--data.limit=60", "--training.epochs=1", "--evaluation.n_samples=4"]
+        >>> tiny = [f"--output={folder}/sweep", "--data.limit=60", "--training.epochs=1", "--evaluation.corrupted=0"]
         >>> result = sweep(load_config("digits norm", tiny), seeds=[7], progress=False)
         >>> 0 <= result.mean["map@1"] <= 1, sorted(path.name for path in result.folder.iterdir())
         (True, ['seed-7', 'sweep.json'])

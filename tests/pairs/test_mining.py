@@ -242,6 +242,7 @@ def test_pairs_are_drawn_from_those_chosen(miner: Any) -> None:
     assert torch.equal(choose(Mining(miner, max_pairs=10**6), embeddings, labels).negative, everything.negative)
 
 
+@pytest.mark.long
 def test_the_curvature_of_drawn_pairs_is_that_of_all_in_the_mean() -> None:
     features, weight = points(12, 5), torch.randn(3, 5, generator=generator(1), dtype=torch.float64)
     pairs, draws, embeddings = Pairs.by_label(LABELS), generator(), F.normalize(features @ weight.T)

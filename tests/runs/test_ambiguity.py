@@ -18,6 +18,8 @@ from lam.runs.finished import Run
 from lam.service.engine import Engine
 from tests.service.asking import PNG, client_of
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
@@ -28,7 +30,6 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.long
 def test_its_scores_are_measured_and_its_encoder_has_learnt(folder: Path) -> None:
     metrics = json.loads((folder / "metrics.json").read_text())
     for score in ("kappa_epistemic", "kappa_aleatoric", "p_known"):

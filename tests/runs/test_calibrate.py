@@ -198,6 +198,7 @@ def test_a_flag_does_not_stick_where_its_evidence_is_gone(
     assert "flag 'knn' compares with training features" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_flag_that_nobody_asked_for_is_chosen_anew(run_copy: Path) -> None:
     for options, flag in (((), "combined"), (("--gallery=held-out",), "kappa"), ((), "combined")):
         assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, *options]) == 0

@@ -314,6 +314,7 @@ def test_a_run_without_faiss_is_refused_before_any_work(tmp_path: Path, monkeypa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_head_that_is_added_keeps_the_embeddings_and_the_report_says_by_what_ood_is_told(tmp_path: Path) -> None:
     result = run(tiny(tmp_path / "run", "--method.head=identity"), progress=False)
     assert {"auroc", "auroc_kappa"} <= result.metrics.keys()

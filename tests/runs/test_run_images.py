@@ -24,6 +24,7 @@ def folder_config(root: Path, output: Path, ood: list[OodConfig]) -> RunConfig:
     return config
 
 
+@pytest.mark.long
 def test_a_folder_of_images_end_to_end(digit_folder: Path, tmp_path: Path) -> None:
     noise = tmp_path / "noise"
     for name in ("first", "second"):

@@ -123,6 +123,7 @@ def test_a_run_that_trained_no_network_hands_on_what_it_started_with(tmp_path: P
         assert read_json(tmp_path / TRAINED_BY) == own_curvature(config.loss())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unrendered")
 def test_a_run_that_cannot_be_started_from_is_refused_before_any_work(first: Path, tmp_path: Path) -> None:
     for settings, message in (

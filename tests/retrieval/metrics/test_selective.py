@@ -75,6 +75,7 @@ def test_r_auroc_counts_pairs_of_a_right_and_a_wrong_answer() -> None:
     assert r_auroc(correct, doubt) == pytest.approx(np.mean(pairs), abs=1e-12)
 
 
+@pytest.mark.long
 def test_the_p_value_is_the_share_of_orders_whose_area_is_as_far_from_a_half() -> None:
     doubt, correct, _ = tensors(TIED)
     generator = torch.Generator().manual_seed(0)

@@ -22,7 +22,8 @@ class Candidates:
         negative: (N, O) likewise of those that do not.
 
     Raises:
-        ValueError: for weights of another number of candidates than there are directions.
+        ValueError: for weights of another number of candidates than there are directions, negative ones or NaN, or
+            directions that are no unit vectors.
     """
 
     directions: Float[Tensor, "O D"]
@@ -35,6 +36,10 @@ class Candidates:
                 f"positive and negative must be (N, O) for {len(self.directions)} candidates, "
                 f"got {tuple(self.positive.shape)} and {tuple(self.negative.shape)}"
             )
+        for weights in (self.positive, self.negative):
+            if not (valid := (weights >= 0) & (weights < torch.inf)).all():
+                index = tuple((~valid).nonzero()[0].tolist())
+                raise ValueError(f"weights must be finite and at least 0, got {weights[index]:g} at {index}")
         length = torch.linalg.vector_norm(self.directions, dim=1)
         if not ((length - 1).abs() < UNIT).all():
             index = int((~((length - 1).abs() < UNIT)).nonzero()[0, 0])

@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.pairs.pairs import Pairs, check_label_vector
+from lam.utils.checks import check_at_least
 
 MinerName = Literal["all", "violating", "easy", "semihard", "hard"]
 Miner = Callable[[Tensor, Tensor], Any]
@@ -52,7 +53,7 @@ class Mining:
             (unordered). None for no limit.
 
     Raises:
-        ValueError: for an unknown name, or a limit below 1.
+        ValueError: for an unknown name, or a limit that is no integer of at least 1.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
@@ -69,8 +70,7 @@ class Mining:
         if not callable(self.miner) and self.miner not in get_args(MinerName):
             names = ", ".join(get_args(MinerName))
             raise ValueError(f"miner must be one of {names}, or a miner of pytorch-metric-learning, got {self.miner!r}")
-        if self.max_pairs is not None and self.max_pairs < 1:
-            raise ValueError(f"max_pairs must be at least 1, got {self.max_pairs}: None is no limit")
+        check_at_least("max_pairs", self.max_pairs, 1)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -37,7 +37,8 @@ class Embeddings:
         p_known: (N,) how probable it is that an item is of a kind that is known, in [0, 1].
 
     Raises:
-        ValueError: where the shapes disagree, or numbers are not of a floating-point type.
+        ValueError: where the shapes disagree, numbers are not of a floating-point type, or some of the last three are
+            there without the others.
     """
 
     mean: Float[Tensor, "N D"]
@@ -53,6 +54,11 @@ class Embeddings:
     def __post_init__(self) -> None:
         if self.mean.ndim != 2:
             raise ValueError(f"mean must have shape (N, D), a row for each item, got {tuple(self.mean.shape)}")
+        there = [name for name in _PARTS if getattr(self, name) is not None]
+        if 0 < len(there) < len(_PARTS):
+            raise ValueError(
+                f"kappa_epistemic, kappa_aleatoric and p_known belong together, got {', '.join(there)} alone"
+            )
         n = self.mean.shape[0]
         for name, values in self.rows().items():
             if name != "mean" and values.shape != (n,):
@@ -143,15 +149,17 @@ class Embeddings:
         """One record of all items of several batches, in order.
 
         Args:
-            parts: at least one; either all with samples, of the same number, or none.
+            parts: at least one; either all with samples, of the same number, or none; likewise with parts of κ.
 
         Raises:
-            ValueError: without any part, or for means that may not be compared with each other.
+            ValueError: without any batch, for means that may not be compared with each other, or parts of κ in some.
         """
         if not parts:
             raise ValueError("nothing to concatenate: give at least one batch of embeddings")
         for part in parts:
             check_same_means(part, parts[0].mean_samples)
+        if 0 < (n_with := sum(part.has_parts for part in parts)) < len(parts):
+            raise ValueError(f"all batches must have parts of kappa, or none, got them in {n_with} of {len(parts)}")
         samples = [part.samples for part in parts if part.samples is not None]
         rows = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].rows()}
         return replace(parts[0], samples=torch.cat(samples, 1) if len(samples) == len(parts) else None, **rows)

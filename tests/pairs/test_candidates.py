@@ -21,6 +21,9 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):
         Candidates.paired(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
     with pytest.raises(ValueError, match="directions must be unit vectors, got a length of nan at index 0"):
         Candidates.paired(torch.tensor([[float("nan"), 0.0]]))
+    for weight in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match=rf"weights must be finite and at least 0, got {weight:g} at \(0, 1\)"):
+            Candidates(torch.eye(2), torch.eye(2), torch.tensor([[0.0, weight], [1.0, 0.0]]))
     with pytest.raises(ValueError, match="labels must be integers"):
         Candidates.by_label(torch.zeros(2), torch.eye(2), torch.arange(2))
     with pytest.raises(ValueError, match="candidates must be those of the same 5 items, got candidates of 2"):

@@ -330,8 +330,10 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ValueError, match="miner must be one of all, violating, easy, semihard, hard, or a miner.*got 'best'"
     ):
         Mining("best")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="max_pairs must be at least 1, got 0: None is no limit"):
+    with pytest.raises(ValueError, match="max_pairs must be at least 1, got 0"):
         Mining(max_pairs=0)
+    with pytest.raises(ValueError, match=r"max_pairs must be an integer, got 2\.5"):
+        Mining(max_pairs=2.5)  # pyright: ignore[reportArgumentType]
     positions = torch.rand(12, 2)
     for targets in (positions, None):
         with pytest.raises(

@@ -6,7 +6,8 @@ storing the items, is done elsewhere.
 
 import hashlib
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -104,7 +105,8 @@ def enrol(
 
     Images of one identity, the same stable id or, without one, the same label, are fused as by
     `lam.retrieval.fuse_identities` with errors that are wholly shared, so that κ does not rise by their number.
-    The item has the first image's metadata; the same image twice counts once.
+    The item has the first image's metadata; the same image twice counts once. A warning says where it was to have
+    several labels, of which the first is kept.
 
     Args:
         images: N of them.
@@ -126,6 +128,8 @@ def enrol(
     rows_by_id: dict[str, list[int]] = {}
     for row in kept:
         rows_by_id.setdefault(_fused_id(images[row]) if fuse else images[row].id, []).append(row)
+    if not fuse:
+        _warn_of_several_labels(images, rows_by_id.values())
     rows_by_id = {item_id: _different(images, rows) if fuse else rows[:1] for item_id, rows in rows_by_id.items()}
     joined = [row for rows in rows_by_id.values() for row in rows]
     used = embeddings if joined == list(range(len(images))) else embeddings[torch.tensor(joined)]
@@ -139,6 +143,19 @@ def enrol(
         for at, (item_id, rows) in enumerate(rows_by_id.items())
     )  # fmt: skip
     return Enrolled(items, fused, uncertain)
+
+
+def _warn_of_several_labels(images: Sequence[SourceImage], groups: Iterable[Sequence[int]]) -> None:
+    """Say which items several rows with different labels become."""
+    labels = {rows[0]: list(dict.fromkeys(images[row].label for row in rows)) for rows in groups}
+    if several := {row: names for row, names in labels.items() if len(names) > 1}:
+        row, (label, other, *_) = next(iter(several.items()))
+        stand = "1 item stands" if len(several) == 1 else f"{len(several)} items stand"
+        warnings.warn(
+            f"{stand} under several labels, such as {images[row].path} as {label!r} and {other!r}: the first is kept; "
+            "ids in a list keep them apart",
+            stacklevel=3,
+        )
 
 
 def item_of_embedding(item_id: str, vector: np.ndarray, kappa: float, label: str, shown: Shown) -> Item:

@@ -1,6 +1,7 @@
 """Items from images: ids, what belongs together, and what cannot be fused. Whole runs are in `tests.runs`."""
 
 import json
+import warnings
 from typing import Any
 
 import pytest
@@ -25,6 +26,16 @@ def test_one_image_is_one_entry_unless_ids_differ() -> None:
     made = enrol(entries, embeddings(4))
     assert [(item.id, item.path) for item in made.items] == [("5", "a"), ("6", "b"), ("9", "d")]
     assert made.embeddings.kappa.tolist() == [1, 2, 4]
+
+
+def test_one_image_with_several_labels_is_said() -> None:
+    images = [SourceImage("a/1.png", "a", 7), SourceImage("b/1.png", "b", 7), SourceImage("b/2.png", "b", 8)]
+    with pytest.warns(UserWarning, match=r"1 item stands under several labels.*a/1\.png as 'a' and 'b'.*the first"):
+        enrolled = enrol(images, embeddings(3))
+    assert [item.label for item in enrolled.items] == ["a", "b"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        enrol([images[0], images[0], images[2]], embeddings(3))
 
 
 def test_the_gate_looks_at_images_before_they_are_fused() -> None:

@@ -297,7 +297,7 @@ def _search(parsed: argparse.Namespace, _: list[str]) -> None:
     for row, image in enumerate(result.images):
         if len(result.images) > 1:
             kind = "text" if parsed.text else "image"
-            print(f"{kind}: {image}" if row == 0 else f"\n{kind}: {image}")
+            print(f"{kind}: {_printable(image)}" if row == 0 else f"\n{kind}: {_printable(image)}")
         _show_answer(result, row)
 
 
@@ -317,11 +317,16 @@ def _show_answer(result: Any, row: int) -> None:
     text = any(item.text is not None for item in items)
     print(f"{'score':>8} {'kappa':>10}  {'label  ' * is_labelled}{'text' if text else 'path'}")
     for score, kappa, item in zip(result.hits.scores[row], result.hits.kappa[row], items, strict=True):
-        content = item.path if item.text is None else item.text
+        content, label = _printable(item.path if item.text is None else item.text), _printable(item.label)
         remarks = ["uncertain"] * bool(result.is_uncertain(item))
         remarks += [f"fused of {item.images.count} {'texts' if text else 'images'}"] * item.is_fused
         remark = f"  ({', '.join(remarks)})" if remarks else ""
-        print(f"{float(score):8.4f} {float(kappa):10.4g}  {f'{item.label}  ' * is_labelled}{content}{remark}")
+        print(f"{float(score):8.4f} {float(kappa):10.4g}  {f'{label}  ' * is_labelled}{content}{remark}")
+
+
+def _printable(said: object) -> str:
+    """One line in which what a terminal would obey, or read backwards, is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(said))
 
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:

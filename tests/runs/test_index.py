@@ -61,6 +61,18 @@ def test_no_work_is_done_for_an_output_that_cannot_be(run_copy: Path, digit_fold
     assert main(["embed", str(tmp_path / "no run"), str(digit_folder), "-o", str(tmp_path / "a" / "b.npz")]) == 1
 
 
+def test_labels_and_paths_cannot_steer_a_terminal(
+    run_copy: Path, digit_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = Path(shutil.copytree(digit_folder / "1", tmp_path / "own" / "x\u202ey\x1b[31m"))
+    assert main(["index", str(run_copy), str(own.parent), "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["search", str(run_copy), str(next(own.iterdir()))]) == 0
+    printed = capsys.readouterr().out
+    assert r"x\u202ey\x1b[31m  " in printed
+    assert not {"\u202e", "\x1b"} & set(printed)
+
+
 @pytest.mark.parametrize("factory", ["Flat", "HNSW32"])
 def test_an_image_finds_itself(factory: str, run_copy: Path, digit_folder: Path) -> None:
     assert len(gallery.index_images(run_copy, folder=digit_folder, factory=factory, progress=False)) == 24

@@ -18,9 +18,10 @@ from lam.utils.files import (
     CorruptFileError,
     read_generation,
     read_json,
+    read_record,
     read_tensors,
     write_generation,
-    write_json,
+    write_record,
     write_tensors,
 )
 
@@ -78,12 +79,12 @@ def save(folder: str | Path, encoder: SavedEncoder) -> None:
     """Write an encoder; a crash leaves what was there before, or all of this."""
     network = encoder.network
     plain = {name: value for name, value in vars(encoder).items() if name not in ("network", "tensors", "ambiguity")}
-    metadata = {"format": FORMAT, **plain, "has_network": network is not None, "recipe": _recipe(network)}
+    metadata = {**plain, "has_network": network is not None, "recipe": _recipe(network)}
     if network is not None:
         metadata["head"] = plain_path(_member(network), encoder.head)
 
     def write(generation: Path) -> None:
-        write_json(generation / METADATA, metadata)
+        write_record(generation / METADATA, metadata, format=FORMAT)
         write_tensors(generation / TENSORS, encoder.tensors)
         if encoder.ambiguity is not None:
             write_tensors(generation / AMBIGUITY, encoder.ambiguity)
@@ -98,9 +99,7 @@ def save(folder: str | Path, encoder: SavedEncoder) -> None:
 def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
     """Read an encoder, checked before anything is parsed; see `lam.load`."""
     generation = read_generation(folder, [METADATA, TENSORS])
-    metadata = read_json(generation / METADATA)
-    if (number := metadata.pop("format")) != FORMAT:
-        raise ValueError(f"{generation / METADATA} has format {number}, this version of lam reads {FORMAT}")
+    metadata = read_record(generation / METADATA, format=FORMAT)
     has_network, recipe = metadata.pop("has_network"), metadata.pop("recipe")
     if has_network:
         network = _network(generation, recipe, network)

@@ -24,14 +24,15 @@ import torch
 from jaxtyping import Bool
 
 from lam.gallery.enrolment import SourceImage
-from lam.utils.files import CorruptFileError, write_atomically
+from lam.utils.files import CorruptFileError, check_format, write_atomically
 from lam.vmf.embeddings import Embeddings
 
 _ROWS = ("paths", "labels", "ids", "positions", "mean", "kappa", "variance", "resultant")
-_FACTS = ("shard", "total", "listing", "encoder", "mean_samples")
-_AXES = {"mean": 2, "shard": 1, "total": 0, "listing": 0, "encoder": 0, "mean_samples": 0}
+FORMAT = 1
+_FACTS = ("format", "shard", "total", "listing", "encoder", "mean_samples")
+_AXES = {"mean": 2, "format": 0, "shard": 1, "total": 0, "listing": 0, "encoder": 0, "mean_samples": 0}
 _KINDS = {"paths": "U", "labels": "U", "ids": "i", "positions": "i", "shard": "i", "total": "i", "mean_samples": "i"}
-_KINDS |= {"listing": "U", "encoder": "U", "facts": "u"}
+_KINDS |= {"format": "i", "listing": "U", "encoder": "U", "facts": "u"}
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, MemoryError)
 _UNREADABLE += (zipfile.BadZipFile, zlib.error)  # what NumPy raises, where it meets flipped bits
 _UNPACKED, _COMPRESSION = 32 * 2**20, 200  # bytes that any file may unpack to, and times its size that it may beyond
@@ -112,6 +113,7 @@ def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, 
         "labels": np.array([source.label for source in sources]),
         "ids": np.array([source.content for source in sources]),
         "positions": shard.positions(len(names)).numpy(),
+        "format": np.array(FORMAT),
         "shard": np.array([shard.number, shard.count]),
         "total": np.array(len(names)),
         "listing": np.array(hashlib.sha256("\0".join(names).encode(errors="surrogatepass")).hexdigest()),
@@ -199,6 +201,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         fits = array.ndim == _AXES.get(name, 1) and array.dtype.kind == _KINDS.get(name, "f")
         if not fits or (name in _ROWS and len(array) != len(part["paths"])):
             raise CorruptFileError(f"{path} has {name} of shape {array.shape} and type {array.dtype}: write it again")
+    check_format(path, int(part["format"]), readable=FORMAT)
     number, count = part["shard"].tolist()
     expected = Shard(number, count).positions(int(part["total"])).numpy()
     if not np.array_equal(part["positions"], expected):

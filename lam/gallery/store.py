@@ -22,7 +22,7 @@ from typing import Any
 from lam.gallery.fusing import fuse
 from lam.gallery.item import INDEXED, Item, hash_of
 from lam.gallery.refusal import Refusal, busy, full
-from lam.utils.files import CorruptFileError, write_text
+from lam.utils.files import CorruptFileError, check_format, write_text
 
 FORMAT = 1
 FILE, MARK, CACHE = "items.sqlite", "items.made", "index"
@@ -158,9 +158,9 @@ class ItemStore:
 
     def _prepare(self) -> None:
         (version,) = self._writer.execute("PRAGMA user_version").fetchone()
-        if version not in (0, FORMAT):
-            raise ValueError(f"{self.path} has format {version}, this version of lam reads {FORMAT}")
-        if not version:
+        if version:
+            check_format(self.path, version, readable=FORMAT)
+        else:
             self._refuse_lost()
         if self._read_only:
             return

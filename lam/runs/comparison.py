@@ -19,7 +19,7 @@ import yaml
 from lam.retrieval.metrics import plots
 from lam.retrieval.metrics.registry import describe, needs_posterior, shown_in
 from lam.runs.curves import CURVES, Curves
-from lam.runs.folder import CONFIG, DATA, METRICS, require_finished
+from lam.runs.folder import CONFIG, METRICS, read_data, require_finished
 from lam.utils.files import MANIFEST, read_json, verify, write_json, write_text
 
 FIGURES = shown_in("table")
@@ -127,11 +127,13 @@ def _refuse_other_data(runs: Sequence[Path]) -> None:
 
 
 def _evaluated_on(run: Path) -> dict[str, Any]:
-    parts = {name: part for name, part in read_json(run / DATA).items() if name not in ("train", "validation")}
+    data = read_data(run)
+    parts = {name: part for name, part in data["parts"].items() if name not in ("train", "validation")}
     config = _config(run)
     titles = [outside["title"] or outside["name"] for outside in config["data"]["ood"]]
     main_set = titles[0] if titles else None  # of which metrics have no suffix
-    return {"data.name": config["data"]["name"], "main OOD set": main_set, **parts, "places": config["places"]}
+    asked = {"main OOD set": main_set, "gallery": data["gallery"], "places": config["places"]}
+    return {"data.name": config["data"]["name"], **asked, **parts}
 
 
 def _read(folders: Sequence[Path]) -> list[ComparedRun]:

@@ -17,9 +17,9 @@ from lam.retrieval.decisions.files import FOLDER as CALIBRATION
 from lam.retrieval.decisions.files import load_calibration
 from lam.runs.config import RunConfig
 from lam.runs.config_files import load_config
-from lam.runs.folder import DATA, ENCODER, GALLERY, GALLERY_KIND, require_finished
+from lam.runs.folder import ENCODER, GALLERY, read_data, require_finished
 from lam.runs.samples import Sample, read_samples
-from lam.utils.files import locked, read_json
+from lam.utils.files import locked
 
 
 class Run:
@@ -73,7 +73,7 @@ class Run:
     @cached_property
     def gallery_kind(self) -> GalleryKind:
         """What its gallery is: of classes, or of identities."""
-        return read_json(self.folder / DATA)[GALLERY_KIND]
+        return read_data(self.folder)["gallery"]
 
     @cached_property
     def samples(self) -> tuple[Sample, ...]:

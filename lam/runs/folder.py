@@ -15,13 +15,13 @@ from lam.datasets import Dataset
 from lam.datasets.base import GalleryKind
 from lam.runs.config import RunConfig
 from lam.utils import distributed
-from lam.utils.files import MANIFEST, CorruptFileError, locked, read_json, verify, write_json, write_text
+from lam.utils.files import MANIFEST, CorruptFileError, locked, read_record, verify, write_record, write_text
 
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
 ENCODER, GALLERY = "encoder", "gallery"
 _SHOWN = 5
 _TEMPORARY = ".*.tmp"
-GALLERY_KIND = "gallery"  # in data.json
+FORMAT = 1  # of a run
 
 
 def is_finished(folder: Path) -> bool:
@@ -46,7 +46,7 @@ def require_finished(folder: Path) -> None:
     """Refuse a folder that holds no finished run; its report and plots are for people, and are not checked.
 
     Raises:
-        ValueError: where the folder is no run, or the run did not finish.
+        ValueError: where the folder is no run, the run did not finish, or it has another format.
         CorruptFileError: naming the file of the configuration that is missing, truncated or altered.
     """
     if not folder.is_dir():
@@ -58,6 +58,7 @@ def require_finished(folder: Path) -> None:
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"the run in {folder} has not finished: `lam run {folder}` continues it")
     verify(folder, [CONFIG, DATA], others=False)
+    read_data(folder)
 
 
 def _is_run(folder: Path) -> bool:
@@ -133,7 +134,7 @@ def _claimed(
             write_text(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False))
         if not (folder / DATA).is_file():
             summaries = {name: _summary(images) for name, images in parts.items()}
-            write_json(folder / DATA, {**summaries, GALLERY_KIND: gallery})
+            write_record(folder / DATA, {"gallery": gallery, "parts": summaries}, format=FORMAT)
         if changed := changed_parts(folder, parts):
             raise ValueError(
                 f"the data changed since the run in {folder} began ({', '.join(changed)}): "
@@ -144,8 +145,17 @@ def _claimed(
 
 def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
     """Names of the parts that are not those which the run in a folder began with."""
-    at_start = read_json(folder / DATA)
+    at_start = read_data(folder)["parts"]
     return [name for name, images in parts.items() if at_start.get(name) != _summary(images)]
+
+
+def read_data(folder: Path) -> dict[str, Any]:
+    """Of what data a run is: `gallery`, what a gallery of them is, and `parts`, their fingerprints by name.
+
+    Raises:
+        ValueError: for a run of another format.
+    """
+    return read_record(folder / DATA, format=FORMAT)
 
 
 def _summary(items: Dataset) -> dict[str, Any]:

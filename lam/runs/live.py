@@ -15,14 +15,15 @@ from lam.utils.checks import check_at_least
 from lam.utils.files import (
     MANIFEST,
     read_generation,
-    read_json,
+    read_record,
     read_tensors,
     write_generation,
-    write_json,
+    write_record,
     write_tensors,
 )
 from lam.vmf.embeddings import Embeddings
 
+FORMAT = 1
 FOLDER, METADATA, TABLES = "live", "live.json", "queries.safetensors"
 EVERY = 100
 """After so many queries more the sample is written."""
@@ -80,7 +81,7 @@ class LiveQueries:
         metadata = {"key": self._run.fingerprint, "seen": self.seen, "mean_samples": embeddings.mean_samples}
 
         def fill(generation: Any) -> None:
-            write_json(generation / METADATA, metadata)
+            write_record(generation / METADATA, metadata, format=FORMAT)
             write_tensors(generation / TABLES, tensors)
 
         write_generation(self._run.folder / FOLDER, fill)
@@ -106,7 +107,7 @@ def _read(run: Run) -> tuple[Embeddings, Tensor, int] | None:
     if not (folder / MANIFEST).is_file():
         return None
     generation = read_generation(folder, [METADATA, TABLES])
-    metadata, tensors = read_json(generation / METADATA), read_tensors(generation / TABLES)
+    metadata, tensors = read_record(generation / METADATA, format=FORMAT), read_tensors(generation / TABLES)
     if metadata["key"] != run.fingerprint:
         return None
     features = tensors.pop("features")

@@ -15,15 +15,16 @@ from torch import Tensor
 
 from lam.utils.files import (
     CorruptFileError,
-    read_json,
+    read_record,
     read_tensors,
     seal,
     sync_folder,
     verify,
-    write_json,
+    write_record,
     write_tensors,
 )
 
+FORMAT = 1
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
 
@@ -70,7 +71,7 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
     unfinished = folder / f".{path.name}.new"
     unfinished.mkdir()
     write_tensors(unfinished / _TENSORS, {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
-    write_json(unfinished / _STATE, state)
+    write_record(unfinished / _STATE, state, format=FORMAT)
     seal(unfinished, [_TENSORS, _STATE])
     if path.exists():
         _discard(path)
@@ -94,12 +95,13 @@ def load(folder: str | Path) -> Checkpoint | None:
 
     Raises:
         CorruptFileError: where there are checkpoints and none of them is whole.
+        ValueError: for one of another format.
     """
     paths = _numbered(Path(folder))
     for path in reversed(paths):
         try:
             verify(path, [_TENSORS, _STATE])
-            return Checkpoint(path, read_tensors(path / _TENSORS), read_json(path / _STATE))
+            return Checkpoint(path, read_tensors(path / _TENSORS), read_record(path / _STATE, format=FORMAT))
         except CorruptFileError as error:
             warnings.warn(f"{error}; the checkpoint before {path.name} is used", stacklevel=2)
     if paths:

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,29 @@ def write_json(path: str | Path, value: Any) -> None:
     """
     text = json.dumps(value, indent=2, allow_nan=False, default=operator.methodcaller("item"))
     write_text(path, text + "\n")
+
+
+def write_record(path: str | Path, value: Mapping[str, Any], *, format: int) -> None:
+    """Write a JSON object with the number of its format."""
+    write_json(path, {"format": format, **value})
+
+
+def read_record(path: str | Path, *, format: int) -> dict[str, Any]:
+    """Read what `write_record` wrote, without the number.
+
+    Raises:
+        CorruptFileError: naming a file that is no JSON.
+        ValueError: for another format, naming the file and both.
+    """
+    value = read_json(path)
+    check_format(path, value.pop("format", None), readable=format)
+    return value
+
+
+def check_format(path: str | Path, number: int | None, *, readable: int) -> None:
+    """Refuse a file of another format than the one that can be read."""
+    if number != readable:
+        raise ValueError(f"{path} has format {number}, this version of lam reads {readable}")
 
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

@@ -116,6 +116,8 @@ def test_parts_that_make_no_whole_are_refused(parts: list[Path], key: str, tmp_p
         return rewritten(parts[1], tmp_path / "other.npz", **changes)
 
     first = parts[:1]
+    with pytest.raises(ValueError, match="other.npz has format 99, this version of lam reads 1"):
+        merge_embeddings([*first, changed(format=np.array(99))], encoder=key)
     with pytest.raises(ValueError, match="2 of 3 shards are missing, such as 2/3"):
         merge_embeddings(first, encoder=key)
     with pytest.raises(ValueError, match="shard 2/3 is there twice: .*part-2.npz and .*other.npz"):

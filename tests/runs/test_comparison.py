@@ -16,6 +16,7 @@ from lam.retrieval.metrics.ood import auprc, auroc
 from lam.retrieval.metrics.uncertainty import ausc
 from lam.runs.comparison import FIGURES, compare
 from lam.runs.curves import CURVES, Curves
+from lam.runs.finished import Run
 from lam.runs.run import run
 from lam.utils.files import MANIFEST, CorruptFileError, seal, write_json
 from tests.conftest import FinishedRun, tiny, unrendered_pictures
@@ -46,6 +47,14 @@ def sealed(folder: Path) -> None:
     """Seal a run again, as one that was so from the beginning."""
     names = json.loads((folder / MANIFEST).read_text())["sha256"]
     seal(folder, [name for name in names if (folder / name).is_file()])
+
+
+def test_a_run_of_another_format_is_refused(run_copy: Path) -> None:
+    data = json.loads((run_copy / "data.json").read_text())
+    write_json(run_copy / "data.json", data | {"format": 99})
+    sealed(run_copy)
+    with pytest.raises(ValueError, match=r"data\.json has format 99, this version of lam reads 1"):
+        Run(run_copy)
 
 
 def test_curves_are_those_of_the_metrics(finished_run: FinishedRun) -> None:
@@ -166,7 +175,7 @@ def test_runs_on_different_data_are_refused(
     part: str, named: str | None, finished_run: FinishedRun, run_copy: Path, tmp_path: Path
 ) -> None:
     data = json.loads((run_copy / "data.json").read_text())
-    data[part]["sha256"] = "another"
+    data["parts"][part]["sha256"] = "another"
     write_json(run_copy / "data.json", data)
     sealed(run_copy)
     if named is None:

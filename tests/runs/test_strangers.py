@@ -44,7 +44,7 @@ def test_a_run_neither_trains_on_them_nor_stores_them(run_with_strangers: Path) 
     assert len(strange) == 3
     assert strange.isdisjoint(item.label for item in run.gallery.items)
     assert run.config.data.strangers == 0.375
-    recorded = read_json(run_with_strangers / "data.json")
+    recorded = read_json(run_with_strangers / "data.json")["parts"]
     assert recorded["strangers"]["items"] == len(splits.strangers) == 60
     assert list(recorded)[:4] == ["train", "validation", "test", "strangers"]
 

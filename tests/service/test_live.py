@@ -11,7 +11,7 @@ from lam.runs.finished import Run
 from lam.runs.live import EVERY, LiveQueries, live_queries
 from lam.service.engine import Engine
 from lam.service.settings import ServiceSettings
-from lam.utils.files import CorruptFileError
+from lam.utils.files import CorruptFileError, read_json
 from lam.vmf.embeddings import Embeddings
 from tests.service.asking import PNG, client_of
 from tests.service.conftest import encoded
@@ -94,6 +94,8 @@ def test_it_is_written_now_and_then_and_at_the_end_and_damage_is_named(served_ru
     assert len(live_queries(run)[0]) == EVERY
     live.write()
     assert len(live_queries(run)[0]) == EVERY + 5
+    (record,) = (served_run / "live").glob("*/live.json")
+    assert read_json(record)["format"] == 1
     (file,) = (served_run / "live").glob("*/queries.safetensors")
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(CorruptFileError, match=r"queries\.safetensors"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lam.training import checkpoints
-from lam.utils.files import CorruptFileError
+from lam.utils.files import CorruptFileError, seal, write_record
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
@@ -21,6 +21,15 @@ def save(folder: Path, *numbers: int) -> None:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    newest = tmp_path / "checkpoint-00000001"
+    write_record(newest / "state.json", {"number": 1}, format=99)
+    seal(newest, ["tensors.safetensors", "state.json"])
+    with pytest.raises(ValueError, match=r"state\.json has format 99, this version of lam reads 1"):
+        checkpoints.load(tmp_path)
 
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:
@@ -82,7 +91,7 @@ def test_only_damaged_checkpoints_is_an_error(tmp_path: Path) -> None:
         checkpoints.load(tmp_path)
 
 
-@pytest.mark.parametrize("step", ["mkdir", "write_tensors", "write_json", "seal", "replace", "sync_folder", "rename"])
+@pytest.mark.parametrize("step", ["mkdir", "write_tensors", "write_record", "seal", "replace", "sync_folder", "rename"])
 def test_a_failure_at_any_step_leaves_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -22,10 +22,10 @@ from lam.utils.files import (
     MANIFEST,
     CorruptFileError,
     read_generation,
-    read_json,
+    read_record,
     read_tensors,
     write_generation,
-    write_json,
+    write_record,
     write_tensors,
 )
 
@@ -46,7 +46,6 @@ _RECORDS: dict[str, Any] = {
 def save_calibration(run: str | Path, calibration: Calibration) -> None:
     """Write a calibration; a crash leaves what was there before, or all of this."""
     metadata: dict[str, Any] = {
-        "format": FORMAT,
         **{name: getattr(calibration, name) for name in _PLAIN},
         "targets": asdict(calibration.targets),
         "combined": {name: asdict(rank) for name, rank in calibration.detector.ranks.items()},
@@ -56,7 +55,7 @@ def save_calibration(run: str | Path, calibration: Calibration) -> None:
     }
 
     def write(generation: Path) -> None:
-        write_json(generation / METADATA, metadata)
+        write_record(generation / METADATA, metadata, format=FORMAT)
         write_tensors(generation / TABLES, _tables(calibration))
 
     write_generation(Path(run) / FOLDER, write)
@@ -77,9 +76,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"the run in {run} has no calibration: `lam calibrate {run}` makes one")
     generation = read_generation(folder, [METADATA, TABLES])
-    metadata, tables = read_json(generation / METADATA), read_tensors(generation / TABLES)
-    if metadata["format"] != FORMAT:
-        raise ValueError(f"{generation / METADATA} has format {metadata['format']}, this version of lam reads {FORMAT}")
+    metadata, tables = read_record(generation / METADATA, format=FORMAT), read_tensors(generation / TABLES)
     if metadata["key"] != key:
         raise ValueError(
             f"the calibration in {folder} is of another network, posterior or preprocessing than the run's: its "

@@ -17,12 +17,12 @@ from lam.utils.files import (
     MANIFEST,
     CorruptFileError,
     read_generation,
-    read_json,
+    read_record,
     read_tensors,
     sha256_of,
     write_atomically,
     write_generation,
-    write_json,
+    write_record,
     write_tensors,
 )
 
@@ -56,13 +56,12 @@ def save(
         write_tensors(generation / _EMBEDDINGS, store.tensors())
         write_atomically(generation / _CACHE, lambda temporary: _write_cache(index, temporary))
         metadata = {
-            "format": FORMAT,
             "factory": factory,
             "parameters": parameters,
             "mean_samples": mean_samples,
             "cache_sha256": sha256_of(generation / _CACHE),
         }
-        write_json(generation / _METADATA, metadata)
+        write_record(generation / _METADATA, metadata, format=FORMAT)
 
     write_generation(folder, write, unsealed=[_CACHE])
 
@@ -105,11 +104,7 @@ def _manifest(folder: Path) -> bytes | None:
 
 def _read(folder: Path) -> SavedIndex:
     generation = read_generation(folder, [_METADATA, _EMBEDDINGS])
-    metadata = read_json(generation / _METADATA)
-    if metadata["format"] != FORMAT:
-        raise ValueError(
-            f"{generation / _METADATA} has format {metadata['format']}, this version of lam reads {FORMAT}"
-        )
+    metadata = read_record(generation / _METADATA, format=FORMAT)
     return SavedIndex(
         metadata["factory"],
         metadata["parameters"],

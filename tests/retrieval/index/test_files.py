@@ -218,7 +218,7 @@ def test_where_there_is_no_room_the_old_index_stays_and_later_there_is_room(
     same(new, Index.load(tmp_path))
 
 
-@pytest.mark.parametrize("after", ["_manifest", "read_generation", "read_json", "read_tensors"])
+@pytest.mark.parametrize("after", ["_manifest", "read_generation", "read_record", "read_tensors"])
 def test_an_index_that_is_replaced_while_it_is_read_loads_as_the_new_one(
     after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -227,8 +227,8 @@ def test_an_index_that_is_replaced_while_it_is_read_loads_as_the_new_one(
     filled("Flat", 5).save(tmp_path)
     whole = getattr(index_files, after)
 
-    def interrupted(*arguments):
-        result = whole(*arguments)
+    def interrupted(*arguments, **options):
+        result = whole(*arguments, **options)
         monkeypatch.undo()
         newer.save(tmp_path)
         return result

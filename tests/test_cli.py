@@ -40,6 +40,7 @@ def test_a_run_prints_its_metrics_and_the_path_of_its_report(finished_run: Finis
     assert all(float(value) == pytest.approx(metrics[name], abs=6e-5) for name, value in printed.items())
 
 
+@pytest.mark.long
 def test_started_again_it_prints_the_same(finished_run: FinishedRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", f"--output={finished_run.folder}", *TINY]) == 0
     assert capsys.readouterr().out == finished_run.printed

@@ -121,6 +121,7 @@ def test_kappa_is_that_of_the_mixture_with_the_uniform_distribution(learnt: lam.
     assert (embeddings.kappa >= KAPPA_RANGE[0]).all()
 
 
+@pytest.mark.long
 def test_directions_variance_and_the_posterior_stay_to_the_bit() -> None:
     train, labels = items(seed=1)
     encoder = encoder_of(train, labels)
@@ -145,6 +146,7 @@ def test_an_item_alone_is_what_it_is_in_any_batch(learnt: lam.BayesianEncoder) -
         torch.testing.assert_close(getattr(whole, name)[:40], getattr(parts, name), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_same_seed_same_numbers_and_saved_and_loaded(learnt: lam.BayesianEncoder, tmp_path) -> None:
     held_out, labels = items(seed=2)
     again = encoder_of(*items(seed=1))
@@ -168,6 +170,7 @@ def test_rows_are_taken_joined_and_moved_with_their_parts(learnt: lam.BayesianEn
     assert halves[torch.tensor([3])].kappa_aleatoric == embeddings.kappa_aleatoric[3]
 
 
+@pytest.mark.long
 def test_training_items_are_recognised() -> None:
     train, labels = items(seed=1)
     encoder = encoder_of(train, labels)

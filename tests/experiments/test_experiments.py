@@ -101,6 +101,7 @@ def test_the_process_has_its_range_and_directions_that_go_with_the_inputs() -> N
         assert (mean * close).sum(1).min() > 0.99  # nowhere does the direction turn round within a thousandth
 
 
+@pytest.mark.long
 def test_the_positives_of_a_latent_have_the_density_of_the_theory() -> None:
     process, n_cells, n = Process(PosteriorRecovery(straightening=300, kappa_pos=5.0)), 6, 4000
     latent, generator = torch.tensor([0.6, 0.8]), torch.Generator().manual_seed(0)

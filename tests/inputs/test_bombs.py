@@ -29,6 +29,7 @@ def arrays(count: int = 3) -> dict[str, np.ndarray]:
         "kappa": ones,
         "variance": ones,
         "resultant": ones,
+        "format": np.array(1),
         "shard": np.array([1, 1]),
         "total": np.array(count),
         "listing": np.array("listing"),

@@ -55,6 +55,7 @@ def test_it_is_configured_as_the_others(capsys: pytest.CaptureFixture[str]) -> N
     assert yaml.safe_load(capsys.readouterr().out)["method"] == {"name": "length", "level": 3.0}
 
 
+@pytest.mark.long
 def test_it_runs_and_is_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     assert main(["run", "digits", "length", "--quiet", f"--output={folder}", "--method.level=7", *TINY]) == 0

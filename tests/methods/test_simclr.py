@@ -32,6 +32,7 @@ def test_labels_of_the_training_part_are_not_read() -> None:
     assert torch.equal(one.embed(DATA.images).kappa, other.embed(DATA.images).kappa)
 
 
+@pytest.mark.long
 def test_kappa_is_the_mean_agreement_of_the_views_over_the_regulariser() -> None:
     method = Simclr(crop_scale=1.0, jitter=0.0, hidden=16)
     training = small.training(epochs=40, batch_size=48, learning_rate=1e-2)

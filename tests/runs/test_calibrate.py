@@ -85,6 +85,7 @@ def test_false_accepts_of_digits_are_in_their_interval(digits: tuple[Embeddings,
     assert sum(held) / 200 > expected - 3 * math.sqrt(expected * (1 - expected) / 200)
 
 
+@pytest.mark.long
 def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 0
     printed = capsys.readouterr().out
@@ -111,6 +112,7 @@ def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: py
         assert len(known) == (30 if flag == COMBINED else 60)
 
 
+@pytest.mark.long
 def test_a_search_of_a_calibrated_run_says_its_decision(
     run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +143,7 @@ def test_any_score_can_flag(run_copy: Path, digit_folder: Path, flag: str, capsy
     assert "decision: " in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_images_of_the_gallery_are_known_though_they_find_themselves(run_copy: Path) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 0
     run = Run(run_copy)
@@ -264,6 +267,7 @@ def test_a_calibration_again_asks_for_what_the_last_one_did(run_copy: Path) -> N
     assert (made.targets, made.flag) == (Targets(far=0.05, ood=0.2, conformal_miss=0.1), "combined")
 
 
+@pytest.mark.long
 def test_what_is_printed_can_be_acted_on(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--target-miss=0.0001", "--flag=kappa"]) == 0
     printed, made = capsys.readouterr().out, Run(run_copy).calibration

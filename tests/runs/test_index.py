@@ -263,6 +263,7 @@ def test_folders_fuse_by_class(run_copy: Path, digit_folder: Path, capsys: pytes
     assert {(item.label, item.images.count) for item in found.items[0]} == {("0", 8), ("1", 8), ("2", 8)}
 
 
+@pytest.mark.long
 def test_uncertain_images_are_told_and_skipped_where_that_is_asked_for(
     run_copy: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,6 +293,7 @@ def test_uncertain_images_are_told_and_skipped_where_that_is_asked_for(
     assert len(Run(run_copy).gallery) == 19
 
 
+@pytest.mark.long
 def test_a_calibration_of_another_encoder_flags_nothing(
     run_copy: Path, flat_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +361,7 @@ def test_what_is_found_is_written_with_its_decisions(calibrated: bool, run_copy:
             assert (line["uncertain"], line["fused"]) == (str(hit["uncertain"]) if calibrated else "", "False")
 
 
+@pytest.mark.long
 def test_a_hit_says_whether_it_is_uncertain_and_whether_it_is_fused(
     run_copy: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -397,6 +400,7 @@ def test_what_is_found_is_written_as_csv_or_json_alone(
     assert "there is no folder" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_embeddings_say_which_images_are_flagged(
     run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

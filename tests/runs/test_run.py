@@ -60,6 +60,7 @@ def test_the_folder_holds_everything(finished_run: FinishedRun) -> None:
     assert not (folder / "seconds.json").exists()
 
 
+@pytest.mark.long
 def test_what_its_gallery_is_stays_with_a_run(finished_run: FinishedRun, tmp_path: Path) -> None:
     assert Run(finished_run.folder).gallery_kind == "classes"
     result = run(tiny(tmp_path / "run", "--data.gallery=identities", "--training.epochs=1"), progress=False)
@@ -100,6 +101,7 @@ def test_the_configuration_reads_back_as_the_same(finished_run: FinishedRun) -> 
     assert resolved["method"]["prior_precision"] == 1.0  # a default, written out
 
 
+@pytest.mark.long
 def test_the_same_settings_give_the_same_run(finished_run: FinishedRun, tmp_path: Path) -> None:
     result = run(tiny(tmp_path / "again"), progress=False)
     assert measured(result.folder) == measured(finished_run.folder)

@@ -37,6 +37,7 @@ def run_with_strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_run_neither_trains_on_them_nor_stores_them(run_with_strangers: Path) -> None:
     run = Run(run_with_strangers)
     splits = load_data(run.config.data)[0]
@@ -60,6 +61,7 @@ def test_what_scores_know_of_classes_never_trained_on_is_measured(run_with_stran
     assert "classes never trained on" in (run_with_strangers / "report.html").read_text(encoding="utf-8").lower()
 
 
+@pytest.mark.long
 def test_false_accepts_are_promised_of_classes_never_trained_on(
     run_with_strangers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +84,7 @@ def test_false_accepts_are_promised_of_classes_never_trained_on(
     assert "false accepts 0.25, 95 % interval" in printed
 
 
+@pytest.mark.long
 def test_of_too_few_classes_it_says_the_least_that_they_promise(
     run_with_strangers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,7 +129,9 @@ def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
     splits, ood = load_data(run.config.data)
     learnt = [answer.contrast for answer in run.calibration.answers]
     assert [contrast.share for contrast in learnt] == [0.3] * len(learnt)
-    assert set(learnt[0].evidence) > set(learnt[-1].evidence)  # of a vector nobody knows the features
+    assert set(learnt[0].regression.evidence) > set(
+        learnt[-1].regression.evidence
+    )  # of a vector nobody knows the features
 
     known, foreign = splits.validation.subset(torch.arange(40)), ood["digits_patches"].subset(torch.arange(40))
     mixed = tmp_path / "mixed"

@@ -39,6 +39,7 @@ def of_questions(tmp_path_factory: pytest.TempPathFactory) -> Run:
         return text_run(folder / "run", faq(folder / "faq.json"))
 
 
+@pytest.mark.long
 def test_a_run_on_labelled_texts(of_topics: Run) -> None:
     metrics = json.loads((of_topics.folder / "metrics.json").read_text())
     assert metrics["recall@1"] > 0.8
@@ -79,6 +80,7 @@ def test_a_file_of_hits_has_their_texts(of_topics: Run, tmp_path: Path) -> None:
     assert [hit["text"] for hit in written["hits"]] == found
 
 
+@pytest.mark.long
 def test_a_calibrated_run_of_questions_serves_texts(of_questions: Run, tmp_path: Path) -> None:
     shutil.copytree(of_questions.folder, tmp_path / "run")
     calibration = calibrate_run(tmp_path / "run", targets=Targets(far=0.2, ood=0.2), progress=False)
@@ -256,6 +258,7 @@ def test_columns_are_of_texts(finished_run: FinishedRun, digit_folder: Path, tmp
             call(run, folder=digit_folder, columns=Columns(text="a"), progress=False)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
 def test_texts_whose_labels_occur_once_are_searched_and_calibrated_by_questions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -70,6 +70,7 @@ def test_what_is_written_while_it_is_read_alters_nothing(engine: Engine, monkeyp
     assert len(Run(engine.run.folder).gallery) == 63
 
 
+@pytest.mark.long
 def test_a_gallery_that_grew_is_calibrated_for_and_the_service_takes_it_over(
     engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:

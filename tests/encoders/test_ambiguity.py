@@ -203,6 +203,7 @@ def test_any_dimension(dimension: int) -> None:
     torch.testing.assert_close(length.mean(), cosine.mean(), rtol=0.1, atol=0.02)
 
 
+@pytest.mark.long
 def test_features_that_are_all_alike_in_shape_are_known() -> None:
     labels = torch.arange(60) % 3
     unit = F.normalize(items(60, classes=3, seed=1)[0])
@@ -210,6 +211,7 @@ def test_features_that_are_all_alike_in_shape_are_known() -> None:
     assert ambiguity.typicality(unit).median() > 0.9
 
 
+@pytest.mark.long
 def test_an_encoder_without_uncertainty_gets_a_kappa(tmp_path) -> None:
     network = nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 3))
     encoder = DeterministicEncoder(network, "2")
@@ -263,6 +265,7 @@ def test_exported_with_the_encoder(tmp_path) -> None:
     torch.testing.assert_close(known, expected.p_known, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_what_cannot_be_learnt_from_is_refused() -> None:
     encoder = encoder_of(*items(seed=1))
     features, labels = items(seed=2)

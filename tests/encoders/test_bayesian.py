@@ -23,6 +23,7 @@ def test_features_are_what_enters_the_head():
     assert encoder.dimension == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [1e-3, 1e12])
 @pytest.mark.parametrize("head", [None, "identity", "train"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -54,6 +54,7 @@ def test_batches_of_one_loader_and_a_whole_data_set_are_fitted_alike(structure: 
     )
 
 
+@pytest.mark.long
 def test_it_is_tuned_saved_and_loaded(structure: str, tmp_path: Path):
     batches = make_batches()
     encoder = fit(batches, **options_of(structure))

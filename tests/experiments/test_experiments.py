@@ -29,6 +29,7 @@ SHORT: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_writes_a_table_and_a_page_and_the_seed_repeats_it(name: str, tmp_path: Path) -> None:
     experiment, state, seen = EXPERIMENTS[name](**SHORT[name]), torch.get_rng_state(), []

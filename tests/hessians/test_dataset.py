@@ -47,6 +47,7 @@ def test_equals_one_batch_by_label_for_any_block_size(split, fix, bias, D):
         assert_same(got, want)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("fix", ["fixed", "positive", "projected"])
 def test_equals_one_batch_by_position_for_any_block_size(split, fix):

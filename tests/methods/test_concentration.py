@@ -44,6 +44,7 @@ def test_ambiguous_images_get_the_smaller_concentration(method: Method) -> None:
     assert kappa[is_covered].median() < kappa[~is_covered].median()
 
 
+@pytest.mark.long
 def test_loss_prediction_says_what_the_loss_of_either_kind_is() -> None:
     data, is_covered = ambiguous()
     training = small.training(epochs=10, batch_size=48, learning_rate=3e-3)

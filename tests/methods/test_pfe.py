@@ -113,6 +113,7 @@ def test_both_stages_run_and_a_resumed_training_equals_an_uninterrupted_one(tmp_
         train(make_network(7), data, epochs=2, options=OPTIONS, pretrained=True, folder=tmp_path, **common)
 
 
+@pytest.mark.long
 def test_noisy_items_get_a_larger_variance_and_a_smaller_kappa():
     generator = torch.Generator().manual_seed(0)
     labels, noisy = torch.arange(256) % 4, torch.arange(256) % 8 >= 4

@@ -129,6 +129,7 @@ def test_predict_is_its_predictor_and_does_not_depend_on_the_batch(name: str, dt
     torch.testing.assert_close(whole.mean.norm(dim=1), torch.ones(N, dtype=dtype))
 
 
+@pytest.mark.long
 def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch):
     posterior, features = make(name)
     whole = posterior.predict(features)

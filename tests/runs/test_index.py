@@ -331,6 +331,7 @@ def test_many_images_are_searched_at_once_and_answer_as_one_by_one(
         gallery.search(run_copy, digit_folder.parent / "empty")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_what_is_found_is_written_with_its_decisions(calibrated: bool, run_copy: Path, digit_folder: Path) -> None:
     if calibrated:

@@ -149,6 +149,7 @@ def test_reading_one_by_one_or_in_another_process_gives_the_same_weights() -> No
     assert same(batched, elsewhere)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop", "sgd"])
 @pytest.mark.parametrize("after", [1, BATCHES, BATCHES + 2])
 def test_a_resumed_run_ends_where_an_uninterrupted_one_ends(tmp_path: Path, optimizer: str, after: int) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -234,5 +235,6 @@ def _trend(values: Float[Tensor, "V N"]) -> float:
     from scipy.stats import rankdata  # slow to import
 
     ranks = torch.from_numpy(rankdata(values.numpy(), axis=0)).T
-    severity = torch.arange(len(values), dtype=torch.float64)[None]
-    return float(torch.corrcoef(torch.cat([severity, ranks]))[0, 1:].nanmean())  # NaN of each that does not change
+    ranks = ranks - ranks.mean(1, keepdim=True)
+    severity = torch.arange(len(values), dtype=torch.float64)
+    return float(F.cosine_similarity(severity - severity.mean(), ranks[ranks.any(1)], dim=1).mean())  # of what changes

@@ -94,6 +94,11 @@ def test_the_trend_is_the_mean_rank_correlation_of_images():
     assert level.trend != level.trend
 
 
+def test_the_trend_of_many_images_compares_none_with_another():
+    falling = torch.arange(6.0).flip(0)[:, None].expand(6, 200_000).contiguous()  # 300 GB, as pairs of images
+    assert CorruptionCurve(falling, falling > 0).trend == pytest.approx(-1)
+
+
 def test_parts_of_kappa_have_trends_of_their_own_and_crops_a_share():
     kappa = torch.rand(6, 20, generator=generator())
     parts = {"kappa_aleatoric": kappa.flip(0), "p_known": torch.arange(6)[:, None].expand(6, 20).float()}

@@ -86,9 +86,10 @@ class Curvature(ABC):
     ) -> Float[Tensor, "T D F"]:
         """Sum over all pairs of what the outputs of two items share, in the weights of a layer with these inputs.
 
-        Asked of a curvature that `has_cross_terms` alone.
+        Raises:
+            ValueError: where they share nothing that counts; see `has_cross_terms`.
         """
-        raise NotImplementedError
+        raise ValueError(f"{type(self).__name__} has no cross terms: ask has_cross_terms first")
 
     def working_dtype(self, features: Tensor) -> torch.dtype:
         """The type to compute in: where cross terms cancel most of the rest, float32 would lose its digits."""
@@ -109,11 +110,16 @@ class Curvature(ABC):
             block_size: how many items a block has on a side.
             progress: show a progress bar on standard error.
 
-        Asked of a curvature that is `in_blocks` alone.
+        Raises:
+            ValueError: where the loss is formed in batches alone; see `in_blocks`.
         """
-        raise NotImplementedError
+        raise ValueError(self._in_batches_alone)
 
     def check_scope(self, scope: Scope) -> None:
         """Refuse to form this curvature over all pairs of a data set, where only batches will do."""
         if scope == "dataset" and not self.in_blocks:
-            raise ValueError(f'{type(self).__name__} is formed in batches alone: use pairs="batch"')
+            raise ValueError(self._in_batches_alone)
+
+    @property
+    def _in_batches_alone(self) -> str:
+        return f'{type(self).__name__} is formed in batches alone: use pairs="batch"'

@@ -112,3 +112,13 @@ def test_importing_lam_changes_nothing(tmp_path: Path) -> None:
         f"print(json.dumps([name for name, (a, b) in enumerate(zip(first, {state})) if a != b]))"
     )
     assert python(code, cwd=tmp_path) == []
+
+
+def test_a_script_beside_the_clone_finds_the_package_and_not_the_folder_of_the_clone(tmp_path: Path) -> None:
+    (tmp_path / "lam").mkdir()
+    (tmp_path / "script.py").write_text("import lam\nprint(lam.fit.__module__)\n")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "lam.methods.fit\n", done.stderr

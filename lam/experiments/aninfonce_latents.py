@@ -105,11 +105,14 @@ class AnInfoNCELatents(Experiment):
     def _learn(self, name: LossOfLatents, observe: nn.Module, progress: Progress) -> tuple[dict, dict]:
         D, generator = self.dimension, self.generator("encoder")
         encoder = layers([D, *[self.width] * 3, D], generator)
-        loss = self._loss(name)
+        loss = self._loss(name, generator.device)
         parameters = [*encoder.parameters(), *(loss.parameters() if isinstance(loss, nn.Module) else ())]
         optimizer = torch.optim.Adam(parameters, self.learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.n_batches)
-        pairs = [pairs_of_batch(self.batch_size, 1 + way, self.ways, self.n_hard) for way in range(self.ways)]
+        pairs = [
+            pairs_of_batch(self.batch_size, 1 + way, self.ways, self.n_hard, generator.device)
+            for way in range(self.ways)
+        ]
         batches = self.batches(self.generator("batches"))
         curves: dict[str, list[tuple[float, float]]] = {"style": [], "content": []}
         every = max(1, self.n_batches // 20)
@@ -131,20 +134,19 @@ class AnInfoNCELatents(Experiment):
         row |= {f"R² of {what}": points[-1][1] for what, points in curves.items()}
         return row | self._concentrations(loss), curves
 
-    def _loss(self, name: LossOfLatents) -> AnInfoNCE | InfoNCE:
+    def _loss(self, name: LossOfLatents, device: torch.device) -> AnInfoNCE | InfoNCE:
         if name == "infonce":
             return InfoNCE(2.0, self.temperature)
         negatives = torch.full((self.dimension,), self.hard if self.n_hard else 0.0)
-        return AnInfoNCE(
-            self.dimension, self.initial, n_members=self.ways if name == "ensemble" else 1, negatives=negatives
-        )
+        n_members = self.ways if name == "ensemble" else 1
+        return AnInfoNCE(self.dimension, self.initial, n_members=n_members, negatives=negatives).to(device)
 
     def _concentrations(self, loss: AnInfoNCE | InfoNCE) -> dict[str, float | None]:
         """Means of the smaller and the larger half of the learned Λ, the largest relative error, how two Λ go along."""
         columns = ("Λ of style", "Λ of content", "largest error of Λ", "correlation of both Λ")
         if isinstance(loss, InfoNCE):
             return dict.fromkeys(columns)
-        learned = loss.concentration.detach()
+        learned = loss.concentration.detach().cpu()
         correlation = float(torch.corrcoef(learned.log())[0, 1]) if len(learned) == 2 else None
         learned, half = learned.sort().values, self.dimension // 2
         truth = self.concentrations.sort().values[: len(learned)]
@@ -156,7 +158,7 @@ class AnInfoNCELatents(Experiment):
         """R² of the style and of the content, on points that the regression has not seen."""
         z = uniform(2 * self.n_test, self.dimension, self.generator("test"))
         outputs = F.normalize(encoder(observe(z))).double()
-        design = torch.cat([outputs, torch.ones(len(z), 1)], 1)
+        design = torch.cat([outputs, outputs.new_ones(len(z), 1)], 1)
         fitted = torch.linalg.lstsq(design[: self.n_test], z[: self.n_test].double()).solution
         truth, half = z[self.n_test :].double(), self.dimension // 2
         residual = (design[self.n_test :] @ fitted - truth).square().mean(0) / truth.var(0)
@@ -175,21 +177,22 @@ class AnInfoNCELatents(Experiment):
 
 def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:
     """Points uniform on the sphere."""
-    return F.normalize(torch.randn(n, dimension, generator=generator))
+    return F.normalize(torch.randn(n, dimension, generator=generator, device=generator.device))
 
 
 def near(
     anchors: Float[Tensor, "N D"], concentration: Float[Tensor, " D"], generator: torch.Generator
 ) -> Float[Tensor, "N D"]:
     """A point of the sphere for each anchor, of density e^(−Σ_d Λ_d (x_d − z_d)²): Gaussian draws that lie upon it."""
-    points, pending = torch.empty_like(anchors), torch.arange(len(anchors))
+    concentration = concentration.to(anchors)
+    points, pending = torch.empty_like(anchors), torch.arange(len(anchors), device=anchors.device)
     while len(pending):
-        noise = torch.randn(32, len(pending), anchors.shape[1], generator=generator)
+        noise = torch.randn(32, len(pending), anchors.shape[1], generator=generator, device=anchors.device)
         draws = anchors[pending] + noise / (2 * concentration).sqrt()
         is_near = (draws.norm(dim=2) - 1).abs() < _SHELL
         first = is_near.int().argmax(0)
         any_near = is_near.any(0)
-        points[pending[any_near]] = F.normalize(draws[first, torch.arange(len(pending))][any_near])
+        points[pending[any_near]] = F.normalize(draws[first, torch.arange(len(pending), device=draws.device)][any_near])
         pending = pending[~any_near]
     return points
 
@@ -198,24 +201,24 @@ def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:
     """An invertible network: three linear layers with orthogonal weights, leaky ReLUs between them."""
     modules: list[nn.Module] = []
     for n_in, n_out in pairwise([dimension] * 4):
-        linear: Any = skip_init(nn.Linear, n_in, n_out, bias=False)
+        linear: Any = skip_init(nn.Linear, n_in, n_out, bias=False, device=generator.device)
         nn.init.orthogonal_(linear.weight, generator=generator)
         modules += [linear, nn.LeakyReLU(0.2)]
     return nn.Sequential(*modules[:-1]).requires_grad_(False)
 
 
-def pairs_of_batch(n_pairs: int, place: int, n_ways: int, n_hard: int) -> Pairs:
+def pairs_of_batch(n_pairs: int, place: int, n_ways: int, n_hard: int, device: torch.device | str = "cpu") -> Pairs:
     """The pairs of one way: an anchor's positive is its partner in that place, its negatives are the other anchors.
 
     Those drawn near it are its negatives in place of the other anchors, where there are any.
     """
     first_hard = (1 + n_ways) * n_pairs
     n = first_hard + n_hard * n_pairs
-    positive, negative = torch.zeros(n, n, dtype=torch.bool), torch.zeros(n, n, dtype=torch.bool)
+    positive, negative = torch.zeros(2, n, n, dtype=torch.bool, device=device)
     anchors = torch.arange(n_pairs)
     positive[anchors, anchors + place * n_pairs] = True
     if n_hard:
         negative[anchors.repeat_interleave(n_hard), torch.arange(first_hard, n)] = True
     else:
-        negative[:n_pairs, :n_pairs] = ~torch.eye(n_pairs, dtype=torch.bool)
+        negative[:n_pairs, :n_pairs] = ~torch.eye(n_pairs, dtype=torch.bool, device=device)
     return Pairs(positive, negative, n_pairs, int(negative.sum()))

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from lam.training.settings import Accelerator, resolve_accelerator
 from lam.utils.checks import check_choice
 from lam.utils.files import write_json, write_text
 from lam.utils.pages import figure, rendered
@@ -39,12 +40,14 @@ class Experiment(ABC):
     """An experiment; its fields are its settings, which check themselves.
 
     Attributes:
-        seed: of everything drawn.
+        seed: of everything drawn; what is drawn differs between kinds of devices.
+        accelerator: "cpu", "cuda", or "auto" for CUDA where there is some.
         name: its key in `lam.experiments.EXPERIMENTS` and on the command line.
         title: of its page.
     """
 
     seed: int = 0
+    accelerator: Accelerator = "auto"
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
@@ -54,8 +57,8 @@ class Experiment(ABC):
         """Carry it out; torch's global random state is not used."""
 
     def generator(self, *place: str) -> torch.Generator:
-        """A source of randomness for one purpose."""
-        return torch.Generator().manual_seed(derive_seed(self.seed, *place))
+        """A source of randomness for one purpose, on the device of the experiment."""
+        return torch.Generator(resolve_accelerator(self.accelerator)).manual_seed(derive_seed(self.seed, *place))
 
 
 def conduct(experiment: Experiment, folder: str | Path, *, progress: Progress = lambda *_: None) -> Outcome:

@@ -10,10 +10,13 @@ from torch.nn.utils import skip_init
 
 
 def layers(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
-    """Linear layers of these widths with leaky ReLUs between them, with random weights of one variance throughout."""
+    """Linear layers of these widths with leaky ReLUs between them, with random weights of one variance throughout.
+
+    They are on the device of the generator.
+    """
     modules: list[nn.Module] = []
     for n_in, n_out in pairwise(widths):
-        linear: Any = skip_init(nn.Linear, n_in, n_out)
+        linear: Any = skip_init(nn.Linear, n_in, n_out, device=generator.device)
         nn.init.kaiming_normal_(linear.weight, nonlinearity="leaky_relu", generator=generator)
         nn.init.uniform_(linear.bias, -(n_in**-0.5), n_in**-0.5, generator=generator)
         modules += [linear, nn.LeakyReLU()]

@@ -25,7 +25,8 @@ from lam.vmf.distribution import VonMisesFisher
 LossOfPosteriors = Literal["mc_infonce", "elk", "hib"]
 
 _PROBES = 1000  # inputs by which a network's range of κ is set
-_CANDIDATES = 2048  # inputs among which the positives of a batch are sought at a time
+_CANDIDATES = 2048  # inputs among which positives are sought at a time
+_AHEAD = 16  # batches whose positives are sought together
 _WIDTHS = 10, 50, 50, 50, 50, 50, 10  # of the hidden layers of the networks that learn, in multiples of D
 _NEAR = 0.5  # radians, of which most latents lie from their means
 _STRAIGHTENING = 64, 1e-2  # inputs of a batch, and the learning rate
@@ -90,7 +91,7 @@ class PosteriorRecovery(Experiment):
     def run(self, progress: Progress) -> Outcome:
         """Carry it out: a row of the table for each loss, and how κ̂ lies over κ."""
         process = Process(self)
-        test = torch.rand(self.n_test, self.dimension, generator=self.generator("test"))
+        test = uniform(self.n_test, self.dimension, self.generator("test"))
         rows, clouds = [], {}
         for name in self.losses:
             learned = self.learn(name, process, progress)
@@ -110,9 +111,10 @@ class PosteriorRecovery(Experiment):
             "elk": ELK(self.kappa_pos),
             "hib": HIB(self.n_samples),
         }
-        loss, generator = losses[name], self.generator(name)
+        generator = self.generator(name)
+        loss = losses[name].to(generator.device)
         batches = process.batches(self.batch_size, self.n_negatives, self.generator("batches"))
-        pairs = pairs_of_batch(self.batch_size, self.n_negatives)
+        pairs = pairs_of_batch(self.batch_size, self.n_negatives, generator.device)
         half = self.n_batches // 2
         phases: list[tuple[nn.Module, int]] = [(learned, self.n_batches)]
         if name == "mc_infonce":
@@ -151,8 +153,8 @@ class Posteriors(nn.Module):
         self.dimension = dimension
         self.of_mean = layers([dimension, *of_mean, dimension], generator)
         self.of_kappa = layers([dimension, *of_kappa, 1], generator)
-        self.register_buffer("slope", torch.ones(()))
-        self.register_buffer("shift", torch.zeros(()))
+        self.register_buffer("slope", torch.ones((), device=generator.device))
+        self.register_buffer("shift", torch.zeros((), device=generator.device))
 
     def mean(self, inputs: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """μ(x), unit rows."""
@@ -168,7 +170,7 @@ class Posteriors(nn.Module):
         n_inputs, rate = _STRAIGHTENING
         optimizer = torch.optim.Adam(self.of_mean.parameters(), rate)
         for _ in range(n_steps):
-            inputs = torch.rand(n_inputs, self.dimension, generator=generator)
+            inputs = uniform(n_inputs, self.dimension, generator)
             mean, angles = self.mean(inputs), torch.cdist(inputs, inputs) * math.pi / math.sqrt(self.dimension)
             optimizer.zero_grad()
             (mean @ mean.T - angles.cos()).square().mean().backward()
@@ -177,7 +179,7 @@ class Posteriors(nn.Module):
     @torch.no_grad()
     def match_range(self, low: float, high: float, generator: torch.Generator) -> None:
         """Set a and b so that κ reaches from `low` to `high` on probes."""
-        raw = self.of_kappa(torch.rand(_PROBES, self.dimension, generator=generator))
+        raw = self.of_kappa(uniform(_PROBES, self.dimension, generator))
         log_low, log_high = math.log(low - 1), math.log(high - 1)
         slope = (log_high - log_low) / (raw.max() - raw.min()).clamp(min=1e-6)
         self.get_buffer("slope").copy_(slope)
@@ -201,38 +203,44 @@ class Process:
         self.mean, self.kappa = posteriors.mean, posteriors.kappa
 
     def batches(self, n_pairs: int, n_negatives: int, generator: torch.Generator) -> Iterator[Float[Tensor, "N D"]]:
-        """Inputs without end: anchors, the positive of each, then negatives."""
+        """Inputs without end: anchors, the positive of each, then negatives; some batches are drawn at a time."""
         while True:
-            anchors, latents = self._drawn(n_pairs, generator)
-            negatives = torch.rand(n_negatives, self.dimension, generator=generator)
-            yield torch.cat([anchors, self.positives(latents, generator), negatives])
+            anchors, latents = self._drawn(_AHEAD * n_pairs, generator)
+            negatives = uniform(_AHEAD * n_negatives, self.dimension, generator)
+            parts = anchors, self.positives(latents, generator), negatives
+            yield from torch.cat([part.unflatten(0, (_AHEAD, -1)) for part in parts], 1)
 
     def positives(self, latents: Float[Tensor, "N D"], generator: torch.Generator) -> Float[Tensor, "N D"]:
         """An input for each latent z, of a density proportional to E e^(κ_pos z·z⁺) over its own latents z⁺."""
-        inputs, pending = torch.empty_like(latents), torch.arange(len(latents))
+        inputs, pending = torch.empty_like(latents), torch.arange(len(latents), device=latents.device)
         while len(pending):
             candidates, others = self._drawn(_CANDIDATES, generator)
             log_odds = self.kappa_pos * (latents[pending] @ others.T - 1)
-            excess = log_odds - torch.rand(log_odds.shape, generator=generator).log()  # accepted where positive
-            best = excess.max(1)  # any of those accepted, all alike
+            uniforms = torch.rand(log_odds.shape, generator=generator, device=log_odds.device)
+            best = (log_odds - uniforms.log()).max(1)  # accepted where positive: any of those, all alike
             accepted = best.values > 0
             inputs[pending[accepted]] = candidates[best.indices[accepted]]
             pending = pending[~accepted]
         return inputs
 
     def _drawn(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        inputs = torch.rand(n, self.dimension, generator=generator)
+        inputs = uniform(n, self.dimension, generator)
         posteriors = VonMisesFisher(self.mean(inputs), self.kappa(inputs), validate_args=False)
         return inputs, posteriors.sample(generator=generator)
 
 
-def pairs_of_batch(n_pairs: int, n_negatives: int) -> Pairs:
+def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:
+    """Points uniform in the unit cube, on the device of the generator."""
+    return torch.rand(n, dimension, generator=generator, device=generator.device)
+
+
+def pairs_of_batch(n_pairs: int, n_negatives: int, device: torch.device | str = "cpu") -> Pairs:
     """The pairs of such a batch: an anchor's positive is its partner, its negatives are those drawn apart.
 
     Other pairs are no negatives, and positives no anchors: they are not uniform.
     """
     n = 2 * n_pairs + n_negatives
-    positive, negative = torch.zeros(n, n, dtype=torch.bool), torch.zeros(n, n, dtype=torch.bool)
+    positive, negative = torch.zeros(2, n, n, dtype=torch.bool, device=device)
     anchors = torch.arange(n_pairs)
     positive[anchors, anchors + n_pairs] = True
     negative[:n_pairs, 2 * n_pairs :] = True
@@ -244,7 +252,7 @@ def compared(process: Process, learned: Posteriors, test: Float[Tensor, "N D"]) 
     """Root mean square error and rank correlation of the cosines of pairs, and of κ; medians of κ̂/κ, and of μ̂'s angles
     over those of μ where these are small."""
     few = test[:2000]
-    upper = torch.ones(len(few), len(few)).triu(1).bool()
+    upper = torch.ones(len(few), len(few), device=few.device).triu(1).bool()
     cosines = [(mean @ mean.T)[upper] for mean in (process.mean(few), learned.mean(few))]
     kappas = [process.kappa(test), learned.kappa(test)]
     values: dict[str, float | None] = {}

@@ -62,7 +62,7 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
         (["nothing"], "there is no experiment 'nothing'; known are posterior-recovery, aninfonce-latents"),
         (
             ["posterior-recovery", "--set", "depth=3"],
-            "there is no setting depth of posterior-recovery; known are seed, dim",
+            "there is no setting depth of posterior-recovery; known are seed, accelerator, dim",
         ),
         (["posterior-recovery", "--set", "dimension"], "dimension needs a value, such as dimension=..."),
         (["posterior-recovery", "--set", "dimension=1"], "dimension must be at least 2, got 1"),

@@ -10,7 +10,7 @@ import sys
 import time
 
 import torch
-from timing import write
+from timing import APART, DEVICE, synchronise, write
 
 import lam
 from lam import models
@@ -30,19 +30,17 @@ def in_turn(calls: list, repeats: int) -> list[list[float]]:
 
 def compare(name: str, dimension: int, shape: tuple[int, ...], batch: int, repeats: int) -> dict[str, object]:
     """The ratio of embedding with κ to a forward pass alone."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator().manual_seed(0)
-    network = models.build(name, dimension=dimension).eval().to(device)
-    images = torch.rand(8, *shape, generator=generator).to(device)
+    network = models.build(name, dimension=dimension).eval().to(DEVICE)
+    images = torch.rand(8, *shape, generator=generator).to(DEVICE)
     encoder = lam.fit(network, [(images, torch.arange(8) % 4)], margin=0.7, progress=False)
-    inputs = torch.rand(batch, *shape, generator=generator).to(device)
+    inputs = torch.rand(batch, *shape, generator=generator).to(DEVICE)
 
     def synchronised(call):
         def timed() -> None:
             with torch.no_grad():
                 call()
-            if device == "cuda":
-                torch.cuda.synchronize()
+            synchronise()
 
         return timed
 
@@ -63,7 +61,7 @@ def compare(name: str, dimension: int, shape: tuple[int, ...], batch: int, repea
         "D": dimension,
         "batch": batch,
         "samples": 32,
-        "device": device,
+        "device": DEVICE,
         "forward_seconds": sorted(forward)[middle],
         "embed_seconds": sorted(embed)[middle],
         "kappa_alone_seconds": sorted(head)[middle],
@@ -82,7 +80,7 @@ def main() -> None:
         compare("resnet50", 512, (3, 224, 224), 1, repeats),
         compare("convnet28", 3, (1, 28, 28), 256, repeats),
     ]
-    write("embed", {"cases": cases})
+    write(f"embed{APART}", {"cases": cases})
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python benchmarks/ggn.py [--quick] [--infonce] [--matmuls]
 
-Everything is measured in one run, and results/ggn.json holds seconds and ratios. With `--infonce` it is InfoNCE with
-one side fixed alone, against a (D, D) matrix for every item, with `--matmuls` `fixed` against its own matmuls; in CPU
-time of one thread, and in results/infonce.json and results/ggn_matmuls.json.
+Everything is measured in one run, and results/ggn.json holds seconds and ratios; where there is a GPU, those of it and of
+a million items are in ggn_gpu.json. With `--infonce` it is InfoNCE with one side fixed alone, against a (D, D) matrix for
+every item, with `--matmuls` `fixed` against its own matmuls; in CPU time of one thread, and in results/infonce.json and
+results/ggn_matmuls.json.
 """
 
 import argparse
@@ -12,10 +13,11 @@ import json
 import sys
 import time
 import warnings
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timing import in_process, peak_bytes, seconds, write
+from timing import APART, DEVICE, in_process, peak_bytes, seconds, synchronise, write
 from torch import Tensor, nn
 
 from lam.hessians import (
@@ -42,7 +44,7 @@ def layer(N: int, D: int, P: int, classes: int = 8) -> tuple[Tensor, Tensor, Ten
     features = torch.randn(classes, P, generator=generator)[labels] + torch.randn(N, P, generator=generator)
     features = features.relu()
     weight = torch.randn(D, P, generator=generator) / P**0.5
-    return features, weight, torch.zeros(D), Pairs.by_label(labels)
+    return features.to(DEVICE), weight.to(DEVICE), torch.zeros(D, device=DEVICE), Pairs.by_label(labels.to(DEVICE))
 
 
 def pair_by_pair(features: Tensor, weight: Tensor, bias: Tensor, pairs: list[tuple[int, int]], cross: bool) -> Tensor:
@@ -72,9 +74,10 @@ def backpack_seconds(features: Tensor, weight: Tensor, repeats: int) -> float:
     from backpack.extensions import DiagGGNExact
 
     linear = extend(nn.Linear(weight.shape[1], weight.shape[0], bias=False))
+    linear = linear.to(weight.device)
     linear.weight.data.copy_(weight)
     loss = extend(nn.MSELoss(reduction="sum"))
-    target = torch.zeros(len(features), len(weight))
+    target = features.new_zeros(len(features), len(weight))
 
     def call() -> None:
         with backpack(DiagGGNExact()), warnings.catch_warnings():
@@ -133,15 +136,17 @@ def memory(split: str, fix: str) -> dict[str, float]:
 
 
 def whole_data_set(N: int, D: int, P: int) -> dict[str, float]:
-    """Every pair of a data set the size of FashionMNIST, from features that are already there."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 10, (N,), generator=generator)
-    features = torch.randn(10, P, generator=generator)[labels] + torch.randn(N, P, generator=generator)
-    weight = torch.randn(D, P, generator=generator) / P**0.5
+    """Every pair of a data set, from features that are already there."""
+    random: Any = {"generator": torch.Generator(DEVICE).manual_seed(0), "device": DEVICE}
+    labels = torch.randint(0, 10, (N,), **random)
+    features = torch.randn(10, P, **random)[labels].add_(torch.randn(N, P, **random))
+    weight = torch.randn(D, P, **random) / P**0.5
+    contrastive_ggn_dataset(features[:4096], weight, None, labels=labels[:4096], margin=2.0, progress=False)
     result = {"N": N, "D": D, "P": P, "unordered_pairs": N * (N - 1) // 2}
     for margin in (0.7, 2.0):
         start = time.perf_counter()
         contrastive_ggn_dataset(features, weight, None, labels=labels, margin=margin, progress=False)
+        synchronise()
         result[f"seconds_margin_{margin}"] = time.perf_counter() - start
     return result
 
@@ -270,7 +275,9 @@ def main() -> None:
         "memory": {**shape, "variants": variants},
         "data_set": in_process(__file__, "--data-set", *quick),
     }
-    write("ggn", results)
+    if DEVICE == "cuda":
+        results["a_million"] = whole_data_set(N // 60 * 1000, 128, 2048)
+    write(f"ggn{APART}", results)
 
 
 if __name__ == "__main__":

@@ -13,26 +13,44 @@ from typing import Any
 import torch
 
 RESULTS = Path(__file__).parent / "results"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+APART = "_gpu" if DEVICE == "cuda" else ""
+"""What the names of results end with that are measured on a GPU where there is one."""
 
 
 def seconds(call: Callable[[], Any], *, repeats: int = 5, warmup: int = 1, least: float = 0.05) -> float:
     """Median seconds of a call; short calls are run in a loop of at least `least` seconds."""
     for _ in range(warmup):
         call()
+    synchronise()
     start = time.perf_counter()
     call()
+    synchronise()
     loops = max(1, int(least / max(time.perf_counter() - start, 1e-9)))
     measured = []
     for _ in range(repeats):
         start = time.perf_counter()
         for _ in range(loops):
             call()
+        synchronise()
         measured.append((time.perf_counter() - start) / loops)
     return sorted(measured)[len(measured) // 2]
 
 
+def synchronise() -> None:
+    """Wait for what a GPU still has to do, where there is one."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 def peak_bytes(call: Callable[[], Any]) -> int:
-    """Peak resident memory of the process during a call, above what it held before."""
+    """Peak memory during a call, above what was held before: of the GPU where there is one, else of the process."""
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        synchronise()
+        return torch.cuda.max_memory_allocated() - before
     before = _resident()
     peak, done = before, threading.Event()
 

@@ -2,10 +2,10 @@
 
     python benchmarks/ggn.py [--quick] [--infonce] [--matmuls]
 
-Everything is measured in one run, and results/ggn.json holds seconds and ratios; where there is a GPU, those of it and of
-a million items are in ggn_gpu.json. With `--infonce` it is InfoNCE with one side fixed alone, against a (D, D) matrix for
-every item, with `--matmuls` `fixed` against its own matmuls; in CPU time of one thread, and in results/infonce.json and
-results/ggn_matmuls.json.
+Everything is measured in one run, and results/ggn.json holds seconds and ratios; where there is a GPU, those of it and
+of a million items are in ggn_gpu.json. With `--infonce` it is InfoNCE with one side fixed alone, against a (D, D)
+matrix for every item, with `--matmuls` `fixed` against its own matmuls; in CPU time of one thread, and in
+results/infonce.json and results/ggn_matmuls.json.
 """
 
 import argparse

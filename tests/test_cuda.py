@@ -11,12 +11,14 @@ import torch
 
 import lam
 from lam.experiments import EXPERIMENTS, conduct
-from lam.hessians import ContrastiveCurvature, SupConCurvature
+from lam.hessians import ContrastiveCurvature, SupConCurvature, contrastive_ggn_dataset
 from lam.methods import METHODS
 from lam.posteriors import POSTERIORS
+from lam.retrieval.index import Index
 from lam.runs.config_files import load_config
 from lam.runs.run import run
 from lam.vmf import VonMisesFisher
+from lam.vmf.embeddings import Embeddings
 from tests.conftest import TINY
 from tests.encoders.small import make_batches, make_network
 from tests.experiments.test_experiments import SHORT
@@ -105,3 +107,31 @@ def test_samples_and_densities_are_those_of_the_distribution() -> None:
     samples.sum().backward()
     assert kappa.grad is not None
     assert kappa.grad.isfinite().all()
+
+
+def test_float32_sums_over_a_data_set_are_as_exact_as_the_similarities() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 7, (3000,), generator=generator)
+    features = torch.randn(7, 20, generator=generator)[labels] + torch.randn(3000, 20, generator=generator)
+    weight, options = torch.randn(5, 20, generator=generator), {"margin": 2.0, "progress": False}
+    expected = contrastive_ggn_dataset(features.double(), weight.double(), None, labels=labels, **options)
+    for size in (700, None):
+        got = contrastive_ggn_dataset(
+            features.cuda(), weight.cuda(), None, labels=labels.cuda(), block_size=size, **options
+        )
+        scale = float(expected.sums.abs().max())
+        torch.testing.assert_close(got.sums.cpu(), expected.sums, rtol=1e-5, atol=1e-6 * scale)
+
+
+def test_an_index_there_finds_what_one_here_finds() -> None:
+    faiss = pytest.importorskip("faiss")
+    if not hasattr(faiss, "StandardGpuResources"):
+        pytest.skip("needs a FAISS built for GPUs")
+    means = torch.nn.functional.normalize(torch.randn(2000, 16), dim=1)
+    embeddings = Embeddings(means, *torch.ones(3, 2000))
+    for factory in ("Flat", "IVF8,Flat"):
+        here, there = (Index(16, factory, device=device) for device in ("cpu", "cuda"))
+        for index in (here, there):
+            index.add(embeddings)
+        expected, got = (index.search(embeddings[:50], 5) for index in (here, there))
+        assert torch.equal(torch.as_tensor(got.ids), torch.as_tensor(expected.ids))

@@ -25,7 +25,7 @@ from lam.vmf.distribution import VonMisesFisher
 LossOfPosteriors = Literal["mc_infonce", "elk", "hib"]
 
 _PROBES = 1000  # inputs by which a network's range of κ is set
-_CANDIDATES = 2048  # inputs among which positives are sought at a time
+_CANDIDATES = {"cpu": 1 << 11, "cuda": 1 << 16}  # inputs among which positives are sought at a time
 _AHEAD = 16  # batches whose positives are sought together
 _WIDTHS = 10, 50, 50, 50, 50, 50, 10  # of the hidden layers of the networks that learn, in multiples of D
 _NEAR = 0.5  # radians, of which most latents lie from their means
@@ -214,7 +214,7 @@ class Process:
         """An input for each latent z, of a density proportional to E e^(κ_pos z·z⁺) over its own latents z⁺."""
         inputs, pending = torch.empty_like(latents), torch.arange(len(latents), device=latents.device)
         while len(pending):
-            candidates, others = self._drawn(_CANDIDATES, generator)
+            candidates, others = self._drawn(_CANDIDATES[latents.device.type], generator)
             log_odds = self.kappa_pos * (latents[pending] @ others.T - 1)
             uniforms = torch.rand(log_odds.shape, generator=generator, device=log_odds.device)
             best = (log_odds - uniforms.log()).max(1)  # accepted where positive: any of those, all alike

@@ -25,6 +25,9 @@ from lam.utils.checks import check_at_least
 ROWS = 4096
 """How many items of a feature matrix are streamed at once."""
 
+BLOCK_SIZE = {"cpu": 1 << 10, "cuda": 1 << 14}
+"""How many items a block of similarities has on a side, by the kind of device; float32 takes 2 GiB on a GPU."""
+
 
 @without_autocast()
 def ggn_of_dataset(
@@ -35,7 +38,7 @@ def ggn_of_dataset(
     *,
     labels: Int[Tensor, " N"] | None = None,
     neighbours: Neighbours | None = None,
-    block_size: int = 1024,
+    block_size: int | None = None,
     progress: bool = True,
 ) -> Sums:
     """GGN over every pair of a data set, as `ggn_of_batch` would give for one batch of all items.
@@ -52,7 +55,7 @@ def ggn_of_dataset(
         bias: (D,) its bias, or None.
         labels: (N,) one label an item; or
         neighbours: which pairs are near; exactly one of the two.
-        block_size: how many items a block of similarities has on a side.
+        block_size: how many items a block of similarities has on a side; that of `BLOCK_SIZE` by default.
         progress: show how many pairs and bytes it takes, and a progress bar, on standard error.
 
     Returns:
@@ -69,6 +72,7 @@ def ggn_of_dataset(
     relation = _relation(len(n), labels, neighbours)
     if relation.n_positives == 0:
         raise ValueError(f"there is no positive pair among {len(n)} items: the loss has no curvature")
+    block_size = block_size or BLOCK_SIZE.get(n.device.type, BLOCK_SIZE["cpu"])
     items = curvature.over_dataset(n, r, relation, block_size=block_size, progress=progress)
     total = _summed(empty, features, items, progress=progress)
     if curvature.has_cross_terms:
@@ -95,7 +99,7 @@ def contrastive_ggn_dataset(
     *,
     labels: Int[Tensor, " N"] | None = None,
     neighbours: Neighbours | None = None,
-    block_size: int = 1024,
+    block_size: int | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> Diagonal:

@@ -18,8 +18,8 @@ from lam.models.head import evaluating, recorded, run
 Layers = Literal["last", "all"] | Sequence[str]
 """Over which layers a posterior is: the last one, all that have weights, or those at some paths."""
 
-AT_ONCE = 1 << 26
-"""How many numbers a linearised network holds at once, where an item takes fewer."""
+AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 31}
+"""How many numbers a linearised network holds at once, where an item takes fewer, by the kind of device."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ def elements_of_pass(
 ) -> int:
     """How many numbers a linearised item takes: all slopes, and what the largest layer takes beside them.
 
-    That is what its matrix is applied to at every place and, with `jacobians`, its derivatives, twice.
+    That is what its matrix is applied to at every place and, with `jacobians`, its derivatives, twice; of a layer that
+    is no matrix, what it takes and gives, once for each output.
     """
     with evaluating(network), recorded(network, {*paths, head}) as calls:
         run(network, items(inputs, slice(0, 1)))
@@ -145,7 +146,9 @@ def elements_of_pass(
         if output.ndim > 2 or not isinstance(module, nn.Linear):  # the others' derivatives are an outer product
             weights = list(own_weights(module).values())
             n, rows = sum(weight.numel() for weight in weights), weights[0].shape[0] if weights[0].ndim else 1
-            beside.append(output.numel() * n // rows**2 + (2 * D * n if jacobians else 0))
+            is_matrix = isinstance(module, (nn.Linear, nn.Conv2d))
+            at = output.numel() * n // rows**2 if is_matrix else 2 * D * output.numel()
+            beside.append(at + (2 * D * n if jacobians else 0))
     return slopes + max(beside)
 
 
@@ -153,7 +156,8 @@ def rows_at_once(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any, *, jacobians: bool = True
 ) -> list[slice]:
     """The items of a batch in parts, each of as many as take at most `AT_ONCE` numbers; see `elements_of_pass`."""
-    size = max(1, AT_ONCE // elements_of_pass(network, head, paths, inputs, jacobians=jacobians))
+    at_once = AT_ONCE.get(next(network.parameters()).device.type, AT_ONCE["cpu"])
+    size = max(1, at_once // elements_of_pass(network, head, paths, inputs, jacobians=jacobians))
     return [slice(start, start + size) for start in range(0, n_items(inputs), size)]
 
 

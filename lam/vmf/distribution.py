@@ -32,6 +32,10 @@ _NODES, _FEW_NODES = (np.stack(np.polynomial.legendre.leggauss(n), 1).tolist() f
 _REACH, _SHORT_REACH = 12, 8  # standard deviations of the polar angle, beyond which lies less than 1e-13, and 1e-7
 _SETTLED = 1e-12  # in probability
 _TINY = torch.finfo(torch.float64).tiny
+_TRIES, _AT_ONCE = (
+    8,
+    1 << 25,
+)  # proposals of a draw at once on a GPU, where waiting for each costs more; numbers at most
 
 
 class _UnitVector(constraints.Constraint):
@@ -342,20 +346,23 @@ def _draw(loc: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tupl
     b = n / (2 * kappa + torch.hypot(2 * kappa, kappa.new_tensor(n)))
     angle, tangent = torch.empty_like(kappa), torch.empty_like(loc)
     pending = torch.arange(len(kappa), device=kappa.device)
+    tries = max(1, min(_TRIES.get(kappa.device.type, 1), _AT_ONCE // max(1, loc.numel())))
     while len(pending):
-        pole = loc[pending]
-        point = torch.randn(pole.shape, dtype=pole.dtype, device=pole.device, generator=generator)
+        pole, shape = loc[pending], (tries, len(pending))
+        point = torch.randn((*shape, n + 1), dtype=pole.dtype, device=pole.device, generator=generator)
         point = point / torch.linalg.vector_norm(point, dim=-1, keepdim=True)
         cosine = (point * pole).sum(-1)
         z = ((1 - cosine) / 2).clamp(0, 1)
         centre, ratio = 2 * b / (1 + b), (1 + b) * z / (1 - (1 - b) * z)
         log_odds = kappa[pending] * centre * (1 - ratio) + n * torch.log((1 + (1 - centre) * ratio) / (2 - centre))
-        uniform = torch.rand(cosine.shape, dtype=pole.dtype, device=pole.device, generator=generator)
+        uniform = torch.rand(shape, dtype=pole.dtype, device=pole.device, generator=generator)
         accepted = log_odds >= uniform.log()
-        done = pending[accepted]
-        angle[done] = 2 * (centre * ratio / 2).clamp(max=1).sqrt().asin()[accepted]
-        tangent[done] = torch.nn.functional.normalize(point - cosine[:, None] * pole, dim=-1)[accepted]
-        pending, b = pending[~accepted], b[~accepted]
+        found = accepted.any(0)
+        chosen = accepted.int().argmax(0)[found], found.nonzero()[:, 0]  # the first of those accepted
+        done = pending[found]
+        angle[done] = 2 * (centre * ratio / 2).clamp(max=1).sqrt().asin()[chosen]
+        tangent[done] = torch.nn.functional.normalize((point - cosine[..., None] * pole)[chosen], dim=-1)
+        pending, b = pending[~found], b[~found]
     return angle, tangent
 
 

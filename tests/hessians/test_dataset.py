@@ -19,7 +19,7 @@ from lam.hessians import (
     ggn_of_batch,
     ggn_of_dataset,
 )
-from lam.hessians.losses.contrastive import bytes_of_blocks
+from lam.hessians.losses.contrastive import addends_of, bytes_of_blocks
 from lam.hessians.losses.items import cost_of
 from lam.pairs import Neighbours, Pairs
 from tests.hessians.test_last_layer import make
@@ -191,3 +191,11 @@ def test_positions_are_checked():
         Neighbours.by_distance(positions, 1.0)
     with pytest.raises(ValueError, match="0 < positive_within <= negative_beyond, got 2.0 and 1.0"):
         Neighbours.by_distance(torch.zeros(2, 2), 2.0, 1.0)
+
+
+def test_addends_in_bfloat16_lose_nothing():
+    vectors = torch.randn(50, 13) * 10.0 ** torch.randint(-6, 6, (50, 1))
+    addends = addends_of(vectors)
+    assert addends.dtype == torch.bfloat16
+    assert addends.shape == (50, 3 * 16)
+    assert torch.equal(addends.float().unflatten(1, (3, 16)).sum(1)[:, :13], vectors)

@@ -73,6 +73,20 @@ class TestMoments:
         squares = deviations.square()
         assert ((squares.mean(0) - vmf.variance).abs() <= 6 * squares.std(0) / math.sqrt(n_draws)).all()
 
+    @pytest.mark.parametrize(("dimension", "kappa"), [(2, 0.5), (3, 20.0), (10, 5.0), (10, 1e4)])
+    def test_many_proposals_at_once_give_draws_of_the_same_law(
+        self, dimension: int, kappa: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("lam.vmf.distribution._TRIES", {"cpu": 8})  # as on a GPU
+        vmf, n_draws = one(dimension, kappa), 20_000
+        draws = vmf.sample((n_draws,), generator=generator())
+        assert_close(draws.norm(dim=1), torch.ones(n_draws, dtype=draws.dtype))
+        deviations = draws - vmf.mean
+        assert (deviations.mean(0).abs() <= 6 * (vmf.variance / n_draws).sqrt()).all()
+        squares = deviations.square()
+        assert ((squares.mean(0) - vmf.variance).abs() <= 6 * squares.std(0) / math.sqrt(n_draws)).all()
+        assert torch.equal(draws, vmf.sample((n_draws,), generator=generator()))
+
     @pytest.mark.parametrize("dimension", [2, 3, 4096])
     def test_uniform(self, dimension: int) -> None:
         vmf = one(dimension, 0.0)

@@ -9,10 +9,12 @@ are a matmul per output or a matmul over blocks of pairs, whichever is cheaper.
 Source: Warburg et al. (2023), appendix F; the sign of the arccos cross term follows from the derivation there.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
@@ -211,23 +213,51 @@ def _negative_partners(
     n: Tensor, relation: Related, cosine: float, block_size: int, progress: bool
 ) -> tuple[Tensor, Tensor]:
     """Sums of 1 and of n over the negative partners of each item that are nearer than the margin."""
-    extended = torch.cat([n, n.new_ones(len(n), 1)], 1)[relation.order]
+    ordered = n[relation.order]
+    picked = _summed_where(torch.cat([ordered, n.new_ones(len(n), 1)], 1))
     blocks = [slice(i, min(i + block_size, len(n))) for i in range(0, len(n), block_size)]
-    total = torch.zeros_like(extended, dtype=torch.float64)
+    total = n.new_zeros(len(n), n.shape[1] + 1, dtype=torch.float64)
     title = cost_of(len(n) * (len(n) - 1) // 2, bytes_of_blocks(n, block_size))
     with tqdm(total=len(blocks) * (len(blocks) + 1) // 2, desc=title, disable=not progress, unit="block") as bar:
         for index, rows in enumerate(blocks):
             for columns in blocks[index:]:
                 bar.update()
-                t = (extended[rows, :-1] @ extended[columns, :-1].T).gt_(cosine)
+                t = (ordered[rows] @ ordered[columns].T).gt_(cosine)
                 if not relation.exclude(t, rows, columns):
                     continue
-                total[rows] += t @ extended[columns]
+                total[rows] += picked(t, columns)
                 if rows != columns:
-                    total[columns] += t.T @ extended[rows]
+                    total[columns] += picked(t.T, rows)
     unsorted = torch.empty_like(total)
     unsorted[relation.order] = total
     return unsorted[:, -1:], unsorted[:, :-1]
+
+
+def _summed_where(vectors: Float[Tensor, "N F"]) -> Callable[[Tensor, slice], Tensor]:
+    """A function that adds up those of some vectors that each row of zeros and ones picks.
+
+    Where there are tensor cores, float32 vectors are three addends in bfloat16, which lose nothing, nor do zeros and
+    ones; products are added up in float32 there too, several times as fast.
+    """
+    if not (vectors.is_cuda and vectors.dtype == torch.float32):
+        return lambda t, which: t @ vectors[which]
+    addends = addends_of(vectors)
+    n_columns = addends.shape[1] // 3
+
+    def summed(t: Tensor, which: slice) -> Tensor:
+        sums = torch.mm(t.bfloat16(), addends[which], out_dtype=torch.float32)
+        return sums.unflatten(1, (3, n_columns)).sum(1)[:, : vectors.shape[1]]
+
+    return summed
+
+
+def addends_of(vectors: Float[Tensor, "N F"]) -> Float[Tensor, "N 3*G"]:
+    """float32 as three addends in bfloat16, side by side, each with zeros up to a multiple of eight columns."""
+    addends, rest = [], F.pad(vectors, (0, -vectors.shape[1] % 8))
+    for _ in range(3):
+        addends.append(rest.bfloat16())
+        rest = rest - addends[-1]
+    return torch.cat(addends, 1)
 
 
 def bytes_of_blocks(n: Float[Tensor, "N D"], block_size: int) -> int:

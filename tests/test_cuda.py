@@ -14,7 +14,7 @@ from lam.experiments import EXPERIMENTS, conduct
 from lam.hessians import ContrastiveCurvature, SupConCurvature, contrastive_ggn_dataset
 from lam.methods import METHODS
 from lam.posteriors import POSTERIORS
-from lam.retrieval.index import Index
+from lam.retrieval.index.faiss_index import Index
 from lam.runs.config_files import load_config
 from lam.runs.run import run
 from lam.vmf import VonMisesFisher

@@ -32,10 +32,8 @@ _NODES, _FEW_NODES = (np.stack(np.polynomial.legendre.leggauss(n), 1).tolist() f
 _REACH, _SHORT_REACH = 12, 8  # standard deviations of the polar angle, beyond which lies less than 1e-13, and 1e-7
 _SETTLED = 1e-12  # in probability
 _TINY = torch.finfo(torch.float64).tiny
-_TRIES, _AT_ONCE = (
-    8,
-    1 << 25,
-)  # proposals of a draw at once on a GPU, where waiting for each costs more; numbers at most
+_TRIES = {"cpu": 1, "cuda": 8}  # proposals of a draw at once: on a GPU each round has to be waited for
+_AT_ONCE = 1 << 25  # numbers of proposals, at most
 
 
 class _UnitVector(constraints.Constraint):

@@ -32,7 +32,7 @@ SHORT: dict[str, dict[str, Any]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_writes_a_table_and_a_page_and_the_seed_repeats_it(name: str, tmp_path: Path) -> None:
-    experiment, state, seen = EXPERIMENTS[name](**SHORT[name]), torch.get_rng_state(), []
+    experiment, state, seen = EXPERIMENTS[name](**SHORT[name], accelerator="cpu"), torch.get_rng_state(), []
     outcome = conduct(experiment, tmp_path / "one", progress=lambda *facts: seen.append(facts))
     assert torch.equal(torch.get_rng_state(), state)
     assert {facts[0] for facts in seen} == {row["loss"] for row in outcome.rows}
@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(
 
 def test_the_process_has_its_range_and_directions_that_go_with_the_inputs() -> None:
     for dimension in (2, 10):
-        process = Process(PosteriorRecovery(dimension=dimension, straightening=300))
+        process = Process(PosteriorRecovery(accelerator="cpu", dimension=dimension, straightening=300))
         inputs = torch.rand(3000, dimension, generator=torch.Generator().manual_seed(1))
         mean, kappa = process.mean(inputs), process.kappa(inputs)
         assert kappa.min() > 14
@@ -104,7 +104,7 @@ def test_the_process_has_its_range_and_directions_that_go_with_the_inputs() -> N
 
 @pytest.mark.long
 def test_the_positives_of_a_latent_have_the_density_of_the_theory() -> None:
-    process, n_cells, n = Process(PosteriorRecovery(straightening=300, kappa_pos=5.0)), 6, 4000
+    process, n_cells, n = Process(PosteriorRecovery(accelerator="cpu", straightening=300, kappa_pos=5.0)), 6, 4000
     latent, generator = torch.tensor([0.6, 0.8]), torch.Generator().manual_seed(0)
     positives = torch.cat([process.positives(latent.expand(n // 100, 2), generator) for _ in range(100)])
     steps = (torch.arange(10 * n_cells) + 0.5) / (10 * n_cells)
@@ -121,7 +121,7 @@ def test_the_positives_of_a_latent_have_the_density_of_the_theory() -> None:
 
 
 def test_the_pairs_of_a_batch_go_one_way() -> None:
-    process = Process(PosteriorRecovery(straightening=100))
+    process = Process(PosteriorRecovery(accelerator="cpu", straightening=100))
     batch = next(process.batches(400, 7, torch.Generator().manual_seed(0)))
     assert batch.shape == (807, 2)
     mean = process.mean(batch)
@@ -134,7 +134,7 @@ def test_the_pairs_of_a_batch_go_one_way() -> None:
 
 @pytest.mark.long
 def test_the_truth_is_where_mcinfonce_is_least() -> None:
-    experiment = PosteriorRecovery(straightening=300)
+    experiment = PosteriorRecovery(accelerator="cpu", straightening=300)
     process, pairs, loss = Process(experiment), pairs_of_batch(256, 256), MCInfoNCE(20.0, n_samples=32)
     batches, slopes = process.batches(256, 256, experiment.generator("batches")), {0.6: 0.0, 1.0: 0.0, 1.6: 0.0}
     true, mirrored = 0.0, 0.0
@@ -156,7 +156,7 @@ def test_the_truth_is_where_mcinfonce_is_least() -> None:
 @pytest.mark.long
 def test_the_loss_hardly_tells_narrower_means_of_greater_kappa_from_the_truth() -> None:
     """Where latents cover a part of the circle alone: a pair's cosine spreads as 1/κ_pos + 2/κ, which both leave."""
-    experiment, factor = PosteriorRecovery(), 0.7
+    experiment, factor = PosteriorRecovery(accelerator="cpu"), 0.7
     process, pairs = Process(experiment), pairs_of_batch(256, 256)
     batches = process.batches(256, 256, experiment.generator("batches"))
     middle = torch.atan2(*process.mean(torch.full((1, 2), 0.5)).flip(1).unbind(1))
@@ -178,7 +178,7 @@ def test_the_loss_hardly_tells_narrower_means_of_greater_kappa_from_the_truth() 
 
 
 def test_the_truth_itself_is_perfectly_recovered() -> None:
-    process = Process(PosteriorRecovery(straightening=50))
+    process = Process(PosteriorRecovery(accelerator="cpu", straightening=50))
     values = compared(process, process.posteriors, torch.rand(500, 2, generator=torch.Generator().manual_seed(0)))
     assert values == pytest.approx(
         {"RMSE of μ": 0.0, "rank correlation of μ": 1.0, "RMSE of κ": 0.0, "rank correlation of κ": 1.0}
@@ -208,7 +208,15 @@ def test_what_is_observed_can_be_inverted() -> None:
 @pytest.mark.long
 def test_aninfonce_tells_style_from_content_in_few_batches() -> None:
     experiment = AnInfoNCELatents(
-        dimension=4, style=2.0, content=40.0, n_batches=300, batch_size=128, width=64, learning_rate=1e-2, n_test=500
+        accelerator="cpu",
+        dimension=4,
+        style=2.0,
+        content=40.0,
+        n_batches=300,
+        batch_size=128,
+        width=64,
+        learning_rate=1e-2,
+        n_test=500,
     )
     anisotropic, isotropic = experiment.run(lambda *_: None).rows
     assert anisotropic["R² of content"] > 0.8  # pyright: ignore [reportOperatorIssue]
@@ -219,6 +227,7 @@ def test_aninfonce_tells_style_from_content_in_few_batches() -> None:
 @pytest.mark.long
 def test_an_ensemble_has_a_concentration_for_each_way() -> None:
     experiment = AnInfoNCELatents(
+        accelerator="cpu",
         **{"dimension": 4, "style": 2.0, "content": 40.0, "ways": 2, "losses": ("ensemble",)},
         **{"n_batches": 200, "batch_size": 128, "width": 32, "learning_rate": 1e-2, "n_test": 100},
     )
@@ -233,7 +242,7 @@ def test_an_ensemble_has_a_concentration_for_each_way() -> None:
 
 
 def test_negatives_may_be_drawn_near_the_anchor() -> None:
-    experiment = AnInfoNCELatents(dimension=4, n_hard=3, hard=50.0, batch_size=20)
+    experiment = AnInfoNCELatents(accelerator="cpu", dimension=4, n_hard=3, hard=50.0, batch_size=20)
     latents = next(experiment.batches(torch.Generator().manual_seed(0)))
     assert latents.shape == (20 * 5, 4)
     anchors, hard = latents[:20], latents[40:].view(20, 3, 4)
@@ -241,7 +250,7 @@ def test_negatives_may_be_drawn_near_the_anchor() -> None:
     pairs = latent_pairs(20, 1, 1, 3)
     assert pairs.negative[1].nonzero()[:, 0].tolist() == [43, 44, 45]
     assert pairs.negative.sum(1).tolist() == [3] * 20 + [0] * 80
-    short = AnInfoNCELatents(**SHORT["aninfonce-latents"], n_hard=2, losses=("aninfonce",))
+    short = AnInfoNCELatents(accelerator="cpu", **SHORT["aninfonce-latents"], n_hard=2, losses=("aninfonce",))
     assert short.run(lambda *_: None).rows[0]["Λ of style"] is not None
 
 

@@ -251,7 +251,7 @@ def _summed_where(vectors: Float[Tensor, "N F"]) -> Callable[[Tensor, slice], Te
     return summed
 
 
-def addends_of(vectors: Float[Tensor, "N F"]) -> Float[Tensor, "N 3*G"]:
+def addends_of(vectors: Float[Tensor, "N F"]) -> Float[Tensor, "N _"]:
     """float32 as three addends in bfloat16, side by side, each with zeros up to a multiple of eight columns."""
     addends, rest = [], F.pad(vectors, (0, -vectors.shape[1] % 8))
     for _ in range(3):

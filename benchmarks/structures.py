@@ -7,7 +7,7 @@ RUN is the folder of a finished run of laplace_posthoc with OOD data. Network, b
 run's; each structure is fitted anew in the run's batches, its scale tuned on the validation split, and evaluated on the
 test split, of which a part is taken, for speed. With --layers the posterior is over those layers, and whole images go
 through the network. results/structures.json has a row for every run and structure; another
-call replaces its own rows alone.
+call replaces its own rows alone. Where there is a GPU they are in structures_gpu.json.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any, cast, get_args
 
 import torch
 from safetensors.torch import load_file, save_file
-from timing import RESULTS, write
+from timing import APART, DEVICE, RESULTS, synchronise, write
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -54,28 +54,31 @@ MADE = 500
 
 
 def timed(compute: Callable[[], Any]) -> tuple[Any, float]:
-    start = time.perf_counter()
-    return compute(), time.perf_counter() - start
+    synchronise()
+    start, result = time.perf_counter(), compute()
+    synchronise()
+    return result, time.perf_counter() - start
 
 
 def features_of(run: str, n_train: int, cache: Path) -> dict[str, tuple[Tensor, Tensor]]:
     """Features and labels of a part of each split, and of what is out of distribution."""
     file = cache / f"{Path(run).name}.safetensors"
     if not file.is_file():
-        config, encoder = load_config(run), cast(Any, Run(run).encoder)
+        config, encoder = load_config(run), cast(Any, Run(run).encoder.to(DEVICE))
         splits, outside = load_data(config.data)
         parts = {**splits.parts(), "outside": next(iter(outside.values()))}
         kept = {}
         for name, images in parts.items():
             part = images.limit(PARTS.get(name, n_train), seed=0)
-            kept |= {name: encoder.features(loader_of(part, 500)), f"{name}_labels": part.labels}
+            features = encoder.features(loader_of(part, 500)).cpu()
+            kept |= {name: features, f"{name}_labels": part.labels}
         save_file(kept, file)
-    kept = load_file(file)
+    kept = load_file(file, device=DEVICE)
     return {name: (kept[name], kept[f"{name}_labels"]) for name in ("train", *PARTS)}
 
 
 def batches_of(features: Tensor, labels: Tensor, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed)).to(features.device)
     return ((features[rows], labels[rows]) for rows in order.split(size))
 
 
@@ -89,7 +92,7 @@ def fitted(
     prior: float,
 ) -> Iterator[tuple[str, Any, float]]:
     """Each structure by name, and the seconds that it took, those of a first pass among them."""
-    config, encoder = load_config(run), cast(Any, Run(run).encoder)
+    config, encoder = load_config(run), cast(Any, Run(run).encoder.to(DEVICE))
     weight, bias, curvature = encoder.posterior.weight, encoder.posterior.bias, encoder.posterior.curvature.curvature
 
     def passed(empty: Any) -> Any:
@@ -129,7 +132,7 @@ def fitted_over_layers(
     run: str, n_train: int, layers: str | list[str], structures: list[str], predictives: list[Any], prior: float
 ) -> Iterator[tuple[str, Any, float]]:
     """Encoders with a posterior over these layers, by name, and the seconds that their fits took."""
-    config, encoder = load_config(run), cast(Any, Run(run).encoder)
+    config, encoder = load_config(run), cast(Any, Run(run).encoder.to(DEVICE))
     curvature = encoder.posterior.curvature.curvature
     train = load_data(config.data)[0].train.limit(n_train, seed=0)
     generator = torch.Generator().manual_seed(config.seed)
@@ -158,7 +161,7 @@ def judged(variant: Any, run: str, data: dict[str, tuple[Tensor, Tensor]]) -> di
     """The figures of an encoder whose scale is tuned on the validation split."""
     _, seconds = timed(lambda: variant.tune([data["validation"]]))
     metrics = evaluate(variant, [data["test"]], [data["outside"][0]]).metrics
-    encoder: Any = Run(run).encoder if variant.network is None else variant
+    encoder: Any = Run(run).encoder.to(DEVICE) if variant.network is None else variant
     encoder.posterior, made = variant.posterior, {}
     validation = load_data(load_config(run).data)[0].validation.limit(MADE, seed=0)
     if is_images(next(iter(loader_of(validation, 2)))[0]):
@@ -192,7 +195,7 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=20_000, help="at most so many training items")
     parser.add_argument("--cache", type=Path, default=Path(), help="where features are kept")
     parsed = parser.parse_args()
-    known = RESULTS / "structures.json"
+    known = RESULTS / f"structures{APART}.json"
     results: dict[str, Any] = read_json(known) if known.is_file() else {}
     results.pop("machine", None)
     warnings.simplefilter("ignore")  # of tuning: clipped variance is in the results
@@ -210,7 +213,7 @@ def main() -> None:
             refused = isinstance(variant, str)
             rows[name] = {"refused": variant} if refused else {**judged(variant, run, data), "seconds_fit": seconds}
             print(Path(run).name, name, rows[name], file=sys.stderr, flush=True)
-            write("structures", results)
+            write(f"structures{APART}", results)
 
 
 if __name__ == "__main__":

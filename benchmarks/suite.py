@@ -180,7 +180,8 @@ def parted(folder: Path, is_known: Callable[[Path], bool]) -> tuple[Path, Path]:
 def configured(parsed: argparse.Namespace, name: str, source: Source, method: str, seed: int) -> RunConfig:
     """The cell's configuration."""
     output = parsed.work / f"{name}-{method}-{seed}"
-    settings = [*source.settings, "--data.strangers=0", f"--seed={seed}", f"--output={output}", "--accelerator=cpu"]
+    settings = [*source.settings, "--data.strangers=0", f"--seed={seed}", f"--output={output}"]
+    settings.append(f"--accelerator={parsed.accelerator}")
     if parsed.limit:
         settings.append(f"--data.limit={parsed.limit}")
     if method in FROM_A_NETWORK:
@@ -217,6 +218,7 @@ def main() -> None:
     parser.add_argument("--others", type=int, default=1, help="seeds of the other methods")
     parser.add_argument("--limit", type=int, help="of the items of each part; `--work` and results are then apart")
     parser.add_argument("--work", type=Path, default=Path("runs/suite"), help="where data and runs are kept")
+    parser.add_argument("--accelerator", default="cpu", help="cpu, cuda or auto: a GPU's figures differ by rounding")
     parser.add_argument("--again", action="store_true", help="measure finished cells anew")
     parsed = parser.parse_args()
     apart = f"_{parsed.limit}" if parsed.limit else ""

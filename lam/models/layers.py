@@ -18,7 +18,7 @@ from lam.models.head import evaluating, recorded, run
 Layers = Literal["last", "all"] | Sequence[str]
 """Over which layers a posterior is: the last one, all that have weights, or those at some paths."""
 
-AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 31}
+AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 30}
 """How many numbers a linearised network holds at once, where an item takes fewer, by the kind of device."""
 
 

@@ -18,7 +18,7 @@ from lam import models
 from lam.retrieval import Index
 from lam.vmf.embeddings import Embeddings
 
-LAYERS = ((64, 64, 32), (64, 224, 16), (128, 224, 8))  # D, pixels on a side, images
+LAYERS = ((64, 64, 16), (64, 224, 16), (128, 224, 8))  # D, pixels on a side, images
 ITEMS, QUERIES, D, HITS = 1_000_000, 1000, 128, 10
 
 
@@ -27,7 +27,7 @@ def all_layers(dimension: int, size: int, n_images: int) -> dict[str, float]:
     network = models.build("resnet50", dimension=dimension).eval().cuda()
     labels = torch.arange(n_images // 2) % 4
     batches = [(torch.rand(n_images // 2, 3, size, size), labels) for _ in range(2)]
-    options = {"margin": 2.0, "layers": "all", "max_memory": 8 << 30, "progress": False}
+    options = {"margin": 2.0, "layers": "all", "max_memory": 32 << 30, "progress": False}
     encoder, found = None, {}
 
     def fitted() -> None:
@@ -67,6 +67,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("there is no GPU here")
     results: dict[str, object] = {"search": search()}
+    write("gpu", results)
     results["all_layers"] = [all_layers(*case) for case in LAYERS]
     write("gpu", results)
 

@@ -288,10 +288,11 @@ def mean_or_none(rows: list[dict[str, Any]], name: str) -> float | None:
 def structures() -> list[Row]:
     """Of the runs of one data set the mean over the seeds."""
     figures = ("auroc", "auroc_variance", "ausc", "ece", "map@5", "variance_clipped")
-    results = {name: part for name, part in read("structures").items() if name != "machine"}
     by_data: dict[str, list[dict[str, Any]]] = {}
-    for name, part in results.items():
-        by_data.setdefault(name.split("-")[0], []).append(part)
+    for file, place in (("structures", ""), ("structures_gpu", ", GPU")):
+        for name, part in read(file).items():
+            if name != "machine":
+                by_data.setdefault(name.split("-")[0] + place, []).append(part)
     costs = "recommends (κ, variance)", "seconds of a fit", "MB", "µs an item"
     head = ["data (seeds), inputs", "curvature, structure", *names(figures), *costs]
     rows: list[Row] = [head]
@@ -410,7 +411,10 @@ def online_settings() -> list[Row]:
 @table
 def online_cost() -> list[Row]:
     rows: list[Row] = [["network", "samples", "deterministic step", "online over deterministic (quartiles)"]]
-    for case in read("online")["cases"]:
+    on_gpu = [
+        {**case, "network": f"GPU, {case['precision']}: {case['network']}"} for case in read("online_gpu")["cases"]
+    ]
+    for case in (*read("online")["cases"], *on_gpu):
         network = f"{case['network']}, D = {case['D']}, batch {case['batch']}"
         ratio = f"{case['ratio']:.3f} ({' to '.join(f'{end:.3f}' for end in case['ratio_quartiles'])})"
         rows.append([network, str(case["n_samples"]), f"{case['deterministic_seconds']:.3f} s", ratio])
@@ -422,7 +426,7 @@ def online_cost() -> list[Row]:
 
 # The suite: a row a method, a column a data set.
 
-SUITE = ("fashionmnist_4000", "photographs", "faces", "characters", "digits", "clinc150", "banking77")
+SUITE = ("fashionmnist", "fashionmnist_4000", "photographs", "faces", "characters", "digits", "clinc150", "banking77")
 
 
 def suites() -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -625,6 +629,31 @@ def embedding_cost() -> list[Row]:
         times = (f"{1000 * case[f'{part}_seconds']:.1f} ms" for part in ("forward", "kappa_alone"))
         ratio = f"{case['ratio_embed_to_forward']:.2f} ({' to '.join(f'{end:.2f}' for end in case['ratio_range'])})"
         rows.append([f"{case['network']}, D = {case['D']}", str(case["batch"]), *times, ratio])
+    return rows
+
+
+@table
+def on_a_gpu() -> list[Row]:
+    """What was measured on a GPU beside online training and the structures."""
+    ggn, layers = read("ggn_gpu"), read("gpu")["all_layers"]
+    rows: list[Row] = [["what", "size", "measured"]]
+    for case in ggn["all_pairs"]:
+        times = [f"{fix} {case['milliseconds'][f'arccos {fix}']:.1f} ms" for fix in ("fixed", "full")]
+        times.append(f"BackPACK {case['backpack_milliseconds']:.1f} ms")
+        size = f"N = {case['N']}, D = {case['D']}, P = {case['P']:,}"
+        rows.append(["curvature of a batch, arccos", size, ", ".join(times)])
+    for case in (ggn["data_set"], ggn["a_million"]):
+        size = f"N = {case['N']:,}, D = {case['D']}, P = {case['P']:,}"
+        rows.append(["curvature of all pairs of a data set, exactly", size, f"{case['seconds_margin_0.7']:.2g} s"])
+    for case in layers:
+        size = f"D = {case['D']}, {case['pixels']}² pixels, {case['images']} images"
+        times = f"{case['seconds']:.1f} s, {case['peak_gibibytes']:.0f} GiB"
+        times += f"; κ {case['embed_seconds_an_image']:.2f} s an image"
+        rows.append([f"curvature of all {case['weights']:,} weights of ResNet-50", size, times])
+    for case in read("embed_gpu")["cases"]:
+        times = [f"{1000 * case[part]:.2g} ms" for part in ("forward_seconds", "kappa_alone_seconds")]
+        size = f"{case['network']}, D = {case['D']}, batch {case['batch']}"
+        rows.append(["embedding, 32 samples", size, f"forward pass {times[0]}, κ {times[1]}"])
     return rows
 
 

@@ -28,6 +28,7 @@ from lam.posteriors.diagonal import DiagonalPosterior
 from lam.training import Training
 from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils.checks import check_at_least, check_choice, check_positive
+from lam.utils.random import on_device
 
 Update = Literal["average", "accumulate"]
 _OF_REFIT = ("mean", "curvature", "margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
@@ -191,8 +192,9 @@ class OnlineLaplaceStep(Step):
         samples: list[Tensor] = []
         embeddings: list[Tensor] = []
         value = torch.zeros((), device=theta.device)
+        generator = on_device(batch.generator, theta.device)  # noise of a wide layer takes longer to move than a step
         for _ in range(self.options.n_samples):
-            noise = torch.randn(theta.shape, generator=batch.generator).to(theta)
+            noise = torch.randn(theta.shape, generator=generator, device=theta.device).to(theta)
             samples.append(theta + deviation * noise)
             weight, bias = _split(samples[-1], layer.bias is not None)
             output = F.linear(features, weight.to(features), None if bias is None else bias.to(features))

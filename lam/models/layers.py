@@ -18,8 +18,11 @@ from lam.models.head import evaluating, recorded, run
 Layers = Literal["last", "all"] | Sequence[str]
 """Over which layers a posterior is: the last one, all that have weights, or those at some paths."""
 
-AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 30}
-"""How many numbers a linearised network holds at once, where an item takes fewer, by the kind of device."""
+AT_ONCE = 1 << 26
+"""How many numbers a linearised network holds at once, where an item takes fewer: 256 MiB of float32."""
+
+_SHARE_OF_GPU = 10
+"""On a GPU it is as many as a tenth of its memory holds, as D passes backwards cost the same for more items."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,9 @@ def rows_at_once(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any, *, jacobians: bool = True
 ) -> list[slice]:
     """The items of a batch in parts, each of as many as take at most `AT_ONCE` numbers; see `elements_of_pass`."""
-    at_once = AT_ONCE.get(next(network.parameters()).device.type, AT_ONCE["cpu"])
+    device, at_once = next(network.parameters()).device, AT_ONCE
+    if device.type == "cuda":
+        at_once = torch.cuda.get_device_properties(device).total_memory // (4 * _SHARE_OF_GPU)
     size = max(1, at_once // elements_of_pass(network, head, paths, inputs, jacobians=jacobians))
     return [slice(start, start + size) for start in range(0, n_items(inputs), size)]
 

@@ -25,6 +25,13 @@ def reseed(seed: int, device: torch.device) -> None:
             torch.cuda.manual_seed(seed)
 
 
+def on_device(generator: torch.Generator, device: torch.device) -> torch.Generator:
+    """The generator itself where it is on that device, else one there that begins with its seed."""
+    if generator.device.type == device.type:
+        return generator
+    return torch.Generator(device).manual_seed(generator.initial_seed())
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """torch's global random state of the CPU begins with a seed; afterwards it is as it was."""

@@ -236,10 +236,11 @@ def _negative_partners(
 def _summed_where(vectors: Float[Tensor, "N F"]) -> Callable[[Tensor, slice], Tensor]:
     """A function that adds up those of some vectors that each row of zeros and ones picks.
 
-    Where there are tensor cores, float32 vectors are three addends in bfloat16, which lose nothing, nor do zeros and
-    ones; products are added up in float32 there too, several times as fast.
+    Where there are tensor cores for it, float32 vectors are three addends in bfloat16, which lose nothing, nor do
+    zeros and ones; products are added up in float32 there too, several times as fast.
     """
-    if not (vectors.is_cuda and vectors.dtype == torch.float32):
+    on_tensor_cores = vectors.is_cuda and torch.cuda.get_device_capability(vectors.device) >= (8, 0)
+    if not on_tensor_cores or vectors.dtype != torch.float32:
         return lambda t, which: t @ vectors[which]
     addends = addends_of(vectors)
     n_columns = addends.shape[1] // 3

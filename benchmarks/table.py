@@ -526,11 +526,11 @@ def recovered_posteriors() -> list[Row]:
     """What `lam experiment posterior-recovery` found."""
     columns = ["rank correlation of μ", "RMSE of μ", "angles of μ̂ over those of μ"]
     columns += ["rank correlation of κ", "RMSE of κ", "κ̂ over κ"]
-    rows: list[Row] = [["D", "κ", "loss", "samples", "negatives", "batches × pairs", *columns]]
+    rows: list[Row] = [["D", "κ", "loss", "samples", "negatives", "batches × pairs", "rate", *columns]]
     for run in read("posterior_recovery")["runs"]:
         settings = run["settings"]
         counts = [str(settings[name]) for name in ("n_samples", "n_negatives")]
-        counts.append(f"{settings['n_batches']:,} × {settings['batch_size']}")
+        counts += [f"{settings['n_batches']:,} × {settings['batch_size']}", f"{settings['learning_rate']:g}"]
         for row in run["rows"]:
             cells = [NOTHING if row.get(column) is None else f"{row[column]:.3g}" for column in columns]
             low, high = settings["ambiguity"]

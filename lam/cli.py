@@ -43,7 +43,7 @@ _EXAMPLES = """examples:
   lam run texts laplace_posthoc --data.root=FILE.csv   columns text and label, or question and answer
   lam search RUN --text "where is my card?"
   lam calibrate RUN --target-far 0.01          thresholds for "match", "unknown" and "abstain" at stated error rates
-  lam experiment posterior-recovery --set dimension=10
+  lam experiment posterior-recovery --set dimension=10 learning_rate=1e-4
   lam serve RUN --port 8000                    searches and decisions over HTTP, for this machine alone without a key"""
 
 _SETTINGS = """\

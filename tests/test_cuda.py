@@ -17,6 +17,7 @@ from lam.posteriors import POSTERIORS
 from lam.retrieval.index.faiss_index import Index
 from lam.runs.config_files import load_config
 from lam.runs.run import run
+from lam.utils.random import on_device
 from lam.vmf import VonMisesFisher
 from lam.vmf.embeddings import Embeddings
 from tests.conftest import TINY
@@ -107,6 +108,13 @@ def test_samples_and_densities_are_those_of_the_distribution() -> None:
     samples.sum().backward()
     assert kappa.grad is not None
     assert kappa.grad.isfinite().all()
+
+
+def test_noise_there_follows_from_the_seed_of_a_generator_here() -> None:
+    here = torch.Generator().manual_seed(7)
+    assert on_device(here, torch.device("cpu")) is here
+    one, two = (torch.randn(3, generator=on_device(here, torch.device("cuda")), device="cuda") for _ in range(2))
+    assert torch.equal(one, two)
 
 
 def test_float32_sums_over_a_data_set_are_as_exact_as_the_similarities() -> None:

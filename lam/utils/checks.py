@@ -37,12 +37,19 @@ def positive_integer(name: str, value: Any) -> int:
 
 
 def integers(name: str, values: Any) -> Tensor:
-    """A tensor, an array or a sequence of integers as an int64 tensor on the CPU; floats and booleans are refused."""
+    """A tensor, an array or a sequence of integers as an int64 tensor on the CPU.
+
+    Floats, booleans and what int64 does not hold are refused.
+    """
     if isinstance(values, Tensor):
         if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
             raise ValueError(f"{name} must be integers, got {values.dtype}")
         return values.detach().cpu().long()
     array = np.asarray(values)
+    if array.dtype.kind != "i":  # NumPy makes other types of integers beyond int64
+        for value in np.asarray(values, dtype=object).flat:
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ValueError(f"{name} must be from -2⁶³ to 2⁶³ - 1, got {value}")
     if array.size and array.dtype.kind not in "iu":  # an empty list has no type of its own
         raise ValueError(f"{name} must be integers, got {array.dtype.name} in {type(values).__name__}")
     return torch.from_numpy(array.astype(np.int64))

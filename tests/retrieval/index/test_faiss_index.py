@@ -314,7 +314,9 @@ def test_bad_embeddings_are_refused_everywhere_and_change_nothing(bad, match: st
         (np.array([50, 51]), r"ids must have shape \(3,\), one value for each of the embeddings, got \(2,\)"),
         ([[50, 51, 52]], r"ids must have shape \(3,\), one value for each of the items, got \(1, 3\)"),
         (50, r"ids must have shape \(1,\), one value for each of the items, got \(\)"),
-        ([50, 2**70, 51], "ids must be integers, got object in list"),
+        ([50, 2**70, 51], "ids must be from -2⁶³ to 2⁶³ - 1, got 1180591620717411303424"),
+        ([50, 2**63, 51], "ids must be from -2⁶³ to 2⁶³ - 1, got 9223372036854775808"),
+        (np.array([50, 2**63, 51], np.uint64), "ids must be from -2⁶³ to 2⁶³ - 1, got 9223372036854775808"),
     ],
 )
 def test_bad_ids_are_refused_and_change_nothing(ids, match: str) -> None:

@@ -244,3 +244,11 @@ def test_the_factors_of_every_layer_are_nngeometrys() -> None:
     their_factors = pspace.PMatKFAC(generator, examples=loader).data.values()
     for (B, A), (their_A, their_B) in zip(factors, their_factors, strict=True):
         torch.testing.assert_close(torch.kron(B, A), N * torch.kron(their_B, their_A), rtol=1e-9, atol=1e-12)
+
+
+def test_a_diagonal_in_parts_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch):
+    J, matrices = torch.randn(3, 4, 11), torch.randn(3, 2, 4, 4)
+    whole = Dense(J).quadratic(matrices)
+    torch.testing.assert_close(whole, torch.einsum("adp,atde,aep->tp", J, matrices, J))
+    monkeypatch.setattr("lam.hessians.jacobians._CACHED", 5)
+    assert torch.equal(Dense(J).quadratic(matrices), whole)

@@ -14,7 +14,6 @@ import sys
 import time
 import warnings
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -271,10 +270,9 @@ def main() -> None:
     repeats = 3 if parsed.quick else 9
     quick = ["--quick"] if parsed.quick else []
     shape = dict(zip("NDP", MEMORY_SHAPE, strict=True))
-    variants: dict[str, Any] = {}
-    for split, fix in product(SPLITS, FIXES):  # a process holds on to memory, of which a GPU's is counted exactly
-        apart = partial(in_process, __file__, "--memory")
-        variants[f"{split} {fix}"] = (memory if DEVICE == "cuda" else apart)(split, fix)
+    # a process holds on to main memory; that of a GPU is counted exactly
+    peak = memory if DEVICE == "cuda" else partial(in_process, __file__, "--memory")
+    variants = {f"{split} {fix}": peak(split, fix) for split in SPLITS for fix in FIXES}
     results = {
         "all_pairs": [against_others(shape, repeats) for shape in SHAPES],
         "memory": {**shape, "variants": variants},

@@ -144,13 +144,14 @@ def elements_of_pass(
         run(network, items(inputs, slice(0, 1)))
     D, slopes, beside = calls[head][-1][1].shape[1], 0, [0]
     for path in paths:
-        output, module = calls[path][-1][1], network.get_submodule(path)
+        (given, *_), output = calls[path][-1]
+        module: Any = network.get_submodule(path)
         slopes += D * output.numel()
         if output.ndim > 2 or not isinstance(module, nn.Linear):  # the others' derivatives are an outer product
             weights = list(own_weights(module).values())
             n, rows = sum(weight.numel() for weight in weights), weights[0].shape[0] if weights[0].ndim else 1
-            is_matrix = isinstance(module, (nn.Linear, nn.Conv2d))
-            at = output.numel() * n // rows**2 if is_matrix else 2 * D * output.numel()
+            is_matrix = isinstance(module, (nn.Linear, nn.Conv2d)) and getattr(module, "groups", 1) == 1
+            at = output.numel() * n // rows**2 if is_matrix else D * (given.numel() + output.numel())
             beside.append(at + (2 * D * n if jacobians else 0))
     return slopes + max(beside)
 

@@ -46,7 +46,7 @@ def integers(name: str, values: Any) -> Tensor:
             raise ValueError(f"{name} must be integers, got {values.dtype}")
         return values.detach().cpu().long()
     array = np.asarray(values)
-    if array.dtype.kind != "i":  # NumPy makes other types of integers beyond int64
+    if array.dtype.kind == "u" or (array.dtype.kind != "i" and array is not values):  # lists beyond int64 change type
         for value in np.asarray(values, dtype=object).flat:
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 raise ValueError(f"{name} must be from -2⁶³ to 2⁶³ - 1, got {value}")

@@ -359,7 +359,7 @@ def _draw(loc: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tupl
         chosen = accepted.int().argmax(0)[found], found.nonzero()[:, 0]  # the first of those accepted
         done = pending[found]
         angle[done] = 2 * (centre * ratio / 2).clamp(max=1).sqrt().asin()[chosen]
-        tangent[done] = torch.nn.functional.normalize((point - cosine[..., None] * pole)[chosen], dim=-1)
+        tangent[done] = torch.nn.functional.normalize(point[chosen] - cosine[chosen][:, None] * pole[found], dim=-1)
         pending, b = pending[~found], b[~found]
     return angle, tangent
 

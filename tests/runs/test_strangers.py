@@ -129,9 +129,8 @@ def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
     splits, ood = load_data(run.config.data)
     learnt = [answer.contrast for answer in run.calibration.answers]
     assert [contrast.share for contrast in learnt] == [0.3] * len(learnt)
-    assert set(learnt[0].regression.evidence) > set(
-        learnt[-1].regression.evidence
-    )  # of a vector nobody knows the features
+    full, of_vectors = (set(contrast.regression.evidence) for contrast in (learnt[0], learnt[-1]))
+    assert full > of_vectors  # of a vector nobody knows the features
 
     known, foreign = splits.validation.subset(torch.arange(40)), ood["digits_patches"].subset(torch.arange(40))
     mixed = tmp_path / "mixed"

@@ -447,12 +447,17 @@ def by_method(figure: Callable[[dict[str, Any]], float | None], *, of_kappa: boo
         cells = []
         for methods in data.values():
             seeds = [row for row in methods.get(method, ()) if not of_kappa or row.get("ece") is not None]
-            values = [value for value in map(figure, seeds) if value is not None]
-            deviation = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-            cells.append(f"{mean(values):.2f}{deviation}" if values else NOTHING)
+            cells.append(over_values(map(figure, seeds)))
         if set(cells) != {NOTHING}:
             rows.append([f"`{method}`", *cells])
     return rows
+
+
+def over_values(values: Iterable[float | None]) -> str:
+    """Mean and, of several, standard deviation of those that there are."""
+    there = [value for value in values if value is not None]
+    deviation = f" ± {stdev(there):.2f}" if len(there) > 1 else ""
+    return f"{mean(there):.2f}{deviation}" if there else NOTHING
 
 
 def least_trend(row: dict[str, Any]) -> float | None:
@@ -495,29 +500,27 @@ def cheap(figure: str, score: str) -> Row:
 
 
 @table
-def other_data() -> list[Row]:
-    kinds = ("noise", "blur", "contrast")
-    figures = ("recall@1", "ece", "ausc", "auroc", "auroc_knn", *(f"corruption_{kind}_trend" for kind in kinds))
-    rows: list[Row] = [["data, method (seeds)", *names(figures[:3]), "AUROC by κ", "by k-NN", *kinds]]
-    results = {**read("other_data"), "FashionMNIST": {"laplace_posthoc": read("fashionmnist")}}
-    del results["machine"]
-    for data, methods in results.items():
-        for method, part in methods.items():
-            rows.append([f"{data}, {method} ({len(part['seeds'])})", *over_seeds(part, figures, 2)])
+def suite_kinds() -> list[Row]:
+    """The rank correlation of the posteriors' κ and severity by kind, of which `suite_trend` has the worst."""
+    kinds = (*KINDS, *TEXT_KINDS)
+    rows: list[Row] = [["data, method (seeds)", *kinds]]
+    for data, methods in suites().items():
+        for method in ("laplace_posthoc", "laplace_online"):
+            if seeds := [row for row in methods.get(method, ()) if least_trend(row) is not None]:
+                trends = [[row.get(f"corruption_{kind}_trend") for row in seeds] for kind in kinds]
+                rows.append([f"{data}, {method} ({len(seeds)})", *map(over_values, trends)])
     return rows
 
 
 @table
 def corrupted() -> list[Row]:
-    rows: list[Row] = [
-        ["data", "", "as it is", *(f"{kind} {n}" for kind in ("noise", "blur", "contrast") for n in (1, 2, 3))]
-    ]
-    keys = ["clean", *(f"{kind}_{n}" for kind in ("noise", "blur", "contrast") for n in (1, 2, 3))]
-    others = {name: read("other_data")[name]["laplace_posthoc"] for name in ("photographs", "faces", "characters")}
-    for data, results in {"FashionMNIST": read("fashionmnist"), **others}.items():
-        means = results["mean"]
-        rows.append([data, "recall@1", *(f"{means[f'corruption_{key}_recall@1']:.2f}" for key in keys)])
-        rows.append(["", "κ", *(f"{means[f'corruption_{key}_kappa']:.0f}" for key in keys)])
+    keys = ["clean", *(f"{kind}_{severity}" for kind in KINDS for severity in (1, 3, 5))]
+    rows: list[Row] = [["data", "", "as it is", *(key.replace("_", " ") for key in keys[1:])]]
+    data = suites()
+    for name in ("fashionmnist", "photographs", "faces", "characters"):
+        for figure, title, digits in (("recall@1", "recall@1", 2), ("kappa", "κ", 0)):
+            of_key = [[seed[f"corruption_{key}_{figure}"] for seed in data[name]["laplace_posthoc"]] for key in keys]
+            rows.append([name if digits else "", title, *(f"{mean(values):.{digits}f}" for values in of_key)])
     return rows
 
 

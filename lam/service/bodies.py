@@ -1,13 +1,14 @@
 """From a request's body to a query, at a bounded cost. What JSON may hold is said in `lam.service.models`."""
 
 import base64
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic_core import from_json
 
 from lam.gallery.item import checked_metadata
 from lam.service.answers import Query
@@ -113,15 +114,18 @@ def item_of(body: bytes, dimension: int) -> ParsedItem:
 
 def _content(body: bytes) -> Any:
     try:
-        return json.loads(body.decode())  # else JSON would be tried as UTF-16 too
-    except (ValueError, RecursionError):
+        return from_json(body)  # in a tenth of the time of Python's own, in which no other thread has its turn
+    except ValueError:
         raise ServiceError(400, "the body is no valid JSON", allowed=JSON) from None
 
 
 def _refuse_costly(body: bytes, most: int) -> None:
     """Refuse a body that has more beside a few plain texts: lists and numbers cost a hundred times what they weigh."""
     plain = body.replace(b"\\/", b"/") if b"\\" in body else body  # as some write the slashes of base64
-    beside = sum(map(len, plain.split(b'"', _QUOTES)[::2]))
+    quotes = [-1]
+    while len(quotes) <= _QUOTES and (quote := plain.find(b'"', quotes[-1] + 1)) >= 0:
+        quotes.append(quote)
+    beside = sum(end - start - 1 for start, end in [*pairwise([*quotes, len(plain)])][::2])
     if b"\\" in plain or beside > most:
         raise ServiceError(
             413, f"the body is larger than {most} bytes beside its images", allowed={"max_bytes": most, "and": "base64"}

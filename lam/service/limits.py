@@ -55,6 +55,7 @@ class Limits:
         self._app, self._settings, self._max_json, self._count = app, settings, max_json, count
         self._key = None if key is None else key.encode()
         self._held = 0
+        self._joining = asyncio.Lock()
         self._make_room: Callable[[], object] = lambda: None
 
     def make_room_by(self, give_up: Callable[[], object]) -> None:
@@ -158,8 +159,10 @@ class Limits:
                     self._require_memory()
                 parts.append(chunk)
                 if not message.get("more_body", False):
-                    kept = True
-                    return b"".join(parts)
+                    async with self._joining:  # one large body after the other, and other requests in between
+                        await asyncio.sleep(0)
+                        kept = True
+                        return b"".join(parts)
         finally:
             if not kept:
                 self._hold(-size)

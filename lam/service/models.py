@@ -278,9 +278,7 @@ def checked(content: Any, kind: type[Any]) -> Any:
         return _adapter(kind).validate_python(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = (
-            ".".join(map(str, first["loc"]))[:_SHOWN].encode(errors="replace").decode()
-        )  # JSON may hold half characters
+        place = ".".join(map(str, first["loc"]))[:_SHOWN]
         allowed = schema_of(kind)["properties"]
         raise ServiceError(422, f"{place or 'the body'}: {first['msg']}", allowed=allowed) from None
 

@@ -185,7 +185,7 @@ def main() -> None:
         help="finished runs, in place of these; runs of one name are seeds",
     )
     parser.add_argument("--cost", action="store_true", help="measure what a decision costs beside a search, too")
-    parser.set_defaults(limit=None)  # which `configured` asks for
+    parser.set_defaults(limit=None, accelerator="cpu")  # which `configured` asks for
     parsed = parser.parse_args()
     parsed.data, parsed.work = parsed.data.resolve(), parsed.work.resolve()
     elsewhere: dict[str, list[Path]] = {}

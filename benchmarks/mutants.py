@@ -221,9 +221,9 @@ MUTANTS = (
     ),
     Mutant(
         "deadline of a body",
-        "lam.service.limits:Limits._next",
-        "asyncio.wait_for(receive(), _)",
-        "receive()",
+        "lam.service.limits:Limits._body",
+        "asyncio.timeout(_)",
+        "asyncio.timeout(None)",
         SERVICE + "test_limits.py::test_a_body_that_drips_is_refused_in_time",
     ),
     Mutant(

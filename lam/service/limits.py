@@ -145,38 +145,31 @@ class Limits:
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > limit:
             raise too_large
-        parts, size, kept = list[bytes](), 0, False
-        until = asyncio.get_running_loop().time() + self._settings.body_seconds
+        parts, size, kept, more = list[bytes](), 0, False, True
         try:
-            while True:
-                message = await self._next(receive, until)
-                chunk = message.get("body", b"")
-                size += len(chunk)
-                self._hold(len(chunk))
-                if size > limit:
-                    raise too_large
-                if chunk:
-                    self._require_memory()
-                parts.append(chunk)
-                if not message.get("more_body", False):
-                    async with self._joining:  # one large body after the other, and other requests in between
-                        await asyncio.sleep(0)
-                        kept = True
-                        return b"".join(parts)
-        finally:
-            if not kept:
-                self._hold(-size)
-
-    async def _next(self, receive: Receive, until: float) -> Message:
-        left = until - asyncio.get_running_loop().time()
-        try:
-            message = await asyncio.wait_for(receive(), max(left, 0.001))
+            async with asyncio.timeout(self._settings.body_seconds):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _GoneError
+                    chunk, more = message.get("body", b""), message.get("more_body", False)
+                    size += len(chunk)
+                    self._hold(len(chunk))
+                    if size > limit:
+                        raise too_large
+                    if chunk:
+                        self._require_memory()
+                    parts.append(chunk)
+            async with self._joining:  # one large body after the other, and other requests in between
+                await asyncio.sleep(0)
+                kept = True
+                return b"".join(parts)
         except TimeoutError:
             seconds = self._settings.body_seconds
             raise ServiceError(408, f"the body did not come within {seconds:g} s", allowed="all of it") from None
-        if message["type"] == "http.disconnect":
-            raise _GoneError
-        return message
+        finally:
+            if not kept:
+                self._hold(-size)
 
 
 class _GoneError(Exception):

@@ -199,10 +199,12 @@ def main() -> None:
             continue
         rows = {}
         for seed, folder in enumerate(folders):
-            rows[seed] = measure(Cell(Run(folder), seed), seed)
+            measured = measure(Cell(Run(folder), seed), seed)
+            rows[seed] = {key: None if value != value else value for key, value in measured.items()}  # NaN: undefined
             print(f"{name}, seed {seed}: {rows[seed]}", file=sys.stderr, flush=True)
         numbers = {
-            seed: {key: value for key, value in row.items() if isinstance(value, float)} for seed, row in rows.items()
+            seed: {key: value for key, value in row.items() if isinstance(value, float | None)}
+            for seed, row in rows.items()
         }
         keep(name, {"method": parsed.method, "seeds": rows, **summary(numbers)})
     if parsed.cost:

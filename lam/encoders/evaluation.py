@@ -16,6 +16,7 @@ from lam.pairs.relevance import Relevance, relevance_of
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.aleatoric import label_entropy
 from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.retrieval.metrics.probing import clustering
 from lam.retrieval.metrics.ranking import relevant_ranks
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import measure, scores_of
@@ -134,7 +135,9 @@ def evaluate(
         "agreement": votes,
     }
     if targets.ndim == 1:
-        evidence |= {"directions": embeddings.mean, "classes": targets[queries]}
+        evidence["classes"] = targets[queries]
+        if costly:
+            evidence["clusters"] = clustering(embeddings.mean, targets[queries])
         if reference is not None and reference.labels is not None:
             evidence |= {"labelled": reference, "features": prediction.features[queries]}
     metrics = {**measure(evidence, costly=costly), **encoder.diagnostics(prediction.features)}

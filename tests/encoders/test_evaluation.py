@@ -82,6 +82,17 @@ def test_what_is_costly_is_measured_where_it_is_asked_for():
     assert costly & alone.keys() == {"nmi", "ari", "purity"}
 
 
+def test_nmi_ari_and_purity_are_of_the_same_clusters_which_are_formed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import scipy.cluster.hierarchy as hierarchy
+
+    formed, ward = [], hierarchy.ward
+    monkeypatch.setattr(hierarchy, "ward", lambda rows: formed.append(len(rows)) or ward(rows))
+    batches = make_batches(4)
+    metrics = lam.evaluate(fit(batches, likelihood_scale=1e3), batches, costly=True, n_samples=4).metrics
+    assert None not in (metrics["nmi"], metrics["ari"], metrics["purity"])
+    assert len(formed) == 1
+
+
 def test_doubt_is_compared_with_the_entropy_of_peoples_labels_and_right_answers_with_wrong_ones():
     batches = make_batches(8)
     encoder = fit(batches[:4], likelihood_scale=1e3)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from lam.retrieval.metrics import hit_scores, reference
 from lam.retrieval.metrics.aleatoric import less_sure_of_crops, rank_correlation
 from lam.retrieval.metrics.ood import auprc, auroc, prevalence
-from lam.retrieval.metrics.probing import clustering, knn_accuracy, linear_probe
+from lam.retrieval.metrics.probing import knn_accuracy, linear_probe
 from lam.retrieval.metrics.ranking import (
     map_at_k,
     mean_reciprocal_rank,
@@ -391,8 +392,8 @@ METRICS: dict[str, Metric] = {
             name,
             "higher",
             f"{meaning} of Ward's clusters of embeddings and the classes",
-            lambda directions, classes, agreement=agreement: getattr(clustering(directions, classes), agreement, None),
-            ("directions", "classes"),
+            attrgetter(agreement),
+            ("clusters",),
             costly=True,
         )
         for agreement, name, meaning in (

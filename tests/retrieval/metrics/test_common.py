@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lam.pairs.relevance import LabelRelevance
 from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics.probing import clustering
 from lam.retrieval.metrics.ranking import relevant_ranks
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import METRICS, OWN, SCORES, Key, describe, measure, needs_posterior, scores_of
@@ -72,7 +73,8 @@ def evidence(*, n: int = N, noise: float = 1.0, seed: int = 0, order: Order | No
     for name in OF_SETS[1:]:
         found[name] = found[name][torch.arange(n) if order is None else order(n)]
     known = torch.nn.functional.one_hot(torch.arange(60) % 6, D) + 0.5 * torch.randn(60, D, generator=generator)
-    found |= {"directions": torch.nn.functional.normalize(points[rows]), "features": points[rows]}
+    clusters = clustering(torch.nn.functional.normalize(points[rows]), labels[rows])
+    found |= {"clusters": clusters, "features": points[rows]}
     return found | {"classes": labels[rows], "labelled": Reference.of(known, torch.arange(60) % 6)}
 
 

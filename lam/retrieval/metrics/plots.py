@@ -84,18 +84,18 @@ def plot_calibration(
     filled = count > 0
     accuracy, means = bins.accuracy.cpu().numpy()[filled], bins.confidence.cpu().numpy()[filled]
     axes.plot([0, 1], [0, 1], color=_MUTED, linestyle="--", linewidth=1, label="perfectly calibrated")
-    axes.bar(centers[filled], accuracy, width, color=_PALETTE[0], alpha=0.85, label="accuracy")
+    label = f"accuracy   ECE {bins.expected_error:.3f}"
+    axes.bar(centers[filled], accuracy, width, color=_PALETTE[0], alpha=0.85, label=label)
     axes.vlines(means, accuracy, means, color=_PALETTE[1], linewidth=1.6)
     axes.plot(means, means, "o", color=_PALETTE[1], markersize=5, label="mean confidence")
     axes.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
-    axes.set_title(f"ECE {bins.expected_error:.3f}", loc="right", color=_INK, fontsize=10)
     below.bar(centers, count, width, color=_MUTED, alpha=0.6)
     for center, height in zip(centers, count, strict=True):
         below.annotate(f"{height:,}", (center, height), (0, 2), textcoords="offset points", ha="center", fontsize=7)
     below.set(xlabel=f"confidence: {confidence}", ylabel="queries")
     below.margins(y=0.25)
     _style(below)
-    _finish(figure, axes, path, legend="upper left")
+    _finish(figure, axes, path, legend="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)  # bars may be anywhere
 
 
 def plot_calibration_curves(path: str | Path, bins: Mapping[str, CalibrationBins]) -> None:
@@ -413,10 +413,10 @@ def _style(axes: Any) -> None:
         spine.set(visible=side in ("left", "bottom"), color=_GRID)
 
 
-def _finish(figure: Any, axes: Any, path: str | Path, *, legend: str) -> None:
+def _finish(figure: Any, axes: Any, path: str | Path, *, legend: str, **place: Any) -> None:
     """Style the axes and write the file; a legend of more curves than there are colours stands beside the axes."""
     _style(axes)
-    place: dict[str, Any] = {"loc": legend}
+    place["loc"] = legend
     if len(axes.get_legend_handles_labels()[1]) > len(_PALETTE) + 2:
         figure.set_figwidth(figure.get_figwidth() + _LEGEND)
         place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lam.retrieval import ausc, majority_votes
+from lam.retrieval import CalibrationBins, ausc, majority_votes
 from lam.retrieval.metrics.plots import (
     plot_bars,
     plot_calibration,
@@ -63,6 +63,19 @@ def test_calibration(n_queries: int, tmp_path: Path) -> None:
     predictions = torch.stack([labels.roll(shift) for shift in (0, 0, 1)])
     plot_calibration(tmp_path / "plot.png", majority_votes(predictions, labels, labels[:, None]).binned())
     drawn(tmp_path / "plot.png")
+
+
+def test_the_legend_of_a_calibration_covers_no_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr("lam.retrieval.metrics.plots._save", lambda figure, _: figures.append(figure))
+    confidence = torch.linspace(0.05, 0.95, 10)
+    bins = CalibrationBins(confidence, torch.ones(10), torch.full((10,), 7))  # right however unsure
+    plot_calibration(tmp_path / "plot.png", bins, confidence="P(first hit is right)")
+    figures[0].draw_without_rendering()
+    axes = figures[0].axes[0]
+    legend = axes.get_legend().get_window_extent()
+    assert not [part for part in (*axes.patches, *axes.get_lines()) if legend.overlaps(part.get_window_extent())]
+    assert 0 <= legend.x0 < legend.x1 <= figures[0].bbox.x1
 
 
 def test_calibration_of_several(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from torch.utils import data
 
 from lam.inputs import AnyPreprocessing, Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail
-from lam.utils.checks import integers
+from lam.utils.checks import check_at_least, integers
 
 Items = TypeVar("Items", bound="Dataset")
 GalleryKind = Literal["classes", "identities"]
@@ -180,8 +180,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         Raises:
             ValueError: If n is below 1.
         """
-        if n < 1:
-            raise ValueError(f"limit must be at least 1, got {n}")
+        check_at_least("limit", n, 1)
         return self if n >= len(self) else self.subset(self._draw(n, seed))
 
     def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:

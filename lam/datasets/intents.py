@@ -13,6 +13,7 @@ from lam.datasets.base import Dataset, Splits, carve, fraction_of
 from lam.datasets.published import Source
 from lam.datasets.texts import Columns, Texts, preprocessing_like, read, read_json
 from lam.inputs.texts import TextPreprocessing
+from lam.utils.checks import check_choice
 
 _FILE, _FILES = "data_full.json", ("train.csv", "test.csv")
 _CLINC150 = Source("clinc150", f"Get {_FILE} of the repository clinc/oos-eval; it may be gzipped.", compressed=True)
@@ -44,8 +45,7 @@ def clinc150(*, root: str | Path | None = None, seed: int = 0) -> Splits:
 
 def clinc150_oos(*, root: str | Path | None = None, part: Part = "test", like: Dataset | None = None) -> Texts:
     """The questions of CLINC150 that are out of scope: 1,000 in `test`, 100 in each of the other two parts."""
-    if part not in _PARTS:
-        raise ValueError(f"part must be one of {', '.join(_PARTS)}, got {part!r}")
+    check_choice("part", part, _PARTS)
     path, content = _clinc150(root)
     pairs = _pairs(path, content, f"{_OUT_OF_SCOPE}_{_PARTS[part]}")
     preprocessing = None if like is None else preprocessing_like(like)

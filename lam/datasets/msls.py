@@ -25,6 +25,7 @@ from lam.datasets.base import Splits
 from lam.datasets.place_images import PlaceImages
 from lam.datasets.published import SIZE, Source, check_present
 from lam.inputs.preprocessing import Preprocessing
+from lam.utils.checks import check_choice
 from lam.utils.tables import Table
 
 Subtask = Literal["all", "s2w", "w2s", "o2n", "n2o", "d2n", "n2d"]
@@ -144,8 +145,7 @@ def _rows_of(table: Table, keys: Sequence[str]) -> Int64[Tensor, " N"]:
 
 
 def _check(parts: Mapping[str, Sequence[str]], subtask: str) -> None:
-    if subtask not in get_args(Subtask):
-        raise ValueError(f"subtask must be one of {', '.join(get_args(Subtask))}, got {subtask!r}")
+    check_choice("subtask", subtask, get_args(Subtask))
     cities = [city for part in parts.values() for city in part]
     for name, part in parts.items():
         if isinstance(part, str) or not part:

@@ -18,6 +18,7 @@ from lam.datasets import Dataset, Texts
 from lam.encoders.base import Encoder
 from lam.encoders.evaluation import Evaluation
 from lam.retrieval.metrics.registry import measure
+from lam.utils.checks import check_choice
 
 Kind = Literal["noise", "blur", "contrast", "crop"]
 TextKind = Literal["words", "typing"]
@@ -85,8 +86,7 @@ def corrupted(
 
 def _strength(strengths: Mapping[Any, tuple[float, ...]], kind: str, severity: int) -> float | None:
     """What a severity means for a kind; None for severity 0."""
-    if kind not in strengths:
-        raise ValueError(f"kind must be one of {', '.join(strengths)}, got {kind!r}")
+    check_choice("kind", kind, strengths)
     if not 0 <= severity <= len(strengths[kind]):
         raise ValueError(f"severity must be from 0 to {len(strengths[kind])}, got {severity}")
     return strengths[kind][severity - 1] if severity else None

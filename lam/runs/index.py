@@ -28,6 +28,7 @@ from lam.retrieval.index.hits import Hits, label_numbers
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.runs.finished import Run, columns_of
 from lam.runs.folder import GALLERY
+from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import Embeddings
 
 _SHOWN = 40
@@ -158,8 +159,7 @@ def search(
         ValueError: for k below 1, no image and no text at all, or both, naming a file that is no image, or an empty
             text.
     """
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
+    check_at_least("k", k, 1)
     folders = (image_files(path) if path.is_dir() else [path] for path in map(Path, images))
     files = tuple(file for folder in folders for file in folder)
     if bool(files) == bool(texts):

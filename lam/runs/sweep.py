@@ -17,6 +17,7 @@ from lam.runs.config import RunConfig
 from lam.runs.folder import CONFIG
 from lam.runs.run import run
 from lam.utils import distributed
+from lam.utils.checks import check_at_least
 from lam.utils.files import write_json
 
 SWEEP = "sweep.json"
@@ -55,8 +56,7 @@ def seeds_of(config: RunConfig, count: int) -> range:
         >>> seeds_of(load_config("digits laplace_posthoc"), 5)
         range(0, 5)
     """
-    if count < 1:
-        raise ValueError(f"seeds must be at least 1, got {count}")
+    check_at_least("seeds", count, 1)
     step = config.method.n_seeds
     return range(config.seed, config.seed + count * step, step)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints, register_kl
 from torch.types import _size
 
+from lam.utils.checks import check_share
 from lam.vmf.bessel import (
     bessel_ratio,
     bessel_ratio_complement,
@@ -228,8 +229,7 @@ class VonMisesFisher(Distribution):
             >>> vmf.credible_cap(0.75)  # on the sphere area is linear in the cosine
             tensor(-0.5000)
         """
-        if not 0 < level < 1:
-            raise ValueError(f"level must lie in (0, 1), got {level}")
+        check_share("level", level)
         kappa = self.concentration
         return _angle_quantile(self.event_shape[0], kappa.double(), level).cos().to(kappa.dtype)
 

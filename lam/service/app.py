@@ -32,7 +32,7 @@ from lam.service.refusals import answer_errors, refuse_unknown_parameters
 
 PAGE = Path(__file__).parent / "page"
 _PAGE_SIZE = 100
-_VERSIONS = ("torch", "faiss-cpu", "pillow", "fastapi", "uvicorn", "uvloop")
+_VERSIONS = ("torch", "pillow", "fastapi", "uvicorn", "uvloop")
 
 Uncertain = Annotated[
     Literal["keep", "refuse"],
@@ -241,7 +241,10 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.get("/v1/model")
     async def model() -> dict[str, Any]:
         """What answers: hashes, calibration, limits and versions."""
+        import faiss
+
         encoder, settings = engine.encoder, engine.settings
+        versions = {name: version(name) for name in _VERSIONS}
         return {
             "run": engine.run.folder.name,
             "kind": encoder.kind,
@@ -262,7 +265,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
                 "max_decoded_bytes": settings.max_decoded,
                 "max_k": settings.max_k,
             },
-            "versions": {"lam": __version__, **{name: version(name) for name in _VERSIONS}},
+            "versions": {"lam": __version__, "faiss": faiss.__version__, **versions},  # of any of FAISS's packages
         }
 
     @app.get("/v1/calibration")

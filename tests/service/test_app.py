@@ -4,8 +4,10 @@ import json
 import re
 import sqlite3
 from contextlib import closing
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import faiss
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
@@ -34,6 +36,18 @@ def test_the_state_is_told(client: TestClient, shared_engine: Engine) -> None:
     rates = [point["rate"] for point in curves["false_accept"]]
     assert rates == sorted(rates, reverse=True)
     assert len(curves["kappa"]["edges"]) == len(curves["kappa"]["counts"]) + 1
+
+
+def test_versions_are_told_whichever_faiss_is_installed(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version_of(name: str) -> str:
+        if name.startswith("faiss"):
+            raise PackageNotFoundError(name)  # faiss-gpu in the place of faiss-cpu, or the reverse
+        return version(name)
+
+    monkeypatch.setattr("lam.service.app.version", version_of)
+    versions = client.get("/v1/model").json()["versions"]
+    assert versions["faiss"] == faiss.__version__
+    assert {"lam", "torch", "pillow", "uvicorn"} <= versions.keys()
 
 
 def test_samples_are_inputs_to_try_it_with(client: TestClient, shared_engine: Engine) -> None:

@@ -74,13 +74,13 @@ def load(name: str, *, root: str | Path | None = None, seed: int = 0, **options:
     """Load a data set in three disjoint splits.
 
     Args:
-        name: "digits", "fashionmnist", "mnist", "cifar10", "svhn", "cub200", "cars196", "lfw", "msls", "places" or
-            "folder".
-        root: where its files are; digits has none, folder and places need it, all others have a default.
+        name: one of `DATASETS`.
+        root: where its files are; digits and docstrings have none, folder, places and texts need it, all others have a
+            default.
         seed: of every random choice.
         options: those of the data set: `lam.datasets.published.HalvedClasses.splits` of cub200 and cars196,
-            `lam.datasets.published.SmallImages.splits` of fashionmnist, mnist, cifar10 and svhn, else `splits` in the
-            module of its name.
+            `lam.datasets.published.SmallImages.splits` of fashionmnist, mnist, cifar10 and svhn, those in
+            `lam.datasets.intents` of clinc150 and banking77, else `splits` in the module of its name.
 
     Raises:
         ValueError: If the name or an option is unknown, an option is of another type, or what the data set itself
@@ -99,8 +99,8 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
     """Load items that are out of the distribution of `like`, in its shape.
 
     Args:
-        name: "digits_patches", "digits_held_out", or any data set of `load`, of which the test split is taken (of a
-            "folder" all, where it has no parts). Images are read with the preprocessing of `like`, those of another
+        name: one of `OOD_SETS`, or any other data set of `load`, of which the test split is taken; of a folder without
+            parts, and of texts, it is all. Images are read with the preprocessing of `like`, those of another
             shape too.
         like: an in-distribution set.
         root: where its files are, as for `load`.

@@ -3,6 +3,7 @@
 encoder.json             format, kind, head, settings of the kind, recipe of the network, preprocessing
 posterior.safetensors    tensors beside the network, such as weight, bias and the sums of the curvature
 network.safetensors      the state of the network, where there is one, by the names that it has outside of wrappers
+ambiguity.safetensors    what was learnt of held-out items, where `learn_ambiguity` was called
 """
 
 import hashlib

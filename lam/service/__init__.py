@@ -4,6 +4,7 @@ settings.py   the limits in force
 errors.py     what a request is refused with, and the status of each kind of refusal
 workers.py    threads that take what comes within a few milliseconds as one batch
 images.py     from an uploaded body to an image and a thumbnail
+answers.py    from hits to the decision and what it rests on, as JSON has them
 engine.py     all of it behind five verbs, without HTTP
 metrics.py    what is counted, for Prometheus
 limits.py     size and deadline of bodies, key, host and headers, before any route is reached

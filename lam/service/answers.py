@@ -316,9 +316,8 @@ def _verdict(
 ) -> DecisionFields:
     if calibration is None:
         return {"decision": None, "probability": None, "ood_score": None, "p_value": None, "flagged_by": None}
-    decisions = calibration.decide(
-        hits, query.embedding, features=query.features, labels=labels, gallery_size=len(labels[0])
-    )
+    size = len(labels[0])  # all that there are to decide by: an item that is searched for is not among its own hits
+    decisions = calibration.decide(hits, query.embedding, features=query.features, labels=labels, gallery_size=size)
     decision, probability = decisions.decision[0], float(decisions.probability[0])
     if decision == "match" and probability < min_probability:
         decision = "unknown"

@@ -286,7 +286,7 @@ class Calibration:
         return query_scores(queries, cosines, features=features, labels=labels, reference=self.reference)
 
     def flagged(self, embeddings: Embeddings, features: Float[Tensor, "N P"] | None = None) -> Bool[Tensor, " N"]:
-        """Which embeddings cannot be judged, without a search: κ says it where the flag in force looks at hits.
+        """Which embeddings cannot be judged, without a search: by `for_hitless` where the flag in force looks at hits.
 
         Raises:
             ValueError: where the flag needs features and there are none.

@@ -27,12 +27,11 @@ Part = Literal["train", "validation", "test"]
 _PARTS = {"train": "train", "validation": "val", "test": "test"}
 
 
-def clinc150(*, root: str | Path | None = None, seed: int = 0) -> Splits:
+def clinc150(*, root: str | Path | None = None) -> Splits:
     """The 150 intents of CLINC150 in the published parts; no question that is out of scope is in any of them.
 
     Args:
         root: the folder of data_full.json; by default $LAM_DATA/clinc150.
-        seed: of nothing: the parts are published.
 
     Raises:
         MissingDataError: If the file is missing.

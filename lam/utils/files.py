@@ -108,7 +108,7 @@ def check_format(path: str | Path, number: int | None, *, readable: int) -> None
         raise ValueError(f"{path} has format {number}, this version of lam reads {readable}")
 
 
-def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+def write_tensors(path: str | Path, tensors: dict[str, Tensor]) -> None:
     """Write tensors as safetensors, atomically; a disk that is full or fails is an `OSError`."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -117,7 +117,7 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[s
 
     def write(temporary: Path) -> None:
         try:
-            save_file(plain, temporary, metadata)
+            save_file(plain, temporary)
         except SafetensorError as error:
             raise OSError(errno.EIO, str(error), str(path)) from error
 

@@ -49,7 +49,8 @@ def run(folder: Path, result: Path) -> None:
         ),
     )
     record = {name: value for name, value in asdict(history).items() if name != "seconds"}
-    write_tensors(result, trained.state_dict(), {"history": json.dumps(record)})
+    of_text = torch.frombuffer(bytearray(json.dumps(record).encode()), dtype=torch.uint8)
+    write_tensors(result, {**trained.state_dict(), "history": of_text})
 
 
 def main(folder: Path, kills: int, seed: int) -> None:

@@ -26,9 +26,7 @@ class _Program(nn.Module):
             output = self.network(inputs)
         features = head_inputs[-1]
         embeddings = self._predict(features, None if self._head == ADDED else output)
-        parts = (embeddings.kappa_epistemic, embeddings.kappa_aleatoric, embeddings.p_known)
-        named = (features, embeddings.mean, embeddings.kappa, embeddings.variance)
-        return (*named, *(part for part in parts if part is not None))
+        return features, embeddings.mean, embeddings.kappa, embeddings.variance, *embeddings.parts().values()
 
 
 @without_autocast()  # or the program would work under autocast alone

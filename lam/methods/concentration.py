@@ -20,6 +20,7 @@ from lam.models.kappa_head import Form, KappaHead
 from lam.training import Training
 from lam.training.steps import Minibatch, Step
 from lam.utils.checks import check_at_least
+from lam.utils.random import on_device
 
 KappaBy = Literal["phases", "shared", "norm", "none"]
 
@@ -114,7 +115,7 @@ class ConcentrationMethod(HeadMethod):
             loss.requires_grad_(False)
 
             def loss_of_head(kappa: Tensor, mean: Tensor, batch: Minibatch) -> Tensor:
-                return loss(mean, kappa, batch.pairs, generator=generator_on(mean.device, batch))
+                return loss(mean, kappa, batch.pairs, generator=on_device(batch.generator, mean.device))
 
             histories["head"] = self.train_head(kappa_head, network, path, loss_of_head, dataset, training)
         return Trained(HeadEncoder(network, path, kappa_head, **common), histories)
@@ -199,17 +200,9 @@ class DistributionStep(Step):
         """Add the gradient of one batch; of `loss`, which is not used, miners take the margin."""
         model: Any = network
         mean, kappa, *targets = model(batch.inputs)
-        options: dict[str, Any] = {"generator": generator_on(mean.device, batch)}
+        options: dict[str, Any] = {"generator": on_device(batch.generator, mean.device)}
         if targets:
             options["targets"] = targets[0]
         value = model.loss(mean, kappa, batch.mined(mean, margin_of(loss)), **options)
         backward(value)
         return value.detach()
-
-
-def generator_on(device: torch.device, batch: Minibatch) -> torch.Generator:
-    """The batch's generator, or one on another device that follows from it."""
-    if device.type == "cpu":
-        return batch.generator
-    seed = torch.randint(2**62, (1,), generator=batch.generator)
-    return torch.Generator(device).manual_seed(int(seed))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.hessians import Structure
@@ -338,6 +338,12 @@ class Posterior(ABC):
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)  # on the CPU, so that every device sees the same noise
+
+
+def share_of(contributions: Float[Tensor, "*B"], chosen: Bool[Tensor, "*B"]) -> float:
+    """The share of contributions ≥ 0 that are of those chosen; 0 where all are 0."""
+    least = torch.finfo(contributions.dtype).tiny
+    return float(contributions[chosen].sum() / contributions.sum().clamp(min=least))
 
 
 def least_variance(f: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians import Diagonal
-from lam.posteriors.base import Posterior
+from lam.posteriors.base import Posterior, share_of
 from lam.posteriors.spread import Along, Spread
 
 
@@ -38,8 +38,7 @@ class DiagonalPosterior(Posterior):
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
         """Share of the predictive variance of N items due to weights with a negative curvature; see `Posterior`."""
         h, variance = self.curvature.weight, self.variance[0]
-        contributions = features.to(variance.dtype).square().mean(0) * variance
-        return float(contributions[h < 0].sum() / contributions.sum().clamp(min=torch.finfo(variance.dtype).tiny))
+        return share_of(features.to(variance.dtype).square().mean(0) * variance, h < 0)
 
     def sample(
         self, n_samples: int, *, generator: torch.Generator | None = None

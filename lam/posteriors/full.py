@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.hessians import Full
 from lam.hessians.structures.base import is_negative
-from lam.posteriors.base import Posterior
+from lam.posteriors.base import Posterior, share_of
 from lam.posteriors.spread import Spread, Whole
 
 
@@ -54,9 +54,7 @@ class FullPosterior(Posterior):
         inputs, root = self._inputs(features.double()), self._root.view(*self.theta.shape, -1)
         moment = inputs.T @ inputs / len(inputs)
         contributions = torch.einsum("dfk,fg,dgk->k", root, moment, root)
-        return float(
-            contributions[is_negative(self.curvature.eigenbasis[0])].sum() / contributions.sum().clamp(min=1e-300)
-        )
+        return share_of(contributions, is_negative(self.curvature.eigenbasis[0]))
 
     @cached_property
     def _root(self) -> Float[Tensor, "DF DF"]:

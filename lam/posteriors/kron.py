@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.hessians import Ekfac, Kron
 from lam.hessians.structures.base import is_negative
-from lam.posteriors.base import Posterior
+from lam.posteriors.base import Posterior, share_of
 from lam.posteriors.spread import Along, Spread
 
 
@@ -57,8 +57,7 @@ class KronPosterior(Posterior):
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
         """Share of the predictive variance of N items along eigenvectors of negative curvature; see `Posterior`."""
         along = (self._inputs(features.to(self.weight.dtype)) @ self.basis[1]).square().mean(0)
-        contributions = along.double() * self.variance.double()
-        return float(contributions[is_negative(self.curvature.spectrum)].sum() / contributions.sum().clamp(min=1e-300))
+        return share_of(along.double() * self.variance.double(), is_negative(self.curvature.spectrum))
 
 
 @dataclass(frozen=True)

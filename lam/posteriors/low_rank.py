@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.hessians import LowRank
 from lam.hessians.structures.base import is_negative
-from lam.posteriors.base import Posterior
+from lam.posteriors.base import Posterior, share_of
 from lam.posteriors.spread import Along, Spread
 
 
@@ -65,7 +65,7 @@ class LowRankPosterior(Posterior):
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
         """Share of the predictive variance of N items along eigenvectors of negative h; see `Posterior`."""
         along = self.output_spread()(features.to(self.weight.dtype)).variances.sum(0)  # pyright: ignore
-        return float(along[is_negative(self.curvature.output_eigen[0])].sum() / along.sum().clamp(min=1e-300))
+        return share_of(along, is_negative(self.curvature.output_eigen[0]))
 
     @property
     def _scaled(self) -> Float[Tensor, " D"]:

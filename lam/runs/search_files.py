@@ -12,7 +12,6 @@ from lam.utils.files import write_json, write_text
 
 SUFFIXES = (".csv", ".json")
 _OF_IMAGE: tuple[str, ...] = ("image", "kappa", "variance", "decision", "probability", "p_value")
-_PARTS: tuple[str, ...] = ("kappa_epistemic", "kappa_aleatoric", "p_known")
 _OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path", "text", "uncertain", "fused")
 
 
@@ -42,7 +41,7 @@ def write_result(path: str | Path, result: SearchResult) -> None:
         write_json(path, {"calibration": state, "images": list(_entries(result))})
         return
     text = io.StringIO()
-    parts = (*_PARTS, "doubt") if result.queries.has_parts else ()
+    parts = (*result.queries.parts(), "doubt") if result.queries.has_parts else ()
     columns = (*_OF_IMAGE, "calibration", *parts, *_OF_HIT)
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -52,7 +51,7 @@ def write_result(path: str | Path, result: SearchResult) -> None:
 
 
 def _entries(result: SearchResult) -> Iterator[dict[str, Any]]:
-    queries: Any = result.queries
+    queries = result.queries
     decisions = result.decisions
     for row, image in enumerate(result.images):
         numbers = {"kappa": float(queries.kappa[row]), "variance": float(queries.variance[row])}
@@ -61,7 +60,8 @@ def _entries(result: SearchResult) -> Iterator[dict[str, Any]]:
             probability, p_value = float(decisions.probability[row]), float(decisions.p_value[row])
             entry |= {"decision": decisions.decision[row], "probability": probability, "p_value": p_value}
         if queries.has_parts:
-            entry |= {name: float(getattr(queries, name)[row]) for name in _PARTS} | {"doubt": result.doubts[row]}
+            entry |= {name: float(values[row]) for name, values in queries.parts().items()}
+            entry["doubt"] = result.doubts[row]
         hits = zip(result.hits.scores[row].tolist(), result.hits.kappa[row].tolist(), result.items[row], strict=True)
         entry["hits"] = [
             {

@@ -40,10 +40,10 @@ def to_settings(curvature: Curvature) -> dict[str, Any]:
     Raises:
         ValueError: where its class is not registered.
     """
-    fields: Any = curvature
+    record: Any = curvature
     for name, cls in CURVATURES.items():
         if cls is type(curvature):
-            return {"name": name, **asdict(fields)}
+            return {"name": name, **asdict(record)}
     raise ValueError(f"{type(curvature).__name__} has no name: register it with lam.hessians.register")
 
 

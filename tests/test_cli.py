@@ -112,7 +112,7 @@ def test_a_stop_by_the_user_says_how_to_go_on(
             "there is no configuration no.yaml: give DATA METHOD, a YAML file or the folder of a run; DATA is ",
         ),
         (["run", "--margin", "3", "digits", "laplace_posthoc"], "margin must be in (0, 2]"),
-        (["run", "folder", "laplace_posthoc"], "folder needs a root: the folder of its images"),
+        (["run", "folder", "laplace_posthoc"], "folder needs a root: the file or folder of its items"),
         (["run", "folder", "laplace_posthoc", "--data.root=no"], "there is no folder no; give the folder"),
         (["run", "fashionmnist", "laplace_posthoc", "--data.root=no"], "(in a run: --data.root=DIR)"),
         (

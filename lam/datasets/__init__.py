@@ -142,7 +142,7 @@ def _call(loader: Callable[..., T], name: str, options: dict[str, Any], **common
     if common["root"] is None:
         del common["root"]
         if "root" in parameters and parameters["root"].default is inspect.Parameter.empty:
-            raise MissingDataError(f"{name} needs a root: the folder of its images")
+            raise MissingDataError(f"{name} needs a root: the file or folder of its items")
     elif "root" not in parameters:
         raise ValueError(f"{name} ships with a library and has no root, got {common['root']}")
     try:

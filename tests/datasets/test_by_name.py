@@ -49,8 +49,9 @@ def test_options_of_another_type_are_named(tmp_path):
 def test_roots_where_there_is_one_alone():
     with pytest.raises(ValueError, match="digits ships with a library and has no root, got here"):
         load("digits", root="here")
-    with pytest.raises(ValueError, match="folder needs a root: the folder of its images"):
-        load("folder")
+    for name in ("folder", "texts"):
+        with pytest.raises(ValueError, match=f"{name} needs a root: the file or folder of its items"):
+            load(name)
     with pytest.raises(ValueError, match="folder needs a root"):
         load_ood("folder", like=like())
 

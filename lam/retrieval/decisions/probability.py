@@ -53,12 +53,12 @@ class RankOdds:
         _check_knots("values", self.values, "odds", self.odds)
 
     @classmethod
-    def of(cls, score: Float[Tensor, " N"], *, knots: int = _KNOTS) -> "RankOdds":
-        """Learn from N values; so many knots at most, evenly between the odds of the least and of the greatest."""
+    def of(cls, score: Float[Tensor, " N"]) -> "RankOdds":
+        """Learn from N values; 65 knots at most, evenly between the odds of the least and of the greatest."""
         values, counts = score.unique(return_counts=True)
         share = (counts.cumsum(0) - counts / 2) / len(score)
         odds = share.double().logit()
-        evenly = torch.linspace(float(odds[0]), float(odds[-1]), knots, dtype=torch.float64)
+        evenly = torch.linspace(float(odds[0]), float(odds[-1]), _KNOTS, dtype=torch.float64)
         kept = torch.searchsorted(odds, evenly).clamp(max=len(odds) - 1).unique()
         low, high = score.double().quantile(score.new_tensor([0.25, 0.75], dtype=torch.float64))
         spread = float(high - low) or float(score.double().std(correction=0)) or 1.0

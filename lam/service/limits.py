@@ -92,6 +92,8 @@ class Limits:
             if body is None:
                 await _linger(receive, self._settings.linger_seconds)
             await send.end()
+        except asyncio.CancelledError:  # by the server, which ends, and waits for no client and no work any longer
+            await send.refuse(ServiceError.of(busy("the service is shutting down", after=5)))
         except _GoneError:
             return
         except Exception:

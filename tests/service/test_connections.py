@@ -191,6 +191,29 @@ def test_an_answer_must_be_read_in_time(requests: int) -> None:
     serve(unread, header_seconds=0.3)
 
 
+@pytest.mark.parametrize(
+    ("first", "answer"),
+    [(GET % b"/v1/big", 200), (GET % b"/v1/big" * 2, 200), (HALF, 503), (GET % b"/v1/work", 503)],
+)
+def test_what_is_not_answered_when_the_server_ends_is_no_failure(
+    first: bytes, answer: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it is not read, has not come, or is not made."""
+    monkeypatch.setattr("lam.service.server._GRACE", 0.1)
+
+    async def unanswered(served: Served) -> None:
+        client = await served.client(first)
+        served.server.should_exit = True
+        while served.server.server_state.tasks:
+            await asyncio.sleep(0.01)
+        assert await status(client) == answer
+        client[1].close()
+
+    serve(unanswered, write_seconds=60.0)
+    assert "timeout graceful shutdown exceeded" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 def test_clients_that_do_not_read_take_no_memory_from_others() -> None:
     """Where answers that nobody reads fill what may be held, the one that was left alone for longest is given up."""
 

@@ -520,9 +520,14 @@ def test_no_label_breaks_the_page(page: Browser, address: str, tmp_path: Path, l
 
 @needs_chromium
 def test_hits_say_what_they_were_made_of(page: Browser, address: str, tmp_path: Path) -> None:
-    hits = [{"images": 1, "uncertain": None}, {"images": 1, "uncertain": True}, {"images": 3, "uncertain": False}]
+    hits: list[dict[str, Any]] = [
+        {"images": 1, "uncertain": None, "metadata": {}},
+        {"images": 1, "uncertain": True, "metadata": {}},
+        {"images": 3, "uncertain": False, "metadata": {}},
+        {"images": 3, "uncertain": False, "metadata": {"text": "a cat"}},
+    ]
     script = f"(async () => {json.dumps(hits)}.map((await import('/words.js')).aboutImages))()"
-    assert page.run(script) == ["", " (uncertain: below the flag)", " of 3 images"]
+    assert page.run(script) == ["", " (uncertain: below the flag)", " of 3 images", " of 3 texts"]
     image, answer = first(address, digits(), "match")
     upload(page, tmp_path / "digit.png", image)
     shown = page.run("[...document.querySelectorAll('#hits li')].map((card) => card.innerText)")

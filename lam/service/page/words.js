@@ -141,9 +141,10 @@ export function aboutAngles(answer, thresholds) {
     "What this query shows lies within the cap with probability 95 %, as far as κ knows.";
 }
 
-/** What is known of the images that a hit was made of, said behind its κ. */
-export function aboutImages(hit) {
-  return `${hit.images > 1 ? ` of ${hit.images} images` : ""}${hit.uncertain ? " (uncertain: below the flag)" : ""}`;
+/** What is known of the images, or texts, that a hit was made of, said behind its κ. */
+export function aboutImages({ images, metadata, uncertain }) {
+  const what = typeof metadata.text === "string" ? "texts" : "images";
+  return `${images > 1 ? ` of ${images} ${what}` : ""}${uncertain ? " (uncertain: below the flag)" : ""}`;
 }
 
 /** The id and the metadata of a hit, but for its text: names and values, not all of what is long or of many. */

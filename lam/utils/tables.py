@@ -3,6 +3,7 @@
 import csv
 import gzip
 import math
+import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Table:
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream, strict=True)
+            limit = csv.field_size_limit(sys.maxsize)  # a text may be as long as it is
             try:
                 names = [name.strip() for name in next((row for row in reader if row), [])]
                 rows = [(reader.line_num, row) for row in reader if row]
@@ -51,6 +53,8 @@ class Table:
                 raise ValueError(f"{path} is not in UTF-8: {error}") from None
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise ValueError(f"{path} is damaged: {error}; get it again") from None
+            finally:
+                csv.field_size_limit(limit)
         if absent := [name for name in needed if name not in names]:
             raise ValueError(f"{path} has no column {', '.join(absent)}; it has {', '.join(names) or 'none'}")
         if any(names.count(name) > 1 for name in names if name):

@@ -1,5 +1,6 @@
 """Texts of files: columns, parts, questions with answers, and what is refused."""
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -37,6 +38,14 @@ def test_every_form_gives_the_same(tmp_path: Path, name: str) -> None:
     inputs, label = splits.test[0]
     assert texts_of(inputs[None]) == [splits.test.names[0]]
     assert splits.test.classes[int(label)] in splits.test.names[0]
+
+
+def test_a_text_may_have_any_length(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    rows = [(f"{text} {200_000 * 'a'}", label) for text, label in ROWS]
+    splits = datasets.load("texts", root=csv_of(tmp_path / "mine.csv", "text,label", rows))
+    assert len(splits.test.texts[0]) > 200_000
+    assert csv.field_size_limit() == limit
 
 
 def test_columns_by_name_and_others_as_metadata(tmp_path: Path) -> None:

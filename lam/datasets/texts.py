@@ -251,7 +251,7 @@ def read_table(path: Path) -> Table:
     Raises:
         ValueError: If it is neither.
     """
-    if ".csv" in path.suffixes:
+    if _is_csv(path):
         return Table.read(path)
     rows = read_json(path)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -272,6 +272,10 @@ def read_json(path: Path) -> object:
         return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
     except (ValueError, OSError, EOFError, zlib.error, RecursionError) as error:
         raise ValueError(f"{path} is no valid JSON file: {error}") from None
+
+
+def _is_csv(path: Path) -> bool:
+    return path.name.endswith((".csv", ".csv.gz"))
 
 
 def _cell(value: object) -> str:

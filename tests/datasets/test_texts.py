@@ -40,6 +40,12 @@ def test_every_form_gives_the_same(tmp_path: Path, name: str) -> None:
     assert splits.test.classes[int(label)] in splits.test.names[0]
 
 
+def test_the_form_of_a_file_is_told_by_the_end_of_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv.json"
+    path.write_text(json.dumps([{"text": text, "label": label} for text, label in ROWS]))
+    assert len(datasets.load("texts", root=path).train) == 18
+
+
 def test_a_text_may_have_any_length(tmp_path: Path) -> None:
     limit = csv.field_size_limit()
     rows = [(f"{text} {200_000 * 'a'}", label) for text, label in ROWS]

@@ -308,7 +308,8 @@ def _files(root: Path) -> dict[str, Path]:
 def _filled(table: Table, column: str) -> list[str]:
     for line, value in zip(table.lines, table.columns[column], strict=True):
         if not value:
-            raise ValueError(f"{table.path}: {column} must not be empty, as it is in line {line}")
+            place = f"{'line' if _is_csv(table.path) else 'object'} {line}"
+            raise ValueError(f"{table.path}: {column} must not be empty, as it is in {place}")
     return table.columns[column]
 
 

@@ -150,6 +150,9 @@ def test_an_empty_text_or_label_is_named_by_its_line(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "mine.csv", "text,label", [*ROWS, ("", "cats")])
     with pytest.raises(ValueError, match=r"mine\.csv: text must not be empty, as it is in line 32"):
         datasets.load("texts", root=path)
+    (tmp_path / "mine.json").write_text(json.dumps([{"text": "a", "label": "b"}, {"text": "a"}], indent=1))
+    with pytest.raises(ValueError, match=r"mine\.json: label must not be empty, as it is in object 2"):
+        datasets.load("texts", root=tmp_path / "mine.json")
     with pytest.raises(ValueError, match="texts must not be empty, got an empty one at index 1"):
         Texts(["a", " "], torch.tensor([0, 0]))
     with pytest.raises(ValueError, match="texts must be as many as the 1 labels, got 2"):

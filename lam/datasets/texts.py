@@ -228,8 +228,6 @@ def read(
     columns = (Columns() if columns is None else columns).of(table, labelled=labelled)
     queries = _rows(table, columns, columns.searched_for, labelled=labelled)
     answers = _distinct(_rows(table, columns, columns.answer, labelled=labelled))
-    if not queries:
-        raise ValueError(f"{table.path} holds no text: give at least one")
     classes = _names([*queries, *answers])
     texts = _texts(queries, classes, preprocessing, name=name)
     return _searching(texts, _texts(answers, classes, preprocessing, name=name)) if answers else texts
@@ -328,6 +326,8 @@ def _rows(table: Table, columns: Columns, column: str | None, *, labelled: bool 
     if column is None:
         return []
     texts, key = _filled(table, column), columns.label or columns.answer
+    if not texts:
+        raise ValueError(f"{table.path} holds no text: give at least one")
     if key is None:
         keys = [""] * len(texts)
     else:

@@ -198,6 +198,13 @@ def test_outsiders_of_a_file_and_of_other_inputs(tmp_path: Path) -> None:
         datasets.load_ood("descriptions", like=digits)
 
 
+def test_a_part_without_a_text_is_named(tmp_path: Path) -> None:
+    csv_of(tmp_path / "train.csv", "text,label", ROWS)
+    csv_of(tmp_path / "test.csv", "text,label", [])
+    with pytest.raises(ValueError, match=r"test\.csv holds no text: give at least one"):
+        datasets.load("texts", root=tmp_path)
+
+
 def test_docstrings_are_parted_and_descriptions_are_others() -> None:
     splits = datasets.load("docstrings")
     names = [set(part.names) for part in (splits.train, splits.validation, splits.test)]

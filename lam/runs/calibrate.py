@@ -123,6 +123,7 @@ def calibrate_run(
     config = opened.configured([] if data_root is None else [f"--data.root={data_root}"])
     splits = None if folder is not None and reference == 0 else _splits(opened.folder, config)
     columns = columns_of(opened, columns)
+    asked = None if columns is None else Columns(columns.searched_for)  # what is foreign or unknown has no answer
     images = _held_out(encoder, folder, splits, columns)
     if gallery != HELD_OUT:
         images = images.queries
@@ -151,7 +152,7 @@ def calibrate_run(
     set_aside, stranger_scores = None, None
     others: list[Others | OwnClasses] = []
     if strangers is not None:
-        unknown = read_items(encoder, strangers, columns).queries
+        unknown = read_items(encoder, strangers, asked).queries
         outside, of_outside = _outside(encoder, unknown, items.mean, share, progress)
         stranger_scores = ConformalScores.of(outside)
         others = [of_outside]
@@ -163,7 +164,7 @@ def calibrate_run(
     elif share_of_strangers is not None:
         others = [OwnClasses(searches.others, share)]
     if unlabelled is not None:
-        others.insert(0, _mixture(opened, unlabelled, columns, items.mean, progress))
+        others.insert(0, _mixture(opened, unlabelled, asked, items.mean, progress))
     right = searches.correct[searches.has_mate]
     with opened.lock():
         calibration = calibrate(

@@ -226,6 +226,20 @@ def test_answers_are_indexed_and_new_questions_calibrated_on(tmp_path: Path) -> 
     assert (calibration.gallery_size, calibration.facts["queries"]) == (40, 41)
 
 
+@pytest.mark.parametrize("named", ["strangers", "unlabelled"])
+def test_what_nobody_answers_needs_the_named_column_of_questions_alone(
+    run_copy: Path, tmp_path: Path, named: str
+) -> None:
+    lines = [f"where is {word},{word}" for word in ("fur", "paw", "rail", "dough") for _ in range(6)]
+    file = csv_of(tmp_path / "new.csv", "title,body", *lines)
+    outside = csv_of(tmp_path / "outside.csv", "title", *(f"why {number}" for number in range(30)))
+    columns, rates = Columns(question="title", answer="body"), Targets(far=0.2, ood=0.2)
+    calibration = calibrate_run(
+        run_copy, targets=rates, folder=file, columns=columns, gallery="held-out", progress=False, **{named: outside}
+    )
+    assert calibration.facts[named] == str(outside)
+
+
 def test_queries_that_are_in_the_gallery_are_told(of_topics: Run, run_copy: Path) -> None:
     index_images(run_copy, listed=str(of_topics.config.data.root), progress=False)
     with pytest.warns(UserWarning, match="24 of 24 queries have the very embedding of an item: where the gallery"):

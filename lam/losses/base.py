@@ -14,6 +14,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from lam.pairs.pairs import Pairs
+from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_positive
 
 
@@ -28,11 +29,12 @@ class Loss(ABC):
     curvature: ClassVar[str] = "contrastive"
     needs_classes: ClassVar[bool] = False
 
+    @without_autocast()
     def __call__(self, embeddings: Float[Tensor, "N D"], pairs: Pairs) -> Float[Tensor, ""]:
         """Loss of a batch; lower is better, and zero where there is no pair.
 
         Args:
-            embeddings: (N, D) unit rows.
+            embeddings: (N, D) unit rows; half precision is widened to float32.
             pairs: the pairs among these N items.
 
         Returns:
@@ -42,7 +44,7 @@ class Loss(ABC):
             ValueError: where the pairs are of another number of items.
         """
         pairs.check_size(len(embeddings))
-        return self._compute(embeddings, pairs)
+        return self._compute(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), pairs)
 
     @classmethod
     def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lam.losses.base import weighted_mean
 from lam.losses.infonce import log_ratios, log_weighted_sum
 from lam.pairs.pairs import Pairs
+from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_length, check_no_nan
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import KAPPA_RANGE
@@ -27,6 +28,7 @@ class DistributionLoss(nn.Module, ABC):
 
     dimension: int | None = None
 
+    @without_autocast()
     def forward(
         self,
         mean: Float[Tensor, "N D"],
@@ -38,7 +40,7 @@ class DistributionLoss(nn.Module, ABC):
         """Loss of a batch; lower is better.
 
         Args:
-            mean: (N, D) unit rows, the mean directions.
+            mean: (N, D) unit rows, the mean directions; half precision is widened to float32, as in κ.
             kappa: (N,) concentrations ≥ 0; one outside `KAPPA_RANGE`, infinity included, counts as its nearest end, and
                 has no gradient.
             pairs: the pairs among these N items.
@@ -51,10 +53,10 @@ class DistributionLoss(nn.Module, ABC):
             ValueError: where pairs or κ are of another number of items, the means of another dimension, no pair is
                 positive, or a κ is NaN.
         """
-        return self._compute(mean, self._checked(mean, kappa, pairs), pairs, generator)
+        return self._compute(*self._checked(mean, kappa, pairs), pairs, generator)
 
-    def _checked(self, mean: Tensor, kappa: Tensor, pairs: Pairs) -> Float[Tensor, " N"]:
-        """κ within its range; what cannot be is refused."""
+    def _checked(self, mean: Tensor, kappa: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        """Means, and κ within its range, float32 or wider; what cannot be is refused."""
         if self.dimension not in (None, mean.shape[1]):
             raise ValueError(f"the loss is made for {self.dimension} dimensions, got means of {mean.shape[1]}")
         pairs.check_size(len(mean))
@@ -62,7 +64,8 @@ class DistributionLoss(nn.Module, ABC):
             raise ValueError(f"none of the pairs of {len(mean)} items is positive: raise the batch size, or per_class")
         check_length("kappa", kappa, "the means", len(mean))
         check_no_nan("kappa", kappa)
-        return kappa.clamp(*KAPPA_RANGE)
+        mean, kappa = (values.to(torch.promote_types(values.dtype, torch.float32)) for values in (mean, kappa))
+        return mean, kappa.clamp(*KAPPA_RANGE)
 
     def learned(self) -> dict[str, list[float]]:
         """What it has learned that the method has an option of, by the option's name."""

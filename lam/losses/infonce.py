@@ -42,7 +42,6 @@ def log_ratios(
 
     The sum is over the negatives of the anchor a; where it has none, the ratio is 1.
     """
-    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     negatives = log_weighted_sum(logits, pairs.negative)
     anchor, positive = pairs.positive.nonzero(as_tuple=True)
     own = logits[..., anchor, positive]

@@ -57,7 +57,7 @@ class Siamese(DistributionLoss):
             mean, kappa, pairs, generator: of `DistributionLoss`.
             targets: (N, D) unit rows, what a second network makes of the items; by default the means.
         """
-        kappa = self._checked(mean, kappa, pairs)
+        mean, kappa = self._checked(mean, kappa, pairs)
         first, second = pairs.positive.nonzero(as_tuple=True)
         predicted, targets = F.normalize(self.predictor(mean)), (mean if targets is None else targets).detach()
         cosine = (predicted[first] * targets[second]).sum(1)

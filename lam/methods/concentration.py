@@ -169,7 +169,7 @@ class DistributionNetwork(nn.Module):
         scale = self.norm.weight / (running[1] + self.norm.eps).sqrt()
         bias = (0 if layer.bias is None else layer.bias) - running[0]
         layer.weight.mul_(scale[:, None])
-        layer.bias = nn.Parameter(bias * scale + self.norm.bias)
+        layer.bias = nn.Parameter((bias * scale + self.norm.bias).to(layer.weight))
         self.norm = None
 
 

@@ -107,7 +107,8 @@ class HibNetwork(nn.Module):
         """μ, the output of the head before normalisation, and log σ²."""
         with recorded_head_inputs(self.network, self.head) as head_inputs:
             self.network(inputs)
-        return self.network.get_submodule(self.head)(head_inputs[-1]), self.uncertainty(head_inputs[-1])
+        features = head_inputs[-1]
+        return self.network.get_submodule(self.head)(features).float(), self.uncertainty(features.float())
 
 
 class HibStep(Step):

@@ -149,6 +149,16 @@ def test_extreme_concentrations_give_no_nan(name: str, kappa: float) -> None:
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32_as_is_anything_under_autocast(name: str, dtype: torch.dtype) -> None:
+    loss, pairs, mean, kappa = LOSSES[name].float(), PAIRS["labels"], unit(6, 4).to(dtype), KAPPA.to(dtype)
+    expected = loss(mean.float(), kappa.float(), pairs, generator=generator())
+    torch.testing.assert_close(loss(mean, kappa, pairs, generator=generator()), expected)
+    with torch.autocast("cpu", dtype):
+        torch.testing.assert_close(loss(mean.float(), kappa.float(), pairs, generator=generator()), expected)
+
+
 @pytest.mark.parametrize("name", ["mc_infonce", "hib"])
 def test_samples_follow_the_generator(name: str) -> None:
     loss, mean, pairs = LOSSES[name].double(), unit(6, 4), PAIRS["labels"]

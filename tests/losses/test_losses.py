@@ -124,6 +124,20 @@ def test_gradient_is_finite_at_distance_zero_and_at_the_margin(name: str, dtype:
         assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("name", losses.LOSSES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32_as_is_anything_under_autocast(name: str, dtype: torch.dtype) -> None:
+    half, pairs = unit(300, 4).to(dtype).requires_grad_(), Pairs.by_label(torch.arange(300) % 100)  # 89,100 negatives
+    loss, wide = losses.build(name, margin=0.9, dimension=4), half.detach().float().requires_grad_()
+    expected = loss(wide, pairs)
+    (slow,) = torch.autograd.grad(expected, wide)
+    value = loss(half, pairs)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(torch.autograd.grad(value, half)[0], slow.to(dtype))
+    with torch.autocast("cpu", dtype):
+        torch.testing.assert_close(loss(wide, pairs), expected)
+
+
 def test_log_posterior_is_the_weighted_sum_up_to_a_constant() -> None:
     pairs, margin = PAIRS["labels"], 1.1
     loss = losses.build("log_posterior", margin=margin)

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 import lam
+from lam.datasets import TensorImages
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import ContrastiveCurvature
-from lam.methods import LaplaceOnline, LaplacePosthoc
+from lam.methods import METHODS, LaplaceOnline, LaplacePosthoc
 from lam.training.settings import Precision
-from tests.methods.small_data import batches, images, network, outside, training
+from tests.methods.small_data import batches, images, network, outside, quick, training
 
 HALF = [torch.bfloat16, torch.float16]
 UNIT = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
@@ -43,6 +44,18 @@ def test_training_in_mixed_precision_gives_float32_posteriors(method: Any, preci
     for name, tensor in tensors_of(encoder).items():
         assert tensor.dtype == torch.float32, name
         assert tensor.isfinite().all(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "deep_ensemble"])  # which makes its own networks
+def test_every_method_trains_a_network_of_another_type(name: str, dtype: torch.dtype) -> None:
+    data = TensorImages(images().images.to(dtype), images().labels)
+    trained = quick(name).train(network(dropout=0.2).to(dtype), data, training())
+    assert trained.encoder.network is not None
+    assert {parameter.dtype for parameter in trained.encoder.network.parameters()} == {dtype}
+    embeddings = trained.encoder.embed(outside().to(dtype))
+    assert embeddings.mean.isfinite().all()
+    assert embeddings.kappa.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", HALF)

@@ -254,6 +254,8 @@ class Encoder(ABC):
         """The embeddings with the one κ and its parts, where the encoder has learnt its ambiguity; else as they are."""
         return embeddings if self.ambiguity is None else self.ambiguity(features, embeddings)
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def learn_ambiguity(
         self,
         loader: Iterable[Batch],

@@ -55,6 +55,8 @@ _MANY_CLASSES = 100
 """Fewer classes may well be as many as an embedding has dimensions."""
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def fit(
     network: nn.Module,
     loader: Iterable[Batch],

@@ -90,6 +90,7 @@ def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequenc
     return tuple(paths)
 
 
+@torch.inference_mode(False)
 def linearised(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any
 ) -> tuple[Float[Tensor, "N D"], list[LayerPass]]:

@@ -165,18 +165,19 @@ class Pairs:
 
 
 def as_targets(targets: Any) -> Tensor:
-    """Labels or positions, in whatever form a loader has them, as a tensor.
+    """Labels or positions, in whatever form a loader has them, as a tensor; integers of any type are int64 then.
 
     Raises:
         ValueError: for what are no numbers, such as names of classes.
     """
     try:
-        return torch.as_tensor(targets)
+        tensor = torch.as_tensor(targets)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"labels must be integers, and positions numbers, got {next(iter(targets), targets)!r}: number the "
             "classes, such as by names = sorted(set(labels)) and names.index(label)"
         ) from error
+    return tensor if tensor.is_floating_point() else tensor.long()
 
 
 def check_label_vector(labels: Tensor) -> None:

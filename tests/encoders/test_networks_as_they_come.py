@@ -117,6 +117,45 @@ def test_labels_that_are_text_are_refused(named: Callable[[Tensor], Any]) -> Non
         unchecked(lam.fit_features)(features, ["a", "b"] * 3, torch.eye(3, 5), margin=0.7)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_it_is_the_same_where_torch_takes_no_gradients(off: Callable[[], Any]) -> None:
+    network, batches = make_network(), make_batches()
+
+    def numbers() -> list[Tensor]:
+        fits = [
+            lam.fit(network, batches, margin=0.7, progress=False, **options)
+            for options in ({}, {"head": "train"}, {"layers": "all"})
+        ]
+        fits[0].trained_on = []
+        fits[0].learn_ambiguity(batches)
+        return [encoder.embed(batches).kappa for encoder in fits]
+
+    with off():
+        found = numbers()
+    torch.testing.assert_close(found, numbers(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.bool])
+def test_labels_are_of_any_type_of_integers(dtype: torch.dtype) -> None:
+    batches = [(inputs, labels % 2) for inputs, labels in make_batches()]
+    others = [(inputs, labels.to(dtype)) for inputs, labels in batches]
+    features, labels = torch.cat([inputs for inputs, _ in batches]), torch.cat([labels for _, labels in batches])
+
+    def numbers(given: Any, labels: Tensor) -> list[Any]:
+        encoder = fit(given)
+        encoder.tune(given, n_samples=4)
+        stored = lam.fit_features(features, labels, torch.eye(3, 6), margin=0.7)
+        return [
+            encoder.posterior.scale,
+            lam.evaluate(encoder, given, n_samples=4).metrics,
+            stored.posterior.curvature.h.sum(),
+            fit(given, pairs="dataset").posterior.curvature.h.sum(),
+        ]
+
+    assert numbers(others, labels.to(dtype)) == numbers(batches, labels)
+
+
 @pytest.mark.parametrize(
     ("outputs", "classes", "whose"), [(1000, 4, "ImageNet"), (120, 120, "the data"), (21843, 4, "ImageNet")]
 )

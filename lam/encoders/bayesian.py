@@ -1,6 +1,7 @@
 """`BayesianEncoder`: a network whose last layer has a posterior. Fitting one is in `lam.methods`."""
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -171,7 +172,7 @@ class BayesianEncoder(Encoder):
         entering: list[Any] = []
         parts: list[Tensor] = []
         for inputs, own in labelled(loader, "tuning by calibration"):
-            features, _ = self._features_and_output(inputs)
+            features, _ = self._features_and_output(inputs, sum(map(len, parts)))
             entering.append(self._entering(inputs, features))
             parts.append(targets_of(features, own))
         if not parts:
@@ -197,12 +198,14 @@ class BayesianEncoder(Encoder):
             ValueError: for inputs that are no images, or none at all.
         """
         parts: dict[str, list[Tensor]] = {}
+        predictors = defaultdict(lambda: self.predictor(n_samples=self.n_samples))
         for batch in tqdm(as_batches(loader), desc="recommending", unit="batch", disable=not progress):
             images = split_batch(batch)[0]
             if not is_images(images):
                 raise ValueError("outsiders are made from images: give batches of floating-point tensors (N, C, H, W)")
             for kind, inputs in {"known": images, **made_outsiders(images)}.items():
-                embeddings = self.embed(inputs)
+                prediction = predictors[kind](inputs)
+                embeddings = self.with_ambiguity(prediction.features, prediction.embeddings)
                 parts.setdefault(kind, []).append(torch.stack([-embeddings.kappa, embeddings.variance]).cpu())
         if not parts:
             raise ValueError(NO_INPUTS)
@@ -329,8 +332,16 @@ class BayesianEncoder(Encoder):
     def _curvature_of(self, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, int]:
         """Curvature of batches (inputs, targets), summed as the posterior's is, and how many items they are."""
         posterior = self.posterior
+
+        def entering() -> Iterator[tuple[Tensor, Any]]:
+            n_items = 0
+            for inputs, targets in batches:
+                features, _ = self._features_and_output(inputs, n_items)
+                n_items += len(features)
+                yield features, targets
+
         return curvature_in_batches(
-            ((self._features_and_output(inputs)[0], targets) for inputs, targets in batches),
+            entering(),
             posterior.weight,
             posterior.bias,
             self.relation,

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jaxtyping
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import lam
 from lam.hessians import ContrastiveCurvature
@@ -95,9 +95,15 @@ def test_features_that_are_not_finite_are_named_by_their_place_in_the_data():
     for options in ({}, {"pairs": "dataset"}):
         with pytest.raises(ValueError, match="features must be finite, got nan at item 37"):
             fit(batches, **options)
-    encoder = fit()
+    for encoder in (fit(), fit(layers="all")):
+        for use in (encoder.embed, encoder.tune, encoder.forget):
+            with pytest.raises(ValueError, match="got nan at item 37"):
+                use(batches)
+    images = [(inputs.view(-1, 1, 2, 3), labels) for inputs, labels in batches]
+    known = [(inputs.nan_to_num(), labels) for inputs, labels in images]
+    encoder = lam.fit(nn.Sequential(nn.Flatten(), make_network()), known, margin=0.7, progress=False)
     with pytest.raises(ValueError, match="got nan at item 37"):
-        encoder.embed(batches)
+        encoder.recommend(images)
 
 
 def test_bad_input_to_tune_is_refused():

@@ -13,7 +13,7 @@ Tested on files made in this layout, not on the real ones.
 
 from pathlib import Path
 
-from lam.datasets.published import Annotations, HalvedClasses, Source
+from lam.datasets.published import Annotations, HalvedClasses, Source, read_lines
 
 _IMAGES, _LABELS, _CLASSES = "images.txt", "image_class_labels.txt", "classes.txt"
 
@@ -36,7 +36,7 @@ def _annotations(source: Source, root: str | Path | None) -> Annotations:
 
 def _read(path: Path) -> dict[str, str]:
     values: dict[str, str] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         key, _, value = line.strip().partition(" ")
         if line.strip() and (not value or key in values):
             raise ValueError(f"{path} must give each number once, then a name, got {line!r} in line {number}")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lam.datasets.base import MissingDataError, Splits, fraction_of, stratified_split
-from lam.datasets.published import SIZE, Annotations, Source, split_by_class
+from lam.datasets.published import SIZE, Annotations, Source, read_lines, split_by_class
 from lam.inputs.preprocessing import Preprocessing
 
 _FOLDERS = ("lfw-deepfunneled", "lfw_funneled", "lfw")
@@ -108,7 +108,7 @@ def _lists(people: Path) -> tuple[Path, Path] | None:
 
 
 def _read_list(path: Path) -> dict[str, int]:
-    head, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
+    head, *lines = read_lines(path) or [""]
     people: dict[str, int] = {}
     for number, line in enumerate(lines, start=2):
         name, _, count = line.strip().partition("\t")

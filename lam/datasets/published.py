@@ -281,6 +281,18 @@ def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: 
     return Splits.of({part: images.subset(mask.nonzero().flatten()) for part, mask in masks.items()})
 
 
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file in UTF-8.
+
+    Raises:
+        ValueError: If it is in another encoding; it names the file.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not in UTF-8: {error}; get it again") from None
+
+
 def read_mat(path: Path, *names: str) -> list[Any]:
     """Variables of a MATLAB file, axes of length one squeezed.
 

@@ -200,6 +200,29 @@ class TestFaces:
         root = layouts.lfw(tmp_path, TRAIN, TEST, lists=False)
         parts = [lfw_splits(root=root, seed=seed, test=0.5, **SMALL) for seed in (0, 0, 1)]
         assert people(parts[0].test) == people(parts[1].test) != people(parts[2].test)
+class TestEncodings:
+    @pytest.fixture(params=["cub200", "lfw"])
+    def published(self, tmp_path, request):
+        """A data set whose lists are text, and its lists."""
+        layouts.cub200(tmp_path) if request.param == "cub200" else layouts.lfw(tmp_path, TRAIN, TEST)
+        return request.param, tmp_path, sorted(tmp_path.rglob("*.txt"))
+
+    def test_a_byte_order_mark_and_lines_of_windows_are_read(self, published):
+        name, root, lists = published
+        plain = load(name, root=root, **SMALL)
+        for path in lists:
+            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+        marked = load(name, root=root, **SMALL)
+        assert (marked.test.classes, marked.test.files) == (plain.test.classes, plain.test.files)
+
+    @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+    def test_a_list_in_another_encoding_is_named(self, published, encoding):
+        name, root, (*_, last) = published
+        last.write_text(last.read_text(encoding="utf-8") + "é", encoding=encoding)
+        with pytest.raises(ValueError, match=rf"{last} is not in UTF-8: .*"):
+            load(name, root=root)
+
+
         assert len(people(parts[0].test)) == 13
         assert people(parts[0].test).isdisjoint(people(parts[0].train) | people(parts[0].validation))
         itself = load("lfw", root=root / "lfw-deepfunneled", test=0.5, **SMALL)

@@ -124,6 +124,29 @@ class TestMissing:
         assert sorted(kept) == sorted(root.rglob("*.jpg"))
 
     def test_no_image_at_all(self, tmp_path):
+    @pytest.mark.parametrize("name", MAKE)
+    def test_folders_and_links_to_nothing_are_no_images(self, tmp_path, name):
+        root = MAKE[name](tmp_path)
+        linked, folder = sorted(root.rglob("*.jpg"))[:2]
+        linked.unlink()
+        linked.symlink_to(tmp_path / "nothing.jpg")
+        folder.unlink()
+        folder.mkdir()
+        with pytest.raises(MissingDataError, match=f"names 2 of 32 images that do not exist: {linked}, {folder}; get"):
+            load(name, root=root)
+        with pytest.warns(UserWarning, match="names 2 of 32 images that do not exist: .*; they are left out"):
+            parts = load(name, root=root, allow_missing=True, **SMALL)
+        kept = {path for part in parts.parts().values() for path in part.files}
+        assert len(kept) == 30
+        assert kept.isdisjoint({linked, folder})
+
+    def test_links_to_images_are_images(self, tmp_path):
+        root = layouts.cub200(tmp_path / "birds")
+        first = min(root.rglob("*.jpg"))
+        first.rename(tmp_path / "elsewhere.jpg")
+        first.symlink_to(tmp_path / "elsewhere.jpg")
+        assert sum(map(len, load("cub200", root=root, **SMALL).parts().values())) == 32
+
         root = layouts.cub200(tmp_path)
         for path in root.rglob("*.jpg"):
             path.unlink()

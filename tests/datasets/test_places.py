@@ -173,6 +173,15 @@ class TestWrong:
             parts = load("places", root=root, allow_missing=True, **SMALL)
         assert numbers(parts.train) == [0, 1, 8, 9, 10, 11]
 
+    @pytest.mark.parametrize("path", ["", "images"])
+    def test_a_path_of_a_folder(self, tmp_path, path):
+        rows = street()
+        rows[3]["path"] = path
+        layouts.table(layouts.places(tmp_path, street()) / "places.csv", rows)
+        message = rf"places\.csv names 1 of 20 images that do not exist: {tmp_path / path}; get"
+        with pytest.raises(MissingDataError, match=message):
+            load("places", root=tmp_path)
+
     @pytest.mark.parametrize(
         ("change", "message"),
         [

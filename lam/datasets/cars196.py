@@ -59,10 +59,10 @@ def _files(path: Path, field: str, n_classes: int) -> tuple[list[str], list[int]
         raise ValueError(
             f"{path}: annotations have no field {', '.join(absent)}; they have {', '.join(fields) or 'none'}"
         )
-    numbers = [int(number) for number in annotations["class"]]
-    if wrong := [number for number in numbers if not 1 <= number <= n_classes]:
+    numbers = annotations["class"]
+    if wrong := [number for number in numbers if np.ndim(number) or number not in range(1, n_classes + 1)]:
         raise ValueError(f"{path}: classes must be from 1 to {n_classes}, got {wrong[0]}; get it again")
-    return [str(file) for file in annotations[field]], [number - 1 for number in numbers]
+    return [str(file) for file in annotations[field]], [int(number) - 1 for number in numbers]
 
 
 cars = HalvedClasses(

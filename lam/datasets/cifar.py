@@ -6,6 +6,7 @@ is downloaded unless asked for. Tested on files made in these layouts, not on th
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
@@ -39,15 +40,15 @@ def _read_records(path: Path) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Tensor,
 def _read_svhn(paths: list[Path]) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Tensor, " N"]]:
     """X (32, 32, 3, N) and y (N,), where the digit 0 has the label 10."""
     (path,) = paths
-    pixels, target = map(torch.as_tensor, read_mat(path, "X", "y"))
+    pixels, target = map(np.asarray, read_mat(path, "X", "y"))
     pixels, target = pixels.reshape(*pixels.shape[:3], -1), target.reshape(-1)
-    if pixels.dtype != torch.uint8 or pixels.shape[:3] != (32, 32, 3) or pixels.shape[3] != len(target):
-        shapes = f"X {pixels.dtype} {tuple(pixels.shape)} and y {tuple(target.shape)}"
+    if pixels.dtype != np.uint8 or pixels.shape[:3] != (32, 32, 3) or pixels.shape[3] != len(target):
+        shapes = f"X {pixels.dtype} {pixels.shape} and y {target.shape}"
         raise ValueError(f"{path} must hold X, bytes of shape (32, 32, 3, N), and y (N,), got {shapes}; get it again")
-    labels = target.long()
-    if len(labels) == 0 or labels.min() < 1 or labels.max() > 10:
-        raise ValueError(f"{path} must hold labels from 1 to 10, got {labels.unique().tolist()}; get it again")
-    return pixels.permute(3, 2, 0, 1).contiguous(), labels % 10
+    if len(target) == 0 or not np.isin(target, range(1, 11)).all():
+        raise ValueError(f"{path} must hold labels from 1 to 10, got {np.unique(target).tolist()}; get it again")
+    images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1)))
+    return images, torch.from_numpy(target.astype(np.int64)) % 10
 
 
 def _fetch_cifar(part: str, root: Path) -> None:

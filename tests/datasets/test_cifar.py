@@ -110,11 +110,14 @@ class TestDamaged:
             ({"X": np.zeros((32, 32, 3, 4), np.uint8)}, "has no variable y"),
             (
                 {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.ones(3)},
-                r"got X torch.uint8 \(32, 32, 3, 4\) and y \(3",
+                r"got X uint8 \(32, 32, 3, 4\) and y \(3",
             ),
             ({"X": np.zeros((32, 32, 3, 4)), "y": np.ones(4)}, "must hold X, bytes of shape"),
             ({"X": np.zeros((32, 3, 32, 4), np.uint8), "y": np.ones(4)}, "must hold X, bytes of shape"),
             ({"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.arange(4)}, r"labels from 1 to 10, got \[0, 1, 2, 3\]"),
+            ({"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([1.5, np.nan])}, r"1 to 10, got \[1.5, nan\]"),
+            ({"X": np.zeros((32, 32, 3, 4), np.uint8), "y": "four"}, r"and y \(1,\); get it again"),
+            ({"X": np.array(["a", "b"], dtype=object), "y": np.ones(2)}, r"got X object \(2,\) and y \(2,\)"),
         ],
     )
     def test_svhn_with_other_variables(self, tmp_path, variables, message):

@@ -53,7 +53,7 @@ def test_the_folder_itself_or_the_environment_will_do(tmp_path, monkeypatch):
     assert len(load("cifar10", validation=20).test) == len(load("cifar10", root=inside, validation=20).test) == 30
 
 
-@pytest.mark.parametrize("validation", [0, 100])
+@pytest.mark.parametrize("validation", [0, 100, 0.1])
 def test_validation_leaves_training_images(tmp_path, validation):
     with pytest.raises(ValueError, match=f"validation must be from 1 to 99 images, got {validation}"):
         load("cifar10", root=layouts.cifar10(tmp_path), validation=validation)

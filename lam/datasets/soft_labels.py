@@ -33,12 +33,13 @@ def read_soft_labels(path: str | Path, n_items: int) -> Float32[Tensor, "N C"]:
     if not path.is_file():
         raise MissingDataError(f"{path} is not there: it is part of CIFAR-10H, as its authors publish it")
     try:
-        values = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            values = np.lib.format.read_array(file, allow_pickle=False).astype(np.float32)
     except ValueError as error:
         raise ValueError(f"{path} is no NumPy file of numbers: {error}") from None
     if values.ndim != 2 or len(values) != n_items:
         raise ValueError(f"{path} must hold a row for each of {n_items} images, got shape {values.shape}")
-    labels = torch.from_numpy(values.astype(np.float32))
+    labels = torch.from_numpy(values)
     wrong = (~((labels >= 0).all(1) & ((labels.sum(1) - 1).abs() < 1e-3))).nonzero()
     if len(wrong):
         row = int(wrong[0, 0])

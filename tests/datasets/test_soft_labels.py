@@ -53,6 +53,19 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "counts.npy", np.full((2, 10), 5.0))
     with pytest.raises(ValueError, match="probabilities that add up to 1, got .* at row 0"):
         read_soft_labels(tmp_path / "counts.npy", 2)
-    (tmp_path / "text.npy").write_text("no array")
-    with pytest.raises(ValueError, match=r"text.npy is no NumPy file of numbers"):
-        read_soft_labels(tmp_path / "text.npy", 2)
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", b"words", b"archive", b"cut"])
+def test_a_file_of_something_else_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "labels.npy"
+    path.write_bytes(content)
+    if content == b"words":
+        np.save(path, np.full((2, 2), "word"))
+    if content == b"archive":
+        with path.open("wb") as file:
+            np.savez(file, labels=np.full((2, 2), 0.5))
+    if content == b"cut":
+        np.save(path, np.full((2, 2), 0.5))
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"labels\.npy is no NumPy file of numbers: ((?!unsafe).)*$"):
+        read_soft_labels(path, 2)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from lam.datasets.base import MissingDataError, Splits, fraction_of, stratified_split
+from lam.datasets.folder import image_files
 from lam.datasets.published import SIZE, Annotations, Source, read_lines, split_by_class
 from lam.inputs.preprocessing import Preprocessing
 
@@ -61,8 +62,8 @@ def splits(
     people = _people_folder(*_SOURCE.roots(root))
     lists = _lists(people)
     if lists is None:
-        names = sorted(path.name for path in people.iterdir() if path.is_dir())
-        paths = [path for name in names for path in sorted((people / name).glob("*.jpg"))]
+        names = sorted(path.name for path in people.iterdir() if path.is_dir() and not path.name.startswith("."))
+        paths = [path for name in names for path in image_files(people / name)]
         test_people, named_in = None, people
     else:
         train_people, test_people = map(_read_list, lists)

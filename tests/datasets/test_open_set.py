@@ -1,5 +1,6 @@
 """Birds, cars and faces made in their authors' layouts: no class is in two parts; what is missing or wrong is named."""
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -123,7 +124,6 @@ class TestMissing:
         kept = [path for part in (parts.train, parts.validation, parts.test) for path in part.paths]
         assert sorted(kept) == sorted(root.rglob("*.jpg"))
 
-    def test_no_image_at_all(self, tmp_path):
     @pytest.mark.parametrize("name", MAKE)
     def test_folders_and_links_to_nothing_are_no_images(self, tmp_path, name):
         root = MAKE[name](tmp_path)
@@ -147,6 +147,7 @@ class TestMissing:
         first.symlink_to(tmp_path / "elsewhere.jpg")
         assert sum(map(len, load("cub200", root=root, **SMALL).parts().values())) == 32
 
+    def test_no_image_at_all(self, tmp_path):
         root = layouts.cub200(tmp_path)
         for path in root.rglob("*.jpg"):
             path.unlink()
@@ -189,7 +190,7 @@ class TestBadAnnotations:
         with pytest.raises(ValueError, match="annotations have no field relative_im_path, class; they have none"):
             load("cars196", root=tmp_path)
 
-    @pytest.mark.parametrize("label", [0, 3])
+    @pytest.mark.parametrize("label", [0, 3, 1.5, np.nan, "A", np.zeros(0), np.array([1, 2])])
     def test_classes_that_are_none(self, tmp_path, label):
         names = np.array([["A", "B"]], dtype=object)
         annotations = layouts.structs([("x.jpg", label)], ("relative_im_path", "class"))
@@ -197,6 +198,29 @@ class TestBadAnnotations:
         message = rf"cars_annos\.mat: classes must be from 1 to 2, got {re.escape(str(label))}; get it again"
         with pytest.raises(ValueError, match=message):
             load("cars196", root=tmp_path)
+
+
+class TestEncodings:
+    @pytest.fixture(params=["cub200", "lfw"])
+    def published(self, tmp_path, request):
+        """A data set whose lists are text, and its lists."""
+        layouts.cub200(tmp_path) if request.param == "cub200" else layouts.lfw(tmp_path, TRAIN, TEST)
+        return request.param, tmp_path, sorted(tmp_path.rglob("*.txt"))
+
+    def test_a_byte_order_mark_and_lines_of_windows_are_read(self, published):
+        name, root, lists = published
+        plain = load(name, root=root, **SMALL)
+        for path in lists:
+            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+        marked = load(name, root=root, **SMALL)
+        assert (marked.test.classes, marked.test.files) == (plain.test.classes, plain.test.files)
+
+    @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+    def test_a_list_in_another_encoding_is_named(self, published, encoding):
+        name, root, (*_, last) = published
+        last.write_text(last.read_text(encoding="utf-8") + "é", encoding=encoding)
+        with pytest.raises(ValueError, match=rf"{last} is not in UTF-8: .*"):
+            load(name, root=root)
 
 
 class TestFaces:
@@ -224,33 +248,22 @@ class TestFaces:
         root = layouts.lfw(tmp_path, TRAIN, TEST, lists=False)
         parts = [lfw_splits(root=root, seed=seed, test=0.5, **SMALL) for seed in (0, 0, 1)]
         assert people(parts[0].test) == people(parts[1].test) != people(parts[2].test)
-class TestEncodings:
-    @pytest.fixture(params=["cub200", "lfw"])
-    def published(self, tmp_path, request):
-        """A data set whose lists are text, and its lists."""
-        layouts.cub200(tmp_path) if request.param == "cub200" else layouts.lfw(tmp_path, TRAIN, TEST)
-        return request.param, tmp_path, sorted(tmp_path.rglob("*.txt"))
-
-    def test_a_byte_order_mark_and_lines_of_windows_are_read(self, published):
-        name, root, lists = published
-        plain = load(name, root=root, **SMALL)
-        for path in lists:
-            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
-        marked = load(name, root=root, **SMALL)
-        assert (marked.test.classes, marked.test.files) == (plain.test.classes, plain.test.files)
-
-    @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-    def test_a_list_in_another_encoding_is_named(self, published, encoding):
-        name, root, (*_, last) = published
-        last.write_text(last.read_text(encoding="utf-8") + "é", encoding=encoding)
-        with pytest.raises(ValueError, match=rf"{last} is not in UTF-8: .*"):
-            load(name, root=root)
-
-
         assert len(people(parts[0].test)) == 13
         assert people(parts[0].test).isdisjoint(people(parts[0].train) | people(parts[0].validation))
         itself = load("lfw", root=root / "lfw-deepfunneled", test=0.5, **SMALL)
         assert people(itself.test) == people(parts[0].test)
+
+    def test_without_lists_upper_case_counts_and_hidden_files_do_not(self, tmp_path):
+        root = layouts.lfw(tmp_path, TRAIN, TEST, lists=False)
+        plain = load("lfw", root=root, **SMALL)
+        for path in sorted(root.rglob("*.jpg")):
+            (path.parent / f"._{path.name}").write_bytes(b"of another system")
+            path.rename(path.with_suffix(".JPG"))
+        (root / "lfw-deepfunneled" / ".cache").mkdir()
+        upper = load("lfw", root=root, **SMALL)
+        for part, other in zip(plain.parts().values(), upper.parts().values(), strict=True):
+            assert [path.stem for path in part.files] == [path.stem for path in other.files]
+            assert part.classes == other.classes
 
     def test_one_list_needs_the_other(self, tmp_path):
         layouts.lfw(tmp_path, TRAIN, TEST)

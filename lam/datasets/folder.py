@@ -154,7 +154,8 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
     classes = {path.name: image_files(path) for path in _folders(folder)}
     if not classes:
         raise MissingDataError(f"{folder} has no class folders; put the images of each class into one of its own")
-    _warn_left_out(folder, [path for path in sorted(folder.iterdir()) if _is_image(path)], "belong to no class")
+    strays = [path for path in sorted(folder.iterdir()) if _is_image(path) or not path.exists()]
+    _warn_left_out(folder, strays, "belong to no class")
     if empty := [name for name, files in classes.items() if not files]:
         raise ValueError(f"{folder}: no images in {', '.join(empty)}; allowed: {', '.join(sorted(_SUFFIXES))}")
     return classes
@@ -162,7 +163,10 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
 
 def image_files(folder: Path) -> list[Path]:
     """All images below a folder, by name, but for hidden files and folders; others are left out with a warning."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not _is_hidden(path, folder)]
+    paths = [path for path in sorted(folder.rglob("*")) if not _is_hidden(path, folder)]
+    files = [path for path in paths if path.is_file()]
+    links = [path for path in paths if path.is_symlink() and not path.is_file()]
+    _warn_left_out(folder, links, "are links to folders or to nothing")
     _warn_left_out(folder, [path for path in files if not _is_image(path)], "are no images by name")
     return [path for path in files if _is_image(path)]
 

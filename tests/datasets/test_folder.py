@@ -197,3 +197,18 @@ class TestRefusals:
     def test_one_shape_is_needed(self, tmp_path):
         with pytest.raises(ValueError, match="need one shape: set a crop or an exact size"):
             load("folder", root=make(tmp_path, {"cat": 5, "dog": 5}), preprocessing=Preprocessing(size=8))
+    def test_links_that_are_not_followed_are_named(self, tmp_path):
+        root = make(tmp_path / "root", {"cat": 5, "dog": 5})
+        make(tmp_path, {"elsewhere": 3})
+        (root / "cat" / "gone.png").symlink_to(tmp_path / "nothing.png")
+        (root / "cat" / "more").symlink_to(tmp_path / "elsewhere")
+        (root / "cat" / "one.png").symlink_to(tmp_path / "elsewhere" / "0.png")
+        message = r"cat: 2 file\(s\) are links to folders or to nothing and are left out: gone\.png, more"
+        with pytest.warns(UserWarning, match=message):
+            assert sum(map(len, load("folder", root=root).parts().values())) == 11
+        for name in ("gone.png", "more"):
+            (root / "cat" / name).unlink()
+        (root / "eel").symlink_to(tmp_path / "nothing")
+        with pytest.warns(UserWarning, match=r"1 file\(s\) belong to no class and are left out: eel"):
+            load("folder", root=root)
+

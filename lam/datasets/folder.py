@@ -1,7 +1,7 @@
 """Anyone's own images: a folder with one sub-folder a class, read file by file.
 
-The layout is root/class/image.jpg, or root/{train, validation or val, test}/class/image.jpg. Data sets with annotations
-of their own do not live here.
+The layout is root/class/image.jpg, or root/{train, validation or val, test}/class/image.jpg, parts in upper or lower
+case. Data sets with annotations of their own do not live here.
 """
 
 import warnings
@@ -137,17 +137,17 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 def _part_folders(root: Path) -> dict[str, Path]:
     allowed = {name: part for part, names in PARTS.items() for name in names}
-    folders = list(_folders(root))
+    folders = [(allowed.get(folder.name.lower(), ""), folder) for folder in _folders(root)]
     # A class may be called "train": it is a part only where it has classes of its own.
-    parts_there = [folder.name for folder in folders if folder.name in allowed and any(_folders(folder))]
+    parts_there = [part for part, folder in folders if part and any(_folders(folder))]
     if not parts_there or ("train" not in parts_there and len(parts_there) < len(folders)):
         return {}
-    if unknown := [folder.name for folder in folders if folder.name not in allowed]:
+    if unknown := [folder.name for part, folder in folders if not part]:
         raise ValueError(f"{root} has a folder train, so others must be {', '.join(allowed)}, got {', '.join(unknown)}")
-    parts = {allowed[folder.name]: folder for folder in folders}
-    if len(parts) < len(folders):
-        raise ValueError(f"{root} has both validation and val; keep one of them")
-    return parts
+    for folders_of_part in ([folder.name for of, folder in folders if of == part] for part in parts_there):
+        if len(folders_of_part) > 1:
+            raise ValueError(f"{root} has both {' and '.join(folders_of_part)}; keep one of them")
+    return dict(folders)
 
 
 def _classes(folder: Path) -> dict[str, list[Path]]:

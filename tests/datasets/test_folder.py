@@ -64,6 +64,19 @@ def test_parts_in_folders_are_taken_as_they_are(tmp_path, validation):
     assert {path.parts[-3] for path in parts.validation.paths} == {validation}
 
 
+def test_parts_may_be_in_upper_case(tmp_path):
+    for part in ("Train", "VAL", "Test"):
+        make(tmp_path / part, {"Cat": 4, "dog": 4})
+    parts = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert parts.train.classes == ("Cat", "dog")
+    assert [{path.parts[-3] for path in part.files} for part in parts.parts().values()] == [
+        {"Train"},
+        {"VAL"},
+        {"Test"},
+    ]
+    assert load_ood("folder", root=tmp_path, like=parts.train).files == parts.test.files
+
+
 def test_parts_without_a_folder_are_carved_out_of_training(tmp_path):
     make(tmp_path / "train", {"cat": 10, "dog": 10})
     make(tmp_path / "test", {"cat": 3, "dog": 3})
@@ -165,7 +178,7 @@ class TestRefusals:
     def test_two_validation_folders(self, tmp_path):
         for part in ("train", "validation", "val"):
             make(tmp_path / part, {"cat": 3})
-        with pytest.raises(ValueError, match="has both validation and val; keep one"):
+        with pytest.raises(ValueError, match="has both val and validation; keep one"):
             load("folder", root=tmp_path)
 
     def test_too_few_images(self, tmp_path):
@@ -190,13 +203,6 @@ class TestRefusals:
             load("folder", root=tmp_path)
 
     @pytest.mark.usefixtures("as_in_production")
-    def test_paths_and_labels_are_as_many(self):
-        with pytest.raises(ValueError, match="paths must be as many as the 2 labels, got 1"):
-            FolderImages([Path("a")], torch.tensor([0, 0]), name="x", classes=("a",), preprocessing=SMALL)
-
-    def test_one_shape_is_needed(self, tmp_path):
-        with pytest.raises(ValueError, match="need one shape: set a crop or an exact size"):
-            load("folder", root=make(tmp_path, {"cat": 5, "dog": 5}), preprocessing=Preprocessing(size=8))
     def test_links_that_are_not_followed_are_named(self, tmp_path):
         root = make(tmp_path / "root", {"cat": 5, "dog": 5})
         make(tmp_path, {"elsewhere": 3})
@@ -212,3 +218,10 @@ class TestRefusals:
         with pytest.warns(UserWarning, match=r"1 file\(s\) belong to no class and are left out: eel"):
             load("folder", root=root)
 
+    def test_paths_and_labels_are_as_many(self):
+        with pytest.raises(ValueError, match="paths must be as many as the 2 labels, got 1"):
+            FolderImages([Path("a")], torch.tensor([0, 0]), name="x", classes=("a",), preprocessing=SMALL)
+
+    def test_one_shape_is_needed(self, tmp_path):
+        with pytest.raises(ValueError, match="need one shape: set a crop or an exact size"):
+            load("folder", root=make(tmp_path, {"cat": 5, "dog": 5}), preprocessing=Preprocessing(size=8))

@@ -36,7 +36,11 @@ T = TypeVar("T")
 
 
 def _folder_like(*, root: str | Path, like: Dataset) -> Dataset:
-    return folder.read(root=root, preprocessing=like.preprocessing)
+    return folder.read(root=root, preprocessing=Preprocessing.of(_preprocessing_of_images(like)))
+
+
+def _preprocessing_of_images(like: Dataset) -> Preprocessing | None:
+    return like.preprocessing if isinstance(like.preprocessing, Preprocessing) else None
 
 
 DATASETS: dict[str, Callable[..., Splits]] = {
@@ -74,7 +78,7 @@ def load(name: str, *, root: str | Path | None = None, seed: int = 0, **options:
     """Load a data set in three disjoint splits.
 
     Args:
-        name: one of `DATASETS`.
+        name: one of `DATASETS`, such as "digits" or "folder"; docs/methods.md has the layout of each.
         root: where its files are; digits and docstrings have none, folder, places and texts need it, all others have a
             default.
         seed: of every random choice.
@@ -119,7 +123,8 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
     if name in OOD_SETS:
         items = _call(OOD_SETS[name], name, options, root=root, seed=seed, like=like)
     else:
-        items = _call(DATASETS[name], name, options, root=root, seed=seed, preprocessing=like.preprocessing).test
+        preprocessing = _preprocessing_of_images(like)
+        items = _call(DATASETS[name], name, options, root=root, seed=seed, preprocessing=preprocessing).test
     if isinstance(items, TensorImages) and items.shape != like.shape and isinstance(like.preprocessing, Preprocessing):
         items = ReadAnew(items, like.preprocessing)
     if items.shape != like.shape:

@@ -83,6 +83,11 @@ def check_splits(splits: Splits, *, learns: bool = True) -> None:
     ):
         if len(part) < least:
             raise ValueError(f"the {name} split must have at least {least} {kind}, got {len(part)}: give more data")
+        if name != "train" and part.is_query is not None and len(part.is_query.unique()) == 1:
+            raise ValueError(
+                f"the {name} split must have queries and a gallery, got {int(part.is_query.sum())} queries among "
+                f"{len(part)} {kind}: give more data, or say which items are in which split"
+            )
         if part.targets.ndim == 1 and len(part.labels.unique()) == len(part):
             unmatched.append(name)
     if unmatched and learns:

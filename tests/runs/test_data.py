@@ -40,6 +40,19 @@ def test_splits_in_which_nothing_can_be_learned_or_found_are_refused(
         check_splits(Splits(images(train), images(validation), images(ENOUGH)))
 
 
+@pytest.mark.parametrize("name", ["validation", "test"])
+@pytest.mark.parametrize("is_query", [True, False])
+def test_splits_without_queries_or_a_gallery_are_refused(name: str, is_query: bool) -> None:
+    parts = {part: images(ENOUGH) for part in ("train", "validation", "test")}
+    parts["train"].is_query = torch.tensor([True] * len(ENOUGH))
+    parts[name].is_query = torch.tensor([is_query] * len(ENOUGH))
+    message = f"the {name} split must have queries and a gallery, got {6 * is_query} queries among 6 images: give more"
+    with pytest.raises(ValueError, match=message):
+        check_splits(Splits(**parts))
+    parts[name].is_query[0] = not is_query
+    check_splits(Splits(**parts))
+
+
 def texts(labels: list[int]) -> Texts:
     return Texts([f"text {number}" for number in range(len(labels))], torch.tensor(labels), classes=tuple("abcdefgh"))
 

@@ -291,7 +291,7 @@ class Encoder(ABC):
         hashes: set[int] = set()
 
         def remembered() -> Iterator[Batch]:
-            for batch in as_batches(loader):
+            for batch in as_batches(loader, labelled=True):
                 hashes.update(item_hashes(split_batch(batch)[0]))
                 yield batch
 

@@ -24,14 +24,20 @@ def labelled(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[Any, Any]]
     Raises:
         ValueError: naming the purpose, for a batch without targets.
     """
-    for inputs, targets in map(split_batch, as_batches(loader)):
+    for inputs, targets in map(split_batch, as_batches(loader, labelled=True)):
         if targets is None:
             raise ValueError(f"{purpose} needs batches of inputs with labels")
         yield inputs, targets
 
 
-def as_batches(inputs: Batch | Iterable[Batch]) -> Iterable[Batch]:
-    """The batches of a loader; a single batch, inputs alone or (inputs, labels), is the only one."""
+def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> Iterable[Batch]:
+    """The batches of a loader; a single batch, inputs alone or with labels or positions, is the only one.
+
+    Args:
+        inputs: a loader, or what it would yield. Two tensors as long as each other are inputs and targets where the
+            second has fewer axes, or else two batches.
+        labelled: whether every batch has targets, so that two tensors are no batches.
+    """
     if isinstance(inputs, Tensor | Mapping):
         return [inputs]
     if isinstance(inputs, tuple | list) and len(inputs) > 1:
@@ -39,6 +45,6 @@ def as_batches(inputs: Batch | Iterable[Batch]) -> Iterable[Batch]:
         if isinstance(first, Mapping):
             return [inputs] if isinstance(second, Tensor) else inputs
         are_tensors = isinstance(first, Tensor) and isinstance(second, Tensor)
-        if are_tensors and second.ndim == 1 < first.ndim and len(first) == len(second):
+        if are_tensors and len(first) == len(second) and (labelled or second.ndim < first.ndim):
             return [inputs]
     return inputs

@@ -238,7 +238,8 @@ class BayesianEncoder(Encoder):
             raise ValueError(
                 f"only a posterior fitted in batches can forget; pairs of this one are of scope {self.relation.scope}"
             )
-        batches = map(split_batch, tqdm(as_batches(loader), desc="forgetting", unit="batch", disable=not progress))
+        loader = as_batches(loader, labelled=True)
+        batches = map(split_batch, tqdm(loader, desc="forgetting", unit="batch", disable=not progress))
         curvature, n_items = self._curvature_of(batches)
         if n_items == 0:
             raise ValueError("there is no batch of items")

@@ -144,7 +144,7 @@ def fit(
         check_labels(as_targets(labels))
     distributed.join()
     progress = progress and distributed.is_rank_zero()
-    loader = as_batches(loader)
+    loader = as_batches(loader, labelled=True)
     first, batches = distributed.shard(loader)
     if first is None:
         raise ValueError("the loader gave no batch")

@@ -1,0 +1,37 @@
+"""What a loader yields, and what stands for one: a single batch, of inputs with labels or with positions."""
+
+import pytest
+import torch
+from torch import nn
+
+import lam
+from lam.encoders.batches import as_batches
+from lam.pairs import Relation
+
+IMAGES, FEATURES, LABELS, POSITIONS = (
+    torch.rand(40, 3, 4, 4),
+    torch.rand(40, 8),
+    torch.arange(40) % 4,
+    torch.rand(40, 2),
+)
+
+
+def test_inputs_with_labels_or_positions_are_one_batch() -> None:
+    for pair in ((IMAGES, LABELS), (IMAGES, POSITIONS), [FEATURES, LABELS]):
+        assert as_batches(pair) == [pair]
+    for batches in ([IMAGES, IMAGES], [FEATURES, FEATURES], [(IMAGES, POSITIONS)] * 2, [IMAGES, LABELS[:7]]):
+        assert as_batches(batches) is batches
+    assert as_batches((FEATURES, POSITIONS), labelled=True) == [(FEATURES, POSITIONS)]
+
+
+@pytest.mark.parametrize("inputs", [IMAGES, FEATURES])
+def test_places_need_no_loader(inputs: torch.Tensor) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(inputs[0].numel(), 3))
+    options = {"margin": 0.7, "pairs": Relation(positive_within=0.2), "progress": False}
+    encoder, same = (lam.fit(network, places, **options) for places in ((inputs, POSITIONS), [(inputs, POSITIONS)]))
+    assert torch.equal(encoder.posterior.curvature.weight, same.posterior.curvature.weight)
+    encoder.tune((inputs, POSITIONS), relevant_within=0.2)
+    same.tune([(inputs, POSITIONS)], relevant_within=0.2)
+    assert encoder.posterior.likelihood_scale == same.posterior.likelihood_scale
+    encoder.forget((inputs[:10], POSITIONS[:10]))
+    assert encoder.posterior.n_items == 30

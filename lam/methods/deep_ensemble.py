@@ -15,7 +15,7 @@ from lam.encoders.ensemble import Combine, EnsembleEncoder, align, features_and_
 from lam.methods.base import Method, Trained, head_of, inputs_of
 from lam.methods.reference import reference_inputs
 from lam.models.weights import check_is_file, load_weights
-from lam.training import Training
+from lam.training import Training, device_of
 from lam.utils.checks import check_at_least, check_choice
 
 
@@ -57,11 +57,11 @@ class DeepEnsemble(Method):
         return self.n_members
 
     def check_start(self, *, pretrained: bool) -> None:
-        """Refuse to begin with one trained network, unless each member has a file, and files that are not there."""
-        if pretrained and not self.checkpoints:
+        """Refuse to begin with one trained network, and files of members that are not there."""
+        if pretrained:
             raise ValueError(
                 f"a checkpoint is one network and a deep ensemble has {self.n_members}: name a file for each of them "
-                "in checkpoints, --method.checkpoints=[...] in a run, or begin with none that is trained"
+                "in checkpoints alone, --method.checkpoints=[...] in a run, or begin with none that is trained"
             )
         for file in self.checkpoints:
             check_is_file(file)
@@ -80,10 +80,11 @@ class DeepEnsemble(Method):
         for number, member in enumerate(members, start=1):
             if self.checkpoints:
                 load_weights(member, self.checkpoints[number - 1])
+                member.to(device_of(training.accelerator)).eval()
+                continue
             part = f"member-{number}"
             own = replace(
                 training,
-                pretrained=bool(self.checkpoints),
                 seed=training.seed + number - 1,
                 folder=training.part(part),
                 stage=lambda _, part=part: training.stage(part),

@@ -147,7 +147,7 @@ def test_trained_members_are_read_from_files(encoder: EnsembleEncoder, tmp_path:
     for member, file in zip(encoder.members, files, strict=True):
         save_file(member.state_dict(), file)
     method = DeepEnsemble(n_members=3, checkpoints=files, reference=40)
-    trained = method.train(small.network(), DATA, small.training(pretrained=True, seed=7))
+    trained = method.train(small.network(), DATA, small.training(seed=7))
     assert trained.histories == {}
     assert torch.equal(trained.encoder.embed(TEST.images).kappa, encoder.embed(TEST.images).kappa)
 
@@ -174,6 +174,8 @@ def test_a_network_of_ones_own_comes_with_what_makes_the_others():
 def test_what_makes_no_ensemble_is_refused():
     with pytest.raises(ValueError, match="a checkpoint is one network and a deep ensemble has 5: name a file for each"):
         DeepEnsemble().train(small.network(), DATA, small.training(pretrained=True))
+    with pytest.raises(ValueError, match="a checkpoint is one network and a deep ensemble has 2: name a file for each"):
+        DeepEnsemble(n_members=2, checkpoints=["a.pth", "b.pth"]).check_start(pretrained=True)
     with pytest.raises(ValueError, match="n_members must be at least 2, got 1"):
         DeepEnsemble(n_members=1)
     with pytest.raises(ValueError, match="reference must be at least 2, got 0"):

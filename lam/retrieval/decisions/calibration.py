@@ -122,6 +122,11 @@ class OwnClasses:
         """P(known) by the mean cosine of the first hits, the one score that a class that is missing changes."""
         nearest = self.cosines[:, :NEAREST]
         found = nearest[nearest.isfinite().all(1)]
+        if len(found) == 0:
+            raise ValueError(
+                f"no query finds {NEAREST} items of other classes, by which a share of strangers is learnt: give a "
+                "larger gallery, or strangers, or no share of strangers"
+            )
         outsiders = {_OF_HITS: SCORES[_OF_HITS].function(found).double()}
         return Contrast.from_outsiders({_OF_HITS: known[_OF_HITS]}, outsiders, share=self.share)
 

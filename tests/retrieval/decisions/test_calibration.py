@@ -77,6 +77,16 @@ def test_decisions_are_what_the_thresholds_say_query_by_query() -> None:
     assert not decisions.stale
 
 
+def test_own_classes_without_others_are_no_strangers() -> None:
+    few = torch.full((4, 10), -torch.inf)
+    few[:, :9] = 0.5
+    message = (
+        "no query finds 10 items of other classes, .* give a larger gallery, or strangers, or no share of strangers"
+    )
+    with pytest.raises(ValueError, match=message):
+        OwnClasses(few, 0.2).contrast({"mean_cosine": few[:, 0]}, None)
+
+
 @pytest.mark.long
 def test_strangers_are_less_known_once_it_has_learnt_from_any_or_from_its_own_classes() -> None:
     searches, asked, gallery = _searches()

@@ -122,7 +122,7 @@ def _refuse_other_data(runs: Sequence[Path]) -> None:
         if different:
             raise ValueError(
                 f"{runs[0]} and {run} were not evaluated on the same data ({', '.join(different)}): compare runs of "
-                "one data set with one data.seed, data.limit and data.ood"
+                "one data set with one data.seed, data.limit, data.ood and evaluation"
             )
 
 
@@ -133,7 +133,9 @@ def _evaluated_on(run: Path) -> dict[str, Any]:
     titles = [outside["title"] or outside["name"] for outside in config["data"]["ood"]]
     main_set = titles[0] if titles else None  # of which metrics have no suffix
     asked = {"main OOD set": main_set, "gallery": data["gallery"], "places": config["places"]}
-    return {"data.name": config["data"]["name"], **asked, **parts}
+    asked |= {f"data.{name}": config["data"].get(name) for name in ("name", "soft_labels")}
+    asked |= {f"evaluation.{name}": config["evaluation"].get(name) for name in ("reference", "corrupted", "unseen")}
+    return {**asked, **parts}
 
 
 def _read(folders: Sequence[Path]) -> list[ComparedRun]:

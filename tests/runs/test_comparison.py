@@ -186,6 +186,37 @@ def test_runs_on_different_data_are_refused(
 
 
 @pytest.mark.usefixtures("unrendered")
+@pytest.mark.parametrize(
+    ("section", "name", "value", "named"),
+    [
+        ("data", "soft_labels", "other.npy", "data.soft_labels"),
+        ("evaluation", "reference", 7, "evaluation.reference"),
+        ("evaluation", "corrupted", 7, "evaluation.corrupted"),
+        ("evaluation", "unseen", 7, "evaluation.unseen"),
+        ("evaluation", "n_samples", 7, None),
+    ],
+)
+def test_runs_evaluated_by_other_means_are_refused(
+    section: str,
+    name: str,
+    value: object,
+    named: str | None,
+    finished_run: FinishedRun,
+    run_copy: Path,
+    tmp_path: Path,
+) -> None:
+    config = yaml.safe_load((run_copy / "config.yaml").read_text())
+    config[section][name] = value
+    (run_copy / "config.yaml").write_text(yaml.safe_dump(config))
+    sealed(run_copy)
+    if named is None:
+        assert len(compare([finished_run.folder, run_copy], tmp_path / "comparison").runs) == 2
+        return
+    with pytest.raises(ValueError, match=rf"not evaluated on the same data \({named}\): compare runs of one data"):
+        compare([finished_run.folder, run_copy], tmp_path / "comparison")
+
+
+@pytest.mark.usefixtures("unrendered")
 def test_runs_of_another_main_ood_set_are_refused(finished_run: FinishedRun, run_copy: Path, tmp_path: Path) -> None:
     config = yaml.safe_load((run_copy / "config.yaml").read_text())
     config["data"]["ood"].reverse()

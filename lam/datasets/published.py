@@ -122,7 +122,7 @@ class SmallImages:
             ValueError: If a file is not what it should be (named), or `validation` leaves nothing to train on.
         """
         training = self._part("train", root, download)
-        if validation not in range(1, len(training)):
+        if not 0 < validation < len(training):
             raise ValueError(f"validation must be from 1 to {len(training) - 1} images, got {validation}")
         validated, trained = carve(training, (validation,), seed=seed)
         return Splits(train=trained, validation=validated, test=self._part("test", root, download))

@@ -28,7 +28,7 @@ from lam.service.models import (
 
 _UNIT_TOLERANCE = 1e-3
 _SHOWN = 80
-_PART = 2**18
+_PART = 2**16
 _QUOTES = 100  # which two images in JSON are far from having
 
 

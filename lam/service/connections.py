@@ -18,6 +18,7 @@ from lam.service.settings import ServiceSettings
 
 _REFUSED = 64
 _PIECE = 8192  # bytes after which headers are held to h11's limit of 16 KiB, with however many more they came
+_PIECE_OF_BODY = 2**18  # headers that come behind a body are held to as many more
 _CHUNKS, _CHUNK = 64, 512  # of a body: so many of any size, and beyond those so many bytes in one, on average
 
 
@@ -114,9 +115,11 @@ class Connection(H11Protocol):
         self._follow()
 
     def data_received(self, data: bytes) -> None:
-        for start in range(0, len(data), _PIECE):
-            if not self.transport.is_closing():
-                super().data_received(data[start : start + _PIECE])
+        start = 0
+        while start < len(data) and not self.transport.is_closing():
+            end = start + (_PIECE_OF_BODY if self._reads_body else _PIECE)
+            super().data_received(data[start:end])
+            start = end
         self._follow()
 
     def eof_received(self) -> Any:  # asyncio keeps a connection where this says so; uvicorn's never does
@@ -127,6 +130,10 @@ class Connection(H11Protocol):
         self._no_more_comes = True
         self._follow()
         return self._is_answering
+
+    @property
+    def _reads_body(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete and self.cycle.more_body
 
     @property
     def _is_answering(self) -> bool:

@@ -36,8 +36,8 @@ from lam.gallery.store import FACTORY, FILE, ItemStore
 from lam.inputs.preprocessing import Preprocessing
 from lam.models import build
 from lam.retrieval import Index
-from lam.runs.folder import ENCODER, GALLERY
-from lam.utils.files import seal, write_text
+from lam.runs.folder import DATA, ENCODER, FORMAT, GALLERY
+from lam.utils.files import seal, write_record, write_text
 from lam.vmf.embeddings import Embeddings
 
 D, K = 512, 10
@@ -63,9 +63,10 @@ def make_run(folder: Path, network: str, items: int, factory: str) -> Path:
         progress=False,
     )
     encoder.save(folder / ENCODER)
-    names = ("config.yaml", "data.json", "metrics.json", "report.html")
+    names = ("config.yaml", DATA, "metrics.json", "report.html")
     for name in names:
         write_text(folder / name, "{}")
+    write_record(folder / DATA, {"gallery": "classes", "parts": {}}, format=FORMAT)
     seal(folder, names)
     (folder / GALLERY).mkdir()
     store = ItemStore(folder / GALLERY / FILE)

@@ -162,10 +162,12 @@ class Limits:
                     if chunk:
                         self._require_memory()
                     parts.append(chunk)
-            async with self._joining:  # one large body after the other, and other requests in between
-                await asyncio.sleep(0)
-                kept = True
-                return b"".join(parts)
+            if len(parts) > 1:
+                async with self._joining:  # one large body after the other, and other requests in between
+                    await asyncio.sleep(0)
+                    parts = [b"".join(parts)]
+            kept = True
+            return parts[0]
         except TimeoutError:
             seconds = self._settings.body_seconds
             raise ServiceError(408, f"the body did not come within {seconds:g} s", allowed="all of it") from None

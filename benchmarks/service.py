@@ -63,11 +63,11 @@ def make_run(folder: Path, network: str, items: int, factory: str) -> Path:
         progress=False,
     )
     encoder.save(folder / ENCODER)
-    names = ("config.yaml", DATA, "metrics.json", "report.html")
+    names = ("config.yaml", "metrics.json", "report.html")
     for name in names:
         write_text(folder / name, "{}")
     write_record(folder / DATA, {"gallery": "classes", "parts": {}}, format=FORMAT)
-    seal(folder, names)
+    seal(folder, (*names, DATA))
     (folder / GALLERY).mkdir()
     store = ItemStore(folder / GALLERY / FILE)
     rows = (Item(str(row), vector.numpy().tobytes(), 50.0, "item") for row, vector in enumerate(clustered(items)))

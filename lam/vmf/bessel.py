@@ -248,31 +248,21 @@ def _evaluate(dimension: int, kappa: Tensor) -> _Bessel:
 
 def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float) -> Tensor:
     """Newton's method on whichever of A - R and (1 - R) - (1 - A) has more digits."""
-    traced = torch.compiler.is_exporting()  # a program that is traced cannot keep a number for later
-    least = _complement_at.__wrapped__(dimension, max_kappa) if traced else _complement_at(dimension, max_kappa)
-    least = least.to(complement.device)
-    bounded = torch.maximum(complement, least)
-    kappa = length * (dimension - length.square()) / (bounded * (1 + length))
+    kappa = (length * (dimension - length.square()) / (complement * (1 + length))).clamp(max=max_kappa)
     for _ in range(_NEWTON_STEPS):
         bessel = _evaluate(dimension, kappa)
-        excess = torch.where(length < 0.5, bessel.ratio - length, bounded - bessel.complement)
-        kappa = kappa - excess / bessel.derivative
-    return torch.where(complement <= least, max_kappa, kappa).clamp(0, max_kappa)
-
-
-@lru_cache(maxsize=64)
-def _complement_at(dimension: int, kappa: float) -> Tensor:
-    """1 - A at one kappa."""
-    return _evaluate(dimension, torch.tensor(kappa, dtype=torch.float64)).complement
+        excess = torch.where(length < 0.5, bessel.ratio - length, complement - bessel.complement)
+        kappa = kappa - excess / bessel.derivative  # 1 - A is convex: from below, the answer is not passed
+    return kappa.clamp(0, max_kappa)
 
 
 def _expansion(order: float, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L(p), 1/2 + p L'(p) and p (p L'(p))' by Horner's rule."""
     table = torch.tensor(_expansion_coefficients(order), dtype=p.dtype, device=p.device)
     sums = torch.zeros(3, *p.shape, dtype=p.dtype, device=p.device)
-    for row in table.reshape(len(table), 3, *[1] * p.ndim).flip(0):
-        sums.mul_(p).add_(row)
-    value, first, second = sums.mul_(p)
+    for row in table.reshape(len(table), 3, *[1] * p.ndim).flip(0).unbind():
+        sums = torch.addcmul(row, sums, p)
+    value, first, second = (sums * p).unbind()
     return value, first + 0.5, second
 
 

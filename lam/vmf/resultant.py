@@ -11,7 +11,7 @@ from lam.vmf.bessel import check_all, kappa_from_resultant
 UNIT_TOLERANCE = 1e-4
 """How far the length of a unit vector may be from 1: what float16 rounds."""
 
-_BLOCKS = 64  # the most steps in which samples are summed, each over one block of them
+_BLOCKS = 16  # the most steps in which samples are summed, each over one block of them
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
@@ -170,6 +171,8 @@ def as_targets(targets: Any) -> Tensor:
     Raises:
         ValueError: for what are no numbers, such as names of classes.
     """
+    if isinstance(targets, np.ndarray):
+        targets = targets.astype(targets.dtype.newbyteorder("="), copy=False)  # torch reads no other
     try:
         tensor = torch.as_tensor(targets)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -177,6 +180,8 @@ def as_targets(targets: Any) -> Tensor:
             f"labels must be integers, and positions numbers, got {next(iter(targets), targets)!r}: number the "
             "classes, such as by names = sorted(set(labels)) and names.index(label)"
         ) from error
+    if tensor.is_complex():
+        raise ValueError(f"labels must be integers, and positions numbers, got {tensor.dtype}")
     return tensor if tensor.is_floating_point() else tensor.long()
 
 

@@ -213,6 +213,7 @@ class RunConfig:
         Raises:
             ValueError: naming every setting that is unknown, missing, of another type or outside its range.
         """
+        settings = _at_home(settings)
         name, options = named_method(settings.get(METHOD))
         if name is None:
             raise ValueError(f"{METHOD}.name is missing; known are {', '.join(methods.METHODS)}")
@@ -313,6 +314,15 @@ def named_method(section: Any) -> tuple[str | None, dict[str, Any]]:
     if not isinstance(options, Mapping) or not isinstance(options.get("name"), str | None):
         raise ValueError(f"{METHOD} must be a name, or a mapping with a name and options, got {section!r}")
     return options.get("name"), {option: value for option, value in options.items() if option != "name"}
+
+
+def _at_home(settings: Any) -> Any:
+    """Settings with the home folder in place of a leading ~, which a shell leaves where it follows an equals sign."""
+    if isinstance(settings, Mapping):
+        return {name: _at_home(value) for name, value in settings.items()}
+    if isinstance(settings, list):
+        return [_at_home(value) for value in settings]
+    return str(Path(settings).expanduser()) if isinstance(settings, str) and settings.startswith("~/") else settings
 
 
 def _validated(kind: Any, settings: Mapping[str, Any], prefix: str = "") -> Any:

@@ -24,6 +24,7 @@ from lam.service.models import (
     TextRequest,
     checked,
     kind_of,
+    schema_of,
 )
 
 _UNIT_TOLERANCE = 1e-3
@@ -59,9 +60,7 @@ def query_of(body: bytes, dimension: int) -> Query | str:
     Raises:
         ServiceError: for what is neither.
     """
-    content = _content(body)
-    kind = TextRequest if kind_of(content) == "text" else EmbeddingRequest
-    return _text_or_query(checked(content, kind), dimension)
+    return _text_or_query(_named(_content(body), TextRequest, EmbeddingRequest), dimension)
 
 
 def pair_of(body: bytes, dimension: int, max_json: int) -> list[Query | bytes | str]:
@@ -104,12 +103,19 @@ def item_of(body: bytes, dimension: int) -> ParsedItem:
     Raises:
         ServiceError: for what is none.
     """
-    content = _content(body)
-    item = checked(content, TextItemRequest if kind_of(content) == "text" else ItemRequest)
+    item = _named(_content(body), TextItemRequest, ItemRequest)
     metadata = item.get("metadata", {})
     if "text" in item and "text" in metadata:
         raise ServiceError(422, "metadata: there is a text beside them", allowed="metadata without text")
     return ParsedItem(_text_or_query(item, dimension), item.get("id"), item.get("label"), checked_metadata(metadata))
+
+
+def _named(content: Any, by_text: type[Any], by_embedding: type[Any]) -> Any:
+    """JSON as whichever of two kinds it names."""
+    if isinstance(content, dict) and not content.keys() & {"text", "embedding"}:
+        allowed = schema_of(by_text)["properties"] | schema_of(by_embedding)["properties"]
+        raise ServiceError(422, "the body names neither an embedding nor a text", allowed=allowed)
+    return checked(content, by_text if kind_of(content) == "text" else by_embedding)
 
 
 def _content(body: bytes) -> Any:

@@ -156,6 +156,15 @@ def test_labels_are_of_any_type_of_integers(dtype: torch.dtype) -> None:
     assert numbers(others, labels.to(dtype)) == numbers(batches, labels)
 
 
+def test_labels_in_the_byte_order_of_another_machine_are_read_and_complex_ones_refused() -> None:
+    def batches(kind: str) -> list[Any]:
+        return [(inputs, labels.numpy().astype(kind)) for inputs, labels in make_batches()]
+
+    assert torch.equal(fit(batches(">i8")).posterior.curvature.h, fit(batches("<i8")).posterior.curvature.h)
+    with pytest.raises(ValueError, match=r"labels must be integers, and positions numbers, got torch\.complex64"):
+        fit(batches("complex64"))
+
+
 @pytest.mark.parametrize(
     ("outputs", "classes", "whose"), [(1000, 4, "ImageNet"), (120, 120, "the data"), (21843, 4, "ImageNet")]
 )

@@ -257,6 +257,19 @@ def test_every_setting_is_described() -> None:
     assert all(f"  of {name}:\n" in described for name in ("hib", "laplace_online", "deep_ensemble"))
 
 
+def test_the_home_folder_is_found_after_an_equals_sign_and_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    overrides = ["--output=~/run", "--checkpoint=~/net.pth", "--data.soft_labels=~/people.npy", "--data.root=a~/b"]
+    config = load_config(DEMO, [*overrides, "--data.ood=[{name: folder, root: ~/strange}]"])
+    assert config.folder == tmp_path / "run"
+    assert config.checkpoint == str(tmp_path / "net.pth")
+    assert config.data.soft_labels == str(tmp_path / "people.npy")
+    assert config.data.ood[0].root == str(tmp_path / "strange")
+    assert config.data.root == "a~/b"
+
+
 def test_text_stays_text() -> None:
     for value in ("007", "2026-11-22", "no", "a: b: [", "[x]"):
         assert load_config(DEMO, [f"--output={value}"]).output == value

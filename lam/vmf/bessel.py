@@ -23,7 +23,8 @@ from lam.utils.checks import check_positive
 
 _TERMS = 12
 _MINIMAL_ORDER = 20  # from here up, twelve terms leave errors below rounding
-_NEWTON_STEPS = 4
+_HALLEY_STEPS = 2
+_LEAST = 1e-300  # below it products leave float64, and a kappa is 0
 _SLACK = 1e-4
 
 
@@ -136,9 +137,10 @@ def kappa_from_resultant(
 ) -> Float[Tensor, "*B"]:
     """Concentration that has a mean resultant length: the inverse of `bessel_ratio`.
 
-    A_D(kappa) = R by Newton's method from kappa = R (D - R^2) / (1 - R^2), four steps, which reach full precision.
+    A_D(kappa) = R by Halley's method from kappa = R (D - R^2) / (1 - R^2), two steps, which reach full precision.
 
-    Source: Sra (2012), equations 4 and 5; the start is equation 4.4 of Banerjee et al. (2005).
+    Source: Sra (2012), equation 4, whose derivative the method needs too; the start is equation 4.4 of Banerjee et al.
+    (2005).
 
     Args:
         resultant: mean resultant lengths R in [-1, 1]; at or below 0 (which an estimate free of bias may say) the
@@ -247,13 +249,19 @@ def _evaluate(dimension: int, kappa: Tensor) -> _Bessel:
 
 
 def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float) -> Tensor:
-    """Newton's method on whichever of A - R and (1 - R) - (1 - A) has more digits."""
-    kappa = (length * (dimension - length.square()) / (complement * (1 + length))).clamp(max=max_kappa)
-    for _ in range(_NEWTON_STEPS):
+    """Halley's method on whichever of A - R and (1 - R) - (1 - A) has more digits, in relative steps.
+
+    From A' = 1 - A^2 - (D - 1) A / kappa follows kappa A'' / A' = (D - 1) (A / (kappa A') - 1) - 2 kappa A, the bend.
+    """
+    kappa = length * (dimension - length.square()) / (complement * (1 + length))
+    for _ in range(_HALLEY_STEPS):
+        kappa = kappa.clamp(_LEAST, max_kappa)
         bessel = _evaluate(dimension, kappa)
-        excess = torch.where(length < 0.5, bessel.ratio - length, complement - bessel.complement)
-        kappa = kappa - excess / bessel.derivative  # 1 - A is convex: from below, the answer is not passed
-    return kappa.clamp(0, max_kappa)
+        slope = kappa * bessel.derivative
+        step = torch.where(length < 0.5, bessel.ratio - length, complement - bessel.complement) / slope
+        bend = (dimension - 1) * (bessel.ratio / slope - 1) - 2 * kappa * bessel.ratio
+        kappa = kappa - kappa * step / (1 - 0.5 * step * bend).clamp(min=0.5)  # less only where R asks for far more
+    return torch.where(length < _LEAST, 0.0, kappa).clamp(0, max_kappa)
 
 
 def _expansion(order: float, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -181,6 +181,18 @@ class TestKappaFromResultant:
         assert kappa[:2].tolist() == [1e6, 1e6]
         assert kappa[2] < 1e6
 
+    @pytest.mark.parametrize("dimension", [2, 3, 41, 42, 4096])
+    @pytest.mark.parametrize("max_kappa", [1e-3, 10.0, 1e16])
+    def test_any_kappa_is_found_again_and_what_is_beyond_the_cap_is_the_cap(
+        self, dimension: int, max_kappa: float
+    ) -> None:
+        kappa = torch.logspace(-290, 15, 4001, dtype=torch.float64)
+        ratio, complement = bessel_ratio(dimension, kappa), bessel_ratio_complement(dimension, kappa)
+        found = kappa_from_resultant(ratio, dimension, one_minus_resultant=complement, max_kappa=max_kappa)
+        beyond = kappa > max_kappa * (1 + 1e-9)
+        assert found[beyond].eq(max_kappa).all()
+        assert_close(found[~beyond], kappa[~beyond], rtol=5e-13, atol=0)
+
     def test_needs_the_complement_near_one(self) -> None:
         kappa = torch.tensor(1e6, dtype=torch.float64)
         complement = bessel_ratio_complement(2, kappa)

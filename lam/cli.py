@@ -364,6 +364,8 @@ def _described(calibration: Any) -> Iterator[str]:
     facts, targets = calibration.facts, calibration.targets
     left_out = f", {facts['without_label']} more without label left out" if facts["without_label"] else ""
     yield f"gallery: {calibration.gallery_size} items{left_out}; calibrated on {facts['queries']} queries"
+    if calibration.is_stale(calibration.gallery_size + facts["without_label"]):
+        yield "         those are searched too, and so many that no rate is known: answers are marked stale; label them"
     threshold = calibration.accept_above
     far, (low, high) = calibration.false_accepts.rate(threshold), calibration.false_accepts.interval(threshold)
     yield f"match: cosine above {threshold:.9g}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"

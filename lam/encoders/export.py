@@ -26,6 +26,7 @@ class _Program(nn.Module):
             output = self.network(inputs)
         features = head_inputs[-1]
         embeddings = self._predict(features, None if self._head == ADDED else output)
+        features = features.to(torch.promote_types(features.dtype, torch.float32))  # as `Encoder.predict` gives them
         return features, embeddings.mean, embeddings.kappa, embeddings.variance, *embeddings.parts().values()
 
 

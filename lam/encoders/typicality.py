@@ -95,6 +95,8 @@ class Typicality(TensorRecord):
 
     def scores(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N 2"]:
         """Distance and shape, float64, higher for what is less known."""
+        if not torch.compiler.is_exporting() and len(features) > _BLOCK:  # as many rows of distances are held at once
+            return torch.cat([self.scores(part) for part in features.split(_BLOCK)])
         components = Components(self.centre, self.axes)
         distance = nearest_distance(components(features), (self.reference, self.rest))
         return torch.stack([distance, unusual(shape_of(features), self.shape_mean, self.shape_whitening)], 1)
@@ -180,7 +182,7 @@ def learn_typicality(
     scores = features.new_zeros(len(features), 2, dtype=torch.float64)
     for fold in range(int(folds.max()) + 1):
         others = learnt(features[folds != fold])
-        scores[folds == fold] = torch.cat([others.scores(part) for part in features[folds == fold].split(_BLOCK)])
+        scores[folds == fold] = others.scores(features[folds == fold])
     low, high = scores.quantile(scores.new_tensor([0.25, 0.75]), 0)
     flat = high - low < _ALIKE  # a score that all share says nothing: p_known is then 1 for more of the same
     thresholds = torch.stack([scores[:, column].quantile(level) for column, level in enumerate(QUANTILES)])

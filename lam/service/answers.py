@@ -20,6 +20,7 @@ from lam.retrieval.decisions.calibration import Calibration, credible_cosine
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.decisions.decisions import Decision
 from lam.retrieval.index.hits import Hits, label_numbers
+from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.service.models import (
     DecisionFields,
     DoubtFields,
@@ -145,6 +146,8 @@ class Responder:
             calibration = calibration.for_hitless
         ranked = [infos[key] for key in hits.ids[0].tolist()]
         labels = label_numbers([[hit.label for hit in ranked]])
+        if calibration is not None and (labels[:, :N_HITS] < 0).any():
+            calibration = calibration.for_unlabelled
         verdict = _verdict(calibration, query, hits, labels, min_probability)
         cap = self.credible_cosine(query.kappa)
         sets = _conformal(calibration, hits)
@@ -332,9 +335,8 @@ def _verdict(
 
 def _conformal(calibration: Calibration | None, hits: Hits) -> list[bool | None]:
     """Which hits are of the set that holds a match at the promised rate; None each where no rate is promised."""
-    if calibration is None or calibration.depth is None:
-        return [None] * hits.scores.shape[1]
-    return calibration.conformal_set(hits)[0].tolist()
+    k, depth = hits.scores.shape[1], None if calibration is None else calibration.depth
+    return [None if depth is None else place < depth for place in range(k)]
 
 
 def _accept_points(calibration: Calibration) -> list[float]:

@@ -11,6 +11,7 @@ from torch import nn
 
 import lam
 from lam import fit, fit_features
+from lam.encoders import typicality
 from lam.encoders.ambiguity import FORMS, SEVERAL, UNSEEN, Ambiguity, learn, match_cosines, match_loss
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.encoders.seen import item_hashes
@@ -144,6 +145,14 @@ def test_an_item_alone_is_what_it_is_in_any_batch(learnt: lam.BayesianEncoder) -
     whole, parts = learnt.embed(queries), learnt.embed(list(queries[:40].split(1)))
     for name in ("kappa", "kappa_epistemic", "kappa_aleatoric", "p_known"):
         torch.testing.assert_close(getattr(whole, name)[:40], getattr(parts, name), rtol=1e-4, atol=1e-6)
+
+
+def test_a_large_batch_is_recognised_in_parts(learnt: lam.BayesianEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert learnt.ambiguity is not None
+    rows: list[int] = []
+    monkeypatch.setattr(typicality, "nearest_distance", lambda own, others: rows.append(len(own[1])) or own[1].log())
+    assert len(learnt.ambiguity.typicality.scores(items(1300)[0])) == 1300
+    assert rows == [512, 512, 276]
 
 
 @pytest.mark.long

@@ -8,9 +8,11 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import lam
 from lam import models
+from lam.encoders.export import _Program
 from lam.encoders.files import fingerprint
 from lam.hessians import AnInfoNCECurvature
 from lam.inputs.preprocessing import Preprocessing
@@ -133,6 +135,18 @@ def test_altered_files_and_other_versions_are_refused(tmp_path: Path):
     seal(folder, [str(path.relative_to(folder)) for path in folder.glob("generation-*/*")])
     with pytest.raises(ValueError, match="has format 99, this version of lam reads 4"):
         lam.load(folder, make_network())
+
+
+def test_a_program_gives_features_as_the_encoder_does() -> None:
+    network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).bfloat16()
+    inputs = torch.randn(8, 4, dtype=torch.bfloat16)
+    encoder = lam.fit(network, [(inputs, torch.arange(8) % 2)], margin=0.7, progress=False)
+    assert isinstance(encoder, lam.BayesianEncoder)
+    predict = encoder.posterior.unchecked_predictor(n_samples=4, mean="network")
+    features = _Program(network, encoder.head, predict)(inputs)[0]
+    expected = encoder.predict([inputs]).features
+    assert features.dtype == expected.dtype == torch.float32
+    assert torch.equal(features, expected)
 
 
 @pytest.mark.long

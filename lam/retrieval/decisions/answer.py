@@ -54,9 +54,9 @@ class Answer:
             stranger: what any answer to a stranger costs, not negative.
 
         Raises:
-            ValueError: for a negative cost.
+            ValueError: for a cost that is negative or NaN.
         """
-        if min(wrong, stranger) < 0:
+        if not (wrong >= 0 and stranger >= 0):
             raise ValueError(f"costs must not be negative, got wrong={wrong} and stranger={stranger}")
         known = self.p_known(scores)
         return wrong * known * (1 - self.right(scores)) + stranger * (1 - known)

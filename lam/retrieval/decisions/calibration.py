@@ -4,6 +4,7 @@ Tensors in, tensors out: the data of a run are chosen in `lam.runs.calibrate`, f
 `lam.retrieval.decisions.files`, and the assumptions of each promise stated in `lam.retrieval.decisions.conformal`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -18,7 +19,14 @@ from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth, needed
 from lam.retrieval.decisions.contrast import SHARE, Contrast
 from lam.retrieval.decisions.decisions import Decisions, decision_codes
-from lam.retrieval.decisions.flags import COMBINED, OodDetector, needs_input, without_hits, without_input
+from lam.retrieval.decisions.flags import (
+    COMBINED,
+    OodDetector,
+    needs_input,
+    without_hits,
+    without_input,
+    without_labels,
+)
 from lam.retrieval.decisions.probability import Scores, cross_validated, probability_bins
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
@@ -197,15 +205,18 @@ class Calibration:
         """For queries without hits, with a flag that looks at none."""
         return self._with_flag(without_hits(self.flag))
 
+    @cached_property
+    def for_unlabelled(self) -> "Calibration":
+        """For queries of whose hits not all have a label, with a flag that looks at none of these."""
+        return self._with_flag(without_labels(self.flag)) if "votes" in self.detector.calibrated else self
+
     def recall(self, cosine: float) -> float:
         """Recall@1 at an accept threshold: the share of queries with a match whose first hit is right and above it."""
         return float((self.right_hits > cosine).double().mean())
 
     def is_stale(self, gallery_size: int) -> bool:
-        """Whether a gallery's size is beyond ±20 % of that at calibration, what was left out for want of a label
-        included: its rates are no longer known."""
-        size = self.gallery_size + self.facts.get("without_label", 0)
-        return abs(gallery_size - size) > STALE_BEYOND * size
+        """Whether a gallery's size is beyond ±20 % of what the calibration searched: its rates are no longer known."""
+        return abs(gallery_size - self.gallery_size) > STALE_BEYOND * self.gallery_size
 
     def decide(
         self,
@@ -225,30 +236,40 @@ class Calibration:
             queries: their embeddings.
             features: (Q, P) of the queries; without them they count as a mean and a κ that somebody gave, and
                 `combined` flags by what was found alone.
-            labels: (Q, K) of the hits, negative where a hit has none; None where items have no labels. Where the first
-                hit has none, labels and features are left out of the probability.
+            labels: (Q, K) of the hits, negative where a hit has none; None where items have no labels. Where any of
+                the hits that are looked at has none, the query is answered by what was found and by features alone: it
+                was calibrated on hits that all have one.
             gallery_size: of the index now; None where it has not changed since the calibration.
             accept_above: another cosine than that in force, such as one from a slider.
-            flag_above: another OOD score than that in force; of κ it is −κ.
+            flag_above: another OOD score than that in force; of κ it is −κ. Where another flag takes the place of
+                `flag`, for want of its evidence, that one's own threshold stays.
 
         Returns:
             One answer a query, on the device of the hits.
 
         Raises:
             ValueError: for hits and queries that differ in number, another dimension, features that are missing where
-                the flag needs them, or too few hits a query.
+                the flag needs them, labels or features of another shape, thresholds that are NaN, or too few hits a
+                query.
         """
+        for name, threshold in (("accept_above", accept_above), ("flag_above", flag_above)):
+            if threshold is not None and math.isnan(threshold):
+                raise ValueError(f"{name} must be a number, got NaN")
         size, k = self.gallery_size if gallery_size is None else gallery_size, hits.scores.shape[1]
         if len(hits) and k < min(N_HITS, size):
             raise ValueError(f"a decision rests on {N_HITS} hits: search a gallery of {size} with that k, got k={k}")
         scores = self.scores(hits, queries, features=features, labels=labels)
+        if labels is not None and (is_unlabelled := (labels[:, :N_HITS] < 0).any(1)).any():
+            others = {"features": features, "gallery_size": gallery_size}
+            decide = partial(self.decide, hits, queries, **others, accept_above=accept_above, flag_above=flag_above)
+            return decide().where(is_unlabelled, decide(labels=labels.masked_fill(is_unlabelled[:, None], 0)))
         probability = self._probability(scores)
-        if labels is not None and k and (unlabelled := labels[:, 0].cpu() < 0).any():
-            probability = torch.where(unlabelled, self._probability(self.scores(hits, queries)), probability)
         able = self.for_vectors if features is None and self.flag == COMBINED else self
+        able = able.for_unlabelled if labels is None else able
         in_force = able if k else able.for_hitless
         ood_score, known = self.detector.ood_score(in_force.flag, scores), self.detector.known(in_force.flag)
-        flagged = ood_score > (in_force.flag_above if flag_above is None else flag_above)
+        is_own = flag_above is not None and in_force.flag == self.flag
+        flagged = ood_score > (flag_above if is_own else in_force.flag_above)
         score = hits.scores[:, 0] if k else hits.scores.new_full((len(hits),), -torch.inf)
         return Decisions(
             codes=decision_codes(
@@ -274,10 +295,16 @@ class Calibration:
         """Every score of the queries and their hits that can be had, by name, on the CPU; arguments as in `decide`.
 
         Raises:
-            ValueError: for hits and queries that differ in number, another dimension, or features of another width.
+            ValueError: for hits and queries that differ in number, another dimension, labels that are not those of the
+                hits, or features of another number or width.
         """
         if len(hits) != len(queries):
             raise ValueError(f"hits and queries must be as many, got {len(hits)} and {len(queries)}")
+        if labels is not None and labels.shape != hits.ids.shape:
+            shapes = f"{tuple(labels.shape)} and {tuple(hits.ids.shape)}"
+            raise ValueError(f"labels must be one for each hit, got shapes {shapes}")
+        if features is not None and len(features) != len(queries):
+            raise ValueError(f"features and queries must be as many, got {len(features)} and {len(queries)}")
         if queries.dimension != self.dimension:
             raise ValueError(f"queries must have dimension {self.dimension}, got {queries.dimension}")
         if features is not None and self.reference is not None:
@@ -344,13 +371,15 @@ class Calibration:
         """Which hits are of the smallest set that holds a match with probability 1 − `conformal_miss`: the first k.
 
         Raises:
-            ValueError: where no k could be promised.
+            ValueError: where no k could be promised, or there are fewer hits than that.
         """
         if self.depth is None:
             raise ValueError(
                 f"too few calibration queries had a match to promise a miss rate of {self.targets.conformal_miss:g}: "
                 "calibrate on more data, or at a greater target"
             )
+        if (k := hits.scores.shape[1]) < min(self.depth, self.gallery_size):
+            raise ValueError(f"the set is of the first {self.depth} hits: search with that k, got k={k}")
         return (torch.arange(hits.scores.shape[1], device=hits.scores.device) < self.depth).expand(hits.scores.shape)
 
 
@@ -459,7 +488,7 @@ def query_scores(
     """
     evidence = {
         "embeddings": queries,
-        "features": features,
+        "features": None if features is None else features.to(torch.promote_types(features.dtype, torch.float32)),
         "cosines": None if cosines is None else cosines.clamp(min=-1),
         "labels": labels,
         "reference": reference,

@@ -1,6 +1,6 @@
 """The answer to a query in one word: match, unknown or abstain. Where thresholds come from: `calibration`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 import torch
@@ -37,6 +37,15 @@ class Decisions:
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    def where(self, which: Bool[Tensor, " Q"], others: "Decisions") -> "Decisions":
+        """These answers to some of the queries, and others to the rest."""
+        names = [each.name for each in fields(self) if each.name != "stale"]
+        chosen = {}
+        for name in names:
+            own, other = getattr(self, name), getattr(others, name)
+            chosen[name] = torch.where(which.to(own.device), own, other)
+        return replace(self, **chosen)
 
     @property
     def decision(self) -> tuple[Decision, ...]:

@@ -124,6 +124,12 @@ def without_hits(flag: str) -> str:
     return "knn" if flag == COMBINED else "kappa"
 
 
+def without_labels(flag: str) -> str:
+    """The flag in its place where hits have no labels: of one that labels decide the mean cosine of the hits."""
+    looks = any("labels" in (*SCORES[name].needs, *SCORES[name].uses) for name in scores_behind(flag))
+    return "mean_cosine" if looks else flag
+
+
 def scores_behind(flag: str) -> tuple[str, ...]:
     """The scores that a flag is made of."""
     return TOGETHER if flag == COMBINED else (flag,)

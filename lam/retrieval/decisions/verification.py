@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.probability import Correctness
+from lam.retrieval.decisions.probability import Correctness, random_order
 from lam.retrieval.metrics.searches import Matches
 from lam.utils.checks import check_length
 
@@ -94,7 +94,8 @@ class Verifier:
                 f"verification needs pairs that match and pairs that do not, got {int(same.sum())} and "
                 f"{int((~same).sum())}"
             )
-        balanced = torch.cat([kind.nonzero()[:count, 0] for kind in (same, ~same)]).sort().values
+        order = random_order(len(same)).to(same.device)  # or those of the first classes alone would count
+        balanced = torch.cat([order[kind[order]][:count] for kind in (same, ~same)]).sort().values
         evidence = _evidence(cosine[balanced], kappa[balanced], other[balanced])
         sameness = Correctness.fit(evidence, same[balanced])
         return cls(ConformalScores.of(cosine[~same]), sameness)

@@ -58,3 +58,5 @@ def test_answering_below_a_cost_is_the_cheapest_of_all_rules() -> None:
     assert paid(cost < abstain) < least_of_thresholds
     with pytest.raises(ValueError, match="costs must not be negative, got wrong=-1.0 and stranger=1.0"):
         answer.cost(queries, wrong=-1.0, stranger=1.0)
+    with pytest.raises(ValueError, match="costs must not be negative, got wrong=nan"):
+        answer.cost(queries, wrong=float("nan"), stranger=1.0)

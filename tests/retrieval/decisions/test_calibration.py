@@ -113,6 +113,13 @@ def test_thresholds_of_a_slider_stand_above_those_in_force() -> None:
     hits = _hits(asked, gallery)
     assert calibration.decide(hits, asked, accept_above=-2.0, flag_above=math.inf).share("match") == 1
     assert calibration.decide(hits, asked, flag_above=-math.inf).share("abstain") == 1
+    several = _calibration(features=asked.mean, reference=Reference.of(gallery.mean), flag="combined")
+    stricter = several.flag_above - 1  # which every mean cosine is below, the flag where there are no features
+    assert several.decide(hits, asked, features=asked.mean, flag_above=stricter).share("abstain") > 0.2
+    assert torch.equal(several.decide(hits, asked, flag_above=stricter).codes, several.decide(hits, asked).codes)
+    for threshold in ("accept_above", "flag_above"):
+        with pytest.raises(ValueError, match=f"{threshold} must be a number, got NaN"):
+            calibration.decide(hits, asked, **{threshold: math.nan})
     assert calibration.false_accepts.rate(calibration.accept_above) <= 0.05
     assert calibration.detector.known("kappa").rate(-calibration.kappa_below) <= 0.1
     low, high = calibration.false_accepts.interval(1.0)
@@ -153,6 +160,8 @@ def test_the_conformal_set_holds_a_match_as_often_as_promised() -> None:
     assert calibration.conformal_set(hits).sum(1).unique().tolist() == [min(3, calibration.depth or 0)]
     with pytest.raises(ValueError, match="too few calibration queries had a match"):
         replace(calibration, depth=None).conformal_set(hits)
+    with pytest.raises(ValueError, match="the set is of the first 120 hits: search with that k, got k=3"):
+        replace(calibration, depth=120).conformal_set(hits)
 
 
 def test_the_credible_cosine_is_that_of_the_cap_of_each_query() -> None:
@@ -205,8 +214,6 @@ def test_a_gallery_is_stale_beyond_a_fifth() -> None:
     calibration = _calibration()
     assert calibration.gallery_size == 300
     assert [calibration.is_stale(size) for size in (239, 240, 300, 360, 361)] == [True, False, False, False, True]
-    some_left_out = replace(calibration, facts={"without_label": 100})
-    assert [some_left_out.is_stale(size) for size in (300, 320, 400, 480, 500)] == [True, False, False, False, True]
 
 
 def test_several_scores_flag_by_those_that_there_is_evidence_for() -> None:
@@ -277,10 +284,28 @@ def test_the_probability_rests_on_what_there_is_of_a_query() -> None:
     ):
         assert torch.equal(probability, model(scores))
     some = labels.clone()
-    some[::2, 0] = -1
+    some[::2, 7] = -1
     mixed = calibration.decide(hits, asked, labels=some).probability
     assert torch.equal(mixed[::2], without[::2])
     assert torch.equal(mixed[1::2], vectors[1::2])
+
+
+@pytest.mark.parametrize("flag", ["votes", "weighted_votes", "margin", "combined"])
+@pytest.mark.parametrize("share", [0.9, 0.3])
+def test_a_gallery_that_is_labelled_in_part_keeps_its_promises(flag: str, share: float) -> None:
+    stored = _items(300, 1000)[1]
+    calibration = _calibration(labels=stored[_searches()[0].hits], flag=flag)
+    flagged, probability, correct = [], [], []
+    for seed in range(20, 26):
+        found, asked, gallery = _searches(seed=seed)
+        hits = _hits(asked, gallery)
+        unlabelled = torch.rand(300, generator=torch.Generator().manual_seed(seed)) > share
+        decisions = calibration.decide(hits, asked, labels=stored.masked_fill(unlabelled, -1)[hits.ids])
+        flagged.append((decisions.codes == 2).double())
+        probability.append(decisions.probability)
+        correct.append(found.correct.double())
+    assert torch.cat(flagged).mean() < 0.1 + 4 * math.sqrt(0.09 / 400)
+    assert abs(torch.cat(probability).mean() - torch.cat(correct).mean()) < 0.05
 
 
 def test_targets_that_the_sample_cannot_promise_are_refused_with_how_many_it_takes() -> None:
@@ -308,6 +333,12 @@ def test_what_is_refused() -> None:
     calibration = _calibration()
     with pytest.raises(ValueError, match="hits and queries must be as many, got 400 and 3"):
         calibration.decide(_hits(asked, gallery), asked[:3])
+    hits, labels = _hits(asked, gallery), torch.zeros(len(asked), 50, dtype=torch.int64)
+    for wrong in (labels[:1], labels[:, :10]):
+        with pytest.raises(ValueError, match="labels must be one for each hit, got shapes"):
+            calibration.decide(hits, asked, labels=wrong)
+    with pytest.raises(ValueError, match="features and queries must be as many, got 10 and 400"):
+        calibration.decide(hits, asked, features=asked.mean[:10])
     with pytest.raises(ValueError, match="score must not hold NaN"):
         decision_codes(torch.tensor([False]), torch.tensor([math.nan]), accept_above=0.0)
 

@@ -50,6 +50,17 @@ def test_the_probability_does_not_depend_on_which_kind_there_is_more_of() -> Non
     assert probability_bins(verifier.probability(cosine, kappa, other), same).expected_error < 0.06
 
 
+def test_the_order_of_the_pairs_tells_nothing() -> None:
+    cosine, kappa, other, same = pairs = _pairs(2000, 2)
+    few = pairs[3] & (torch.arange(2000) < 500)
+    falling = torch.cat([few.nonzero()[:, 0], (~same).nonzero()[:, 0][cosine[~same].argsort()]])  # far impostors first
+    shuffled = falling[torch.randperm(len(falling), generator=torch.Generator().manual_seed(0))]
+    cosine, kappa, other, same = _pairs(4000, 3)
+    for order in (falling, shuffled):
+        verifier = Verifier.of(*(column[order] for column in pairs))
+        assert probability_bins(verifier.probability(cosine, kappa, other), same).expected_error < 0.06
+
+
 def test_pairs_of_one_kind_are_refused() -> None:
     cosine, kappa, other, same = _pairs(40, 0)
     with pytest.raises(ValueError, match="got 0 and 40"):

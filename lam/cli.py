@@ -417,7 +417,7 @@ def _worth(calibration: Any) -> str:
     if len(worth) == 1:
         right = round(facts["queries_with_match"] * facts["first_hit_right"])
         of_all = f"{right} of {facts['queries_with_match']} first hits are right"
-        return f"{next(iter(worth))} alone: {of_all}, which is too one-sided to learn from more"
+        return f"{next(iter(worth))} alone: {of_all}, and it takes 10 right and 10 wrong to learn from more"
     parts = [f"{name} {share:.0%}" for name, share in list(worth.items())[:_SHOWN_WORTH]]
     return f"{len(worth)} scores: {', '.join(parts)}{', ...' if len(worth) > _SHOWN_WORTH else ''}"
 

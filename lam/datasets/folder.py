@@ -152,6 +152,9 @@ def _part_folders(root: Path) -> dict[str, Path]:
 
 def _classes(folder: Path) -> dict[str, list[Path]]:
     classes = {path.name: image_files(path) for path in _folders(folder)}
+    for name in classes:
+        if name.encode(errors="replace").decode() != name:
+            raise ValueError(f"{folder} has a folder {name!r}, whose name is not in UTF-8: rename it")
     if not classes:
         raise MissingDataError(f"{folder} has no class folders; put the images of each class into one of its own")
     strays = [path for path in sorted(folder.iterdir()) if _is_image(path) or not path.exists()]

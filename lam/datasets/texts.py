@@ -267,13 +267,13 @@ def read_json(path: Path) -> object:
     """
     try:
         content = path.read_bytes()
-        return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+        return json.loads(gzip.decompress(content) if path.suffix.lower() == ".gz" else content)
     except (ValueError, OSError, EOFError, zlib.error, RecursionError) as error:
         raise ValueError(f"{path} is no valid JSON file: {error}") from None
 
 
 def _is_csv(path: Path) -> bool:
-    return path.name.endswith((".csv", ".csv.gz"))
+    return path.name.lower().endswith((".csv", ".csv.gz"))
 
 
 def _cell(value: object) -> str:
@@ -283,7 +283,7 @@ def _cell(value: object) -> str:
 def _existing(path: Path) -> Path:
     if not path.is_file():
         raise MissingDataError(f"there is no file {path}; give a CSV or JSON file of texts ({', '.join(FORMS)})")
-    if not path.name.endswith(FORMS):
+    if not path.name.lower().endswith(FORMS):
         raise ValueError(f"{path} must be one of {', '.join(FORMS)}")
     return path
 

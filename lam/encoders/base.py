@@ -20,7 +20,7 @@ from lam.encoders import files as encoder_files
 from lam.encoders.ambiguity import Ambiguity, learn
 from lam.encoders.batches import Batch, as_batches, labelled, split_batch
 from lam.encoders.files import SavedEncoder
-from lam.encoders.seen import item_hashes
+from lam.encoders.seen import Remembered
 from lam.hessians.accumulate import targets_of
 from lam.hessians.batch import check_feature_values
 from lam.inputs import AnyPreprocessing, preprocessing_from_json
@@ -288,15 +288,9 @@ class Encoder(ABC):
             ValueError: for data without labels, features that are not finite, fewer than 20 items with a match, or the
                 κ head of another network.
         """
-        hashes: set[int] = set()
-
-        def remembered() -> Iterator[Batch]:
-            for batch in as_batches(loader, labelled=True):
-                hashes.update(item_hashes(split_batch(batch)[0]))
-                yield batch
-
-        held_out, labels = self.predict_labelled(remembered(), "learning the ambiguity", progress=progress)
-        if seen := sum(number in hashes for number in self.trained_on):
+        remembered = Remembered(as_batches(loader, labelled=True))
+        held_out, labels = self.predict_labelled(remembered, "learning the ambiguity", progress=progress)
+        if seen := remembered.among(self.trained_on):
             warnings.warn(
                 f"{seen} of {len(self.trained_on)} training items that the encoder remembers are among those to learn "
                 "the ambiguity from: it will be too sure of others; give items that the network was not trained on",

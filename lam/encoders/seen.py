@@ -1,11 +1,13 @@
 """Which items were seen before: a few hashes of training items, by which they are recognised when they come again."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from lam.encoders.batches import Batch, split_batch
 
 REMEMBERED = 64
 """How many training items an encoder remembers."""
@@ -26,6 +28,31 @@ def item_hashes(inputs: Any) -> list[int]:
         columns = [inputs[name] for name in sorted(inputs) if isinstance(inputs[name], Tensor)]
         return [_number(row[row != 0] for row in rows) for rows in zip(*columns, strict=True)]
     return [_number([row]) for row in inputs]
+
+
+class Remembered:
+    """Batches that are remembered as they go by.
+
+    Args:
+        batches: to be read, once.
+    """
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self._batches = batches
+        self._hashes: list[int] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._batches:
+            self._hashes.extend(item_hashes(split_batch(batch)[0]))
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]  # which a generator refuses as it would itself
+
+    def among(self, hashes: Iterable[int], rows: Iterable[int] | None = None) -> int:
+        """How many of these items went by; of some of those that did, by their positions."""
+        seen = set(self._hashes if rows is None else (self._hashes[row] for row in rows))
+        return sum(number in seen for number in hashes)
 
 
 def spread(count: int) -> list[int]:

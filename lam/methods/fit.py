@@ -8,7 +8,7 @@ Source: Warburg et al. (2023), section 3.
 import logging
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any, Literal, get_args
@@ -148,8 +148,7 @@ def fit(
     first, batches = distributed.shard(loader)
     if first is None:
         raise ValueError("the loader gave no batch")
-    n_batches = ceil(len(loader) / distributed.world_size()) if isinstance(loader, Sized) else None
-    batches = tqdm(batches, total=n_batches, desc="fitting", unit="batch", disable=not progress)
+    batches = tqdm(batches, total=_number_of(loader), desc="fitting", unit="batch", disable=not progress)
     path = ADDED if head in ("identity", "train") else find_head(network, split_batch(first)[0], head)
     if path == ADDED:
         output = at_least_float32(probe_output(network, split_batch(first)[0]))
@@ -337,6 +336,14 @@ def _with_margin(curvature: Any, margin: float | None) -> tuple[Curvature, float
         raise ValueError(f"curvature must be an object of lam.hessians, made by one of {known}, got {curvature!r}")
     curvature = curvature.filled({"margin": margin})
     return curvature, getattr(curvature, "margin", None) if margin is None else margin
+
+
+def _number_of(loader: Any) -> int | None:
+    """How many batches this process gets, where a loader can say so."""
+    try:
+        return ceil(len(loader) / distributed.world_size())
+    except TypeError:
+        return None
 
 
 def _is_identity(weight: Tensor, bias: Tensor | None) -> bool:

@@ -212,12 +212,13 @@ def _in_words(output: Any) -> str:
 
 
 def _selection(call: str, output: Any) -> str:
-    """Code that selects the last matrix among several outputs."""
+    """Code that selects a matrix among several outputs, for each that there is."""
     parts = output.items() if isinstance(output, Mapping) else enumerate(output) if isinstance(output, tuple) else ()
     keys = [key for key, part in parts if isinstance(part, Tensor) and part.ndim == 2 and part.is_floating_point()]
     if not keys:
         return f"pool({call})"
-    return f'{call}["{keys[-1]}"]' if isinstance(keys[-1], str) else f"{call}[{keys[-1]}]"
+    found = [f'{call}["{key}"]' if isinstance(key, str) else f"{call}[{key}]" for key in keys]
+    return " or ".join(found) + (", whichever is the embedding" if len(found) > 1 else "")
 
 
 def _same_direction(candidate: Any, output: Tensor) -> bool:

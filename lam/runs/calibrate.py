@@ -24,6 +24,7 @@ from lam.datasets import Dataset, Splits
 from lam.datasets.base import stratified_split
 from lam.datasets.texts import Columns
 from lam.encoders.base import Encoder
+from lam.encoders.seen import Remembered
 from lam.gallery.embed import read_items
 from lam.gallery.snapshot import Snapshot
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
@@ -127,7 +128,8 @@ def calibrate_run(
     images = _held_out(encoder, folder, splits, columns)
     if gallery != HELD_OUT:
         images = images.queries
-    prediction = encoder.predict(loader_of(images, EMBEDDING_BATCH), progress=progress)
+    remembered = Remembered(loader_of(images, EMBEDDING_BATCH))
+    prediction = encoder.predict(remembered, progress=progress)
     known = None
     if splits is not None and reference:
         known = reference_features(encoder, splits.train, reference, seed=config.seed)
@@ -135,6 +137,12 @@ def calibrate_run(
     if gallery != HELD_OUT:
         stored, labels, without_label = _labelled(opened.gallery)
     relevance = _relevance(encoder, images, labels, config)
+    if seen := remembered.among(encoder.trained_on, relevance.queries.tolist()):
+        warnings.warn(
+            f"{seen} of {len(encoder.trained_on)} training items that the encoder remembers are among those calibrated "
+            "on: what is promised does not hold of others; calibrate on a --folder of items that it was not trained on",
+            stacklevel=2,
+        )
     queries = prediction.embeddings[relevance.queries]
     items = prediction.embeddings[relevance.candidates] if stored is None else stored
     searches, verifier = _search(queries, items, relevance, config.seed)

@@ -90,9 +90,9 @@ def _parse_override(override: str) -> tuple[str, Any]:
 
 def _outsiders(name: str) -> dict[str, str]:
     """The OOD set that a name alone stands for: a data set, or a folder or file of texts, called by its name."""
-    if "/" not in name and not Path(name).is_dir() and not name.endswith(FORMS):
+    if "/" not in name and not Path(name).is_dir() and not name.lower().endswith(FORMS):
         return {"name": name}
-    if name.endswith(FORMS):
+    if name.lower().endswith(FORMS):
         return {"name": "texts", "root": name, "title": re.sub(r"[^\w.+-]+", "-", Path(name).name)}
     return {"name": "folder", "root": name, "title": re.sub(r"[^\w.+-]+", "-", Path(name).absolute().name)}
 

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -22,6 +23,7 @@ from lam.encoders.base import Encoder
 from lam.gallery.item import checked_metadata
 from lam.gallery.refusal import Refusal
 from lam.inputs.preprocessing import Preprocessing
+from lam.models.sentences import is_cut
 from lam.pairs.pairs import check_labels
 from lam.retrieval.metrics.reference import NEIGHBOUR, Reference
 from lam.runs.config import DataConfig
@@ -124,6 +126,19 @@ def check_texts(items: Dataset) -> None:
                 f"{shown.path}: {refusal} with the text, allowed is {refusal.allowed}: leave columns out, or lower "
                 "data.options.max_bytes"
             ) from None
+
+
+def parts_of(splits: Splits, ood: Mapping[str, Dataset]) -> dict[str, Dataset]:
+    """All the data of a run, by name."""
+    return {**splits.parts(), **{f"OOD set {name}": images for name, images in ood.items()}}
+
+
+def warn_of_cut_texts(network: nn.Module, parts: Iterable[Dataset]) -> None:
+    """Say how many texts are longer than what becomes an input, or than the network reads."""
+    read = {text: part.preprocessing for part in parts if isinstance(part, Texts) for text in part.texts}
+    n_cut = sum(preprocessing.is_cut(text) or is_cut(network, text) for text, preprocessing in read.items())
+    if n_cut:
+        warnings.warn(f"{n_cut} of {len(read)} texts are longer than the network reads: cut", stacklevel=3)
 
 
 def check_files(parts: Iterable[Dataset], progress: bool) -> None:

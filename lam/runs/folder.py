@@ -135,12 +135,17 @@ def _claimed(
         if not (folder / DATA).is_file():
             summaries = {name: _summary(images) for name, images in parts.items()}
             write_record(folder / DATA, {"gallery": gallery, "parts": summaries}, format=FORMAT)
-        if changed := changed_parts(folder, parts):
-            raise ValueError(
-                f"the data changed since the run in {folder} began ({', '.join(changed)}): "
-                "give another --output or delete it"
-            )
+        refuse_changed_data(folder, parts)
         yield
+
+
+def refuse_changed_data(folder: Path, parts: Mapping[str, Dataset]) -> None:
+    """Refuse to continue a run, or to take it for that of these data, where they are others than it began with."""
+    if changed := changed_parts(folder, parts):
+        raise ValueError(
+            f"the data changed since the run in {folder} began ({', '.join(changed)}): "
+            "give another --output or delete it"
+        )
 
 
 def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:

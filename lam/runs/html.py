@@ -26,6 +26,7 @@ from lam.utils.pages import figure, rendered
 
 _SECONDS, _TUNED, _CORRUPTION = "seconds_", "tuned_", "corruption_"
 _PREVALENCE = "prevalence"
+_NO_MATCH = "no_match_auprc"
 _CORRUPTED = {"recall@1": describe("recall@1").name, "kappa": "median κ"}
 _TRENDS = {"trend": "trend of κ"} | {
     f"trend_{score}": f"of {SCORES[score].short}" for score in ("kappa_epistemic", "kappa_aleatoric", "p_known")
@@ -100,6 +101,7 @@ def write_report(
         notes=notes,
         metrics=_described(rest),
         answers=_score_table(answers) if any(key.score for key in answers) else None,
+        has_no_match=any(key.metric == _NO_MATCH for key in answers),
         unseen=_score_table(unseen) if unseen else None,
         ood=_score_table(ood, ood_score, headings) if ood else None,
         tuned=_described(tuned),

@@ -162,6 +162,8 @@ def search(
     check_at_least("k", k, 1)
     folders = (image_files(path) if path.is_dir() else [path] for path in map(Path, images))
     files = tuple(file for folder in folders for file in folder)
+    if not files and images:
+        raise ValueError(f"there are no images in {', '.join(map(str, images))}")
     if bool(files) == bool(texts):
         raise ValueError("there must be images to search for, files or folders that hold some, or texts, and not both")
     opened = Run(run)

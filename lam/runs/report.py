@@ -39,7 +39,7 @@ def write_plots_and_report(
         metrics=metrics,
         plots=pictures,
         configuration=configuration,
-        notes=list(_notes(encoder, evaluation, metrics)),
+        notes=list(_notes(encoder, evaluation, metrics, test)),
         ood_score=evaluation.primary,
         ood_set=next(iter(evaluation.ood_scores), ""),
     )
@@ -68,7 +68,7 @@ def _plots(
     if evaluation.calibration is not None:
         path = folder / "calibration.png"
         plots.plot_calibration(path, evaluation.calibration)
-        caption = "Share of right answers against confidence, the share of sampled networks that agree."
+        caption = "Share of right answers against confidence, the share of samples that agree."
         yield Plot("Calibration", caption, path)
     if encoder.has_kappa:
         path = folder / "extremes.png"
@@ -129,7 +129,9 @@ def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mappi
     mean, kappa = (torch.cat([getattr(part, name) for part in embeddings]) for name in ("mean", "kappa"))
 
     def image(items: Dataset, index: int) -> Tensor | str:
-        return items.texts[index] if isinstance(items, Texts) else items.preprocessing.denormalize(items[index][0])
+        if isinstance(items, Texts):
+            return str(items.shown(index).text)
+        return items.preprocessing.denormalize(items[index][0])
 
     def verdict(query: int) -> bool | str:
         return bool(evaluation.correct[query]) if query < n_queries else outside[query - n_queries][0]
@@ -149,11 +151,14 @@ def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mappi
     plots.plot_extremes(path, kappa, verdict, query_image=query_image, hit_image=hit_image)
 
 
-def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any]) -> Iterator[str]:
+def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any], test: Dataset) -> Iterator[str]:
     """What a reader should know beside the figures."""
     apart = not torch.equal(evaluation.candidates, evaluation.queries)
-    gallery = "part of the test split that holds no query" if apart else "test split without the query itself"
-    yield f"The gallery is the {gallery}; nothing was tuned on it."
+    if apart and isinstance(test, Texts):
+        yield "The gallery is every answer of the data, those to training questions among them; the questions are new."
+    else:
+        gallery = "part of the test split that holds no query" if apart else "test split without the query itself"
+        yield f"The gallery is the {gallery}; nothing was tuned on it."
     if evaluation.ood_scores:
         yield f"The main OOD set is {next(iter(evaluation.ood_scores))}."
     if evaluation.primary == "knn":

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from lam import models
-from lam.datasets import Dataset, Splits
+from lam.datasets import Dataset, MissingDataError, Splits
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.ambiguity import check_enough
 from lam.encoders.base import Encoder
@@ -56,9 +56,20 @@ from lam.runs.data import (
     check_texts,
     load_data,
     loader_of,
+    parts_of,
     reference_features,
+    warn_of_cut_texts,
 )
-from lam.runs.folder import CONFIG, DATA, ENCODER, METRICS, is_finished, open_for_writing, refuse_other_run
+from lam.runs.folder import (
+    CONFIG,
+    DATA,
+    ENCODER,
+    METRICS,
+    is_finished,
+    open_for_writing,
+    refuse_changed_data,
+    refuse_other_run,
+)
 from lam.runs.index import index_dataset
 from lam.runs.report import write_plots_and_report
 from lam.runs.samples import draw_samples, write_samples
@@ -112,15 +123,18 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     folder, settings = config.folder, config.resolved()
     distributed.join()
     progress = progress and distributed.is_rank_zero()
-    if finished := distributed.broadcast_from_rank_zero(lambda: _finished(folder, settings)):
+    if finished := distributed.broadcast_from_rank_zero(lambda: _finished(config, settings)):
         return finished
     splits, ood = distributed.rank_zero_first(lambda: load_data(config.data))
     check_splits(splits, learns=config.network.head != "identity" or config.method.learns_from_matches)
     check_texts(splits.test)
-    parts: dict[str, Dataset] = {**splits.parts(), **{f"OOD set {name}": images for name, images in ood.items()}}
-    if not (folder / DATA).is_file():  # an earlier start has checked them
+    parts = parts_of(splits, ood)
+    is_new = not (folder / DATA).is_file()  # or an earlier start has checked them
+    if is_new:
         distributed.broadcast_from_rank_zero(lambda: check_files(parts.values(), progress))
     network, start = distributed.rank_zero_first(lambda: _build_network(config, splits.train))
+    if is_new and distributed.is_rank_zero():
+        warn_of_cut_texts(network, parts.values())
     stages = Stages(progress, read_json(folder / SECONDS) if (folder / SECONDS).is_file() else {})
     images, training = _training(config, start, splits, stages)
     config.method.check(network, images, training)
@@ -133,9 +147,18 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
         )
 
 
-def _finished(folder: Path, settings: dict[str, Any]) -> RunResult | None:
+def _finished(config: RunConfig, settings: dict[str, Any]) -> RunResult | None:
+    """The run that is there already, unless its data are others now; where they are gone nobody can say."""
+    folder = config.folder
     refuse_other_run(folder, settings)
-    return RunResult(folder, read_json(folder / METRICS)) if is_finished(folder) else None
+    if not is_finished(folder):
+        return None
+    try:
+        parts = parts_of(*load_data(config.data))
+    except MissingDataError:
+        parts = {}
+    refuse_changed_data(folder, parts)
+    return RunResult(folder, read_json(folder / METRICS))
 
 
 def _evaluate(

@@ -40,7 +40,7 @@ class Table:
             ValueError: If it lacks a needed column, names two alike, or a row has more or fewer values than there are
                 columns; or it is no CSV file in UTF-8, or is damaged.
         """
-        opened = gzip.open if path.suffix == ".gz" else open
+        opened = gzip.open if path.suffix.lower() == ".gz" else open
         with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream, strict=True)
             limit = csv.field_size_limit(sys.maxsize)  # a text may be as long as it is
@@ -48,7 +48,8 @@ class Table:
                 names = [name.strip() for name in next((row for row in reader if row), [])]
                 rows = [(reader.line_num, row) for row in reader if row]
             except csv.Error as error:
-                raise ValueError(f"{path} is no CSV file, line {reader.line_num}: {error}") from None
+                told = "columns are told apart by commas, not by semicolons or tabs"
+                raise ValueError(f"{path} is no CSV file, line {reader.line_num}: {error}; {told}") from None
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path} is not in UTF-8: {error}") from None
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:

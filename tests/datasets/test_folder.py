@@ -1,5 +1,6 @@
 """Folders of images in both layouts; whatever is missing, empty, strange or no image is named."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -225,3 +226,12 @@ class TestRefusals:
     def test_one_shape_is_needed(self, tmp_path):
         with pytest.raises(ValueError, match="need one shape: set a crop or an exact size"):
             load("folder", root=make(tmp_path, {"cat": 5, "dog": 5}), preprocessing=Preprocessing(size=8))
+
+
+def test_a_class_whose_name_is_not_in_utf_8_is_refused(tmp_path: Path) -> None:
+    for name in (b"cat", b"B\xe4ume"):
+        folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+        folder.mkdir()
+        Image.new("L", (4, 4)).save(folder / "a.png")
+    with pytest.raises(ValueError, match=r"has a folder 'B\\udce4ume', whose name is not in UTF-8: rename it"):
+        load("folder", root=tmp_path)

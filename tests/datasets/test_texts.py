@@ -214,3 +214,13 @@ def test_docstrings_are_parted_and_descriptions_are_others() -> None:
     outsiders = datasets.load_ood("descriptions", like=splits.test)
     assert len(outsiders) > 20
     assert not set(outsiders.names) & set.union(*names)
+
+
+def test_a_name_in_capitals_is_read_and_semicolons_are_told(tmp_path: Path) -> None:
+    (tmp_path / "A.CSV").write_text("text,label\n" + "".join(f"t{row},{row % 3}\n" for row in range(30)))
+    assert len(datasets.load("texts", root=tmp_path / "A.CSV").train) > 10
+    (tmp_path / "b.csv").write_text('text;label\n"one";"a"\n')
+    with pytest.raises(
+        ValueError, match="is no CSV file, line 2: .*; columns are told apart by commas, not by semicol"
+    ):
+        datasets.load("texts", root=tmp_path / "b.csv")

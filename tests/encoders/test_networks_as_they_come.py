@@ -1,7 +1,7 @@
 """What people bring: networks that scale, normalise or parametrise their head, and inputs and labels of other types."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -154,6 +154,21 @@ def test_labels_are_of_any_type_of_integers(dtype: torch.dtype) -> None:
         ]
 
     assert numbers(others, labels.to(dtype)) == numbers(batches, labels)
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Items that nobody has counted."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([pair for inputs, labels in make_batches() for pair in zip(inputs, labels, strict=True)])
+
+
+def test_a_loader_of_a_stream_is_fitted_to() -> None:
+    batches = make_batches()
+    loader: Any = torch.utils.data.DataLoader(Stream(), batch_size=len(batches[0][0]))
+    streamed = lam.fit(make_network(), loader, margin=0.7, progress=False)
+    assert isinstance(streamed, lam.BayesianEncoder)
+    torch.testing.assert_close(streamed.posterior.curvature.h, fit(batches).posterior.curvature.h)
 
 
 def test_labels_in_the_byte_order_of_another_machine_are_read_and_complex_ones_refused() -> None:

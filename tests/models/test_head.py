@@ -98,6 +98,14 @@ def test_outputs_that_are_no_embeddings_are_refused():
         find_head(nn.Linear(5, 3), torch.randn(4, 2, 5))
     with pytest.raises(ValueError, match="it gave tuple"):
         find_head(nn.LSTM(5, 3), torch.randn(4, 5))
+
+    class Two(nn.Linear):
+        def forward(self, inputs):
+            return super().forward(inputs), inputs
+
+    either = r"self\.network\(inputs\)\[0\] or self\.network\(inputs\)\[1\], whichever is the embedding"
+    with pytest.raises(ValueError, match=either):
+        find_head(Two(5, 3), torch.randn(4, 5))
     with pytest.raises(ValueError, match="output on the first batch is not finite"):
         find_head(nn.Linear(5, 3), torch.full((4, 5), float("nan")))
     with pytest.raises(ValueError, match="must be a tensor or a dictionary of named inputs, got list"):

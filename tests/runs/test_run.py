@@ -120,11 +120,30 @@ def test_a_finished_run_is_not_touched_again(
 ) -> None:
     folder = finished_run.folder
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    monkeypatch.setattr("lam.runs.data.datasets.load", lambda *_, **__: pytest.fail("the data were read"))
+    monkeypatch.setattr("lam.runs.run._build_network", lambda *_: pytest.fail("a network was built"))
     result = run(load_config(folder))
     assert result.metrics == json.loads((folder / "metrics.json").read_text())
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     assert capsys.readouterr().err == ""
+
+
+def test_a_finished_run_is_not_taken_for_that_of_other_data(
+    finished_run: FinishedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(finished_run.folder)
+    whole = datasets.load("digits")
+    fewer = replace(whole, train=whole.train.subset(torch.arange(800)))
+    monkeypatch.setattr("lam.runs.data.datasets.load", lambda *_, **__: fewer)
+    with pytest.raises(
+        ValueError, match=r"the data changed since the run in .* began \(train\): give another --output"
+    ):
+        run(config, progress=False)
+
+    def gone(*_: object, **__: object) -> None:
+        raise datasets.MissingDataError("there is no folder")
+
+    monkeypatch.setattr("lam.runs.data.datasets.load", gone)
+    assert run(config, progress=False).metrics == json.loads((config.folder / "metrics.json").read_text())
 
 
 def test_a_folder_keeps_its_settings(finished_run: FinishedRun) -> None:

@@ -204,9 +204,35 @@ def test_texts_that_are_longer_than_is_read_are_counted(run_copy: Path, tmp_path
 
 
 @pytest.mark.long
+def test_a_run_says_that_texts_are_cut_and_shows_halves_of_characters(tmp_path: Path) -> None:
+    rows = json.loads(topics(tmp_path / "topics.json").read_text())
+    rows = [{**row, "text": f"\ud83d {row['text']}"} for row in rows]
+    rows[0]["text"] += 2000 * " fur"
+    (tmp_path / "halves.json").write_text(json.dumps(rows))
+    with pytest.warns(UserWarning, match="1 of 120 texts are longer than the network reads: cut"):
+        finished = text_run(tmp_path / "run", tmp_path / "halves.json")
+    assert all(item.text is not None and item.text.startswith("? ") for item in finished.gallery.items)
+    told = r"\d+ of 64 training items that the encoder remembers are among those calibrated on"
+    with pytest.warns(UserWarning, match=told), pytest.warns(UserWarning, match="1 of 120 texts are longer"):
+        calibrate_run(
+            finished.folder,
+            targets=Targets(far=0.2, ood=0.2),
+            folder=tmp_path / "halves.json",
+            gallery="held-out",
+            progress=False,
+        )
+
+
+def test_a_report_says_that_all_answers_are_searched(of_questions: Run, of_topics: Run) -> None:
+    said = "The gallery is every answer of the data, those to training questions among them"
+    assert said in (of_questions.folder / "report.html").read_text()
+    assert said not in (of_topics.folder / "report.html").read_text()
+
+
+@pytest.mark.long
 def test_answers_are_indexed_and_new_questions_calibrated_on(tmp_path: Path) -> None:
     finished = text_run(tmp_path / "run", faq(tmp_path / "faq.json"))
-    lines = [f"where is thing{number},thing{number} is here,{number}.html" for number in (*range(40), 3)]
+    lines = [f"where was thing{number},thing{number} is here,{number}.html" for number in (*range(40), 3)]
     file = csv_of(tmp_path / "new.csv", "question,answer,page", *lines)
     index_images(finished.folder, listed=file, progress=False)
     items = of_gallery(finished.folder)

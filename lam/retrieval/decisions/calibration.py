@@ -268,8 +268,8 @@ class Calibration:
         able = able.for_unlabelled if labels is None else able
         in_force = able if k else able.for_hitless
         ood_score, known = self.detector.ood_score(in_force.flag, scores), self.detector.known(in_force.flag)
-        is_own = flag_above is not None and in_force.flag == self.flag
-        flagged = ood_score > (flag_above if is_own else in_force.flag_above)
+        threshold = in_force.flag_above if flag_above is None or in_force.flag != self.flag else flag_above
+        flagged = ood_score > threshold
         score = hits.scores[:, 0] if k else hits.scores.new_full((len(hits),), -torch.inf)
         return Decisions(
             codes=decision_codes(

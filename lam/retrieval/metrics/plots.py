@@ -5,6 +5,7 @@ that figure and number cannot differ; nothing to draw is a ValueError. Matplotli
 global figure, backend or style is touched.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -28,7 +29,7 @@ _DPI = 160
 _BINS = 50  # of a histogram of κ
 _EXTREMES = 8
 _LEGEND = 3.0  # inches of a legend beside the axes
-_CHARACTERS, _TEXT_LINES = 19, 10  # of a text in the place of a picture
+_CHARACTERS, _TEXT_LINES = 19, 8  # of a text in the place of a picture
 _SIDE, _STEP, _HALF = 1.0, 1.12, 3.0  # inches: a picture among the extremes, from one to the next, the least certain
 
 _LINES = ("-", "--", "-.")
@@ -69,7 +70,7 @@ def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Ten
 
 
 def plot_calibration(
-    path: str | Path, bins: CalibrationBins, *, confidence: str = "share of sampled networks that agree"
+    path: str | Path, bins: CalibrationBins, *, confidence: str = "share of samples that agree"
 ) -> None:
     """Draw accuracy against confidence, with the number of queries in each bin below.
 
@@ -113,7 +114,7 @@ def plot_calibration_curves(path: str | Path, bins: Mapping[str, CalibrationBins
         axes.plot(
             confidence, accuracy, **style, marker="o", markersize=4, label=f"{name}   ECE {found.expected_error:.3f}"
         )
-    axes.set(xlabel="confidence: share of sampled networks that agree", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
+    axes.set(xlabel="confidence: share of samples that agree", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
     _finish(figure, axes, path, legend="best")
 
 
@@ -185,7 +186,7 @@ def plot_precision_recall(
         axes.step(*precision_recall_curve(inside, outside), **style, where="pre", label=label)
     for share in sorted({prevalence(*pair) for pair in scores.values()}):
         axes.axhline(share, color=_MUTED, linestyle="--", linewidth=1, label=f"useless score: prevalence {share:.3f}")
-    axes.set(xlabel=f"recall: share of {positives} found", ylabel=f"precision: share of {positives} among the flagged")
+    axes.set(xlabel=f"recall: share of {positives} found", ylabel=f"precision: {positives} among the flagged")
     axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
     _finish(figure, axes, path, legend="best")
 
@@ -287,7 +288,7 @@ def plot_extremes(
 ) -> None:
     """Show the least and the most certain queries, each with its κ, its first hit and what that is worth.
 
-    Eight of each, or as many as there are.
+    Eight of each, or half of the queries where they are fewer than sixteen.
 
     Args:
         kappa: (Q,) the concentration of each query.
@@ -302,7 +303,7 @@ def plot_extremes(
     check_finite("kappa", kappa)
     if len(kappa) == 0:
         raise ValueError("kappa must hold at least one query, got none")
-    count = min(_EXTREMES, len(kappa))
+    count = min(_EXTREMES, max(1, len(kappa) // 2))
     order = kappa.argsort(stable=True).tolist()
     halves = ("Least", order[:count]), ("Most", order[::-1][:count])
     figure, axes = _sheet(max(_SIDE + (count - 1) * _STEP + 0.42, 3.2), 2 * _HALF)
@@ -347,13 +348,15 @@ def _show(axes: Any, corner: tuple[float, float], image: Tensor | str, title: st
 
     left, top = corner
     width, height = (_SIDE, _SIDE) if isinstance(image, str) else _draw(axes, corner, image)
-    if isinstance(image, str):
-        axes.text(left + 0.05 * _SIDE, top + 0.05 * _SIDE, _beginning(image), fontsize=6, va="top", color=_INK)
     plain = color == _INK
     place = left + (_SIDE - width) / 2, top + (_SIDE - height) / 2
-    axes.add_patch(
+    frame = axes.add_patch(
         Rectangle(place, width, height, fill=False, edgecolor=_GRID if plain else color, linewidth=1 if plain else 2)
     )
+    if isinstance(image, str):
+        begin = left + 0.05 * _SIDE, top + 0.05 * _SIDE
+        text = axes.text(*begin, _beginning(image), fontsize=6, va="top", color=_INK, clip_on=True)
+        text.set_clip_path(frame)  # letters of some scripts, and capitals, are wider than most
     axes.text(left + _SIDE / 2, place[1] - 0.04, title, fontsize=8.5, color=color, ha="center", va="bottom")
 
 
@@ -426,7 +429,9 @@ def _finish(figure: Any, axes: Any, path: str | Path, *, legend: str, **place: A
 
 def _save(figure: Any, path: str | Path) -> None:
     def write(temporary: Path) -> None:
-        figure.savefig(temporary, format="png", dpi=_DPI, metadata={"Software": None})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # boxes say so
+            figure.savefig(temporary, format="png", dpi=_DPI, metadata={"Software": None})
 
     write_atomically(path, write)
 

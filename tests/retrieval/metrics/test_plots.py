@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -145,7 +146,7 @@ def test_extremes_show_the_ends_of_kappa(n_queries: int, shape: tuple[int, ...],
         query_image=image,
         hit_image=lambda index: torch.rand(shape, generator=torch.Generator().manual_seed(index)),
     )
-    shown = min(8, n_queries)
+    shown = min(8, max(1, n_queries // 2))
     assert asked == list(range(n_queries))[::-1][:shown] + list(range(shown))
     drawn(tmp_path / "plot.png")
 
@@ -158,9 +159,26 @@ def test_extremes_name_what_a_query_from_outside_is_of(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("lam.retrieval.metrics.plots._show", remembered)
     images = {"query_image": lambda _: torch.ones(4, 4), "hit_image": lambda _: torch.ones(4, 4)}
-    verdicts: tuple[bool | str, ...] = ("birds", False, True)
-    plot_extremes(tmp_path / "plot.png", torch.tensor([0.5, 2.0, 30.0]), lambda query: verdicts[query], **images)
-    assert titles[:6] == ["birds\nκ 0.5", "", "κ 2", "✗ wrong", "κ 30", "✓ right"]
+    verdicts: tuple[bool | str, ...] = ("birds", False, True, True)
+    kappa = torch.tensor([0.5, 2.0, 30.0, 20.0])
+    plot_extremes(tmp_path / "plot.png", kappa, lambda query: verdicts[query], **images)
+    assert titles == ["birds\nκ 0.5", "", "κ 2", "✗ wrong", "κ 30", "✓ right", "κ 20", "✓ right"]
+
+
+def test_a_text_stays_in_its_frame_and_letters_without_a_glyph_are_boxes(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    outside = []
+    for name, text in {"capitals": 200 * "WHERE ", "glyphs": 200 * "多", "short": "a"}.items():
+        shown = {"query_image": lambda _, text=text: text, "hit_image": lambda _: "a"}
+        plot_extremes(tmp_path / f"{name}.png", torch.ones(1), lambda _: True, **shown)
+        pixels = np.array(Image.open(tmp_path / f"{name}.png").convert("L"))
+        for top in (100, 580):  # the frames, at 160 dots an inch, and their lines
+            pixels[top : top + 163, 47:210] = 255
+        outside.append(pixels)
+    assert (outside[0] == outside[2]).all()
+    assert (outside[1] == outside[2]).all()
+    assert not recwarn.list
 
 
 def test_the_same_data_give_the_same_file(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -35,7 +34,6 @@ _BACKLOG = 2048  # connections that wait to be accepted; the system drops others
 _KEPT_BY_SYSTEM = 2**17  # bytes of an answer that is not read, or of a request, each way and connection
 _NOISY = ("asyncio", "uvicorn.error")
 _QUIET_SECONDS = 10.0
-_TURN = 0.0005  # seconds that a thread may work while the event loop, which takes a turn for each connection, waits
 
 
 def serve(
@@ -78,8 +76,6 @@ def serve(
         print(f"{engine.run.folder}: {len(engine.gallery)} items at {address}, until interrupted", flush=True)
         resources.enter_context(_sparing_log())
         server = server_of(create_app(engine, key=key), settings, OpenConnections(most, settings.client_connections))
-        resources.callback(sys.setswitchinterval, sys.getswitchinterval())
-        sys.setswitchinterval(_TURN)
         gc.freeze()  # going through all that was loaded, as Python now and then does, would hold every request up
         uvloop.run(_serve(server, listener, engine))
 

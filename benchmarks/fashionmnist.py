@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from methods import FIGURES, PAPER
 from timing import write
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -143,8 +142,7 @@ def main() -> None:
                     variants.setdefault(name, []).append(metrics)
                 write("fashionmnist_variants", {name: over_seeds(found) for name, found in variants.items()})
         if loss == LOSSES[0]:
-            paper = dict(zip(FIGURES, PAPER["laplace_posthoc"], strict=True))
-            write("fashionmnist", {"paper": paper, **over_seeds(rows)})
+            write("fashionmnist", over_seeds(rows))
         else:
             losses[loss] = over_seeds(rows)
             write("fashionmnist_losses", losses)

@@ -2,7 +2,7 @@
 
     python benchmarks/online_curvature.py --work FOLDER [--root FOLDER] [--seeds 5]
 
-FOLDER holds the runs of `methods.py laplace_online --set=--method.n_samples=1 --name laplace_online_one_sample`.
+FOLDER holds the runs of `lam run fashionmnist laplace_online --method.n_samples=1`, `laplace_online_one_sample-SEED`.
 `followed` is the running mean that training kept; `unbiased` the same without what is left in it of its start h₀, that
 is (h − βᵀh₀)/(1 − βᵀ); `refitted` is formed again at the kept weights. OOD sets are those of `validation`. Results:
 results/online_curvature.json.

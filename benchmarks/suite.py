@@ -1,7 +1,7 @@
 """Every kind of data by every method over seeds: photographs, faces, characters, clothes, digits, texts, a run a cell.
 
     python benchmarks/suite.py --data FOLDER [--only NAME ...] [--methods NAME ...] [--seeds 5] [--others 1]
-        [--limit N] [--work FOLDER] [--again]
+        [--limit N] [--work FOLDER] [--again] [--set=SETTING ... --name NAME]
 
 FOLDER holds `mnist`, `cifar10/images.tar`, `faces/faces.tar.gz`, `omniglot/images_background_small1.zip`, `clinc150`,
 `banking77` and `fashion-mnist`, or `--fashionmnist` says where that is; what is missing is left out, and said, and so
@@ -9,7 +9,8 @@ is a method that refuses the data. A cell is one `lam run` with the method's set
 `--work`, so that a finished one is not trained again; `--again` measures all cells anew, by the code of today, from
 the encoders that were trained. Methods that begin with a trained network share that of `deterministic` with the same
 seed. `--seeds` is of the methods in REPEATED, `--others` of the others. results/suite/NAME.json holds the metrics of a
-data set by method and seed, to five digits; what other calls wrote stays in it.
+data set by method and seed, to five digits; what other calls wrote stays in it. One method with other settings is a row
+of another name: `--methods deep_ensemble --set=--method.combine=mean --name "deep_ensemble, plain mean"`.
 """
 
 import argparse
@@ -179,14 +180,14 @@ def parted(folder: Path, is_known: Callable[[Path], bool]) -> tuple[Path, Path]:
 
 def configured(parsed: argparse.Namespace, name: str, source: Source, method: str, seed: int) -> RunConfig:
     """The cell's configuration."""
-    output = parsed.work / f"{name}-{method}-{seed}"
+    output = parsed.work / f"{name}-{(parsed.name or method).replace(', ', '+')}-{seed}"
     settings = [*source.settings, "--data.strangers=0", f"--seed={seed}", f"--output={output}"]
     settings.append(f"--accelerator={parsed.accelerator}")
     if parsed.limit:
         settings.append(f"--data.limit={parsed.limit}")
     if method in FROM_A_NETWORK:
         settings.append(f"--checkpoint={parsed.work / f'{name}-deterministic-{seed}'}")
-    config = load_config(f"{source.configuration} {method}", settings)
+    config = load_config(f"{source.configuration} {method}", [*settings, *parsed.set])
     if source.ood:
         config.data.ood = list(source.ood)
     return config
@@ -195,7 +196,8 @@ def configured(parsed: argparse.Namespace, name: str, source: Source, method: st
 def cell(parsed: argparse.Namespace, name: str, source: Source, method: str, seed: int) -> RunResult:
     """The run of a cell, after that of the network that it begins with."""
     if method in FROM_A_NETWORK:
-        cell(parsed, name, source, "deterministic", seed)
+        plain = argparse.Namespace(**{**vars(parsed), "set": [], "name": None})
+        cell(plain, name, source, "deterministic", seed)
     return run(configured(parsed, name, source, method, seed), progress=False)
 
 
@@ -219,8 +221,12 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="of the items of each part; `--work` and results are then apart")
     parser.add_argument("--work", type=Path, default=Path("runs/suite"), help="where data and runs are kept")
     parser.add_argument("--accelerator", default="cpu", help="cpu, cuda or auto: a GPU's figures differ by rounding")
+    parser.add_argument("--set", action="append", default=[], help="another setting: --set=--method.refit=false")
+    parser.add_argument("--name", help="of the row with other settings")
     parser.add_argument("--again", action="store_true", help="measure finished cells anew")
     parsed = parser.parse_args()
+    if bool(parsed.set) != bool(parsed.name) or (parsed.name and len(parsed.methods) > 1):
+        parser.error("--set and --name go together, with one method")
     apart = f"_{parsed.limit}" if parsed.limit else ""
     parsed.data, parsed.work = parsed.data.resolve(), parsed.work.with_name(parsed.work.name + apart).resolve()
     for name in parsed.only:
@@ -240,7 +246,7 @@ def main() -> None:
                     break
                 print(f"{name}, {method}, seed {seed}: {metrics}", file=sys.stderr, flush=True)
                 results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-                results.setdefault(method, {})[str(seed)] = metrics
+                results.setdefault(parsed.name or method, {})[str(seed)] = metrics
                 results.pop("machine", None)
                 write(written, results)
 

@@ -12,7 +12,8 @@
     plots/*.png, report.html
     MANIFEST.json    SHA-256 of what does not change afterwards, written last
 
-Started again with the same configuration a run continues where it was; what is finished is kept.
+Started again with the same configuration a run continues where it was; what is finished is kept, and refused where the
+data are others by now.
 
 Several processes, started by torchrun, train and fit together; the first one alone writes, evaluates and reports, while
 the others wait.
@@ -115,7 +116,8 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
 
     Raises:
         ValueError: for settings outside their range, data that cannot be read or are too few, a network that does not
-            take them, or a folder that holds a run with other settings; all before any work, and with nothing written.
+            take them, or a folder that holds a run with other settings or of other data; all before any work, and with
+            nothing written.
         CorruptFileError: naming the file of a finished run that is missing, truncated or altered.
     """
     config.check()

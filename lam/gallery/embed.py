@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lam import datasets
@@ -99,7 +99,7 @@ def _read_texts(
     if file.is_dir():
         raise ValueError(f"{file} is a folder, and this run takes texts: give a CSV or JSON file of them")
     texts = datasets.texts.read(root=file, preprocessing=preprocessing, columns=columns, labelled=labelled)
-    if n_cut := sum(is_cut(encoder, preprocessing, text) for text in texts.texts):
+    if n_cut := sum(is_cut(encoder.network, preprocessing, text) for text in texts.texts):
         warnings.warn(f"{file}: {n_cut} of {len(texts)} texts are longer than the network reads: cut", stacklevel=3)
     return texts
 
@@ -163,9 +163,9 @@ def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
     return preprocessing
 
 
-def is_cut(encoder: Encoder, preprocessing: TextPreprocessing, text: str) -> bool:
-    """Whether only the beginning of a text is read: as an input, or by the network of an encoder."""
-    return preprocessing.is_cut(text) or sentences.is_cut(encoder.network, text)
+def is_cut(network: nn.Module | None, preprocessing: TextPreprocessing, text: str) -> bool:
+    """Whether only the beginning of a text is read: as an input, or by the network."""
+    return preprocessing.is_cut(text) or sentences.is_cut(network, text)
 
 
 def _loader(images: Dataset) -> DataLoader[Any]:

@@ -20,10 +20,10 @@ from lam.datasets.soft_labels import read_soft_labels
 from lam.datasets.strangers import set_classes_aside
 from lam.datasets.texts import Texts
 from lam.encoders.base import Encoder
+from lam.gallery.embed import is_cut
 from lam.gallery.item import checked_metadata
 from lam.gallery.refusal import Refusal
 from lam.inputs.preprocessing import Preprocessing
-from lam.models.sentences import is_cut
 from lam.pairs.pairs import check_labels
 from lam.retrieval.metrics.reference import NEIGHBOUR, Reference
 from lam.runs.config import DataConfig
@@ -136,7 +136,7 @@ def parts_of(splits: Splits, ood: Mapping[str, Dataset]) -> dict[str, Dataset]:
 def warn_of_cut_texts(network: nn.Module, parts: Iterable[Dataset]) -> None:
     """Say how many texts are longer than what becomes an input, or than the network reads."""
     read = {text: part.preprocessing for part in parts if isinstance(part, Texts) for text in part.texts}
-    n_cut = sum(preprocessing.is_cut(text) or is_cut(network, text) for text, preprocessing in read.items())
+    n_cut = sum(is_cut(network, preprocessing, text) for text, preprocessing in read.items())
     if n_cut:
         warnings.warn(f"{n_cut} of {len(read)} texts are longer than the network reads: cut", stacklevel=3)
 

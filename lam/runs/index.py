@@ -176,7 +176,7 @@ def search(
     parts = [asked[start : start + size] for start in range(0, len(asked), size)]
     batches = (torch.stack([preprocessing(one) for one in part]) for part in parts)
     for text in texts:
-        if is_cut(encoder, preprocessing, text):
+        if is_cut(encoder.network, preprocessing, text):
             warnings.warn(f"{text[:_SHOWN]!r}... is longer than the network reads: it was cut", stacklevel=2)
     prediction = encoder.predict(batches, n_samples=gallery.mean_samples, progress=progress and len(parts) > 1)
     queries, decisions, calibration = prediction.embeddings, None, opened.calibration

@@ -252,7 +252,9 @@ class Engine:
             raise ServiceError(422, "this run takes no images", allowed='{"text": "..."} or embeddings')
         try:
             tensor = preprocessing(text)
-            return Decoded(tensor, text=preprocessing.kept(text), text_cut=is_cut(self.encoder, preprocessing, text))
+            return Decoded(
+                tensor, text=preprocessing.kept(text), text_cut=is_cut(self.encoder.network, preprocessing, text)
+            )
         except ValueError as error:
             raise ServiceError(422, str(error), allowed="a text that is not empty") from None
 

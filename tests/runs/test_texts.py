@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from lam.cli import main
 from lam.datasets.texts import Columns
@@ -204,7 +205,17 @@ def test_texts_that_are_longer_than_is_read_are_counted(run_copy: Path, tmp_path
 
 
 @pytest.mark.long
-def test_a_run_says_that_texts_are_cut_and_shows_halves_of_characters(tmp_path: Path) -> None:
+def test_a_run_says_that_texts_are_cut_and_shows_halves_of_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(
+        "lam.runs.report.plots.plot_extremes",
+        lambda path, *_, query_image, hit_image: (
+            shown.extend((query_image(0), hit_image(0))),
+            Image.new("L", (1, 1)).save(path),
+        ),
+    )
     rows = json.loads(topics(tmp_path / "topics.json").read_text())
     rows = [{**row, "text": f"\ud83d {row['text']}"} for row in rows]
     rows[0]["text"] += 2000 * " fur"
@@ -212,6 +223,8 @@ def test_a_run_says_that_texts_are_cut_and_shows_halves_of_characters(tmp_path: 
     with pytest.warns(UserWarning, match="1 of 120 texts are longer than the network reads: cut"):
         finished = text_run(tmp_path / "run", tmp_path / "halves.json")
     assert all(item.text is not None and item.text.startswith("? ") for item in finished.gallery.items)
+    assert shown  # a picture of half a character cannot be drawn
+    assert all(text.startswith("? ") for text in shown)
     told = r"\d+ of 64 training items that the encoder remembers are among those calibrated on"
     with pytest.warns(UserWarning, match=told), pytest.warns(UserWarning, match="1 of 120 texts are longer"):
         calibrate_run(

@@ -98,6 +98,8 @@ def test_items_without_label_spoil_no_calibration(engine: Engine, capsys: pytest
     assert (after.gallery_size, after.facts["without_label"], before.facts["without_label"]) == (60, 40, 0)
     assert "gallery: 60 items; calibrated on 60 queries" in said_before
     assert "gallery: 60 items, 40 more without label left out; calibrated on 60 queries" in said_after
+    assert ["answers are marked stale" in said for said in (said_before, said_after)] == [False, True]
+    assert [after.is_stale(size) for size in (60, 72, 100)] == [False, False, True]
 
 
 def test_a_gallery_without_any_label_cannot_be_calibrated_for(engine: Engine) -> None:

@@ -258,11 +258,11 @@ class Calibration:
         size, k = self.gallery_size if gallery_size is None else gallery_size, hits.scores.shape[1]
         if len(hits) and k < min(N_HITS, size):
             raise ValueError(f"a decision rests on {N_HITS} hits: search a gallery of {size} with that k, got k={k}")
-        scores = self.scores(hits, queries, features=features, labels=labels)
         if labels is not None and (is_unlabelled := (labels[:, :N_HITS] < 0).any(1)).any():
-            others = {"features": features, "gallery_size": gallery_size}
-            decide = partial(self.decide, hits, queries, **others, accept_above=accept_above, flag_above=flag_above)
+            thresholds = {"accept_above": accept_above, "flag_above": flag_above}
+            decide = partial(self.decide, hits, queries, features=features, gallery_size=gallery_size, **thresholds)
             return decide().where(is_unlabelled, decide(labels=labels.masked_fill(is_unlabelled[:, None], 0)))
+        scores = self.scores(hits, queries, features=features, labels=labels)
         probability = self._probability(scores)
         able = self.for_vectors if features is None and self.flag == COMBINED else self
         able = able.for_unlabelled if labels is None else able

@@ -40,11 +40,8 @@ class Decisions:
 
     def where(self, which: Bool[Tensor, " Q"], others: "Decisions") -> "Decisions":
         """These answers to some of the queries, and others to the rest."""
-        names = [each.name for each in fields(self) if each.name != "stale"]
-        chosen = {}
-        for name in names:
-            own, other = getattr(self, name), getattr(others, name)
-            chosen[name] = torch.where(which.to(own.device), own, other)
+        columns = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "stale"}
+        chosen = {name: torch.where(which.to(own.device), own, getattr(others, name)) for name, own in columns.items()}
         return replace(self, **chosen)
 
     @property

@@ -126,7 +126,9 @@ def evaluate(
     answers = relevance.of_hits(hits).to(hits.device)
     n_relevant = relevance.count().to(hits.device)
     answerable, correct = n_relevant > 0, answers[:, 0]
-    votes = None if prediction.samples is None else answers_of(prediction.samples, relevance, hits).votes()
+    votes = None
+    if prediction.samples is not None and answerable.any():
+        votes = answers_of(prediction.samples, relevance, hits).votes()
     calibration = None if votes is None else votes.binned()
     evidence = {
         "relevance": answers,
@@ -153,8 +155,8 @@ def evaluate(
     def scores_by(of: Prediction, rows: Tensor | slice, hits: Tensor, cosines: Tensor) -> dict[str, Tensor]:
         labels = relevance.labels_of_hits(hits)
         evidence = {"embeddings": of.embeddings[rows], "features": of.features[rows], "cosines": cosines}
-        known = {"reference": reference, "labelled": None if reference is None else reference.if_labelled}
-        return scores_of({**evidence, **known, "labels": None if labels is None else labels.to(cosines.device)})
+        of_hits = None if labels is None else labels.to(cosines.device)
+        return scores_of({**evidence, "reference": reference, "labels": of_hits})
 
     scores = scores_by(prediction, queries, every_hit, cosines)
     own = encoder.ood_score if encoder.ood_score in scores else "kappa"

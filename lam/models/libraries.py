@@ -64,7 +64,7 @@ def from_torchvision(
     return embedding
 
 
-def from_timm(architecture: str, *, dimension: int, weights: str | None = None, **options: Option) -> EmbeddingNetwork:
+def from_timm(architecture: str, *, dimension: int, weights: str | None = None) -> EmbeddingNetwork:
     """A network of timm without its classifier.
 
     Args:

@@ -202,17 +202,13 @@ class Posterior(ABC):
 
         return compute
 
-    def sampled_embeddings(
-        self, features: Any, *, n_samples: int, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "S N D"]:
+    def sampled_embeddings(self, features: Any, *, n_samples: int) -> Float[Tensor, "S N D"]:
         """Embeddings under S sampled networks, each the same for all inputs: (S, N, D) unit vectors."""
-        return self.joint_predictor(n_samples=n_samples, generator=generator)(features)
+        return self.joint_predictor(n_samples=n_samples)(features)
 
-    def joint_predictor(
-        self, *, n_samples: int, generator: torch.Generator | None = None
-    ) -> Callable[[Tensor], Tensor]:
+    def joint_predictor(self, *, n_samples: int) -> Callable[[Tensor], Tensor]:
         """`sampled_embeddings` with its networks drawn once, for many batches."""
-        draw = self._network_outputs(n_samples, generator)
+        draw = self._network_outputs(n_samples)
 
         @without_autocast()
         def sampled(features: Tensor) -> Tensor:
@@ -308,9 +304,9 @@ class Posterior(ABC):
         shape = (n_samples, 1, len(self.weight))
         return torch.randn(shape, generator=self._generator(), dtype=torch.float64).to(self.weight.device)
 
-    def _network_outputs(self, n_samples: int, generator: torch.Generator | None = None) -> Callable[[Tensor], Tensor]:
+    def _network_outputs(self, n_samples: int) -> Callable[[Tensor], Tensor]:
         """What maps features to their outputs (S, N, D) under S sampled layers."""
-        weights, biases = self.sample(n_samples, generator=generator)
+        weights, biases = self.sample(n_samples)
 
         def outputs(features: Tensor) -> Tensor:
             sampled = torch.einsum("np,sdp->snd", features.to(weights.dtype), weights)

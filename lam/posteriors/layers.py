@@ -112,11 +112,9 @@ class LayersPosterior(Posterior):
         """What the head gives for inputs."""
         return head_output(self.network, self.head, features).to(self.weight.dtype)
 
-    def joint_predictor(
-        self, *, n_samples: int, generator: torch.Generator | None = None
-    ) -> Callable[[Any], Float[Tensor, "S N D"]]:
+    def joint_predictor(self, *, n_samples: int) -> Callable[[Any], Float[Tensor, "S N D"]]:
         """`sampled_embeddings` of inputs with its networks drawn once, for many batches."""
-        draw = self._sampler(n_samples, marginal=False, generator=generator)
+        draw = self._sampler(n_samples, marginal=False)
 
         @without_autocast()
         def sampled(inputs: Any) -> Tensor:
@@ -167,11 +165,11 @@ class LayersPosterior(Posterior):
         noise = self._noise(n_samples, [v.shape for v in self.variances], generator, self.weight.dtype)
         return [of.mul_(v.sqrt()) for of, v in zip(noise, self.variances, strict=True)]
 
-    def _sampler(self, n_samples: int, *, marginal: bool, generator: torch.Generator | None = None) -> Sampler:
+    def _sampler(self, n_samples: int, *, marginal: bool) -> Sampler:
         noise = self._output_noise(n_samples)
         if self.predictive == "sampled":
-            return self._of_networks(n_samples, noise, generator)
-        deviations = None if marginal else self._deviations(n_samples, generator)
+            return self._of_networks(n_samples, noise)
+        deviations = None if marginal else self._deviations(n_samples, None)
 
         def draw(inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
             f, covariance, along = self._linearised(inputs, self.variances, deviations)
@@ -182,8 +180,8 @@ class LayersPosterior(Posterior):
 
         return draw
 
-    def _of_networks(self, n_samples: int, noise: Float[Tensor, "S 1 D"], generator: torch.Generator | None) -> Sampler:
-        sampled = self.sample(n_samples, generator=generator)
+    def _of_networks(self, n_samples: int, noise: Float[Tensor, "S 1 D"]) -> Sampler:
+        sampled = self.sample(n_samples)
 
         def draw(inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
             each = [

@@ -137,10 +137,10 @@ def test_queries_without_a_match_are_left_out_and_counted():
 
 def test_without_any_match_metrics_are_undefined_not_zero():
     encoder = fit()
-    metrics = lam.evaluate(encoder, [(torch.randn(5, 6), torch.arange(5))], n_samples=4).metrics
-    assert metrics["recall@1"] is None
-    assert metrics["map@5"] is None
-    assert metrics["ausc"] is None
+    evaluation = lam.evaluate(encoder, [(torch.randn(5, 6), torch.arange(5))], n_samples=4)
+    for name in ("recall@1", "map@5", "ausc", "ece"):
+        assert evaluation.metrics.get(name) is None
+    assert evaluation.calibration is None
 
 
 def test_the_score_by_neighbours_is_that_of_a_double_loop(monkeypatch):

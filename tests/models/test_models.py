@@ -133,6 +133,7 @@ def test_larger_networks_of_torchvision_build_and_round_trip(name: str, size: in
         ("torchvision:", {}, "torchvision:NAME"),
         ("torchvision:resnet7", {}, "image classifiers are alexnet, .*got 'resnet7'"),
         ("timm:resnet7", {}, "no network 'resnet7'"),
+        ("timm:resnet18", {"dropout": 0.3}, "does not take these options .*dropout.*; it takes dimension, weights"),
         ("torchvision:squeezenet1_0", {}, "no linear classifier"),
         ("resnet18", {"weights": "LAION"}, "None, IMAGENET1K_V1, DEFAULT or a file .*; got 'LAION'"),
         ("timm:resnet10t", {"weights": "LAION"}, "'DEFAULT' or None.*got 'LAION'"),

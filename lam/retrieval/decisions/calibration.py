@@ -492,7 +492,6 @@ def query_scores(
         "cosines": None if cosines is None else cosines.clamp(min=-1),
         "labels": labels,
         "reference": reference,
-        "labelled": None if reference is None else reference.if_labelled,
     }
     scores = scores_of(evidence)
     if features is None:

@@ -52,11 +52,6 @@ class Reference:
     def __len__(self) -> int:
         return len(self.unit)
 
-    @property
-    def if_labelled(self) -> "Reference | None":
-        """Itself where its items have labels; what needs classes is left out where they have none."""
-        return None if self.labels is None else self
-
     @cached_property
     def gaussians(self) -> "Gaussians":
         """The Gaussians of the classes and of all items together."""

@@ -501,6 +501,9 @@ def scores_of(evidence: Mapping[str, Any]) -> dict[str, Tensor]:
     embeddings = evidence.get("embeddings")
     if embeddings is not None and embeddings.has_parts:
         evidence = {**evidence, "parts": embeddings}
+    reference = evidence.get("reference")
+    if reference is not None and reference.labels is not None:
+        evidence = {**evidence, "labelled": reference}
     known = {name for name, value in evidence.items() if value is not None}
     scores: dict[str, Tensor] = {}
     for name, score in SCORES.items():

@@ -207,8 +207,7 @@ def items(n: int = 12, *, rows: Tensor | None = None) -> dict[str, Any]:
     parts = replace(embeddings, kappa_epistemic=kappa.clone(), kappa_aleatoric=2 * kappa, p_known=variance / 2)
     return {
         **{"embeddings": embeddings[rows], "features": features[rows], "cosines": cosines[rows]},
-        **{"labels": labels[rows], "reference": reference, "labelled": reference},
-        "parts": parts[rows],
+        **{"labels": labels[rows], "reference": reference, "parts": parts[rows]},
     }
 
 
@@ -273,9 +272,12 @@ def test_a_score_is_higher_where_there_is_more_doubt(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCORES)
 def test_a_score_without_what_it_needs_is_left_out(name: str) -> None:
+    whole = items()
+    unlabelled = {**whole, "reference": Reference(whole["reference"].unit)}
     for need in SCORES[name].needs:
-        assert name not in scores_of({**items(), need: None})
-        assert name not in scores_of({key: part for key, part in items().items() if key != need})
+        lacking = {key: part for key, part in whole.items() if key != need}
+        for evidence in [unlabelled] if need == "labelled" else [{**whole, need: None}, lacking]:
+            assert name not in scores_of(evidence)
 
 
 def test_without_a_second_hit_the_margin_is_that_over_the_least_cosine() -> None:

@@ -61,7 +61,8 @@ def test_without_labels_all_items_are_of_one_class() -> None:
     one_class = Reference.of(known, torch.zeros(M, dtype=torch.int64))
     torch.testing.assert_close(mahalanobis(new, Reference.of(known)), mahalanobis(new, one_class))
     torch.testing.assert_close(relative_mahalanobis(new, one_class), torch.zeros(N).double(), atol=1e-6, rtol=0)
-    assert Reference.of(known).if_labelled is None
+    assert "relative_mahalanobis" not in scores_of({"features": new, "reference": Reference.of(known)})
+    assert "relative_mahalanobis" in scores_of({"features": new, "reference": one_class})
 
 
 def test_lengths_of_features_tell_nothing() -> None:

@@ -124,7 +124,7 @@ def ausc_by(scores: Iterable[str]) -> list[Row]:
         [name, *(spread(results, f"ausc_{score}") for results in data.values())]
         for score, name in [
             *((score, SCORES[score].name) for score in scores),
-            (RIGHT, "**P(right)**, from all scores"),
+            (RIGHT, "**P(right)**"),
         ]
     ]
     return [["AUSC (seeds)", *(f"{name} {seeds_of(results)}" for name, results in data.items())], *rows]
@@ -144,14 +144,20 @@ def right() -> list[Row]:
 @table
 def answer_errors() -> list[Row]:
     rows: list[Row] = [
-        ["data", "queries", "recall@1", "behind the best score", "ECE", "ECE of the perfect", "greatest gap, corrupted"]
+        [
+            *("data", "queries", "recall@1", "learnt from", "behind the best score", "seeds inside"),
+            *("ECE", "ECE of the perfect", "greatest gap, corrupted"),
+        ]
     ]
     for name, results in answered().items():
-        first = next(iter(results["seeds"].values()))
+        seeds = results["seeds"].values()
+        first = next(iter(seeds))
+        evidence = {1: "the cosine"}.get(first["evidence"], f"{first['evidence']} scores")
+        inside = f"{sum(row['not_behind'] for row in seeds)} of {len(seeds)}"
         figures = ("ece", "ece_of_the_perfect", "greatest_gap")
         behind = f"{results['mean']['behind']:+.4f} (error {results['mean']['behind_error']:.4f})"
         row = (spread(results, figure) for figure in figures)
-        rows.append([name, f"{first['queries']:,}", spread(results, "recall@1"), behind, *row])
+        rows.append([name, f"{first['queries']:,}", spread(results, "recall@1"), evidence, behind, inside, *row])
     return rows
 
 

@@ -211,7 +211,7 @@ def test_a_flag_that_nobody_asked_for_is_chosen_anew(run_copy: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "target far: a rate of 0.001 needs at least 999 calibration scores to be promised, got 60"),
+        ((), "target far (--target-far): a rate of 0.001 needs at least 999 calibration scores to be promised, got 60"),
         (
             ("--flag=combined", "--target-far=0.1", "--target-ood=0.03"),
             "got 30: give more data, or a target of at least 0.0323; flag combined has half of the queries for it",
@@ -256,7 +256,7 @@ def test_false_accepts_can_be_promised_of_strangers(
     assert len(embedded.sources) == len(made.false_accepts) == 40
     assert made.accept_above == pytest.approx(float(first.sort().values[-2]), abs=1e-6)
     assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.001", f"--strangers={folder}"]) == 1
-    assert "target far: a rate of 0.001 needs at least 999 calibration scores" in capsys.readouterr().err
+    assert "target far (--target-far): a rate of 0.001 needs at least 999 calibration scores" in capsys.readouterr().err
 
 
 @pytest.mark.long

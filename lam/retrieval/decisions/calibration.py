@@ -525,4 +525,4 @@ def _refuse_unpromised(calibration: Calibration) -> None:
             getattr(calibration, threshold)
         except ValueError as error:
             halved = f"; flag {COMBINED} has half of the queries for it" if calibration.flag == COMBINED else ""
-            raise ValueError(f"target {name}: {error}{halved if name == 'ood' else ''}") from None
+            raise ValueError(f"target {name} (--target-{name}): {error}{halved if name == 'ood' else ''}") from None

@@ -7,7 +7,8 @@ encoder learns on the run's validation split, with training items among which th
 chosen on the test split. EMBEDDED holds sentences embedded by all-MiniLM-L6-v2 and labels: train, val, test, oos_test.
 What is asked of a score: `ausc`, does it know which first hits are wrong; `auroc` by OOD set; `trend` by kind of
 corruption, the rank correlation of severity and certainty, where falling is right. `κ, by distance alone` and `κ, by
-shape alone` are the two ends between which p_known lies. results/ambiguity.json.
+shape alone` are the two ends between which p_known lies. results/ambiguity.json; what other calls
+wrote stays in it.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timing import write
+from timing import kept, write
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -206,7 +207,8 @@ def main() -> None:
     for seed in range(parsed.seeds) if parsed.clinc else ():
         rows.setdefault("clinc150", []).append(of_sentences(parsed.clinc, seed))
         print("clinc150", rows["clinc150"][-1], file=sys.stderr, flush=True)
-    write("ambiguity", {"reference": parsed.reference, **{name: summary(found) for name, found in rows.items()}})
+    found = {name: summary(of) for name, of in rows.items()}
+    write("ambiguity", {**kept("ambiguity"), "reference": parsed.reference, **found})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ correlations of severity with P(right) and with κ.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from typing import Any
 import faiss
 import torch
 from suite import SOURCES, cell
-from timing import RESULTS, write
+from timing import kept, write
 from torch import Tensor
 
 from lam.datasets import Dataset
@@ -218,10 +217,7 @@ def trained(parsed: argparse.Namespace, name: str) -> list[Path]:
 
 
 def keep(name: str, result: dict[str, Any]) -> None:
-    file = RESULTS / "answers.json"
-    results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    results.pop("machine", None)
-    write("answers", {**results, name: result})
+    write("answers", {**kept("answers"), name: result})
 
 
 def cost() -> dict[str, Any]:

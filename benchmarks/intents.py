@@ -34,7 +34,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from strangers import OOD_TARGET, inside, smallest_rate
-from timing import RESULTS, write
+from timing import kept, write
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -282,10 +282,7 @@ def main() -> None:
     outside = stored["clinc150_oos"]
 
     def keep(name: str, result: Any) -> None:
-        file = RESULTS / "intents.json"
-        results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-        results.pop("machine", None)
-        write("intents", {**results, name: result})
+        write("intents", {**kept("intents"), name: result})
         print(name, json.dumps(result)[:2000], file=sys.stderr, flush=True)
 
     if parsed.seeds:

@@ -13,12 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from timing import RESULTS, seconds, write
+from timing import kept, seconds, write
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lam
-from lam.utils.files import read_json
 
 BATCH = 256
 
@@ -64,9 +63,7 @@ def main() -> None:
     features = (features + torch.randn(parsed.items, parsed.inputs, generator=generator)).relu()
     torch.manual_seed(0)
     layer = nn.Linear(parsed.inputs, parsed.dimension)
-    known = RESULTS / "laplace_torch.json"
-    results: dict[str, Any] = read_json(known) if known.is_file() else {}
-    results.pop("machine", None)
+    results = kept("laplace_torch")
     arguments = layer, features, labels, parsed.queries
     results[f"P = {parsed.inputs}, D = {parsed.dimension}"] = {
         "n_items": parsed.items,

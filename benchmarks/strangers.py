@@ -13,7 +13,6 @@ classes; it is tried on the other half. Runs of one name are seeds. Writes resul
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import RESULTS, write
+from timing import kept, write
 from torch import Tensor
 
 from lam.cli import DEMOS
@@ -159,9 +158,7 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--splits", type=int, default=20)
     parsed = parser.parse_args()
-    file = RESULTS / "strangers.json"
-    results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    results.pop("machine", None)
+    results = kept("strangers")
     if parsed.seeds:
         measured = [digits(seed) for seed in range(parsed.seeds)]
         results |= {"flag": COMBINED, "ood_target": OOD_TARGET, "rates": rates_of(measured), "seeds": measured}

@@ -21,7 +21,7 @@ from typing import Any, cast, get_args
 
 import torch
 from safetensors.torch import load_file, save_file
-from timing import APART, DEVICE, RESULTS, synchronise, write
+from timing import APART, DEVICE, kept, synchronise, write
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -36,7 +36,6 @@ from lam.posteriors.layers import Predictive
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
-from lam.utils.files import read_json
 
 FIGURES = ("auroc", "auroc_variance", "ausc", "ausc_variance", "ece", "map@5", "share_clipped", "variance_clipped")
 MAX_MEMORY = 8 << 30
@@ -195,9 +194,7 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=20_000, help="at most so many training items")
     parser.add_argument("--cache", type=Path, default=Path(), help="where features are kept")
     parsed = parser.parse_args()
-    known = RESULTS / f"structures{APART}.json"
-    results: dict[str, Any] = read_json(known) if known.is_file() else {}
-    results.pop("machine", None)
+    results = kept(f"structures{APART}")
     warnings.simplefilter("ignore")  # of tuning: clipped variance is in the results
     for run in parsed.runs:
         rows = results.setdefault(Path(run).name, {})

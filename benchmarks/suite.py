@@ -14,7 +14,6 @@ of another name: `--methods deep_ensemble --set=--method.combine=mean --name "de
 """
 
 import argparse
-import json
 import sys
 import tarfile
 import zipfile
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from timing import RESULTS, write
+from timing import kept, write
 
 from lam.methods import METHODS
 from lam.runs.config import OodConfig, RunConfig
@@ -236,7 +235,6 @@ def main() -> None:
             print(f"{name} is left out: there is no {missing}", file=sys.stderr)
             continue
         written = f"suite/{name}{apart}"
-        file = RESULTS / f"{written}.json"
         for method in parsed.methods:
             for seed in range(parsed.seeds if method in REPEATED else parsed.others):
                 try:
@@ -245,9 +243,8 @@ def main() -> None:
                     print(f"{method} is left out of {name}: {refused}", file=sys.stderr)
                     break
                 print(f"{name}, {method}, seed {seed}: {metrics}", file=sys.stderr, flush=True)
-                results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+                results = kept(written)
                 results.setdefault(parsed.name or method, {})[str(seed)] = metrics
-                results.pop("machine", None)
                 write(written, results)
 
 

@@ -15,7 +15,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import yaml
-from timing import RESULTS
+from timing import RESULTS, kept
 
 from lam.methods import METHODS
 from lam.retrieval.decisions.flags import COMBINED
@@ -173,6 +173,38 @@ def answers_corrupted() -> list[Row]:
             )
             trends = (measured.get(f"{kind}_trend_{score}") for score in ("kappa", RIGHT))
             rows.append([name, kind, *gaps, *(NOTHING if trend is None else f"{trend:+.2f}" for trend in trends)])
+    return rows
+
+
+@table
+def one_number() -> list[Row]:
+    """The κ of an encoder that has learnt its ambiguity, its two ends, its parts and the cheap rivals."""
+    names = {
+        "κ, the one number": "**κ, the one number**",
+        "κ, by distance alone": "the same, by distance alone",
+        "κ, by shape alone": "the same, by shape alone",
+        "κ_a": "κ_a, of ambiguity",
+        "κ_e of the posterior": "κ_e, of the posterior",
+        "k-NN": "cosine to near training features",
+        "first cosine": "cosine of the first hit",
+    }
+    kinds = "noise", "blur", "contrast", "crop"
+    rows: list[Row] = [["data (runs)", "score", "AUSC", "AUROC", *kinds]]
+
+    def text(value: Any, form: str) -> str:
+        mean, deviation = (value["mean"], value["std"]) if isinstance(value, dict) else (value, None)
+        return f"{mean:{form}}" + ("" if deviation is None else f" ± {deviation:.2f}")
+
+    for data, measured in kept("ambiguity").items():
+        for score, name in names.items() if isinstance(measured, dict) else ():
+            of = measured["scores"][score]
+            first = next(value for key, value in of.items() if key.startswith("auroc "))
+            figures = (
+                text(of["ausc"], ".2f"),
+                text(first, ".2f"),
+                *(text(of[f"trend {kind}"], "+.2f") for kind in kinds),
+            )
+            rows.append([f"{data} ({measured['runs']})", name, *figures])
     return rows
 
 

@@ -87,6 +87,13 @@ def machine() -> dict[str, Any]:
     }
 
 
+def kept(name: str) -> dict[str, Any]:
+    """What results/NAME.json holds of earlier calls, but for their machine; nothing where there is none."""
+    file = RESULTS / f"{name}.json"
+    results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return {key: value for key, value in results.items() if key != "machine"}
+
+
 def write(name: str, results: dict[str, Any]) -> None:
     """Write results/NAME.json and print it."""
     text = json.dumps({"machine": machine(), **results}, indent=2)

@@ -310,7 +310,8 @@ def test_a_gallery_that_is_labelled_in_part_keeps_its_promises(flag: str, share:
 
 def test_targets_that_the_sample_cannot_promise_are_refused_with_how_many_it_takes() -> None:
     with pytest.raises(
-        ValueError, match=r"target far \(--target-far\): a rate of 0.001 needs at least 999 calibration scores .* got 400"
+        ValueError,
+        match=r"target far \(--target-far\): a rate of 0.001 needs at least 999 calibration scores .* got 400",
     ):
         _calibration(targets=Targets())
     with pytest.raises(ValueError, match=r"target ood \(--target-ood\): a rate of 0.002 needs at least 499"):

@@ -86,15 +86,14 @@ def measure(
     outside: dict[str, Any],
     worse: Callable[[], dict[str, list[Any]]],
     rows: Tensor,
-    size: int,
 ) -> dict[str, Any]:
     """All figures of one encoder."""
     plain = encoder.predict(known, n_samples=2).features
     start = time.perf_counter()
     encoder.learn_ambiguity(learn_from, reference=known)
     seconds = time.perf_counter() - start
-    rows = torch.randperm(len(plain), generator=torch.Generator().manual_seed(0))[:5000]
-    reference = Reference.of(plain[rows])
+    compared = torch.randperm(len(plain), generator=torch.Generator().manual_seed(0))[:5000]
+    reference = Reference.of(plain[compared])
     seen = encoder.predict(test)
     mean = seen.embeddings.mean
     hits, cosines = rank(mean, k=DEPTH)
@@ -158,7 +157,6 @@ def of_run(folder: str, parsed: argparse.Namespace) -> dict[str, Any]:
         {name: loader_of(items, BATCH) for name, items in ood.items()},
         worse,
         rows,
-        parsed.corrupted,
     )
 
 
@@ -175,7 +173,7 @@ def of_sentences(path: str, seed: int) -> dict[str, Any]:
     no_rows = torch.zeros(0, dtype=torch.int64)
     outside = {"out of scope": sets["oos_test"]}
     none: dict[str, list[Any]] = {}
-    return measure(encoder, validation, sets["train"], sets["test"], sets["test_y"], outside, lambda: none, no_rows, 0)
+    return measure(encoder, validation, sets["train"], sets["test"], sets["test_y"], outside, lambda: none, no_rows)
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:

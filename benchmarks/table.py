@@ -210,9 +210,11 @@ def one_number() -> list[Row]:
 
 @table
 def answer_cost() -> list[Row]:
-    rows: list[Row] = [["evidence", "bare search, ms", "decision, ms", "ratio"]]
+    rows: list[Row] = [["evidence", "bare search, ms", "κ, ms", "decision, ms", "κ and decision over search"]]
     for name, row in read("answers")["cost"].items():
-        rows.append([name, f"{row['search_ms']:.2f}", f"{row['decide_ms']:.2f}", f"{row['ratio']:.3f}"])
+        rows.append(
+            [name, *(f"{row[f'{part}_ms']:.2f}" for part in ("search", "kappa", "decide")), f"{row['ratio']:.3f}"]
+        )
     return rows
 
 
@@ -624,7 +626,7 @@ def curvature_size() -> list[Row]:
 
 @table
 def infonce_cost() -> list[Row]:
-    heads = ["images and texts", "ours", "a (D, D) matrix for every image", "time over ours", "memory over ours"]
+    heads = ["images and texts", "ours", "matrices for every image", "time over ours", "memory over ours"]
     rows: list[Row] = [heads]
     for case in read("infonce")["float32"]:
         forms = [_cost(form["seconds"], form["mebibytes"]) for form in (case["ours"], case["matrices"])]

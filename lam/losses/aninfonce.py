@@ -77,8 +77,8 @@ class AnInfoNCE(TrainableLoss):
         return cls(dimension, 1 / (2 * temperature), margin=margin)
 
     def learned(self) -> dict[str, list[float]]:
-        """Λ⁺, member after member."""
-        return {"concentration": self.concentration.flatten().tolist()}
+        """Λ⁺ − Λ⁻, by which rows are compared, member after member."""
+        return {"concentration": (self.concentration - self.get_buffer("negatives")).flatten().tolist()}
 
     def extra_repr(self) -> str:
         """The settings."""

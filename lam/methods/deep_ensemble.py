@@ -107,7 +107,8 @@ class DeepEnsemble(Method):
                 "lam.models did not build this network, so it cannot make more of its kind: give what does, "
                 "Training(another=...), a function of a seed to a network with random weights of its own"
             )
-        return [another(training.seed + number) for number in range(1, self.n_members)]
+        dtype = next(network.parameters()).dtype
+        return [another(training.seed + number).to(dtype) for number in range(1, self.n_members)]
 
 
 def _common_head(members: Sequence[nn.Module], dataset: Any) -> str:

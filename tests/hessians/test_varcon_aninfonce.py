@@ -118,6 +118,10 @@ def test_post_hoc_they_take_over_what_the_loss_has_learned():
     learned = tuple(trained.histories["network"].learned["concentration"])
     assert trained.encoder.posterior.curvature.curvature == AnInfoNCECurvature(learned)
     assert learned != (5.0, 5.0, 5.0)
+    harder = losses.AnInfoNCE(3, negatives=torch.full((3,), 2.0), margin=0.7)
+    trained = train(LaplacePosthoc(curvature="aninfonce"), loss=harder)
+    compared_by = trained.encoder.posterior.curvature.curvature.concentration
+    assert max(compared_by) < 4.0  # near 5 - 2; 5 is of the positives alone
 
 
 @pytest.mark.parametrize("split", SOFTMAX_SPLITS)

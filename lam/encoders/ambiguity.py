@@ -239,6 +239,7 @@ def check_enough(relevance: Relevance) -> None:
         raise ValueError(f"ambiguity is learnt from at least {LEAST_ITEMS} items with a match, got {n_matched}")
 
 
+@without_autocast()
 def learn(
     features: Float[Tensor, "N P"],
     mean: Float[Tensor, "N D"],

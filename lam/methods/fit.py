@@ -303,9 +303,8 @@ def _empty_of_layers(
     empty: LayersCurvature = LAYERS_POSTERIORS[structure].structure.zeros(own, curvature, max_memory=max_memory)
     kept = sum(tensor.nbytes for tensor in empty.tensors().values())
     layer: Any = network.get_submodule(head)
-    an_item = layer.weight.element_size() * elements_of_pass(
-        network, head, layers, probe, jacobians=empty.forms_jacobians
-    )
+    size = next(layer.parameters()).element_size()  # to read a parametrised weight in training would change its buffers
+    an_item = size * elements_of_pass(network, head, layers, probe, jacobians=empty.forms_jacobians)
     n_weights = sum(rows * columns for rows, columns in empty.shapes)
     cost = (
         f"{n_weights:,} weights in {len(layers)} layers: {layer.out_features} passes backwards, {kept:,} bytes, "

@@ -70,6 +70,14 @@ def test_a_parametrised_network_in_training_is_left_as_it_was(parametrised: Call
     assert all(module.training for module in network.modules())
 
 
+def test_a_fit_of_a_lower_layer_leaves_a_parametrised_head_as_it_was() -> None:
+    head = nn.utils.parametrizations.spectral_norm(nn.Linear(12, 4))
+    network = nn.Sequential(nn.Linear(6, 12), nn.LayerNorm(12), nn.ReLU(), head).train()
+    before = copy.deepcopy(network.state_dict())
+    lam.fit(network, make_batches(), margin=0.7, layers=["0"], progress=False)
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+
+
 def test_a_network_without_weights_is_refused() -> None:
     with pytest.raises(ValueError, match=r"the network is on the meta device, where it has shapes and no weights"):
         lam.fit(make_network().to("meta"), make_batches(), margin=0.7, progress=False)

@@ -253,7 +253,7 @@ def test_a_report_on_queries_that_cannot_be_answered(run_copy: Path) -> None:
     evaluation = evaluate(encoder, DataLoader(test, batch_size=4), n_samples=4)
     configuration = {"data": {"name": "digits"}, "method": {"name": "laplace_posthoc"}}
     plots = write_plots_and_report(run_copy, configuration, evaluation.metrics, encoder, evaluation, {}, test, {})
-    assert {path.stem for path in plots} == {"calibration", "extremes", "kappa", "tuning"}
+    assert {path.stem for path in plots} == {"extremes", "kappa", "tuning"}
     assert "4 queries have no relevant item" in (run_copy / "report.html").read_text(encoding="utf-8")
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import faiss
 import torch
-from suite import SOURCES, cell
+from suite import NOT_ASKED, SOURCES, cell
 from timing import kept, write
 from torch import Tensor, nn
 
@@ -186,7 +186,7 @@ def main() -> None:
         help="finished runs, in place of these; runs of one name are seeds",
     )
     parser.add_argument("--cost", action="store_true", help="measure what a decision costs beside a search, too")
-    parser.set_defaults(limit=None, accelerator="cpu")  # which `configured` asks for
+    parser.set_defaults(**NOT_ASKED)
     parsed = parser.parse_args()
     parsed.data, parsed.work = parsed.data.resolve(), parsed.work.resolve()
     elsewhere: dict[str, list[Path]] = {}

@@ -1,5 +1,6 @@
-"""Every benchmark can be started: what it imports is there."""
+"""Every benchmark can be started: what it imports is there, and what one asks of another."""
 
+import argparse
 import runpy
 import sys
 from pathlib import Path
@@ -15,3 +16,15 @@ def test_a_benchmark_finds_what_it_imports(script: Path, monkeypatch: pytest.Mon
     runpy.run_path(str(script), run_name="not main")
     for name in [other.stem for other in SCRIPTS]:
         sys.modules.pop(name, None)
+
+
+def test_a_cell_of_the_suite_needs_no_more_than_other_benchmarks_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = SCRIPTS[0].parent
+    monkeypatch.syspath_prepend(str(folder))
+    suite = runpy.run_path(str(folder / "suite.py"), run_name="not main")
+    given = argparse.Namespace(work=tmp_path, **suite["NOT_ASKED"])
+    config = suite["configured"](given, "digits", suite["digits"](given), "laplace_posthoc", 0)
+    assert config.output == str(tmp_path / "digits-laplace_posthoc-0")
+    assert config.checkpoint == str(tmp_path / "digits-deterministic-0")

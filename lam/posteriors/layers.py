@@ -160,7 +160,7 @@ class LayersPosterior(Posterior):
     def _precisions(self, prior_precision: float) -> list[Tensor]:
         return [self.scale * spectrum.double().relu() + prior_precision for spectrum in self.curvature.spectra]
 
-    def _deviations(self, n_samples: int, generator: torch.Generator | None) -> list[Float[Tensor, "S n"]]:
+    def _deviations(self, n_samples: int, generator: torch.Generator | None = None) -> list[Float[Tensor, "S n"]]:
         """Random deviations of each layer's weights, along its basis."""
         noise = self._noise(n_samples, [v.shape for v in self.variances], generator, self.weight.dtype)
         return [of.mul_(v.sqrt()) for of, v in zip(noise, self.variances, strict=True)]
@@ -169,7 +169,7 @@ class LayersPosterior(Posterior):
         noise = self._output_noise(n_samples)
         if self.predictive == "sampled":
             return self._of_networks(n_samples, noise)
-        deviations = None if marginal else self._deviations(n_samples, None)
+        deviations = None if marginal else self._deviations(n_samples)
 
         def draw(inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
             f, covariance, along = self._linearised(inputs, self.variances, deviations)

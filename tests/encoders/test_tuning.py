@@ -99,6 +99,18 @@ def test_what_was_tried_is_in_the_metrics_and_in_the_file(tuned, tmp_path):
     assert tuning.chosen.ece == answers.votes().binned().expected_error
 
 
+def test_as_many_samples_vote_as_the_encoder_evaluates_with() -> None:
+    batches = make_batches(8, N=32)
+    encoder = fit(batches[:4])
+    encoder.n_samples = 7
+    encoder.tune(batches[4:], greatest=1e8)
+    features, labels = encoder.features(batches[4:]), torch.cat([targets for _, targets in batches[4:]])
+    hits = rank(F.normalize(F.linear(features, encoder.posterior.weight, encoder.posterior.bias)), k=10)[0]
+    answers = answers_of(encoder.posterior.sampled_embeddings(features, n_samples=7), LabelRelevance(labels), hits)
+    assert encoder.tuning is not None
+    assert encoder.tuning.chosen.ece == answers.votes().binned().expected_error
+
+
 def few_items(seed: int) -> tuple[lam.BayesianEncoder, torch.Tensor, torch.Tensor]:
     """Sixty items to fit on and sixty to tune on, of twenty classes that differ in few of many directions."""
     generator = torch.Generator().manual_seed(seed)

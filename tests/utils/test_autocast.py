@@ -154,6 +154,20 @@ def test_a_network_may_use_autocast_in_its_own_forward() -> None:
     same(lambda: [encoder.embed(data).kappa])
 
 
+def test_ambiguity_is_learnt_without_autocast() -> None:
+    features, labels, weight, bias = layer()
+    held_out = layer(seed=1)[:2]
+
+    def learnt() -> list[Tensor]:
+        encoder = lam.fit_features(features, labels, weight, bias, margin=0.7)
+        encoder.learn_ambiguity([held_out])
+        with torch.autocast("cpu", enabled=False):
+            embeddings = encoder.embed(features)
+        return [embeddings.kappa, *embeddings.parts().values()]
+
+    same(learnt)
+
+
 @pytest.mark.parametrize("name", ["deterministic", "laplace_posthoc", "mc_dropout", "pfe", "norm", "knn_distance"])
 def test_every_method_embeds_in_float32(name: Any) -> None:
     trained = network(dropout=0.1) if name == "mc_dropout" else network()

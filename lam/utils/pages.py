@@ -37,6 +37,9 @@ def figure(title: str, caption: str, png: bytes) -> dict[str, Any]:
 def _number(value: float | int, digits: int = 4) -> str:
     if isinstance(value, int):
         return f"{value:,}"
+    least = 10**-digits
+    if 0 < value < least / 2:  # a p-value that would read as zero
+        return f"< {least:.{digits}f}"
     return f"{value:.2e}".replace("e+0", "e") if abs(value) >= 1e4 else f"{value:.{digits}f}"
 
 

@@ -152,6 +152,7 @@ def fit(
     path = ADDED if head in ("identity", "train") else find_head(network, split_batch(first)[0], head)
     if path == ADDED:
         output = at_least_float32(probe_output(network, split_batch(first)[0]))
+        _hint_at_logits("", output.shape[1], labels)
         features = _features(network, ADDED, output.dtype, batches)
         if head == "identity":  # without a bias, which would add the same variance to all items
             weight, bias = torch.eye(output.shape[1], dtype=output.dtype, device=output.device), None

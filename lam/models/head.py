@@ -168,10 +168,10 @@ def run(network: nn.Module, inputs: Any) -> Any:
     """
     parameter = next(network.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
-    if device.type == "meta":
+    if any(each.is_meta for each in network.parameters()):
         raise ValueError(
-            "the network is on the meta device, where it has shapes and no weights: make it on a device that has "
-            'memory, or call network.to_empty(device="cpu") and load its weights'
+            "the network or a part of it is on the meta device, where it has shapes and no weights: make it on a "
+            'device that has memory, or call network.to_empty(device="cpu") and load its weights'
         )
     if isinstance(inputs, Tensor):
         try:

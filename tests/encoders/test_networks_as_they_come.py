@@ -79,8 +79,11 @@ def test_a_fit_of_a_lower_layer_leaves_a_parametrised_head_as_it_was() -> None:
 
 
 def test_a_network_without_weights_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the network is on the meta device, where it has shapes and no weights"):
-        lam.fit(make_network().to("meta"), make_batches(), margin=0.7, progress=False)
+    halfway = make_network()
+    list(halfway.children())[-1].to("meta")
+    for network in (make_network().to("meta"), halfway):
+        with pytest.raises(ValueError, match=r"on the meta device, where it has shapes and no weights"):
+            lam.fit(network, make_batches(), margin=0.7, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +199,21 @@ def test_a_head_that_looks_like_class_logits_gets_a_hint(outputs: int, classes: 
     loader = torch.utils.data.DataLoader(Labelled(torch.randn(240, 6), labels), batch_size=240)
     with pytest.warns(UserWarning, match=rf"the last layer, 2, has {outputs} outputs, as many as {whose} has classes"):
         lam.fit(network, loader, margin=0.7, progress=False)
+
+
+@pytest.mark.parametrize("added", [{"head": "identity"}, {"head": "train", "dimension": 3}])
+def test_so_does_a_network_that_gets_a_layer_of_its_own(added: dict[str, Any]) -> None:
+    network, labels = nn.Linear(6, 120), torch.arange(240) % 120
+    loader = torch.utils.data.DataLoader(Labelled(torch.randn(240, 6), labels), batch_size=240)
+    with pytest.warns(
+        UserWarning, match="the last layer, the network itself, has 120 outputs, as many as the data has"
+    ):
+        lam.fit(network, loader, margin=0.7, **added, progress=False)
+
+
+def test_what_takes_too_much_memory_is_not_advised_to_be_what_it_is() -> None:
+    with pytest.raises(ValueError, match=r'structure="diag" .* more than max_memory, 10: allow more$'):
+        lam.fit(make_network(), make_batches(), margin=0.7, max_memory=10, progress=False)
 
 
 def test_an_embedding_gets_no_such_hint() -> None:

@@ -198,9 +198,11 @@ class Structure(SummedCurvature):
         """
         cls.check_cross_terms(curvature)
         if n_bytes > max_memory:
+            smaller = {"diag": "", "low_rank": ', or use structure="diag"'}
             raise ValueError(
                 f'structure="{cls.name}" of a layer with {shape[0]} x {shape[1]} weights takes {n_bytes:,} bytes, more '
-                f'than max_memory, {max_memory:,}: allow more, or use structure="low_rank" or "diag"'
+                f"than max_memory, {max_memory:,}: allow more"
+                + smaller.get(cls.name, ', or use structure="low_rank" or "diag"')
             )
 
 

@@ -14,6 +14,7 @@ from lam.encoders.seeded import SeededEncoder
 from lam.models.head import features_and_output
 from lam.models.kappa_head import KappaHead
 from lam.retrieval.metrics.reference import NEIGHBOUR, check_neighbours, unit_knn_distance
+from lam.utils.autocast import without_autocast
 from lam.vmf.bessel import bessel_ratio_complement, check_all, kappa_from_resultant
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
@@ -39,7 +40,8 @@ class ConcentrationEncoder(SeededEncoder):
             nonlocal n_items
             features, output = features_and_output(self.network, self.head, inputs)
             mean = directions_of(output)
-            kappa = self.concentration(features).clamp(*KAPPA_RANGE)
+            with without_autocast():
+                kappa = self.concentration(features).clamp(*KAPPA_RANGE)
             complement = bessel_ratio_complement(self.dimension, kappa)
             resultant, variance = 1 - complement, complement * (2 - complement)
             samples = None

@@ -15,6 +15,7 @@ from lam.hessians.batch import check_feature_values
 from lam.models.head import features_and_output
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.posteriors.base import CHUNK_ELEMENTS
+from lam.utils.autocast import without_autocast
 from lam.vmf.embeddings import Embeddings
 
 
@@ -44,6 +45,7 @@ class GaussianEncoder(SeededEncoder):
         self.unit_mean = unit_mean
 
     @torch.no_grad()
+    @without_autocast()
     def distribution(self, features: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
         """μ and log σ² of items, from the inputs of the head."""
         mean = self.unnormalised(features)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lam.encoders.base import at_least_float32
 from lam.encoders.deterministic import DeterministicEncoder
+from lam.utils.autocast import without_autocast
 from lam.utils.random import derive_seed
 
 
@@ -27,10 +28,12 @@ class SeededEncoder(DeterministicEncoder):
         super().__init__(network, head, **common)
         self.seed = seed
 
+    @without_autocast()
     def unnormalised(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N D"]:
         """Outputs of the head before normalisation, float32 or wider."""
+        head = self.network.get_submodule(self.head)
         with torch.no_grad():
-            return at_least_float32(self.network.get_submodule(self.head)(features))
+            return at_least_float32(head(features.to(next(head.parameters()).dtype)))
 
     def draw_each(
         self, positions: Iterable[int], draw: Callable[[int, torch.Generator], Float[Tensor, "S D"]]

@@ -18,7 +18,7 @@ from lam.gallery.enrolment import Enrolled
 from lam.gallery.item import Item
 from lam.gallery.local_index import LocalIndex, filled_index
 from lam.gallery.refusal import Refusal, busy
-from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, Change, HitInfo, ItemStore, Operation
+from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, MISSING, Change, HitInfo, ItemStore, Operation
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
 from lam.utils.files import locked
@@ -31,20 +31,24 @@ _LOG = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_store(folder: str | Path) -> Iterator[ItemStore]:
+def open_store(folder: str | Path, *, make: bool = True) -> Iterator[ItemStore]:
     """Open the items of a gallery, which no other process may meanwhile.
 
     Args:
-        folder: of the gallery; made where it does not exist.
+        folder: of the gallery.
+        make: make the folder and its file where they do not exist.
 
     Raises:
         CorruptFileError: where the items were lost.
-        ValueError: where another process has it open.
+        ValueError: where another process has it open, or it must exist and does not.
         OSError: where it cannot be written.
     """
     folder = Path(folder)
-    folder.mkdir(exist_ok=True)
-    with locked(folder), closing(ItemStore(folder / FILE)) as store:
+    if make:
+        folder.mkdir(exist_ok=True)
+    elif not folder.is_dir():
+        raise ValueError(MISSING.format(folder / FILE))
+    with locked(folder), closing(ItemStore(folder / FILE, make=make)) as store:
         yield store
 
 
@@ -81,14 +85,15 @@ class Gallery:
     """The items of a run, searched by any thread while one other writes. One process at a time may have it open.
 
     Args:
-        folder: of the gallery; made where it does not exist.
+        folder: of the gallery, which a run or `lam index` made: one that is not there was lost.
         dimension: of the embeddings.
         drop_corrupt: delete rows that were altered, and go on without them.
         index: the address of a Milvus collection that is searched, in place of an index of its own.
 
     Raises:
         CorruptFileError: naming the file, and the rows, that were altered.
-        ValueError: where another process has it open, or for a collection that cannot be used.
+        ValueError: for a gallery that is not there, where another process has it open, or for a collection that cannot
+            be used.
         ConnectionError: where Milvus does not answer when a collection is first used.
         OSError: where the run cannot be written.
     """
@@ -98,7 +103,7 @@ class Gallery:
         self._cache = folder / CACHE
         self._writing = threading.Lock()  # held while the index may lag behind the store
         with ExitStack() as resources:
-            self._store = resources.enter_context(open_store(folder))
+            self._store = resources.enter_context(open_store(folder, make=False))
             for item_id in self._store.check(drop_corrupt=drop_corrupt):
                 _LOG.warning("the row of item %s was altered and is deleted", item_id)
             self._store.erase_log()  # which may hold what a process deleted that then was killed

@@ -27,6 +27,7 @@ from lam.utils.files import CorruptFileError, check_format, write_text
 FORMAT = 1
 FILE, MARK, CACHE = "items.sqlite", "items.made", "index"
 FACTORY, MEAN_SAMPLES = "factory", "mean_samples"  # facts
+MISSING = "{} is missing or empty: restore it from a copy, or run `lam index`, which makes one"
 _MARK_TEXT = f"{FILE} was made here. Where it is missing or empty it was lost, with all that was in it.\n"
 _PAGE = 2**14  # bytes, so that several vectors share one
 _PATIENCE = 5.0  # seconds for which another process may keep the file locked
@@ -114,17 +115,19 @@ class ItemStore:
     """Items under stable ids. Writes are for one thread at a time, reads for any.
 
     Args:
-        path: the SQLite file; made where it does not exist.
+        path: the SQLite file.
         read_only: write nothing, so that another process may; the file must then exist.
+        make: begin one where there is none and none was lost.
 
     Raises:
         CorruptFileError: naming a file that SQLite cannot read, or that was lost.
-        ValueError: for a format that this version does not know, or a file that another process has locked.
+        ValueError: for a file that must exist and does not, a format that this version does not know, or a file that
+            another process has locked.
         OSError: for a file that cannot be written, or a disk that is full or fails.
     """
 
-    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
-        self.path, self._read_only = Path(path), read_only
+    def __init__(self, path: str | Path, *, read_only: bool = False, make: bool = True) -> None:
+        self.path, self._read_only, self._make = Path(path), read_only, make and not read_only
         self._mark = self.path.with_name(MARK)
         self._ledger = 0, 0  # number of rows and XOR of their hashes, in the transaction that is open
         self._reading = threading.Lock()
@@ -192,8 +195,8 @@ class ItemStore:
                 f"{self.path} is missing or empty, and there was one: its items are lost, with what was added while "
                 f"serving; restore it from a copy, or delete {self._mark} and run `lam index` to begin anew"
             )
-        if self._read_only:
-            raise ValueError(f"{self.path} is missing or empty: `lam index` makes one")
+        if not self._make:
+            raise ValueError(MISSING.format(self.path))
 
     def close(self) -> None:
         """Write everything into the one file and close it."""

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lam.utils.autocast import without_autocast
+
 RELATIVE_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 ADDED = "(added)"
@@ -58,7 +60,9 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     with evaluating(network):  # in which reading a spectral norm's weight changes nothing
         for path in reversed(matching):
             layer, (entered, _) = linear[path], calls[path][-1]
-            if _same_direction(F.linear(entered[0], layer.weight, layer.bias), output):
+            with without_autocast():  # as a head may have run without it
+                given = F.linear(entered[0].to(layer.weight.dtype), layer.weight, layer.bias)
+            if _same_direction(given.to(output.dtype), output):
                 return path
     raise ValueError(
         f"head {matching[-1]!r} ({type(linear[matching[-1]]).__name__}) gives the network's output, but not as its "

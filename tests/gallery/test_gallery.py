@@ -15,7 +15,7 @@ import torch
 from lam.gallery.gallery import Gallery
 from lam.gallery.item import Images, Item, packed
 from lam.gallery.refusal import Refusal
-from lam.gallery.store import CACHE, FILE, Change, Fuse, Operation
+from lam.gallery.store import CACHE, Change, Fuse, Operation
 from lam.runs.data import load_data
 from lam.runs.finished import Run
 from lam.runs.index import index_images
@@ -151,17 +151,6 @@ def test_items_of_another_encoder_are_refused(run_copy: Path) -> None:
 def test_a_second_opening_is_refused(gallery: Gallery, run_copy: Path) -> None:
     with pytest.raises(ValueError, match="another process is writing to"):
         Gallery(run_copy / "gallery", D)
-
-
-def test_a_run_without_gallery_begins_empty(run_copy: Path) -> None:
-    shutil.rmtree(run_copy / "gallery")
-    gallery = Gallery(run_copy / "gallery", D)
-    assert len(gallery) == 0
-    assert found(gallery, embeddings(1)) == []
-    gallery.write(items(1))
-    assert found(gallery, embeddings(1)) == ["0-0"]
-    gallery.close()
-    assert (run_copy / "gallery" / FILE).is_file()
 
 
 def changed_and_searched(gallery: Gallery, operations: list[Operation], query: Embeddings, k: int) -> list[str]:

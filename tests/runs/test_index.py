@@ -173,7 +173,7 @@ def test_lost_items_are_told_and_begun_anew_where_that_is_asked_for(run_copy: Pa
         with pytest.raises(CorruptFileError, match="items.sqlite is missing or empty, and there was one"):
             act(run_copy, flat_folder)
     (run_copy / "gallery" / MARK).unlink()
-    with pytest.raises(ValueError, match="items.sqlite is missing or empty: `lam index` makes one"):
+    with pytest.raises(ValueError, match="items.sqlite is missing or empty: restore it from a copy, or run `lam"):
         gallery.search(run_copy, flat_folder)
     gallery.index_images(run_copy, folder=flat_folder, progress=False)
     assert gallery.search(run_copy, flat_folder / "0.png", k=1).items[0][0].label == "flat"

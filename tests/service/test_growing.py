@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lam.cli import main
+from lam.gallery.gallery import open_store
 from lam.gallery.store import FILE, ItemStore
 from lam.runs.calibrate import calibrate_run
 from lam.runs.finished import Run
@@ -159,9 +160,16 @@ def test_a_run_without_gallery_or_items_cannot_be_calibrated_for(
 ) -> None:
     shutil.rmtree(served_run / GALLERY)
     assert main(["calibrate", str(served_run), *TARGETS]) == 1
-    assert "items.sqlite is missing or empty: `lam index` makes one" in capsys.readouterr().err
-    assert not (served_run / GALLERY).exists()
-    Engine(served_run, SMALL).close()
+    missing = "items.sqlite is missing or empty: restore it from a copy, or run `lam index`"
+    assert missing in capsys.readouterr().err
+    for emptied in (False, True):  # what was added while serving would be gone, and nobody said so
+        if emptied:
+            (served_run / GALLERY).mkdir()
+        with pytest.raises(ValueError, match=missing):
+            Engine(served_run, SMALL)
+        assert (served_run / GALLERY).exists() == emptied
+    with open_store(served_run / GALLERY):
+        pass
     assert main(["calibrate", str(served_run), *TARGETS]) == 1
     assert "holds no items: `lam index` fills it" in capsys.readouterr().err
 

@@ -11,10 +11,14 @@ from torch import Tensor, nn
 
 import lam
 from lam import methods
+from lam.encoders.concentration import HeadEncoder, NeighbourEncoder, NormEncoder
 from lam.encoders.ensemble import EnsembleEncoder, align
+from lam.encoders.gaussian import GaussianEncoder
 from lam.hessians import FIXES, SPLITS, ContrastiveCurvature, Diagonal, contrastive_ggn, contrastive_ggn_dataset
 from lam.hessians.accumulate import curvature_in_batches
 from lam.models.head import features_and_output
+from lam.models.kappa_head import KappaHead
+from lam.models.uncertainty_head import UncertaintyHead
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.posteriors import Posterior
@@ -152,6 +156,40 @@ def test_a_network_may_use_autocast_in_its_own_forward() -> None:
     assert torch.equal(features, features.bfloat16().float())
     assert encoder.embed(data).mean.dtype == torch.float32
     same(lambda: [encoder.embed(data).kappa])
+
+
+class Unmixed(nn.Module):
+    """A head that autocast does not touch, on features that are the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with without_autocast():
+            return self.head(inputs)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda network, data: lam.fit(network, data, margin=0.7, progress=False),
+        lambda network, _: NormEncoder(network, "head"),
+        lambda network, _: HeadEncoder(network, "head", KappaHead(6)),
+        lambda network, _: GaussianEncoder(network, "head", UncertaintyHead(6, 3), unit_mean=True),
+        lambda network, _: NeighbourEncoder(network, "head", reference=unit(40, 6)),
+    ],
+    ids=["posterior", "norm", "head", "gaussian", "neighbours"],
+)
+def test_a_head_that_turns_autocast_off_is_followed(made: Callable[[nn.Module, Any], lam.Encoder]) -> None:
+    data = make_batches()
+
+    def embedded() -> list[Tensor]:
+        embeddings = made(Unmixed(), data).embed(data)
+        return [embeddings.mean, embeddings.kappa, embeddings.variance]
+
+    same(embedded)
 
 
 def test_ambiguity_is_learnt_without_autocast() -> None:

@@ -1,13 +1,14 @@
 """An index whose items live in a Milvus server, where one machine is not enough; Milvus Lite does the same in a file.
 
-A collection has the fields `id` (the primary key), `vector` and `kappa`; the server filters by κ. Items are checked
-here before anything is sent, as by `lam.retrieval.Index`, whose interface this is. What an addition returned from is
+A collection has the fields `id` (the primary key), `vector`, `kappa` and `mean_samples`, which is 0 for a network's own
+direction; the server filters by κ. Items are checked here before anything is sent, as by `lam.retrieval.Index`, whose
+interface this is. What an addition returned from is
 with the server, which keeps it durably: there is nothing to save. Names and labels of items are not kept here.
 """
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch import Tensor
 from lam.retrieval.index.entries import Ids, checked_ids, unit_vectors
 from lam.retrieval.index.hits import Hits
 from lam.utils.checks import check_at_least, check_choice, check_length, check_positive, positive_integer
-from lam.vmf.embeddings import Embeddings
+from lam.vmf.embeddings import Embeddings, check_same_means
 
 Structure = Literal["FLAT", "HNSW"]
 """How the server searches: by looking at every vector, or by a graph. Both give exact cosines."""
@@ -38,7 +39,7 @@ GREATEST_ID = 2**63 - 2
 
 _PORT = 19530
 _COLLECTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
-_FIELDS = {"id", "vector", "kappa"}
+_FIELDS = {"id", "vector", "kappa", "mean_samples"}
 _SENT_ELEMENTS = 2**22  # of vectors in one message: 16 of the 64 MiB that a server takes
 _ASKED_IDS = 1000
 _FORMS = "milvus://HOST[:PORT]/COLLECTION, milvus+tls://HOST[:PORT]/COLLECTION or milvus:///FILE.db/COLLECTION"
@@ -174,8 +175,8 @@ class MilvusIndex:
                 index already. Where another process adds the same id at the same moment, the later of the two stays.
 
         Raises:
-            ValueError: for another dimension, a mean that is no unit vector, a κ that is negative or not finite, or ids
-                that are negative, too large, repeated or taken.
+            ValueError: for another dimension, a mean that is no unit vector, means not to be compared with those in
+                the index, a κ that is negative or not finite, or ids that are negative, too large, repeated or taken.
         """
         rows = self._rows(embeddings, ids)
         new_ids = [row["id"] for row in rows]
@@ -237,21 +238,23 @@ class MilvusIndex:
             queries. Where `HNSW` finds fewer for a query, all have as many as that one.
 
         Raises:
-            ValueError: for k out of range, a negative `least_kappa`, another dimension, or a query that is no unit
-                vector.
+            ValueError: for k out of range, a negative `least_kappa`, another dimension, a query that is no unit vector,
+                or means that may not be compared with those of its hits.
         """
         k = positive_integer("k", k)
         if k > MOST_HITS:
             raise ValueError(f"k must be at most {MOST_HITS}, which is as many as Milvus gives, got {k}")
         check_at_least("least_kappa", least_kappa, 0.0)
         vectors = unit_vectors(embeddings, self.dimension).numpy()
-        options: dict[str, Any] = {"limit": k, "anns_field": "vector", "output_fields": ["kappa"]}
+        options: dict[str, Any] = {"limit": k, "anns_field": "vector", "output_fields": ["kappa", "mean_samples"]}
         options["search_params"] = {"params": {"ef": max(64, 2 * k)}}
         if least_kappa:
             options["filter"] = f"kappa >= {float(least_kappa)!r}"
         hits: list[list[tuple[int, float, float]]] = []
         for block in _blocks(list(vectors), max(1, min(MOST_HITS, _SENT_ELEMENTS // max(self.dimension, 2 * k)))):
-            hits += [_in_order(answer) for answer in self._call("search", data=block, **options)]
+            answers = self._call("search", data=block, **options)
+            _check_same_means(embeddings, (hit["entity"] for answer in answers for hit in answer))
+            hits += [_in_order(answer) for answer in answers]
         k = min(map(len, hits), default=0)
         ids, scores, kappa = (
             torch.tensor([[hit[column] for hit in row[:k]] for row in hits], dtype=dtype).reshape(len(hits), k)
@@ -318,12 +321,15 @@ class MilvusIndex:
             schema.add_field("id", kind.INT64, is_primary=True)
             schema.add_field("vector", kind.FLOAT_VECTOR, dim=dimension)
             schema.add_field("kappa", kind.DOUBLE)
+            schema.add_field("mean_samples", kind.INT64)
             index = self._client.prepare_index_params()
             params = {"M": 32, "efConstruction": 200} if structure == "HNSW" else {}
             index.add_index("vector", index_type=structure, metric_type="COSINE", params=params)
         self._call("create_collection", schema=schema, index_params=index, consistency_level="Strong")
 
     def _rows(self, embeddings: Embeddings, ids: Any) -> list[dict[str, Any]]:
+        stored = self._call("query", filter="id >= 0", limit=1, output_fields=["mean_samples"])
+        _check_same_means(embeddings, stored)
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         ids = checked_ids(ids)
         check_length("ids", ids, "the embeddings", len(embeddings))
@@ -332,8 +338,9 @@ class MilvusIndex:
                 f"ids must be at most {GREATEST_ID}, the greatest that Milvus finds again, got {ids.max()}"
             )
         kappa = embeddings.kappa.detach().cpu().double().tolist()
+        mean_samples = embeddings.mean_samples or 0
         return [
-            {"id": item, "vector": vector, "kappa": value}
+            {"id": item, "vector": vector, "kappa": value, "mean_samples": mean_samples}
             for item, vector, value in zip(ids.tolist(), vectors, kappa, strict=True)
         ]
 
@@ -380,6 +387,11 @@ class MilvusIndex:
                 f"Milvus at {self.address.server} failed: {reason}; see that it runs and takes connections, and that "
                 f"{TOKEN} is right if it wants one"
             ) from None
+
+
+def _check_same_means(embeddings: Embeddings, rows: Iterable[Any]) -> None:
+    for mean_samples in {row["mean_samples"] for row in rows}:
+        check_same_means(embeddings, mean_samples or None)
 
 
 def _in_order(hits: Any) -> list[tuple[int, float, float]]:

@@ -4,7 +4,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from inspect import unwrap  # past the shape checks of test runs, to what a user meets
-from pathlib import Path
 
 import faiss
 import numpy as np
@@ -494,21 +493,3 @@ def test_a_hundred_random_steps_equal_a_dictionary() -> None:
             hits = index.search(query, k=5)
             vectors = torch.stack([expected[item] for item in hits.ids[0].tolist()])
             torch.testing.assert_close(hits.scores[0], vectors @ query.mean[0])
-
-
-def test_means_of_samples_are_searched_by_means_of_as_many(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    samples = torch.nn.functional.normalize(torch.randn(9, 5, 3, generator=generator), dim=-1)
-    nine, eight = (Embeddings.from_samples(samples[:number], torch.ones(5)) for number in (9, 8))
-    own = Embeddings.from_samples(samples, torch.ones(5), mean=samples[0])
-    index = Index(3)
-    index.add(nine, range(5))
-    index.save(tmp_path / "index")
-    for stored in (index, Index.load(tmp_path / "index")):
-        assert stored.mean_samples == 9
-        assert stored.search(nine, k=1).ids[:, 0].tolist() == [0, 1, 2, 3, 4]
-        for other, words in ((eight, "means of 8 samples"), (own, "the network's own directions")):
-            with pytest.raises(ValueError, match=f"{words} cannot be compared with means of 9 samples: embed both"):
-                stored.search(other, k=1)
-            with pytest.raises(ValueError, match=f"{words} cannot be compared with means of 9 samples: embed both"):
-                stored.add(other, range(10, 15))

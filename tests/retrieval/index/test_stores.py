@@ -113,6 +113,23 @@ def test_ids_and_signed_scores_are_those_of_exact_ranking(filled: tuple[Stored, 
     assert (stored.index.search(embeddings(8, seed=1), k=COUNT).scores < 0).any()
 
 
+def test_means_of_samples_are_compared_with_means_of_as_many(stored: Stored) -> None:
+    samples = torch.nn.functional.normalize(
+        torch.randn(9, 5, DIMENSION, generator=torch.Generator().manual_seed(0)), dim=-1
+    )
+    nine, eight = (Embeddings.from_samples(samples[:number], torch.ones(5)) for number in (9, 8))
+    own = Embeddings.from_samples(samples, torch.ones(5), mean=samples[0])
+    stored.index.add(nine, range(5))
+    for opened in (lambda: stored.index, stored.reopened):
+        index = opened()
+        assert index.search(nine, k=1).ids[:, 0].tolist() == [0, 1, 2, 3, 4]
+        for other, words in ((eight, "means of 8 samples"), (own, "the network's own directions")):
+            for call in (lambda: index.search(other, k=1), lambda: index.add(other, range(10, 15))):  # noqa: B023
+                with pytest.raises(ValueError, match=f"{words} cannot be compared with means of 9 samples: embed both"):
+                    call()
+        assert len(index) == 5
+
+
 def test_a_search_leaves_out_items_of_low_kappa(filled: tuple[Stored, Embeddings, torch.Tensor]) -> None:
     stored, items, ids = filled
     for least in (0.0, 1e-6, 12.0, float(items.kappa[17]), 1e5, float(items.kappa.max())):
@@ -299,7 +316,7 @@ def test_collections_that_do_not_fit_are_refused(milvus: MilvusIndex, address: s
     with pytest.raises(ValueError, match=f"'{items}' in .* holds vectors of dimension 6, got 7: name another"):
         MilvusIndex(address, 7)
     milvus._client.create_collection(others, dimension=4)
-    with pytest.raises(ValueError, match=f"'{others}' in .* is not one of lam: .* id, kappa, vector, got id, vector"):
+    with pytest.raises(ValueError, match=f"'{others}' in .* is not one of lam: .* kappa, mean_samples, vector, got"):
         MilvusIndex(f"{server}/{others}", 4)
 
 

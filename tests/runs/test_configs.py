@@ -68,28 +68,36 @@ class Authors(NamedTuple):
     """Scale, precision at the beginning and memory."""
     online_triplets: tuple[str, int]
     posthoc: tuple[str, int]
+    pfe: tuple[float, int, int]
+    """Rate, batch and epochs, and of HIB where they have it."""
+    hib: tuple[float, int, int] | None
 
 
 AUTHORS = {
     "fashionmnist": Authors(
         *(0.7, 1, (1e-3, 256, 20, "violating"), (1e-3, 64, 20, "violating")),
         *((60000.0**2, 60000.0, 0.999), ("violating", 5000), ("violating", 5000)),
+        *((1e-3, 256, 20), (1e-5, 256, 20)),
     ),
     "cifar10": Authors(
         *(0.7, 1, (1e-5, 256, 20, "violating"), (1e-5, 256, 40, "violating")),
         *((50000.0**2, 50000.0, 0.999), ("hard", 5000), ("violating", 5000)),
+        *((1e-5, 256, 20), (1e-5, 256, 20)),
     ),
     "cub200": Authors(
         *(1.0, 1, (3e-7, 64, 20, "semihard"), (3e-7, 64, 20, "semihard")),
         *((5864.0**2, 1e6, 0.9997), ("violating", 30), ("semihard", 30)),
+        *((1e-3, 64, 10), (1e-3, 64, 10)),
     ),
     "lfw": Authors(
         *(1.0, 2, (3e-7, 64, 200, "semihard"), (3e-7, 64, 200, "semihard")),
         *((9525.0**2, 9525.0, 0.995), ("semihard", 30), ("semihard", 30)),
+        *((3e-7, 64, 10), None),
     ),
     "msls": Authors(
         *(0.1, 2, (1e-7, 64, 30, "violating"), (3e-7, 64, 20, "violating")),
         *((1e6, 1e6, 0.99999), ("semihard", 10), ("violating", 10)),
+        *((1e-4, 64, 10), None),
     ),
 }
 
@@ -215,6 +223,29 @@ def test_the_authors_numbers_are_those_of_their_files_and_code(data: str) -> Non
         assert (posthoc.miner, posthoc.max_pairs, posthoc.batch_size) == (*theirs.posthoc, 64 * theirs.images_each)
     for options in (kept, posthoc):
         assert (options.split, options.fix, options.margin, options.negative_weight) == ("arccos", "fixed", 2.0, 1.0)
+        assert options.mean == "sampled"
+
+
+@pytest.mark.parametrize("data", PUBLISHED)
+def test_the_authors_numbers_of_the_rivals_are_theirs_too(data: str) -> None:
+    theirs, methods = AUTHORS[data], AUTHORS_HAVE[data]
+    plain = load_config(f"{data} deterministic --paper")
+    pfe: Any = load_config(f"{data} pfe --paper").method
+    rate, size, epochs = theirs.pfe
+    assert (pfe.learning_rate, pfe.epochs) == (pytest.approx(rate * size), epochs)
+    dropout = load_config(f"{data} mc_dropout --paper")
+    assert dropout.network.options["dropout"] == 0.05
+    assert dropout.training == plain.training
+    assert ("hib" in methods, "deep_ensemble" in methods) == (theirs.hib is not None, data != "msls")
+    if theirs.hib is not None:
+        rate, size, epochs = theirs.hib
+        hib = load_config(f"{data} hib --paper")
+        options: Any = hib.method
+        assert (hib.training.learning_rate, hib.training.epochs) == (pytest.approx(rate * size), epochs)
+        assert (options.n_samples, options.kl_weight) == (8, 1e-4)
+    if data != "msls":
+        members: Any = load_config(f"{data} deep_ensemble --paper").method
+        assert (members.n_members, members.combine) == (5, "mean")
 
 
 @pytest.mark.long

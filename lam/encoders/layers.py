@@ -92,7 +92,7 @@ def curvature_of_layers(
     total, n_total, curvature = empty, 0, empty.curvature
     for inputs, targets in batches:
         f = at_least_float32(head_output(network, head, inputs))
-        check_feature_values(f, n_total)
+        check_feature_values(f, n_total, name="outputs")
         pairs = pairs_of(relation, targets_of(f, targets), lambda f=f: f, seed)
         n, r = directions(f.to(curvature.working_dtype(f)), f.dtype, offset=n_total)
         matrices = curvature.matrices(n, r, checked_partners(pairs, len(f), curvature))

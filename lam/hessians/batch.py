@@ -236,10 +236,15 @@ def check_features(features: Tensor, weight: Tensor) -> None:
         raise ValueError(
             f"features must be (N, P) and weight (D, P), got {tuple(features.shape)} and {tuple(weight.shape)}"
         )
+    for name, tensor in (("features", features), ("weight", weight)):
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be of a floating type, got {tensor.dtype}: convert them, .to(torch.float32)")
+        if tensor.is_meta:
+            raise ValueError(f"{name} must have values, they are on the meta device, where tensors have shapes alone")
     check_feature_values(features)
 
 
-def check_feature_values(features: Tensor, offset: int = 0) -> None:
+def check_feature_values(features: Tensor, offset: int = 0, *, name: str = "features") -> None:
     """Refuse features that are not finite, or too large for their squares to be summed, naming the first."""
     if not features.numel():
         return
@@ -248,8 +253,8 @@ def check_feature_values(features: Tensor, offset: int = 0) -> None:
         return
     if (features.abs() <= limit).all():
         return
-    item, feature = (~(features.abs() <= limit)).nonzero()[0].tolist()
-    place = f"got {features[item, feature].item():.3g} at item {item + offset}, feature {feature}"
+    item, place = (~(features.abs() <= limit)).nonzero()[0].tolist()
+    got = f"got {features[item, place].item():.3g} at item {item + offset}, {name[:-1]} {place}"
     if features.isfinite().all():
-        raise ValueError(f"features must be at most {limit:.2g} in size, so that sums of squares stay finite, {place}")
-    raise ValueError(f"features must be finite, {place}")
+        raise ValueError(f"{name} must be at most {limit:.2g} in size, so that sums of squares stay finite, {got}")
+    raise ValueError(f"{name} must be finite, {got}")

@@ -22,6 +22,7 @@ from lam.utils.checks import check_choice
 _CHANNELS = {"L": 1, "RGB": 3}
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # none that runs another program to decode
+MAX_SIDE = 65_535  # the longest that a JPEG can have
 DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 GREY_MODES = ("1", "L", "LA", "La", "F", *DEEP_MODES)
 _OVERSAMPLING = 2  # a reduced image is this many times the final size: it is resized as well as the whole would be
@@ -232,14 +233,17 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
         The decoded image, in whatever mode it was stored, or, where it was reduced, in grey or RGB.
 
     Raises:
-        ValueError: If there is no such file, it is no image, it is truncated or damaged, or it has more pixels than
-            Pillow's limit against decompression bombs (`PIL.Image.MAX_IMAGE_PIXELS`). The message names the file.
+        ValueError: If there is no such file, it is no image, it is truncated or damaged, a side is longer than
+            `MAX_SIDE`, or it has more pixels than Pillow's limit against decompression bombs
+            (`PIL.Image.MAX_IMAGE_PIXELS`). The message names the file.
     """
     try:
         with Image.open(path, formats=_FORMATS) as image:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and image.width * image.height > limit:  # Pillow only warns up to twice the limit
                 raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels, more than {limit}")
+            if max(image.size) > MAX_SIDE:  # whose rows, one pixel wide, cost seconds and a gigabyte
+                raise ValueError(f"{image.width} x {image.height} pixels, a side of more than {MAX_SIDE:,}")
             return decode(image, least)
     except FileNotFoundError as error:
         raise ValueError(f"there is no image {path}") from error

@@ -167,8 +167,8 @@ def run(network: nn.Module, inputs: Any) -> Any:
     """Output of a network on a batch, on the network's own device; a batch of named inputs is passed by name.
 
     Raises:
-        ValueError: for a network without weights, a batch that is neither tensor nor dictionary, or inputs of a type
-            that the network does not take and its weights do not have.
+        ValueError: for a network without weights, a batch that is neither tensor nor dictionary, inputs without values,
+            or of a type that the network does not take and its weights do not have.
     """
     parameter = next(network.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
@@ -177,6 +177,9 @@ def run(network: nn.Module, inputs: Any) -> Any:
             "the network or a part of it is on the meta device, where it has shapes and no weights: make it on a "
             'device that has memory, or call network.to_empty(device="cpu") and load its weights'
         )
+    given = inputs.values() if isinstance(inputs, Mapping) else (inputs,)
+    if any(isinstance(each, Tensor) and each.is_meta for each in given):
+        raise ValueError("the inputs are on the meta device, where tensors have shapes and no values")
     if isinstance(inputs, Tensor):
         try:
             return network(inputs.to(device))

@@ -106,6 +106,29 @@ def test_inputs_of_another_type_are_refused_in_words(dtype: torch.dtype, advice:
             call()
 
 
+def test_inputs_and_features_without_values_or_of_integers_are_refused() -> None:
+    batches, encoder = make_batches(), fit()
+    for call in (fit, encoder.embed):
+        with pytest.raises(ValueError, match="the inputs are on the meta device, where tensors have shapes and no"):
+            call([(inputs.to("meta"), labels) for inputs, labels in batches])
+    features, labels, weight = torch.randn(8, 6), torch.arange(8) % 2, torch.randn(3, 6)
+    for given, message in (
+        ((features.to("meta"), weight), "features must have values, they are on the meta device"),
+        ((features, weight.to("meta")), "weight must have values, they are on the meta device"),
+        ((features.byte(), weight), r"features must be of a floating type, got torch.uint8: convert them"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            unchecked(lam.fit_features)(given[0], labels, given[1], margin=0.7)
+
+
+def test_outputs_that_are_too_large_are_called_so() -> None:
+    network = make_network()
+    with torch.no_grad():
+        list(network.children())[-1].weight.mul_(1e30)
+    with pytest.raises(ValueError, match=r"outputs must be at most 4.3e\+09 in size, .* at item 0, output \d"):
+        lam.fit(network, make_batches(), margin=0.7, layers="all", progress=False)
+
+
 def test_errors_of_the_network_itself_are_its_own() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         fit([(torch.randn(16, 5), torch.arange(16) % 4)])

@@ -231,6 +231,14 @@ class TestOpenImage:
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
         assert open_image(tmp_path / "bomb.png").size == (15, 10)
 
+    @pytest.mark.parametrize("size", [(1, 65_536), (65_536, 1)])
+    def test_thin_images_are_refused(self, tmp_path, size):
+        Image.new("L", size).save(tmp_path / "thin.png")
+        with pytest.raises(ValueError, match=r"thin\.png .*: (1 x 65536|65536 x 1) pixels, a side of more than 65,535"):
+            open_image(tmp_path / "thin.png")
+        Image.new("L", (65_535, 1)).save(tmp_path / "long.png")
+        assert open_image(tmp_path / "long.png").size == (65_535, 1)
+
     def test_text_bombs_are_refused(self, tmp_path):
         information = PngImagePlugin.PngInfo()
         information.add_text("comment", "0" * (2 << 20), zip=True)

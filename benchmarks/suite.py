@@ -106,6 +106,11 @@ def banking77(parsed: argparse.Namespace) -> Source:
     return Source("banking77", (f"--data.root={root}",), ood)
 
 
+def docstrings(parsed: argparse.Namespace) -> Source:
+    """Sentences of Python's standard library by module; sentences about flowers, wine and patients are outside."""
+    return Source("docstrings")
+
+
 SOURCES: dict[str, Callable[[argparse.Namespace], Source]] = {
     "digits": digits,
     "fashionmnist": fashionmnist,
@@ -114,6 +119,7 @@ SOURCES: dict[str, Callable[[argparse.Namespace], Source]] = {
     "characters": characters,
     "clinc150": clinc150,
     "banking77": banking77,
+    "docstrings": docstrings,
 }
 
 

@@ -250,7 +250,7 @@ def system(name: str, results: dict[str, Any], figures: Sequence[str]) -> Row:
 
 @table
 def first_hit() -> list[Row]:
-    figures = ("map@1", "ausc", "ece", "auroc")
+    figures = ("map@1", "map@5", "ausc", "r_auroc", "ece", "auroc")
     rows = [system(name, results, figures) for name, results in clothes().items() if name != PLAIN_MEAN]
     return [["method (seeds)", *names(figures)], *rows]
 
@@ -270,6 +270,21 @@ def systems() -> list[Row]:
 
 
 @table
+def reruns() -> list[Row]:
+    def moved(pairs: Iterable[list[dict[str, float]]], figure: str) -> str:
+        gaps = [abs(one[figure] - two[figure]) for one, two in pairs]
+        return f"{sum(gaps) / len(gaps):.3f}, {max(gaps):.3f}"
+
+    figures = ("recall@1", "auroc", "ausc", "ece")
+    rows = [
+        [f"{name} ({len(pairs)})", *(moved(pairs.values(), figure) for figure in figures)]
+        for name, pairs in read("reruns").items()
+        if name != "machine"
+    ]
+    return [["data (seeds)", *names(figures)], *rows]
+
+
+@table
 def ood_scores() -> list[Row]:
     results = clothes()["laplace_posthoc"]
     suffixes = {"kappa": "", "variance": "_variance", "norm": "_norm", "knn": "_knn"}
@@ -277,6 +292,19 @@ def ood_scores() -> list[Row]:
         ["score", *names(("auroc", "auprc"))],
         *([SCORES[key].name, *over_seeds(results, (f"auroc{end}", f"auprc{end}"))] for key, end in suffixes.items()),
     ]
+
+
+@table
+def made_outsiders() -> list[Row]:
+    results = read("made_outsiders")
+    kinds = {results["outside"]: "", **{kind: f"@{kind}" for kind in ("inverted", "permuted", "blurred", "turned")}}
+    scores = {"auroc": SCORES["kappa"].name, **{f"auroc_{key}": score.name for key, score in SCORES.items()}}
+    rows = [
+        [name, *over_seeds(results, [figure + suffix for suffix in kinds.values()])]
+        for figure, name in scores.items()
+        if figure in results["mean"]
+    ]
+    return [["AUROC by", *kinds], *rows]
 
 
 @table
@@ -441,7 +469,10 @@ def online_cost() -> list[Row]:
 
 # The suite: a row a method, a column a data set.
 
-SUITE = ("fashionmnist", "fashionmnist_4000", "photographs", "faces", "characters", "digits", "clinc150", "banking77")
+SUITE = (
+    *("fashionmnist", "fashionmnist_4000", "photographs", "faces", "characters", "digits"),
+    *("clinc150", "banking77", "docstrings"),
+)
 
 
 def suites() -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -489,8 +520,19 @@ def suite_recall() -> list[Row]:
 
 
 @table
+def suite_map() -> list[Row]:
+    return by_method(lambda row: row["map@5"], of_kappa=False)
+
+
+@table
 def suite_ausc() -> list[Row]:
     return [*by_method(lambda row: row["ausc"]), *(cheap("ausc", score) for score in ("cosine", "weighted_votes"))]
+
+
+@table
+def suite_r_auroc() -> list[Row]:
+    scores = ("cosine", "weighted_votes")
+    return [*by_method(lambda row: row["r_auroc"]), *(cheap("r_auroc", score) for score in scores)]
 
 
 @table
@@ -506,6 +548,11 @@ def suite_ece() -> list[Row]:
 @table
 def suite_trend() -> list[Row]:
     return by_method(least_trend)
+
+
+@table
+def suite_crops() -> list[Row]:
+    return by_method(lambda row: row.get("crop_less_sure"))
 
 
 def cheap(figure: str, score: str) -> Row:

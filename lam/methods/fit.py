@@ -38,6 +38,7 @@ from lam.inputs import AnyPreprocessing
 from lam.methods.added_head import train_layer
 from lam.models.head import ADDED, evaluating, features_and_output, find_head, probe_output
 from lam.models.layers import Layers, elements_of_pass, find_layers, own_weights
+from lam.models.layers import n_items as count_items
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.pairs import as_targets, check_labels
 from lam.pairs.relation import SCOPES, Relation, Scope
@@ -104,7 +105,8 @@ def fit(
             `low_rank`; over several layers `diag` or `kron`. All but `diag` of the last layer hold each item with the
             others still: `fix="fixed"`. `ekfac` goes through the features twice, from a temporary file.
         predictive: of several layers: `linearised` in their weights, the default, or `sampled`, whole networks.
-        max_memory: bytes that the sums of the structure may take; over several layers with what an item takes.
+        max_memory: bytes that the sums of the structure may take; over several layers with what a batch and an item
+            take.
         rank: of `low_rank`: the most directions of the features that it tells apart; 256 by default.
         prior_precision: α.
         likelihood_scale: s; by default the number of items squared, or 1 of a plain sum. `BayesianEncoder.tune` chooses
@@ -307,14 +309,16 @@ def _empty_of_layers(
     layer: Any = network.get_submodule(head)
     size = next(layer.parameters()).element_size()  # to read a parametrised weight in training would change its buffers
     an_item = size * elements_of_pass(network, head, layers, probe, jacobians=empty.forms_jacobians)
+    matrices = size * count_items(probe) * len(curvature.terms) * layer.out_features**2
     n_weights = sum(rows * columns for rows, columns in empty.shapes)
     cost = (
         f"{n_weights:,} weights in {len(layers)} layers: {layer.out_features} passes backwards, {kept:,} bytes, "
-        f"and {an_item:,} bytes an item"
+        f"{matrices:,} bytes a batch and {an_item:,} bytes an item"
     )
-    if kept + an_item > max_memory:
+    if kept + matrices + an_item > max_memory:
         raise ValueError(
-            f"the curvature of {cost}, is more than max_memory, {max_memory:,}: allow more, or name fewer layers"
+            f"the curvature of {cost}, is more than max_memory, {max_memory:,}: allow more, take smaller "
+            "batches, or name fewer layers"
         )
     _LOG.info("curvature of %s", cost)
     if progress:

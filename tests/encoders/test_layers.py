@@ -138,7 +138,7 @@ def test_inputs_come_by_name_and_need_not_all_be_tensors():
 def test_what_it_costs_is_said_before(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]):
     with caplog.at_level(logging.INFO):
         fit(layers="all")
-    cost = "curvature of 123 weights in 2 layers: 3 passes backwards, 1,968 bytes, and 180 bytes an item"
+    cost = "of 123 weights in 2 layers: 3 passes backwards, 1,968 bytes, 1,152 bytes a batch and 180 bytes an item"
     assert cost in caplog.text
     lam.fit(make_network(), make_batches(), margin=0.7, layers="all")
     assert cost in capsys.readouterr().err
@@ -310,8 +310,8 @@ def test_kron_names_the_layers_that_it_has_factors_of():
         ),
         ({"structure": "kron", "max_memory": 1000}, 'structure="kron" of 2 layers with 123 weights takes'),
         (
-            {"max_memory": 2000},
-            "and 180 bytes an item, is more than max_memory, 2,000: allow more, or name fewer layers",
+            {"max_memory": 3000},
+            "and 180 bytes an item, is more than max_memory, 3,000: allow more, take smaller batches, or name fewer",
         ),
     ],
 )

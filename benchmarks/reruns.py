@@ -1,0 +1,60 @@
+"""How far a rerun moves: cells of the suite trained with the same seed on one thread and on two.
+
+    python benchmarks/reruns.py --data FOLDER [--fashionmnist FOLDER] [--only NAME ...] [--seeds 3] [--work FOLDER]
+
+Two threads add in another order; training magnifies the difference. Each run is a process of its own. Written to
+results/reruns.json: a list of pairs of figures a data set, one thread first.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import suite
+from timing import kept, write
+
+METHOD = "laplace_posthoc"
+FIGURES = ("recall@1", "auroc", "ausc", "ece")
+THREADS = (1, 2)
+
+
+def measured(name: str, seed: int, threads: int, arguments: list[str]) -> dict[str, float]:
+    """Figures of a cell that is trained on so many threads."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, __file__, *arguments, "--cell", name, str(seed), str(threads)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    found: dict[str, float] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="the folder of the data sets")
+    parser.add_argument("--fashionmnist", help="the folder of FashionMNIST's IDX files")
+    parser.add_argument("--only", nargs="+", choices=suite.SOURCES, default=["digits", "faces", "fashionmnist"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--work", type=Path, default=Path("runs/reruns"), help="where data and runs are kept")
+    parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
+    parser.set_defaults(**suite.NOT_ASKED, again=False)
+    parsed = parser.parse_args()
+    parsed.data, parsed.work = parsed.data.resolve(), parsed.work.resolve()
+    if parsed.cell:
+        name, seed, threads = parsed.cell
+        parsed.work /= f"threads-{threads}"
+        metrics = suite.measured(parsed, name, suite.SOURCES[name](parsed), METHOD, int(seed))
+        print(json.dumps({figure: metrics[figure] for figure in FIGURES}))
+        return
+    for name in parsed.only:
+        for seed in range(parsed.seeds):
+            pair: list[dict[str, Any]] = [measured(name, seed, threads, sys.argv[1:]) for threads in THREADS]
+            results = kept("reruns")
+            results.setdefault(name, {})[str(seed)] = pair
+            write("reruns", results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,6 @@
 """Encoders whose κ is a function of the features: the embedding's length, a head's, the distance to training items."""
 
 from abc import abstractmethod
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.encoders.base import Prediction, Predictor, directions_of
-from lam.encoders.files import SavedEncoder
-from lam.encoders.seeded import SeededEncoder
+from lam.encoders.seeded import SeededEncoder, TwoHeadedEncoder
 from lam.models.head import features_and_output
 from lam.models.kappa_head import KappaHead
 from lam.retrieval.metrics.reference import NEIGHBOUR, check_neighbours, unit_knn_distance
@@ -77,7 +75,7 @@ class NormEncoder(ConcentrationEncoder):
         return self.unnormalised(features).double().norm(dim=1)
 
 
-class HeadEncoder(ConcentrationEncoder):
+class HeadEncoder(TwoHeadedEncoder, ConcentrationEncoder):
     """Embed with the κ of a head of its own on the features, which a loss of distributions has taught.
 
     Args:
@@ -86,6 +84,7 @@ class HeadEncoder(ConcentrationEncoder):
     """
 
     kind = "kappa_head"
+    own_head = "kappa_head", KappaHead
 
     def __init__(self, network: nn.Module, head: str, kappa_head: KappaHead, **common: Any) -> None:
         super().__init__(network, head, **common)
@@ -95,21 +94,6 @@ class HeadEncoder(ConcentrationEncoder):
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
         """What the head says, float64."""
         return self.kappa_head(features.float()).double()
-
-    def settings(self) -> dict[str, Any]:
-        """The seed and the recipe of the head."""
-        return {**super().settings(), "kappa_head": self.kappa_head.recipe}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state of the head."""
-        return self.kappa_head.state_dict()
-
-    @classmethod
-    def restored(cls, saved: SavedEncoder) -> "HeadEncoder":
-        """The encoder that `save` wrote."""
-        kappa_head = KappaHead(**saved.settings["kappa_head"])
-        kappa_head.load_state_dict(saved.tensors)
-        return super().restored(replace(saved, settings={**saved.settings, "kappa_head": kappa_head}, tensors={}))
 
 
 class NeighbourEncoder(ConcentrationEncoder):

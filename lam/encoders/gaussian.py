@@ -1,6 +1,5 @@
 """`GaussianEncoder`: a Gaussian embedding of every input, as PFE and HIB learn it."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.encoders.base import Prediction, Predictor, directions_of
-from lam.encoders.files import SavedEncoder
-from lam.encoders.seeded import SeededEncoder
+from lam.encoders.seeded import TwoHeadedEncoder
 from lam.hessians.batch import check_feature_values
 from lam.models.head import features_and_output
 from lam.models.uncertainty_head import UncertaintyHead
@@ -19,7 +17,7 @@ from lam.utils.autocast import without_autocast
 from lam.vmf.embeddings import Embeddings
 
 
-class GaussianEncoder(SeededEncoder):
+class GaussianEncoder(TwoHeadedEncoder):
     """Embed by N(μ, diag(σ²)): μ from the network's head, σ² from an uncertainty head on the same features.
 
     Retrieval compares the directions of μ. κ is that of samples μ + σ ε projected to the sphere (Sra 2012, of their
@@ -35,6 +33,7 @@ class GaussianEncoder(SeededEncoder):
     """
 
     kind = "gaussian"
+    own_head = "uncertainty", UncertaintyHead
     keeps = ("seed", "unit_mean")
 
     def __init__(
@@ -77,21 +76,6 @@ class GaussianEncoder(SeededEncoder):
             return Prediction(features, Embeddings.concatenate(embeddings), torch.cat(samples, 1) if joint else None)
 
         return predict
-
-    def settings(self) -> dict[str, Any]:
-        """Whether μ is a unit vector, the seed, and the recipe of the uncertainty head."""
-        return {**super().settings(), "uncertainty": self.uncertainty.recipe}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state of the uncertainty head."""
-        return self.uncertainty.state_dict()
-
-    @classmethod
-    def restored(cls, saved: SavedEncoder) -> "GaussianEncoder":
-        """The encoder that `save` wrote."""
-        uncertainty = UncertaintyHead(**saved.settings["uncertainty"])
-        uncertainty.load_state_dict(saved.tensors)
-        return super().restored(replace(saved, settings={**saved.settings, "uncertainty": uncertainty}, tensors={}))
 
 
 def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -1,7 +1,8 @@
 """`SeededEncoder`: one trained network and the seed of all draws, which several encoders begin with."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -9,8 +10,11 @@ from torch import Tensor, nn
 
 from lam.encoders.base import at_least_float32
 from lam.encoders.deterministic import DeterministicEncoder
+from lam.encoders.files import SavedEncoder
 from lam.utils.autocast import without_autocast
 from lam.utils.random import derive_seed
+
+Same = TypeVar("Same", bound="TwoHeadedEncoder")
 
 
 class SeededEncoder(DeterministicEncoder):
@@ -47,3 +51,28 @@ class SeededEncoder(DeterministicEncoder):
         """
         generators = (torch.Generator().manual_seed(derive_seed(self.seed, position)) for position in positions)
         return torch.stack([draw(number, generator) for number, generator in enumerate(generators)], 1)
+
+
+class TwoHeadedEncoder(SeededEncoder):
+    """An encoder with a head of its own beside the network's, which is saved by its recipe and its state."""
+
+    own_head: ClassVar[tuple[str, type[Any]]]
+    """Name and type of the attribute that holds it."""
+
+    def settings(self) -> dict[str, Any]:
+        """The seed and the recipe of the head."""
+        name, _ = self.own_head
+        return {**super().settings(), name: getattr(self, name).recipe}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state of the head."""
+        state: dict[str, Tensor] = getattr(self, self.own_head[0]).state_dict()
+        return state
+
+    @classmethod
+    def restored(cls: type[Same], saved: SavedEncoder) -> Same:
+        """The encoder that `save` wrote."""
+        name, kind = cls.own_head
+        head = kind(**saved.settings[name])
+        head.load_state_dict(saved.tensors)
+        return super().restored(replace(saved, settings={**saved.settings, name: head}, tensors={}))

@@ -31,7 +31,7 @@ from lam.hessians.accumulate import (
     targets_of,
     total_of,
 )
-from lam.hessians.batch import check_feature_values, check_features
+from lam.hessians.batch import check_feature_values, check_kinds
 from lam.hessians.losses import CURVATURES, ContrastiveCurvature, Curvature
 from lam.hessians.structures import MAX_MEMORY, LayersCurvature
 from lam.inputs import AnyPreprocessing
@@ -236,7 +236,7 @@ def fit_features(
     """
     relation = replace(pairs or Relation(), scope="dataset")
     curvature, _ = _with_margin(curvature, margin)
-    check_features(features, weight)
+    check_kinds(features, weight)
     labels = targets_of(features, labels)
     if relation.positive_within is None:
         check_labels(labels)

@@ -27,7 +27,7 @@ from lam.runs.sweep import summary
 MOST = 2000
 
 
-def turned(images: Dataset, *, seed: int) -> dict[str, list[tuple[torch.Tensor, torch.Tensor]]]:
+def made_of(images: Dataset, *, seed: int) -> dict[str, list[tuple[torch.Tensor, torch.Tensor]]]:
     """Sets of made outsiders, as batches with labels."""
     drawn = images.limit(min(MOST, len(images) // 2), seed=seed)
     pixels = torch.stack([drawn[row][0] for row in range(len(drawn))])
@@ -60,7 +60,7 @@ def main() -> None:
         evaluation = evaluate(
             encoder,
             loader_of(test, EMBEDDING_BATCH),
-            {**outside, **turned(test, seed=config.seed)},
+            {**outside, **made_of(test, seed=config.seed)},
             reference=reference,
             n_samples=config.evaluation.n_samples,
         )

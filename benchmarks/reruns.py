@@ -8,27 +8,15 @@ results/reruns.json: a list of pairs of figures a data set, one thread first.
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import suite
-from timing import kept, write
+from timing import in_process, kept, write
 
 METHOD = "laplace_posthoc"
 FIGURES = ("recall@1", "auroc", "ausc", "ece")
 THREADS = (1, 2)
-
-
-def measured(name: str, seed: int, threads: int, arguments: list[str]) -> dict[str, float]:
-    """Figures of a cell that is trained on so many threads."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, __file__, *arguments, "--cell", name, str(seed), str(threads)]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-    found: dict[str, float] = json.loads(printed.splitlines()[-1])
-    return found
 
 
 def main() -> None:
@@ -50,7 +38,10 @@ def main() -> None:
         return
     for name in parsed.only:
         for seed in range(parsed.seeds):
-            pair: list[dict[str, Any]] = [measured(name, seed, threads, sys.argv[1:]) for threads in THREADS]
+            pair = []
+            for threads in map(str, THREADS):
+                cell = ("--cell", name, str(seed), threads)
+                pair.append(in_process(__file__, *sys.argv[1:], *cell, OMP_NUM_THREADS=threads))
             results = kept("reruns")
             results.setdefault(name, {})[str(seed)] = pair
             write("reruns", results)

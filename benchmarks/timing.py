@@ -1,6 +1,7 @@
 """What the benchmarks share: repeated timing, peak memory of a call, and results as JSON."""
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -101,9 +102,10 @@ def write(name: str, results: dict[str, Any]) -> None:
     print(text)
 
 
-def in_process(script: str, *arguments: str) -> Any:
+def in_process(script: str, *arguments: str, **environment: str) -> Any:
     """Run a benchmark's script in a process of its own and read the JSON that it prints last."""
-    output = subprocess.run([sys.executable, script, *arguments], check=True, capture_output=True, text=True).stdout
+    command = [sys.executable, script, *arguments]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | environment).stdout
     return json.loads(output.splitlines()[-1])
 
 

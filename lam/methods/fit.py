@@ -309,7 +309,7 @@ def _empty_of_layers(
     layer: Any = network.get_submodule(head)
     size = next(layer.parameters()).element_size()  # to read a parametrised weight in training would change its buffers
     an_item = size * elements_of_pass(network, head, layers, probe, jacobians=empty.forms_jacobians)
-    matrices = size * count_items(probe) * len(curvature.terms) * layer.out_features**2
+    matrices = max(size, 4) * count_items(probe) * len(curvature.terms) * layer.out_features**2
     n_weights = sum(rows * columns for rows, columns in empty.shapes)
     cost = (
         f"{n_weights:,} weights in {len(layers)} layers: {layer.out_features} passes backwards, {kept:,} bytes, "

@@ -2,8 +2,8 @@
 
 A collection has the fields `id` (the primary key), `vector`, `kappa` and `mean_samples`, which is 0 for a network's own
 direction; the server filters by κ. Items are checked here before anything is sent, as by `lam.retrieval.Index`, whose
-interface this is. What an addition returned from is
-with the server, which keeps it durably: there is nothing to save. Names and labels of items are not kept here.
+interface this is. What an addition returned from is with the server, which keeps it durably: there is nothing to save.
+Names and labels of items are not kept here.
 """
 
 import os
@@ -328,8 +328,6 @@ class MilvusIndex:
         self._call("create_collection", schema=schema, index_params=index, consistency_level="Strong")
 
     def _rows(self, embeddings: Embeddings, ids: Any) -> list[dict[str, Any]]:
-        stored = self._call("query", filter="id >= 0", limit=1, output_fields=["mean_samples"])
-        _check_same_means(embeddings, stored)
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         ids = checked_ids(ids)
         check_length("ids", ids, "the embeddings", len(embeddings))
@@ -337,6 +335,8 @@ class MilvusIndex:
             raise ValueError(
                 f"ids must be at most {GREATEST_ID}, the greatest that Milvus finds again, got {ids.max()}"
             )
+        stored = self._call("query", filter="id >= 0", limit=1, output_fields=["mean_samples"])
+        _check_same_means(embeddings, stored)
         kappa = embeddings.kappa.detach().cpu().double().tolist()
         mean_samples = embeddings.mean_samples or 0
         return [

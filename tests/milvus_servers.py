@@ -56,7 +56,13 @@ class MilvusProcess(ABC):
         self.process.wait()
 
     def stop(self) -> None:
+        """Stop it; on a busy machine its threads go on answering until one of them has taken the signal."""
         self._signal(signal.SIGSTOP)
+        until = time.monotonic() + 30
+        while any(_state(pid) not in "TZ" for pid in self._serving()):
+            if time.monotonic() > until:
+                pytest.fail("the server does not stop")
+            time.sleep(0.005)
 
     def go_on(self) -> None:
         self._signal(signal.SIGCONT)
@@ -65,6 +71,13 @@ class MilvusProcess(ABC):
         for pid in self._serving():
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+def _state(pid: int) -> str:
+    """The letter of /proc by which a process runs (R), sleeps (S), is stopped (T) or has ended (Z)."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "Z"
 
 
 class MilvusLite(MilvusProcess):

@@ -199,7 +199,7 @@ def check_neighbours(k: int, reference: Float[Tensor, "O P"]) -> None:
 
 
 def _principal_components(centered: Tensor) -> Tensor:
-    """(P, q) the directions of greatest variance; all of them where there are few."""
+    """(P, q) the directions of greatest variance; all where they are few, none that is rounding."""
     n_items, width = centered.shape
     if width <= COMPONENTS:
         return torch.eye(width, dtype=centered.dtype)
@@ -207,8 +207,9 @@ def _principal_components(centered: Tensor) -> Tensor:
 
     n_components = min(COMPONENTS, n_items)
     decompose: Any = randomized_svd
-    _, _, rows = decompose(centered.float().numpy(), n_components, n_iter=2, random_state=0)
-    return torch.from_numpy(rows.T.copy()).double()
+    _, sizes, rows = decompose(centered.float().numpy(), n_components, n_iter=2, random_state=0)
+    rank = int((sizes > sizes[0] * width * torch.finfo(torch.float32).eps).sum())  # n items about their mean: n - 1
+    return torch.from_numpy(rows[: max(1, rank)].T.copy()).double()
 
 
 def _whitening(centered: Tensor) -> Tensor:

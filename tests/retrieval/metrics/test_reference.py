@@ -76,13 +76,21 @@ def test_wide_features_are_reduced_and_the_same_every_time() -> None:
     width = COMPONENTS + 40
     known = features(width=width)
     reference = Reference.of(known, LABELS)
-    assert reference.gaussians.basis.shape == (width, M)  # fewer items than components
+    assert reference.gaussians.basis.shape == (width, M - 1)  # M items about their mean
     new = features(1, width=width, count=N)
     got = mahalanobis(new, reference)
     assert got.isfinite().all()
     torch.testing.assert_close(got, mahalanobis(new, Reference.of(known, LABELS)), rtol=0, atol=0)
     far = -known.mean(0, keepdim=True)
     assert mahalanobis(far, reference) > got.median()
+
+
+def test_a_component_that_is_rounding_moves_no_distance() -> None:
+    known, new = features(width=COMPONENTS + 40), features(1, width=COMPONENTS + 40, count=N)
+    nudged = known * (1 + 1e-7 * torch.randn(known.shape, generator=torch.Generator().manual_seed(2)))
+    for distance in (mahalanobis, relative_mahalanobis):
+        got, again = (distance(new, Reference.of(items, LABELS)) for items in (known, nudged))
+        torch.testing.assert_close(again, got, rtol=1e-3, atol=1e-3)
 
 
 def test_a_few_items_of_which_each_is_a_class_are_enough() -> None:

@@ -15,6 +15,7 @@ from lam.models.uncertainty_head import UncertaintyHead
 from lam.posteriors.base import CHUNK_ELEMENTS
 from lam.utils.autocast import without_autocast
 from lam.vmf.embeddings import Embeddings
+from lam.vmf.resultant import projected_resultant
 
 
 class GaussianEncoder(TwoHeadedEncoder):
@@ -53,7 +54,7 @@ class GaussianEncoder(TwoHeadedEncoder):
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """A function of a batch of inputs: κ by noise shared by all items, joint samples by noise of their own."""
         shape = (n_samples, self.dimension)
-        shared = _noise(shape, torch.Generator().manual_seed(self.seed))[:, None]
+        shared = _noise(shape, torch.Generator().manual_seed(self.seed))
         rows = max(1, CHUNK_ELEMENTS // shared.numel())
         n_items = 0
 
@@ -65,9 +66,10 @@ class GaussianEncoder(TwoHeadedEncoder):
             samples: list[Tensor] = []
             for chunk, direction in zip(features.split(rows), directions_of(output).split(rows), strict=True):
                 mean, log_variance = self.distribution(chunk)
-                variance = log_variance.double().exp().sum(1).to(direction)
-                samples_of_kappa = _projected_samples(mean, log_variance, shared)
-                embeddings.append(Embeddings.from_samples(samples_of_kappa, variance, mean=direction))
+                variances = log_variance.double().exp()
+                length = projected_resultant(mean, variances, shared.to(mean.device))
+                of_chunk = variances.sum(1).to(direction)
+                embeddings.append(Embeddings.from_resultant(length, of_chunk, mean=direction, n_samples=n_samples))
                 if joint:
                     positions = range(n_items, n_items + len(chunk))
                     noise = self.draw_each(positions, lambda _, generator: _noise(shape, generator))

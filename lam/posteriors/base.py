@@ -22,13 +22,15 @@ from lam.posteriors.spread import Spread
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_at_least, check_choice, check_positive
 from lam.vmf.embeddings import Embeddings, Mean
+from lam.vmf.resultant import MeanResultant
 
 Mode = Literal["marginal", "network"]
 MODES: tuple[str, ...] = get_args(Mode)
 MEANS: tuple[str, ...] = get_args(Mean)
 
-Sampler = Callable[[Any], tuple[Tensor, Tensor, Tensor]]
-"""Maps features (N, P) to their outputs (N, D), samples of these (S, N, D), and their total variances (N,)."""
+Sampler = Callable[[Any], tuple[Tensor, Any, Tensor]]
+"""Maps features (N, P) to their outputs (N, D), samples of these (S, N, D), or the `MeanResultant` of samples that
+nobody keeps, and their total variances (N,)."""
 
 Predictor = Callable[..., Embeddings]
 """Maps features (N, P) and, where it is at hand, the network's output (N, D) to embeddings."""
@@ -191,12 +193,14 @@ class Posterior(ABC):
         check_at_least("n_samples", n_samples, 2)
         check_choice("mode", mode, MODES)
         check_choice("mean", mean, MEANS)
-        draw = self._sampler(n_samples, marginal=mode == "marginal")
+        draw = self._sampler(n_samples, marginal=mode == "marginal", keep=return_samples)
 
         @without_autocast()
         def compute(features: Any, output: Tensor | None = None) -> Embeddings:
             f, samples, variance = draw(features)
             direction = F.normalize((f if output is None else output).to(f)) if mean == "network" else None
+            if isinstance(samples, MeanResultant):
+                return Embeddings.from_resultant(samples, variance.to(f), mean=direction, n_samples=n_samples)
             samples = F.normalize(samples, dim=-1)
             return Embeddings.from_samples(samples, variance.to(f), mean=direction, keep=return_samples)
 
@@ -283,18 +287,20 @@ class Posterior(ABC):
     def _parts(self, features: Any, output: Tensor | None, n_samples: int) -> Iterable[tuple[Any, Tensor | None]]:
         """Features, once they are checked, and outputs, of as many items as are predicted at once."""
         check_features(features, self.weight)
-        output = self.outputs(features) if output is None else output
         rows = max(1, CHUNK_ELEMENTS // max(n_samples * len(self.weight), self.elements_per_item))
+        if len(features) <= rows:
+            return [(features, output)]
+        output = self.outputs(features) if output is None else output  # of all at once, which rounds as they do
         return zip(features.split(rows), output.split(rows), strict=True)
 
-    def _sampler(self, n_samples: int, *, marginal: bool) -> Sampler:
+    def _sampler(self, n_samples: int, *, marginal: bool, keep: bool) -> Sampler:
         spread, noise = self.output_spread(), self._output_noise(n_samples)
         draw = None if marginal else self._network_outputs(n_samples)
 
-        def sampled(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def sampled(features: Tensor) -> tuple[Tensor, Any, Tensor]:
             features = features.to(self.weight.dtype)
             f, around = self.outputs(features), spread(features)
-            samples = draw(features).double() if draw else f.double() + around.deviations(noise, least_variance(f))
+            samples = draw(features).double() if draw else around.samples(f, noise, least_variance(f), keep=keep)
             return f, samples, around.total
 
         return sampled

@@ -114,7 +114,7 @@ class LayersPosterior(Posterior):
 
     def joint_predictor(self, *, n_samples: int) -> Callable[[Any], Float[Tensor, "S N D"]]:
         """`sampled_embeddings` of inputs with its networks drawn once, for many batches."""
-        draw = self._sampler(n_samples, marginal=False)
+        draw = self._sampler(n_samples, marginal=False, keep=True)
 
         @without_autocast()
         def sampled(inputs: Any) -> Tensor:
@@ -165,18 +165,19 @@ class LayersPosterior(Posterior):
         noise = self._noise(n_samples, [v.shape for v in self.variances], generator, self.weight.dtype)
         return [of.mul_(v.sqrt()) for of, v in zip(noise, self.variances, strict=True)]
 
-    def _sampler(self, n_samples: int, *, marginal: bool) -> Sampler:
+    def _sampler(self, n_samples: int, *, marginal: bool, keep: bool) -> Sampler:
         noise = self._output_noise(n_samples)
         if self.predictive == "sampled":
             return self._of_networks(n_samples, noise)
         deviations = None if marginal else self._deviations(n_samples)
 
-        def draw(inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        def draw(inputs: Any) -> tuple[Tensor, Any, Tensor]:
             f, covariance, along = self._linearised(inputs, self.variances, deviations)
             spread = Whole(covariance)
+            samples: Any = f.double() + along
             if deviations is None:
-                along = spread.deviations(noise, least_variance(f))
-            return f.to(self.weight.dtype), f.double() + along, spread.total
+                samples = spread.samples(f, noise, least_variance(f), keep=keep)
+            return f.to(self.weight.dtype), samples, spread.total
 
         return draw
 

@@ -1,11 +1,13 @@
 """`Spread`: how the outputs of N items vary under a posterior; Gaussians around the trained layer's own outputs."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from lam.vmf.resultant import MeanResultant, projected_resultant
 
 
 class Spread(ABC):
@@ -29,6 +31,17 @@ class Spread(ABC):
     @abstractmethod
     def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
         """Standard normal noise made into deviations of each item, with at least so much variance in any direction."""
+
+    def samples(
+        self,
+        center: Float[Tensor, "N D"],
+        noise: Float[Tensor, "S 1 D"],
+        least: Float[Tensor, "N 1"],
+        *,
+        keep: bool,
+    ) -> Float[Tensor, "S N D"] | MeanResultant:
+        """Outputs with their `deviations`, float64; where nobody keeps them it may be their resultant on the sphere."""
+        return center.double() + self.deviations(noise, least)
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,22 @@ class Along(Spread):
         """U (√v ∘ ε)."""
         along = torch.maximum(self.variances.double(), least).sqrt() * noise
         return along if self.axes is None else along @ self.axes.T.double()
+
+    def samples(
+        self,
+        center: Float[Tensor, "N D"],
+        noise: Float[Tensor, "S 1 D"],
+        least: Float[Tensor, "N 1"],
+        *,
+        keep: bool,
+    ) -> Float[Tensor, "S N D"] | MeanResultant:
+        """The same; the length is had without forming them."""
+        if keep:
+            return super().samples(center, noise, least, keep=keep)
+        axes = None if self.axes is None else self.axes.double()
+        center = center.double() if axes is None else center.double() @ axes
+        length = projected_resultant(center, torch.maximum(self.variances.double(), least), noise[:, 0])
+        return length if axes is None else replace(length, mean=length.mean @ axes.T)
 
 
 @dataclass(frozen=True)

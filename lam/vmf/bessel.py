@@ -22,6 +22,7 @@ from torch import Tensor
 from lam.utils.checks import check_positive
 
 _TERMS = 12
+_POWERS = 6  # of the 3 * _TERMS that the expansion has
 _MINIMAL_ORDER = 20  # from here up, twelve terms leave errors below rounding
 _HALLEY_STEPS = 2
 _LEAST = 1e-300  # below it products leave float64, and a kappa is 0
@@ -265,12 +266,11 @@ def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float)
 
 
 def _expansion(order: float, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """L(p), 1/2 + p L'(p) and p (p L'(p))' by Horner's rule."""
+    """L(p), 1/2 + p L'(p) and p (p L'(p))', by Horner's rule in p^6 over polynomials of its lower powers."""
     table = torch.tensor(_expansion_coefficients(order), dtype=p.dtype, device=p.device)
-    sums = torch.zeros(3, *p.shape, dtype=p.dtype, device=p.device)
-    for row in table.reshape(len(table), 3, *[1] * p.ndim).flip(0).unbind():
-        sums = torch.addcmul(row, sums, p)
-    value, first, second = (sums * p).unbind()
+    powers = p.expand(_POWERS, *p.shape).cumprod(0)
+    blocks = torch.tensordot(table.reshape(-1, _POWERS, 3).transpose(1, 2), powers, 1)
+    value, first, second = reduce(lambda above, block: block + above * powers[-1], blocks.flip(0).unbind()).unbind()
     return value, first + 0.5, second
 
 

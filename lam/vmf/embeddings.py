@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lam.vmf.resultant import mean_resultant_length
+from lam.vmf.resultant import MeanResultant, mean_resultant_length
 
 Mean = Literal["network", "sampled"]
 """Which direction is retrieved: the network's own, or that of the mean of S samples, which depends on S."""
@@ -133,6 +133,18 @@ class Embeddings:
             tensor([0.5774])
         """
         length = mean_resultant_length(samples, unbiased=True)
+        embeddings = Embeddings.from_resultant(length, variance, mean=mean, n_samples=len(samples))
+        return replace(embeddings, samples=samples.to(variance.dtype)) if keep else embeddings
+
+    @staticmethod
+    def from_resultant(
+        length: MeanResultant,
+        variance: Float[Tensor, " N"],
+        *,
+        mean: Float[Tensor, "N _"] | None = None,
+        n_samples: int,
+    ) -> "Embeddings":
+        """Embeddings from the mean resultant length of S samples; see `from_samples`."""
         lowest, highest = KAPPA_RANGE
         dtype = variance.dtype
         return Embeddings(
@@ -140,8 +152,7 @@ class Embeddings:
             length.kappa(max_kappa=highest).clamp(min=lowest).to(dtype),
             length.resultant.to(dtype),
             variance,
-            samples.to(dtype) if keep else None,
-            len(samples) if mean is None else None,
+            mean_samples=n_samples if mean is None else None,
         )
 
     @staticmethod

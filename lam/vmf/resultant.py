@@ -64,10 +64,65 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
     moments = weighted_mean_resultant(samples, None)
     if not unbiased:
         return moments
-    squared = (n_samples * moments.resultant.square() - 1) / (n_samples - 1)
-    shortfall = n_samples / (n_samples - 1) * moments.one_minus_resultant * (1 + moments.resultant)  # 1 - squared
+    shortfall = moments.one_minus_resultant * (1 + moments.resultant)
+    return _corrected_for_chance(moments.mean, moments.resultant.square(), shortfall, n_samples)
+
+
+def projected_resultant(
+    center: Float[Tensor, "N D"], variances: Float[Tensor, "N D"], noise: Float[Tensor, "S D"]
+) -> MeanResultant:
+    """Mean resultant length, corrected for chance, of the directions of f + √v ∘ ε for S noises ε that all items share.
+
+    Five matrix products of (N, D), (D, S) and (N, S) in place of (S, N, D) samples. With f = r n, u = n·(√v ∘ ε) and
+    q = v·ε² a sample is ρ = √(r² + 2 r u + q) long, longer than f by e = (2 r u + q)/(ρ + r), and the mean m of the
+    directions has n·m − 1 = mean of (u e − q)/(ρ (ρ + r)): nothing large is subtracted where it is near 0.
+
+    Args:
+        center: f, the outputs; a row may be zero.
+        variances: v of each coordinate, at least one of an item positive.
+        noise: ε, standard normal, S ≥ 2.
+
+    Returns:
+        As `mean_resultant_length(normalize(f + √v ∘ ε), unbiased=True)`, float64.
+
+    Raises:
+        ValueError: for fewer than 2 samples, or, naming the first such item, where they cancel.
+
+    Example:
+        >>> noise = torch.tensor([[0.0, 1.0], [0.0, -1.0]])
+        >>> projected_resultant(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]), noise).mean
+        tensor([[1., 0.]], dtype=torch.float64)
+    """
+    n_samples = len(noise)
+    if n_samples < 2:
+        raise ValueError(f"the unbiased length needs at least 2 samples, got {n_samples}")
+    f, v, noise = center.double(), variances.double(), noise.double()
+    spread = v.sqrt()
+    r = torch.linalg.vector_norm(f, dim=1, keepdim=True)
+    n = torch.where(r > 0, f / r, torch.eye(1, f.shape[1], dtype=f.dtype, device=f.device))  # of zeros any direction
+    u, q = (n * spread) @ noise.T, v @ noise.square().T
+    rho = (r.square() + 2 * r * u + q).clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+    longer, weight = (2 * r * u + q) / (rho + r), 1 / (n_samples * rho)
+    along = (weight * (u * longer - q) / (rho + r)).sum(1, keepdim=True)  # n·m − 1
+    sideways = spread * (weight @ noise)
+    sideways = sideways - n * (n * sideways).sum(1, keepdim=True)
+    across = sideways.square().sum(1, keepdim=True)
+    squared, shortfall = (1 + along).square() + across, -along * (2 + along) - across
+    check_all(
+        squared[:, 0] > torch.finfo(torch.float64).eps,
+        "samples of an item must have a mean of positive length",
+        squared[:, 0],
+    )
+    mean = (n * (1 + along) + sideways) / squared.sqrt()
+    return _corrected_for_chance(mean, squared[:, 0], shortfall[:, 0], n_samples)
+
+
+def _corrected_for_chance(mean: Tensor, squared: Tensor, shortfall: Tensor, n_samples: int) -> MeanResultant:
+    """From R² and 1 − R² of S samples, as they come, the estimates without bias."""
+    squared = (n_samples * squared - 1) / (n_samples - 1)
     resultant = squared.clamp(min=0).sqrt()
-    return MeanResultant(moments.mean, resultant, shortfall.clamp(max=1) / (1 + resultant))
+    shortfall = n_samples / (n_samples - 1) * shortfall
+    return MeanResultant(mean, resultant, shortfall.clamp(0, 1) / (1 + resultant))
 
 
 def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Tensor, "S *#B"] | None) -> MeanResultant:

@@ -26,7 +26,9 @@ def described(calibration: Calibration) -> Iterator[str]:
     flagged = f"kappa below {calibration.kappa_below:.6g}" if calibration.flag == "kappa" else flagged
     yield f"abstain: {flagged}; false flags at most {targets.ood:g}"
     expecting = "" if calibration.answers[0].contrast is None else ", while strangers are expected too"
-    yield f"P(correct): cross-validated ECE {calibration.reliability.expected_error:.4f} of known queries{expecting}"
+    ece, chance = calibration.reliability.expected_error, calibration.reliability.error_by_chance
+    yield f"P(correct): cross-validated ECE {ece:.4f} of known queries{expecting}"
+    yield f"       a perfect probability stays below {chance:.4f} on so many, in 95 of 100 draws"
     yield f"       from {_worth(calibration)}"
     yield f"P(known): {_known_from(calibration)}"
     reference = calibration.reference

@@ -258,7 +258,7 @@ class Watched:
 
     def write(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while time.monotonic() < until or not self._deleted:
             number = self._begun = self._begun + 1
             self._gallery.write(items(1, number))
             self._acknowledged = number

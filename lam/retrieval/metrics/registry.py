@@ -351,6 +351,14 @@ METRICS: dict[str, Metric] = {
         ("agreement",),
         shown=("tile", "table", "bars"),
     ),
+    "ece_by_chance": Metric(
+        "ECE by chance",
+        "neither",
+        "what the ECE of a perfect predictor stays below in 95 of 100 draws of as many queries",
+        lambda agreement: agreement.binned().error_by_chance,
+        ("agreement",),
+        shown=("table",),
+    ),
     "ece_below_one": Metric(
         "ECE below 1",
         "lower",

@@ -3,6 +3,7 @@
 Here live metrics of one data set with its uncertainties. Telling two data sets apart is `lam.retrieval.metrics.ood`.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, SupportsIndex, get_args
 
@@ -15,6 +16,7 @@ from lam.utils.checks import check_choice, check_length, check_no_nan, positive_
 
 Closed = Literal["right", "left"]
 _STEPS = 99  # f = 0, 0.01 … 0.98
+_DRAWS = 1000
 
 
 def sparsification(
@@ -120,6 +122,26 @@ class CalibrationBins:
         """
         gap = (self.accuracy - self.confidence).abs()
         return float((self.count * gap).nansum() / self.count.sum())
+
+    @property
+    def error_by_chance(self) -> float:
+        """What the ECE of a perfect predictor stays below in 95 of 100 draws; NaN where all bins are empty.
+
+        As many queries in each bin are right with the bin's mean confidence, drawn 1,000 times from a fixed seed: an
+        ECE above it is no accident of few queries. (Where confidences differ within a bin the true limit is a little
+        lower.)
+
+        Example:
+            >>> half = torch.zeros(100, dtype=torch.int64), torch.full((100,), 0.5), torch.ones(100, dtype=torch.bool)
+            >>> CalibrationBins.of(*half, bins=1).error_by_chance  # 1.96 · 0.5/√100, in hundredths
+            0.1
+        """
+        of, n = self.count > 0, int(self.count.sum())
+        if n == 0:
+            return math.nan
+        count, confidence = self.count[of].cpu().numpy(), self.confidence[of].cpu().clamp(0, 1).numpy()
+        right = np.random.default_rng(0).binomial(count, confidence, (_DRAWS, len(count)))
+        return float(np.quantile(np.abs(right - count * confidence).sum(1) / n, 0.95))
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,25 @@ def test_bins_without_queries_are_nan_and_no_query_is_nan() -> None:
     assert math.isnan(majority_votes(*empty).binned().expected_error)
 
 
+@pytest.mark.parametrize("n", [30, 1000])
+def test_a_perfect_predictor_is_above_the_error_by_chance_five_times_in_a_hundred(n: int) -> None:
+    generator = torch.Generator().manual_seed(n)
+    agree = torch.randint(3, 11, (n,), generator=generator)
+    errors, limit = [], Votes(agree, agree > 0, 10).binned().error_by_chance
+    for _ in range(500):
+        correct = torch.rand(n, generator=generator) < agree / 10
+        errors.append(Votes(agree, correct, 10).binned().expected_error)
+    above = sum(error > limit for error in errors) / len(errors)
+    assert 0.02 <= above <= 0.09  # three standard errors about 0.05, and ties
+
+
+def test_error_by_chance_of_the_sure_and_of_none() -> None:
+    sure = Votes(torch.full((4,), 5), torch.zeros(4, dtype=torch.bool), 5).binned()
+    assert sure.error_by_chance == 0
+    nothing = Votes(torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.bool), 5).binned()
+    assert math.isnan(nothing.error_by_chance)
+
+
 def test_calibration_refuses() -> None:
     labels, ranked = torch.tensor([0]), torch.tensor([[0]])
     with pytest.raises(ValueError, match="predictions must hold at least one sampled network"):

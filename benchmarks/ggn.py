@@ -1,11 +1,13 @@
 """Curvature over all pairs: time against one pair at a time and against BackPACK, memory, and a whole data set.
 
-    python benchmarks/ggn.py [--quick] [--infonce] [--matmuls]
+    python benchmarks/ggn.py [--quick] [--infonce] [--matmuls] [--curvlinops]
 
 Everything is measured in one run, and results/ggn.json holds seconds and ratios; where there is a GPU, those of it and
 of a million items are in ggn_gpu.json. With `--infonce` it is InfoNCE with one side fixed alone, against a (D, D)
 matrix for every item, with `--matmuls` `fixed` against its own matmuls; in CPU time of one thread, and in
-results/infonce.json and results/ggn_matmuls.json.
+results/infonce.json and results/ggn_matmuls.json. With `--curvlinops` it is curvlinops' estimates of the diagonal in
+the time that ours takes and in multiples of it, with their errors, in results/curvlinops.json; it is no part of lam:
+have curvlinops importable.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import json
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,6 +40,10 @@ from lam.pairs.pairs import Pairs
 SHAPES = [(64, 3, 9216), (64, 512, 2048), (256, 128, 2048)]
 MEMORY_SHAPE = (512, 512, 2048)
 TEMPERATURE = 0.05
+BUDGETS = {"fixed": (1, 10, 100), "full": (1,)}
+"""In how many times as long as ours takes a diagonal is estimated."""
+DRAWS = 3
+"""How many estimates an error is the mean of."""
 
 
 def layer(N: int, D: int, P: int, classes: int = 8) -> tuple[Tensor, Tensor, Tensor, Pairs]:
@@ -124,6 +131,83 @@ def against_others(shape: tuple[int, int, int], repeats: int) -> dict[str, objec
         "ratio_backpack": backpack / times["arccos fixed"],
         "ratio_full_to_fixed": times["arccos full"] / times["arccos fixed"],
     }
+
+
+def thread_seconds(call: Callable[[], Any]) -> float:
+    """CPU time of one call in this thread."""
+    start = time.thread_time()
+    call()
+    return time.thread_time() - start
+
+
+class HeldStill(nn.Module):
+    """−Σ_a n_a · m_a with m_a, given as targets, what the partners of an item add up to: `fixed`, item by item."""
+
+    reduction = "sum"
+
+    def forward(self, f: Tensor, m: Tensor) -> Tensor:
+        return -(F.normalize(f) * m).sum()
+
+
+class OfPairs(nn.Module):
+    """−Σ_ab t_ab n_a · n_b with the weights t of all pairs of a batch as targets: `full`, of the batch as a whole."""
+
+    reduction = "sum"
+
+    def forward(self, f: Tensor, t: Tensor) -> Tensor:
+        n = F.normalize(f)
+        return -((t @ n) * n).sum()
+
+
+def linear_operator(features: Tensor, weight: Tensor, pairs: Pairs, fix: str) -> Any:
+    """curvlinops' GGN of the same pairs, split at the outputs as `arccos` is, within a margin of 2."""
+    from curvlinops import GGNLinearOperator
+
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
+    linear.weight.data.copy_(weight)
+    t = pairs.positive.to(weight) / pairs.n_positives - pairs.negative.to(weight) / pairs.n_negatives
+    targets = t if fix == "full" else 2 * t @ F.normalize(features @ weight.T)
+    loss = OfPairs() if fix == "full" else HeldStill()
+    data = [(features, targets)]
+    return GGNLinearOperator(linear, loss, list(linear.parameters()), data, check_deterministic=False)
+
+
+def estimated(shape: tuple[int, int, int], fix: str) -> dict[str, object]:
+    """Estimates of a diagonal by products with random vectors, of ever more of these, beside the exact one.
+
+    Each is given the time that ours takes, and multiples of it: the most vectors, doubled from one (XDiag: two) on,
+    that this is long enough for; least CPU time of one thread. The operator is there before time is taken.
+    """
+    from curvlinops import hutchinson_diag, xdiag
+
+    def exact(features: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
+        return contrastive_ggn(features, weight, None, pairs, margin=2.0, fix=fix).weight  # pyright: ignore
+
+    features, weight, _, pairs = layer(8, 3, 10, classes=3)
+    small = features.double(), weight.double(), pairs
+    columns = linear_operator(*small, fix) @ torch.eye(weight.numel(), dtype=torch.float64)
+    torch.testing.assert_close(columns.diagonal().view_as(weight), exact(*small), rtol=1e-9, atol=1e-12)
+
+    features, weight, _, pairs = layer(*shape)
+    expected, operator = exact(features, weight, pairs).flatten(), linear_operator(features, weight, pairs, fix)
+    own = min(thread_seconds(lambda: exact(features, weight, pairs)) for _ in range(30))
+    largest, rows = own * max(BUDGETS[fix]), []
+    for name, estimate, start in (("hutchinson", hutchinson_diag, 1), ("xdiag", xdiag, 2)):
+        taken, n_vectors = 0.0, start
+        while taken <= largest:
+            call = partial(estimate, operator, n_vectors)
+            times, errors = [], []
+            for _ in range(DRAWS):
+                start = time.thread_time()
+                diagonal = call()
+                times.append(time.thread_time() - start)
+                errors.append(float((diagonal - expected).norm() / expected.norm()))
+            taken = min(times)
+            row = {"method": name, "n_vectors": n_vectors, "milliseconds": 1e3 * taken, "times_ours": taken / own}
+            rows.append({**row, "relative_error": sum(errors) / DRAWS})
+            n_vectors *= 2
+    off = {"N": shape[0], "D": shape[1], "P": shape[2], "fix": fix, "exact_milliseconds": 1e3 * own}
+    return {**off, "budgets": BUDGETS[fix], "estimates": rows}
 
 
 def memory(split: str, fix: str) -> dict[str, float]:
@@ -222,22 +306,29 @@ def against_matrices(largest: int) -> dict[str, object]:
 
 
 def against_matmuls(shape: tuple[int, int, int]) -> dict[str, object]:
-    """`fixed`, arccos, of a batch against the matmuls that it consists of: least CPU time of one thread, in turn."""
+    """`fixed`, arccos, of a batch against the matmuls that it consists of: least CPU time of one thread, in turn.
+
+    With the outputs as `nn.Linear` computes them, and as the curvature does, which is faster for a narrow layer.
+    """
     N, D, P = shape
     features, weight, bias, pairs = layer(*shape)
     n, t = F.normalize(features @ weight.T), pairs.positive.to(features)
     squares, own = features.square(), torch.randn(N, 2 * D)
 
-    def matmuls() -> None:
-        _ = features @ weight.T, n @ n.T, t @ n, t @ n, own.T @ squares
+    def after_outputs() -> None:
+        _ = n @ n.T, t @ n, t @ n, own.T @ squares
 
-    calls = {"fixed": lambda: contrastive_ggn(features, weight, bias, pairs, margin=2.0), "matmuls": matmuls}
+    calls = {
+        "fixed": lambda: contrastive_ggn(features, weight, bias, pairs, margin=2.0),
+        "matmuls": lambda: (features @ weight.T, after_outputs()),
+        "matmuls_by_rows_of_weights": lambda: (weight @ features.T, after_outputs()),
+        "check": lambda: features.norm(),
+        "squares": lambda: features.square(),
+    }
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(200):
         for name, call in calls.items():
-            start = time.thread_time()
-            call()
-            least[name] = min(least[name], time.thread_time() - start)
+            least[name] = min(least[name], thread_seconds(call))
     milliseconds = {name: 1e3 * value for name, value in least.items()}
     return {"N": N, "D": D, "P": P, "milliseconds": milliseconds, "ratio": least["fixed"] / least["matmuls"]}
 
@@ -248,6 +339,7 @@ def main() -> None:
     parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--data-set", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--matmuls", action="store_true", help="`fixed` against its own matmuls alone")
+    parser.add_argument("--curvlinops", action="store_true", help="its estimates of a diagonal alone")
     parser.add_argument("--infonce", nargs="*", help="InfoNCE with one side fixed alone, to results/infonce.json")
     parsed = parser.parse_args()
     N = 6000 if parsed.quick else 60000
@@ -266,6 +358,11 @@ def main() -> None:
     if parsed.matmuls:
         torch.set_num_threads(1)
         write("ggn_matmuls", {"cases": [against_matmuls(shape) for shape in SHAPES]})
+        return
+    if parsed.curvlinops:
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        write("curvlinops", {"cases": [estimated(shape, fix) for fix in BUDGETS for shape in SHAPES]})
         return
     repeats = 3 if parsed.quick else 9
     quick = ["--quick"] if parsed.quick else []

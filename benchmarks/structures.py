@@ -30,7 +30,9 @@ from lam.encoders.evaluation import evaluate
 from lam.encoders.outsiders import is_images
 from lam.hessians import SPLITS, Ekfac, SupConCurvature
 from lam.hessians.accumulate import StructureOptions, curvature_in_batches
+from lam.hessians.batch import outputs
 from lam.methods.fit import fit
+from lam.pairs.pairs import Pairs
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
 from lam.posteriors.layers import Predictive
 from lam.runs.config_files import load_config
@@ -43,11 +45,13 @@ PREDICTIVES = get_args(Predictive)
 SOFTMAX = "logits", "outputs"
 """Splits of the curvature of SupCon, in place of the contrastive one."""
 TEMPERATURE = 0.1
+"""Of its softmax, unless `--temperature` is another: that of training."""
 TIMED = 1000
 """Items whose embedding is timed."""
 PARTS = {"validation": 1000, "test": 2000, "outside": 2000}
 """How many items of each split are looked at, at most."""
 N_SAMPLES = 32
+NEIGHBOURS = 10
 MADE = 500
 """From how many validation images outsiders are made."""
 
@@ -89,6 +93,7 @@ def fitted(
     structures: list[str],
     rank: int,
     prior: float,
+    temperature: float,
 ) -> Iterator[tuple[str, Any, float]]:
     """Each structure by name, and the seconds that it took, those of a first pass among them."""
     config, encoder = load_config(run), cast(Any, Run(run).encoder.to(DEVICE))
@@ -103,8 +108,9 @@ def fitted(
 
     kron, before = None, 0.0
     for split in splits:
-        settings = replace(SupConCurvature(TEMPERATURE) if split in SOFTMAX else curvature, split=split, fix=fix)
+        settings = replace(SupConCurvature(temperature) if split in SOFTMAX else curvature, split=split, fix=fix)
         label = " ".join([*(["SupCon"] if split in SOFTMAX else []), split, *([fix] if fix != "fixed" else [])])
+        label += f", τ = {temperature:g}," if split in SOFTMAX and temperature != TEMPERATURE else ""
         label += f", α = {prior:g}," if prior != 1 else ""
         for name in structures:
             if name == "ekfac" and kron is not None:
@@ -125,6 +131,35 @@ def fitted(
             posterior = POSTERIORS[name](weight, bias, total, n_items, prior, seed=config.seed)
             options = {"relation": encoder.relation, "n_samples": N_SAMPLES}
             yield f"{label} {title}", BayesianEncoder(None, "", posterior, **options), seconds
+
+
+def of_items(run: str, features: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
+    """Whether the curvature of an item, as one batch and on the unit sphere, grows with neighbours of other classes.
+
+    The trace of H_a r_a² by the contrastive curvature and by SupCon's: its rank correlation with the share of the ten
+    nearest items that are of another class, and its mean over items whose nearest is, over that of the others.
+    """
+    posterior: Any = Run(run).encoder.to(DEVICE).posterior
+    _, n, r = outputs(features, posterior.weight, posterior.bias, torch.float32)
+    nearest = (n @ n.T).fill_diagonal_(-2).topk(NEIGHBOURS).indices
+    other, pairs = (labels[nearest] != labels[:, None]).float(), Pairs.by_label(labels)
+    wrong, result = other[:, 0] > 0, {}
+    for curvature in (posterior.curvature.curvature, SupConCurvature(temperature=TEMPERATURE)):
+        terms = curvature.of_batch(n, r, pairs).diagonal().sum(2).unbind(1)
+        weights = [w / count for w, count in zip(curvature.terms.values(), curvature.counts(pairs), strict=True)]
+        trace = r[:, 0].square() * sum(w * term for w, term in zip(weights, terms, strict=True))
+        ranks = torch.stack([trace.argsort().argsort(), average_ranks(other.mean(1))]).double()
+        ratio = trace[wrong].mean() / trace[~wrong].mean()
+        figures = {"rank_correlation": ranks.corrcoef()[0, 1], "wrong_over_right": ratio}
+        title = "SupCon" if isinstance(curvature, SupConCurvature) else "contrastive"
+        result[title] = {name: float(value) for name, value in figures.items()}
+    return result
+
+
+def average_ranks(values: Tensor) -> Tensor:
+    """Ranks, those of equal values their mean."""
+    _, place, counts = values.unique(return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - counts / 2)[place]
 
 
 def fitted_over_layers(
@@ -189,6 +224,7 @@ def main() -> None:
     parser.add_argument("--fix", default="fixed")
     parser.add_argument("--rank", type=int, default=256, help="of low_rank")
     parser.add_argument("--prior", type=float, default=1.0, help="precision α")
+    parser.add_argument("--temperature", type=float, default=TEMPERATURE, help="of SupCon's curvature")
     parser.add_argument("--layers", nargs="+", default=["last"], help="last, all, or their paths")
     parser.add_argument("--predictive", nargs="+", default=list(PREDICTIVES), help="of several layers")
     parser.add_argument("--train", type=int, default=20_000, help="at most so many training items")
@@ -200,8 +236,10 @@ def main() -> None:
         rows = results.setdefault(Path(run).name, {})
         if parsed.layers == ["last"]:
             data = features_of(run, parsed.train, parsed.cache)
+            rows["items"] = of_items(run, *data["validation"])
             rows["layer"] = {"n_items": len(data["train"][0]), "P": data["train"][0].shape[1]}
-            variants = fitted(run, data, parsed.splits, parsed.fix, parsed.structures, parsed.rank, parsed.prior)
+            options = parsed.structures, parsed.rank, parsed.prior, parsed.temperature
+            variants = fitted(run, data, parsed.splits, parsed.fix, *options)
         else:
             data, layers = images_of(run), "all" if parsed.layers == ["all"] else parsed.layers
             structures = [name for name in parsed.structures if name in LAYERS_POSTERIORS]

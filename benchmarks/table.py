@@ -339,14 +339,17 @@ def online_variants() -> list[Row]:
     return [["split, fix", *names(figures)], *rows]
 
 
-def mean_or_none(rows: list[dict[str, Any]], name: str) -> float | None:
-    values = [row[name] for row in rows]
-    return None if None in values else mean(values)
+def over_runs(rows: list[dict[str, Any]], figure: str) -> str:
+    """The mean over runs, and the standard deviation where there are several; a dash where one has none."""
+    values = [row[figure] for row in rows]
+    if None in values:
+        return NOTHING
+    return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
 @table
 def structures() -> list[Row]:
-    """Of the runs of one data set the mean over the seeds."""
+    """A row of a data set is over those of its runs that have it."""
     figures = ("auroc", "auroc_variance", "ausc", "ece", "map@5", "variance_clipped")
     by_data: dict[str, list[dict[str, Any]]] = {}
     for file, place in (("structures", ""), ("structures_gpu", ", GPU")):
@@ -357,19 +360,54 @@ def structures() -> list[Row]:
     head = ["data (seeds), inputs", "curvature, structure", *names(figures), *costs]
     rows: list[Row] = [head]
     for data, parts in by_data.items():
-        shared = [key for key in parts[0] if key != "layer" and all(key in part for part in parts)]
-        for key in (key for key in shared if "refused" not in parts[0][key]):
-            measured = [part[key] for part in parts]
-            values = [mean_or_none(measured, figure) for figure in figures]
-            cells = [NOTHING if value is None else f"{value:.3f}" for value in values]
+        variants = dict.fromkeys(key for part in parts for key in part if key not in NO_STRUCTURE)
+        for key in variants:
+            measured = [part[key] for part in parts if "refused" not in part.get(key, {"refused": None})]
+            if not measured:
+                continue
             made = [mean(row.get(f"{score}_on_made", -1) for row in measured) for score in ("kappa", "variance")]
             better = "κ" if made[0] >= made[1] else "variance"
-            cells.append(f"{better} ({made[0]:.3f}, {made[1]:.3f})" if min(made) >= 0 else NOTHING)
+            recommended = f"{better} ({made[0]:.3f}, {made[1]:.3f})" if min(made) >= 0 else NOTHING
             fit, item = (mean(row[cost] for row in measured) for cost in ("seconds_fit", "microseconds_item"))
             size = f"{measured[0]['bytes'] / 1e6:.2f}"
-            title = f"{data} ({len(parts)}), {parts[0]['layer']['P']:,}"
+            title = f"{data} ({len(measured)}), {parts[0]['layer']['P']:,}"
             curvature, _, structure = key.rpartition(" ")
+            cells = [*(over_runs(measured, figure) for figure in figures), recommended]
             rows.append([title, f"{curvature.rstrip(',')}, `{structure}`", *cells, f"{fit:.2f}", size, f"{item:.0f}"])
+    return rows
+
+
+NO_STRUCTURE = "layer", "items"
+"""What a run of the structures' results holds beside them."""
+
+
+@table
+def curvature_of_items() -> list[Row]:
+    """Whether items among others of another class have more curvature or less, over the runs of a data set."""
+    by_data: dict[str, list[dict[str, Any]]] = {}
+    for name, part in read("structures").items():
+        if "items" in part:
+            by_data.setdefault(name.split("-")[0], []).append(part["items"])
+    heads = "rank correlation with neighbours of other classes", "curvature of items whose nearest is wrong over right"
+    rows: list[Row] = [["data (seeds)", "curvature", *heads]]
+    for data, parts in by_data.items():
+        for curvature in parts[0]:
+            measured = [part[curvature] for part in parts]
+            cells = [over_runs(measured, figure) for figure in ("rank_correlation", "wrong_over_right")]
+            rows.append([f"{data} ({len(parts)})", curvature, *cells])
+    return rows
+
+
+@table
+def supcon_settings() -> list[Row]:
+    """What validation splits say, over the runs that have a setting."""
+    figures = {"ausc": "AUSC", "ece": "ECE", "auroc_of_made": "AUROC of outsiders that are made"}
+    rows: list[Row] = [["curvature (seeds), on validation images", *figures.values()]]
+    runs = [part for name, part in read("supcon_settings").items() if name != "machine"]
+    for setting in dict.fromkeys(key for run in runs for key in run):
+        measured = [run[setting] for run in runs if setting in run]
+        title = setting if setting.startswith("contrastive") else f"SupCon {setting}"
+        rows.append([f"{title} ({len(measured)})", *(over_runs(measured, figure) for figure in figures)])
     return rows
 
 
@@ -654,6 +692,38 @@ def curvature() -> list[Row]:
         ]
         ratios = f"{case['ratio_one_pair_at_a_time']['arccos fixed']:,.0f} ×", f"{case['ratio_backpack']:.1f} ×"
         rows.append([f"{case['N']}, {case['D']}, {case['P']}", f"{case['ordered_pairs']:,}", *seconds, *ratios])
+    return rows
+
+
+@table
+def curvature_matmuls() -> list[Row]:
+    titles = {"fixed": "arccos fixed", "matmuls": "its matmuls", "check": "norm of φ", "squares": "φ²"}
+    rows: list[Row] = [["N, D, P", *titles.values(), "over its matmuls"]]
+    for case in read("ggn_matmuls")["cases"]:
+        times = (f"{case['milliseconds'][name]:.2f} ms" for name in titles)
+        rows.append([f"{case['N']}, {case['D']}, {case['P']}", *times, f"{case['ratio']:.2f} ×"])
+    return rows
+
+
+@table
+def curvlinops() -> list[Row]:
+    """Errors of the estimates from the most vectors that each time is long enough for."""
+    results, methods = read("curvlinops")["cases"], {"hutchinson": "Hutchinson", "xdiag": "XDiag"}
+    budgets = max((case["budgets"] for case in results), key=len)
+    heads = [f"{name}, {budget} × the time" for name in methods.values() for budget in budgets]
+    rows: list[Row] = [["arccos", "N, D, P", "ours, exact", "one vector, over ours", *heads]]
+    for case in results:
+        estimates, cells = case["estimates"], []
+        for method in methods:
+            for budget in budgets:
+                own = [row for row in estimates if row["method"] == method and row["times_ours"] <= budget]
+                last = max(own, key=lambda row: row["n_vectors"], default=None)
+                measured = budget in case["budgets"]
+                text = f"{last['relative_error']:.1f} ({last['n_vectors']} vectors)" if last else "too short for any"
+                cells.append(text if measured else NOTHING)
+        first = f"{estimates[0]['times_ours']:.2g} ×"
+        size = f"{case['N']}, {case['D']}, {case['P']}"
+        rows.append([f"`{case['fix']}`", size, f"{case['exact_milliseconds']:.3g} ms", first, *cells])
     return rows
 
 

@@ -5,13 +5,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians.losses import ContrastiveCurvature, Curvature
 from lam.hessians.losses.items import ItemCurvature
-from lam.hessians.structures.base import Structure, weighted_by_term
+from lam.hessians.structures.base import Structure, weighted_by_term, with_ones
 from lam.hessians.structures.diagonal import Diagonal
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
@@ -50,10 +49,11 @@ def ggn_of_batch(
             candidates where the curvature takes none.
     """
     curvature = empty.curvature
-    inputs, n, r, partners = _checked(features, weight, bias, pairs, curvature)
-    part = empty.of_items(inputs, curvature.of_batch(n, r, partners))
-    sums = part.sums + curvature.cross(inputs, n, r, partners) if curvature.has_cross_terms else part.sums
-    part = replace(part, sums=sums, counts=curvature.counts(partners))
+    own, n, r, partners = _checked(features, weight, bias, pairs, curvature)
+    part = empty.of_items(own, curvature.of_batch(n, r, partners))
+    if curvature.has_cross_terms:
+        part = replace(part, sums=part.sums + curvature.cross(with_ones(own, bias is not None), n, r, partners))
+    part = replace(part, counts=curvature.counts(partners))
     return part.of_type(torch.promote_types(features.dtype, torch.float32))
 
 
@@ -130,8 +130,8 @@ def _checked(
     features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs | Candidates, curvature: Curvature
 ) -> tuple[Tensor, Tensor, Tensor, Any]:
     """`outputs` in the type of a curvature and the partners of the items, once all of them are checked."""
-    check_layer(features, weight, bias)
-    if len(features) and not features[0].any() and not features.any():
+    length = check_layer(features, weight, bias)
+    if len(features) and length == 0 and not features.any():
         raise ValueError(ALL_ZERO)
     partners = checked_partners(pairs, len(features), curvature)
     return *outputs(features, weight, bias, curvature.working_dtype(features)), partners
@@ -163,18 +163,22 @@ def outputs(
     dtype: torch.dtype,
     *,
     offset: int = 0,
-) -> tuple[Float[Tensor, "N F"], Float[Tensor, "N D"], Float[Tensor, "N 1"]]:
-    """The layer's inputs (with a column of ones for a bias), its unit outputs and their lengths.
+) -> tuple[Float[Tensor, "N P"], Float[Tensor, "N D"], Float[Tensor, "N 1"]]:
+    """The layer's inputs in a type, its unit outputs and their lengths.
 
     Raises:
-        ValueError: where an output has length zero, or one whose inverse square the type of the features cannot hold.
+        ValueError: for parameters that are not finite, and where an output has length zero, or one whose inverse
+            square the type of the features cannot hold.
     """
     storage = torch.promote_types(features.dtype, torch.float32)
     features, weight = features.to(dtype), weight.to(dtype)
-    f = F.linear(features, weight, None if bias is None else bias.to(dtype))
-    if bias is not None:
-        features = torch.cat([features, features.new_ones(len(features), 1)], 1)
-    return features, *directions(f, storage, offset=offset)
+    start = torch.zeros((), dtype=dtype, device=weight.device) if bias is None else bias.to(dtype)[:, None]
+    f = torch.addmm(start, weight, features.T).T.contiguous()  # faster than `F.linear` where a layer is narrow
+    try:
+        return features, *directions(f, storage, offset=offset)
+    except ValueError:  # every parameter that is not finite makes an output so
+        check_parameters(weight, bias)
+        raise
 
 
 def directions(
@@ -218,26 +222,35 @@ def checked_partners(pairs: Pairs | Candidates, size: int, curvature: Curvature)
     return pairs
 
 
-def check_layer(features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Refuse features that do not fit the layer or are not finite, and parameters that are not."""
-    check_features(features, weight)
+def check_layer(features: Tensor, weight: Tensor, bias: Tensor | None) -> float:
+    """Refuse features that do not fit the layer or are not finite; `outputs` refuses parameters that are not.
+
+    Returns:
+        The root of the sum of all squares of features.
+    """
+    length = check_features(features, weight)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}")
     if weight.shape[0] < 2:
         raise ValueError(f"the layer must have at least 2 outputs to lie on a sphere, got {weight.shape[0]}")
+    return length
+
+
+def check_parameters(weight: Tensor, bias: Tensor | None) -> None:
+    """Refuse parameters that are not finite."""
     for name, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is not None and not parameter.sum().isfinite() and not parameter.isfinite().all():
+        if parameter is not None and not parameter.isfinite().all():
             raise ValueError(f"{name} must be finite")
 
 
-def check_features(features: Tensor, weight: Tensor) -> None:
-    """Refuse features that do not fit the layer or are not finite."""
+def check_features(features: Tensor, weight: Tensor) -> float:
+    """Refuse features that do not fit the layer or are not finite; `check_layer` says what is returned."""
     if features.ndim != 2 or weight.ndim != 2 or features.shape[1] != weight.shape[1]:
         raise ValueError(
             f"features must be (N, P) and weight (D, P), got {tuple(features.shape)} and {tuple(weight.shape)}"
         )
     check_kinds(features, weight)
-    check_feature_values(features)
+    return check_feature_values(features)
 
 
 def check_kinds(features: Tensor, weight: Tensor) -> None:
@@ -249,15 +262,14 @@ def check_kinds(features: Tensor, weight: Tensor) -> None:
             raise ValueError(f"{name} must have values, they are on the meta device, where tensors have shapes alone")
 
 
-def check_feature_values(features: Tensor, offset: int = 0, *, name: str = "features") -> None:
+def check_feature_values(features: Tensor, offset: int = 0, *, name: str = "features") -> float:
     """Refuse features that are not finite, or too large for their squares to be summed, naming the first."""
     if not features.numel():
-        return
+        return 0.0
     limit = torch.finfo(torch.promote_types(features.dtype, torch.float32)).max ** 0.25
-    if torch.linalg.vector_norm(features) <= limit:  # false for NaN
-        return
-    if (features.abs() <= limit).all():
-        return
+    length = float(torch.linalg.vector_norm(features))
+    if length <= limit or (features.abs() <= limit).all():  # the first is false for NaN
+        return length
     item, place = (~(features.abs() <= limit)).nonzero()[0].tolist()
     got = f"got {features[item, place].item():.3g} at item {item + offset}, {name[:-1]} {place}"
     if features.isfinite().all():

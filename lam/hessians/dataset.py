@@ -137,9 +137,8 @@ def _summed(empty: Sums, features: Tensor, items: OfItems, *, progress: bool) ->
     total = empty
     batches = tqdm(_stream(features, items.n.device), desc=items.cost, disable=not (progress and items.cost))
     for start, batch in batches:
-        inputs = batch.to(empty.curvature.working_dtype(batch))
-        inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1) if empty.has_bias else inputs
-        total = total + empty.of_items(inputs, items[start : start + len(batch)])
+        features = batch.to(empty.curvature.working_dtype(batch))
+        total = total + empty.of_items(features, items[start : start + len(batch)])
     return total
 
 

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from lam.hessians.batch import outputs
 from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum_over_pairs
 from lam.hessians.losses.items import cost_of
+from lam.hessians.structures.base import with_ones
 from lam.pairs.neighbours import Neighbours
 from lam.pairs.pairs import check_label_vector
 
@@ -59,7 +60,8 @@ class LabelRelation:
         title = cost_of(self.n_positives // 2, 8 * total.shape[1] * (2 * max(sizes) + 4 * total.shape[0]))
         for rows in tqdm(self.order.split(sizes), desc=title, unit="class", disable=not progress):
             part = features[rows.to(features.device)].to(weight.device)
-            inputs, n, r = outputs(part, weight, bias, torch.float64)
+            part, n, r = outputs(part, weight, bias, torch.float64)
+            inputs = with_ones(part, bias is not None)
             if len(rows) <= n.shape[1]:
                 first, second = torch.triu_indices(len(rows), len(rows), 1, device=n.device)
                 total += cross_sum_over_pairs(inputs, n, r, first, second, n.new_ones(len(first)))
@@ -114,7 +116,8 @@ class NeighbourRelation:
         for pairs in tqdm(self._unordered.split(size), desc=title, disable=not progress):
             rows, local = pairs.unique(return_inverse=True)
             part = features[rows.to(features.device)].to(weight.device)
-            inputs, n, r = outputs(part, weight, bias, torch.float64)
+            part, n, r = outputs(part, weight, bias, torch.float64)
+            inputs = with_ones(part, bias is not None)
             total += cross_sum_over_pairs(inputs, n, r, local[:, 0], local[:, 1], n.new_ones(len(pairs)))
         return total
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lam import models
 from lam.inputs import TextPreprocessing
 from lam.models import EmbeddingNetwork, sentences
+from lam.models.layers import find_layers
 from lam.models.sentences import EveryLayer, SentenceFeatures, from_sentence_transformers, identity_layer, is_cut
 from tests.helpers import unchecked
 
@@ -76,6 +77,11 @@ def test_the_head_is_trained_and_all_that_is_saved(frozen: Frozen) -> None:
     again = models.build(**network.recipe, seed=5)
     again.load_state_dict(network.state_dict())
     torch.testing.assert_close(again(inputs("cafe")), network(inputs("cafe")))
+
+
+def test_all_layers_of_a_network_for_texts_are_its_head(frozen: Frozen) -> None:
+    network = models.build("sentence-transformers:NAME", dimension=4)
+    assert find_layers(network, inputs("abc", "fade"), "all") == ("head",)
 
 
 def test_other_weights_than_those_saved_are_refused(frozen: Frozen, monkeypatch: pytest.MonkeyPatch) -> None:

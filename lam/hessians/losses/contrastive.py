@@ -102,7 +102,7 @@ class ContrastiveCurvature(Curvature):
 
     def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> "OfPartners":
         """From sums over the partners of each item."""
-        t = torch.stack(self._kinds(n, pairs))
+        t = torch.stack(self._kinds(n, pairs)).to(n)
         return self._of(n, r, t.sum(2, keepdim=True), t @ n, pairs)
 
     def diagonal(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D"]:
@@ -117,7 +117,7 @@ class ContrastiveCurvature(Curvature):
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs
     ) -> Float[Tensor, "T D F"]:
         """Σ 2 t_ab H12_i φ_aj φ_bj over ordered pairs."""
-        return torch.stack([cross_sum(inputs, n, r, t) for t in self._kinds(n, pairs)])
+        return torch.stack([cross_sum(inputs, n, r, t.to(n)) for t in self._kinds(n, pairs)])
 
     @property
     def in_blocks(self) -> bool:
@@ -149,10 +149,9 @@ class ContrastiveCurvature(Curvature):
 
     def _kinds(self, n: Tensor, pairs: Pairs) -> list[Tensor]:
         """Weights of the ordered pairs that have a curvature, term by term."""
-        positive = pairs.positive.to(n)
         if self.fix == "positive":
-            return [positive]
-        return [positive, pairs.negative.to(n) * (n @ n.T > self.least_cosine)]
+            return [pairs.positive]
+        return [pairs.positive, pairs.negative * (n @ n.T > self.least_cosine)]
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class OuterProducts(NamedTuple):
 
     def diagonal(self) -> Float[Tensor, "*B N D"]:
         """The diagonal of each."""
-        return self.identity + 2 * (self.left * self.right).sum(-2)
+        return torch.add(self.identity, (self.left * self.right).sum(-2), alpha=2)
 
     def matrices(self) -> Float[Tensor, "*B N D D"]:
         """Each of them."""
@@ -53,7 +53,7 @@ def tangent(n: Float[Tensor, "N D"], weights: Float[Tensor, "*B N 1"]) -> OuterP
 def arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts:
     """c_a (I − 3 n_a n_aᵀ) + n_a m_aᵀ + m_a n_aᵀ, with c = n · m: the second derivative of −r² c in f = r n."""
     c = (n * m).sum(-1, keepdim=True)
-    return OuterProducts(c, n[:, None], (m - 1.5 * c * n)[..., None, :])
+    return OuterProducts(c, n[:, None], torch.addcmul(m, c, n, value=-1.5)[..., None, :])
 
 
 def positive_arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts:

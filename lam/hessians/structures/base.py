@@ -180,7 +180,7 @@ class Structure(SummedCurvature):
     has_bias: bool
 
     @abstractmethod
-    def of_items(self: Same, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> Same:
+    def of_items(self: Same, features: Float[Tensor, "N P"], items: ItemCurvature) -> Same:
         """The same structure of N items alone; what is counted is left to the caller."""
 
     @classmethod
@@ -204,6 +204,11 @@ class Structure(SummedCurvature):
                 f"than max_memory, {max_memory:,}: allow more"
                 + smaller.get(cls.name, ', or use structure="low_rank" or "diag"')
             )
+
+
+def with_ones(features: Float[Tensor, "N P"], has_bias: bool) -> Float[Tensor, "N F"]:
+    """What a layer's weights and bias are multiplied by: for a bias a column of ones is added."""
+    return torch.cat([features, features.new_ones(len(features), 1)], 1) if has_bias else features
 
 
 def weighted_by_term(sums: Tensor, curvature: Curvature, counts: tuple[int, ...]) -> Tensor:

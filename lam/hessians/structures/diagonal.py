@@ -10,7 +10,7 @@ from lam.hessians.losses import Curvature
 from lam.hessians.losses.items import ItemCurvature
 from lam.hessians.structures.base import MAX_MEMORY, Structure
 
-BLOCK = 1 << 17
+BLOCK = 1 << 16
 """How many squares of features are held at once."""
 
 
@@ -37,13 +37,16 @@ class Diagonal(Structure):
         """Memory that the sums of T terms take, for a layer of D outputs and F inputs."""
         return 8 * T * D * F
 
-    def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "Diagonal":
+    @torch.no_grad()
+    def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "Diagonal":
         """Σ_a H_a,ii φ_aj²: one matmul; over some features at a time where their squares are more than the result."""
-        own = items.diagonal().flatten(1).to(inputs).T
-        if len(own) < len(inputs):
-            sums = torch.cat([own @ part.square() for part in inputs.split(max(1, BLOCK // len(inputs)), 1)], 1)
-        else:
-            sums = own @ inputs.square()
+        (N, P), own = features.shape, items.diagonal().flatten(1).to(features).T
+        sums = features.new_empty(len(own), P + self.has_bias)
+        size = max(1, BLOCK // N if len(own) < N else P)
+        for some, into in zip(features.split(size, 1), sums[:, :P].split(size, 1), strict=True):
+            torch.mm(own, some.square(), out=into)
+        if self.has_bias:
+            torch.sum(own, 1, out=sums[:, P])
         return replace(self, sums=sums.view_as(self.sums))
 
     @property

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians.losses.items import ItemCurvature
-from lam.hessians.structures.base import MAX_MEMORY, Structure, is_negative
+from lam.hessians.structures.base import MAX_MEMORY, Structure, is_negative, with_ones
 from lam.hessians.structures.kron import Kron
 
 
@@ -46,8 +46,9 @@ class Ekfac(Structure):
         """Memory that the sums of T terms and the bases take, for a layer of D outputs and F inputs."""
         return 8 * (T * D * F + D * D + F * F)
 
-    def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "Ekfac":
+    def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "Ekfac":
         """Two matmuls, once the diagonals of the rotated H_a are there."""
+        inputs = with_ones(features, self.has_bias)
         rotated = (inputs @ self.input_basis.to(inputs)).square_()
         sums = items.in_basis(self.output_basis).flatten(1).to(inputs).T @ rotated
         return replace(self, sums=sums.view_as(self.sums))

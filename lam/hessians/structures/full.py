@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lam.hessians.losses import Curvature
 from lam.hessians.losses.items import ItemCurvature
-from lam.hessians.structures.base import MAX_MEMORY, Structure, eigen, is_negative
+from lam.hessians.structures.base import MAX_MEMORY, Structure, eigen, is_negative, with_ones
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ class Full(Structure):
         """Memory that the sums of T terms take, for a layer of D outputs and F inputs."""
         return 8 * T * (D * F) ** 2
 
-    def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "Full":
+    def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "Full":
         """One matmul for every term and pair of outputs."""
+        inputs = with_ones(features, self.has_bias)
         matrices, F = items.matrices().to(inputs), inputs.shape[1]
         n_terms, D = matrices.shape[1:3]
         sums = inputs.new_empty(n_terms, D, F, D, F)

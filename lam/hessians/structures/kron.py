@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lam.hessians.losses import Curvature
 from lam.hessians.losses.items import ItemCurvature
-from lam.hessians.structures.base import MAX_MEMORY, Structure, eigen, is_negative
+from lam.hessians.structures.base import MAX_MEMORY, Structure, eigen, is_negative, with_ones
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ class Kron(Structure):
         """Memory that the sums of T terms take, for a layer of D outputs and F inputs."""
         return 8 * (T * D * D + F * F)
 
-    def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "Kron":
+    def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "Kron":
         """Σ_a H_a and Σ_a φ_a φ_aᵀ."""
+        inputs = with_ones(features, self.has_bias)
         n_items = torch.full_like(self.n_items, len(inputs))
         return replace(self, sums=items.total(), inputs=inputs.T @ inputs, n_items=n_items)
 

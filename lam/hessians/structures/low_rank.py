@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lam.hessians.losses import Curvature
 from lam.hessians.losses.items import ItemCurvature
-from lam.hessians.structures.base import MAX_MEMORY, Structure, eigen, is_negative
+from lam.hessians.structures.base import MAX_MEMORY, Structure, eigen, is_negative, with_ones
 from lam.utils.checks import check_at_least
 
 RANK = 256
@@ -68,8 +68,9 @@ class LowRank(Structure):
         """Memory that the sums of T terms and J probes take, for a layer of D outputs and F inputs."""
         return 8 * (T * D * D + F) + 12 * F * J
 
-    def of_items(self, inputs: Float[Tensor, "N F"], items: ItemCurvature) -> "LowRank":
+    def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "LowRank":
         """Σ_a H_a, Σ_a φ_a (φ_aᵀ Ω) and Σ_a φ_a²."""
+        inputs = with_ones(features, self.has_bias)
         return replace(
             self,
             sums=items.total(),

@@ -17,10 +17,11 @@ from typing import Any
 import yaml
 from timing import RESULTS, kept
 
+from lam.inputs.corruption import KINDS
 from lam.methods import METHODS
 from lam.retrieval.decisions.flags import COMBINED
 from lam.retrieval.metrics.registry import METRICS, SCORES, describe
-from lam.runs.corruption import KINDS, TEXT_KINDS
+from lam.runs.corruption import TEXT_KINDS
 from lam.runs.sweep import summary
 
 ROOT = Path(__file__).parent.parent

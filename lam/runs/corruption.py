@@ -56,7 +56,7 @@ def corruptions_of(items: Dataset, asked: Sequence[str] | str | None = None) -> 
         return TEXT_KINDS if of_texts else KINDS
     if asked == "all":
         return every
-    kinds = (asked,) if isinstance(asked, str) else tuple(asked)
+    kinds: tuple[Any, ...] = (asked,) if isinstance(asked, str) else tuple(asked)
     if not kinds or len(set(kinds)) < len(kinds) or not set(kinds) <= set(every):
         raise ValueError(
             f"evaluation.corruptions of {'texts' if of_texts else 'images'} must be all, or some of "

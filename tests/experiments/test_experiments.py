@@ -18,7 +18,7 @@ from lam.experiments.posterior_recovery import (
     compared,
     pairs_of_batch,
 )
-from lam.losses import MCInfoNCE
+from lam.losses import AnInfoNCE, MCInfoNCE
 from lam.vmf import VonMisesFisher
 from lam.vmf.bessel import log_normalizer
 
@@ -74,6 +74,11 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
         (["aninfonce-latents", "--set", "content=0"], "content must be positive and finite, got 0"),
         (["aninfonce-latents", "--set", "ways=3"], "ways must be 1 or 2, got 3"),
         (["aninfonce-latents", "--set", "n_hard=-1"], "n_hard must be at least 0, got -1"),
+        (["aninfonce-latents", "--set", "hard_from=6000"], "hard_from must be below n_batches, 6000, got 6000"),
+        (
+            ["aninfonce-latents", "--set", "others=false"],
+            "near negatives are all there are: give n_hard",
+        ),
     ):
         assert main(["experiment", *words]) == 1
         assert message in capsys.readouterr().err
@@ -242,17 +247,43 @@ def test_an_ensemble_has_a_concentration_for_each_way() -> None:
     assert row["Λ of content"] > 1.3 * row["Λ of style"]  # pyright: ignore
 
 
-def test_negatives_may_be_drawn_near_the_anchor() -> None:
-    experiment = AnInfoNCELatents(accelerator="cpu", dimension=4, n_hard=3, hard=50.0, batch_size=20)
-    latents = next(experiment.batches(torch.Generator().manual_seed(0)))
-    assert latents.shape == (20 * 5, 4)
+def test_negatives_near_the_anchor_are_added_to_the_others_or_are_all_there_are() -> None:
+    options: dict[str, Any] = {"dimension": 4, "n_hard": 3, "hard": 50.0, "batch_size": 20}
+    experiment = AnInfoNCELatents(accelerator="cpu", **options, hard_from=2)
+    batches = experiment.batches(torch.Generator().manual_seed(0))
+    assert [len(next(batches)) for _ in range(4)] == [40, 40, 100, 100]
+    latents = next(batches)
     anchors, hard = latents[:20], latents[40:].view(20, 3, 4)
     assert (anchors[:, None] * hard).sum(-1).mean() > 0.95
-    pairs = latent_pairs(20, 1, 1, 3)
-    assert pairs.negative[1].nonzero()[:, 0].tolist() == [43, 44, 45]
-    assert pairs.negative.sum(1).tolist() == [3] * 20 + [0] * 80
-    short = AnInfoNCELatents(accelerator="cpu", **SHORT["aninfonce-latents"], n_hard=2, losses=("aninfonce",))
-    assert short.run(lambda *_: None).rows[0]["Λ of style"] is not None
+    (pairs,) = experiment.pairs(3, torch.device("cpu"))
+    assert pairs.negative[1].nonzero()[:, 0].tolist() == [0, *range(2, 20), 43, 44, 45]
+    assert pairs.negative.sum(1).tolist() == [19 + 3] * 20 + [0] * 80
+    alone = latent_pairs(20, 1, 1, 3, others=False)
+    assert alone.negative[1].nonzero()[:, 0].tolist() == [43, 44, 45]
+    short = SHORT["aninfonce-latents"] | {"n_hard": 2, "losses": ("aninfonce",)}
+    rows = [
+        AnInfoNCELatents(accelerator="cpu", **short, **further).run(lambda *_: None).rows[0]
+        for further in ({}, {"hard_from": 2}, {"others": False})
+    ]
+    assert len({row["Λ of style"] for row in rows}) == 3
+
+
+@pytest.mark.long
+def test_of_near_negatives_alone_the_best_similarity_has_the_difference_of_both_concentrations() -> None:
+    experiment = AnInfoNCELatents(
+        accelerator="cpu", dimension=4, style=20.0, content=20.0, n_hard=16, hard=8.0, others=False, batch_size=64
+    )
+    batches, slopes = experiment.batches(torch.Generator().manual_seed(0)), {6.0: 0.0, 12.0: 0.0, 24.0: 0.0}
+    (pairs,) = experiment.pairs(16, torch.device("cpu"))
+    for latents in (next(batches) for _ in range(20)):
+        for similarity in slopes:
+            loss = AnInfoNCE(4, similarity)
+            loss(latents, pairs).backward()
+            assert loss.log_concentration.grad is not None
+            slopes[similarity] += float(loss.log_concentration.grad.sum()) / 20
+    assert slopes[6.0] < -0.1
+    assert abs(slopes[12.0]) < 0.05
+    assert slopes[24.0] > 0.1
 
 
 def test_settings_are_read_as_yaml() -> None:

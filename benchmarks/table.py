@@ -646,7 +646,7 @@ def experiment_rows(name: str, keys: Sequence[str], figures: dict[str, int]) -> 
         for figure, digits in figures.items():
             values = [row[figure] for row in of_seeds]
             known = all(value is not None for value in values)
-            spread = f" ± {stdev(values):.{digits}f}" if known and len(values) > 1 else ""
+            spread = f" ± {stdev(values):.{digits}f}" if known and digits and len(values) > 1 else ""
             cells.append(f"{mean(values):.{digits}f}{spread}" if known else NOTHING)
         rows.append([*key, str(len(of_seeds)), *cells])
     return rows

@@ -26,12 +26,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import lam
 from lam.encoders.ambiguity import Ambiguity
 from lam.encoders.base import Encoder, Prediction
+from lam.inputs.corruption import STRENGTHS, corrupted
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.retrieval.metrics.uncertainty import ausc
 from lam.runs.config_files import load_config
-from lam.runs.corruption import STRENGTHS, CorruptionCurve, corrupted
+from lam.runs.corruption import CorruptionCurve
 from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
 from lam.vmf import bessel_ratio

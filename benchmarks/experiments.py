@@ -1,26 +1,28 @@
 """What `lam experiment` found, of one or more runs, as results from which the tables are made.
 
     lam experiment posterior-recovery -o FOLDER
-    python benchmarks/experiments.py posterior_recovery FOLDER ...
+    python benchmarks/experiments.py posterior_recovery FOLDER ... [--add]
 
-results/NAME.json holds the settings and the table of each run, without its curves.
+results/NAME.json holds the settings and the table of each run, without its curves; with --add after those that it holds
+already.
 """
 
 import json
 import sys
 from pathlib import Path
 
-from timing import write
+from timing import kept, write
 
 
 def main() -> None:
-    if len(sys.argv) < 3:
+    name, *folders = [argument for argument in sys.argv[1:] if argument != "--add"] or [""]
+    if not folders:
         sys.exit(__doc__)
-    runs = []
-    for folder in sys.argv[2:]:
+    runs = kept(name)["runs"] if "--add" in sys.argv else []
+    for folder in folders:
         outcome = json.loads((Path(folder) / "outcome.json").read_text(encoding="utf-8"))
         runs.append({"settings": outcome["settings"], "rows": outcome["rows"]})
-    write(sys.argv[1], {"runs": runs})
+    write(name, {"runs": runs})
 
 
 if __name__ == "__main__":

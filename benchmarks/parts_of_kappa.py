@@ -19,8 +19,8 @@ import torch
 from timing import write
 
 from lam.encoders.base import Encoder
+from lam.inputs.corruption import STRENGTHS, Kind, corrupted
 from lam.retrieval.metrics.ood import auroc
-from lam.runs.corruption import STRENGTHS, Kind, corrupted
 from lam.runs.data import load_data
 from lam.runs.finished import Run
 from lam.vmf.embeddings import Embeddings

@@ -17,10 +17,11 @@ from typing import Any
 import yaml
 from timing import RESULTS, kept
 
+from lam.inputs.corruption import KINDS
 from lam.methods import METHODS
 from lam.retrieval.decisions.flags import COMBINED
 from lam.retrieval.metrics.registry import METRICS, SCORES, describe
-from lam.runs.corruption import KINDS, TEXT_KINDS
+from lam.runs.corruption import TEXT_KINDS
 from lam.runs.sweep import summary
 
 ROOT = Path(__file__).parent.parent
@@ -631,13 +632,15 @@ def recovered_posteriors() -> list[Row]:
     """What `lam experiment posterior-recovery` found."""
     columns = ["rank correlation of μ", "RMSE of μ", "angles of μ̂ over those of μ"]
     columns += ["rank correlation of κ", "RMSE of κ", "κ̂ over κ"]
-    rows: list[Row] = [["D", "κ", "loss", "samples", "negatives", "batches × pairs", "rate", *columns]]
+    head = ["D", "κ", "loss", "samples", "negatives", "batches × pairs", "rate", *columns, "minutes of a core"]
+    rows: list[Row] = [head]
     for run in read("posterior_recovery")["runs"]:
         settings = run["settings"]
         counts = [str(settings[name]) for name in ("n_samples", "n_negatives")]
         counts += [f"{settings['n_batches']:,} × {settings['batch_size']}", f"{settings['learning_rate']:g}"]
         for row in run["rows"]:
             cells = [NOTHING if row.get(column) is None else f"{row[column]:.3g}" for column in columns]
+            cells.append(f"{row['seconds'] / 60:.1f}" if "seconds" in row else NOTHING)
             low, high = settings["ambiguity"]
             rows.append([str(settings["dimension"]), f"{low:g} to {high:g}", row["loss"], *counts, *cells])
     return rows
@@ -653,12 +656,57 @@ def recovered_latents() -> list[Row]:
         settings = run["settings"]
         concentrations = f"{settings['style']:g}, {settings['content']:g}"
         pairs = "one way" if settings["ways"] == 1 else "two ways"
-        negatives = f"near, Λ⁻ = {settings['hard']:g}" if settings["n_hard"] else "any"
+        negatives = "any"
+        if settings["n_hard"]:
+            others = settings.get("others", False)  # before there was a choice, near ones were all there are
+            near = f"{settings['n_hard']} near, Λ⁻ = {settings['hard']:g}"
+            negatives = f"any and {near}" if others else f"{near}, alone"
+            if settings.get("hard_from"):
+                negatives += f", after {settings['hard_from']:,} batches"
         for row in run["rows"]:
             loss = f"infonce, τ = {settings['temperature']:g}" if row["loss"] == "infonce" else row["loss"]
             cells = [NOTHING if row[column] is None else f"{row[column]:.3g}" for column in columns]
             rows.append([concentrations, pairs, negatives, loss, f"{settings['n_batches']:,}", *cells])
     return rows
+
+
+def experiment_rows(name: str, keys: Sequence[str], figures: dict[str, int]) -> list[Row]:
+    """Mean ± standard deviation over seeds of what an experiment on images found, a row for each value of the keys."""
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for run in read(name)["runs"]:
+        settings = run["settings"]
+        data = settings["data"] + (f", {settings['limit']:,}" if settings["limit"] else "")
+        for row in run["rows"]:
+            cells = (NOTHING if row[key] is None else row[key] for key in keys)
+            values = (f"{cell:.0f}" if isinstance(cell, float | int) else cell for cell in cells)
+            found.setdefault((data, *values), []).append(row)
+    rows = []
+    for key, of_seeds in found.items():
+        cells = []
+        for figure, digits in figures.items():
+            values = [row[figure] for row in of_seeds]
+            known = all(value is not None for value in values)
+            spread = f" ± {stdev(values):.{digits}f}" if known and digits and len(values) > 1 else ""
+            cells.append(f"{mean(values):.{digits}f}{spread}" if known else NOTHING)
+        rows.append([*key, str(len(of_seeds)), *cells])
+    return rows
+
+
+@table
+def varcon_accuracy() -> list[Row]:
+    """What `lam experiment varcon-accuracy` found."""
+    keys = ["loss", "batch", "images a class"]
+    figures = {"linear probe": 3, "k-NN, 5": 3, "NMI": 3, "under corruption": 3, "seconds": 0}
+    return [["data", *keys, "seeds", *figures], *experiment_rows("varcon_accuracy", keys, figures)]
+
+
+@table
+def explicit_concentration() -> list[Row]:
+    """What `lam experiment explicit-concentration` found."""
+    keys = ["base", "κ"]
+    figures = {"linear probe": 3, "k-NN": 3, "correlation with severity": 2, "kinds at most −0.8": 1}
+    figures |= {"AUROC of wrong": 2, "seconds": 0}
+    return [["data", *keys, "seeds", *figures], *experiment_rows("explicit_concentration", keys, figures)]
 
 
 @table

@@ -529,8 +529,14 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--reference", type=int, default=5000, help="training items to compare with (default: 5000; 0: none)"
     )
-    experiment = command("experiment", _experiment, "Try losses on data whose truth is known; a table and a page.")
-    experiment.add_argument("name", help="posterior-recovery or aninfonce-latents")
+    experiment = command(
+        "experiment",
+        _experiment,
+        "Try losses where the truth is known, or by the papers' own tables; a table and a page.",
+    )
+    experiment.add_argument(
+        "name", help="posterior-recovery, aninfonce-latents, varcon-accuracy or explicit-concentration"
+    )
     experiment.add_argument(
         "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings, such as dimension=10 (lam.experiments)"
     )

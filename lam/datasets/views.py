@@ -1,5 +1,6 @@
-"""Two views of every image, for training without labels: an item's only match is the other view of its image."""
+"""Several random views of every image: two that match each other alone, or one of each of several kinds."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,12 +39,7 @@ class TwoViews:
     def __init__(self, dataset: Any, options: AugmentationOptions, *, jitter: float = 0.0) -> None:
         if not 0 <= jitter < 1:
             raise ValueError(f"jitter must be in [0, 1), got {jitter}")
-        shape = tuple(without_augmentation(dataset)[0][0].shape)
-        if len(shape) != 3:
-            raise ValueError(
-                f"views are random crops of images (C, H, W), and these items are of shape {shape}: take a method that "
-                "learns from labels"
-            )
+        check_images(dataset, "take a method that learns from labels")
         self.images, self.jitter = Augmented(without_augmentation(dataset), options), jitter
 
     def __len__(self) -> int:
@@ -60,3 +56,53 @@ class TwoViews:
         centre = image.mean()
         spread = (image - centre).square().mean().sqrt()
         return centre + (1 + contrast) * (image - centre) + brightness / 2 * spread
+
+
+class ViewsOfKinds:
+    """A data set whose batches hold a view of each kind of every image, with its target.
+
+    First come the views of the first kind of all images of a batch, then those of the second; a batch is so many times
+    as long as it was asked for.
+
+    Args:
+        dataset: of images; of one that is augmented already the images behind are taken.
+        kinds: crops and flips of each kind.
+
+    Raises:
+        ValueError: for items that are no images.
+
+    Example:
+        >>> from lam.datasets import TensorImages
+        >>> images = TensorImages(torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1]))
+        >>> kinds = [AugmentationOptions(), AugmentationOptions(crop_scale=0.5)]
+        >>> [label for _, label in ViewsOfKinds(images, kinds).__getitems__([2, 0])]
+        [1, 0, 1, 0]
+    """
+
+    def __init__(self, dataset: Any, kinds: Sequence[AugmentationOptions]) -> None:
+        check_images(dataset, "take a single member")
+        self.kinds = [Augmented(without_augmentation(dataset), options) for options in kinds]
+        self.views = len(self.kinds)
+
+    def __len__(self) -> int:
+        return len(self.kinds[0])
+
+    def __getattr__(self, name: str) -> Any:
+        """Labels, and whatever else there is one of for each item: that of the images."""
+        if name == "kinds":  # while a copy is made
+            raise AttributeError(name)
+        return getattr(self.kinds[0], name)
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int | Tensor]]:
+        return [item for images in self.kinds for item in images.__getitems__(indices)]
+
+
+def check_images(dataset: Any, advice: str) -> None:
+    """Refuse what no view can be taken of.
+
+    Raises:
+        ValueError: for items that are no images.
+    """
+    shape = tuple(without_augmentation(dataset)[0][0].shape)
+    if len(shape) != 3:
+        raise ValueError(f"views are random crops of images (C, H, W), and these items are of shape {shape}: {advice}")

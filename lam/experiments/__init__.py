@@ -1,6 +1,7 @@
-"""Controlled experiments: losses on data whose truth is known, each a frozen record of settings with `run`.
+"""Controlled experiments of the papers: losses on data whose truth is known, and tables of accuracy in a small size.
 
-`lam experiment NAME` runs one and writes what came out as JSON and as a page. `EXPERIMENTS` has them by name.
+Each is a frozen record of settings with `run`. `lam experiment NAME` runs one and writes what came out as JSON and as a
+page. `EXPERIMENTS` has them by name.
 """
 
 from collections.abc import Sequence
@@ -11,10 +12,13 @@ import yaml
 
 from lam.experiments.aninfonce_latents import AnInfoNCELatents
 from lam.experiments.base import Experiment, Outcome, conduct
+from lam.experiments.explicit_concentration import ExplicitConcentration
 from lam.experiments.posterior_recovery import PosteriorRecovery
+from lam.experiments.varcon_accuracy import VarConAccuracy
 
 EXPERIMENTS: dict[str, type[Experiment]] = {
-    experiment.name: experiment for experiment in (PosteriorRecovery, AnInfoNCELatents)
+    experiment.name: experiment
+    for experiment in (PosteriorRecovery, AnInfoNCELatents, VarConAccuracy, ExplicitConcentration)
 }
 
 

@@ -5,7 +5,7 @@ Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and pr
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, Literal, get_args
 
 import torch
@@ -31,12 +31,16 @@ class AnInfoNCELatents(Experiment):
 
     z is uniform, z⁺ has the density e^(−Σ_d Λ_d (z⁺_d − z_d)²) on the sphere; of the first half of the dimensions,
     the style, Λ_d = `style`, of the others, the content, `content`. What is observed is g(z), of linear layers with
-    orthogonal weights and leaky ReLUs. Negatives are the other anchors, or, where asked for, drawn near the anchor
-    as z⁺ is, with a concentration Λ⁻ of all dimensions, which the loss is told. R² is that of z under linear
-    regression on the encoder's outputs; the learned Λ, sorted, is compared with the true one, sorted.
+    orthogonal weights and leaky ReLUs. Negatives are the other anchors; where asked for, some are added that are drawn
+    near the anchor as z⁺ is, with a concentration Λ⁻ of all dimensions, from the beginning or once the encoder has
+    learned for a while. Near ones may also be all there are: the loss is then told Λ⁻, and the best similarity has
+    Λ⁺ − Λ⁻. R² is that of z under linear regression on the encoder's outputs; the learned Λ, sorted, is compared with
+    the true one, sorted.
 
     With two ways to make pairs, in the second one style and content change places; an ensemble has a Λ for each, while
     the other losses treat pairs of both ways alike.
+
+    Source: of near negatives appendix I.3, which adds three to each anchor's in fine-tuning, and corollary B.1.
 
     Attributes:
         dimension: d, even.
@@ -46,8 +50,10 @@ class AnInfoNCELatents(Experiment):
         temperature: of InfoNCE, in the source's published code 1; at 1/(2Λ₁), no less isotropic, it keeps the style.
         initial: Λ at the beginning of AnInfoNCE, in all dimensions.
         ways: 1 or 2 to make pairs.
-        n_hard: negatives of each anchor, drawn near it; 0 for the other anchors.
+        n_hard: negatives of each anchor that are drawn near it; 0 for none.
         hard: Λ⁻ of these.
+        hard_from: batches before the first with near negatives, below `n_batches`.
+        others: whether the other anchors are negatives, too.
         n_batches: of the training by each loss.
         batch_size: positive pairs of a batch, of each way.
         width: of the encoder's three hidden layers.
@@ -64,6 +70,8 @@ class AnInfoNCELatents(Experiment):
     ways: int = 1
     n_hard: int = 0
     hard: float = 2.0
+    hard_from: int = 0
+    others: bool = True
     n_batches: int = 6000
     batch_size: int = 256
     width: int = 200
@@ -79,6 +87,11 @@ class AnInfoNCELatents(Experiment):
         for name in ("style", "content", "temperature", "initial", "hard", "learning_rate"):
             check_positive(name, getattr(self, name))
         check_at_least("n_hard", self.n_hard, 0)
+        check_at_least("hard_from", self.hard_from, 0)
+        if self.hard_from >= self.n_batches:
+            raise ValueError(f"hard_from must be below n_batches, {self.n_batches}, got {self.hard_from}")
+        if not self.others and (self.n_hard == 0 or self.hard_from > 0):
+            raise ValueError("without the others near negatives are all there are: give n_hard, and hard_from=0")
         if self.ways not in (1, 2):
             raise ValueError(f"ways must be 1 or 2, got {self.ways}")
         if self.dimension % 2:
@@ -108,15 +121,14 @@ class AnInfoNCELatents(Experiment):
         loss = self._loss(name, generator.device)
         parameters = [*encoder.parameters(), *(loss.parameters() if isinstance(loss, nn.Module) else ())]
         optimizer = torch.optim.Adam(parameters, self.learning_rate)
+        pairs: list[Pairs] = []
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.n_batches)
-        pairs = [
-            pairs_of_batch(self.batch_size, 1 + way, self.ways, self.n_hard, generator.device)
-            for way in range(self.ways)
-        ]
         batches = self.batches(self.generator("batches"))
         curves: dict[str, list[tuple[float, float]]] = {"style": [], "content": []}
         every = max(1, self.n_batches // 20)
         for batch in range(1, self.n_batches + 1):
+            if batch - 1 in (0, self.hard_from):
+                pairs = self.pairs(self.n_hard if batch > self.hard_from else 0, generator.device)
             optimizer.zero_grad()
             outputs = F.normalize(encoder(observe(next(batches))))
             if isinstance(loss, AnInfoNCE) and len(loss.concentration) == self.ways:
@@ -137,7 +149,7 @@ class AnInfoNCELatents(Experiment):
     def _loss(self, name: LossOfLatents, device: torch.device) -> AnInfoNCE | InfoNCE:
         if name == "infonce":
             return InfoNCE(2.0, self.temperature)
-        negatives = torch.full((self.dimension,), self.hard if self.n_hard else 0.0)
+        negatives = torch.full((self.dimension,), 0.0 if self.others else self.hard)
         n_members = self.ways if name == "ensemble" else 1
         return AnInfoNCE(self.dimension, self.initial, n_members=n_members, negatives=negatives).to(device)
 
@@ -164,15 +176,20 @@ class AnInfoNCELatents(Experiment):
         residual = (design[self.n_test :] @ fitted - truth).square().mean(0) / truth.var(0)
         return {"style": float(1 - residual[:half].mean()), "content": float(1 - residual[half:].mean())}
 
+    def pairs(self, n_hard: int, device: torch.device) -> list[Pairs]:
+        """The pairs of each way in a batch with so many near negatives an anchor."""
+        ways = range(1, self.ways + 1)
+        return [pairs_of_batch(self.batch_size, way, self.ways, n_hard, device, others=self.others) for way in ways]
+
     def batches(self, generator: torch.Generator) -> Iterator[Float[Tensor, "N D"]]:
-        """Latents without end: anchors, the positives of each way, then the near negatives, anchor by anchor."""
+        """Latents without end: anchors, the positives of each way, then any near negatives, anchor by anchor."""
         near_negatives = torch.full((self.dimension,), self.hard)
-        while True:
+        for batch in count():
             anchors = uniform(self.batch_size, self.dimension, generator)
-            positives = [near(anchors, concentration, generator) for concentration in self.concentrations]
-            yield torch.cat(
-                [anchors, *positives, near(anchors.repeat_interleave(self.n_hard, 0), near_negatives, generator)]
-            )
+            parts = [anchors, *(near(anchors, concentration, generator) for concentration in self.concentrations)]
+            if self.n_hard and batch >= self.hard_from:
+                parts.append(near(anchors.repeat_interleave(self.n_hard, 0), near_negatives, generator))
+            yield torch.cat(parts)
 
 
 def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:
@@ -207,18 +224,17 @@ def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:
     return nn.Sequential(*modules[:-1]).requires_grad_(False)
 
 
-def pairs_of_batch(n_pairs: int, place: int, n_ways: int, n_hard: int, device: torch.device | str = "cpu") -> Pairs:
-    """The pairs of one way: an anchor's positive is its partner in that place, its negatives are the other anchors.
-
-    Those drawn near it are its negatives in place of the other anchors, where there are any.
-    """
+def pairs_of_batch(
+    n_pairs: int, place: int, n_ways: int, n_hard: int, device: torch.device | str = "cpu", *, others: bool = True
+) -> Pairs:
+    """The pairs of one way: an anchor's positive is its partner in that place, its negatives are the other anchors and
+    those drawn near it, or these alone."""
     first_hard = (1 + n_ways) * n_pairs
     n = first_hard + n_hard * n_pairs
     positive, negative = torch.zeros(2, n, n, dtype=torch.bool, device=device)
     anchors = torch.arange(n_pairs)
     positive[anchors, anchors + place * n_pairs] = True
-    if n_hard:
-        negative[anchors.repeat_interleave(n_hard), torch.arange(first_hard, n)] = True
-    else:
+    negative[anchors.repeat_interleave(n_hard), torch.arange(first_hard, n)] = True
+    if others:
         negative[:n_pairs, :n_pairs] = ~torch.eye(n_pairs, dtype=torch.bool, device=device)
     return Pairs(positive, negative, n_pairs, int(negative.sum()))

@@ -15,6 +15,8 @@ from lam.utils.files import write_json, write_text
 from lam.utils.pages import figure, rendered
 from lam.utils.random import derive_seed
 
+SECONDS = "seconds"
+"""The column of the processor's time that a row took, which no seed repeats."""
 Row = Mapping[str, str | float | None]
 Progress = Callable[[str, int, int], None]
 """Called with what is done, how many steps of it are done and how many there are."""

@@ -5,6 +5,7 @@ of ambiguous inputs", section 5.1 and appendix B.
 """
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.experiments.base import Experiment, Outcome, Progress, check_losses
+from lam.experiments.base import SECONDS, Experiment, Outcome, Progress, check_losses
 from lam.experiments.networks import layers
 from lam.losses import ELK, HIB, DistributionLoss, MCInfoNCE
 from lam.pairs.pairs import Pairs
@@ -90,13 +91,15 @@ class PosteriorRecovery(Experiment):
         check_losses(self.losses, get_args(LossOfPosteriors))
 
     def run(self, progress: Progress) -> Outcome:
-        """Carry it out: a row of the table for each loss, and how κ̂ lies over κ."""
+        """Carry it out: a row of the table for each loss, with the processor's seconds, and how κ̂ lies over κ."""
         process = Process(self)
         test = uniform(self.n_test, self.dimension, self.generator("test"))
         rows, clouds = [], {}
         for name in self.losses:
+            start = time.process_time()
             learned = self.learn(name, process, progress)
-            rows.append({"loss": name, **compared(process, learned, test)})
+            seconds = time.process_time() - start
+            rows.append({"loss": name, **compared(process, learned, test), SECONDS: seconds})
             few = test[:2000]
             clouds[name] = list(zip(process.kappa(few).tolist(), learned.kappa(few).tolist(), strict=True))
         notes = [f"κ of the process lies in {self.ambiguity[0]:g} to {self.ambiguity[1]:g}, D = {self.dimension}."]

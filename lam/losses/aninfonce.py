@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lam.losses.base import TrainableLoss
 from lam.losses.infonce import mean_cross_entropy
 from lam.pairs.pairs import Pairs
+from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_at_least, check_positive
 
 
@@ -95,16 +96,25 @@ class AnInfoNCE(TrainableLoss):
         Raises:
             ValueError: for pairs of another number of members or items, or rows of another dimension.
         """
-        n_members, dimension = self.log_concentration.shape
+        n_members = len(self.log_concentration)
         if len(pairs) != n_members:
             raise ValueError(f"pairs must be given for each of {n_members} members, got {len(pairs)}: call of_members")
+        terms = [self.of_member(embeddings, pairs_of_member, number) for number, pairs_of_member in enumerate(pairs)]
+        return torch.stack(terms).sum()
+
+    @without_autocast()
+    def of_member(self, embeddings: Float[Tensor, "N D"], pairs: Pairs, number: int) -> Float[Tensor, ""]:
+        """The term of one member, counted from 0, with its own pairs of items that may be its own too.
+
+        Raises:
+            ValueError: for pairs of another number of items, or rows of another dimension.
+        """
+        embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+        dimension = self.log_concentration.shape[1]
         if embeddings.shape[1] != dimension:
             raise ValueError(f"embeddings must have {dimension} dimensions, as Λ has, got {embeddings.shape[1]}")
-        similarity = self.concentration - self.get_buffer("negatives")
-        terms = []
-        for weight, pairs_of_member in zip(similarity.to(embeddings), pairs, strict=True):
-            pairs_of_member.check_size(len(embeddings))
-            square = (embeddings.square() * weight).sum(1)
-            cross = (embeddings * weight) @ embeddings.T
-            terms.append(mean_cross_entropy(2 * cross - square[:, None] - square, pairs_of_member))
-        return torch.stack(terms).sum()
+        pairs.check_size(len(embeddings))
+        weight = (self.concentration[number] - self.get_buffer("negatives")).to(embeddings)
+        square = (embeddings.square() * weight).sum(1)
+        cross = (embeddings * weight) @ embeddings.T
+        return mean_cross_entropy(2 * cross - square[:, None] - square, pairs)

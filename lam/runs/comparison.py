@@ -134,7 +134,8 @@ def _evaluated_on(run: Path) -> dict[str, Any]:
     main_set = titles[0] if titles else None  # of which metrics have no suffix
     asked = {"main OOD set": main_set, "gallery": data["gallery"], "places": config["places"]}
     asked |= {f"data.{name}": config["data"].get(name) for name in ("name", "soft_labels")}
-    asked |= {f"evaluation.{name}": config["evaluation"].get(name) for name in ("reference", "corrupted", "unseen")}
+    names = ("reference", "corrupted", "corruptions", "unseen")
+    asked |= {f"evaluation.{name}": config["evaluation"].get(name) for name in names}
     return {**asked, **parts}
 
 

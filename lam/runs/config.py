@@ -15,6 +15,7 @@ import yaml
 from lam import losses, methods
 from lam.datasets.augmented import AugmentationOptions
 from lam.datasets.base import GalleryKind
+from lam.inputs.corruption import KINDS, PUBLISHED_KINDS
 from lam.methods import Method
 from lam.models.sentences import Head
 from lam.pairs.mining import MinerName
@@ -143,6 +144,8 @@ class EvaluationConfig:
             evaluation and wherever the encoder embeds afterwards.
         reference: how many training items the k-NN score compares with.
         corrupted: how many test images are corrupted, to see whether κ falls with their quality; 0 for none.
+        corruptions: how: some kinds of `lam.inputs.corruption`, such as `[fog, motion-blur]`, or `all`; by default
+            `noise`, `blur`, `contrast` and `crop`, of texts all there are.
         unseen: how many items of classes set aside are searched for among each other; 0 for none.
         costly: whether what takes longer is measured too; see `lam.evaluate`.
     """
@@ -150,6 +153,7 @@ class EvaluationConfig:
     n_samples: int = 100
     reference: int = 5000
     corrupted: int = 200
+    corruptions: list[str] | str | None = field(default=None, metadata={"known": ("all", *KINDS, *PUBLISHED_KINDS)})
     unseen: int = 2000
     costly: bool = False
 

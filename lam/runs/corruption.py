@@ -1,11 +1,10 @@
-"""Images made worse in four ways, texts in two: whether κ falls as answers go wrong.
+"""Images made worse in four ways or more, texts in two: whether κ falls as answers go wrong.
 
-Noise, blur and low contrast are kinds of Hendrycks and Dietterich (2019); how strong they are is chosen here, blur in
-relation to the image, so that any size can be corrupted alike.
+How images are made worse is `lam.inputs.corruption`.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -17,24 +16,12 @@ from torch import Tensor
 from lam.datasets import Dataset, Texts
 from lam.encoders.base import Encoder
 from lam.encoders.evaluation import Evaluation
+from lam.inputs.corruption import KINDS, PUBLISHED_KINDS, ImageKind, corrupted, strength_of
 from lam.retrieval.metrics.registry import measure
-from lam.utils.checks import check_choice
 
-Kind = Literal["noise", "blur", "contrast", "crop"]
 TextKind = Literal["words", "typing"]
-AnyKind = Kind | TextKind
-KINDS: tuple[Kind, ...] = get_args(Kind)
+AnyKind = ImageKind | TextKind
 TEXT_KINDS: tuple[TextKind, ...] = get_args(TextKind)
-STRENGTHS: dict[Kind, tuple[float, ...]] = {
-    "noise": (0.05, 0.1, 0.2, 0.3, 0.4),
-    "blur": (0.01, 0.02, 0.05, 0.075, 0.1),
-    "contrast": (0.75, 0.5, 0.25, 0.15, 0.1),
-    "crop": (0.9, 0.8, 0.7, 0.6, 0.5),
-}
-"""At severities 1 to 5: the standard deviation of Gaussian noise on values in [0, 1]; the standard deviation of a
-Gaussian blur, in shorter sides; what is left of each value's distance from the image's mean; and the share of each side
-that is left around the centre, enlarged to the size of the image."""
-
 TEXT_STRENGTHS: dict[TextKind, tuple[float, ...]] = {
     "words": (0.1, 0.2, 0.3, 0.4, 0.5),
     "typing": (0.02, 0.05, 0.1, 0.15, 0.2),
@@ -43,58 +30,44 @@ TEXT_STRENGTHS: dict[TextKind, tuple[float, ...]] = {
 letter is left out, doubled, exchanged with the next one or mistaken for another, one as often as the other."""
 
 BATCH = 100
+SEVERITIES = 5
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def corrupted(
-    images: Float[Tensor, "N C H W"], kind: Kind, severity: int, *, generator: torch.Generator
-) -> Float[Tensor, "N C H W"]:
-    """Images made worse.
+def corruptions_of(items: Dataset, asked: Sequence[str] | str | None = None) -> tuple[AnyKind, ...]:
+    """The kinds by which items are corrupted.
 
     Args:
-        images: values in [0, 1].
-        kind: how.
-        severity: 0 for not at all, up to 5.
-        generator: of the noise.
-
-    Returns:
-        Images of the same shape, within [0, 1].
+        items: images or texts.
+        asked: kinds, "all", or None for those that are measured by default: of images `noise`, `blur`, `contrast` and
+            `crop`, of texts all there are.
 
     Raises:
-        ValueError: for another kind or severity.
+        ValueError: for kinds that such items do not have, the same one twice, or none.
+
+    Example:
+        >>> from lam import datasets
+        >>> corruptions_of(datasets.load("digits").test, ["fog", "snow"])
+        ('fog', 'snow')
     """
-    strength = _strength(STRENGTHS, kind, severity)
-    if strength is None:
-        return images
-    if kind == "noise":
-        worse = images + strength * torch.randn(images.shape, generator=generator).to(images)
-    elif kind == "blur":
-        from torchvision.transforms.v2.functional import gaussian_blur
-
-        sigma = strength * min(images.shape[-2:])
-        worse = gaussian_blur(images, [2 * max(1, round(2 * sigma)) + 1] * 2, [sigma, sigma])
-    elif kind == "crop":
-        from torchvision.transforms.v2.functional import center_crop, resize
-
-        size = list(images.shape[-2:])
-        worse = resize(center_crop(images, [max(1, round(strength * side)) for side in size]), size)
-    else:
-        mean = images.mean((1, 2, 3), keepdim=True)
-        worse = mean + strength * (images - mean)
-    return worse.clamp(0, 1)
-
-
-def _strength(strengths: Mapping[Any, tuple[float, ...]], kind: str, severity: int) -> float | None:
-    """What a severity means for a kind; None for severity 0."""
-    check_choice("kind", kind, strengths)
-    if not 0 <= severity <= len(strengths[kind]):
-        raise ValueError(f"severity must be from 0 to {len(strengths[kind])}, got {severity}")
-    return strengths[kind][severity - 1] if severity else None
+    of_texts = isinstance(items, Texts)
+    every: tuple[Any, ...] = TEXT_KINDS if of_texts else (*KINDS, *PUBLISHED_KINDS)
+    if asked is None:
+        return TEXT_KINDS if of_texts else KINDS
+    if asked == "all":
+        return every
+    kinds: tuple[Any, ...] = (asked,) if isinstance(asked, str) else tuple(asked)
+    if not kinds or len(set(kinds)) < len(kinds) or not set(kinds) <= set(every):
+        raise ValueError(
+            f"evaluation.corruptions of {'texts' if of_texts else 'images'} must be all, or some of "
+            f"{', '.join(every)}, each once, got {', '.join(kinds) or 'none'}"
+        )
+    return kinds
 
 
 def corrupted_text(text: str, kind: TextKind, severity: int, *, generator: torch.Generator) -> str:
-    """Make a text worse; arguments and errors as those of `corrupted`, kinds being those of texts."""
-    strength = _strength(TEXT_STRENGTHS, kind, severity)
+    """Make a text worse; arguments and errors as those of `lam.inputs.corruption.corrupted`, with kinds of texts."""
+    strength = strength_of(TEXT_STRENGTHS, kind, severity)
     if strength is None:
         return text
     parts = text.split() if kind == "words" else list(text)
@@ -147,7 +120,13 @@ class CorruptionCurve:
 
 
 def measure_corruption(
-    encoder: Encoder, items: Dataset, evaluation: Evaluation, *, size: int, seed: int = 0
+    encoder: Encoder,
+    items: Dataset,
+    evaluation: Evaluation,
+    *,
+    size: int,
+    seed: int = 0,
+    kinds: Sequence[str] | str | None = None,
 ) -> dict[AnyKind, CorruptionCurve]:
     """κ and first hits of corrupted queries of an evaluated set, in the clean gallery.
 
@@ -157,6 +136,7 @@ def measure_corruption(
         evaluation: of the encoder on the set.
         size: how many queries, drawn at random among those that something answers; all where there are no more.
         seed: of the draw and the noise.
+        kinds: as `corruptions_of` has them.
 
     Returns:
         A curve for each kind, all of the same queries; nothing where no query can be answered.
@@ -171,7 +151,7 @@ def measure_corruption(
     is_itself = positions[:, None] == evaluation.candidates.cpu()
     gallery = evaluation.gallery.mean.cpu()
     curves: dict[AnyKind, CorruptionCurve] = {}
-    for kind, inputs_by_severity in worse_inputs(items, positions.tolist(), generator):
+    for kind, inputs_by_severity in worse_inputs(items, positions.tolist(), generator, kinds):
         embedded = [encoder.embed(list(inputs.split(BATCH))).to("cpu") for inputs in inputs_by_severity]
         cosines = (embeddings.mean @ gallery.T for embeddings in embedded)
         nearest = (values.masked_fill(is_itself, -torch.inf).argmax(1, keepdim=True) for values in cosines)
@@ -184,25 +164,24 @@ def measure_corruption(
 
 
 def worse_inputs(
-    items: Dataset, positions: list[int], generator: torch.Generator
+    items: Dataset, positions: list[int], generator: torch.Generator, kinds: Sequence[str] | str | None = None
 ) -> Iterator[tuple[AnyKind, Iterator[Tensor]]]:
     """By kind, the inputs of some items at every severity from 0 on."""
     preprocessing = items.preprocessing
-    strengths: Mapping[Any, tuple[float, ...]]
     if isinstance(items, Texts):
-        strengths, texts = TEXT_STRENGTHS, [items.texts[row] for row in positions]
+        texts = [items.texts[row] for row in positions]
 
         def inputs(kind: Any, severity: int) -> Tensor:
             worse = (corrupted_text(text, kind, severity, generator=generator) for text in texts)
             return torch.stack([preprocessing(text) for text in worse])
     else:
-        strengths, pixels = STRENGTHS, preprocessing.denormalize(torch.stack([items[row][0] for row in positions]))
+        pixels = preprocessing.denormalize(torch.stack([items[row][0] for row in positions]))
 
         def inputs(kind: Any, severity: int) -> Tensor:
             return preprocessing.standardize(corrupted(pixels, kind, severity, generator=generator))
 
-    for kind, of_severities in strengths.items():
-        yield kind, (inputs(kind, severity) for severity in range(len(of_severities) + 1))
+    for kind in corruptions_of(items, kinds):
+        yield kind, (inputs(kind, severity) for severity in range(SEVERITIES + 1))
 
 
 def corruption_metrics(curves: Mapping[AnyKind, CorruptionCurve], *, has_kappa: bool = True) -> dict[str, float | None]:

@@ -96,10 +96,11 @@ def _plots(
         plots.plot_precision_recall(curve, against)
         yield Plot(f"ROC against {name}", "OOD is the positive class; by score.", roc)
         yield Plot(f"Precision-recall against {name}", "The line is the prevalence of OOD.", curve)
-    if corrupted:
-        path = folder / "corruption.png"
-        kappa = {kind: curve.kappa.median(1).values for kind, curve in corrupted.items()} if encoder.has_kappa else {}
-        plots.plot_corruption(path, kappa, {kind: curve.recall for kind, curve in corrupted.items()})
+    for number in range(0, len(corrupted), plots.MOST):
+        some = list(corrupted.items())[number : number + plots.MOST]
+        path = folder / f"corruption{f'_{number}' if number else ''}.png"
+        kappa = {kind: curve.kappa.median(1).values for kind, curve in some} if encoder.has_kappa else {}
+        plots.plot_corruption(path, kappa, {kind: curve.recall for kind, curve in some})
         words = "κ should fall as recall does; where it rises instead, it must not be read as quality. "
         caption = f"{words if encoder.has_kappa else ''}The queries are corrupted, the gallery is not."
         yield Plot("Under corruption", caption, path)

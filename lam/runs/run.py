@@ -48,7 +48,7 @@ from lam.pairs.relevance import relevance_of
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import registry
 from lam.runs.config import UNSEEN, RunConfig
-from lam.runs.corruption import AnyKind, CorruptionCurve, corruption_metrics, measure_corruption
+from lam.runs.corruption import AnyKind, CorruptionCurve, corruption_metrics, corruptions_of, measure_corruption
 from lam.runs.curves import CURVES, Curves
 from lam.runs.data import (
     EMBEDDING_BATCH,
@@ -130,6 +130,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     splits, ood = distributed.rank_zero_first(lambda: load_data(config.data))
     check_splits(splits, learns=config.network.head != "identity" or config.method.learns_from_matches)
     check_texts(splits.test)
+    corruptions_of(splits.test, config.evaluation.corruptions)
     parts = parts_of(splits, ood)
     is_new = not (folder / DATA).is_file()  # or an earlier start has checked them
     if is_new:
@@ -210,8 +211,8 @@ def evaluate_splits(
         )
         unseen = _unseen(config, encoder, splits)
     with stages("corrupt"):
-        size = config.evaluation.corrupted
-        corrupted = measure_corruption(encoder, splits.test, evaluation, size=size, seed=config.seed) if size else {}
+        size, options = config.evaluation.corrupted, {"seed": config.seed, "kinds": config.evaluation.corruptions}
+        corrupted = measure_corruption(encoder, splits.test, evaluation, size=size, **options) if size else {}
     metrics = {**evaluation.metrics, **unseen, **corruption_metrics(corrupted, has_kappa=encoder.has_kappa)}
     return evaluation, corrupted, metrics
 

@@ -1,6 +1,7 @@
 """The experiments: what their data are, that a short run learns, what is written, and what is refused."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,18 @@ from lam.cli import main
 from lam.experiments import EXPERIMENTS, conduct, configured
 from lam.experiments.aninfonce_latents import AnInfoNCELatents, near, observation, uniform
 from lam.experiments.aninfonce_latents import pairs_of_batch as latent_pairs
+from lam.experiments.base import SECONDS
+from lam.experiments.explicit_concentration import ExplicitConcentration
 from lam.experiments.posterior_recovery import (
     PosteriorRecovery,
     Process,
     compared,
     pairs_of_batch,
 )
-from lam.losses import MCInfoNCE
+from lam.experiments.varcon_accuracy import ClassDirections, VarConAccuracy
+from lam.inputs.corruption import PUBLISHED_KINDS
+from lam.losses import AnInfoNCE, MCInfoNCE
+from lam.pairs import Pairs
 from lam.vmf import VonMisesFisher
 from lam.vmf.bessel import log_normalizer
 
@@ -26,6 +32,14 @@ SHORT: dict[str, dict[str, Any]] = {
         **{"n_batches": 4, "batch_size": 8, "n_negatives": 4, "straightening": 20, "n_samples": 2, "n_test": 50}
     },
     "aninfonce-latents": {"n_batches": 4, "batch_size": 8, "width": 8, "n_test": 100},
+    "varcon-accuracy": {
+        **{"losses": ("varcon", "cross_entropy"), "batch_sizes": (16,), "few": (3,)},
+        **{"limit": 60, "epochs": 4, "n_corrupted": 10},
+    },
+    "explicit-concentration": {
+        **{"bases": ("simclr", "byol"), "additions": ("none", "square")},
+        **{"limit": 60, "epochs": 4, "n_corrupted": 10, "batch_size": 16},
+    },
 }
 
 
@@ -35,13 +49,14 @@ def test_an_experiment_writes_a_table_and_a_page_and_the_seed_repeats_it(name: s
     experiment, state, seen = EXPERIMENTS[name](**SHORT[name], accelerator="cpu"), torch.get_rng_state(), []
     outcome = conduct(experiment, tmp_path / "one", progress=lambda *facts: seen.append(facts))
     assert torch.equal(torch.get_rng_state(), state)
-    assert {facts[0] for facts in seen} == {row["loss"] for row in outcome.rows}
+    first = next(iter(outcome.rows[0]))
+    assert {facts[0] for facts in seen} == {row[first] for row in outcome.rows}
     assert max(done for _, done, _ in seen) == 4
     again = conduct(experiment, tmp_path / "two")
     for row, other in zip(outcome.rows, again.rows, strict=True):
-        assert row["loss"] == other["loss"]
-        for column in list(row)[1:]:
-            assert row[column] == (other[column] and pytest.approx(other[column], rel=1e-6))
+        for column in set(row) - {SECONDS}:
+            is_number = isinstance(other[column], float)
+            assert row[column] == (pytest.approx(other[column], rel=1e-5) if is_number else other[column])
     written = json.loads((tmp_path / "one" / "outcome.json").read_text())
     assert written["experiment"] == name
     assert written["rows"] == [dict(row) for row in outcome.rows]
@@ -59,7 +74,10 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
     assert "loss elk  RMSE of μ" in printed
     assert f"report: {folder}/report.html" in printed
     for words, message in (
-        (["nothing"], "there is no experiment 'nothing'; known are posterior-recovery, aninfonce-latents"),
+        (
+            ["nothing"],
+            "there is no experiment 'nothing'; known are posterior-recovery, aninfonce-latents, var",
+        ),
         (
             ["posterior-recovery", "--set", "depth=3"],
             "there is no setting depth of posterior-recovery; known are seed, accelerator, dim",
@@ -73,6 +91,28 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
         (["aninfonce-latents", "--set", "content=0"], "content must be positive and finite, got 0"),
         (["aninfonce-latents", "--set", "ways=3"], "ways must be 1 or 2, got 3"),
         (["aninfonce-latents", "--set", "n_hard=-1"], "n_hard must be at least 0, got -1"),
+        (["aninfonce-latents", "--set", "hard_from=6000"], "hard_from must be below n_batches, 6000, got 6000"),
+        (
+            ["aninfonce-latents", "--set", "others=false"],
+            "near negatives are all there are: give n_hard",
+        ),
+        (["varcon-accuracy", "--set", "batch_sizes=[]"], "batch_sizes must be at least one size, got none"),
+        (["varcon-accuracy", "--set", "few=[1]"], "few must be at least 2, got 1"),
+        (
+            ["varcon-accuracy", "--set", "losses=[hinge]"],
+            "losses.0: Input should be 'varcon', 'supcon', 'cross_",
+        ),
+        (["varcon-accuracy", "--set", "temperature=0"], "temperature must be positive and finite, got 0"),
+        (
+            ["explicit-concentration", "--set", "bases=[]"],
+            "bases must be at least one of simclr, simsiam, byol, sw",
+        ),
+        (["explicit-concentration", "--set", "weight=-1"], "weight must be positive and finite, got -1"),
+        (["explicit-concentration", "--set", "limit=3"], "limit must be at least 40, got 3"),
+        (
+            ["explicit-concentration", "--set", "data=cars"],
+            "data: Input should be 'digits', 'fashionmnist' or 'cifar",
+        ),
     ):
         assert main(["experiment", *words]) == 1
         assert message in capsys.readouterr().err
@@ -241,17 +281,84 @@ def test_an_ensemble_has_a_concentration_for_each_way() -> None:
     assert row["Λ of content"] > 1.3 * row["Λ of style"]  # pyright: ignore
 
 
-def test_negatives_may_be_drawn_near_the_anchor() -> None:
-    experiment = AnInfoNCELatents(accelerator="cpu", dimension=4, n_hard=3, hard=50.0, batch_size=20)
-    latents = next(experiment.batches(torch.Generator().manual_seed(0)))
-    assert latents.shape == (20 * 5, 4)
+def test_negatives_near_the_anchor_are_added_to_the_others_or_are_all_there_are() -> None:
+    options: dict[str, Any] = {"dimension": 4, "n_hard": 3, "hard": 50.0, "batch_size": 20}
+    experiment = AnInfoNCELatents(accelerator="cpu", **options, hard_from=2)
+    batches = experiment.batches(torch.Generator().manual_seed(0))
+    assert [len(next(batches)) for _ in range(4)] == [40, 40, 100, 100]
+    latents = next(batches)
     anchors, hard = latents[:20], latents[40:].view(20, 3, 4)
     assert (anchors[:, None] * hard).sum(-1).mean() > 0.95
-    pairs = latent_pairs(20, 1, 1, 3)
-    assert pairs.negative[1].nonzero()[:, 0].tolist() == [43, 44, 45]
-    assert pairs.negative.sum(1).tolist() == [3] * 20 + [0] * 80
-    short = AnInfoNCELatents(accelerator="cpu", **SHORT["aninfonce-latents"], n_hard=2, losses=("aninfonce",))
-    assert short.run(lambda *_: None).rows[0]["Λ of style"] is not None
+    (pairs,) = experiment.pairs(3, torch.device("cpu"))
+    assert pairs.negative[1].nonzero()[:, 0].tolist() == [0, *range(2, 20), 43, 44, 45]
+    assert pairs.negative.sum(1).tolist() == [19 + 3] * 20 + [0] * 80
+    alone = latent_pairs(20, 1, 1, 3, others=False)
+    assert alone.negative[1].nonzero()[:, 0].tolist() == [43, 44, 45]
+    short = SHORT["aninfonce-latents"] | {"n_hard": 2, "losses": ("aninfonce",)}
+    rows = [
+        AnInfoNCELatents(accelerator="cpu", **short, **further).run(lambda *_: None).rows[0]
+        for further in ({}, {"hard_from": 2}, {"others": False})
+    ]
+    assert len({row["Λ of style"] for row in rows}) == 3
+
+
+@pytest.mark.long
+def test_of_near_negatives_alone_the_best_similarity_has_the_difference_of_both_concentrations() -> None:
+    experiment = AnInfoNCELatents(
+        accelerator="cpu", dimension=4, style=20.0, content=20.0, n_hard=16, hard=8.0, others=False, batch_size=64
+    )
+    batches, slopes = experiment.batches(torch.Generator().manual_seed(0)), {6.0: 0.0, 12.0: 0.0, 24.0: 0.0}
+    (pairs,) = experiment.pairs(16, torch.device("cpu"))
+    for latents in (next(batches) for _ in range(20)):
+        for similarity in slopes:
+            loss = AnInfoNCE(4, similarity)
+            loss(latents, pairs).backward()
+            assert loss.log_concentration.grad is not None
+            slopes[similarity] += float(loss.log_concentration.grad.sum()) / 20
+    assert slopes[6.0] < -0.1
+    assert abs(slopes[12.0]) < 0.05
+    assert slopes[24.0] > 0.1
+
+
+def test_corruptions_begin_with_the_images_themselves_and_are_inputs_of_the_network() -> None:
+    experiment = ExplicitConcentration(accelerator="cpu", n_corrupted=7)
+    _, test = experiment.parts()
+    kinds = dict(experiment.corruptions(test))
+    assert tuple(kinds) == PUBLISHED_KINDS
+    clean, *worse = kinds["brightness"]
+    assert torch.equal(clean, torch.stack([test[row][0] for row in range(7)]))
+    assert len(worse) == 5
+    assert [float(images.mean()) for images in worse] == sorted(float(images.mean()) for images in worse)
+
+
+def test_few_images_are_as_many_of_each_class_and_differ_by_seed() -> None:
+    train, _ = VarConAccuracy().parts()
+    few = [VarConAccuracy(seed=seed)._few(train, 3) for seed in (0, 0, 1)]
+    assert few[0].labels.bincount().tolist() == [3] * 8
+    assert torch.equal(few[0][5][0], few[1][5][0])
+    assert not all(torch.equal(few[0][row][0], few[2][row][0]) for row in range(24))
+
+
+def test_cross_entropy_is_that_of_cosines_with_learned_directions() -> None:
+    loss, labels = ClassDirections(3, 2, 0.5, seed=0), torch.tensor([0, 2, 1, 1])
+    rows = torch.nn.functional.normalize(torch.randn(4, 2, generator=torch.Generator().manual_seed(0)))
+    expected = 0.0
+    for row, label in zip(rows, labels, strict=True):
+        scores = [float(row @ (direction / direction.norm())) / 0.5 for direction in loss.directions.detach()]
+        expected += (math.log(sum(map(math.exp, scores))) - scores[label]) / 4
+    assert loss(rows, Pairs.by_label(labels)).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_is_said_of_kappa_is_undefined_where_it_says_nothing() -> None:
+    experiment, right = ExplicitConcentration(), torch.tensor([True, True, False])
+    falling = {"fog": [6.0, 5.0, 4.0, 3.0, 2.0, 1.0], "snow": [6.0, 5.0, 4.0, 3.0, 1.0, 2.0]}
+    said = experiment._of_kappa(falling, torch.tensor([3.0, 2.0, 1.0]), right)
+    assert said["correlation with severity"] == pytest.approx((-1 - 0.942857) / 2)
+    assert said["kinds at most −0.8"] == 2
+    assert said["AUROC of wrong"] == 1
+    assert set(experiment._of_kappa({}, None, right).values()) == {None}
+    constant = experiment._of_kappa({"fog": [1.0] * 6}, torch.ones(3), torch.ones(3, dtype=torch.bool))
+    assert set(constant.values()) == {None, 0}
 
 
 def test_settings_are_read_as_yaml() -> None:

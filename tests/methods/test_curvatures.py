@@ -16,7 +16,7 @@ from lam import losses, models
 from lam.hessians import ContrastiveCurvature, Curvature, InfoNCECurvature, SupConCurvature, VarConCurvature
 from lam.hessians.losses import from_settings, to_settings
 from lam.methods import METHODS as ALL_METHODS
-from lam.methods import Hib
+from lam.methods import Aninfonce, Hib
 from lam.methods.fit import fit
 from lam.methods.laplace_online import LaplaceOnline, OnlineLaplaceStep
 from lam.methods.laplace_posthoc import LaplaceMethod, LaplacePosthoc
@@ -122,7 +122,8 @@ def test_a_setting_that_neither_has_is_refused_before_training(method: Any) -> N
 
 @pytest.mark.parametrize("name", sorted(ALL_METHODS.keys() - {"hib"}))
 def test_every_method_says_whose_curvature_its_networks_have(name: str) -> None:
-    settings_of_loss = small.quick(name).trained_by(losses.build("infonce", margin=0.7, temperature=0.2), 3)
+    method = Aninfonce() if name == "aninfonce" else small.quick(name)  # of which one of two members has none
+    settings_of_loss = method.trained_by(losses.build("infonce", margin=0.7, temperature=0.2), 3)
     network = models.build("convnet8", dimension=3)
     options = {"pretrained": True, "trained_by": settings_of_loss}
     encoder = train(LaplacePosthoc(curvature="own"), network, **options).encoder
@@ -132,8 +133,9 @@ def test_every_method_says_whose_curvature_its_networks_have(name: str) -> None:
     assert (curvature.h > 0).any()
 
 
-def test_the_loss_of_hib_has_no_curvature_and_none_of_another_loss_stands_for_it() -> None:
-    options = {"pretrained": True, "trained_by": Hib().trained_by(losses.build("supcon", margin=0.7), 3)}
+@pytest.mark.parametrize("without", [Hib(), Aninfonce(n_members=2)], ids=["hib", "aninfonce"])
+def test_what_has_no_curvature_has_none_of_another_loss_in_its_place(without: Any) -> None:
+    options = {"pretrained": True, "trained_by": without.trained_by(losses.build("supcon", margin=0.7), 3)}
     with pytest.raises(ValueError, match="has no curvature of its own: give method.curvature another of contrastive, "):
         train(LaplacePosthoc(curvature="own"), models.build("convnet8", dimension=3), **options)
 

@@ -7,22 +7,23 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy.ndimage import gaussian_filter
 from scipy.stats import spearmanr
 
 import lam
+from lam import datasets
 from lam.encoders.deterministic import DeterministicEncoder
+from lam.inputs.corruption import KINDS, PUBLISHED_KINDS, corrupted
+from lam.runs.config_files import load_config
 from lam.runs.corruption import (
-    KINDS,
-    STRENGTHS,
     TEXT_KINDS,
     CorruptionCurve,
     TextKind,
-    corrupted,
     corrupted_text,
     corruption_metrics,
+    corruptions_of,
     measure_corruption,
 )
+from lam.runs.run import run
 from tests.helpers import unchecked
 from tests.methods import small_data as small
 
@@ -31,56 +32,37 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 8, 8), (3, 3, 40, 28), (1, 3, 64, 64), (2, 1, 3, 5)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_images_of_any_size_get_worse_step_by_step(kind, shape):
-    images = torch.rand(shape, generator=generator())
-    if kind == "crop":  # of what has no structure at any scale, a part differs as much as any other
-        images = torch.linspace(0, 1, shape[2])[:, None].expand(shape)
-    change = []
-    for severity in range(6):
-        worse = corrupted(images, kind, severity, generator=generator())
-        assert worse.shape == images.shape
-        assert ((worse >= 0) & (worse <= 1)).all()
-        change.append(float((worse - images).square().mean()))
-    assert change[0] == 0
-    assert change == sorted(change)
-    assert change[-1] > change[1] or min(shape[2:]) < 8
+def test_kinds_are_the_four_unless_others_are_asked_for():
+    images, texts = datasets.load("digits").test, datasets.load("docstrings").test
+    assert corruptions_of(images) == KINDS == ("noise", "blur", "contrast", "crop")
+    assert corruptions_of(texts) == corruptions_of(texts, "all") == TEXT_KINDS
+    assert corruptions_of(images, "all") == (*KINDS, *PUBLISHED_KINDS)
+    assert corruptions_of(images, "snow") == ("snow",)
+    for kinds, message in (
+        (["rain"], "evaluation.corruptions of images must be all, or some of noise, blur, contrast, crop, gaussian-no"),
+        (["fog", "fog"], "each once, got fog, fog"),
+        ([], "each once, got none"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            corruptions_of(images, kinds)
+    with pytest.raises(ValueError, match="of texts must be all, or some of words, typing, each once, got fog"):
+        corruptions_of(texts, ["fog"])
 
 
-def test_noise_and_contrast_are_what_they_say():
-    images = torch.full((1, 1, 200, 200), 0.5)
-    noise = corrupted(images, "noise", 1, generator=generator()) - images
-    assert float(noise.std()) == pytest.approx(STRENGTHS["noise"][0], rel=0.02)
-    images = torch.rand(2, 3, 9, 9)
-    for severity, left in enumerate(STRENGTHS["contrast"], start=1):
-        flat = corrupted(images, "contrast", severity, generator=generator())
-        torch.testing.assert_close(flat.std((1, 2, 3)), left * images.std((1, 2, 3)))
-        torch.testing.assert_close(flat.mean((1, 2, 3)), images.mean((1, 2, 3)))
-
-
-def test_blur_is_that_of_scipy_away_from_the_border():
-    image = torch.rand(1, 1, 60, 60, generator=generator())
-    blurred = corrupted(image, "blur", 2, generator=generator())[0, 0]
-    twin = gaussian_filter(image[0, 0].numpy(), 0.02 * 60, mode="reflect", truncate=2 * 1.0)
-    np.testing.assert_allclose(blurred[8:-8, 8:-8], twin[8:-8, 8:-8], atol=0.01)
-
-
-def test_a_crop_is_the_centre_enlarged():
-    image = torch.zeros(1, 1, 100, 60)
-    image[..., 25:75, 15:45] = 1
-    assert torch.equal(corrupted(image, "crop", 5, generator=generator()), torch.ones(1, 1, 100, 60))
-    ramp = torch.linspace(0, 1, 101).expand(1, 1, 101, 101)
-    half = corrupted(ramp, "crop", 5, generator=generator())
-    assert float(half.max() - half.min()) == pytest.approx(0.5, abs=0.02)
-    assert float(half.mean()) == pytest.approx(0.5, abs=0.01)
-
-
-def test_bad_kinds_and_severities_are_refused():
-    with pytest.raises(ValueError, match="kind must be one of noise, blur, contrast, crop, got 'rain'"):
-        unchecked(corrupted)(torch.rand(1, 1, 8, 8), "rain", 1, generator=generator())
-    with pytest.raises(ValueError, match="severity must be from 0 to 5, got 6"):
-        corrupted(torch.rand(1, 1, 8, 8), "noise", 6, generator=generator())
+@pytest.mark.long
+def test_a_run_measures_the_kinds_that_it_is_asked_for(tmp_path):
+    settings = ["--training.epochs=1", "--evaluation.corrupted=6", "--evaluation.n_samples=4", "--accelerator=cpu"]
+    folder = [f"--output={tmp_path / 'run'}"]
+    with pytest.raises(ValueError, match="evaluation.corruptions of images must be all, or some of .*, got words"):
+        run(load_config("digits laplace_posthoc", [*settings, *folder, "--evaluation.corruptions=[words]"]))
+    assert not (tmp_path / "run").exists()
+    every = load_config("digits laplace_posthoc", [*settings, *folder, "--evaluation.corruptions=all"])
+    result = run(every, progress=False)
+    kinds = {key.split("_")[1] for key in result.metrics if key.startswith("corruption_") and key.endswith("_trend")}
+    assert kinds == {*KINDS, *PUBLISHED_KINDS}
+    page = result.report.read_text()
+    assert all(f'<th scope="row">{kind}</th>' in page for kind in kinds)
+    assert (tmp_path / "run" / "plots" / "corruption_18.png").is_file()
 
 
 def test_the_trend_is_the_mean_rank_correlation_of_images():
@@ -131,6 +113,9 @@ def test_corrupted_queries_search_the_clean_gallery_without_themselves():
     assert torch.equal(curves["contrast"].correct[5], expected)
     again = measure_corruption(encoder, images, evaluation, size=25, seed=3)
     assert all(torch.equal(again[kind].kappa, curve.kappa) for kind, curve in curves.items())
+    (foggy,) = measure_corruption(encoder, images, evaluation, size=25, seed=3, kinds=["fog"]).items()
+    assert foggy[0] == "fog"
+    assert torch.equal(foggy[1].kappa[0], curves["blur"].kappa[0])
     none = replace(evaluation, answerable=torch.zeros(60, dtype=torch.bool))
     assert measure_corruption(encoder, images, none, size=25) == {}
 

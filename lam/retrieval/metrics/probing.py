@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -27,13 +28,46 @@ class Clustering:
     purity: float
 
 
+class LinearProbe:
+    """Multinomial logistic regression on standardised features, with scikit-learn's default penalty.
+
+    Args:
+        features: (N, P) of the items that the classifier learns from.
+        labels: (N,) their classes, at least two.
+
+    Raises:
+        ValueError: where items and labels are not as many, or labels are of one class.
+
+    Example:
+        >>> import torch
+        >>> probe = LinearProbe(torch.tensor([[-1.0], [-2.0], [1.0], [2.0]]), torch.tensor([0, 0, 7, 7]))
+        >>> probe.predict(torch.tensor([[3.0], [-3.0]]))
+        tensor([7, 0])
+    """
+
+    def __init__(self, features: Float[Tensor, "N P"], labels: Shaped[Tensor, " N"]) -> None:
+        _check_rows("features", features, labels)
+        if len(labels.unique()) < 2:
+            raise ValueError(f"labels must be of at least two classes, got {labels.unique().tolist()}")
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
+        self._classifier: Any = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+        self._classifier.fit(features.double().cpu().numpy(), labels.cpu().numpy())
+
+    def predict(self, features: Float[Tensor, "O P"]) -> Shaped[Tensor, " O"]:
+        """(O,) the classes of other items, on the CPU."""
+        return torch.from_numpy(self._classifier.predict(features.double().cpu().numpy()))
+
+
 def linear_probe(
     features: Float[Tensor, "N P"],
     labels: Shaped[Tensor, " N"],
     test_features: Float[Tensor, "O P"],
     test_labels: Shaped[Tensor, " O"],
 ) -> float:
-    """Accuracy of multinomial logistic regression on standardised features, with scikit-learn's default penalty.
+    """Accuracy of `LinearProbe`.
 
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", section 2.3.
 
@@ -56,15 +90,8 @@ def linear_probe(
         1.0
     """
     _check(features, labels, test_features, test_labels)
-    if len(labels.unique()) < 2:
-        raise ValueError(f"labels must be of at least two classes, got {labels.unique().tolist()}")
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    classifier: Any = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    classifier.fit(features.double().cpu().numpy(), labels.cpu().numpy())
-    return float(classifier.score(test_features.double().cpu().numpy(), test_labels.cpu().numpy()))
+    predicted = LinearProbe(features, labels).predict(test_features)
+    return float((predicted == test_labels.cpu()).double().mean())
 
 
 def knn_accuracy(
@@ -146,6 +173,10 @@ def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) 
 
 
 def _check(features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor) -> None:
-    for name, items, classes in (("features", features, labels), ("test_features", test_features, test_labels)):
-        if len(items) == 0 or len(items) != len(classes):
-            raise ValueError(f"{name} must be one row a label, at least one, got {len(items)} for {len(classes)}")
+    _check_rows("features", features, labels)
+    _check_rows("test_features", test_features, test_labels)
+
+
+def _check_rows(name: str, items: Tensor, classes: Tensor) -> None:
+    if len(items) == 0 or len(items) != len(classes):
+        raise ValueError(f"{name} must be one row a label, at least one, got {len(items)} for {len(classes)}")

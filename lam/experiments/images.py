@@ -1,0 +1,112 @@
+"""What the experiments on images share: data with a network for each, training, and what is asked of an encoder."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lam import datasets, models
+from lam.datasets.base import Dataset
+from lam.encoders.base import Encoder, Prediction
+from lam.experiments.base import Experiment, Progress
+from lam.inputs.corruption import PUBLISHED_KINDS, PUBLISHED_STRENGTHS, corrupted
+from lam.losses import Loss
+from lam.methods.base import Method
+from lam.training import Training
+from lam.utils.checks import check_at_least, check_positive
+
+DataName = Literal["digits", "fashionmnist", "cifar10"]
+NETWORKS: dict[DataName, str] = {"digits": "convnet8", "fashionmnist": "convnet28", "cifar10": "convnet32"}
+_BATCH = 500  # of what is embedded
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageExperiment(Experiment):
+    """An experiment that trains networks on images and asks what their features are worth.
+
+    Networks begin with the weights of the seed and are those of their last epoch. The split of the data is the same for
+    all seeds; its validation part is not used.
+
+    Attributes:
+        data: "digits", "fashionmnist" or "cifar10".
+        root: the folder of the files, where the data need one.
+        limit: at most so many images of each part; None for all.
+        dimension: D of the embeddings.
+        epochs: of each training.
+        learning_rate: of Adam.
+        n_corrupted: test images that are corrupted, by each of `lam.inputs.corruption.PUBLISHED_KINDS`.
+    """
+
+    data: DataName = "digits"
+    root: str | None = None
+    limit: int | None = None
+    dimension: int = 16
+    epochs: int = 20
+    learning_rate: float = 1e-3
+    n_corrupted: int = 200
+
+    def __post_init__(self) -> None:
+        for name, least in (("dimension", 2), ("epochs", 1), ("n_corrupted", 1), ("limit", 40)):
+            if getattr(self, name) is not None:
+                check_at_least(name, getattr(self, name), least)
+        check_positive("learning_rate", self.learning_rate)
+
+    def parts(self) -> tuple[Dataset, Dataset]:
+        """What is trained on, and what is tested on."""
+        splits = datasets.load(self.data, root=self.root)
+        parts = splits.train, splits.test
+        return parts if self.limit is None else tuple(part.limit(self.limit) for part in parts)  # pyright: ignore
+
+    def trained(
+        self, method: Method, loss: Loss, images: Dataset, batch_size: int, name: str, progress: Progress
+    ) -> Encoder:
+        """A network of these images, trained by a method; the progress is by epochs."""
+        epoch = 0
+
+        def after_an_epoch(_: torch.nn.Module) -> float:
+            nonlocal epoch
+            epoch += 1
+            progress(name, epoch, self.epochs)
+            return float(epoch)  # the last is kept
+
+        network = models.build(NETWORKS[self.data], dimension=self.dimension, seed=self.seed)
+        training = Training(
+            loss=loss,
+            epochs=self.epochs,
+            batch_size=batch_size,
+            learning_rate=self.learning_rate,
+            seed=self.seed,
+            accelerator=self.accelerator,
+            validate=after_an_epoch,
+            progress=False,
+        )
+        return method.train(network, images, training).encoder
+
+    def corruptions(self, images: Dataset) -> Iterator[tuple[str, list[Float[Tensor, "N C H W"]]]]:
+        """By kind, the first `n_corrupted` images at severities 0, clean, to 5, as inputs."""
+        generator = torch.Generator().manual_seed(self.seed)
+        preprocessing = images.preprocessing
+        pixels = preprocessing.denormalize(torch.stack([images[row][0] for row in range(self.corrupted_of(images))]))
+        for kind in PUBLISHED_KINDS:
+            severities = range(len(PUBLISHED_STRENGTHS[kind]) + 1)
+            worse = [corrupted(pixels, kind, severity, generator=generator) for severity in severities]
+            yield kind, [preprocessing.standardize(images) for images in worse]
+
+    def corrupted_of(self, images: Dataset) -> int:
+        """How many are corrupted."""
+        return min(self.n_corrupted, len(images))
+
+
+def predicted(encoder: Encoder, images: Dataset) -> Prediction:
+    """Features and embeddings of images, on the CPU."""
+    prediction = encoder.predict(DataLoader(images, _BATCH, generator=torch.Generator()))
+    return Prediction(prediction.features.cpu(), prediction.embeddings.to("cpu"))
+
+
+def over_severity(values: Sequence[float]) -> list[tuple[float, float]]:
+    """The points of a curve over severities from 0 on."""
+    return [(float(severity), value) for severity, value in enumerate(values)]

@@ -1,0 +1,141 @@
+"""What networks trained by VarCon, SupCon and others are worth to simple classifiers.
+
+Source: Wang et al. (2025), "Variational supervised contrastive learning", tables 1, 2 and 6 and figures 2c, 3a and 3c.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lam import losses
+from lam.datasets.base import Dataset
+from lam.experiments.base import SECONDS, Outcome, Progress, check_losses
+from lam.experiments.images import ImageExperiment, over_severity, predicted
+from lam.losses import Loss
+from lam.losses.base import TrainableLoss
+from lam.methods import Deterministic, Method, Simclr
+from lam.pairs.pairs import Pairs
+from lam.retrieval.metrics.probing import LinearProbe, clustering, knn_accuracy
+from lam.utils.checks import check_at_least, check_positive
+
+LossOfClasses = Literal["varcon", "supcon", "cross_entropy", "simclr"]
+_NEIGHBOURS = 5, 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class VarConAccuracy(ImageExperiment):
+    """A network is trained by each loss at several batch sizes, and on a few images a class; then it is frozen.
+
+    A linear classifier learns on its features, neighbours vote by its embeddings, Ward's clusters of the embeddings are
+    compared with classes (NMI), and the linear classifier is tried on corrupted images: the mean over kinds and
+    severities 1 to 5. `cross_entropy` is that of learned directions of the classes, at the same temperature; `simclr`
+    reads no labels, sees two random crops of each image, and has a temperature of 0.5.
+
+    The source has ResNets, SGD, 200 to 350 epochs, two views by heavy augmentation for all, and batches up to 6,144;
+    here networks are small, optimised by Adam, and see images as they are.
+
+    Attributes:
+        losses: which are compared.
+        batch_sizes: of the trainings on all images.
+        few: numbers of images a class, of trainings at the first batch size.
+        temperature: of all but `simclr`.
+    """
+
+    losses: tuple[LossOfClasses, ...] = get_args(LossOfClasses)
+    batch_sizes: tuple[int, ...] = (64, 16, 256)
+    few: tuple[int, ...] = (5, 20)
+    temperature: float = 0.1
+
+    name = "varcon-accuracy"
+    title = "Is VarCon ahead of SupCon?"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_losses(self.losses, get_args(LossOfClasses))
+        check_positive("temperature", self.temperature)
+        if not self.batch_sizes:
+            raise ValueError("batch_sizes must be at least one size, got none")
+        for name, values in (("batch_sizes", self.batch_sizes), ("few", self.few)):
+            for value in values:
+                check_at_least(name, value, 2)
+
+    def run(self, progress: Progress) -> Outcome:
+        """Carry it out: a row of the table for each loss and each training, and accuracy over severity."""
+        train, test = self.parts()
+        ways = [(batch_size, None) for batch_size in self.batch_sizes]
+        ways += [(self.batch_sizes[0], number) for number in self.few]
+        rows, curves = [], {}
+        for name in self.losses:
+            for batch_size, number in ways:
+                start = time.process_time()
+                method, loss = self._method(name, len(train.classes))
+                images = train if number is None else self._few(train, number)
+                encoder = self.trained(method, loss, images, batch_size, name, progress)
+                seconds = time.process_time() - start
+                row = {
+                    "loss": name,
+                    "batch": float(batch_size),
+                    "images a class": None if number is None else float(number),
+                }
+                known, unseen = predicted(encoder, images), predicted(encoder, test)
+                probe = LinearProbe(known.features, images.labels)
+                row["linear probe"] = float((probe.predict(unseen.features) == test.labels).double().mean())
+                means = known.embeddings.mean, images.labels, unseen.embeddings.mean, test.labels
+                for k in _NEIGHBOURS:
+                    row[f"k-NN, {k}"] = knn_accuracy(*means, k=min(k, len(images)))
+                clusters = clustering(unseen.embeddings.mean, test.labels)
+                row["NMI"] = None if clusters is None else clusters.nmi
+                under = torch.tensor(
+                    [
+                        [
+                            float((probe.predict(encoder.predict(inputs).features) == truth).double().mean())
+                            for inputs in severities
+                        ]
+                        for truth in [test.labels[: self.corrupted_of(test)]]
+                        for _, severities in self.corruptions(test)
+                    ]
+                )
+                row["under corruption"] = float(under[:, 1:].mean())
+                rows.append({**row, SECONDS: seconds})
+                if (batch_size, number) == ways[0]:
+                    curves[name] = over_severity(under.mean(0).tolist())
+        return Outcome(rows, {"Accuracy of the linear probe over severity, the mean over kinds": curves})
+
+    def _method(self, name: LossOfClasses, n_classes: int) -> tuple[Method, Loss]:
+        loss = losses.build("supcon", margin=0.7, temperature=self.temperature)
+        if name == "simclr":
+            return Simclr(kappa="none"), loss
+        if name == "cross_entropy":
+            loss = ClassDirections(n_classes, self.dimension, self.temperature, self.seed)
+        if name == "varcon":
+            loss = losses.build("varcon", margin=0.7, temperature=self.temperature)
+        return Deterministic(), loss
+
+    def _few(self, images: Dataset, number: int) -> Dataset:
+        """So many images of each class, drawn at random."""
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.seed))
+        labels = images.labels[order]
+        return images.subset(torch.cat([order[labels == label][:number] for label in labels.unique()]))
+
+
+class ClassDirections(TrainableLoss):
+    """Cross-entropy of each item's cosines with a direction of each class, which is learned, over a temperature."""
+
+    needs_classes = True
+
+    def __init__(self, n_classes: int, dimension: int, temperature: float, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.directions = nn.Parameter(torch.randn(n_classes, dimension, generator=generator) / math.sqrt(dimension))
+        self.temperature = temperature
+
+    def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
+        cosines = embeddings @ F.normalize(self.directions).T
+        if pairs.labels is None:
+            raise ValueError("cross-entropy takes classes, and these pairs have none")
+        return F.cross_entropy(cosines / self.temperature, pairs.labels)

@@ -158,7 +158,7 @@ def is_cut(network: nn.Module | None, text: str) -> bool:
 
 def _with_every_layer(network: Any, name: str) -> Any:
     """The same network with `EveryLayer` in place of what pools its tokens."""
-    config = getattr(getattr(network[0], "model", None), "config", None)
+    config: Any = getattr(getattr(network[0], "model", None), "config", None)
     if not hasattr(config, "num_hidden_layers"):
         raise ValueError(f"sentence-transformers:{name} is no transformer of several layers: give layers='last'")
     config.output_hidden_states = True

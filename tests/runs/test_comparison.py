@@ -119,7 +119,7 @@ def test_the_command_prints_the_table_and_what_it_wrote(
             (output / name).touch()
     assert (output / "photograph.png").is_file()  # a reader's own
     names = "mAP@1 mAP@5 mAP@10 AUROC AUPRC AUSC ECE ECE by chance ECE below 1"
-        assert head.split() == names.split()
+    assert head.split() == names.split()
     for row, folder in zip(rows, (finished_run.folder, others["again"]), strict=False):
         name, *cells = row.split()
         metrics = json.loads((folder / "metrics.json").read_text())

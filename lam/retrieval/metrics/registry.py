@@ -354,7 +354,7 @@ METRICS: dict[str, Metric] = {
     "ece_by_chance": Metric(
         "ECE by chance",
         "neither",
-        "what the ECE of a perfect predictor stays below in 95 of 100 draws of as many queries",
+        "what a perfect predictor with the same confidences stays below in 95 of 100 draws of as many queries",
         lambda agreement: agreement.binned().error_by_chance,
         ("agreement",),
         shown=("table",),

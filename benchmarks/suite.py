@@ -1,7 +1,7 @@
 """Every kind of data by every method over seeds: photographs, faces, characters, clothes, digits, texts, a run a cell.
 
     python benchmarks/suite.py --data FOLDER [--only NAME ...] [--methods NAME ...] [--seeds 5] [--others 1]
-        [--limit N] [--work FOLDER] [--again] [--set=SETTING ... --name NAME]
+        [--limit N] [--strangers SHARE] [--work FOLDER] [--again] [--set=SETTING ... --name NAME]
 
 FOLDER holds `mnist`, `cifar10/images.tar`, `faces/faces.tar.gz`, `omniglot/images_background_small1.zip`, `clinc150`,
 `banking77` and `fashion-mnist`, or `--fashionmnist` says where that is; what is missing is left out, and said, and so
@@ -9,8 +9,10 @@ is a method that refuses the data. A cell is one `lam run` with the method's set
 `--work`, so that a finished one is not trained again; `--again` measures all cells anew, by the code of today, from
 the encoders that were trained. Methods that begin with a trained network share that of `deterministic` with the same
 seed. `--seeds` is of the methods in REPEATED, `--others` of the others. results/suite/NAME.json holds the metrics of a
-data set by method and seed, to five digits; what other calls wrote stays in it. One method with other settings is a row
-of another name: `--methods deep_ensemble --set=--method.combine=mean --name "deep_ensemble, plain mean"`.
+data set by method and seed, to five digits; what other calls wrote stays in it. With `--strangers 0.5` half of the
+classes are in no training, and NAME_unseen.json also has what is measured among these, and the costly metrics. One
+method with other settings is a row of another name: `--methods deep_ensemble --set=--method.combine=mean --name
+"deep_ensemble, plain mean"`.
 """
 
 import argparse
@@ -36,7 +38,7 @@ FROM_A_NETWORK = ("laplace_posthoc", "norm", "knn_distance", "pfe", "loss_predic
 PHOTOGRAPHS_OUTSIDE = ("bird", "dog", "truck")
 ALPHABET_OUTSIDE = "Korean"
 PEOPLE_KNOWN = 15
-NOT_ASKED: dict[str, Any] = {"limit": None, "accelerator": "cpu", "set": [], "name": None}
+NOT_ASKED: dict[str, Any] = {"limit": None, "strangers": 0.0, "accelerator": "cpu", "set": [], "name": None}
 """What `configured` reads of the command line, as benchmarks have it that do not ask for it."""
 
 
@@ -188,10 +190,12 @@ def parted(folder: Path, is_known: Callable[[Path], bool]) -> tuple[Path, Path]:
 def configured(parsed: argparse.Namespace, name: str, source: Source, method: str, seed: int) -> RunConfig:
     """The cell's configuration."""
     output = parsed.work / f"{name}-{(parsed.name or method).replace(', ', '+')}-{seed}"
-    settings = [*source.settings, "--data.strangers=0", f"--seed={seed}", f"--output={output}"]
+    settings = [*source.settings, f"--data.strangers={parsed.strangers}", f"--seed={seed}", f"--output={output}"]
     settings.append(f"--accelerator={parsed.accelerator}")
     if parsed.limit:
         settings.append(f"--data.limit={parsed.limit}")
+    if parsed.strangers:
+        settings.append("--evaluation.costly=true")
     if method in FROM_A_NETWORK:
         settings.append(f"--checkpoint={parsed.work / f'{name}-deterministic-{seed}'}")
     config = load_config(f"{source.configuration} {method}", [*settings, *parsed.set])
@@ -226,6 +230,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help=f"of {', '.join(REPEATED)}")
     parser.add_argument("--others", type=int, default=1, help="seeds of the other methods")
     parser.add_argument("--limit", type=int, help="of the items of each part; `--work` and results are then apart")
+    parser.add_argument("--strangers", type=float, default=0.0, help="share of the classes in no training; then apart")
     parser.add_argument("--work", type=Path, default=Path("runs/suite"), help="where data and runs are kept")
     parser.add_argument("--accelerator", default="cpu", help="cpu, cuda or auto: a GPU's figures differ by rounding")
     parser.add_argument("--set", action="append", default=[], help="another setting: --set=--method.refit=false")
@@ -234,7 +239,7 @@ def main() -> None:
     parsed = parser.parse_args()
     if bool(parsed.set) != bool(parsed.name) or (parsed.name and len(parsed.methods) > 1):
         parser.error("--set and --name go together, with one method")
-    apart = f"_{parsed.limit}" if parsed.limit else ""
+    apart = (f"_{parsed.limit}" if parsed.limit else "") + ("_unseen" if parsed.strangers else "")
     parsed.data, parsed.work = parsed.data.resolve(), parsed.work.with_name(parsed.work.name + apart).resolve()
     for name in parsed.only:
         try:

@@ -68,7 +68,43 @@ def names(figures: Iterable[str]) -> list[str]:
 # Both questions, by score: the README has these.
 
 FLAGGED = {key: SCORES[key].name for key in ("kappa", "norm", "knn", "relative_mahalanobis", "cosine", "mean_cosine")}
-FLAGGED |= {COMBINED: "**combined**, of the last four"}
+RIGHT = "p_right"
+JOINED = {COMBINED: "**combined**, of four of these", RIGHT: "**P(right)**"}
+USE_ELSEWHERE = {
+    "kappa": "with nothing but the embedding, on clothes, digits and characters",
+    "variance": "beside κ, where the structure is `kron` or `low_rank`",
+    "norm": "not alone: which sign is right depends on the data",
+    "knn": "before there are hits, against things from afar",
+    "mahalanobis": "the same, where classes are compact",
+    "relative_mahalanobis": "before there are hits, against classes that are like the known ones",
+    "mahalanobis_knn": "in place of both where one number is wanted",
+    "cosine": "on questions, in a gallery that holds all that is known",
+    "margin": "not for this: an outsider's hits may well agree",
+    "mean_cosine": "the same as the first cosine, where a class has ten items",
+    "cosine_spread": "not for this",
+    "votes": "not for this: an outsider's hits may well agree",
+    "weighted_votes": "not for this, alike",
+    COMBINED: "unless you know better: what `lam calibrate` flags by",
+    RIGHT: "not for this alone: it doubts known queries that are hard as well",
+}
+USE_RIGHT = {
+    "kappa": "where only embeddings are kept",
+    "variance": "not for this",
+    "norm": "not for this",
+    "knn": "not for this, as hits are at hand",
+    "mahalanobis": "where there are no labels in the gallery but there were in training",
+    "relative_mahalanobis": "the same: the best before a search",
+    "mahalanobis_knn": "in place of both where one number is wanted",
+    "cosine": "where hits have no labels",
+    "margin": "where a class has few items in the gallery",
+    "mean_cosine": "where hits have no labels and a class has ten items or more",
+    "cosine_spread": "not for this",
+    "votes": "where hits have labels, of ten items a class",
+    "weighted_votes": "where hits have labels, of many items a class: the best single one",
+    COMBINED: "not for this",
+    RIGHT: "to decide: it has learnt from all of these what they are worth",
+}
+"""When to use a score for a question, one phrase a row."""
 
 
 def outsiders(results: dict[str, Any]) -> list[str]:
@@ -76,18 +112,24 @@ def outsiders(results: dict[str, Any]) -> list[str]:
     return [figure.split("@")[1] for figure in results["mean"] if figure.startswith(f"auroc_{COMBINED}@")]
 
 
-@table
-def elsewhere() -> list[Row]:
-    data = {f"{name} {seeds_of(one)}": one for name, one in answered().items() if outsiders(one)}
-    rows: list[Row] = [["AUROC (seeds)", *data]]
-    for key, name in FLAGGED.items():
-        rows.append([name, *(spread(one, f"auroc_{key}@{outsiders(one)[0]}", 2) for one in data.values())])
+def by_score(metric: str, data: dict[str, Any], figure: Callable[..., str], use: dict[str, str]) -> list[Row]:
+    """One figure of every score, and of what joins them, by data set, and when to use it."""
+    rows: list[Row] = [[f"{metric} (seeds)", *(f"{name} {seeds_of(one)}" for name, one in data.items()), "use it"]]
+    for key, when in use.items():
+        title = JOINED.get(key) or SCORES[key].name
+        rows.append([title, *(figure(one, key) for one in data.values()), when])
     return rows
 
 
 @table
+def elsewhere() -> list[Row]:
+    data = {name: one for name, one in answered().items() if outsiders(one)}
+    return by_score("AUROC", data, lambda one, key: spread(one, f"auroc_{key}@{outsiders(one)[0]}", 2), USE_ELSEWHERE)
+
+
+@table
 def flags() -> list[Row]:
-    scores = {**FLAGGED, COMBINED: "**combined**"}
+    scores = {**FLAGGED, COMBINED: "**combined**", RIGHT: "**P(right)**"}
     rows: list[Row] = [["data (seeds)", "outsiders", *scores.values()]]
     for name, results in answered().items():
         for title in outsiders(results):
@@ -97,8 +139,6 @@ def flags() -> list[Row]:
 
 
 # P(right) beside each score that it is learnt from.
-
-RIGHT = "p_right"
 
 
 def answered() -> dict[str, Any]:
@@ -118,28 +158,9 @@ def spread(results: dict[str, Any], figure: str, digits: int = 3) -> str:
     return f"{results['mean'][figure]:.{digits}f}" + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
 
 
-def ausc_by(scores: Iterable[str]) -> list[Row]:
-    """AUSC of some scores and of P(right), by data set."""
-    data = answered()
-    rows = [
-        [name, *(spread(results, f"ausc_{score}") for results in data.values())]
-        for score, name in [
-            *((score, SCORES[score].name) for score in scores),
-            (RIGHT, "**P(right)**"),
-        ]
-    ]
-    return [["AUSC (seeds)", *(f"{name} {seeds_of(results)}" for name, results in data.items())], *rows]
-
-
-@table
-def answers() -> list[Row]:
-    measured = {figure for results in answered().values() for figure in results["mean"]}
-    return ausc_by(score for score in SCORES if f"ausc_{score}" in measured)
-
-
 @table
 def right() -> list[Row]:
-    return ausc_by(("kappa", "cosine", "knn", "weighted_votes"))
+    return by_score("AUSC", answered(), lambda one, key: spread(one, f"ausc_{key}"), USE_RIGHT)
 
 
 @table
@@ -1029,7 +1050,8 @@ def setting_aside() -> list[Row]:
 @table
 def out_of_scope() -> list[Row]:
     results = read("intents")["out_of_scope"]
-    rows: list[Row] = [[f"CLINC150 ({len(results['seeds'])} seeds)", "AUROC", "AUPRC", "ECE", "ECE with out of scope"]]
+    title = f"CLINC150 ({len(results['seeds'])} seeds, {results['mean']['seconds']:.0f} s of a core each)"
+    rows: list[Row] = [[title, "AUROC", "AUPRC", "ECE", "ECE with out of scope"]]
     titles = {
         COMBINED: "**combined**, what flags unless another is asked for",
         "p_right": "**P(right)**",

@@ -307,10 +307,6 @@ class Calibration:
             raise ValueError(f"features and queries must be as many, got {len(features)} and {len(queries)}")
         if queries.dimension != self.dimension:
             raise ValueError(f"queries must have dimension {self.dimension}, got {queries.dimension}")
-        if features is not None and self.reference is not None:
-            width = self.reference.unit.shape[1]
-            if features.shape[1] != width:
-                raise ValueError(f"features must have width {width}, got {features.shape[1]}")
         cosines = hits.scores[:, :N_HITS]  # as many as it was calibrated on: shares of the hits depend on their number
         labels = None if labels is None else labels[:, :N_HITS]
         if cosines.shape[1] == 0:

@@ -239,7 +239,7 @@ def test_flags_by_distance_look_at_features(flag: str) -> None:
     with pytest.raises(ValueError, match="needs .*reference features of known items of every query"):
         calibration.decide(hits, asked)
     assert calibration.for_vectors.decide(hits, asked).share("abstain") == pytest.approx(0.1, abs=0.01)
-    with pytest.raises(ValueError, match="must have width 8, got 3"):
+    with pytest.raises(ValueError, match="has features of width 8, these have 3: it is of another"):
         calibration.decide(hits, asked, features=far[:, :3])
 
 

@@ -35,7 +35,7 @@ from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.flags import COMBINED, FLAGS, needs_reference
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.metrics.plots import plot_calibration
-from lam.retrieval.metrics.reference import NEIGHBOUR
+from lam.retrieval.metrics.reference import NEIGHBOUR, Reference, knn_distance
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.config import RunConfig
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
@@ -92,7 +92,7 @@ def calibrate_run(
             them too, or from the classes that were set aside, however few.
         unlabelled: a folder, or such a file, of queries as they come, known ones and strangers: P(known) is learnt from
             these in their place, unless they may hold no stranger, or nothing else. `live`: those that `lam serve
-            --keep-queries` kept.
+            --keep-queries` kept. What is stored, or was trained on, is left out, with a warning.
         share_of_strangers: the share of strangers among the queries to come, where no unlabelled ones tell it: 0.05
             where there are strangers to learn from. Where there are none, but a share is given, calibration queries
             whose matches are taken out of the gallery stand for them.
@@ -172,7 +172,9 @@ def calibrate_run(
     elif share_of_strangers is not None:
         others = [OwnClasses(searches.others, share)]
     if unlabelled is not None:
-        others.insert(0, _mixture(opened, unlabelled, asked, items.mean, progress))
+        n_trained_on = 0 if splits is None else len(splits.train)
+        mixture = _mixture(opened, unlabelled, asked, items.mean, known, n_trained_on, progress)
+        others[:0] = [] if mixture is None else [mixture]
     right = searches.correct[searches.has_mate]
     with opened.lock():
         calibration = calibrate(
@@ -270,14 +272,49 @@ def _outside(
     return searches.non_mated, Others(prediction.embeddings, cosines, prediction.features, share)
 
 
-def _mixture(run: Run, source: str | Path, columns: Columns | None, items: Tensor, progress: bool) -> Others:
-    """What P(known) is learnt from, of queries of which nobody says what they are."""
-    if source != LIVE:
-        queries = read_items(run.encoder, source, columns).queries
-        return _outside(run.encoder, queries, items, None, progress)[1]
-    embeddings, features = live_queries(run)
+def _mixture(
+    run: Run,
+    source: str | Path,
+    columns: Columns | None,
+    items: Tensor,
+    known: Reference | None,
+    n_trained_on: int,
+    progress: bool,
+) -> Others | None:
+    """What P(known) is learnt from, of queries of which nobody says what they are.
+
+    What is stored or was trained on looks more known than any query to come, and would make strangers of these: it is
+    left out. None where nothing is left, or where training items may be that none of the known ones tells.
+    """
+    if source == LIVE:
+        embeddings, features = live_queries(run)
+    else:
+        loader = loader_of(read_items(run.encoder, source, columns).queries, EMBEDDING_BATCH)
+        prediction = run.encoder.predict(loader, progress=progress)
+        embeddings, features = prediction.embeddings, prediction.features
     searches = search_open_set(embeddings.mean, items, lambda rows: torch.zeros(len(rows), len(items)).bool())
-    return Others(embeddings, searches.cosines, features, None)
+    is_stored = _find_themselves(embeddings.mean, items, searches)
+    is_trained_on = torch.zeros_like(is_stored)
+    if known is not None:
+        is_trained_on = (knn_distance(features, known, k=1) < _SAME**2 / 2).to(is_stored)
+    rest = (~(is_stored | is_trained_on)).nonzero().flatten()
+    if len(rest) == len(embeddings):
+        return Others(embeddings, searches.cosines, features, None)
+    is_told = known is None or len(known) >= n_trained_on or not is_trained_on.any()
+    learnt = f"they are left out, and P(known) is learnt from the other {len(rest)}"
+    if not is_told:
+        learnt = f"P(known) is not learnt from them, as more may be of {n_trained_on - len(known or ())} others"
+    elif len(rest) == 0:
+        learnt = "P(known) is not learnt from them"
+    warnings.warn(
+        f"of {len(embeddings)} unlabelled queries {int(is_stored.sum())} have the very embedding of a stored item and "
+        f"{int(is_trained_on.sum())} the features of a training item, which look more known than queries to come: "
+        f"{learnt}; give --unlabelled queries that are neither stored nor trained on",
+        stacklevel=3,
+    )
+    if len(rest) == 0 or not is_told:
+        return None
+    return Others(embeddings[rest], searches.cosines[rest.cpu()], features[rest], None)
 
 
 def _splits(run: Path, config: RunConfig) -> Splits:

@@ -281,6 +281,7 @@ class Calibration:
             score=score,
             ood_score=ood_score,
             p_value=known.p_values(ood_score),
+            flagged_by=(in_force.flag,) * len(hits),
             stale=gallery_size is not None and self.is_stale(gallery_size),
         )
 
@@ -360,6 +361,7 @@ class Calibration:
             score=score,
             ood_score=ood_score,
             p_value=self.detector.known("kappa").p_values(ood_score),
+            flagged_by=("kappa",) * len(score),
             stale=False,
         )
 

@@ -288,6 +288,9 @@ def test_the_probability_rests_on_what_there_is_of_a_query() -> None:
     mixed = calibration.decide(hits, asked, labels=some).probability
     assert torch.equal(mixed[::2], without[::2])
     assert torch.equal(mixed[1::2], vectors[1::2])
+    flagged_by = replace(calibration, flag="votes").decide(hits, asked, labels=some).flagged_by
+    assert set(flagged_by[::2]) == {"mean_cosine"}
+    assert set(flagged_by[1::2]) == {"votes"}
 
 
 @pytest.mark.parametrize("flag", ["votes", "weighted_votes", "margin", "combined"])

@@ -13,6 +13,8 @@ one score twice: over 200 partings of FashionMNIST a target of 0.001 came out at
 """
 
 import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -29,7 +31,7 @@ from lam.gallery.embed import read_items
 from lam.gallery.snapshot import Snapshot
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval.decisions.calibration import Calibration, Others, OwnClasses, Targets, calibrate
-from lam.retrieval.decisions.conformal import ConformalScores, needed
+from lam.retrieval.decisions.conformal import ConformalScores, least_rate, needed
 from lam.retrieval.decisions.contrast import SHARE
 from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.flags import COMBINED, FLAGS, needs_reference
@@ -63,7 +65,7 @@ def current_calibration(run: str | Path) -> Calibration | None:
 def calibrate_run(
     run: str | Path,
     *,
-    targets: Targets | None = None,
+    targets: Targets | Mapping[str, float] | None = None,
     flag: str | None = None,
     gallery: Gallery = "index",
     folder: str | Path | None = None,
@@ -79,9 +81,11 @@ def calibrate_run(
 
     Args:
         run: the run's folder.
-        targets: the error rates asked for.
+        targets: the error rates asked for, all of them or some by name. In place of a usual one that nobody asked for
+            and that the data are too few to promise, the least that they can is promised, with a warning.
         flag: the score by which queries shall be flagged, of `lam.retrieval.decisions.flags.FLAGS`; by default
-            `combined`, or κ where there are no training features or too few queries for it, or an encoder's own.
+            `combined`, or an encoder's own; κ where there are no training features. In place of `combined`, which has
+            half of the queries, κ or an encoder's own flags where these are too few, and the facts say so.
         gallery: what is searched: the run's, of which items without a label are left out and counted among the facts,
             or one half of the held-out data.
         folder: fresh images in class sub-folders to calibrate on, instead of the validation split; of a run on texts
@@ -106,8 +110,8 @@ def calibrate_run(
 
     Raises:
         ValueError: for a folder that is no finished run, or whose data have changed; for data that are too few to
-            promise a target, saying how many it needs; for a flag without the features that it needs; or for stored
-            items none of which matches any query.
+            promise a target that was asked for, saying how many it needs; for a flag without the features that it
+            needs; or for stored items none of which matches any query.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
     """
     if reference != 0 and reference < NEIGHBOUR:
@@ -153,10 +157,13 @@ def calibrate_run(
             "queries themselves, nothing that is promised holds; calibrate on a --folder of others",
             stacklevel=2,
         )
-    targets = Targets() if targets is None else targets
-    asked_flag = flag
+    asked_rates = asdict(targets) if isinstance(targets, Targets) else dict(targets or {})
+    targets, asked_flag = Targets(**asked_rates), flag
+    usual = encoder.ood_score if known is not None else "kappa"
     if flag is None:
-        flag = usual_flag(encoder, len(queries), targets.ood) if known is not None else "kappa"
+        flag = COMBINED if known is not None and usual == "kappa" else usual
+    in_place_of = flag if flag == COMBINED and len(queries) // 2 < needed(targets.ood) else None
+    flag = flag if in_place_of is None else usual
     set_aside, stranger_scores = None, None
     others: list[Others | OwnClasses] = []
     if strangers is not None:
@@ -164,12 +171,14 @@ def calibrate_run(
         outside, of_outside = _outside(encoder, unknown, items.mean, share, progress)
         stranger_scores = ConformalScores.of(outside)
         others = [of_outside]
-    elif splits is not None and splits.strangers is not None:
+    n_strangers = int(searches.non_mated.isfinite().sum()) if stranger_scores is None else len(stranger_scores)
+    targets = _promised(targets, asked_rates, {"far": n_strangers, "ood": len(queries)})
+    if strangers is None and splits is not None and splits.strangers is not None:
         outside, of_outside = _outside(encoder, splits.strangers, items.mean, share, progress, labels)
         set_aside = ConformalScores.of(outside, splits.strangers.labels)
         stranger_scores = set_aside if set_aside.n_units >= needed(targets.far) else None
         others = [of_outside]
-    elif share_of_strangers is not None:
+    elif strangers is None and share_of_strangers is not None:
         others = [OwnClasses(searches.others, share)]
     if unlabelled is not None:
         n_trained_on = 0 if splits is None else len(splits.train)
@@ -192,6 +201,8 @@ def calibrate_run(
             facts={
                 "data": VALIDATION if folder is None else str(folder),
                 "asked_flag": asked_flag,
+                "asked_rates": sorted(asked_rates),
+                "in_place_of": in_place_of,
                 "gallery": gallery,
                 "strangers": None if strangers is None else str(strangers),
                 "false_accepts": _promised_of(folder, strangers, set_aside, targets.far),
@@ -213,9 +224,17 @@ def calibrate_run(
     return calibration
 
 
-def usual_flag(encoder: Encoder, n: int, target: float) -> str:
-    """The flag where none is asked for, with training features and N queries to calibrate on."""
-    return COMBINED if encoder.ood_score == "kappa" and n // 2 >= needed(target) else encoder.ood_score
+def _promised(targets: Targets, asked: Mapping[str, float], counts: Mapping[str, int]) -> Targets:
+    """Targets that so many calibration scores can promise, but for those that were asked for."""
+    for name, n in counts.items():
+        if name not in asked and 0 < n < needed(usual := getattr(targets, name)):
+            targets = replace(targets, **{name: least_rate(n)})
+            warnings.warn(
+                f"target {name} is {least_rate(n):g}, the least that {n} calibration scores can promise: the usual "
+                f"{usual:g} needs at least {needed(usual)}; give more data, or another rate by --target-{name}",
+                stacklevel=3,
+            )
+    return targets
 
 
 def _promised_of(

@@ -26,6 +26,10 @@ HEADLINES = {
     "is it out of distribution?": ("auroc", "auprc"),
 }
 """The metrics that commands print; `metrics.json` and the report have all of them."""
+_NO_STRANGERS = (
+    "not measured: how strangers are told from known queries, as no outsiders are named (--data.ood) and no classes "
+    "were set aside and searched for (--data.strangers)"
+)
 _EXAMPLES = """examples:
   lam demo                                     train, fit, report and calibrate on the digits that ship with lam
   lam demo text                                the same on sentences that ship with Python
@@ -142,6 +146,8 @@ def _run(parsed: argparse.Namespace, overrides: list[str]) -> Path:
     result = run(config, progress=not parsed.quiet)
     if distributed.is_rank_zero():
         _print_metrics({key: _number(value) for key, value in result.metrics.items()})
+        if not {"auroc", "unseen_recall@1"} & result.metrics.keys():
+            print(_NO_STRANGERS)
         print(f"all metrics: {result.folder / METRICS}")
         print(f"report: {result.report}")
     return result.folder
@@ -311,6 +317,8 @@ def _show_answer(result: Any, row: int) -> None:
         stale = ", calibration: stale" if decisions.stale else ""
         right = f"probability {float(decisions.probability[row]):.3f} that the first hit is right"
         print(f"decision: {decisions.decision[row]}, {right}{stale}")
+        if flag := result.flag_in_words(row):
+            print(f"          {flag}")
     items = result.items[row]
     is_labelled = not all(item.label_repeats_text for item in items)
     text = any(item.text is not None for item in items)
@@ -329,7 +337,6 @@ def _printable(said: object) -> str:
 
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
-    from lam.retrieval.decisions.calibration import Targets
     from lam.retrieval.decisions.flags import needs_reference
     from lam.runs.calibrate import calibrate_run, current_calibration
     from lam.runs.calibration_report import described
@@ -340,10 +347,11 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
         _complain(f"warning: flag {flag} compares with training features, and --reference 0 asks for none: kappa flags")
         flag = None
     rates = {"far": parsed.target_far, "ood": parsed.target_ood, "conformal_miss": parsed.target_miss}
-    targets = Targets() if previous is None else previous.targets
+    for name in () if previous is None else previous.facts.get("asked_rates", rates):
+        rates[name] = getattr(previous.targets, name) if rates[name] is None else rates[name]
     calibration = calibrate_run(
         parsed.run,
-        targets=replace(targets, **{name: rate for name, rate in rates.items() if rate is not None}),
+        targets={name: rate for name, rate in rates.items() if rate is not None},
         flag=flag,
         gallery=parsed.gallery,
         folder=parsed.folder,
@@ -489,9 +497,13 @@ def _parser() -> argparse.ArgumentParser:
     calibrate = command("calibrate", _calibrate, "Learn thresholds at stated error rates, and P(correct).")
     calibrate.add_argument("run", help="the folder of a finished run")
     calibrate.add_argument(
-        "--target-far", type=float, help="false accepts (default: that of the run's calibration, or else 0.001)"
+        "--target-far",
+        type=float,
+        help="false accepts (default: as asked for last, or else 0.001, or the least that the data can promise)",
     )
-    calibrate.add_argument("--target-ood", type=float, help="false flags (default: likewise, or else 0.05)")
+    calibrate.add_argument(
+        "--target-ood", type=float, help="false flags (default: likewise, or else 0.05, or the least)"
+    )
     calibrate.add_argument("--target-miss", type=float, help="of conformal sets (default: likewise, or else 0.05)")
     calibrate.add_argument(
         "--flag",

@@ -33,7 +33,7 @@ def test_a_run_prints_its_metrics_and_the_path_of_its_report(finished_run: Finis
     assert last == f"report: {finished_run.folder / 'report.html'}"
     assert all_metrics == f"all metrics: {finished_run.folder / 'metrics.json'}"
     metrics = json.loads((finished_run.folder / "metrics.json").read_text())
-    assert [line for line in table if not line.startswith(" ")] == list(HEADLINES)
+    assert [line for line in table if not line.startswith(" ")] == list(HEADLINES)  # and all of it was measured
     printed = dict(line.split() for line in table if line.startswith(" "))
     ood = [f"{name}{ood_set}" for name in ("auroc", "auprc") for ood_set in ("", "@digits_held_out")]
     assert list(printed) == ["recall@1", "map@5", "ausc", "ece", *ood]

@@ -103,22 +103,23 @@ def splits(
     return Splits.of(carve_missing(parts, validation=validation, test=test, seed=seed, source=root))
 
 
-def read(*, root: str | Path, preprocessing: Preprocessing) -> FolderImages:
-    """Read all images of a folder: by class where it has sub-folders, else as one class with the folder's name.
+def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = False) -> FolderImages:
+    """Read all images of a folder: by class where it has sub-folders, else with the empty label, which says nothing.
 
     Of a folder with the parts `train` and `test`, only `test` is read.
 
     Args:
         root: the folder.
         preprocessing: how a file becomes an item.
+        labelled: whether there must be classes.
 
     Raises:
-        MissingDataError: If the folder is missing or has no image.
+        MissingDataError: If the folder is missing or has no image, or no class where there must be some.
         ValueError: If a class has no image.
     """
     root = _resolved(root)
     root = _part_folders(root).get("test", root)
-    classes = _classes(root) if any(_folders(root)) else {root.name: image_files(root)}
+    classes = _classes(root) if labelled or any(_folders(root)) else {"": image_files(root)}
     if not any(classes.values()):
         raise MissingDataError(f"{root} has no images; allowed: {', '.join(sorted(_SUFFIXES))}")
     return _images(classes, sorted(classes), preprocessing)

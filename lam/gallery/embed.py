@@ -80,7 +80,7 @@ def read_items(
         encoder: of a run.
         source: the folder or file.
         columns: of the file.
-        labelled: whether every text must have a label.
+        labelled: whether every image or text must have a label.
 
     Raises:
         ValueError: for an encoder that does not know how an image becomes an input, a folder in place of a file, or
@@ -90,7 +90,8 @@ def read_items(
         return _read_texts(encoder, encoder.preprocessing, Path(source), columns, labelled)
     if columns is not None:
         raise ValueError("columns are those of a file of texts, and this run takes images")
-    return datasets.folder.read(root=source, preprocessing=preprocessing_of(encoder, Preprocessing))
+    preprocessing = preprocessing_of(encoder, Preprocessing)
+    return datasets.folder.read(root=source, preprocessing=preprocessing, labelled=labelled)
 
 
 def _read_texts(

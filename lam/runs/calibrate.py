@@ -13,6 +13,8 @@ one score twice: over 200 partings of FashionMNIST a target of 0.001 came out at
 """
 
 import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -29,13 +31,13 @@ from lam.gallery.embed import read_items
 from lam.gallery.snapshot import Snapshot
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval.decisions.calibration import Calibration, Others, OwnClasses, Targets, calibrate
-from lam.retrieval.decisions.conformal import ConformalScores, needed
+from lam.retrieval.decisions.conformal import ConformalScores, least_rate, needed
 from lam.retrieval.decisions.contrast import SHARE
 from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.flags import COMBINED, FLAGS, needs_reference
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.metrics.plots import plot_calibration
-from lam.retrieval.metrics.reference import NEIGHBOUR
+from lam.retrieval.metrics.reference import NEIGHBOUR, Reference, knn_distance
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.config import RunConfig
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
@@ -63,7 +65,7 @@ def current_calibration(run: str | Path) -> Calibration | None:
 def calibrate_run(
     run: str | Path,
     *,
-    targets: Targets | None = None,
+    targets: Targets | Mapping[str, float] | None = None,
     flag: str | None = None,
     gallery: Gallery = "index",
     folder: str | Path | None = None,
@@ -79,9 +81,11 @@ def calibrate_run(
 
     Args:
         run: the run's folder.
-        targets: the error rates asked for.
+        targets: the error rates asked for, all of them or some by name. In place of a usual one that nobody asked for
+            and that the data are too few to promise, the least that they can is promised, with a warning.
         flag: the score by which queries shall be flagged, of `lam.retrieval.decisions.flags.FLAGS`; by default
-            `combined`, or κ where there are no training features or too few queries for it, or an encoder's own.
+            `combined`, or an encoder's own; κ where there are no training features. In place of `combined`, which has
+            half of the queries, κ or an encoder's own flags where these are too few, and the facts say so.
         gallery: what is searched: the run's, of which items without a label are left out and counted among the facts,
             or one half of the held-out data.
         folder: fresh images in class sub-folders to calibrate on, instead of the validation split; of a run on texts
@@ -92,7 +96,7 @@ def calibrate_run(
             them too, or from the classes that were set aside, however few.
         unlabelled: a folder, or such a file, of queries as they come, known ones and strangers: P(known) is learnt from
             these in their place, unless they may hold no stranger, or nothing else. `live`: those that `lam serve
-            --keep-queries` kept.
+            --keep-queries` kept. What is stored, or was trained on, is left out, with a warning.
         share_of_strangers: the share of strangers among the queries to come, where no unlabelled ones tell it: 0.05
             where there are strangers to learn from. Where there are none, but a share is given, calibration queries
             whose matches are taken out of the gallery stand for them.
@@ -106,8 +110,8 @@ def calibrate_run(
 
     Raises:
         ValueError: for a folder that is no finished run, or whose data have changed; for data that are too few to
-            promise a target, saying how many it needs; for a flag without the features that it needs; or for stored
-            items none of which matches any query.
+            promise a target that was asked for, saying how many it needs; for a flag without the features that it
+            needs; or for stored items none of which matches any query.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
     """
     if reference != 0 and reference < NEIGHBOUR:
@@ -153,10 +157,13 @@ def calibrate_run(
             "queries themselves, nothing that is promised holds; calibrate on a --folder of others",
             stacklevel=2,
         )
-    targets = Targets() if targets is None else targets
-    asked_flag = flag
+    asked_rates = asdict(targets) if isinstance(targets, Targets) else dict(targets or {})
+    targets, asked_flag = Targets(**asked_rates), flag
+    usual = encoder.ood_score if known is not None else "kappa"
     if flag is None:
-        flag = usual_flag(encoder, len(queries), targets.ood) if known is not None else "kappa"
+        flag = COMBINED if known is not None and usual == "kappa" else usual
+    in_place_of = flag if flag == COMBINED and len(queries) // 2 < needed(targets.ood) else None
+    flag = flag if in_place_of is None else usual
     set_aside, stranger_scores = None, None
     others: list[Others | OwnClasses] = []
     if strangers is not None:
@@ -164,15 +171,19 @@ def calibrate_run(
         outside, of_outside = _outside(encoder, unknown, items.mean, share, progress)
         stranger_scores = ConformalScores.of(outside)
         others = [of_outside]
-    elif splits is not None and splits.strangers is not None:
+    n_strangers = int(searches.non_mated.isfinite().sum()) if stranger_scores is None else len(stranger_scores)
+    targets = _promised(targets, asked_rates, {"far": n_strangers, "ood": len(queries)})
+    if strangers is None and splits is not None and splits.strangers is not None:
         outside, of_outside = _outside(encoder, splits.strangers, items.mean, share, progress, labels)
         set_aside = ConformalScores.of(outside, splits.strangers.labels)
         stranger_scores = set_aside if set_aside.n_units >= needed(targets.far) else None
         others = [of_outside]
-    elif share_of_strangers is not None:
+    elif strangers is None and share_of_strangers is not None:
         others = [OwnClasses(searches.others, share)]
     if unlabelled is not None:
-        others.insert(0, _mixture(opened, unlabelled, asked, items.mean, progress))
+        n_trained_on = 0 if splits is None else len(splits.train)
+        mixture = _mixture(opened, unlabelled, asked, items.mean, known, n_trained_on, progress)
+        others[:0] = [] if mixture is None else [mixture]
     right = searches.correct[searches.has_mate]
     with opened.lock():
         calibration = calibrate(
@@ -190,6 +201,8 @@ def calibrate_run(
             facts={
                 "data": VALIDATION if folder is None else str(folder),
                 "asked_flag": asked_flag,
+                "asked_rates": sorted(asked_rates),
+                "in_place_of": in_place_of,
                 "gallery": gallery,
                 "strangers": None if strangers is None else str(strangers),
                 "false_accepts": _promised_of(folder, strangers, set_aside, targets.far),
@@ -211,9 +224,17 @@ def calibrate_run(
     return calibration
 
 
-def usual_flag(encoder: Encoder, n: int, target: float) -> str:
-    """The flag where none is asked for, with training features and N queries to calibrate on."""
-    return COMBINED if encoder.ood_score == "kappa" and n // 2 >= needed(target) else encoder.ood_score
+def _promised(targets: Targets, asked: Mapping[str, float], counts: Mapping[str, int]) -> Targets:
+    """Targets that so many calibration scores can promise, but for those that were asked for."""
+    for name, n in counts.items():
+        if name not in asked and 0 < n < needed(usual := getattr(targets, name)):
+            targets = replace(targets, **{name: least_rate(n)})
+            warnings.warn(
+                f"target {name} is {least_rate(n):g}, the least that {n} calibration scores can promise: the usual "
+                f"{usual:g} needs at least {needed(usual)}; give more data, or another rate by --target-{name}",
+                stacklevel=3,
+            )
+    return targets
 
 
 def _promised_of(
@@ -270,14 +291,49 @@ def _outside(
     return searches.non_mated, Others(prediction.embeddings, cosines, prediction.features, share)
 
 
-def _mixture(run: Run, source: str | Path, columns: Columns | None, items: Tensor, progress: bool) -> Others:
-    """What P(known) is learnt from, of queries of which nobody says what they are."""
-    if source != LIVE:
-        queries = read_items(run.encoder, source, columns).queries
-        return _outside(run.encoder, queries, items, None, progress)[1]
-    embeddings, features = live_queries(run)
+def _mixture(
+    run: Run,
+    source: str | Path,
+    columns: Columns | None,
+    items: Tensor,
+    known: Reference | None,
+    n_trained_on: int,
+    progress: bool,
+) -> Others | None:
+    """What P(known) is learnt from, of queries of which nobody says what they are.
+
+    What is stored or was trained on looks more known than any query to come, and would make strangers of these: it is
+    left out. None where nothing is left, or where training items may be that none of the known ones tells.
+    """
+    if source == LIVE:
+        embeddings, features = live_queries(run)
+    else:
+        loader = loader_of(read_items(run.encoder, source, columns).queries, EMBEDDING_BATCH)
+        prediction = run.encoder.predict(loader, progress=progress)
+        embeddings, features = prediction.embeddings, prediction.features
     searches = search_open_set(embeddings.mean, items, lambda rows: torch.zeros(len(rows), len(items)).bool())
-    return Others(embeddings, searches.cosines, features, None)
+    is_stored = _find_themselves(embeddings.mean, items, searches)
+    is_trained_on = torch.zeros_like(is_stored)
+    if known is not None:
+        is_trained_on = (knn_distance(features, known, k=1) < _SAME**2 / 2).to(is_stored)
+    rest = (~(is_stored | is_trained_on)).nonzero().flatten()
+    if len(rest) == len(embeddings):
+        return Others(embeddings, searches.cosines, features, None)
+    is_told = known is None or len(known) >= n_trained_on or not is_trained_on.any()
+    learnt = f"they are left out, and P(known) is learnt from the other {len(rest)}"
+    if not is_told:
+        learnt = f"P(known) is not learnt from them, as more may be of {n_trained_on - len(known or ())} others"
+    elif len(rest) == 0:
+        learnt = "P(known) is not learnt from them"
+    warnings.warn(
+        f"of {len(embeddings)} unlabelled queries {int(is_stored.sum())} have the very embedding of a stored item and "
+        f"{int(is_trained_on.sum())} the features of a training item, which look more known than queries to come: "
+        f"{learnt}; give --unlabelled queries that are neither stored nor trained on",
+        stacklevel=3,
+    )
+    if len(rest) == 0 or not is_told:
+        return None
+    return Others(embeddings[rest], searches.cosines[rest.cpu()], features[rest], None)
 
 
 def _splits(run: Path, config: RunConfig) -> Splits:

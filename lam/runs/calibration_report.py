@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from lam.retrieval.decisions.calibration import Calibration
+from lam.retrieval.decisions.conformal import needed
 
 _SHOWN_SCORES = 5
 
@@ -25,6 +26,9 @@ def described(calibration: Calibration) -> Iterator[str]:
     flagged = f"{calibration.flag} above {calibration.flag_above:.6g}"
     flagged = f"kappa below {calibration.kappa_below:.6g}" if calibration.flag == "kappa" else flagged
     yield f"abstain: {flagged}; false flags at most {targets.ood:g}"
+    if facts["in_place_of"] is not None:
+        half, least = facts["queries"] // 2, needed(targets.ood)
+        yield f"       in place of {facts['in_place_of']}, which has half of the queries, {half}, and needs {least}"
     expecting = "" if calibration.answers[0].contrast is None else ", while strangers are expected too"
     ece, chance = calibration.reliability.expected_error, calibration.reliability.error_by_chance
     yield f"P(correct): cross-validated ECE {ece:.4f} of known queries{expecting}"

@@ -6,7 +6,7 @@ The options of a method are described in `lam.methods`; files and the command li
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -346,4 +346,8 @@ def _described(problem: Mapping[str, Any], prefix: str) -> str:
         return f"there is no setting {place}; `lam run --help` lists the settings"
     if kind == "value_error":
         return f"{place.removesuffix('.')}.{problem['ctx']['error']}"
+    sections = {each.name: each.type for each in fields(RunConfig)}
+    if kind == "dataclass_type" and place in sections:
+        first = fields(sections[place])[0].name
+        return f"{place} holds settings: give one of them, such as {place}.{first}, got {problem['input']!r}"
     return f"{place}: {problem['msg']}" + ("" if kind == "missing" else f", got {problem['input']!r}")

@@ -127,7 +127,7 @@ class SearchResult:
         items: what each hit is, without its thumbnail.
         decisions: what is answered, where the run is calibrated.
         doubts: why each image is uncertain, in words, where the encoder has learnt its ambiguity.
-        kappa_below: the κ below which an item is uncertain, where the run is calibrated.
+        calibration: of the run, where it has one.
     """
 
     images: tuple[Path | str, ...]
@@ -136,11 +136,24 @@ class SearchResult:
     items: tuple[tuple[Item, ...], ...]
     decisions: Decisions | None
     doubts: tuple[str, ...] = ()
-    kappa_below: float | None = None
+    calibration: Calibration | None = None
 
     def is_uncertain(self, item: Item) -> bool | None:
         """Whether an image of the item is below the flag for κ; None where the run is not calibrated."""
-        return None if self.kappa_below is None else item.least_kappa < self.kappa_below
+        return None if self.calibration is None else item.least_kappa < self.calibration.kappa_below
+
+    def flag_in_words(self, row: int) -> str:
+        """By what a query is flagged, or, in place of the flag in force, was judged; nothing where it is by that."""
+        if self.decisions is None or self.calibration is None:
+            return ""
+        by, flag = self.decisions.flagged_by[row], self.calibration.flag
+        why = "not all hits have a label" if self.items[row] else "nothing was found"
+        words = by if by == flag else f"{by} in place of {flag}, as {why}"
+        if self.decisions.decision[row] == "abstain":
+            return (
+                f"flagged by {words}: a share {float(self.decisions.p_value[row]):.2g} of known queries is as unusual"
+            )
+        return "" if by == flag else f"judged by {words}"
 
 
 def search(
@@ -189,5 +202,4 @@ def search(
     hits = hits[:, :k]
     items = tuple(tuple(gallery.items[place] for place in row) for row in hits.ids.tolist())
     doubts = () if encoder.ambiguity is None else tuple(encoder.ambiguity.doubts(queries))
-    kappa_below = None if calibration is None else calibration.kappa_below
-    return SearchResult(asked, queries, hits, items, decisions, doubts, kappa_below)
+    return SearchResult(asked, queries, hits, items, decisions, doubts, calibration)

@@ -11,7 +11,7 @@ from lam.runs.index import SearchResult
 from lam.utils.files import write_json, write_text
 
 SUFFIXES = (".csv", ".json")
-_OF_IMAGE: tuple[str, ...] = ("image", "kappa", "variance", "decision", "probability", "p_value")
+_OF_IMAGE: tuple[str, ...] = ("image", "kappa", "variance", "decision", "probability", "p_value", "flagged_by")
 _OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path", "text", "uncertain", "fused")
 
 
@@ -28,7 +28,7 @@ def check_suffix(path: str | Path) -> None:
 def write_result(path: str | Path, result: SearchResult) -> None:
     """Write the result of a search, all of the file or nothing: images in the order given, hits best first.
 
-    Without a calibration there is no decision, no probability, no p-value, and no hit is known to be uncertain: JSON
+    Without a calibration there is no decision, probability, p-value or flag, and no hit is known to be uncertain: JSON
     has null there, CSV nothing. An image without a hit has one line, with nothing where the hit would be. What is not
     of every hit, such as metadata, JSON alone has.
 
@@ -59,6 +59,7 @@ def _entries(result: SearchResult) -> Iterator[dict[str, Any]]:
         if decisions is not None:
             probability, p_value = float(decisions.probability[row]), float(decisions.p_value[row])
             entry |= {"decision": decisions.decision[row], "probability": probability, "p_value": p_value}
+            entry["flagged_by"] = decisions.flagged_by[row]
         if queries.has_parts:
             entry |= {name: float(values[row]) for name, values in queries.parts().items()}
             entry["doubt"] = result.doubts[row]

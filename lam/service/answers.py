@@ -329,7 +329,7 @@ def _verdict(
         "probability": probability,
         "ood_score": float(decisions.ood_score[0]),
         "p_value": float(decisions.p_value[0]),
-        "flagged_by": calibration.flag,
+        "flagged_by": decisions.flagged_by[0],
     }
 
 

@@ -140,10 +140,10 @@ class TestOutOfDistribution:
         make(tmp_path / "ood" / "test", {"bird": 2})
         assert len(load_ood("folder", root=tmp_path / "ood", like=like)) == 2
 
-    def test_a_flat_folder_is_one_class(self, tmp_path, like):
+    def test_items_of_a_flat_folder_have_no_label(self, tmp_path, like):
         make(tmp_path, {"flat": 3})
         out = load_ood("folder", root=tmp_path / "flat", like=like)
-        assert (len(out), out.classes) == (3, ("flat",))
+        assert (len(out), out.classes) == (3, ("",))
 
     def test_a_flat_folder_is_read_without_its_hidden_folders(self, tmp_path, like):
         make(tmp_path / ".hidden", {"cat": 3, "cat/.thumbnails": 3})

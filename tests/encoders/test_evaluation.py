@@ -231,6 +231,14 @@ def test_places_are_found_by_their_distance_in_a_gallery_of_their_own():
     assert wider.metrics["recall@10"] >= evaluation.metrics["recall@10"]
 
 
+@pytest.mark.parametrize("costly", [False, True])
+def test_a_reference_of_another_encoder_is_refused(costly: bool):
+    batches = make_batches(2)
+    encoder, reference = fit(batches), Reference.of(torch.randn(9, 3), torch.arange(9) % 2)
+    with pytest.raises(ValueError, match="the reference has features of width 3, these have"):
+        lam.evaluate(encoder, batches, reference=reference, n_samples=4, costly=costly)
+
+
 def test_an_encoder_whose_ood_score_is_the_neighbours_needs_a_reference_and_names_the_others():
     batches = make_batches(4)
     encoder = lam.fit(torch.nn.Identity(), batches, margin=0.7, head="identity", progress=False)

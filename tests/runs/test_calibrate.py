@@ -1,5 +1,7 @@
 """`lam calibrate`: from the folder of a run to a calibration, and its promises on the embedded digits."""
 
+import csv
+import json
 import math
 import re
 import shutil
@@ -14,7 +16,7 @@ from torch import Tensor
 from lam import datasets
 from lam.cli import main
 from lam.gallery.embed import embed_items
-from lam.retrieval.decisions.calibration import Targets
+from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import COMBINED, FLAGS
 from lam.retrieval.metrics.hit_scores import N_HITS
@@ -126,7 +128,7 @@ def test_a_search_of_a_calibrated_run_says_its_decision(
     assert re.search(
         r"^decision: (match|unknown|abstain), probability 0\.\d{3} that the first hit is right$", printed, re.MULTILINE
     )
-    assert len(printed.splitlines()) == 4
+    assert len(printed.splitlines()) == 4 + ("decision: abstain" in printed)
     assert main(["index", str(run_copy), str(digit_folder), "--quiet"]) == 0
     capsys.readouterr()
     assert main(["search", str(run_copy), image]) == 0
@@ -141,6 +143,36 @@ def test_any_score_can_flag(run_copy: Path, digit_folder: Path, flag: str, capsy
     assert f"abstain: {flag} above {made.flag_above:.6g}" in capsys.readouterr().out
     assert main(["search", str(run_copy), str(digit_folder)]) == 0
     assert "decision: " in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_search_says_which_score_flags_and_in_place_of_which(
+    run_copy: Path,
+    digit_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", "--flag=votes", *TARGETS]) == 0
+    files = sorted(digit_folder.glob("*/*.png"))
+    listed = tmp_path / "listed.csv"
+    listed.write_text("\n".join(["path", *map(str, files)]), encoding="utf-8")
+    assert main(["index", str(run_copy), f"--csv={listed}", "--quiet"]) == 0
+    capsys.readouterr()
+    asked = [str(run_copy), str(files[0])]
+    instead = "by mean_cosine in place of votes, as not all hits have a label"
+    assert main(["search", *asked]) == 0
+    assert re.search(rf"^decision: match, .*\n          judged {instead}$", capsys.readouterr().out, re.MULTILINE)
+    monkeypatch.setattr(Calibration, "flag_above", -math.inf)
+    assert main(["search", *asked]) == 0
+    reason = rf"          flagged {instead}: a share [\d.]+ of known queries is as unusual"
+    assert re.search(rf"^decision: abstain, .*\n{reason}$", capsys.readouterr().out, re.MULTILINE)
+    for name in ("hits.json", "hits.csv"):
+        assert main(["search", *asked, "-k1", "-o", str(tmp_path / name)]) == 0
+    entries = json.loads((tmp_path / "hits.json").read_text())["images"]
+    assert [entry["flagged_by"] for entry in entries] == ["mean_cosine"]
+    with (tmp_path / "hits.csv").open(newline="") as file:
+        assert [line["flagged_by"] for line in csv.DictReader(file)] == ["mean_cosine"]
 
 
 @pytest.mark.long
@@ -208,13 +240,40 @@ def test_a_flag_that_nobody_asked_for_is_chosen_anew(run_copy: Path) -> None:
         assert Run(run_copy).calibration.flag == flag
 
 
+@pytest.mark.long
+def test_a_rate_that_nobody_asked_for_is_the_least_that_can_be_promised(
+    run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet"]) == 0
+    least = "target far is 0.0164, the least that 60 calibration scores can promise: the usual 0.001 needs at least 999"
+    assert capsys.readouterr().err == f"lam: warning: {least}; give more data, or another rate by --target-far\n"
+    made = Run(run_copy).calibration
+    assert (made.targets, made.facts["asked_rates"]) == (Targets(far=0.0164), [])
+    assert made.false_accepts.rate(made.accept_above) <= 0.0164
+    assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.05"]) == 0
+    assert main(["calibrate", str(run_copy), "--quiet", "--target-ood=0.2"]) == 0
+    assert capsys.readouterr().err == ""
+    made = Run(run_copy).calibration
+    assert (made.targets, made.facts["asked_rates"]) == (Targets(far=0.05, ood=0.2), ["far", "ood"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("asked", [("--flag=combined",), ()])
+def test_a_flag_that_the_queries_are_too_few_for_gives_way_and_it_is_said(
+    run_copy: Path, asked: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", *asked, "--target-far=0.1", "--target-ood=0.03"]) == 0
+    assert Run(run_copy).calibration.flag == "kappa"
+    said = r"abstain: kappa below .*\n       in place of combined, which has half of the queries, 30, and needs 33\n"
+    assert re.search(said, capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "target far (--target-far): a rate of 0.001 needs at least 999 calibration scores to be promised, got 60"),
         (
-            ("--flag=combined", "--target-far=0.1", "--target-ood=0.03"),
-            "got 30: give more data, or a target of at least 0.0323; flag combined has half of the queries for it",
+            ("--target-far=0.001",),
+            "target far (--target-far): a rate of 0.001 needs at least 999 calibration scores to be promised, got 60",
         ),
         (("--target-far=0",), "target far must lie in (0, 1), got 0"),
         (("--reference=3", *TARGETS), "reference must be at least 5 items, or 0 for none, got 3"),
@@ -297,6 +356,8 @@ def test_a_gallery_that_cannot_serve_is_refused(
     index_images(run_copy, folder=tmp_path / "others", progress=False)
     with pytest.raises(ValueError, match=r"none of the \d+ stored items has a label of the data"):
         calibrate_run(run_copy, reference=0, progress=False)
+    with pytest.raises(ValueError, match="has no class folders; put the images of each class into one of its own"):
+        calibrate_run(run_copy, folder=digit_folder / "2", reference=0, progress=False)
     with pytest.raises(ValueError, match="gallery must be one of index, held-out, got 'test'"):
         unchecked(calibrate_run)(finished_run.folder, gallery="test", progress=False)
 

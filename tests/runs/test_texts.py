@@ -14,6 +14,7 @@ from lam.datasets.texts import Columns
 from lam.gallery.item import Item
 from lam.retrieval.decisions.calibration import Targets
 from lam.runs.calibrate import calibrate_run
+from lam.runs.data import load_data
 from lam.runs.finished import Run
 from lam.runs.index import index_images, search
 from lam.service.engine import Engine
@@ -292,6 +293,31 @@ def test_strangers_that_are_in_the_gallery_are_told(run_copy: Path, tmp_path: Pa
         calibrate_run(run_copy, targets=Targets(far=0.2, ood=0.2), strangers=strangers, progress=False)
 
 
+def _texts_of(run: Run, *parts: str) -> list[str]:
+    splits = load_data(run.config.data)[0].parts()
+    return [text for part in parts for text in splits[part].texts]  # type: ignore[attr-defined]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("parts", "reference", "told", "n_learnt_from"),
+    [
+        (("train", "validation", "test"), 5000, "24 .* a stored item and 72 .* learnt from the other 24; give", 24),
+        (("train", "test"), 5000, r"P\(known\) is not learnt from them; give --unlabelled queries that are neither", 0),
+        (("train", "validation"), 60, r"not learnt from them, as more may be of 12 others; give --unlabelled", 0),
+        (("validation", "test"), 0, "24 have the very embedding of a stored item and 0 the features", 24),
+    ],
+)
+def test_unlabelled_queries_that_were_seen_before_are_told_and_left_out(
+    run_copy: Path, tmp_path: Path, parts: tuple[str, ...], reference: int, told: str, n_learnt_from: int
+) -> None:
+    seen = csv_of(tmp_path / "seen.csv", "text", *_texts_of(Run(run_copy), *parts))
+    options = {"targets": Targets(far=0.2, ood=0.2), "progress": False, "reference": reference}
+    with pytest.warns(UserWarning, match=told):
+        calibration = calibrate_run(run_copy, unlabelled=seen, **options)
+    assert sum(calibration.facts["n_others"]) == n_learnt_from
+
+
 def test_what_is_calibrated_on_needs_labels(run_copy: Path, tmp_path: Path) -> None:
     options = {"targets": Targets(far=0.2, ood=0.2), "progress": False}
     with pytest.raises(ValueError, match="has no column label; it has text: name the columns"):
@@ -330,6 +356,7 @@ def test_texts_whose_labels_occur_once_are_searched_and_calibrated_by_questions(
     assert "recall@1                         undefined" in printed.out
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert (metrics["recall@1"], metrics["ausc"]) == (None, None)
+    assert "\nnot measured: how strangers are told from known queries, as no outsiders are named" in printed.out
     assert main(["calibrate", str(tmp_path / "run"), "--quiet"]) == 1
     assert "has a label of the data calibrated on, such as '0': give a --folder, of texts a file, whose labels or" in (
         capsys.readouterr().err

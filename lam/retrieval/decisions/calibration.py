@@ -281,6 +281,7 @@ class Calibration:
             score=score,
             ood_score=ood_score,
             p_value=known.p_values(ood_score),
+            flagged_by=(in_force.flag,) * len(hits),
             stale=gallery_size is not None and self.is_stale(gallery_size),
         )
 
@@ -307,10 +308,6 @@ class Calibration:
             raise ValueError(f"features and queries must be as many, got {len(features)} and {len(queries)}")
         if queries.dimension != self.dimension:
             raise ValueError(f"queries must have dimension {self.dimension}, got {queries.dimension}")
-        if features is not None and self.reference is not None:
-            width = self.reference.unit.shape[1]
-            if features.shape[1] != width:
-                raise ValueError(f"features must have width {width}, got {features.shape[1]}")
         cosines = hits.scores[:, :N_HITS]  # as many as it was calibrated on: shares of the hits depend on their number
         labels = None if labels is None else labels[:, :N_HITS]
         if cosines.shape[1] == 0:
@@ -364,6 +361,7 @@ class Calibration:
             score=score,
             ood_score=ood_score,
             p_value=self.detector.known("kappa").p_values(ood_score),
+            flagged_by=("kappa",) * len(score),
             stale=False,
         )
 

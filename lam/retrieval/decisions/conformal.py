@@ -202,8 +202,8 @@ class ConformalScores:
 
     @property
     def least_rate(self) -> float:
-        """The smallest rate that can be promised, 1/(N + 1), in three digits."""
-        return _rounded_up(1 / (self.n_units + 1))
+        """The smallest rate that can be promised."""
+        return least_rate(self.n_units)
 
     def _refuse_unpromised(self, target: float) -> None:
         least = needed(target)
@@ -229,8 +229,14 @@ def needed(target: float) -> int:
     return math.ceil(round(1 / target, 6)) - 1
 
 
-def _rounded_up(rate: float) -> float:
-    """A rate in three digits that is no less, so that it can be promised where the rate can."""
+def least_rate(n: int) -> float:
+    """The smallest rate that N calibration scores can promise: 1/(N + 1), rounded up to three digits.
+
+    Example:
+        >>> least_rate(19), least_rate(60)
+        (0.05, 0.0164)
+    """
+    rate = 1 / (n + 1)
     scale = 10.0 ** (2 - math.floor(math.log10(rate)))
     return math.ceil(round(rate * scale, 6)) / scale
 

@@ -1,6 +1,6 @@
 """The answer to a query in one word: match, unknown or abstain. Where thresholds come from: `calibration`."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -25,6 +25,7 @@ class Decisions:
         score: (Q,) cosine of the first hit; −∞ where there is none.
         ood_score: (Q,) the OOD score that the flag looked at, higher meaning more OOD.
         p_value: (Q,) share of the calibration data whose OOD score is as high.
+        flagged_by: Q names of that score: the flag in force, or what took its place for want of its evidence.
         stale: whether the gallery's size has left the range that the thresholds were made for.
     """
 
@@ -33,6 +34,7 @@ class Decisions:
     score: Float[Tensor, " Q"]
     ood_score: Float[Tensor, " Q"]
     p_value: Float[Tensor, " Q"]
+    flagged_by: tuple[str, ...]
     stale: bool
 
     def __len__(self) -> int:
@@ -40,9 +42,10 @@ class Decisions:
 
     def where(self, which: Bool[Tensor, " Q"], others: "Decisions") -> "Decisions":
         """These answers to some of the queries, and others to the rest."""
-        columns = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "stale"}
+        columns = {name: own for name, own in vars(self).items() if isinstance(own, Tensor)}
         chosen = {name: torch.where(which.to(own.device), own, getattr(others, name)) for name, own in columns.items()}
-        return replace(self, **chosen)
+        flags = zip(which.tolist(), self.flagged_by, others.flagged_by, strict=True)
+        return replace(self, **chosen, flagged_by=tuple(own if is_own else other for is_own, own, other in flags))
 
     @property
     def decision(self) -> tuple[Decision, ...]:

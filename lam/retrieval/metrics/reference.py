@@ -52,6 +52,20 @@ class Reference:
     def __len__(self) -> int:
         return len(self.unit)
 
+    def directions_of(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
+        """(N, P) unit vectors of other items' features, to be compared with these.
+
+        Raises:
+            ValueError: for features of another width.
+        """
+        width = self.unit.shape[1]
+        if features.shape[1] != width:
+            raise ValueError(
+                f"the reference has features of width {width}, these have {features.shape[1]}: it is of another "
+                "encoder; give features of training items by this one"
+            )
+        return F.normalize(features)
+
     @cached_property
     def gaussians(self) -> "Gaussians":
         """The Gaussians of the classes and of all items together."""
@@ -119,7 +133,7 @@ def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int
         (N,) distances in [0, 2], in the type of the features.
 
     Raises:
-        ValueError: where k is below 1, or the reference holds fewer than k items.
+        ValueError: where k is below 1, or the reference holds fewer than k items, or is of another width.
 
     Example:
         >>> reference = Reference.of(torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
@@ -127,7 +141,7 @@ def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int
         tensor([1.])
     """
     check_neighbours(k, reference.unit)
-    return unit_knn_distance(F.normalize(features), reference.unit.to(features), k=k).to(features)
+    return unit_knn_distance(reference.directions_of(features), reference.unit.to(features), k=k).to(features)
 
 
 def mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
@@ -140,8 +154,11 @@ def mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[T
 
     Returns:
         (N,) distances, in the type of the features.
+
+    Raises:
+        ValueError: where the reference is of another width.
     """
-    return reference.gaussians.distances(F.normalize(features))[0].to(features)
+    return reference.gaussians.distances(reference.directions_of(features))[0].to(features)
 
 
 def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
@@ -152,8 +169,11 @@ def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -
 
     Returns:
         (N,) differences, in the type of the features.
+
+    Raises:
+        ValueError: where the reference is of another width.
     """
-    nearest, together = reference.gaussians.distances(F.normalize(features))
+    nearest, together = reference.gaussians.distances(reference.directions_of(features))
     return (nearest - together).to(features)
 
 

@@ -17,7 +17,6 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lam.retrieval.metrics import hit_scores, reference
@@ -464,7 +463,7 @@ def _probed(probe: Callable[..., float], reference: Reference, features: Tensor,
     if len(features) == 0 or reference.labels is None or len(reference.labels.unique()) < 2:
         return None
     options: dict[str, Any] = {"k": min(20, len(reference))} if probe is knn_accuracy else {}
-    unit = F.normalize(features.cpu().to(reference.unit))
+    unit = reference.directions_of(features.cpu().to(reference.unit))
     return probe(reference.unit, reference.labels, unit, classes.cpu().to(reference.labels), **options)
 
 

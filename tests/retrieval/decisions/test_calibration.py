@@ -239,7 +239,7 @@ def test_flags_by_distance_look_at_features(flag: str) -> None:
     with pytest.raises(ValueError, match="needs .*reference features of known items of every query"):
         calibration.decide(hits, asked)
     assert calibration.for_vectors.decide(hits, asked).share("abstain") == pytest.approx(0.1, abs=0.01)
-    with pytest.raises(ValueError, match="must have width 8, got 3"):
+    with pytest.raises(ValueError, match="has features of width 8, these have 3: it is of another"):
         calibration.decide(hits, asked, features=far[:, :3])
 
 
@@ -288,6 +288,9 @@ def test_the_probability_rests_on_what_there_is_of_a_query() -> None:
     mixed = calibration.decide(hits, asked, labels=some).probability
     assert torch.equal(mixed[::2], without[::2])
     assert torch.equal(mixed[1::2], vectors[1::2])
+    flagged_by = replace(calibration, flag="votes").decide(hits, asked, labels=some).flagged_by
+    assert set(flagged_by[::2]) == {"mean_cosine"}
+    assert set(flagged_by[1::2]) == {"votes"}
 
 
 @pytest.mark.parametrize("flag", ["votes", "weighted_votes", "margin", "combined"])

@@ -1,6 +1,7 @@
 """Distances to known items against slow twins."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -115,6 +116,13 @@ def test_what_a_reference_refuses() -> None:
         Reference.of(torch.zeros(0, P))
     with pytest.raises(ValueError, match="reference features must be finite, got nan at index 1"):
         Reference.of(torch.tensor([[1.0], [math.nan]]))
+
+
+@pytest.mark.parametrize("distance", [knn_distance, mahalanobis, relative_mahalanobis])
+def test_a_reference_of_another_encoder_is_refused(distance: Callable[..., torch.Tensor]) -> None:
+    reference = Reference.of(features(), LABELS)
+    with pytest.raises(ValueError, match="has features of width 5, these have 8: it is of another encoder; give"):
+        distance(features(1, width=8), reference)
 
 
 def test_it_says_what_it_takes() -> None:

@@ -124,7 +124,7 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
         (["explicit-concentration", "--set", "limit=3"], "limit must be at least 40, got 3"),
         (
             ["explicit-concentration", "--set", "data=cars"],
-            "data: Input should be 'digits', 'fashionmnist' or 'cifar",
+            "data: Input should be 'digits', 'fashionmnist', 'cifar10' or 'folder', got 'cars'",
         ),
     ):
         assert main(["experiment", *words]) == 1

@@ -3,7 +3,7 @@
     lam experiment posterior-recovery -o FOLDER
     python benchmarks/experiments.py posterior_recovery FOLDER ... [--add]
 
-results/NAME.json holds the settings and the table of each run, without its curves; with --add after those that it holds
+results/NAME.json holds the settings and the tables of each run, without its plots; with --add after those that it holds
 already.
 """
 
@@ -21,7 +21,7 @@ def main() -> None:
     runs = kept(name)["runs"] if "--add" in sys.argv else []
     for folder in folders:
         outcome = json.loads((Path(folder) / "outcome.json").read_text(encoding="utf-8"))
-        runs.append({"settings": outcome["settings"], "rows": outcome["rows"]})
+        runs.append({key: outcome[key] for key in ("settings", "rows", "tables") if outcome[key]})
     write(name, {"runs": runs})
 
 

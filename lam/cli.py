@@ -393,7 +393,8 @@ def _experiment(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.experiments import conduct, configured
     from lam.experiments.base import shown
 
-    experiment, folder = configured(parsed.name, parsed.set), Path(parsed.output or Path("experiments") / parsed.name)
+    experiment = configured(parsed.name, parsed.set)
+    folder = Path(parsed.output or Path("experiments") / experiment.name)
     with tqdm(disable=parsed.quiet, unit="batch") as bar:
 
         def progress(what: str, done: int, total: int) -> None:
@@ -547,7 +548,9 @@ def _parser() -> argparse.ArgumentParser:
         "Try losses where the truth is known, or by the papers' own tables; a table and a page.",
     )
     experiment.add_argument(
-        "name", help="posterior-recovery, aninfonce-latents, varcon-accuracy or explicit-concentration"
+        "name",
+        help="posterior-recovery, aninfonce-latents, varcon-accuracy or explicit-concentration, or a YAML file with "
+        "such a name and settings",
     )
     experiment.add_argument(
         "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings, such as dimension=10 (lam.experiments)"

@@ -6,7 +6,8 @@ page. `EXPERIMENTS` has them by name.
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -15,6 +16,9 @@ from lam.experiments.base import Experiment, Outcome, conduct
 from lam.experiments.explicit_concentration import ExplicitConcentration
 from lam.experiments.posterior_recovery import PosteriorRecovery
 from lam.experiments.varcon_accuracy import VarConAccuracy
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 EXPERIMENTS: dict[str, type[Experiment]] = {
     experiment.name: experiment
@@ -25,8 +29,13 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
 def configured(name: str, settings: Sequence[str] = ()) -> Experiment:
     """An experiment with settings such as `dimension=10`, values as YAML has them.
 
+    Args:
+        name: of the experiment, or a YAML file that has it as `name`, beside settings.
+        settings: above those of the file.
+
     Raises:
-        ValueError: for an unknown name or setting, or a value of another type or outside its range.
+        ValueError: for an unknown name or setting, a value of another type or outside its range, or a file of something
+            else.
 
     Example:
         >>> configured("posterior-recovery", ["dimension=10", "losses=[elk]"]).losses
@@ -34,9 +43,14 @@ def configured(name: str, settings: Sequence[str] = ()) -> Experiment:
     """
     from pydantic import TypeAdapter, ValidationError  # a quarter of a second to import
 
-    if name not in EXPERIMENTS:
-        raise ValueError(f"there is no experiment {name!r}; known are {', '.join(EXPERIMENTS)}")
     values: dict[str, Any] = {}
+    if Path(name).is_file():
+        values = _read(Path(name))
+        name = str(values.pop("name", None))
+    if name not in EXPERIMENTS:
+        raise ValueError(
+            f"there is no experiment {name!r}; known are {', '.join(EXPERIMENTS)}, or a YAML file with a name"
+        )
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
@@ -53,8 +67,23 @@ def configured(name: str, settings: Sequence[str] = ()) -> Experiment:
         return TypeAdapter(EXPERIMENTS[name]).validate_python(values)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        texts = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": ") for problem in problems]
-        raise ValueError("; ".join(text.replace("Value error, ", "") for text in texts)) from None
+        raise ValueError("; ".join(map(_in_words, problems))) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold the name of an experiment and its settings, got {values!r}")
+    return values
+
+
+def _in_words(problem: "ErrorDetails") -> str:
+    if problem["type"] == "value_error":  # of an experiment's own check, which says what it was given
+        return problem["msg"].removeprefix("Value error, ")
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}, got {problem['input']!r}"
 
 
 __all__ = ["EXPERIMENTS", "Experiment", "Outcome", "conduct", "configured"]

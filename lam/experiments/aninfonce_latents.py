@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from lam.experiments.base import Experiment, Outcome, Progress, check_losses
+from lam.experiments.base import Experiment, Outcome, Plot, Progress, check_losses
 from lam.experiments.networks import layers
 from lam.losses import AnInfoNCE, InfoNCE
 from lam.pairs.pairs import Pairs
@@ -54,6 +54,7 @@ class AnInfoNCELatents(Experiment):
         hard: Λ⁻ of these.
         hard_from: batches before the first with near negatives, below `n_batches`.
         others: whether the other anchors are negatives, too.
+        normalise: whether the encoder's outputs are made unit vectors; else they are as it gives them.
         n_batches: of the training by each loss.
         batch_size: positive pairs of a batch, of each way.
         width: of the encoder's three hidden layers.
@@ -72,6 +73,7 @@ class AnInfoNCELatents(Experiment):
     hard: float = 2.0
     hard_from: int = 0
     others: bool = True
+    normalise: bool = True
     n_batches: int = 6000
     batch_size: int = 256
     width: int = 200
@@ -92,6 +94,10 @@ class AnInfoNCELatents(Experiment):
             raise ValueError(f"hard_from must be below n_batches, {self.n_batches}, got {self.hard_from}")
         if not self.others and (self.n_hard == 0 or self.hard_from > 0):
             raise ValueError("without the others near negatives are all there are: give n_hard, and hard_from=0")
+        if not self.others and self.hard >= self.initial:
+            raise ValueError(
+                f"hard must be below initial, {self.initial:g}, where there are no others, got {self.hard:g}"
+            )
         if self.ways not in (1, 2):
             raise ValueError(f"ways must be 1 or 2, got {self.ways}")
         if self.dimension % 2:
@@ -113,7 +119,8 @@ class AnInfoNCELatents(Experiment):
             row, curves_of_loss = self._learn(name, observe, progress)
             rows.append(row)
             curves |= {f"{name}, {what}": points for what, points in curves_of_loss.items()}
-        return Outcome(rows, {"R² over batches": curves}, [f"The true Λ is {self.concentrations.tolist()}."])
+        plots = {"R² over batches": Plot("batches", "R²", curves)}
+        return Outcome(rows, plots, [f"The true Λ is {self.concentrations.tolist()}."])
 
     def _learn(self, name: LossOfLatents, observe: nn.Module, progress: Progress) -> tuple[dict, dict]:
         D, generator = self.dimension, self.generator("encoder")
@@ -130,7 +137,7 @@ class AnInfoNCELatents(Experiment):
             if batch - 1 in (0, self.hard_from):
                 pairs = self.pairs(self.n_hard if batch > self.hard_from else 0, generator.device)
             optimizer.zero_grad()
-            outputs = F.normalize(encoder(observe(next(batches))))
+            outputs = self._outputs(encoder, observe(next(batches)))
             if isinstance(loss, AnInfoNCE) and len(loss.concentration) == self.ways:
                 loss.of_members(outputs, pairs).backward()
             else:
@@ -169,12 +176,16 @@ class AnInfoNCELatents(Experiment):
     def _explained(self, encoder: nn.Module, observe: nn.Module) -> dict[str, float]:
         """R² of the style and of the content, on points that the regression has not seen."""
         z = uniform(2 * self.n_test, self.dimension, self.generator("test"))
-        outputs = F.normalize(encoder(observe(z))).double()
+        outputs = self._outputs(encoder, observe(z)).double()
         design = torch.cat([outputs, outputs.new_ones(len(z), 1)], 1)
         fitted = torch.linalg.lstsq(design[: self.n_test], z[: self.n_test].double()).solution
         truth, half = z[self.n_test :].double(), self.dimension // 2
         residual = (design[self.n_test :] @ fitted - truth).square().mean(0) / truth.var(0)
         return {"style": float(1 - residual[:half].mean()), "content": float(1 - residual[half:].mean())}
+
+    def _outputs(self, encoder: nn.Module, observed: Tensor) -> Tensor:
+        outputs = encoder(observed)
+        return F.normalize(outputs) if self.normalise else outputs
 
     def pairs(self, n_hard: int, device: torch.device) -> list[Pairs]:
         """The pairs of each way in a batch with so many near negatives an anchor."""

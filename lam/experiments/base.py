@@ -18,8 +18,24 @@ from lam.utils.random import derive_seed
 SECONDS = "seconds"
 """The column of the processor's time that a row took, which no seed repeats."""
 Row = Mapping[str, str | float | None]
+Curves = Mapping[str, Sequence[tuple[float, float]]]
 Progress = Callable[[str, int, int], None]
 """Called with what is done, how many steps of it are done and how many there are."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Curves, or clouds of points, in one pair of axes.
+
+    Attributes:
+        x: what is to the right.
+        y: what is upwards.
+        curves: by name: x and y of each point.
+    """
+
+    x: str
+    y: str
+    curves: Curves
 
 
 @dataclass(frozen=True)
@@ -28,13 +44,15 @@ class Outcome:
 
     Attributes:
         rows: of the table, all with the same columns.
-        curves: by title, then by name: x and y of each point of a curve, or of a cloud.
+        plots: by title.
         notes: what a reader should know.
+        tables: further ones by title, rows as of the first.
     """
 
     rows: Sequence[Row]
-    curves: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]] = field(default_factory=dict)
+    plots: Mapping[str, Plot] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +92,10 @@ def conduct(experiment: Experiment, folder: str | Path, *, progress: Progress = 
     page = rendered(
         Path(__file__).with_name("report.html.jinja"),
         title=experiment.title,
-        rows=[list(row.values()) for row in outcome.rows],
-        columns=list(outcome.rows[0]),
+        rows=outcome.rows,
+        tables=outcome.tables,
         notes=outcome.notes,
-        plots=[figure(title, "", _picture(curves)) for title, curves in outcome.curves.items()],
+        plots=[figure(title, "", _picture(plot)) for title, plot in outcome.plots.items()],
         options=list(asdict(experiment).items()),
     )
     write_text(folder / "report.html", page)
@@ -97,15 +115,16 @@ def shown(value: str | float | None) -> str:
     return "–" if value is None else value if isinstance(value, str) else f"{value:.4g}"
 
 
-def _picture(curves: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
+def _picture(plot: Plot) -> bytes:
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(7, 4.5), layout="constrained")
     axes = picture.add_subplot()
-    for name, points in curves.items():
+    for name, points in plot.curves.items():
         x, y = zip(*points, strict=True)
         is_curve = list(x) == sorted(x)
         axes.plot(x, y, "-" if is_curve else ".", markersize=2, label=name)
+    axes.set(xlabel=plot.x, ylabel=plot.y)
     axes.legend()
     buffer = io.BytesIO()
     picture.savefig(buffer, format="png", dpi=160)

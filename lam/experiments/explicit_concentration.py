@@ -1,30 +1,38 @@
 """Whether κ learned without labels, from how well two views agree, goes with corruption and with wrong answers.
 
-Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", tables 1 and 3, figures 2
+Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", tables 1 to 3, figures 2
 and 4.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
 
-from lam import losses
-from lam.experiments.base import SECONDS, Outcome, Progress
-from lam.experiments.images import ImageExperiment, predicted
+from lam import datasets, losses
+from lam.encoders.base import Prediction
+from lam.experiments.base import SECONDS, Outcome, Plot, Progress
+from lam.experiments.images import ImageExperiment, over_severity, predicted
 from lam.losses.alignment import Explicit
 from lam.methods import Byol, Simclr, Simsiam, Swav
 from lam.methods.views import ViewsMethod
 from lam.retrieval.metrics.aleatoric import rank_correlation
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.probing import LinearProbe, knn_accuracy
+from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.retrieval.metrics.selective import mann_whitney_p
 from lam.utils.checks import check_at_least, check_choice
 
 Base = Literal["simclr", "simsiam", "byol", "swav"]
 Addition = Literal["none", "square", "likelihood"]
+BY_KIND = "Rank correlation of severity and mean κ, by kind of corruption"
+"""The table after the source's table 1: a row a kind, a column a base with an addition."""
+OUTSIDERS = "AUROC of outsiders, by features, κ and both"
+"""The table after the source's table 2, of trainings with a κ."""
 _METHODS: dict[Base, type[ViewsMethod]] = {"simclr": Simclr, "simsiam": Simsiam, "byol": Byol, "swav": Swav}
+_BLOCK = 512  # items whose distances are held at once
 _STRONG = -0.8  # a rank correlation, of which the source's table has most kinds below
 
 
@@ -35,9 +43,10 @@ class ExplicitConcentration(ImageExperiment):
     Then the network is frozen. A linear classifier and 20 neighbours go by its features. κ is taken of corrupted test
     images: of each kind the rank correlation of severity, 0 to 5, and the mean κ, at best −1. Of the answers that a
     linear classifier gives by the mean directions: how often κ of a wrong one is below that of a right one (AUROC), and
-    the p-value of Mann-Whitney.
+    the p-value of Mann-Whitney. Outsiders are told from test images (AUROC) by `outlyingness`.
 
     The source has ResNet-50, CIFAR-10, 1,000 epochs and 18 kinds of corruption; colours, flips and frost are not here.
+    Its outsiders are told by the features of another network, which learned with labels.
 
     Attributes:
         bases: which methods.
@@ -45,6 +54,7 @@ class ExplicitConcentration(ImageExperiment):
         weight: λ_a of the alignment.
         decay: λ of the square.
         batch_size: images, each with two views.
+        ood: sets of outsiders, of `lam.datasets.load_ood`, with the folder of each, or None where it needs none.
     """
 
     bases: tuple[Base, ...] = get_args(Base)
@@ -52,6 +62,7 @@ class ExplicitConcentration(ImageExperiment):
     weight: float = 0.05
     decay: float = 0.005
     batch_size: int = 128
+    ood: Mapping[str, str | None] = field(default_factory=dict)
 
     name = "explicit-concentration"
     title = "Does an explicit concentration say how ambiguous an image is?"
@@ -67,9 +78,12 @@ class ExplicitConcentration(ImageExperiment):
         Explicit(self.weight, "square", self.decay)
 
     def run(self, progress: Progress) -> Outcome:
-        """Carry it out: a row of the table for each method with each addition, and κ of the first over severity."""
+        """Carry it out: a row of the table for each method with each addition, and what is said of κ."""
         train, test = self.parts()
-        rows, curves = [], {}
+        outsiders = {
+            name: datasets.load_ood(name, like=test, root=root).limit(len(test)) for name, root in self.ood.items()
+        }
+        rows, curves, by_kind, of_outsiders = [], {}, {}, []
         for base in self.bases:
             for addition in self.additions:
                 start = time.process_time()
@@ -92,34 +106,65 @@ class ExplicitConcentration(ImageExperiment):
                 answers = LinearProbe(known.embeddings.mean, train.labels).predict(unseen.embeddings.mean)
                 right, kappa = answers == test.labels, unseen.embeddings.kappa
                 row["wrong"] = float((~right).sum())
-                by_kind = {
+                means = {
                     kind: [float(encoder.embed(inputs).kappa.double().mean()) for inputs in severities]
                     for kind, severities in (self.corruptions(test) if addition != "none" else ())
                 }
-                row |= self._of_kappa(by_kind, kappa if addition != "none" else None, right)
+                found = {kind: rank_correlation(torch.arange(6), torch.tensor(by)) for kind, by in means.items()}
+                row |= self._of_kappa(found, kappa if addition != "none" else None, right)
+                for name, items in outsiders.items() if addition != "none" else ():
+                    inside, outside = (outlyingness(part, known) for part in (unseen, predicted(encoder, items)))
+                    told = {by: auroc(inside[by], outside[by]) for by in inside}
+                    of_outsiders.append({"base": base, "regulariser": addition, "outsiders": name, **told})
                 rows.append({**row, SECONDS: seconds})
-                if by_kind and not curves:
-                    curves = {
-                        kind: list(zip(map(float, range(6)), means, strict=True)) for kind, means in by_kind.items()
-                    }
-        return Outcome(rows, {"Mean κ over severity, of the first row that has one": curves} if curves else {})
+                for kind, correlation in found.items():
+                    by_kind.setdefault(kind, {"kind": kind})[f"{base}, {addition}"] = correlation
+                curves = curves or {kind: over_severity(by) for kind, by in means.items()}
+        plot = Plot("severity", "mean κ", curves)
+        return Outcome(
+            rows,
+            {"Mean κ over severity, of the first row that has one": plot} if curves else {},
+            tables={
+                title: table for title, table in ((BY_KIND, [*by_kind.values()]), (OUTSIDERS, of_outsiders)) if table
+            },
+        )
 
     def _method(self, base: Base, addition: Addition) -> ViewsMethod:
         options: dict[str, Any] = {"kappa": "none"} if addition == "none" else {"regulariser": addition}
         return _METHODS[base](weight=self.weight, decay=self.decay, **options)
 
     def _of_kappa(
-        self, by_kind: dict[str, list[float]], kappa: torch.Tensor | None, right: torch.Tensor
+        self, by_kind: Mapping[str, float | None], kappa: torch.Tensor | None, right: torch.Tensor
     ) -> dict[str, float | None]:
         """What the table says of κ; None of a method without it, and of correlations where κ is constant."""
         columns = "correlation with severity", "kinds at most −0.8", "AUROC of wrong", "p of Mann-Whitney"
         if kappa is None:
             return dict.fromkeys(columns)
-        severities = torch.arange(6)
-        found = [rank_correlation(severities, torch.tensor(means)) for means in by_kind.values()]
-        known = [correlation for correlation in found if correlation is not None]
-        mean = sum(known) / len(known) if len(known) == len(found) else None
+        known = [correlation for correlation in by_kind.values() if correlation is not None]
+        mean = sum(known) / len(known) if len(known) == len(by_kind) else None
         strong = float(sum(correlation <= _STRONG for correlation in known))
         some = bool(right.any() and not right.all())
         area = auroc(-kappa[right], -kappa[~right]) if some else None
         return dict(zip(columns, (mean, strong, area, mann_whitney_p(right, -kappa) if some else None), strict=True))
+
+
+def outlyingness(items: Prediction, known: Prediction) -> dict[str, torch.Tensor]:
+    """Three scores of N items, higher for what is further out: after the source's table 2, but for whose features.
+
+    `features` is the distance to the fifth nearest of known items, `κ` is −κ, and `both` the distance where κ is one
+    more feature. Features and κ are each divided by the standard deviation that they have among the known.
+    """
+    parts = [prediction.features for prediction in (items, known)]
+    kappas = [prediction.embeddings.kappa[:, None].to(parts[0]) for prediction in (items, known)]
+    rows, reference = (
+        torch.cat([part / parts[1].std(), kappa / kappas[1].std()], 1)
+        for part, kappa in zip(parts, kappas, strict=True)
+    )
+
+    def distance(width: int) -> torch.Tensor:
+        k = min(NEIGHBOUR, len(reference))
+        blocks = (torch.cdist(block[:, :width], reference[:, :width]) for block in rows.split(_BLOCK))
+        return torch.cat([block.kthvalue(k, dim=1).values for block in blocks])
+
+    width = reference.shape[1]
+    return {"features": distance(width - 1), "κ": -kappas[0][:, 0], "both": distance(width)}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -19,8 +19,12 @@ from lam.methods.base import Method
 from lam.training import Training
 from lam.utils.checks import check_at_least, check_positive
 
-DataName = Literal["digits", "fashionmnist", "cifar10"]
-NETWORKS: dict[DataName, str] = {"digits": "convnet8", "fashionmnist": "convnet28", "cifar10": "convnet32"}
+DataName = Literal["digits", "fashionmnist", "cifar10", "folder"]
+NETWORKS: dict[DataName, str] = {
+    **{"digits": "convnet8", "fashionmnist": "convnet28"},
+    **{"cifar10": "convnet32", "folder": "convnet32"},
+}
+_OPTIONS: dict[DataName, dict[str, Any]] = {"folder": {"preprocessing": {"size": 32, "crop": 32}}}
 _BATCH = 500  # of what is embedded
 
 
@@ -32,7 +36,8 @@ class ImageExperiment(Experiment):
     all seeds; its validation part is not used.
 
     Attributes:
-        data: "digits", "fashionmnist" or "cifar10".
+        data: "digits", "fashionmnist", "cifar10", or "folder" for images of one's own, in a folder a class, which are
+            resized and cropped to 32 pixels.
         root: the folder of the files, where the data need one.
         limit: at most so many images of each part; None for all.
         dimension: D of the embeddings.
@@ -57,7 +62,7 @@ class ImageExperiment(Experiment):
 
     def parts(self) -> tuple[Dataset, Dataset]:
         """What is trained on, and what is tested on."""
-        splits = datasets.load(self.data, root=self.root)
+        splits = datasets.load(self.data, root=self.root, **_OPTIONS.get(self.data, {}))
         parts = splits.train, splits.test
         return parts if self.limit is None else tuple(part.limit(self.limit) for part in parts)  # pyright: ignore
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.experiments.base import SECONDS, Experiment, Outcome, Progress, check_losses
+from lam.experiments.base import SECONDS, Experiment, Outcome, Plot, Progress, check_losses
 from lam.experiments.networks import layers
 from lam.losses import ELK, HIB, DistributionLoss, MCInfoNCE
 from lam.pairs.pairs import Pairs
@@ -103,7 +103,7 @@ class PosteriorRecovery(Experiment):
             few = test[:2000]
             clouds[name] = list(zip(process.kappa(few).tolist(), learned.kappa(few).tolist(), strict=True))
         notes = [f"κ of the process lies in {self.ambiguity[0]:g} to {self.ambiguity[1]:g}, D = {self.dimension}."]
-        return Outcome(rows, {"κ̂ over κ, an input a point": clouds}, notes)
+        return Outcome(rows, {"κ̂ over κ, an input a point": Plot("κ", "κ̂", clouds)}, notes)
 
     def learn(self, name: LossOfPosteriors, process: "Process", progress: Progress) -> "Posteriors":
         """Train μ̂ and κ̂ by one loss."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lam import losses
 from lam.datasets.base import Dataset
-from lam.experiments.base import SECONDS, Outcome, Progress, check_losses
+from lam.experiments.base import SECONDS, Outcome, Plot, Progress, check_losses
 from lam.experiments.images import ImageExperiment, over_severity, predicted
 from lam.losses import Loss
 from lam.losses.base import TrainableLoss
@@ -32,9 +32,9 @@ class VarConAccuracy(ImageExperiment):
     """A network is trained by each loss at several batch sizes, and on a few images a class; then it is frozen.
 
     A linear classifier learns on its features, neighbours vote by its embeddings, Ward's clusters of the embeddings are
-    compared with classes (NMI), and the linear classifier is tried on corrupted images: the mean over kinds and
-    severities 1 to 5. `cross_entropy` is that of learned directions of the classes, at the same temperature; `simclr`
-    reads no labels, sees two random crops of each image, and has a temperature of 0.5.
+    compared with classes (NMI, ARI, purity), and the linear classifier is tried on corrupted images: the mean over
+    kinds and severities 1 to 5. `cross_entropy` is that of learned directions of the classes, at the same temperature;
+    `simclr` reads no labels, sees two random crops of each image, and has a temperature of 0.5.
 
     The source has ResNets, SGD, 200 to 350 epochs, two views by heavy augmentation for all, and batches up to 6,144;
     here networks are small, optimised by Adam, and see images as they are.
@@ -89,7 +89,8 @@ class VarConAccuracy(ImageExperiment):
                 for k in _NEIGHBOURS:
                     row[f"k-NN, {k}"] = knn_accuracy(*means, k=min(k, len(images)))
                 clusters = clustering(unseen.embeddings.mean, test.labels)
-                row["NMI"] = None if clusters is None else clusters.nmi
+                for column, figure in (("NMI", "nmi"), ("ARI", "ari"), ("purity", "purity")):
+                    row[column] = None if clusters is None else getattr(clusters, figure)
                 under = torch.tensor(
                     [
                         [
@@ -104,7 +105,8 @@ class VarConAccuracy(ImageExperiment):
                 rows.append({**row, SECONDS: seconds})
                 if (batch_size, number) == ways[0]:
                     curves[name] = over_severity(under.mean(0).tolist())
-        return Outcome(rows, {"Accuracy of the linear probe over severity, the mean over kinds": curves})
+        plot = Plot("severity", "accuracy", curves)
+        return Outcome(rows, {"Accuracy of the linear probe over severity, the mean over kinds": plot})
 
     def _method(self, name: LossOfClasses, n_classes: int) -> tuple[Method, Loss]:
         loss = losses.build("supcon", margin=0.7, temperature=self.temperature)

@@ -1,6 +1,7 @@
 """The anisotropic InfoNCE loss, whose distance weighs each dimension by a concentration of its own."""
 
 from collections.abc import Sequence
+from numbers import Real
 
 import torch
 from jaxtyping import Float
@@ -26,14 +27,14 @@ class AnInfoNCE(TrainableLoss):
 
     Args:
         dimension: D.
-        concentration: Λ at the beginning, of all dimensions.
+        concentration: Λ⁺ at the beginning, of all dimensions.
         n_members: M.
-        negatives: (D,) Λ⁻ ≥ 0; by default 0, negatives drawn from all items alike.
+        negatives: (D,) Λ⁻ ≥ 0, below `concentration`; by default 0, negatives drawn from all items alike.
         margin: of `TrainableLoss`.
 
     Raises:
-        ValueError: for a margin outside (0, 2], a concentration that is not positive, fewer than one dimension or
-            member, or a Λ⁻ of another length, or not finite and at least 0.
+        ValueError: for a margin outside (0, 2], a concentration that is no positive number, fewer than one dimension or
+            member, or a Λ⁻ of another length, not finite and at least 0, or not below the concentration.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -56,10 +57,14 @@ class AnInfoNCE(TrainableLoss):
         super().__init__(margin)
         check_at_least("dimension", dimension, 1)
         check_at_least("n_members", n_members, 1)
+        if not isinstance(concentration, Real):
+            raise ValueError(f"concentration must be one number, at first of all dimensions, got {concentration}")
         check_positive("concentration", concentration)
         negatives = torch.zeros(dimension) if negatives is None else negatives
         if negatives.shape != (dimension,) or not (negatives.isfinite() & (negatives >= 0)).all():
             raise ValueError(f"negatives must be {dimension} concentrations, finite and at least 0, got {negatives}")
+        if (negatives >= concentration).any():
+            raise ValueError(f"negatives must be below concentration, {concentration:g}, got {negatives.tolist()}")
         self.start = concentration
         self.log_concentration = nn.Parameter(torch.full((n_members, dimension), concentration).log())
         self.register_buffer("negatives", negatives.to(self.log_concentration))

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.datasets.views import ViewsOfKinds, check_images
 from lam.losses import AnInfoNCE, Loss, margin_of
+from lam.methods.base import head_of
 from lam.methods.deterministic import Deterministic
+from lam.models.head import recorded_head_inputs
 from lam.pairs.pairs import Pairs
 from lam.training import History, Training
 from lam.training.steps import Minibatch, Step
@@ -28,7 +30,8 @@ class Aninfonce(Deterministic):
 
     An ensemble has M Λ's, each for a way to make pairs: here crops, of which those of a later member show less of an
     image. A batch holds a view of each kind of every image, pairs are among those of one kind, and the losses of all
-    members are added up. It has no curvature of its own, nor have Λ⁺ of which one has come to lie below Λ⁻.
+    members are added up. It has no curvature of its own, nor have Λ⁺ of which one has come to lie below Λ⁻, nor rows
+    of any length.
 
     Source: equation 3, corollaries B.1 (hard negatives) and B.2 (ensembles).
 
@@ -40,6 +43,8 @@ class Aninfonce(Deterministic):
         negatives: Λ⁻ of all dimensions, below `concentration`: how concentrated negatives are about their anchor, where
             a miner (`training.miner`) draws near ones. What is learned is Λ⁺, and Λ⁺ − Λ⁻ compares rows. 0 for
             negatives drawn from all items alike.
+        normalise: whether the loss compares unit rows; else what the head gives, of any length. Retrieval goes by
+            directions either way.
 
     Raises:
         ValueError: for an option outside its range.
@@ -49,6 +54,7 @@ class Aninfonce(Deterministic):
     n_members: int = 1
     crop_scales: tuple[float, ...] | None = None
     negatives: float = 0.0
+    normalise: bool = True
 
     name = "aninfonce"
 
@@ -78,8 +84,8 @@ class Aninfonce(Deterministic):
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
-        """Nothing where there are several Λ, or one that is negative in all; see `Method.trained_by`."""
-        if self.n_members > 1 or min((learned or {}).get("concentration", [1.0])) <= 0:
+        """Nothing for several Λ, rows of any length, or a Λ that is negative in all; see `Method.trained_by`."""
+        if self.n_members > 1 or not self.normalise or min((learned or {}).get("concentration", [1.0])) <= 0:
             return {}
         return super().trained_by(loss, dimension, learned)
 
@@ -93,17 +99,24 @@ class Aninfonce(Deterministic):
         self, network: nn.Module, dataset: Any, training: Training, step: Step | None = None
     ) -> dict[str, History]:
         """Train a network in place; see `Method.trained_network`."""
+        if self.n_members > 1 or not self.normalise:
+            step = AnInfoNCEStep(self.settings(), head_of(network, dataset))
         if self.n_members > 1:
             base = dataset.options if isinstance(dataset, Augmented) else None
-            dataset, step = ViewsOfKinds(dataset, self.kinds(base)), EnsembleStep(self.settings())
+            dataset = ViewsOfKinds(dataset, self.kinds(base))
         return super().trained_network(network, dataset, training, step)
 
 
-class EnsembleStep(Step):
-    """Take the gradient of the sum over members, each of the views that are its own."""
+class AnInfoNCEStep(Step):
+    """Take the gradient of the sum over members, each of the views that are its own, by unit rows or the head's own.
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
+    Args:
+        options: of the method.
+        head: path of the layer that gives the rows.
+    """
+
+    def __init__(self, options: dict[str, Any], head: str) -> None:
+        self.options, self.head = options, head
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -112,14 +125,18 @@ class EnsembleStep(Step):
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient of one batch."""
-        embeddings, of_members = network(batch.inputs), loss
+        of_members = loss
         if not isinstance(of_members, AnInfoNCE):
             raise TypeError(f"the loss must be AnInfoNCE, got {type(loss).__name__}")
+        with recorded_head_inputs(network, self.head) as head_inputs:
+            compared = embeddings = network(batch.inputs)
+        if not self.options["normalise"]:
+            compared = network.get_submodule(self.head)(batch.gathered(head_inputs[-1]))
         terms = []
         for number, rows in enumerate(rows_of_members(batch, self.options["n_members"])):
             own, targets = embeddings[rows], None if batch.targets is None else batch.targets[rows]
             pairs = replace(batch, pairs=pairs_among(batch.pairs, rows), targets=targets).mined(own, margin_of(loss))
-            terms.append(of_members.of_member(own, pairs, number))
+            terms.append(of_members.of_member(compared[rows], pairs, number))
         value = torch.stack(terms).sum()
         backward(value)
         return value.detach()

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from lam.cli import main
+from lam.encoders.base import Prediction
 from lam.experiments import EXPERIMENTS, conduct, configured
 from lam.experiments.aninfonce_latents import AnInfoNCELatents, near, observation, uniform
 from lam.experiments.aninfonce_latents import pairs_of_batch as latent_pairs
-from lam.experiments.base import SECONDS
-from lam.experiments.explicit_concentration import ExplicitConcentration
+from lam.experiments.base import SECONDS, Plot, _picture
+from lam.experiments.explicit_concentration import BY_KIND, OUTSIDERS, ExplicitConcentration, outlyingness
+from lam.experiments.images import NETWORKS
 from lam.experiments.posterior_recovery import (
     PosteriorRecovery,
     Process,
@@ -23,8 +26,10 @@ from lam.experiments.posterior_recovery import (
 from lam.experiments.varcon_accuracy import ClassDirections, VarConAccuracy
 from lam.inputs.corruption import PUBLISHED_KINDS
 from lam.losses import AnInfoNCE, MCInfoNCE
+from lam.models import build
 from lam.pairs import Pairs
-from lam.vmf import VonMisesFisher
+from lam.retrieval.metrics.aleatoric import rank_correlation
+from lam.vmf import Embeddings, VonMisesFisher
 from lam.vmf.bessel import log_normalizer
 
 SHORT: dict[str, dict[str, Any]] = {
@@ -37,7 +42,7 @@ SHORT: dict[str, dict[str, Any]] = {
         **{"limit": 60, "epochs": 4, "n_corrupted": 10},
     },
     "explicit-concentration": {
-        **{"bases": ("simclr", "byol"), "additions": ("none", "square")},
+        **{"bases": ("simclr", "byol"), "additions": ("none", "square"), "ood": {"digits_patches": None}},
         **{"limit": 60, "epochs": 4, "n_corrupted": 10, "batch_size": 16},
     },
 }
@@ -61,7 +66,9 @@ def test_an_experiment_writes_a_table_and_a_page_and_the_seed_repeats_it(name: s
     assert written["experiment"] == name
     assert written["rows"] == [dict(row) for row in outcome.rows]
     page = (tmp_path / "one" / "report.html").read_text()
-    assert experiment.title in page
+    assert written["tables"] == {title: [dict(row) for row in table] for title, table in outcome.tables.items()}
+    for heading in (experiment.title, *outcome.tables):
+        assert heading in page
     assert "data:image/png;base64," in page
     assert 'src="http' not in page
 
@@ -84,7 +91,9 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
         ),
         (["posterior-recovery", "--set", "dimension"], "dimension needs a value, such as dimension=..."),
         (["posterior-recovery", "--set", "dimension=1"], "dimension must be at least 2, got 1"),
-        (["posterior-recovery", "--set", "losses=[nice]"], "losses.0: Input should be 'mc_infonce', 'elk' or 'hib'"),
+        (["posterior-recovery", "--set", "losses=[nice]"], "'elk' or 'hib', got 'nice'"),
+        (["posterior-recovery", "--set", "n_batches=abc"], "should be a valid integer, unable to parse string as an"),
+        (["posterior-recovery", "--set", "n_batches=abc"], "as an integer, got 'abc'"),
         (["posterior-recovery", "--set", "losses=[]"], "losses must be at least one of mc_infonce, elk, hib, got none"),
         (["posterior-recovery", "--set", "ambiguity=[32, 16]"], "1 < least < largest, got 32.0 and 16.0"),
         (["aninfonce-latents", "--set", "dimension=5"], "dimension must be even, half style and half content, got 5"),
@@ -95,6 +104,10 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
         (
             ["aninfonce-latents", "--set", "others=false"],
             "near negatives are all there are: give n_hard",
+        ),
+        (
+            ["aninfonce-latents", "--set", "others=false", "n_hard=3", "hard=5"],
+            "hard must be below initial, 5, where there are no others, got 5",
         ),
         (["varcon-accuracy", "--set", "batch_sizes=[]"], "batch_sizes must be at least one size, got none"),
         (["varcon-accuracy", "--set", "few=[1]"], "few must be at least 2, got 1"),
@@ -111,7 +124,7 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
         (["explicit-concentration", "--set", "limit=3"], "limit must be at least 40, got 3"),
         (
             ["explicit-concentration", "--set", "data=cars"],
-            "data: Input should be 'digits', 'fashionmnist' or 'cifar",
+            "data: Input should be 'digits', 'fashionmnist', 'cifar10' or 'folder', got 'cars'",
         ),
     ):
         assert main(["experiment", *words]) == 1
@@ -305,7 +318,15 @@ def test_negatives_near_the_anchor_are_added_to_the_others_or_are_all_there_are(
 @pytest.mark.long
 def test_of_near_negatives_alone_the_best_similarity_has_the_difference_of_both_concentrations() -> None:
     experiment = AnInfoNCELatents(
-        accelerator="cpu", dimension=4, style=20.0, content=20.0, n_hard=16, hard=8.0, others=False, batch_size=64
+        accelerator="cpu",
+        dimension=4,
+        style=20.0,
+        content=20.0,
+        n_hard=16,
+        hard=8.0,
+        others=False,
+        batch_size=64,
+        initial=20.0,
     )
     batches, slopes = experiment.batches(torch.Generator().manual_seed(0)), {6.0: 0.0, 12.0: 0.0, 24.0: 0.0}
     (pairs,) = experiment.pairs(16, torch.device("cpu"))
@@ -351,17 +372,127 @@ def test_cross_entropy_is_that_of_cosines_with_learned_directions() -> None:
 
 def test_what_is_said_of_kappa_is_undefined_where_it_says_nothing() -> None:
     experiment, right = ExplicitConcentration(), torch.tensor([True, True, False])
-    falling = {"fog": [6.0, 5.0, 4.0, 3.0, 2.0, 1.0], "snow": [6.0, 5.0, 4.0, 3.0, 1.0, 2.0]}
-    said = experiment._of_kappa(falling, torch.tensor([3.0, 2.0, 1.0]), right)
-    assert said["correlation with severity"] == pytest.approx((-1 - 0.942857) / 2)
+    correlations = {"fog": -1.0, "snow": -0.9}
+    said = experiment._of_kappa(correlations, torch.tensor([3.0, 2.0, 1.0]), right)
+    assert said["correlation with severity"] == pytest.approx((-1 - 0.9) / 2)
     assert said["kinds at most −0.8"] == 2
     assert said["AUROC of wrong"] == 1
     assert set(experiment._of_kappa({}, None, right).values()) == {None}
-    constant = experiment._of_kappa({"fog": [1.0] * 6}, torch.ones(3), torch.ones(3, dtype=torch.bool))
+    constant = experiment._of_kappa({"fog": None}, torch.ones(3), torch.ones(3, dtype=torch.bool))
     assert set(constant.values()) == {None, 0}
+
+
+def test_a_file_has_the_name_and_settings_and_the_command_sets_others_above_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("name: posterior-recovery\ndimension: 10\nlosses: [elk]\nseed: 1\n")
+    experiment = configured(str(file), ["seed=3"])
+    assert experiment == PosteriorRecovery(dimension=10, losses=("elk",), seed=3)
+    for text, message in (
+        ("name: nothing", "there is no experiment 'nothing'; known are .*, or a YAML file with a name"),
+        ("dimension: 10", "there is no experiment 'None'"),
+        ("name: posterior-recovery\ndepth: 3", "there is no setting depth of posterior-recovery"),
+        ("posterior-recovery", "must hold the name of an experiment and its settings, got 'posterior-recovery'"),
+        ("[1", "mine.yaml is not valid YAML"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            configured(str(file))
+
+
+def test_axes_say_what_they_are() -> None:
+    curves = {"style": [(1.0, 2.0), (2.0, 3.0)]}
+    pictures = {_picture(Plot(x, y, curves)) for x, y in (("batches", "R²"), ("severity", "R²"), ("batches", "κ"))}
+    assert len(pictures) == 3
+
+
+@pytest.mark.long
+def test_outputs_are_unit_vectors_or_as_the_encoder_gives_them() -> None:
+    short = SHORT["aninfonce-latents"] | {"losses": ("aninfonce",)}
+    rows = [AnInfoNCELatents(**short, normalise=normalise).run(lambda *_: None).rows[0] for normalise in (True, False)]
+    assert rows[0]["Λ of style"] != rows[1]["Λ of style"]
+    identity = torch.nn.Identity()
+    for normalise, lengths in ((True, [1.0, 1.0]), (False, [5.0, 10.0])):
+        outputs = AnInfoNCELatents(normalise=normalise)._outputs(identity, torch.tensor([[3.0, 4.0], [6.0, 8.0]]))
+        assert outputs.norm(dim=1).tolist() == pytest.approx(lengths)
 
 
 def test_settings_are_read_as_yaml() -> None:
     experiment = configured("posterior-recovery", ["dimension=10", "ambiguity=[64, 128]", "seed=3"])
     assert isinstance(experiment, PosteriorRecovery)
     assert (experiment.dimension, experiment.ambiguity, experiment.seed) == (10, (64.0, 128.0), 3)
+
+
+@pytest.mark.long
+def test_kappa_is_told_by_kind_and_of_outsiders_for_each_training_that_has_one() -> None:
+    short = SHORT["explicit-concentration"] | {"bases": ("simclr",), "epochs": 1}
+    outcome = ExplicitConcentration(**short, accelerator="cpu").run(lambda *_: None)
+    by_kind, of_outsiders = outcome.tables[BY_KIND], outcome.tables[OUTSIDERS]
+    assert [row["kind"] for row in by_kind] == list(PUBLISHED_KINDS)
+    for row in outcome.rows:
+        if row["κ"] == "none":
+            continue
+        correlations: list[Any] = [of_kind[f"{row['base']}, {row['κ']}"] for of_kind in by_kind]
+        assert row["correlation with severity"] == pytest.approx(sum(correlations) / len(correlations))
+        assert row["kinds at most −0.8"] == sum(correlation <= -0.8 for correlation in correlations)
+    ((_, plot),) = outcome.plots.items()
+    for of_kind in by_kind:
+        severities, means = map(torch.tensor, zip(*plot.curves[str(of_kind["kind"])], strict=True))
+        assert of_kind["simclr, square"] == rank_correlation(severities, means)
+    assert [(row["regulariser"], row["outsiders"]) for row in of_outsiders] == [("square", "digits_patches")]
+    for row in of_outsiders:
+        assert all(0 <= row[by] <= 1 for by in ("features", "κ", "both"))  # pyright: ignore [reportOperatorIssue]
+
+
+def test_outsiders_are_told_by_features_by_kappa_and_by_both_in_units_of_the_known() -> None:
+    def prediction(features: list[list[float]], kappa: list[float]) -> Prediction:
+        directions = torch.tensor([[1.0, 0.0]]).expand(len(kappa), -1)
+        return Prediction(
+            torch.tensor(features), Embeddings(directions, torch.tensor(kappa), *torch.zeros(2, len(kappa)))
+        )
+
+    known = prediction(
+        [[0.0, 0.0], [0.0, 4.0], [4.0, 0.0], [4.0, 4.0], [2.0, 2.0], [9.0, 9.0]], [1.0, 2.0, 3.0, 4.0, 5.0, 9.0]
+    )
+    items = prediction([[0.0, 0.0], [2.0, 2.0]], [3.0, 80.0])
+    scores = outlyingness(items, known)
+    for number, (x, kappa) in enumerate(zip(items.features, items.embeddings.kappa, strict=True)):
+        by_features, by_both = [], []
+        for y, other in zip(known.features, known.embeddings.kappa, strict=True):
+            square = float((x - y).square().sum()) / known.features.var().item()
+            by_features.append(square**0.5)
+            by_both.append((square + float(kappa - other) ** 2 / known.embeddings.kappa.var().item()) ** 0.5)
+        assert float(scores["features"][number]) == pytest.approx(sorted(by_features)[4], rel=1e-5)
+        assert float(scores["both"][number]) == pytest.approx(sorted(by_both)[4], rel=1e-5)
+    assert scores["κ"].tolist() == [-3.0, -80.0]
+
+
+@pytest.mark.long
+def test_clusters_are_compared_with_classes_in_three_ways() -> None:
+    (row,) = (
+        VarConAccuracy(
+            accelerator="cpu", losses=("varcon",), batch_sizes=(16,), few=(), limit=60, epochs=2, n_corrupted=2
+        )
+        .run(lambda *_: None)
+        .rows
+    )
+    assert row["NMI"] != row["ARI"] != row["purity"]
+    for column in ("NMI", "ARI", "purity"):
+        assert 0 < row[column] <= 1  # pyright: ignore [reportOperatorIssue]
+
+
+def test_images_of_ones_own_are_read_from_a_folder_a_class(tmp_path: Path) -> None:
+    for name, shade in (("cats", 40), ("dogs", 200)):
+        (tmp_path / name).mkdir()
+        for number in range(10):
+            Image.new("RGB", (48, 40 + number), (shade, number, 0)).save(tmp_path / name / f"{number}.png")
+    experiment = configured("explicit-concentration", ["data=folder", f"root={tmp_path}", "n_corrupted=2"])
+    assert isinstance(experiment, ExplicitConcentration)
+    train, test = experiment.parts()
+    assert (train.classes, train.shape, len(test)) == (("cats", "dogs"), (3, 32, 32), 4)
+    network = build(NETWORKS["folder"], dimension=4)
+    _, (clean, *_) = next(experiment.corruptions(test))
+    assert network(clean).shape == (2, 4)
+    with pytest.raises(ValueError, match="folder needs a root: the file or folder of its items"):
+        ExplicitConcentration(data="folder").parts()

@@ -19,7 +19,7 @@ from tests.losses.test_losses import PAIRS, infonce_by_loop, unit
 
 KAPPA = torch.tensor([0.5, 3.0, 20.0, 8.0, 90.0, 1.5], dtype=torch.float64)
 LOSSES: dict[str, DistributionLoss] = {
-    "mc_infonce": MCInfoNCE(5.0, 7),
+    "mc_infonce": MCInfoNCE(5.0, 7, learn_kappa_pos=True),
     "hib": HIB(7, 1.3, 0.4),
     "elk": ELK(0.8),
     "square": ConcentrationAlignment(Explicit(0.3, decay=0.02)),
@@ -115,8 +115,9 @@ def test_value_and_gradients_equal_the_loop(name: str, kind: str) -> None:
     expected = by_loop(name, loss, mean, kappa, PAIRS[kind])
     assert value.dtype == torch.float64
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-10)
-    gradients = torch.autograd.grad(value, [raw, kappa], retain_graph=True)
-    for gradient, slow in zip(gradients, torch.autograd.grad(expected, [raw, kappa]), strict=True):
+    learned = [raw, kappa, *loss.parameters()]
+    gradients = torch.autograd.grad(value, learned, retain_graph=True)
+    for gradient, slow in zip(gradients, torch.autograd.grad(expected, learned), strict=True):
         torch.testing.assert_close(gradient, slow, rtol=1e-6, atol=1e-8)
 
 

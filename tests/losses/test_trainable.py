@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -130,13 +131,22 @@ def test_an_ensemble_is_the_sum_over_its_members() -> None:
     torch.testing.assert_close(ensemble.of_members(x, pairs), member(x, pairs[0]) + member(x, pairs[1]))
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     for loss, message in (
         (lambda: VarCon(0.0), "temperature must be positive and finite, got 0"),
         (lambda: VarCon(0.1, 0.1), "epsilon must lie within ±temperature, 0.1, got 0.1"),
         (lambda: VarCon(0.1, margin=3.0), r"margin must be in \(0, 2\]"),
         (lambda: AnInfoNCE(3, 0.0), "concentration must be positive and finite, got 0"),
         (lambda: AnInfoNCE(3, math.inf), "concentration must be positive and finite, got inf"),
+        (
+            lambda: AnInfoNCE(4, torch.tensor([1.0, 2.0, 3.0, 4.0])),  # pyright: ignore [reportArgumentType]
+            r"concentration must be one number, at first of all dimensions, got tensor\(\[1., 2., 3., 4.\]\)",
+        ),
+        (
+            lambda: AnInfoNCE(4, 1.0, negatives=2 * torch.ones(4)),
+            r"negatives must be below concentration, 1, got \[2.0, 2.0, 2.0, 2.0\]",
+        ),
         (lambda: AnInfoNCE(0), "dimension must be at least 1, got 0"),
         (lambda: AnInfoNCE(3, n_members=0), "n_members must be at least 1, got 0"),
         (lambda: AnInfoNCE(3, negatives=-torch.ones(3)), "negatives must be 3 concentrations, finite and at least 0"),

@@ -12,7 +12,7 @@ from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.datasets.views import ViewsOfKinds
 from lam.losses import AnInfoNCE, SupCon
 from lam.methods import Aninfonce
-from lam.methods.aninfonce import EnsembleStep, rows_of_members
+from lam.methods.aninfonce import AnInfoNCEStep, rows_of_members
 from lam.pairs import Pairs
 from lam.pairs.mining import Mining
 from lam.training.steps import Minibatch
@@ -32,7 +32,7 @@ def test_a_step_adds_up_the_members_each_of_its_own_views(mining: Mining) -> Non
     with torch.no_grad():
         loss.log_concentration.add_(torch.rand(3, 4, generator=torch.Generator().manual_seed(1)))
     batch = batch_of(LABELS.repeat(3), views.flatten(0, 1), mining=mining)
-    step = EnsembleStep(Aninfonce(n_members=3).settings())
+    step = AnInfoNCEStep(Aninfonce(n_members=3).settings(), "")
     value = step.backward(torch.nn.Identity(), loss, batch, lambda value: value.backward())
     expected = torch.zeros(())
     for number in range(3):
@@ -84,6 +84,30 @@ def test_members_learn_different_concentrations_and_resume_to_the_bit(tmp_path: 
     assert not torch.equal(small.network().head.weight, weight)
 
 
+@pytest.mark.parametrize("n_members", [1, 2])
+def test_without_normalisation_the_loss_compares_what_the_head_gives(n_members: int) -> None:
+    network, labels = small.network(), LABELS.repeat(n_members)
+    batch = batch_of(labels, torch.rand(len(labels), 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+    method, loss = Aninfonce(n_members=n_members, normalise=False), AnInfoNCE(3, n_members=n_members, margin=0.7)
+    step = AnInfoNCEStep(method.settings(), "head")
+    value = step.backward(network, loss, batch, lambda value: value.backward())
+    raw = network.head(network.features(batch.inputs)).detach()
+    assert ((raw.norm(dim=1) - 1).abs() > 0.05).any()
+    pairs, rows = Pairs.by_label(LABELS), enumerate(raw.view(n_members, 5, 3))
+    terms = [loss.of_member(of_member, pairs, number) for number, of_member in rows]
+    torch.testing.assert_close(value, torch.stack(terms).sum().detach())
+    assert network.head.weight.grad is not None
+    assert network.head.weight.grad.any()
+    weights = []
+    for normalise in (True, False):
+        network = small.network()
+        trained = Aninfonce(n_members=n_members, normalise=normalise).train(network, small.images(), small.training())
+        weights.append(network.head.weight.detach())
+        lengths = trained.encoder.embed(small.images().images[:4]).mean.norm(dim=1)
+        torch.testing.assert_close(lengths, torch.ones(4))
+    assert not torch.equal(*weights)
+
+
 def test_hard_negatives_are_told_to_the_loss() -> None:
     loss = Aninfonce(negatives=2.0).own_loss(SupCon(0.5), 3)
     assert loss.get_buffer("negatives").tolist() == [2.0] * 3
@@ -102,6 +126,7 @@ def test_one_positive_concentration_is_a_curvature_and_nothing_else_is() -> None
     assert Aninfonce().trained_by(SupCon(0.5), 2, learned)["concentration"] == (1.0, 2.0)
     assert Aninfonce(negatives=1.0).trained_by(SupCon(0.5), 2, {"concentration": [1.0, -0.1]}) == {}
     assert Aninfonce(n_members=2).trained_by(SupCon(0.5), 1, learned) == {}
+    assert Aninfonce(normalise=False).trained_by(SupCon(0.5), 2, learned) == {}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Methods that learn from two views: what is trained beside the network, what is kept, and that none collapses."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import lam
 from lam import losses, models
+from lam.datasets import TensorImages
 from lam.encoders.concentration import HeadEncoder
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.methods import Byol, Simclr, Simsiam, Swav, Training
@@ -79,6 +81,23 @@ def test_without_a_concentration_it_is_the_base_method(method: Any) -> None:
     in_phases, histories = method(kappa="phases", epochs=1).train(small.network(), DATA, small.training())
     assert type(in_phases) is HeadEncoder
     assert list(histories) == ["network", "head"]
+
+
+@pytest.mark.long
+def test_a_residual_network_of_two_heads_is_trained_with_kappa() -> None:
+    colours = TensorImages(torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 4)
+    network = models.build("cifar_resnet18", dimension=4, projection=8)
+    encoder, histories = Simclr().train(network, colours, small.training(batch_size=8))
+    before, after = models.build("cifar_resnet18", dimension=4, projection=8), encoder.network
+    assert isinstance(encoder, HeadEncoder)
+    assert isinstance(after, nn.Module)
+    for layer in ("features.conv1", "features.layer4.1.conv2", "features.fc.0", "head"):
+        assert not torch.equal(after.get_parameter(f"{layer}.weight"), before.get_parameter(f"{layer}.weight")), layer
+    assert math.isfinite(histories["network"].losses[-1])
+    kappa = encoder.embed(colours.images).kappa
+    assert kappa.isfinite().all()
+    assert (kappa > 0).all()
+    assert kappa.std() > 0
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -312,6 +312,7 @@ class Splits:
         strangers: items of classes that none of the three holds, see `lam.datasets.strangers`; None where none were set
             aside.
         gallery: what a gallery of such items is asked: of classes "which is it?", of identities "is it here?".
+        answers: whether it holds answers to questions, so that none of its items is a query like those of the parts.
 
     Raises:
         ValueError: If their items differ in shape or their labels in meaning.
@@ -322,6 +323,7 @@ class Splits:
     test: Dataset
     strangers: "Dataset | None" = None
     gallery: GalleryKind = "classes"
+    answers: bool = False
 
     def __post_init__(self) -> None:
         for name, part in (("validation", self.validation), ("test", self.test)):
@@ -331,9 +333,9 @@ class Splits:
                 raise ValueError(f"train and {name} must share one list of classes, so that labels mean the same")
 
     @classmethod
-    def of(cls, parts: Mapping[str, Dataset], gallery: GalleryKind = "classes") -> "Splits":
+    def of(cls, parts: Mapping[str, Dataset], gallery: GalleryKind = "classes", *, answers: bool = False) -> "Splits":
         """Splits of the parts `train`, `validation` and `test`."""
-        return cls(parts["train"], parts["validation"], parts["test"], gallery=gallery)
+        return cls(parts["train"], parts["validation"], parts["test"], gallery=gallery, answers=answers)
 
     def parts(self) -> dict[str, Dataset]:
         """The parts by name, with the strangers where some were set aside."""

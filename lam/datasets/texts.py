@@ -200,7 +200,7 @@ def splits(
     gallery = _texts(answers, classes, preprocessing)
     is_labelled = any(columns.label for columns in named.values())
     parts = {name: _searching(part, gallery) for name, part in parts.items()}
-    return Splits.of(parts, gallery="classes" if is_labelled else "identities")
+    return Splits.of(parts, gallery="classes" if is_labelled else "identities", answers=True)
 
 
 def read(

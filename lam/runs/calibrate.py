@@ -205,7 +205,7 @@ def calibrate_run(
                 "in_place_of": in_place_of,
                 "gallery": gallery,
                 "strangers": None if strangers is None else str(strangers),
-                "false_accepts": _promised_of(folder, strangers, set_aside, targets.far),
+                "false_accepts": _promised_of(opened, folder, strangers, set_aside, targets.far),
                 "without_label": without_label,
                 "unlabelled": None if unlabelled is None else str(unlabelled),
                 "own_classes": any(isinstance(other, OwnClasses) for other in others),
@@ -238,15 +238,21 @@ def _promised(targets: Targets, asked: Mapping[str, float], counts: Mapping[str,
 
 
 def _promised_of(
-    folder: str | Path | None, strangers: str | Path | None, set_aside: ConformalScores | None, target: float
+    run: Run,
+    folder: str | Path | None,
+    strangers: str | Path | None,
+    set_aside: ConformalScores | None,
+    target: float,
 ) -> str:
     """Of whom the false-accept rate is promised; of people or products never trained on it can be many times that."""
     if strangers is not None:
         return f"of strangers like those in {strangers}"
     if set_aside is not None and set_aside.n_units >= needed(target):
         return f"of a random item of a class never trained on, like the {set_aside.n_units} classes set aside"
-    known = "it was trained on; strangers" if folder is None else f"in {folder}; other strangers"
-    sentence = f"of classes like those {known} are not promised"
+    known = "it was trained on; strangers" if run.config.network.head == "train" else "it was calibrated on; others"
+    known = known if folder is None else f"in {folder}; other strangers"
+    what = "questions" if run.has_answers else run.gallery_kind
+    sentence = f"of {what} like those {known} are not promised"
     if set_aside is None:
         return sentence
     return (

@@ -76,6 +76,11 @@ class Run:
         return read_data(self.folder)["gallery"]
 
     @cached_property
+    def has_answers(self) -> bool:
+        """Whether its gallery is of answers to questions: none of its items is a query like those calibrated on."""
+        return read_data(self.folder).get("answers", False)  # older runs do not say
+
+    @cached_property
     def samples(self) -> tuple[Sample, ...]:
         """A few inputs to try it with; none where there were none to be shown."""
         return read_samples(self.folder)

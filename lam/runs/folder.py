@@ -11,8 +11,7 @@ from typing import Any
 
 import yaml
 
-from lam.datasets import Dataset
-from lam.datasets.base import GalleryKind
+from lam.datasets import Dataset, Splits
 from lam.runs.config import RunConfig
 from lam.utils import distributed
 from lam.utils.files import MANIFEST, CorruptFileError, locked, read_record, verify, write_record, write_text
@@ -99,7 +98,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 @contextmanager
 def open_for_writing(
-    folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], gallery: GalleryKind
+    folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], splits: Splits
 ) -> Iterator[None]:
     """Begin or continue a run in a folder that no other process writes to meanwhile.
 
@@ -110,21 +109,19 @@ def open_for_writing(
         settings: of the run, written to it.
         parts: the splits and OOD sets by name, whose fingerprints are written to it: on other data the test split of a
             continued run would hold what it was trained on.
-        gallery: what a gallery of the data is, written to it.
+        splits: which say what a gallery of the data is, written to it.
 
     Raises:
         ValueError: as `refuse_other_run`; where the data are not those that the run began with; or where another
             process holds the folder.
     """
     with ExitStack() as stack:
-        distributed.broadcast_from_rank_zero(lambda: stack.enter_context(_claimed(folder, settings, parts, gallery)))
+        distributed.broadcast_from_rank_zero(lambda: stack.enter_context(_claimed(folder, settings, parts, splits)))
         yield
 
 
 @contextmanager
-def _claimed(
-    folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], gallery: GalleryKind
-) -> Iterator[None]:
+def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], splits: Splits) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         refuse_other_run(folder, settings)
@@ -134,7 +131,8 @@ def _claimed(
             write_text(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False))
         if not (folder / DATA).is_file():
             summaries = {name: _summary(images) for name, images in parts.items()}
-            write_record(folder / DATA, {"gallery": gallery, "parts": summaries}, format=FORMAT)
+            kind = {"gallery": splits.gallery, "answers": splits.answers}
+            write_record(folder / DATA, {**kind, "parts": summaries}, format=FORMAT)
         refuse_changed_data(folder, parts)
         yield
 
@@ -155,7 +153,8 @@ def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
 
 
 def read_data(folder: Path) -> dict[str, Any]:
-    """Of what data a run is: `gallery`, what a gallery of them is, and `parts`, their fingerprints by name.
+    """Of what data a run is: `gallery`, what a gallery of them is, whether that holds `answers`, and `parts`, their
+    fingerprints by name.
 
     Raises:
         ValueError: for a run of another format.

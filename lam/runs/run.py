@@ -142,7 +142,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     images, training = _training(config, start, splits, stages)
     config.method.check(network, images, training)
     _check_ambiguity(config, start, splits)
-    with open_for_writing(folder, settings, parts, splits.gallery):
+    with open_for_writing(folder, settings, parts, splits):
         is_trained = distributed.broadcast_from_rank_zero((folder / ENCODER / MANIFEST).is_file)
         trained = None if is_trained else config.method.train(network, images, training)
         return distributed.broadcast_from_rank_zero(

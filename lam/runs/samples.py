@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lam.datasets import Dataset, Splits
+from lam.datasets import Dataset, Splits, Texts, docstrings
 from lam.inputs.thumbnails import media_type
 from lam.utils.files import MANIFEST, read_json, verify, write_atomically, write_json
 
@@ -44,8 +44,8 @@ def draw_samples(splits: Splits, ood: dict[str, Dataset], candidates: Tensor, *,
     """Samples at random: of different classes that the gallery has, and a stranger, where there are such.
 
     They are items of the validation split; where the gallery has none of its classes, queries of the test split. The
-    stranger is of the first OOD set, or else of the classes that were set aside. The gallery holds the `candidates`,
-    positions in the test split.
+    stranger is of the first OOD set, or else of the classes that were set aside, or else, of texts, a sentence that
+    ships with Python. The gallery holds the `candidates`, positions in the test split.
     """
     generator = torch.Generator().manual_seed(seed)
     gallery = splits.test.labels[candidates.cpu()]
@@ -56,6 +56,9 @@ def draw_samples(splits: Splits, ood: dict[str, Dataset], candidates: Tensor, *,
         if samples:
             break
     strangers = ood or ({} if splits.strangers is None else {"strangers": splits.strangers})
+    if not strangers and isinstance(splits.test, Texts):
+        sentences = docstrings.splits(seed=seed).test
+        strangers = {"docstrings": sentences} if set(sentences.classes).isdisjoint(splits.test.classes) else {}
     for source, part in list(strangers.items())[:1]:
         row = int(torch.randint(len(part), (), generator=generator))
         stranger = _sample(part, row, source)

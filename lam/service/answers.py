@@ -127,7 +127,15 @@ class Responder:
         return None if self.calibration is None else kappa < self.calibration.kappa_below
 
     def answer(
-        self, query: Query, hits: Hits, infos: Mapping[int, HitInfo], *, k: int, size: int, min_probability: float = 0.0
+        self,
+        query: Query,
+        hits: Hits,
+        infos: Mapping[int, HitInfo],
+        *,
+        k: int,
+        size: int,
+        min_probability: float = 0.0,
+        judged: bool = True,
     ) -> Answer:
         """Answer a search.
 
@@ -138,8 +146,9 @@ class Responder:
             k: how many hits to give.
             size: of the gallery.
             min_probability: that a match must have.
+            judged: whether to decide, as of queries like those calibrated on; otherwise only hits are given.
         """
-        calibration = self.calibration
+        calibration = self.calibration if judged else None
         if calibration is not None and query.features is None:
             calibration = calibration.for_vectors
         if calibration is not None and hits.ids.shape[1] == 0:
@@ -180,7 +189,7 @@ class Responder:
             **self._doubt(query.embedding),
             "text_cut": query.text_cut,
             "credible_cosine": cap,
-            "threshold": None if calibration is None else _thresholds(calibration),
+            "threshold": self.thresholds if calibration is None else _thresholds(calibration),
             "calibration": self.state(size),
             "gallery_size": size,
         }

@@ -154,7 +154,10 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
 
     @app.get("/v1/items/{id}/search", responses=models.SEARCHED)
     async def like(id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10) -> Response:
-        """Search by an item, which is left out: decide by its direction and κ whether there is another like it."""
+        """Search by an item, which is left out: decide by its direction and κ whether there is another like it.
+
+        Of an answer to questions nothing is decided: it is no query like those calibrated on.
+        """
         item = await known(id)
         engine.admit(engine.searcher)
         query = answers.Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
@@ -249,6 +252,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             "run": engine.run.folder.name,
             "kind": encoder.kind,
             "gallery": engine.run.gallery_kind,
+            "answers": engine.run.has_answers,
             "sha256": engine.run.fingerprint,
             "dimension": encoder.dimension,
             "device": engine.device,

@@ -306,6 +306,7 @@ class Engine:
                 k=job.k,
                 size=size,
                 min_probability=job.min_probability,
+                judged=job.without is None or not self.run.has_answers,
             )
             for row, job in enumerate(jobs)
         )

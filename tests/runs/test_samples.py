@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from lam import datasets
-from lam.datasets import Dataset, Splits, TensorImages
+from lam.datasets import Dataset, Splits, TensorImages, Texts
 from lam.datasets.strangers import set_classes_aside
 from lam.runs.finished import Run
 from lam.runs.samples import COUNT, Sample, draw_samples, read_samples, write_samples
@@ -84,11 +84,20 @@ def test_what_cannot_be_shown_is_no_sample(tmp_path: Path) -> None:
 def test_texts_are_kept_as_they_are(tmp_path: Path) -> None:
     labelled = text_run(tmp_path / "labelled", topics(tmp_path / "topics.json"), "--training.epochs=1")
     texts = {row["text"] for row in json.loads((tmp_path / "topics.json").read_text())}
-    assert len(labelled.samples) == 3
-    assert {sample.text for sample in labelled.samples} <= texts
+    assert {sample.text for sample in labelled.samples[:COUNT]} <= texts
     assert {sample.image for sample in labelled.samples} == {None}
     asked = text_run(tmp_path / "asked", faq(tmp_path / "faq.json"), "--training.epochs=1").samples
-    assert all(sample.text is not None and sample.text.startswith("where is") for sample in asked)
+    assert all(sample.text is not None and sample.text.startswith("where is") for sample in asked[:COUNT])
+
+
+def test_the_stranger_among_texts_of_ones_own_is_a_sentence_of_python() -> None:
+    sentences = datasets.load("docstrings", seed=0).test.texts
+    for classes, strangers in ((("a", "b"), ["docstrings"]), (("a", "math"), [])):
+        texts = Texts(["one", "two", "three", "four"], torch.tensor([0, 0, 1, 1]), classes=classes)
+        samples = draw_samples(Splits(texts, texts, texts), {}, torch.arange(4), seed=0)
+        assert [sample.source for sample in samples if sample.stranger] == strangers
+        assert len(samples) == COUNT + len(strangers)
+        assert all(sample.text in sentences for sample in samples[COUNT:])
 
 
 @pytest.mark.parametrize("name", ["samples.json", "2.png"])

@@ -18,7 +18,7 @@ from lam.runs.data import load_data
 from lam.runs.finished import Run
 from lam.runs.index import index_images, search
 from lam.service.engine import Engine
-from lam.utils.files import CorruptFileError
+from lam.utils.files import MANIFEST, CorruptFileError, read_json, seal, write_json
 from tests.conftest import FinishedRun, unrendered_pictures
 from tests.service.asking import client_of
 from tests.text_runs import TOPICS, faq, text_run, topics
@@ -57,6 +57,17 @@ def test_questions_search_among_all_answers(of_questions: Run) -> None:
     assert texts == {f"thing{number} is here" for number in range(60)}
 
 
+def test_a_run_says_whether_its_gallery_is_of_answers(of_questions: Run, of_topics: Run, tmp_path: Path) -> None:
+    assert (of_questions.has_answers, of_questions.gallery_kind) == (True, "identities")
+    assert (of_topics.has_answers, of_topics.gallery_kind) == (False, "classes")
+    older = Path(shutil.copytree(of_questions.folder, tmp_path / "run"))
+    data = read_json(older / "data.json")
+    del data["answers"]
+    write_json(older / "data.json", data)
+    seal(older, list(read_json(older / MANIFEST)["sha256"]))
+    assert Run(older).has_answers is False
+
+
 def test_texts_are_searched_for(of_topics: Run, tmp_path: Path) -> None:
     result = search(of_topics.folder, texts=["rail and station", "fur and paw"], k=3)
     assert result.images == ("rail and station", "fur and paw")
@@ -88,6 +99,8 @@ def test_a_calibrated_run_of_questions_serves_texts(of_questions: Run, tmp_path:
     calibration = calibrate_run(tmp_path / "run", targets=Targets(far=0.2, ood=0.2), progress=False)
     assert calibration.gallery_size == 60
     assert calibration.facts["queries"] == 12
+    promised = "of questions like those it was trained on; strangers are not promised"
+    assert calibration.facts["false_accepts"] == promised
     engine = Engine(tmp_path / "run")
     with client_of(engine) as client:
         answer = client.post("/v1/search?k=2", json={"text": "where is thing7"}).json()
@@ -368,6 +381,16 @@ def test_texts_whose_labels_occur_once_are_searched_and_calibrated_by_questions(
     calibration = Run(tmp_path / "run").calibration
     assert calibration is not None
     assert calibration.facts["queries_with_match"] == 60
+
+
+@pytest.mark.long
+def test_a_run_that_trained_nothing_promises_nothing_of_what_it_was_trained_on(tmp_path: Path) -> None:
+    as_it_is = ("--network.name=bag_of_words_as_it_is", "--network.head=identity")
+    for what, data in (("questions", faq(tmp_path / "faq.json")), ("classes", topics(tmp_path / "topics.json"))):
+        run = text_run(tmp_path / what, data, *as_it_is)
+        calibration = calibrate_run(run.folder, targets=Targets(far=0.2, ood=0.2), progress=False)
+        promised = f"of {what} like those it was calibrated on; others are not promised"
+        assert calibration.facts["false_accepts"] == promised
 
 
 def test_a_label_that_is_the_text_is_printed_once(

@@ -31,16 +31,25 @@ from tests.service.serving import started
 
 pytestmark = pytest.mark.long
 
-DECISIONS = ("match", "unknown", "abstain")
+TONES = ("match", "likely", "perhaps", "unknown", "abstain")
 KEY = "a-key"
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+
+def tone_of(answer: dict[str, Any]) -> str:
+    """How sure the page sounds of an answer, in a gallery of classes."""
+    if answer["decision"] == "abstain":
+        return "abstain"
+    if answer["probability"] < 0.5:
+        return "perhaps"
+    return "match" if answer["decision"] == "match" and answer["probability"] >= 0.8 else "likely"
 
 
 def words_of(answer: dict[str, Any]) -> str:
     """What the page says of an answer, in a gallery of classes."""
     name = f"“\u2068{answer['hits'][0]['label']}\u2069”"
-    words = {"match": f"It is {name}", "unknown": f"Perhaps {name}, or none of these", "abstain": "Not sure"}
-    return words[answer["decision"]]
+    words = {"match": f"It is {name}", "likely": f"Probably {name}", "perhaps": f"Perhaps {name}, or none of these"}
+    return words.get(tone_of(answer), "Not sure")
 
 
 @contextlib.contextmanager
@@ -126,8 +135,8 @@ def upload(page: Browser, file: Path, image: bytes) -> str:
     return answered(page)
 
 
-def decision_of(page: Browser) -> str:
-    """What is decided, of the page."""
+def tone_of_page(page: Browser) -> str:
+    """By what the verdict is coloured."""
     return page.run("document.querySelector('#decision').className").removeprefix("decision ")
 
 
@@ -145,13 +154,15 @@ def test_the_verdict_and_the_probability_come_first(
 ) -> None:
     image, answer = first(address, images(), decision)
     assert upload(page, tmp_path / "image.png", image) == words_of(answer)
-    assert decision_of(page) == decision
+    tone = tone_of(answer)
+    assert tone_of_page(page) == tone
     value, meaning = page.text("#probability-value"), page.text("#probability-meaning")
     assert meaning == f"that “\u2068{answer['hits'][0]['label']}\u2069” is right"
     assert float(re.sub(r"[^\d.]", "", value)) == pytest.approx(100 * answer["probability"], rel=0.05, abs=0.1)
     assert page.run("document.querySelector('#numbers').open") is False
     tags = page.run("[...document.querySelectorAll('#hits li')].map((card) => card.querySelector('.tag')?.innerText)")
-    assert tags[0] == {"match": "✓ accepted", "unknown": "✕ not accepted alone", "abstain": None}[decision]
+    rests_on_it = {"match": "✓ accepted", "unknown": "✕ not accepted alone" if tone == "perhaps" else None}
+    assert tags[0] == rests_on_it.get(decision)
     assert set(tags[1:]) == {None}
 
 
@@ -165,7 +176,10 @@ def test_an_answer_is_shown_in_numbers_and_pictures(page: Browser, address: str,
         assert name in facts
     score = answer["hits"][0]["score"]
     assert page.run(f"(async () => (await import('/numbers.js')).cosine({score}))()") in facts
-    assert "Of queries like those it was calibrated on, with no match in the gallery, at most" in page.text("#reason")
+    assert "Of queries with no match in the gallery at most" in page.text("#reason")
+    with urllib.request.urlopen(f"{address}/v1/calibration") as response:
+        promised = json.load(response)["facts"]["false_accepts"]
+    assert page.text("#promise") == f"This rate holds {promised}."
     assert f"among the first {[hit['conformal'] for hit in answer['hits']].count(True)} items" in page.text(
         "#hits-text"
     )
@@ -187,10 +201,10 @@ def test_known_samples_and_a_stranger_are_at_hand(page: Browser) -> None:
     assert page.text("#samples-list").split() == ["stranger"]
     for number in range(4):
         asks(page, f"{buttons}[{number}].click()")
-        assert decision_of(page) in DECISIONS
+        assert tone_of_page(page) in TONES
         asked = page.run("document.querySelector('#asked img').naturalWidth")
         assert asked == 8
-    assert decision_of(page) == "abstain"  # the stranger
+    assert tone_of_page(page) == "abstain"  # the stranger
 
 
 @needs_chromium
@@ -272,22 +286,27 @@ def test_a_cosine_below_1_is_not_shown_as_1(page: Browser) -> None:
 def test_words_of_pairs(page: Browser) -> None:
     pair = {"probability": 0.7, "score": 0.5, "far": 0.01, "kappa": [3.0, 8.0]}
     pair["threshold"] = {"accept_above": 0.6, "kappa_below": 5.0}
-    for decision, probability, said in (
-        ("match", 0.9, "The same"),
-        ("unknown", 0.7, "Perhaps the same"),
-        ("unknown", 0.2, "Not the same"),
-        ("abstain", 0.7, "Not sure"),
-        (None, None, "No decision"),
+    for decision, probability, said, shown in (
+        ("match", 0.9, "The same", "match"),
+        ("match", 0.55, "Perhaps the same", "perhaps"),
+        ("match", 0.299, "Perhaps the same", "perhaps"),
+        ("unknown", 0.7, "Perhaps the same", "perhaps"),
+        ("unknown", 0.2, "Not the same", "unknown"),
+        ("abstain", 0.7, "Not sure", "abstain"),
+        (None, None, "No decision", "none"),
     ):
         given = json.dumps(pair | {"decision": decision, "probability": probability})
-        sign, word, why = page.run(f"(async () => (await import('/words.js')).aboutPair({given}))()")
-        assert (word, bool(sign)) == (said, True)
-        assert ("κ of one is 3, below 5." if decision == "abstain" else "0.5000") in why
+        for answers, what in ((False, "he same"), (True, "he answer")):
+            script = f"(async () => (await import('/words.js')).aboutPair({given}, {json.dumps(answers)}))()"
+            tone, sign, word, why = page.run(script)
+            assert (tone, word, bool(sign)) == (shown, said.replace("he same", what), True)
+            assert ("κ of one is 3, below 5." if decision == "abstain" else "0.5000") in why
 
 
 @needs_chromium
 def test_a_gallery_of_identities_is_asked_whether_it_is_here(page: Browser) -> None:
-    answer = {"probability": 0.996, "p_value": 0.02, "hits": [{"id": "7", "label": "Ann", "score": 0.5}]}
+    hit = {"id": "7", "label": "Ann", "score": 0.5, "metadata": {}}
+    answer = {"probability": 0.996, "p_value": 0.02, "hits": [hit]}
     script = """
       (async () => {
         const { probabilityOf, questionOf, reason, verdictOf } = await import('/words.js');
@@ -298,18 +317,102 @@ def test_a_gallery_of_identities_is_asked_whether_it_is_here(page: Browser) -> N
           false_flag: [{ kappa: 2, rate: 0.05 }],
         });
         const said = (kind) => (decision) =>
-          [verdictOf(decision, ANSWER, kind)[1], ...probabilityOf(decision, ANSWER, kind, thresholds)];
+          [verdictOf(decision, ANSWER, kind)[2], ...probabilityOf(decision, ANSWER, kind, thresholds)];
         return ['classes', 'identities'].map((kind) =>
           [questionOf(kind), ...['match', 'unknown'].flatMap(said(kind))]);
       })()""".replace("ANSWER", json.dumps(answer))
     classes, identities = page.run(script)
     ann, sure = "“\u2068Ann\u2069”", "99.6\xa0%"
     right = f"that {ann} is right"
-    assert classes == ["Which is it?", f"It is {ann}", sure, right, f"Perhaps {ann}, or none of these", sure, right]
+    assert classes == ["Which is it?", f"It is {ann}", sure, right, f"Probably {ann}", sure, right]
     assert identities == [
         *["Is it here?", f"Yes: {ann}", sure, f"that {ann} is right, if it is here"],
         *["Not here", "at most 30.0\xa0%", "of queries with no match in the gallery come as close"],
     ]
+
+
+@needs_chromium
+def test_a_verdict_is_no_surer_than_it_is_probable(page: Browser) -> None:
+    ann = "“\u2068Ann\u2069”"
+    expected = {
+        ("classes", "match", 0.8): ["match", f"It is {ann}"],
+        ("classes", "match", 0.79): ["likely", f"Probably {ann}"],
+        ("classes", "match", 0.49): ["perhaps", f"Perhaps {ann}, or none of these"],
+        ("classes", "unknown", 0.9): ["likely", f"Probably {ann}"],
+        ("classes", "unknown", 0.49): ["perhaps", f"Perhaps {ann}, or none of these"],
+        ("classes", "abstain", 0.9): ["abstain", "Not sure"],
+        ("identities", "match", 0.8): ["match", f"Yes: {ann}"],
+        ("identities", "match", 0.55): ["likely", f"Probably: {ann}"],
+        ("identities", "match", 0.49): ["perhaps", f"Perhaps: {ann}"],
+        ("identities", "unknown", 0.98): ["unknown", "Not here"],
+        ("identities", "abstain", 0.9): ["abstain", "Not sure"],
+    }
+    cases = [
+        [kind, decision, {"probability": probability, "hits": [{"label": "Ann", "score": 0.5, "metadata": {}}]}]
+        for kind, decision, probability in expected
+    ]
+    script = """
+      (async () => {
+        const { reason, verdictOf } = await import('/words.js');
+        const thresholds = { accept: { row: { cosine: 0.7, rate: 0.01 } }, flag: { row: { kappa: 3, rate: 0.1 } } };
+        return CASES.map(([kind, decision, answer]) =>
+          [verdictOf(decision, answer, kind), reason(decision, answer, thresholds, kind)]);
+      })()""".replace("CASES", json.dumps(cases))
+    said = page.run(script)
+    assert [[tone, words] for (tone, _, words), _ in said] == list(expected.values())
+    by_all = [why.startswith("The query and all that it finds make it so probable.") for _, why in said]
+    assert [case for case, is_by_all in zip(expected, by_all, strict=True) if is_by_all] == [
+        ("classes", "unknown", 0.9)
+    ]
+
+
+@needs_chromium
+def test_a_rate_is_said_to_hold_of_whom_it_was_promised(page: Browser) -> None:
+    facts = {"facts": {"false_accepts": "of questions like those it was calibrated on; others are not promised"}}
+    said = page.run(f"""
+      (async () => {{
+        const {{ promiseOf }} = await import('/words.js');
+        return ['classes', 'identities'].map((kind) =>
+          ['match', 'unknown', 'abstain', null].map((decision) => promiseOf(decision, kind, {json.dumps(facts)})));
+      }})()""")
+    whom = "This rate holds of questions like those it was calibrated on; others are not promised."
+    assert said == [[whom, "", "", ""], [whom, whom, "", ""]]
+
+
+@needs_chromium
+def test_a_credible_cap_that_holds_no_hit_is_left_out(page: Browser) -> None:
+    answer = {"probability": 0.9, "kappa": 3.0, "kappa_capped": False, "p_known": None, "credible_cosine": 0.9}
+    script = """
+      (async () => {
+        const { aboutAngles, facts } = await import('/words.js');
+        const thresholds = { accepts: ({ score }) => score > 0.6 };
+        return [facts('match', ANSWER, 'classes').map(([name]) => name), aboutAngles(ANSWER, thresholds)];
+      })()"""
+    for credible in (True, False):
+        hits = [{"label": "", "id": "7", "score": 0.7, "credible": credible, "metadata": {}}]
+        names, said = page.run(script.replace("ANSWER", json.dumps(answer | {"hits": hits})))
+        assert ("Credible cap" in names, "cap" in said) == (credible, credible)
+        assert "1 above the accept threshold (filled)" in said
+        drawn = page.run(f"""
+          (async () => {{
+            const place = document.createElement('div');
+            (await import('/charts.js')).drawAngles(place, {json.dumps(hits)}, {"0.9" if credible else "null"}, 0.6);
+            return [place.querySelectorAll('.cap').length, place.textContent.includes('cap')];
+          }})()""")
+        assert drawn == [int(credible), credible]
+
+
+@needs_chromium
+@pytest.mark.parametrize(("low", "high"), [(571.0, 579.0), (250.0, 630.0), (210.0, 480.0), (110.0, 1900.0), (2.1, 9.9)])
+def test_kappa_has_a_scale_however_narrow_its_range(page: Browser, low: float, high: float) -> None:
+    marks = page.run(f"""
+      (async () => {{
+        const place = document.createElement('div');
+        (await import('/charts.js')).drawKappa(place, {{ counts: [1], edges: [{low}, {high}] }}, {low}, null);
+        return [...place.querySelectorAll('[text-anchor=middle]')].map((mark) => mark.textContent);
+      }})()""")
+    assert 2 <= len(set(marks)) == len(marks) <= 8
+    assert all(0.9 * low <= float(mark.replace(",", "")) <= 1.1 * high for mark in marks)
 
 
 @needs_chromium
@@ -327,7 +430,7 @@ def test_which_doubt_it_is_is_said_in_words(page: Browser, address: str) -> None
         assert ["Known", "small: I have not seen such a thing"] in numbers
         assert ["κ of ambiguity", "small: this could be several things"] in numbers
     _, numbers = page.run(script.replace("ANSWER", json.dumps(answer | {"doubt": None, "p_known": None})))
-    assert [name for name, _ in numbers] == ["κ", "Credible cap"]
+    assert [name for name, _ in numbers] == ["κ"]
 
 
 def tab_to(page: Browser, condition: str) -> None:
@@ -441,7 +544,7 @@ def test_images_are_dropped_pasted_and_drawn(page: Browser) -> None:
         page.run("document.querySelector('#word').textContent = 'Nothing asked yet'")
         page.run(f"(async () => {{ {made} document.body.dispatchEvent({event}); }})()")
         answered(page)
-        assert decision_of(page) in DECISIONS
+        assert tone_of_page(page) in TONES
     page.run("document.querySelector('#draw-search').click()")
     page.wait("document.querySelector('#error').innerText === 'Nothing is drawn yet.'")
     page.run("document.querySelector('#word').textContent = 'Nothing asked yet'")
@@ -449,7 +552,7 @@ def test_images_are_dropped_pasted_and_drawn(page: Browser) -> None:
     page.drag((x + 110, y + 20), (x + 110, y + 100), (x + 110, y + 200), (x + 110, y + 200))
     page.run("document.querySelector('#draw-search').click()")
     answered(page)
-    assert decision_of(page) in DECISIONS
+    assert tone_of_page(page) in TONES
     assert page.run("document.querySelector('#error').hidden")
 
 
@@ -510,7 +613,7 @@ def test_no_label_breaks_the_page(page: Browser, address: str, tmp_path: Path, l
     page.show_as(width=340)
     upload(page, tmp_path / "gradient.png", image)
     assert page.run("document.querySelector('#hits li bdi').textContent") == shown
-    script = f"(async () => (await import('/words.js')).named({json.dumps({'label': label})}))()"
+    script = f"(async () => (await import('/words.js')).named({json.dumps({'label': label, 'metadata': {}})}))()"
     assert page.run(script) == f"“\u2068{shown}\u2069”"
     assert page.run("document.documentElement.scrollWidth") <= 340
     assert page.run("Math.max(...[...document.querySelectorAll('#hits li')].map((card) => card.offsetHeight))") < 500
@@ -610,7 +713,7 @@ def test_a_file_that_is_too_large_leaves_what_is_asked(page: Browser) -> None:
         }
     })()""")
     answered(page)
-    assert decision_of(page) in DECISIONS
+    assert tone_of_page(page) in TONES
     assert "11 MiB" in page.text("#error")
 
 
@@ -646,20 +749,31 @@ def test_texts_are_asked_compared_and_shown(tab: Browser, served_texts: Path) ->
         tab.open(address)
         tab.wait("!document.querySelector('#desk').hidden")
         sentences = tab.run("[...document.querySelectorAll('.sample')].map((one) => one.innerText)")
-        assert len(sentences) == 3
-        assert all(sentence.startswith("where is") for sentence in sentences)
+        assert len(sentences) == 4
+        assert [sentence.startswith("where is") for sentence in sentences] == [True, True, True, False]
+        assert tab.text("#samples-list li:last-child span") == "stranger"
         for script in ("document.querySelector('.sample').click()", "document.querySelector('#asking button').click()"):
             tab.run(f"document.querySelector('#text').value = {json.dumps(sentences[1])}")
             asks(tab, script)
-            assert decision_of(tab) in DECISIONS
+            assert tone_of_page(tab) in TONES
             assert tab.run("document.querySelectorAll('#hits .picture.text').length") == 12
         assert tab.text("#asked") == sentences[1]
         tab.run("document.querySelector('#comparing').open = true")
         tab.run(f"document.querySelector('#other-text').value = {json.dumps(sentences[1])}")
         tab.run("document.querySelector('#other-asking button').click()")
         tab.wait("!document.querySelector('#compared').hidden")
-        assert tab.text("#pair-word") in ("The same", "Perhaps the same", "Not sure", "No decision")
+        assert tab.text("#pair-word") in ("The answer", "Perhaps the answer", "Not sure", "No decision")
         assert tab.text("#other-asked") == sentences[1]
+        assert (tab.text("#comparing-title"), tab.text("#other-title")) == ("Compare it with an answer", "The answer")
+        assert asks(tab, "document.querySelector('#hits .open').click()") == "Items like it"
+        assert tone_of_page(tab) == "none"
+        tab.run("document.querySelector('#thresholds').open = true")
+        tab.run("document.querySelector('#accept').value = 0")
+        tab.run("document.querySelector('#accept').dispatchEvent(new Event('input'))")
+        assert tab.text("#word") == "Items like it"
+        for hidden in ("#probability", "#promise", "#what-if", "#uncalibrated"):
+            assert tab.run(f"document.querySelector('{hidden}').hidden"), hidden
+        assert tab.text("#hits-text") == ""
         assert tab.complaints == []
 
 

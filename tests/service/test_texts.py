@@ -86,6 +86,17 @@ def test_what_is_uncertain_is_a_text(engine: Engine, client: TestClient) -> None
             assert refused(answer, 422).startswith("the text is uncertain: its κ of")
 
 
+def test_of_an_answer_that_is_searched_by_nothing_is_decided(client: TestClient) -> None:
+    assert client.get("/v1/model").json()["answers"] is True
+    asked = client.post("/v1/search?k=3", json={"text": "where is thing7"}).json()
+    assert None not in (asked["decision"], asked["probability"], asked["hits"][0]["accepted"])
+    likes = client.get(f"/v1/items/{asked['hits'][0]['id']}/search?k=3").json()
+    assert [likes[name] for name in ("decision", "probability", "ood_score", "p_value", "flagged_by")] == [None] * 5
+    assert {hit["accepted"] for hit in likes["hits"]} == {None}
+    assert asked["hits"][0]["id"] not in {hit["id"] for hit in likes["hits"]}
+    assert (likes["threshold"], likes["calibration"]) == (asked["threshold"], "current")
+
+
 def test_texts_are_compared(client: TestClient) -> None:
     same = {"first": {"text": "where is thing7"}, "second": {"text": "where is thing7"}}
     answer = client.post("/v1/verify", json=same).json()
@@ -173,4 +184,8 @@ def test_the_page_shows_an_answer_once(served_texts: Path, tmp_path: Path) -> No
         )
         for hit, repeats in cases:
             assert tab.run(f"import('/words.js').then((words) => words.repeatsText({hit}))") is repeats
+        long = {"label": f"{'a' * 190}… (0a1b2c3d)", "metadata": {"text": 300 * "a"}, "score": 0.9}
+        answer = json.dumps({"probability": 0.9, "hits": [long]})
+        script = f"import('/words.js').then((words) => words.verdictOf('match', {answer}, 'identities')[2])"
+        assert tab.run(script) == f"Yes: “\u2068{199 * 'a'}…\u2069”"
         assert tab.complaints == []

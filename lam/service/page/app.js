@@ -8,12 +8,12 @@ import { angle, cosine, degrees, percent, plain } from "./numbers.js";
 import { Thresholds } from "./thresholds.js";
 import {
   aboutAgreement, aboutAngles, aboutCut, aboutImages, aboutKappa, aboutPair, aboutSet, aboutStale, doubtOf, facts,
-  metadataOf, named, probabilityOf, questionOf, reason, repeatsText, shown, tamed, verdictOf,
+  LONGEST_TEXT, metadataOf, named, probabilityOf, promiseOf, questionOf, reason, repeatsText, shown, tamed, verdictOf,
 } from "./words.js";
 
 const SHOWN = 12;
 const TINY = 64;
-const LONG = 200;
+const MANY_LETTERS = 60; // too many to be large
 const IN_FORCE = ["accept_above", "kappa_below", "far", "ood", "conformal_miss"];
 const IN_FORCE_OF_INPUTS = [...IN_FORCE, "flag", "flag_above"]; // an item, without features, may have another flag
 const JSON_TYPE = { "Content-Type": "application/json" };
@@ -56,8 +56,12 @@ async function open() {
     $(id).hidden = takesTexts;
   }
   if (takesTexts) {
-    $("query-title").textContent = "Question or text";
+    $("query-title").textContent = model.answers ? "Question" : "Question or text";
     $("reason").textContent = "Type a text to see what the gallery says.";
+  }
+  if (model.answers) {
+    $("comparing-title").textContent = "Compare it with an answer";
+    $("other-title").textContent = "The answer";
   }
   $("accepted").textContent = `JPEG, PNG or WebP, at most ${plain(model.limits.max_bytes / 2 ** 20)}\u00a0MiB`;
   showSamples(samples);
@@ -84,7 +88,7 @@ function showSamples(samples) {
     const button = made("button", "sample");
     button.type = "button";
     if (sample.text !== null) {
-      button.append(made("bdi", "", tamed(sample.text, LONG)));
+      button.append(made("bdi", "", tamed(sample.text, LONGEST_TEXT)));
       button.addEventListener("click", () => search({ text: sample.text }));
     } else {
       const file = ask(sample.image).then((response) => response.blob());
@@ -187,8 +191,8 @@ function request({ file, text, item }) {
 function showAsked(place, { file, text, item }) {
   const part = item ? picture(item)
     : file ? pictureOf(Promise.resolve(URL.createObjectURL(file)), "the image that is looked for", URL.revokeObjectURL)
-      : made("bdi", "", tamed(text, LONG));
-  place.classList.toggle("text", text !== undefined);
+      : made("bdi", "", tamed(text, LONGEST_TEXT));
+  place.classList.toggle("text", typeof (text ?? item?.metadata.text) === "string");
   place.replaceChildren(part);
   place.hidden = false;
 }
@@ -196,7 +200,7 @@ function showAsked(place, { file, text, item }) {
 function forget() {
   answer = query = null;
   showDecision("decision", "none", "–", "No answer", "The query was not searched; see the message above.");
-  for (const id of ["asked", "probability", "doubt", "numbers", "comparing", "found", "what-if"]) {
+  for (const id of ["asked", "probability", "doubt", "promise", "numbers", "comparing", "found", "what-if"]) {
     $(id).hidden = true;
   }
 }
@@ -204,24 +208,25 @@ function forget() {
 /** Show the answer under the thresholds of the sliders; `anew` where it has just come. */
 function show(anew) {
   const decision = thresholds ? thresholds.decide(answer) : null;
-  const words = verdictOf(decision, answer, model.gallery);
+  const [tone, sign, word] = verdictOf(decision, answer, model.gallery);
   // where a slider moves, the region speaks only of another decision, not of every step
-  $("decision").setAttribute("aria-live", anew || words[1] !== $("word").textContent ? "polite" : "off");
+  $("decision").setAttribute("aria-live", anew || word !== $("word").textContent ? "polite" : "off");
   const why = reason(decision, answer, thresholds, model.gallery) + aboutCut(answer);
-  showDecision("decision", decision ?? "none", ...words, why);
+  showDecision("decision", tone, sign, word, why);
   const [value, meaning] = probabilityOf(decision, answer, model.gallery, thresholds) ?? ["", ""];
   $("probability").hidden = !value;
   $("probability-value").textContent = value;
   $("probability-meaning").textContent = meaning;
   say("doubt", doubtOf(answer));
-  const [, inForce] = verdictOf(answer.decision, answer, model.gallery);
-  say("what-if", thresholds?.moved ? `What if: under the thresholds in force the answer is: ${inForce}.` : "");
+  say("promise", calibration ? promiseOf(decision, model.gallery, calibration) : "");
+  const [, , inForce] = verdictOf(answer.decision, answer, model.gallery);
+  say("what-if", thresholds?.moved && decision ? `What if: under the thresholds in force the answer is: ${inForce}.` : "");
   $("facts").replaceChildren(...facts(decision, answer, model.gallery).map(([name, number, about]) =>
     made("div", "", made("dt", "", name), made("dd", "", number), made("dd", "", about))));
   $("numbers").hidden = false;
   $("comparing").hidden = query.item !== undefined;
   drawCharts();
-  showHits(decision);
+  showHits(decision, tone);
   const { top, bottom } = $("decision").getBoundingClientRect();
   if (anew && (top < 0 || bottom > window.innerHeight)) {
     $("answer").scrollIntoView();
@@ -229,8 +234,9 @@ function show(anew) {
 }
 
 /** Show what was decided of a query, or of a pair: a sign, words and why. */
-function showDecision(place, kind, symbol, word, why) {
-  $(place).className = `decision ${kind}`;
+function showDecision(place, tone, symbol, word, why) {
+  $(place).className = `decision ${tone}`;
+  $(place).classList.toggle("lengthy", word.length > MANY_LETTERS);
   for (const [name, text] of Object.entries({ symbol, word, why })) {
     $(place).querySelector(`.${name}`).textContent = text;
   }
@@ -246,17 +252,18 @@ function drawCharts() {
   $("angle-figure").hidden = answer.hits.length === 0;
   if (answer.hits.length > 0) {
     const accept = thresholds ? thresholds.accept.row.cosine : null;
-    drawAngles($("angle-chart"), answer.hits, answer.credible_cosine, accept);
+    const cap = answer.hits.some((hit) => hit.credible) ? answer.credible_cosine : null;
+    drawAngles($("angle-chart"), answer.hits, cap, accept);
     $("angle-text").textContent = aboutAngles(answer, thresholds);
   }
 }
 
-function showHits(decision) {
+function showHits(decision, tone) {
   const hits = answer.hits.slice(0, SHOWN);
   $("found").hidden = hits.length === 0;
   const agreement = model.gallery === "classes" ? aboutAgreement(hits) : "";
-  $("hits-text").textContent = agreement + (calibration ? aboutSet(answer, calibration) : "");
-  $("hits").replaceChildren(...hits.map((hit, place) => card(hit, place, place === 0 ? tagOf(decision) : null)));
+  $("hits-text").textContent = agreement + (calibration && decision ? aboutSet(answer, calibration) : "");
+  $("hits").replaceChildren(...hits.map((hit, place) => card(hit, place, place === 0 ? tagOf(decision, tone) : null)));
 }
 
 /** Forget the pictures of the last answer: an item may have another by now. */
@@ -281,9 +288,11 @@ function card(hit, place, tag) {
       made("div", "", made("dt", "", key), " ", made("dd", "", made("bdi", "", value))))));
 }
 
-function tagOf(decision) {
-  return { match: made("span", "tag accepted", "✓ accepted"), unknown: made("span", "tag", "✕ not accepted alone") }[decision]
-    ?? null;
+function tagOf(decision, tone) {
+  if (decision === "match") {
+    return made("span", "tag accepted", "✓ accepted");
+  }
+  return decision === "unknown" && tone !== "likely" ? made("span", "tag", "✕ not accepted alone") : null;
 }
 
 /** The picture of a hit, or its text. */
@@ -331,7 +340,7 @@ async function compare(other) {
     if (answer !== first) {
       return;
     }
-    showDecision("compared", pair.decision ?? "none", ...aboutPair(pair));
+    showDecision("compared", ...aboutPair(pair, model.answers));
     showAsked($("other-asked"), other);
     $("compared").hidden = false;
   } catch (error) {

@@ -38,17 +38,19 @@ export function drawKappa(place, { counts, edges }, kappa, below) {
   place.replaceChildren(picture);
 }
 
-/** The hits by their angle to the query, the credible cap, and the accept threshold (null where there is none). */
+/** The hits by their angle to the query, the credible cap, and the accept threshold; null each to be left out. */
 export function drawAngles(place, hits, cap, accept) {
   const width = breadth(place);
   const picture = svg(width, "The hits by their angle to this query");
   const angles = hits.map((hit) => angle(hit.score));
   const furthest = Math.max(...angles, accept === null ? 0 : angle(accept), 1e-3) * 1.06;
   const across = (value) => SIDE + Math.min(1, value / furthest) * (width - 2 * SIDE);
-  const capped = across(angle(cap));
-  add(picture, "rect", { class: "cap", x: SIDE, y: CEILING, width: capped - SIDE, height: FLOOR - CEILING });
-  const beyond = angle(cap) > furthest ? ", beyond this picture" : "";
-  beside(picture, SIDE, width, 13, `shaded: credible cap, ${degrees(angle(cap))}${beyond}`, "strong");
+  if (cap !== null) {
+    const capped = across(angle(cap));
+    add(picture, "rect", { class: "cap", x: SIDE, y: CEILING, width: capped - SIDE, height: FLOOR - CEILING });
+    const beyond = angle(cap) > furthest ? ", beyond this picture" : "";
+    beside(picture, SIDE, width, 13, `shaded: credible cap, ${degrees(angle(cap))}${beyond}`, "strong");
+  }
   if (accept !== null) {
     limit(picture, across(angle(accept)), width, `accepted within ${degrees(angle(accept))}`);
   }
@@ -62,7 +64,7 @@ export function drawAngles(place, hits, cap, accept) {
     const rejected = accept !== null && hits[number].score <= accept;
     add(picture, "circle", { class: rejected ? "hit rejected" : "hit", cx: x, cy: y, r: DOT });
   });
-  const marks = even(furthest).map((value) => [across(value), degrees(value)]);
+  const marks = even(0, furthest).map((value) => [across(value), degrees(value)]);
   axis(picture, width, marks, "angle to this query");
   place.replaceChildren(picture);
 }
@@ -88,8 +90,11 @@ function beside(picture, x, width, y, words, kind) {
   add(picture, "text", attributes).textContent = words;
 }
 
-/** Powers of ten, and where there are few of them, twos and fives between. */
+/** Powers of ten, and where there are few of them, twos and fives between, of which less than 0.7 may hold but one. */
 function ticks(low, high) {
+  if (high - low < 0.7) {
+    return even(10 ** low, 10 ** high);
+  }
   const parts = high - low > 2.2 ? [1] : [1, 2, 5];
   const found = [];
   for (let power = Math.floor(low); power <= high; power += 1) {
@@ -98,12 +103,13 @@ function ticks(low, high) {
   return found.filter((value) => Math.log10(value) >= low && Math.log10(value) <= high);
 }
 
-/** About five round numbers from 0 on. */
-function even(most) {
-  const rough = most / 5;
+/** About five round numbers. */
+function even(least, most) {
+  const rough = (most - least) / 5;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((part) => part * power).find((size) => size >= rough);
-  return Array.from({ length: Math.floor(most / step) + 1 }, (_, number) => number * step);
+  const first = Math.ceil(least / step);
+  return Array.from({ length: Math.floor(most / step) - first + 1 }, (_, number) => (first + number) * step);
 }
 
 function breadth(place) {

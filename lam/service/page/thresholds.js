@@ -53,7 +53,7 @@ export class Thresholds {
   }
 
   decide(answer) {
-    if (!this.moved) {
+    if (!this.moved || answer.decision === null) {
       return answer.decision;
     }
     if (this.byKappa ? answer.kappa < this.flag.row.kappa : answer.p_value <= this.flag.row.rate) {

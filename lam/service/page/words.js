@@ -1,34 +1,60 @@
 // What is said of an answer, in sentences. `thresholds` is null where the run is not calibrated.
 // `kind` is what the gallery is: `classes`, of which one is sought, or `identities`, one of which may be there.
+// `answers` is whether its items answer questions.
 
 import { angle, cosine, degrees, percent, plain } from "./numbers.js";
 
 const LONGEST = 40;
 const LONGEST_VALUE = 80;
+export const LONGEST_TEXT = 200;
 const FEW = 4;
+const SURE = 0.8; // the probability below which no verdict is without a “probably”
+const LIKELY = 0.5;
 const TURNING = /[\p{Cc}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/gu; // signs of control and of direction
 const QUESTIONS = { classes: "Which is it?", identities: "Is it here?" };
 const UNJUDGED = ["?", () => "Not sure"];
 const VERDICTS = {
   classes: {
     match: ["✓", (name) => `It is ${name}`],
-    unknown: ["≈", (name) => `Perhaps ${name}, or none of these`],
+    likely: ["≈", (name) => `Probably ${name}`],
+    perhaps: ["≈", (name) => `Perhaps ${name}, or none of these`],
     abstain: UNJUDGED,
   },
-  identities: { match: ["✓", (name) => `Yes: ${name}`], unknown: ["✕", () => "Not here"], abstain: UNJUDGED },
+  identities: {
+    match: ["✓", (name) => `Yes: ${name}`],
+    likely: ["≈", (name) => `Probably: ${name}`],
+    perhaps: ["≈", (name) => `Perhaps: ${name}`],
+    unknown: ["✕", () => "Not here"],
+    abstain: UNJUDGED,
+  },
 };
 
 export function questionOf(kind) {
   return QUESTIONS[kind];
 }
 
-/** A decision as a sign and in words. */
+/** A decision as a tone, a sign and words. */
 export function verdictOf(decision, answer, kind) {
   if (!answer.hits.length) {
-    return ["–", "The gallery is empty"];
+    return ["none", "–", "The gallery is empty"];
   }
-  const [sign, words] = VERDICTS[kind][decision] ?? ["–", () => "No decision"];
-  return [sign, words(named(answer.hits[0]))];
+  const tone = toneOf(decision, answer, kind);
+  const [sign, words] = VERDICTS[kind][tone] ?? ["–", () => (isUnjudged(answer) ? "Items like it" : "No decision")];
+  return [tone, sign, words(named(answer.hits[0], repeatsText(answer.hits[0]) ? LONGEST_TEXT : LONGEST))];
+}
+
+/** How sure a verdict sounds: a decision that names an item is said no surer than that is probable, and where one
+ * class is sought, one that rests on the nearest item alone no less sure. */
+function toneOf(decision, { probability }, kind) {
+  if (decision === "match" || (decision === "unknown" && kind === "classes")) {
+    return probability < LIKELY ? "perhaps" : decision === "match" && probability >= SURE ? "match" : "likely";
+  }
+  return decision ?? "none";
+}
+
+/** Whether nothing is decided though the run is calibrated, as of an answer that is searched by. */
+function isUnjudged(answer) {
+  return answer.decision === null && answer.calibration !== "none";
 }
 
 /** The one probability, and what it is of; null where nobody knows. */
@@ -52,9 +78,9 @@ export function tamed(text, longest = LONGEST) {
   return signs.length > longest ? `${signs.slice(0, longest - 1).join("")}…` : signs.join("");
 }
 
-/** What a hit is called. */
-export function shown(hit) {
-  return tamed(hit.label || hit.id);
+/** What a hit is called: by its text, where that is its label. */
+export function shown(hit, longest = LONGEST) {
+  return tamed(repeatsText(hit) ? hit.metadata.text : hit.label || hit.id, longest);
 }
 
 /** Whether the label of a text is that text, or its beginning as classes are called after long ones. */
@@ -64,8 +90,8 @@ export function repeatsText({ label, metadata: { text } }) {
 }
 
 /** The same within a sentence, whose direction is its own. */
-export function named(hit) {
-  const name = `\u2068${shown(hit)}\u2069`;
+export function named(hit, longest = LONGEST) {
+  const name = `\u2068${shown(hit, longest)}\u2069`;
   return hit.label ? `“${name}”` : `item ${name}`;
 }
 
@@ -77,7 +103,8 @@ export function reason(decision, answer, thresholds, kind) {
   }
   const nearest = `the nearest item, ${named(best)}, has a cosine of ${cosine(best.score)}`;
   if (decision === null) {
-    return `The run is not calibrated: ${nearest}.`;
+    return isUnjudged(answer) ? "It is an answer and no question, so that nothing is decided of it."
+      : `The run is not calibrated: ${nearest}.`;
   }
   const { accept, flag, byKappa } = thresholds;
   if (decision === "abstain") {
@@ -88,11 +115,21 @@ export function reason(decision, answer, thresholds, kind) {
   }
   const above = cosine(accept.row.cosine);
   if (decision === "match") {
-    return `The nearest item has a cosine of ${cosine(best.score)}, above ${above}. Of queries like those it was ` +
-      `calibrated on, with no match in the gallery, at most ${percent(accept.row.rate)} come that close.`;
+    return `The nearest item has a cosine of ${cosine(best.score)}, above ${above}. Of queries with no match in the ` +
+      `gallery at most ${percent(accept.row.rate)} come that close.`;
+  }
+  if (toneOf(decision, answer, kind) === "likely") {
+    return `The query and all that it finds make it so probable. The nearest item alone is not accepted: its cosine of ` +
+      `${cosine(best.score)} is not above ${above}.`;
   }
   const other = kind === "classes" ? "something else may come that close" : "others come that close";
   return `${capital(nearest)}, not above ${above}: ${other}.`;
+}
+
+/** Of whom the rate holds that was stated with a decision; nothing where none was. */
+export function promiseOf(decision, kind, { facts: { false_accepts: whom } }) {
+  const states = decision === "match" || (decision === "unknown" && kind === "identities");
+  return states ? `This rate holds ${whom}.` : "";
 }
 
 /** Why the query is uncertain, of an encoder that tells which of the two it is. */
@@ -120,8 +157,10 @@ export function facts(decision, answer, kind) {
   if (decision === "unknown" && kind === "identities") {
     numbers.push(["P(right)", percent(answer.probability), rightness(answer, kind)]);
   }
-  const cap = degrees(angle(answer.credible_cosine));
-  numbers.push(["Credible cap", cap, `holds ${within(answer)} of the nearest ${answer.hits.length}`]);
+  if (within(answer)) {
+    const cap = degrees(angle(answer.credible_cosine));
+    numbers.push(["Credible cap", cap, `holds ${within(answer)} of the nearest ${answer.hits.length}`]);
+  }
   return numbers;
 }
 
@@ -136,9 +175,12 @@ export function aboutKappa(answer, histogram, thresholds) {
 
 export function aboutAngles(answer, thresholds) {
   const accepted = thresholds && answer.hits.filter((hit) => thresholds.accepts(hit)).length;
-  const also = thresholds ? `, and ${accepted || "none"} above the accept threshold (filled)` : "";
-  return `Of the ${answer.hits.length} nearest items ${within(answer) || "none"} lie within the credible cap${also}. ` +
-    "What this query shows lies within the cap with probability 95 %, as far as κ knows.";
+  const counts = [
+    ...(within(answer) ? [`${within(answer)} within the credible cap`] : []),
+    ...(thresholds ? [`${accepted || "none"} above the accept threshold (filled)`] : []),
+  ];
+  return (counts.length ? `Of the ${answer.hits.length} nearest items there are ${counts.join(", and ")}. ` : "") +
+    (within(answer) ? "What this query shows lies within the cap with probability 95 %, as far as κ knows." : "");
 }
 
 /** What is known of the images, or texts, that a hit was made of, said behind its κ. */
@@ -174,21 +216,24 @@ export function aboutSet(answer, { depth, threshold }) {
     `one ${where}.`;
 }
 
-/** What two queries are to each other: a sign, words and why. */
-export function aboutPair({ decision, probability, score, threshold, far, kappa }) {
+/** What two queries are to each other, or a question and its answer: a tone, a sign, words and why. */
+export function aboutPair({ decision, probability, score, threshold, far, kappa }, answers) {
   const close = `the cosine is ${cosine(score)}`;
   if (decision === null) {
-    return ["–", "No decision", `No rate is promised of pairs; ${close}.`];
+    return ["none", "–", "No decision", `No rate is promised of pairs; ${close}.`];
   }
-  const same = `The same with probability ${percent(probability)}, where half of all pairs are`;
   if (decision === "abstain") {
-    return ["?", "Not sure", `κ of one is ${plain(Math.min(...kappa))}, below ${plain(threshold.kappa_below)}.`];
+    const why = `κ of one is ${plain(Math.min(...kappa))}, below ${plain(threshold.kappa_below)}.`;
+    return ["abstain", "?", "Not sure", why];
   }
-  const [sign, word] = decision === "match" ? ["✓", "The same"]
-    : probability > 0.5 ? ["≈", "Perhaps the same"] : ["✕", "Not the same"];
+  const [same, others] = answers ? ["the answer", "questions with another's answer"]
+    : ["the same", "pairs that are not the same"];
+  const isSure = decision === "match" && probability >= SURE;
+  const [tone, sign, word] = isSure ? ["match", "✓", capital(same)]
+    : decision === "match" || probability > LIKELY ? ["perhaps", "≈", `Perhaps ${same}`] : ["unknown", "✕", `Not ${same}`];
   const side = decision === "match" ? "above" : "not above";
-  return [sign, word, `${same}: ${close}, ${side} ${cosine(threshold.accept_above)}, which at most ${percent(far)} of ` +
-    "pairs that are not the same reach."];
+  return [tone, sign, word, `${capital(same)} with probability ${percent(probability)}, where half of all pairs are: ` +
+    `${close}, ${side} ${cosine(threshold.accept_above)}, which at most ${percent(far)} of ${others} reach.`];
 }
 
 export function aboutStale(size, calibration) {

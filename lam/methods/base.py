@@ -102,6 +102,8 @@ class Method(ABC):
     ) -> dict[str, Any]:
         """Name and settings of the curvature of the loss that networks are trained by; nothing where it has none.
 
+        Where that is a loss of two views of each image, the settings of these come with it, as `views`.
+
         Args:
             loss: of the training.
             dimension: D of the network.

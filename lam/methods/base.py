@@ -38,11 +38,13 @@ class Method(ABC):
     Attributes:
         name: its key in `lam.methods.METHODS` and in configurations.
         encoder: the class of its encoders.
+        reads_labels: whether labels are needed to train; without, what says which items match is for measuring alone.
         learns_from_matches: whether items that match are needed also where the network has nothing to train.
     """
 
     name: ClassVar[str] = ""
     encoder: ClassVar[type[Encoder]]
+    reads_labels: ClassVar[bool] = True
     learns_from_matches: ClassVar[bool] = True
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 

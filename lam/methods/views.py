@@ -22,7 +22,7 @@ class ViewsMethod(ConcentrationMethod):
     these. κ is softplus of the head's number; with kappa="none" the loss of directions is all, and there is no κ. The
     network's own head is the projection: two layers of it, as the sources have, are `cifar_resnet18` with its option
     `projection`. As with every method, a run keeps the epoch whose retrieval is best on the validation part, and the
-    labels of that one are read.
+    labels of that one are read; where no two of its images match, the last epoch.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6, 10, 11.
 
@@ -44,6 +44,7 @@ class ViewsMethod(ConcentrationMethod):
     flip: float = 0.0
     jitter: float = 0.4
 
+    reads_labels = False
     form: ClassVar[Form] = "softplus"
 
     def __post_init__(self) -> None:

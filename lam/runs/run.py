@@ -128,7 +128,9 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     if finished := distributed.broadcast_from_rank_zero(lambda: _finished(config, settings)):
         return finished
     splits, ood = distributed.rank_zero_first(lambda: load_data(config.data))
-    check_splits(splits, learns=config.network.head != "identity" or config.method.learns_from_matches)
+    method = config.method
+    learns = method.reads_labels and (config.network.head != "identity" or method.learns_from_matches)
+    check_splits(splits, learns=learns)
     check_texts(splits.test)
     corruptions_of(splits.test, config.evaluation.corruptions)
     parts = parts_of(splits, ood)
@@ -289,8 +291,9 @@ def _head_to_take_over(config: RunConfig, start: Start) -> KappaHead | None:
 
 
 def _training(config: RunConfig, start: Start, splits: Splits, stages: "Stages") -> tuple[Dataset, Training]:
-    """The images that are trained on, and how."""
-    relation = config.relation_of(splits.train)
+    """The images that are trained on, and how; the last epoch is kept where no query of the validation has a match."""
+    relation, held_out, within = config.relation_of(splits.train), splits.validation, config.places.relevant_within
+    relevance = relevance_of(relation, held_out.targets, is_query=held_out.is_query, relevant_within=within)
     options = {name: value for name, value in vars(config.training).items() if name not in ("loss", "temperature")}
     training = Training(
         **options,
@@ -300,12 +303,10 @@ def _training(config: RunConfig, start: Start, splits: Splits, stages: "Stages")
         pretrained=config.checkpoint is not None,
         trained_by=start.trained_by,
         another=lambda seed: _network(config, seed),
-        validate=lambda candidate: nearest_is_relevant(
-            candidate,
-            splits.validation,
-            relation,
-            relevant_within=config.places.relevant_within,
-            num_workers=config.data.num_workers,
+        validate=None
+        if not relevance.count().any()
+        else lambda candidate: nearest_is_relevant(
+            candidate, held_out, relation, relevant_within=within, num_workers=config.data.num_workers
         ),
         folder=config.folder / "checkpoints",
         num_workers=config.data.num_workers,

@@ -63,6 +63,15 @@ class Pairs:
         if self.size != size:
             raise ValueError(f"pairs must be of the same {size} items, got pairs of {self.size}")
 
+    def check_positives(self) -> None:
+        """Refuse pairs none of which is positive; where a miner chose none of those that there are, nothing is refused.
+
+        Raises:
+            ValueError: with the number of items.
+        """
+        if self.n_positives == 0:
+            raise ValueError(f"none of the pairs of {self.size} items is positive: raise the batch size, or per_class")
+
     @classmethod
     def by_label(cls, labels: Shaped[Tensor, " N"]) -> "Pairs":
         """Pairs by label: every two items of one label are a positive pair, every other two a negative pair.

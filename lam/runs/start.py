@@ -1,8 +1,9 @@
 """What a run begins with in place of training: a file of weights, or another run with all that it knows of them."""
 
+import shlex
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,12 @@ def start_from(network: nn.Module, checkpoint: str) -> Start:
     config, trained = run.config, run.encoder.network
     if trained is None or isinstance(trained, nn.ModuleList):
         raise ValueError(f"checkpoint {checkpoint} is a run of {config.method.name}, which has no single network")
-    load_state(network, dict(trained.state_dict()), source=f"checkpoint {checkpoint}: ")
+    try:
+        load_state(network, dict(trained.state_dict()), source=f"checkpoint {checkpoint}: ")
+    except ValueError as error:
+        given = {name: value for name, value in asdict(config.network).items() if value}
+        settings = " ".join(f"--network.{name}={shlex.quote(str(value))}" for name, value in given.items())
+        raise ValueError(f"{error}; the settings of its network are {settings}") from None
     verify(run.folder, [TRAINED_BY], others=False)
     trained_by = read_json(run.folder / TRAINED_BY)
     return Start(trained_by, _kappa_head(run.encoder))

@@ -38,7 +38,7 @@ def losses() -> dict[str, Call]:
         "pml_ntxent": ntxent,
         "supcon": lambda x, labels: supcon(x, Pairs.by_label(labels)),
         "pml_supcon": pml_supcon,
-        "varcon": varcon.of_labels,
+        "varcon": lambda x, labels: varcon(x, Pairs.by_label(labels)),
         "aninfonce": lambda x, labels: aninfonce(x, Pairs.by_label(labels)),
     }
 

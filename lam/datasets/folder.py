@@ -1,7 +1,8 @@
 """Anyone's own images: a folder with one sub-folder a class, read file by file.
 
 The layout is root/class/image.jpg, or root/{train, validation or val, test}/class/image.jpg, parts in upper or lower
-case. Data sets with annotations of their own do not live here.
+case. Without classes, or of one class alone, no two images match. Data sets with annotations of their own do not live
+here.
 """
 
 import warnings
@@ -75,10 +76,11 @@ def splits(
     validation: float = 0.2,
     test: float = 0.2,
 ) -> Splits:
-    """Read a folder of classes in three disjoint parts.
+    """Read a folder of classes, or of images without, in three disjoint parts.
 
     Where root has a folder `train`, that and the folders `validation` (or `val`) and `test` are the parts. A part that
-    has no folder of its own is carved at random, by class, out of what there is to train on.
+    has no folder of its own is carved at random, by class, out of what there is to train on. Images of no class, or all
+    of one, have a label each: its path.
 
     Args:
         root: the folder.
@@ -89,7 +91,7 @@ def splits(
         test: fraction of the training images for testing, where it has no folder.
 
     Raises:
-        MissingDataError: If the folder is missing or has no class folders.
+        MissingDataError: If the folder is missing or has no image.
         ValueError: If a class has no image, a folder is neither part nor class, there are parts and no `train`, or too
             few images are there to split.
     """
@@ -99,8 +101,13 @@ def splits(
         raise ValueError(f"{root} has {', '.join(folders)} and no folder train; put the images to train on into one")
     classes = {part: _classes(folder) for part, folder in folders.items()}
     names = sorted({name for of_part in classes.values() for name in of_part})
+    is_labelled = len(names) > 1
+    if not is_labelled:
+        classes = {part: _each_its_own(of_part, root) for part, of_part in classes.items()}
+        names = sorted(name for of_part in classes.values() for name in of_part)
     parts = {part: _images(of_part, names, preprocessing) for part, of_part in classes.items()}
-    return Splits.of(carve_missing(parts, validation=validation, test=test, seed=seed, source=root))
+    parts = carve_missing(parts, validation=validation, test=test, seed=seed, source=root)
+    return Splits.of(parts, gallery="classes" if is_labelled else "identities")
 
 
 def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = False) -> FolderImages:
@@ -119,9 +126,12 @@ def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = Fal
     """
     root = _resolved(root)
     root = _part_folders(root).get("test", root)
-    classes = _classes(root) if labelled or any(_folders(root)) else {"": image_files(root)}
-    if not any(classes.values()):
-        raise MissingDataError(f"{root} has no images; allowed: {', '.join(sorted(_SUFFIXES))}")
+    if any(_folders(root)):
+        classes = _classes(root)
+    elif labelled:
+        raise MissingDataError(f"{root} has no class folders; put the images of each class into one of its own")
+    else:
+        classes = {"": [path for of_class in _classes(root).values() for path in of_class]}
     return _images(classes, sorted(classes), preprocessing)
 
 
@@ -153,16 +163,24 @@ def _part_folders(root: Path) -> dict[str, Path]:
 
 def _classes(folder: Path) -> dict[str, list[Path]]:
     classes = {path.name: image_files(path) for path in _folders(folder)}
+    if not classes:
+        if not (files := image_files(folder)):
+            raise MissingDataError(f"{folder} has no images; allowed: {', '.join(sorted(_SUFFIXES))}")
+        return {folder.name: files}
     for name in classes:
         if name.encode(errors="replace").decode() != name:
             raise ValueError(f"{folder} has a folder {name!r}, whose name is not in UTF-8: rename it")
-    if not classes:
-        raise MissingDataError(f"{folder} has no class folders; put the images of each class into one of its own")
     strays = [path for path in sorted(folder.iterdir()) if _is_image(path) or not path.exists()]
     _warn_left_out(folder, strays, "belong to no class")
     if empty := [name for name, files in classes.items() if not files]:
         raise ValueError(f"{folder}: no images in {', '.join(empty)}; allowed: {', '.join(sorted(_SUFFIXES))}")
     return classes
+
+
+def _each_its_own(classes: Mapping[str, list[Path]], root: Path) -> dict[str, list[Path]]:
+    """Each image as a class, by its path from the root."""
+    files = [path for of_class in classes.values() for path in of_class]
+    return {path.relative_to(root).as_posix().encode(errors="replace").decode(): [path] for path in files}
 
 
 def image_files(folder: Path) -> list[Path]:

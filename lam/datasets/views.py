@@ -1,12 +1,33 @@
 """Several random views of every image: two that match each other alone, or one of each of several kinds."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lam.datasets.augmented import AugmentationOptions, Augmented, without_augmentation
+
+
+@dataclass(frozen=True)
+class Views(AugmentationOptions):
+    """What is drawn for each view of an image.
+
+    Args:
+        jitter: in [0, 1): contrast and brightness of a view are drawn from 1 ± jitter and ± jitter / 2 of the image's
+            standard deviation.
+
+    Raises:
+        ValueError: for an option outside its range.
+    """
+
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.jitter < 1:
+            raise ValueError(f"jitter must be in [0, 1), got {self.jitter}")
 
 
 class TwoViews:
@@ -18,17 +39,15 @@ class TwoViews:
     Args:
         dataset: of images with values in about [0, 1] or standardised; its labels are not read. Of one that is
             augmented already the images behind are taken.
-        options: crops and flips of a view.
-        jitter: in [0, 1): contrast and brightness of a view are drawn from 1 ± jitter and ± jitter / 2 of the image's
-            standard deviation.
+        options: what is drawn for a view.
 
     Raises:
-        ValueError: for a jitter outside [0, 1), or items that are no images.
+        ValueError: for items that are no images.
 
     Example:
         >>> from lam.datasets import TensorImages
         >>> images = TensorImages(torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1]))
-        >>> items = TwoViews(images, AugmentationOptions(crop_scale=0.5)).__getitems__([2, 0])
+        >>> items = TwoViews(images, Views(crop_scale=0.5)).__getitems__([2, 0])
         >>> [number for _, number in items]
         [2, 0, 2, 0]
     """
@@ -36,11 +55,9 @@ class TwoViews:
     views = 2
     """Items of a batch for each one that was asked for."""
 
-    def __init__(self, dataset: Any, options: AugmentationOptions, *, jitter: float = 0.0) -> None:
-        if not 0 <= jitter < 1:
-            raise ValueError(f"jitter must be in [0, 1), got {jitter}")
+    def __init__(self, dataset: Any, options: Views) -> None:
         check_images(dataset, "take a method that learns from labels")
-        self.images, self.jitter = Augmented(without_augmentation(dataset), options), jitter
+        self.images, self.jitter = Augmented(without_augmentation(dataset), options), options.jitter
 
     def __len__(self) -> int:
         return len(self.images)

@@ -236,7 +236,9 @@ def check_enough(relevance: Relevance) -> None:
             "share a label, or are of places near each other"
         )
     if n_matched < LEAST_ITEMS:
-        raise ValueError(f"ambiguity is learnt from at least {LEAST_ITEMS} items with a match, got {n_matched}")
+        raise ValueError(
+            f"ambiguity is learnt from at least {LEAST_ITEMS} items with a match, got {n_matched}: give more of them"
+        )
 
 
 @without_autocast()

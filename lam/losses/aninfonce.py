@@ -99,17 +99,20 @@ class AnInfoNCE(TrainableLoss):
         """The sum over the members of an ensemble, each with its own pairs of the same items.
 
         Raises:
-            ValueError: for pairs of another number of members or items, or rows of another dimension.
+            ValueError: for pairs of another number of members or items, none of which is positive for a member, or rows
+                of another dimension.
         """
         n_members = len(self.log_concentration)
         if len(pairs) != n_members:
             raise ValueError(f"pairs must be given for each of {n_members} members, got {len(pairs)}: call of_members")
+        for pairs_of_member in pairs:
+            pairs_of_member.check_positives()
         terms = [self.of_member(embeddings, pairs_of_member, number) for number, pairs_of_member in enumerate(pairs)]
         return torch.stack(terms).sum()
 
     @without_autocast()
     def of_member(self, embeddings: Float[Tensor, "N D"], pairs: Pairs, number: int) -> Float[Tensor, ""]:
-        """The term of one member, counted from 0, with its own pairs of items that may be its own too.
+        """The term of one member, counted from 0, with its own pairs of items that may be its own too, or 0 of none.
 
         Raises:
             ValueError: for pairs of another number of items, or rows of another dimension.

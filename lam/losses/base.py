@@ -31,7 +31,7 @@ class Loss(ABC):
 
     @without_autocast()
     def __call__(self, embeddings: Float[Tensor, "N D"], pairs: Pairs) -> Float[Tensor, ""]:
-        """Loss of a batch; lower is better, and zero where there is no pair.
+        """Loss of a batch; lower is better, and zero where there is no pair, or a miner chose none.
 
         Args:
             embeddings: (N, D) unit rows; half precision is widened to float32.
@@ -41,7 +41,8 @@ class Loss(ABC):
             A scalar whose gradient is finite also at distance 0 and at the margin.
 
         Raises:
-            ValueError: where the pairs are of another number of items.
+            ValueError: where the pairs are of another number of items; by the softmax losses, InfoNCE, SupCon, VarCon
+                and AnInfoNCE, where there is no positive pair.
         """
         pairs.check_size(len(embeddings))
         return self._compute(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), pairs)

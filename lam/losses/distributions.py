@@ -60,8 +60,7 @@ class DistributionLoss(nn.Module, ABC):
         if self.dimension not in (None, mean.shape[1]):
             raise ValueError(f"the loss is made for {self.dimension} dimensions, got means of {mean.shape[1]}")
         pairs.check_size(len(mean))
-        if pairs.n_positives == 0:
-            raise ValueError(f"none of the pairs of {len(mean)} items is positive: raise the batch size, or per_class")
+        pairs.check_positives()
         check_length("kappa", kappa, "the means", len(mean))
         check_no_nan("kappa", kappa)
         mean, kappa = (values.to(torch.promote_types(values.dtype, torch.float32)) for values in (mean, kappa))

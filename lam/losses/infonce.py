@@ -26,6 +26,7 @@ class InfoNCE(TemperatureLoss):
     curvature = "infonce"
 
     def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
+        pairs.check_positives()
         return mean_cross_entropy(embeddings @ embeddings.T / self.temperature, pairs)
 
 

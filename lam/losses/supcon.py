@@ -23,6 +23,7 @@ class SupCon(TemperatureLoss):
     curvature = "supcon"
 
     def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
+        pairs.check_positives()
         return weighted_mean(*self.of_anchors(embeddings, pairs))
 
     def of_anchors(

@@ -73,8 +73,9 @@ class VarCon(TrainableLoss):
             raise ValueError(
                 "varcon takes classes, and pairs by distance, or of indices alone, have none: train on labels"
             )
+        pairs.check_positives()
         counted = pairs.paired
-        if not pairs.n_positives or not counted.any():
+        if not counted.any():
             return 0 * embeddings.sum()
         return self.of_labels(embeddings, pairs.labels, counted)
 

@@ -38,11 +38,13 @@ class Method(ABC):
     Attributes:
         name: its key in `lam.methods.METHODS` and in configurations.
         encoder: the class of its encoders.
+        reads_labels: whether labels are needed to train; without, what says which items match is for measuring alone.
         learns_from_matches: whether items that match are needed also where the network has nothing to train.
     """
 
     name: ClassVar[str] = ""
     encoder: ClassVar[type[Encoder]]
+    reads_labels: ClassVar[bool] = True
     learns_from_matches: ClassVar[bool] = True
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
@@ -101,6 +103,8 @@ class Method(ABC):
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
         """Name and settings of the curvature of the loss that networks are trained by; nothing where it has none.
+
+        Where that is a loss of two views of each image, the settings of these come with it, as `views`.
 
         Args:
             loss: of the training.

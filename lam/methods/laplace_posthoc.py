@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lam.datasets.augmented import without_augmentation
+from lam.datasets.views import TwoViews, Views
 from lam.encoders.base import Encoder
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
@@ -20,7 +21,7 @@ from lam.hessians import ContrastiveCurvature, Curvature, Fix, Split
 from lam.hessians.losses import CURVATURES, from_settings
 from lam.hessians.structures import MAX_MEMORY
 from lam.losses import Loss, as_settings, margin_of, settings_of
-from lam.methods.base import Method, Trained, head_of, probe_of
+from lam.methods.base import Method, Trained, head_of, inputs_of, probe_of
 from lam.methods.fit import check_layers, fit, refuse_dimension_of_other_head, structure_options
 from lam.models.layers import find_layers
 from lam.pairs.mining import MinerName
@@ -29,6 +30,7 @@ from lam.posteriors.layers import Predictive
 from lam.training import Training
 from lam.training.loop import History
 from lam.utils.checks import check_at_least, check_choice, check_positive
+from lam.utils.random import seeded
 from lam.vmf.embeddings import Mean
 
 _OF_CONTRASTIVE = ("margin", "split", "fix", "negative_weight")
@@ -115,7 +117,7 @@ class LaplaceMethod(Method):
                 "the loss that trained the network has no curvature of its own: give method.curvature another of "
                 f"{', '.join(CURVATURES)}"
             )
-        return replace(self, curvature=dict(training.trained_by))
+        return replace(self, curvature={name: value for name, value in training.trained_by.items() if name != "views"})
 
     def curvature_of(self, loss: Loss, learned: Mapping[str, list[float]] | None = None) -> Curvature:
         """The curvature, with what it leaves out taken from a loss and what that has learned.
@@ -161,6 +163,9 @@ class LaplacePosthoc(LaplaceMethod):
         pairs: `batch` or `dataset`.
         miner: which pairs of a batch count for the curvature: `all`, `violating`, `easy`, `semihard` or `hard`.
         max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
+        views: the curvature is over two random views of each image, each the other's only match, and reads no labels;
+            by default it is over the images as they are. With `curvature=own`, over the views that the network was
+            trained on, where it was.
         average: whether the curvature is averaged over the pairs of each type, or their plain sum.
         batch_size: items a batch, among which pairs are formed.
         layers: which the posterior is over: `last`, `all` that have weights, or a list of their paths.
@@ -181,6 +186,7 @@ class LaplacePosthoc(LaplaceMethod):
     pairs: Scope = "batch"
     miner: MinerName = "all"
     max_pairs: int | None = None
+    views: Views | None = None
     average: bool = True
     batch_size: int = 256
     layers: str | list[str] = "last"
@@ -230,6 +236,11 @@ class LaplacePosthoc(LaplaceMethod):
             options = structure_options(self.structure, self.max_memory, self.rank)
             options.empty(layer.weight.detach(), curvature, has_bias=layer.bias is not None)
 
+    def resolved(self, training: Training) -> "LaplacePosthoc":
+        """With the views, too, that the network was trained on; see `LaplaceMethod.resolved`."""
+        views = (training.trained_by or {}).get("views") if self.curvature == OWN else None
+        return replace(super().resolved(training), views=self.views if views is None else Views(**views))
+
     @property
     def loss_curvature(self) -> Curvature:
         """The curvature as the options have it, without what is taken from the loss."""
@@ -244,28 +255,29 @@ def fit_with(
     training: Training,
     histories: Mapping[str, History],
 ) -> BayesianEncoder:
-    """Fit as the options say, on the shuffled batches of a data set, none of them augmented; see `lam.fit`.
+    """Fit as the options say, on the shuffled batches of a data set, of plain images or of views; see `lam.fit`.
 
     What the loss learned, according to the history of training, is part of its curvature.
     """
     generator = torch.Generator().manual_seed(training.seed)
-    relation = training.relation or Relation()
+    chosen = {"scope": options.pairs, "miner": options.miner, "max_pairs": options.max_pairs, "triplet_margin": None}
+    relation = replace(training.relation or Relation(), **chosen)
+    plain = without_augmentation(dataset)
+    items: Any = plain if options.views is None else TwoViews(plain, options.views)
     loader = DataLoader(
-        without_augmentation(dataset),
+        items,
         batch_size=options.batch_size,
         shuffle=True,
         num_workers=training.num_workers,
         generator=generator,
     )
-    with training.stage("fit"):
+    with training.stage("fit"), seeded(training.seed):
         encoder = fit(
             network,
             loader,
             margin=margin_of(training.loss),
             curvature=options.curvature_of(training.loss, learned_of(histories)),
-            pairs=replace(
-                relation, scope=options.pairs, miner=options.miner, max_pairs=options.max_pairs, triplet_margin=None
-            ),
+            pairs=relation if options.views is None else Relation(**chosen),
             head=options.head,
             dimension=options.dimension,
             layers=options.layers,
@@ -275,10 +287,14 @@ def fit_with(
             rank=options.rank,
             prior_precision=options.prior_precision,
             likelihood_scale=options.likelihood_scale,
+            preprocessing=getattr(plain, "preprocessing", None),
             seed=training.seed,
             progress=training.progress,
         )
     encoder.mean = options.mean
+    if options.views is not None:  # of which nothing is met again: images are, and what matches among them
+        encoder.relation = replace(relation, triplet_margin=encoder.relation.triplet_margin)
+        encoder.trained_on = inputs_of(plain, training)["trained_on"]
     return encoder
 
 

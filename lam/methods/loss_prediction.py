@@ -26,7 +26,8 @@ class LossPrediction(HeadMethod):
 
     That is the supervised contrastive loss of the item as an anchor, whatever the network was trained with: it is one
     number of every item that has a match in the batch. κ is one over the prediction, of which only the order means
-    something. The source trains network and head together; frozen, the head costs the network nothing.
+    something: a posterior that takes the head over has it as its κ_a, in whose place a concentration belongs. The
+    source trains network and head together; frozen, the head costs the network nothing.
 
     Attributes:
         temperature: of the loss that is predicted.

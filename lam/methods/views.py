@@ -1,12 +1,13 @@
 """What the methods share that learn without labels, from two random views of each image."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from torch import nn
 
-from lam.datasets.augmented import AugmentationOptions
-from lam.datasets.views import TwoViews
+from lam.datasets.views import TwoViews, Views
+from lam.losses import Loss
 from lam.losses.alignment import Explicit, Regulariser
 from lam.methods.concentration import ConcentrationMethod, KappaBy
 from lam.models.kappa_head import Form
@@ -21,7 +22,7 @@ class ViewsMethod(ConcentrationMethod):
     these. κ is softplus of the head's number; with kappa="none" the loss of directions is all, and there is no κ. The
     network's own head is the projection: two layers of it, as the sources have, are `cifar_resnet18` with its option
     `projection`. As with every method, a run keeps the epoch whose retrieval is best on the validation part, and the
-    labels of that one are read.
+    labels of that one are read; where no two of its images match, the last epoch.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6, 10, 11.
 
@@ -43,22 +44,27 @@ class ViewsMethod(ConcentrationMethod):
     flip: float = 0.0
     jitter: float = 0.4
 
+    reads_labels = False
     form: ClassVar[Form] = "softplus"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         Explicit(self.weight, self.regulariser, self.decay)
         self.view()
-        if not 0 <= self.jitter < 1:
-            raise ValueError(f"jitter must be in [0, 1), got {self.jitter}")
 
-    def view(self) -> AugmentationOptions:
-        """Crops and flips of a view."""
-        return AugmentationOptions(crop_scale=self.crop_scale, flip=self.flip)
+    def view(self) -> Views:
+        """What is drawn for a view."""
+        return Views(crop_scale=self.crop_scale, flip=self.flip, jitter=self.jitter)
 
     def explicit(self) -> Explicit | None:
         """The alignment and its regulariser; None where there is no κ."""
         return None if self.kappa == "none" else Explicit(self.weight, self.regulariser, self.decay)
+
+    def trained_by(
+        self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
+    ) -> dict[str, Any]:
+        """The views too, whose pairs the loss is of; see `Method.trained_by`."""
+        return {**super().trained_by(loss, dimension, learned), "views": asdict(self.view())}
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
         """Refuse what is no image, too; see `Method.check`."""
@@ -66,5 +72,5 @@ class ViewsMethod(ConcentrationMethod):
 
     def trained_on(self, dataset: Any, training: Training) -> tuple[Any, Training]:
         """Two views of each image, all other images of a batch being negatives."""
-        views = TwoViews(dataset, self.view(), jitter=self.jitter)
-        return views, replace(training, relation=None, per_class=None, miner="all", max_pairs=None)
+        training = replace(training, relation=None, per_class=None, miner="all", max_pairs=None)
+        return TwoViews(dataset, self.view()), training

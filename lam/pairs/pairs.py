@@ -19,7 +19,8 @@ from lam.utils.checks import check_finite
 class Pairs:
     """The positive and the negative pairs among the N items of a batch.
 
-    Every ordered pair (a, b) has a weight, the number of times that it counts; an item is never its own pair.
+    Every ordered pair (a, b) has a weight, the number of times that it counts; an item is never its own pair. Those of
+    labels form the two matrices where one is read first, as what takes classes alone is linear in the batch without.
 
     Attributes:
         positive: (N, N) symmetric, non-negative, zero diagonal: weights of the positive pairs.
@@ -39,11 +40,13 @@ class Pairs:
     @property
     def size(self) -> int:
         """The number of items N."""
-        return self.positive.shape[0]
+        return len(self.positive if self.labels is None else self.labels)
 
     @property
     def paired(self) -> Bool[Tensor, " N"]:
         """Which items stand in any pair: all of those that labels give, and of those chosen by a miner maybe fewer."""
+        if self.labels is not None and "positive" not in vars(self):
+            return torch.full_like(self.labels, self.size > 1, dtype=torch.bool)
         return self.positive.any(1) | self.negative.any(1)
 
     @property
@@ -59,6 +62,15 @@ class Pairs:
         """
         if self.size != size:
             raise ValueError(f"pairs must be of the same {size} items, got pairs of {self.size}")
+
+    def check_positives(self) -> None:
+        """Refuse pairs none of which is positive; where a miner chose none of those that there are, nothing is refused.
+
+        Raises:
+            ValueError: with the number of items.
+        """
+        if self.n_positives == 0:
+            raise ValueError(f"none of the pairs of {self.size} items is positive: raise the batch size, or per_class")
 
     @classmethod
     def by_label(cls, labels: Shaped[Tensor, " N"]) -> "Pairs":
@@ -76,9 +88,20 @@ class Pairs:
             (2, 4)
         """
         check_label_vector(labels)
-        same = labels[:, None] == labels[None, :]
-        different = ~same
-        return cls._counted(same.fill_diagonal_(False), different, labels)
+        sizes = labels.unique(return_counts=True)[1]
+        n_positives = int((sizes * (sizes - 1)).sum())
+        n_negatives = len(labels) * (len(labels) - 1) - n_positives
+        pairs = object.__new__(cls)  # without the matrices: `__getattr__` is asked for them
+        vars(pairs).update(n_positives=n_positives, n_negatives=n_negatives, labels=labels)
+        return pairs
+
+    def __getattr__(self, name: str) -> Tensor:
+        labels = vars(self).get("labels")
+        if labels is None or name not in ("positive", "negative"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        different = labels[:, None] != labels[None, :]
+        vars(self).update(positive=(~different).fill_diagonal_(False), negative=different)
+        return vars(self)[name]
 
     @classmethod
     def by_distance(
@@ -116,7 +139,8 @@ class Pairs:
         check_angles(angles, angle_within, len(positions))
         if angles is not None and angle_within is not None:
             positive &= directions_match(angles[:, None], angles[None, :], angle_within)
-        return cls._counted(positive, square > beyond**2)
+        negative = square > beyond**2
+        return cls(positive, negative, int(positive.sum()), int(negative.sum()))
 
     @classmethod
     def from_tuples(
@@ -159,10 +183,6 @@ class Pairs:
         _check_considered("n_positives", n_positives, positives)
         _check_considered("n_negatives", n_negatives, negatives)
         return cls(positives, negatives, n_positives, n_negatives, labels)
-
-    @classmethod
-    def _counted(cls, positive: Tensor, negative: Tensor, labels: Tensor | None = None) -> "Pairs":
-        return cls(positive, negative, int(positive.sum()), int(negative.sum()), labels)
 
 
 def as_targets(targets: Any) -> Tensor:

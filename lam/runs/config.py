@@ -163,12 +163,12 @@ class AmbiguityConfig:
     """Whether the encoder learns its ambiguity on the validation split; see `Encoder.learn_ambiguity`.
 
     Attributes:
-        learn: whether it does; with the κ head of a `checkpoint` it always does. κ is then A_D⁻¹(p_known A_D(κ_a)),
-            and no longer the posterior's alone.
+        learn: whether it does; by default with the κ head of a `checkpoint`, where enough items have a match. κ is then
+            A_D⁻¹(p_known A_D(κ_a)), and no longer the posterior's alone.
         reference: how many training items the nearest is looked for among, beside the validation split's.
     """
 
-    learn: bool = False
+    learn: bool | None = None
     reference: int = 20000
 
 

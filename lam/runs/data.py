@@ -31,10 +31,15 @@ from lam.utils import distributed
 
 MANY_FILES = 1000
 EMBEDDING_BATCH = 500
-_WITHOUT_MATCHES = (
-    ", such as questions with answers (columns question and answer), or search with the network as it is, which needs "
-    "no labels that occur twice: lam run texts knn_distance --network.head=identity --data.root=FILE"
-)
+_WITHOUT_MATCHES = {
+    "texts": ", such as questions with answers (columns question and answer), or search with the network as it is, "
+    "which needs no labels that occur twice: lam run texts knn_distance --network.head=identity --data.root=FILE",
+    "images": ", the images of each class in a folder of its own, or take a method that reads none, such as simclr",
+}
+_LEARNT_LATER = {
+    "texts": "; `lam calibrate RUN --folder FILE` learns that from questions with answers, or texts with labels",
+    "images": "; `lam index RUN DIR` and `lam calibrate RUN --folder OTHER` learn that from images in a folder a class",
+}
 _DOWNLOAD = "--data.options='{download: true}'"
 
 
@@ -95,12 +100,12 @@ def check_splits(splits: Splits, *, learns: bool = True) -> None:
     if unmatched and learns:
         raise ValueError(
             f"no two {kind} of the {unmatched[0]} split share a label, so none can be found: give more data"
-            + (_WITHOUT_MATCHES if kind == "texts" else "")
+            + _WITHOUT_MATCHES[kind]
         )
     if unmatched:
         warnings.warn(
             f"no two {kind} of the {', '.join(unmatched)} split share a label: nothing is learned or measured of which "
-            "match; `lam calibrate RUN --folder FILE` learns that from questions with answers, or texts with labels",
+            "match" + _LEARNT_LATER[kind],
             stacklevel=2,
         )
     if splits.train.targets.ndim > 1 or not learns:

@@ -33,16 +33,13 @@ from torch import nn
 from lam import models
 from lam.datasets import Dataset, MissingDataError, Splits
 from lam.datasets.augmented import AugmentationOptions, Augmented
-from lam.encoders.ambiguity import check_enough
 from lam.encoders.base import Encoder
-from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import Evaluation, evaluate
 from lam.encoders.load import load
 from lam.gallery.local_index import require_faiss
 from lam.methods.base import Trained
 from lam.models import EmbeddingNetwork
 from lam.models.head import evaluating
-from lam.models.kappa_head import KappaHead
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import relevance_of
 from lam.retrieval.index.exact import rank
@@ -128,7 +125,9 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     if finished := distributed.broadcast_from_rank_zero(lambda: _finished(config, settings)):
         return finished
     splits, ood = distributed.rank_zero_first(lambda: load_data(config.data))
-    check_splits(splits, learns=config.network.head != "identity" or config.method.learns_from_matches)
+    method = config.method
+    learns = method.reads_labels and (config.network.head != "identity" or method.learns_from_matches)
+    check_splits(splits, learns=learns)
     check_texts(splits.test)
     corruptions_of(splits.test, config.evaluation.corruptions)
     parts = parts_of(splits, ood)
@@ -141,7 +140,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     stages = Stages(progress, read_json(folder / SECONDS) if (folder / SECONDS).is_file() else {})
     images, training = _training(config, start, splits, stages)
     config.method.check(network, images, training)
-    _check_ambiguity(config, start, splits)
+    start = start.taken_over(config, splits)
     with open_for_writing(folder, settings, parts, splits):
         is_trained = distributed.broadcast_from_rank_zero((folder / ENCODER / MANIFEST).is_file)
         trained = None if is_trained else config.method.train(network, images, training)
@@ -276,21 +275,10 @@ def _network(config: RunConfig, seed: int) -> EmbeddingNetwork:
     return models.build(network.name, dimension=network.dimension, weights=network.weights, seed=seed, **options)
 
 
-def _check_ambiguity(config: RunConfig, start: Start, splits: Splits) -> None:
-    if config.ambiguity.learn or _head_to_take_over(config, start) is not None:
-        relation, part = config.relation_of(splits.validation), splits.validation
-        within = config.places.relevant_within
-        check_enough(relevance_of(relation, part.targets, is_query=part.is_query, relevant_within=within))
-
-
-def _head_to_take_over(config: RunConfig, start: Start) -> KappaHead | None:
-    """That of the run which it starts from, where a posterior can take it over."""
-    return start.kappa_head if issubclass(config.method.encoder, BayesianEncoder) else None
-
-
 def _training(config: RunConfig, start: Start, splits: Splits, stages: "Stages") -> tuple[Dataset, Training]:
-    """The images that are trained on, and how."""
-    relation = config.relation_of(splits.train)
+    """The images that are trained on, and how; the last epoch is kept where no query of the validation has a match."""
+    relation, held_out, within = config.relation_of(splits.train), splits.validation, config.places.relevant_within
+    relevance = relevance_of(relation, held_out.targets, is_query=held_out.is_query, relevant_within=within)
     options = {name: value for name, value in vars(config.training).items() if name not in ("loss", "temperature")}
     training = Training(
         **options,
@@ -300,12 +288,10 @@ def _training(config: RunConfig, start: Start, splits: Splits, stages: "Stages")
         pretrained=config.checkpoint is not None,
         trained_by=start.trained_by,
         another=lambda seed: _network(config, seed),
-        validate=lambda candidate: nearest_is_relevant(
-            candidate,
-            splits.validation,
-            relation,
-            relevant_within=config.places.relevant_within,
-            num_workers=config.data.num_workers,
+        validate=None
+        if not relevance.count().any()
+        else lambda candidate: nearest_is_relevant(
+            candidate, held_out, relation, relevant_within=within, num_workers=config.data.num_workers
         ),
         folder=config.folder / "checkpoints",
         num_workers=config.data.num_workers,
@@ -340,12 +326,11 @@ def _encoder(
     if config.method.tunes:
         with stages("tune"):
             config.method.tune_on(encoder, held_out, **queries)
-    kappa_head = _head_to_take_over(config, start)
-    if config.ambiguity.learn or kappa_head is not None:
+    if config.ambiguity.learn or start.kappa_head is not None:
         with stages("ambiguity"):
             count = config.ambiguity.reference
             known = loader_of(splits.train.limit(count, seed=config.seed), EMBEDDING_BATCH, workers) if count else None
-            own: Any = {"reference": known, "kappa_head": kappa_head, "seed": config.seed}
+            own: Any = {"reference": known, "kappa_head": start.kappa_head, "seed": config.seed}
             encoder.learn_ambiguity(held_out, **own, **queries)
     write_json(folder / SECONDS, stages.seconds)
     encoder.save(folder / ENCODER)

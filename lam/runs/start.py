@@ -1,17 +1,22 @@
 """What a run begins with in place of training: a file of weights, or another run with all that it knows of them."""
 
+import shlex
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from lam.encoders.ambiguity import TrainedHead
+from lam.datasets import Splits
+from lam.encoders.ambiguity import TrainedHead, check_enough
 from lam.encoders.base import Encoder
+from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.concentration import HeadEncoder
 from lam.models.kappa_head import KappaHead
 from lam.models.weights import load_state, load_weights
+from lam.pairs.relevance import relevance_of
 from lam.runs.config import RunConfig
 from lam.runs.finished import Run
 from lam.training import History
@@ -32,6 +37,34 @@ class Start:
     trained_by: Mapping[str, Any] | None = None
     kappa_head: KappaHead | None = None
 
+    def taken_over(self, config: RunConfig, splits: Splits) -> "Start":
+        """It without the κ head where the run's posterior, if there is one, does not take that over.
+
+        Of too few items with a match p_known cannot be learnt: then a warning says so.
+
+        Raises:
+            ValueError: where too few have one, and the run is to learn its ambiguity all the same.
+        """
+        learn, part = config.ambiguity.learn, splits.validation
+        is_posterior = issubclass(config.method.encoder, BayesianEncoder)
+        start = self if is_posterior and learn is not False else replace(self, kappa_head=None)
+        if not learn and start.kappa_head is None:
+            return start
+        within = config.places.relevant_within
+        relation = config.relation_of(part)
+        try:
+            check_enough(relevance_of(relation, part.targets, is_query=part.is_query, relevant_within=within))
+        except ValueError as error:
+            if learn:
+                raise
+            warnings.warn(
+                f"the κ head of checkpoint {config.checkpoint} is left out, and κ is the posterior's alone, as p_known "
+                f"cannot be learnt on the validation split: {error}, or say so by --ambiguity.learn=false",
+                stacklevel=2,
+            )
+            return replace(start, kappa_head=None)
+        return start
+
 
 def start_from(network: nn.Module, checkpoint: str) -> Start:
     """Fill a network with the weights of a file or of a finished run.
@@ -48,7 +81,12 @@ def start_from(network: nn.Module, checkpoint: str) -> Start:
     config, trained = run.config, run.encoder.network
     if trained is None or isinstance(trained, nn.ModuleList):
         raise ValueError(f"checkpoint {checkpoint} is a run of {config.method.name}, which has no single network")
-    load_state(network, dict(trained.state_dict()), source=f"checkpoint {checkpoint}: ")
+    try:
+        load_state(network, dict(trained.state_dict()), source=f"checkpoint {checkpoint}: ")
+    except ValueError as error:
+        given = {name: value for name, value in asdict(config.network).items() if value}
+        settings = " ".join(f"--network.{name}={shlex.quote(str(value))}" for name, value in given.items())
+        raise ValueError(f"{error}; the settings of its network are {settings}") from None
     verify(run.folder, [TRAINED_BY], others=False)
     trained_by = read_json(run.folder / TRAINED_BY)
     return Start(trained_by, _kappa_head(run.encoder))

@@ -86,7 +86,8 @@ class Training(TrainingOptions):
         relation: what makes two items a positive or a negative pair; by default their labels.
         seed: of the order of the data and of everything drawn; at least 0.
         pretrained: the network is trained already; a method then does only what comes after that.
-        trained_by: of a network that is trained already, name and settings of the curvature of the loss that did it.
+        trained_by: of a network that is trained already, name and settings of the curvature of the loss that did it;
+            see `lam.methods.Method.trained_by`.
         another: returns a network like the one to train, with the random weights of a seed, for a method that trains
             several; by default the recipe of the network, by which `lam.models.build` made it, is followed.
         validate: called after each epoch with the network in evaluation mode; higher is better, and the first epoch

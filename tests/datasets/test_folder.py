@@ -52,6 +52,18 @@ def test_items_are_preprocessed_files(tmp_path):
     assert train.subset([1, 0]).paths == (train.paths[1], train.paths[0])
 
 
+@pytest.mark.parametrize("flat", [True, False])
+def test_images_of_no_class_or_of_one_match_no_other(tmp_path, flat):
+    make(tmp_path, {"a": 20})
+    parts = load("folder", root=tmp_path / "a" if flat else tmp_path, preprocessing=SMALL)
+    splits = (parts.train, parts.validation, parts.test)
+    assert [len(part) for part in splits] == [12, 4, 4]
+    assert torch.cat([part.labels for part in splits]).sort().values.equal(torch.arange(20))
+    first = parts.test.paths[0]
+    assert parts.test.classes[parts.test.labels[0]] == (first.name if flat else f"a/{first.name}")
+    assert parts.gallery == "identities"
+
+
 @pytest.mark.parametrize("validation", ["validation", "val"])
 def test_parts_in_folders_are_taken_as_they_are(tmp_path, validation):
     make(tmp_path / "train", {"cat": 4, "dog": 4})
@@ -160,9 +172,8 @@ class TestRefusals:
         with pytest.raises(MissingDataError, match=r"there is no folder .*absent; give the folder that has"):
             load("folder", root=tmp_path / "absent")
 
-    def test_no_class_folders(self, tmp_path):
-        Image.new("L", (4, 4)).save(tmp_path / "a.png")
-        with pytest.raises(MissingDataError, match="has no class folders; put the images of each class"):
+    def test_no_images(self, tmp_path):
+        with pytest.raises(MissingDataError, match=r"has no images; allowed: \.bmp, "):
             load("folder", root=tmp_path)
 
     def test_empty_classes(self, tmp_path):

@@ -1,5 +1,6 @@
 """The training losses against a double loop over the pairs."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.conftest import TINY
 
 TRAINABLE = ("varcon", "aninfonce")  # which have tests of their own
 NAMES = [name for name in losses.LOSSES if name not in TRAINABLE]
+SOFTMAX = ("infonce", "supcon", *TRAINABLE)  # which take positive pairs alone
 
 
 def unit(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -89,9 +91,10 @@ def infonce_by_loop(logits: torch.Tensor, pairs: Pairs) -> torch.Tensor:
     return total / (count or 1)
 
 
-@pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize("margin", [0.05, 0.7, 2.0])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "kind"), [pair for pair in product(NAMES, PAIRS) if pair not in product(SOFTMAX, ["no positives"])]
+)
 def test_value_and_gradient_equal_the_loop(name: str, margin: float, kind: str) -> None:
     raw = (3 * unit(6, 4)).requires_grad_()
     embeddings = torch.nn.functional.normalize(raw)
@@ -155,13 +158,23 @@ def test_pml_equals_the_library_called_with_labels() -> None:
     torch.testing.assert_close(losses.build("pml", margin=0.7)(embeddings, Pairs.by_label(labels)), expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_without_any_pair_the_loss_is_zero_and_differentiable(name: str) -> None:
-    embeddings = unit(1, 3).requires_grad_()
-    value = losses.build(name, margin=0.7)(embeddings, Pairs.by_label(torch.tensor([4])))
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_without_any_pair_or_of_none_that_a_miner_chose_the_loss_is_zero_and_differentiable(name: str) -> None:
+    embeddings, none = unit(3, 3).float().requires_grad_(), torch.zeros(3, 3)
+    n_positives = 2 if name in SOFTMAX else 0
+    loss = losses.build(name, margin=0.7, dimension=3)
+    value = loss(embeddings, Pairs(none, none, n_positives, 4, torch.tensor([0, 0, 1])))
     value.backward()
     assert value == 0
     assert (embeddings.grad == 0).all()
+
+
+@pytest.mark.parametrize("name", SOFTMAX)
+def test_softmax_losses_refuse_pairs_none_of_which_is_positive(name: str) -> None:
+    with pytest.raises(
+        ValueError, match="none of the pairs of 6 items is positive: raise the batch size, or per_class"
+    ):
+        losses.build(name, margin=0.7, dimension=4)(unit(6, 4), PAIRS["no positives"])
 
 
 @pytest.mark.parametrize("margin", [0.0, -1.0, 2.1, float("nan")])

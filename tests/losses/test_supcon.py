@@ -52,7 +52,6 @@ def test_the_gradient_is_finite_with_equal_items_and_items_alone() -> None:
     value.backward()
     assert embeddings.grad is not None
     assert embeddings.grad.isfinite().all()
-    assert float(SupCon(margin=0.7)(embeddings.detach(), Pairs.by_label(torch.arange(4)))) == 0
 
 
 def test_by_name_and_refused() -> None:

@@ -101,7 +101,7 @@ def anisotropic(x: Tensor, weight: Tensor) -> Tensor:
     return torch.stack([torch.stack([-(weight * (a - b) ** 2).sum() for b in x]) for a in x])
 
 
-@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("kind", [kind for kind in PAIRS if kind != "no positives"])
 def test_aninfonce_and_its_gradients_equal_the_loop_with_and_without_normalisation(kind: str) -> None:
     for rows in (unit(6, 4), 2 * unit(6, 4) + 1):
         x, negatives = rows.requires_grad_(), torch.tensor([0.1, 0.0, 0.4, 2.0], dtype=torch.float64)

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import lam
 from lam.datasets import TensorImages
@@ -168,6 +170,25 @@ def test_varcon_learns_from_mined_items_and_none_are_the_same_as_all() -> None:
     assert not torch.equal(trained(miner="hard"), trained())
     assert not torch.equal(trained(max_pairs=2), trained())
     assert torch.equal(trained(max_pairs=1000), trained())
+
+
+def test_a_step_by_varcon_forms_no_matrix_of_pairs() -> None:
+    shapes: set[tuple[int, ...]] = set()
+
+    class Recorded(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            output = func(*args, **(kwargs or {}))
+            shapes.update(tuple(tensor.shape) for tensor in tree_leaves(output) if isinstance(tensor, Tensor))
+            return output
+
+    def n_of_pairs(method: Method) -> int:
+        shapes.clear()
+        with Recorded():
+            method.train(small.network(), small.images(37), small.training(batch_size=37))
+        return sum(shape.count(37) > 1 for shape in shapes)
+
+    assert n_of_pairs(Varcon()) == 0
+    assert n_of_pairs(Aninfonce()) > 0
 
 
 def test_the_margin_of_the_training_loss_is_kept_for_miners_and_posteriors() -> None:

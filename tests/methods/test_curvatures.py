@@ -1,5 +1,6 @@
 """The curvature that a posterior is of, chosen by the options of a Laplace method: its loss's own, or another."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,20 @@ from torch.utils.data import DataLoader
 
 import lam
 from lam import losses, models
+from lam.datasets import TensorImages
+from lam.datasets.views import TwoViews, Views
+from lam.encoders.seen import item_hashes
 from lam.hessians import ContrastiveCurvature, Curvature, InfoNCECurvature, SupConCurvature, VarConCurvature
 from lam.hessians.losses import from_settings, to_settings
 from lam.methods import METHODS as ALL_METHODS
-from lam.methods import Aninfonce, Hib
+from lam.methods import Aninfonce, Hib, Simclr
 from lam.methods.fit import fit
 from lam.methods.laplace_online import LaplaceOnline, OnlineLaplaceStep
 from lam.methods.laplace_posthoc import LaplaceMethod, LaplacePosthoc
-from lam.pairs import Pairs
+from lam.pairs import Pairs, Relation
 from lam.runs.config_files import load_config
 from lam.training import Training
+from lam.utils.random import seeded
 from tests.encoders.small import make_batches, make_network, same_posterior
 from tests.methods import small_data as small
 from tests.methods.test_laplace_posthoc import make_data, settings
@@ -128,9 +133,43 @@ def test_every_method_says_whose_curvature_its_networks_have(name: str) -> None:
     options = {"pretrained": True, "trained_by": settings_of_loss}
     encoder = train(LaplacePosthoc(curvature="own"), network, **options).encoder
     curvature = encoder.posterior.curvature
+    settings_of_loss.pop("views", None)
     assert to_settings(curvature.curvature).items() >= settings_of_loss.items()
     assert curvature.h.isfinite().all()
     assert (curvature.h > 0).any()
+
+
+def test_the_curvature_of_a_loss_of_views_is_over_views_and_reads_no_labels() -> None:
+    data, network, loss = make_data(), models.build("convnet8", dimension=3), losses.build(margin=0.7)
+    method = Simclr(crop_scale=0.5, jitter=0.2)
+    views = Views(crop_scale=0.5, jitter=0.2)
+    own = {"pretrained": True, "trained_by": json.loads(json.dumps(method.trained_by(loss, 3)))}
+
+    def fitted(labels: Tensor) -> Any:
+        state = torch.get_rng_state()
+        images = TensorImages(data.images, labels)
+        encoder = LaplacePosthoc(curvature="own").train(network, images, Training(**settings(), **own)).encoder
+        assert torch.equal(torch.get_rng_state(), state)
+        return encoder
+
+    one, other = fitted(data.labels), fitted(torch.arange(len(data)))
+    assert torch.equal(one.posterior.curvature.h, other.posterior.curvature.h)
+    assert one.trained_on == item_hashes(data.images)
+    assert one.preprocessing == data.preprocessing
+    generator = torch.Generator().manual_seed(settings()["seed"])
+    loader = DataLoader(TwoViews(data, views), 256, shuffle=True, generator=generator)
+    with seeded(settings()["seed"]):
+        expected = fit(network, loader, curvature=InfoNCECurvature(0.5), seed=1, progress=False)
+    assert torch.equal(one.posterior.curvature.h, expected.posterior.curvature.h)
+    plain = LaplacePosthoc(curvature={"name": "infonce", "temperature": 0.5}).resolved(Training(**settings(), **own))
+    assert plain.views is None
+
+
+def test_views_of_places_leave_what_matches_as_it_was() -> None:
+    options = LaplacePosthoc(curvature={"name": "infonce", "temperature": 0.5}, pairs="dataset", views=Views(flip=0.5))
+    relation = Relation(positive_within=10.0)
+    encoder = train(options, pretrained=True, relation=relation).encoder
+    assert encoder.relation == replace(relation, scope="dataset")
 
 
 @pytest.mark.parametrize("without", [Hib(), Aninfonce(n_members=2)], ids=["hib", "aninfonce"])

@@ -5,7 +5,7 @@ import torch
 
 from lam.datasets import TensorImages
 from lam.datasets.augmented import AugmentationOptions, Augmented
-from lam.datasets.views import TwoViews
+from lam.datasets.views import TwoViews, Views
 from lam.methods import Simclr
 from tests.methods import small_data as small
 
@@ -13,13 +13,13 @@ DATA = small.images()
 
 
 def test_a_batch_has_two_views_of_each_image_and_its_number() -> None:
-    views = TwoViews(Augmented(DATA, AugmentationOptions(flip=1.0)), AugmentationOptions(crop_scale=0.5), jitter=0.3)
+    views = TwoViews(Augmented(DATA, AugmentationOptions(flip=1.0)), Views(crop_scale=0.5, jitter=0.3))
     assert len(views) == 48
     items = views.__getitems__([5, 2, 9])
     assert [number for _, number in items] == [5, 2, 9, 5, 2, 9]
     assert all(image.shape == (1, 8, 8) for image, _ in items)
     assert not torch.equal(items[0][0], items[3][0])
-    plain = TwoViews(DATA, AugmentationOptions()).__getitems__([5])
+    plain = TwoViews(DATA, Views()).__getitems__([5])
     assert torch.equal(plain[0][0], DATA.images[5])
     assert torch.equal(plain[1][0], DATA.images[5])
 
@@ -51,6 +51,6 @@ def test_what_cannot_be_is_refused() -> None:
             Simclr(**options)
     texts = [(torch.zeros(12, dtype=torch.uint8), 0)] * 4
     with pytest.raises(ValueError, match=r"random crops of images .*, and these items are of shape \(12,\): take a"):
-        TwoViews(texts, AugmentationOptions())
+        TwoViews(texts, Views())
     with pytest.raises(ValueError, match=r"jitter must be in \[0, 1\), got -1"):
-        TwoViews(DATA, AugmentationOptions(), jitter=-1.0)
+        Views(jitter=-1.0)

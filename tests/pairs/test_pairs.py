@@ -1,4 +1,6 @@
+import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +20,20 @@ def test_by_label_counts_every_ordered_pair_once():
             assert bool(pairs.positive[a, b]) == (a != b and labels[a] == labels[b])
             assert bool(pairs.negative[a, b]) == (labels[a] != labels[b])
     assert (pairs.n_positives, pairs.n_negatives, pairs.size) == (6, 14, 5)
+    assert pairs.n_positives == int(pairs.positive.sum())
+
+
+def test_pairs_by_label_are_the_same_before_and_after_their_matrices_are_formed():
+    for labels in ([3, 1, 3, 3, 2], [7], []):
+        pairs = Pairs.by_label(torch.tensor(labels, dtype=torch.long))
+        before = pairs.paired
+        formed = replace(copy.deepcopy(pairs))
+        assert "positive" not in vars(pairs)
+        assert before.equal(pairs.positive.any(1) | pairs.negative.any(1))
+        assert before.equal(pairs.paired)
+        assert formed.negative.equal(pairs.negative)
+    with pytest.raises(AttributeError, match="Pairs has no attribute 'positives'"):
+        _ = pairs.positives
 
 
 def test_by_distance_leaves_out_what_is_between():

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lam.methods import Simclr
 from lam.runs import index as gallery
-from lam.runs.config import DataConfig, NetworkConfig, OodConfig, RunConfig
+from lam.runs.config import DataConfig, NetworkConfig, OodConfig, RunConfig, TrainingConfig
 from lam.runs.config_files import load_config
 from lam.runs.run import run
+from lam.utils.files import read_json
 
 
 def folder_config(root: Path, output: Path, ood: list[OodConfig]) -> RunConfig:
@@ -53,6 +55,26 @@ def test_a_run_without_ood_set_and_on_changed_data(digit_folder: Path, tmp_path:
     (result.folder / "MANIFEST.json").unlink()
     with pytest.raises(ValueError, match=r"the data changed since the run .* began \(.*\): give another --output"):
         run(config, progress=False)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("unrendered")
+def test_images_without_classes_are_learned_from_and_searched(digit_folder: Path, tmp_path: Path) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, path in enumerate(sorted(digit_folder.rglob("*.png"))):
+        shutil.copy(path, flat / f"{number}.png")
+    config = folder_config(flat, tmp_path / "run", [])
+    with pytest.raises(ValueError, match="no two images of the train split share a label"):
+        run(config, progress=False)
+    assert not (tmp_path / "run").exists()
+    config.method, config.training = Simclr(), TrainingConfig(epochs=2)
+    with pytest.warns(UserWarning, match="no two images .* share a label: .* `lam index RUN DIR` and"):
+        result = run(config, progress=False)
+    assert (result.metrics["recall@1"], result.metrics["ausc"]) == (None, None)
+    assert read_json(result.folder / "training.json")["network"]["best_epoch"] == 2
+    (items,) = gallery.search(result.folder, flat / "3.png", k=3).items
+    assert all(Path(item.path) == flat / item.label for item in items)
 
 
 def test_a_file_that_cannot_be_read_is_named_before_any_work(digit_folder: Path, tmp_path: Path) -> None:

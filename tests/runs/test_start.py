@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from lam.cli import main
+from lam.datasets import Splits, TensorImages
 from lam.encoders.ambiguity import FORMS, TrainedHead
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import InfoNCECurvature, VarConCurvature
@@ -123,12 +125,31 @@ def test_a_run_that_trained_no_network_hands_on_what_it_started_with(tmp_path: P
         assert read_json(tmp_path / TRAINED_BY) == own_curvature(config.loss())
 
 
+def test_a_kappa_head_is_left_out_where_too_few_items_have_a_match_or_nothing_is_to_be_learnt(tmp_path: Path) -> None:
+    start = Start({"name": "infonce", "temperature": 0.3}, KappaHead(4))
+
+    def taken_over(n: int, *settings: str) -> Start:
+        items = TensorImages(torch.rand(n, 1, 4, 4), torch.arange(n) % 4)
+        return start.taken_over(tiny(tmp_path, "--checkpoint=first", *settings), Splits(items, items, items))
+
+    assert taken_over(20) == taken_over(20, "--ambiguity.learn=true") == start
+    without = replace(start, kappa_head=None)
+    with pytest.warns(UserWarning, match="κ head of checkpoint first is left out, .* items with a match, got 12: give"):
+        assert taken_over(12) == without
+    assert taken_over(12, "--ambiguity.learn=false") == taken_over(20, "--ambiguity.learn=false") == without
+    with pytest.raises(ValueError, match="at least 20 items with a match, got 12: give more of them"):
+        taken_over(12, "--ambiguity.learn=true")
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("unrendered")
 def test_a_run_that_cannot_be_started_from_is_refused_before_any_work(first: Path, tmp_path: Path) -> None:
     for settings, message in (
         ([f"--checkpoint={first.parent}"], f"{first.parent} is no run of lam; did you mean"),
-        ([f"--checkpoint={first}", "--network.dimension=5"], r"checkpoint .*mcinfonce: the network is not the one"),
+        (
+            [f"--checkpoint={first}", "--network.dimension=5"],
+            r"checkpoint .*mcinfonce: the network is not the one .*; the settings of its network are --network.name=",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             run(tiny(tmp_path / "run", *settings), progress=False)

@@ -121,9 +121,7 @@ def open_for_writing(
 
 
 @contextmanager
-def _claimed(
-    folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], splits: Splits
-) -> Iterator[None]:
+def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], splits: Splits) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         refuse_other_run(folder, settings)

@@ -361,7 +361,9 @@ def test_a_verdict_is_no_surer_than_it_is_probable(page: Browser) -> None:
     said = page.run(script)
     assert [[tone, words] for (tone, _, words), _ in said] == list(expected.values())
     by_all = [why.startswith("The query and all that it finds make it so probable.") for _, why in said]
-    assert [case for case, is_by_all in zip(expected, by_all, strict=True) if is_by_all] == [("classes", "unknown", 0.9)]
+    assert [case for case, is_by_all in zip(expected, by_all, strict=True) if is_by_all] == [
+        ("classes", "unknown", 0.9)
+    ]
 
 
 @needs_chromium

@@ -346,7 +346,7 @@ def _described(problem: Mapping[str, Any], prefix: str) -> str:
         return f"there is no setting {place}; `lam run --help` lists the settings"
     if kind == "value_error":
         return f"{place.removesuffix('.')}.{problem['ctx']['error']}"
-    sections = {each.name: each.type for each in fields(RunConfig)}
+    sections: dict[str, Any] = {each.name: each.type for each in fields(RunConfig)}
     if kind == "dataclass_type" and place in sections:
         first = fields(sections[place])[0].name
         return f"{place} holds settings: give one of them, such as {place}.{first}, got {problem['input']!r}"

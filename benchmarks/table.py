@@ -532,6 +532,7 @@ def online_cost() -> list[Row]:
 SUITE = (
     *("fashionmnist", "fashionmnist_4000", "photographs", "faces", "characters", "digits"),
     *("clinc150", "banking77", "docstrings"),
+    *("clinc150_last", "banking77_last", "docstrings_last"),
 )
 
 
@@ -704,7 +705,7 @@ def experiment_rows(name: str, keys: Sequence[str], figures: dict[str, int]) -> 
     for key, of_seeds in found.items():
         cells = []
         for figure, digits in figures.items():
-            values = [row[figure] for row in of_seeds]
+            values = [row.get(figure) for row in of_seeds]
             known = all(value is not None for value in values)
             spread = f" ± {stdev(values):.{digits}f}" if known and digits and len(values) > 1 else ""
             cells.append(f"{mean(values):.{digits}f}{spread}" if known else NOTHING)
@@ -716,7 +717,7 @@ def experiment_rows(name: str, keys: Sequence[str], figures: dict[str, int]) -> 
 def varcon_accuracy() -> list[Row]:
     """What `lam experiment varcon-accuracy` found."""
     keys = ["loss", "batch", "images a class"]
-    figures = {"linear probe": 3, "k-NN, 5": 3, "NMI": 3, "under corruption": 3, "seconds": 0}
+    figures = {"linear probe": 3, "k-NN, 5": 3, "NMI": 3, "ARI": 3, "purity": 3, "under corruption": 3, "seconds": 0}
     return [["data", *keys, "seeds", *figures], *experiment_rows("varcon_accuracy", keys, figures)]
 
 
@@ -727,6 +728,39 @@ def explicit_concentration() -> list[Row]:
     figures = {"linear probe": 3, "k-NN": 3, "correlation with severity": 2, "kinds at most −0.8": 1}
     figures |= {"AUROC of wrong": 2, "seconds": 0}
     return [["data", *keys, "seeds", *figures], *experiment_rows("explicit_concentration", keys, figures)]
+
+
+def of_tables(title: str, keys: Sequence[str]) -> dict[tuple[str, ...], dict[str, list[float]]]:
+    """What the runs of `lam experiment explicit-concentration` have in a table, by keys: each figure's seeds."""
+    found: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for run in read("explicit_concentration")["runs"]:
+        for row in run["tables"][title]:
+            figures = found.setdefault(tuple(row[key] for key in keys), {})
+            for name in row.keys() - set(keys):
+                figures.setdefault(name, []).append(row[name])
+    return found
+
+
+@table
+def explicit_kinds() -> list[Row]:
+    """Whether κ falls with each kind of corruption, by base and regulariser."""
+    found = of_tables("Rank correlation of severity and mean κ, by kind of corruption", ["kind"])
+    trained = [f"{base}, {by}" for by in ("square", "likelihood") for base in ("simclr", "simsiam", "byol", "swav")]
+    rows: list[Row] = [["kind", *trained]]
+    for (kind,), figures in found.items():
+        rows.append([kind, *(f"{mean(figures[name]):+.2f} ± {stdev(figures[name]):.2f}" for name in trained)])
+    return rows
+
+
+@table
+def explicit_outsiders() -> list[Row]:
+    """By what outsiders are told: features, κ, both."""
+    keys, figures = ["outsiders", "base", "regulariser"], ["features", "κ", "both"]
+    rows: list[Row] = [[*keys, *figures]]
+    for key, seeds in of_tables("AUROC of outsiders, by features, κ and both", keys).items():
+        cells = (f"{mean(seeds[name]):.3f} ± {stdev(seeds[name]):.3f}" for name in figures)
+        rows.append([*(part.replace("_", " ") for part in key), *cells])
+    return rows
 
 
 @table
@@ -1050,8 +1084,8 @@ def setting_aside() -> list[Row]:
 @table
 def out_of_scope() -> list[Row]:
     results = read("intents")["out_of_scope"]
-    title = f"CLINC150 ({len(results['seeds'])} seeds, {results['mean']['seconds']:.0f} s of a core each)"
-    rows: list[Row] = [[title, "AUROC", "AUPRC", "ECE", "ECE with out of scope"]]
+    of = f"CLINC150 ({len(results['seeds'])} seeds, {results['mean']['seconds']:.0f} s of a core each)"
+    rows: list[Row] = [[of, "AUROC", "AUPRC", "ECE", "ECE with out of scope"]]
     titles = {
         COMBINED: "**combined**, what flags unless another is asked for",
         "p_right": "**P(right)**",

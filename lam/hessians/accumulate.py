@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from lam.hessians.batch import Sums, ggn_of_batch
 from lam.hessians.dataset import ggn_of_dataset
@@ -50,6 +50,11 @@ class StructureOptions:
             if self.structure.name != "low_rank":
                 raise ValueError(f'rank is of structure="low_rank", got {self.rank} with "{self.structure.name}"')
             check_at_least("rank", self.rank, 1)
+
+    def check(self, layer: nn.Linear, curvature: Curvature) -> None:
+        """Refuse a layer by its shape, which is all that is looked at: for `max_memory` or cross terms."""
+        weight = torch.empty(layer.out_features, layer.in_features, device="meta")
+        self.empty(weight, curvature, has_bias=layer.bias is not None)
 
     def empty(self, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool) -> Any:
         """The structure of no batch: what a first pass over the data is summed up in."""

@@ -180,6 +180,22 @@ def with_norm(**options: Any) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, **options), nn.ReLU(), nn.Linear(8, 3))
 
 
+class AlwaysTraining(nn.Module):
+    """A network whose batch norm stays in training mode whatever is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        self.norm.train()
+        return self
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(inputs)))
+
+
 class Beside(nn.Module):
     """A layer whose output goes nowhere."""
 
@@ -227,6 +243,9 @@ def test_no_inputs_are_refused():
             embed(torch.zeros(0, 6))
 
 
+PATHS: list[Any] = ["all", ["first"], ["last"]]
+
+
 @pytest.mark.parametrize(
     ("network", "layers", "message"),
     [
@@ -250,6 +269,10 @@ def test_no_inputs_are_refused():
             "all",
             "'1' (BatchNorm1d) takes mean and variance from the batch, as batch norm",
         ),
+        *[
+            (AlwaysTraining(), layers, "'norm' (BatchNorm1d) takes mean and variance from the batch")
+            for layers in PATHS
+        ],
         (Beside(), "all", "the outputs of 'last' do not depend on layer 'first': leave it out, with layers=['last']"),
         (
             Placed(),

@@ -50,6 +50,8 @@ WITH_MATRICES: list[Any] = [
     ContrastiveCurvature(0.9, "euclidean", average=False),
     SupConCurvature(0.1),
     InfoNCECurvature(0.3, split="outputs"),
+    VarConCurvature(0.1, 0.02),
+    AnInfoNCECurvature((1.0, 2.0, 4.0)),
 ]
 STRUCTURES: dict[type[Structure], list[Any]] = {
     Diagonal: CURVATURES_OF_ALL,

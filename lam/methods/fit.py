@@ -106,7 +106,7 @@ def fit(
             others still: `fix="fixed"`. `ekfac` goes through the features twice, from a temporary file.
         predictive: of several layers: `linearised` in their weights, the default, or `sampled`, whole networks.
         max_memory: bytes that the sums of the structure may take; over several layers with what a batch and an item
-            take.
+            take, but not what networks that are sampled later take, S times the weights of the layers.
         rank: of `low_rank`: the most directions of the features that it tells apart; 256 by default.
         prior_precision: α.
         likelihood_scale: s; by default the number of items squared, or 1 of a plain sum. `BayesianEncoder.tune` chooses
@@ -335,12 +335,13 @@ def empty_of_layers(
         f"{n_weights:,} weights in {len(layers)} layers: {layer.out_features} passes backwards, {kept:,} bytes, "
         f"{matrices:,} bytes a batch and {an_item:,} bytes an item"
     )
+    sampled = sum(weight.nbytes for _, weights in own.values() for weight in weights.values())
     if kept + matrices + an_item > max_memory:
         raise ValueError(
             f"the curvature of {cost}, is more than max_memory, {max_memory:,}: allow more, take smaller "
             "batches, or name fewer layers"
         )
-    return empty, cost
+    return empty, f"{cost}; later {sampled:,} bytes for each network that is sampled"
 
 
 def _with_margin(curvature: Any, margin: float | None) -> tuple[Curvature, float | None]:

@@ -138,7 +138,10 @@ def test_inputs_come_by_name_and_need_not_all_be_tensors():
 def test_what_it_costs_is_said_before(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]):
     with caplog.at_level(logging.INFO):
         fit(layers="all")
-    cost = "of 123 weights in 2 layers: 3 passes backwards, 1,968 bytes, 1,152 bytes a batch and 180 bytes an item"
+    cost = (
+        "of 123 weights in 2 layers: 3 passes backwards, 1,968 bytes, 1,152 bytes a batch and 180 bytes an item; "
+        "later 492 bytes for each network that is sampled"
+    )
     assert cost in caplog.text
     lam.fit(make_network(), make_batches(), margin=0.7, layers="all")
     assert cost in capsys.readouterr().err

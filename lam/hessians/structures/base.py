@@ -39,6 +39,8 @@ class SummedCurvature(ABC):
     name: ClassVar[str]
     summed: ClassVar[tuple[str, ...]] = ("sums",)
     shared: ClassVar[tuple[str, ...]] = ()
+    alike: ClassVar[str] = ""
+    """How two come to have the same of what is `shared`."""
     described: ClassVar[tuple[str, ...]] = ()
     takes_cross_terms: ClassVar[bool] = False
 
@@ -137,10 +139,13 @@ class SummedCurvature(ABC):
             for part in (self, other)
         )
         if left != right:
-            raise ValueError(f"only {left[0]}s of the same layer and settings add up, got {left[1:]} and {right[1:]}")
+            got = f"{left[0]}{left[1:]} and {right[0]}{right[1:]}"
+            raise ValueError(f"only {left[0]}s of the same layer and settings add up, got {got}")
         for name in self.shared:
-            if not torch.equal(getattr(self, name), getattr(other, name)):
-                raise ValueError(f"only {left[0]}s with the same {name} add up: accumulate both from one `empty()`")
+            one, another = getattr(self, name), getattr(other, name)
+            if not torch.equal(one, another):
+                shapes = f"of shapes {tuple(one.shape)} and {tuple(another.shape)}"
+                raise ValueError(f"only {left[0]}s with the same {name} add up, got them {shapes}: {self.alike}")
         counts = tuple(n + sign * m for n, m in zip(counts, others, strict=True))
         if min(counts) < 0:
             removed, total = (" and ".join(part._counted()) for part in (other, self))

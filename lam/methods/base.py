@@ -152,9 +152,9 @@ def own_curvature(loss: Loss, learned: Mapping[str, Sequence[float]] | None = No
     return {name: value for name, value in to_settings(curvature).items() if value is not None}
 
 
-def head_of(network: nn.Module, dataset: Any) -> str:
+def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:
     """Path of a network's head, by the first items of a data set; see `lam.models.head.find_head`."""
-    return find_head(network, probe_of(dataset))
+    return find_head(network, probe_of(dataset), head)
 
 
 def probe_of(dataset: Any) -> Tensor:

@@ -226,9 +226,25 @@ def test_a_batch_without_items_and_a_bank_without_candidates_have_no_curvature(c
         diagonal = diagonal_ggn(inputs, weight, bias, pairs, curvature)
         assert diagonal.counts == (0,)
         assert torch.equal(diagonal.sums, torch.zeros_like(diagonal.sums))
-        if not curvature.has_cross_terms:
-            assert not total_output_curvature(inputs, weight, bias, pairs, curvature).any()
-            assert output_curvature(inputs, weight, bias, pairs, curvature).shape == (len(inputs), 3, 3)
+
+
+@pytest.mark.parametrize("compute", [output_curvature, total_output_curvature])
+@pytest.mark.parametrize("curvature", [ContrastiveCurvature(0.9), SupConCurvature(0.1), InfoNCECurvature(0.1)], ids=str)
+def test_what_is_an_average_over_positive_pairs_is_refused_without_one(compute: Any, curvature: Any):
+    features, weight, bias, _ = make(N=4)
+    with pytest.raises(ValueError, match=r"there is no (positive pair|matched item).*: the loss has no curvature"):
+        compute(features, weight, bias, Pairs.by_label(torch.arange(4)), curvature)
+    assert compute(features, weight, bias, Pairs.by_label(torch.arange(4) % 2), curvature).any()
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(4, dtype=torch.long), torch.arange(4)])
+def test_a_batch_without_curvature_changes_no_sum_that_it_is_added_to(labels: Tensor):
+    features, weight, bias, _ = make(N=4)
+    blank, good = (
+        diagonal_ggn(features, weight, bias, Pairs.by_label(of), InfoNCECurvature(0.1))
+        for of in (labels, torch.arange(4) % 2)
+    )
+    assert torch.equal((blank + good).sums, good.sums)
 
 
 @pytest.mark.parametrize("record", RECORDS)

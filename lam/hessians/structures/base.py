@@ -81,10 +81,6 @@ class SummedCurvature(ABC):
         """
         if self.counts is None:
             return self.sums[0]
-        if self.counts[0] < 1:
-            _, *others = self._counted()
-            among = f" among {' and '.join(others)}" if others else ""
-            raise ValueError(f"there is no {next(iter(self.curvature.terms))}{among}: the loss has no curvature")
         return weighted_by_term(self.sums, self.curvature, self.counts)
 
     def diagnostics(self) -> dict[str, float]:
@@ -166,8 +162,7 @@ class SummedCurvature(ABC):
         return self.counts
 
     def _counted(self) -> list[str]:
-        """What was counted, term by term, such as "12 negative pairs"."""
-        return [f"{n} {name}s" for n, name in zip(self._counts, self.curvature.terms, strict=True)]
+        return counted(self.curvature, self._counts)
 
 
 @dataclass(frozen=True)
@@ -217,14 +212,27 @@ def with_ones(features: Float[Tensor, "N P"], has_bias: bool) -> Float[Tensor, "
 
 
 def weighted_by_term(sums: Tensor, curvature: Curvature, counts: tuple[int, ...]) -> Tensor:
-    """Σ_t w_t S_t/n_t, or without the average Σ_t w_t S_t, over the terms of which something was counted."""
+    """Σ_t w_t S_t/n_t, or without the average Σ_t w_t S_t, over the terms of which something was counted.
+
+    Raises:
+        ValueError: where nothing was counted for the first term.
+    """
+    if counts[0] < 1:
+        _, *others = counted(curvature, counts)
+        among = f" among {' and '.join(others)}" if others else ""
+        raise ValueError(f"there is no {next(iter(curvature.terms))}{among}: the loss has no curvature")
     total: Any = None
     for S, n, w in zip(sums, counts, curvature.terms.values(), strict=True):
         if n:
             n = n if curvature.average else 1
             term = S / n if w == 1 else S * (w / n)
             total = term if total is None else total + term
-    return torch.zeros_like(sums[0]) if total is None else total
+    return total
+
+
+def counted(curvature: Curvature, counts: tuple[int, ...]) -> list[str]:
+    """What was counted, term by term, such as "12 negative pairs"."""
+    return [f"{n} {name}s" for n, name in zip(counts, curvature.terms, strict=True)]
 
 
 def is_negative(values: Float[Tensor, "*B"]) -> Bool[Tensor, "*B"]:

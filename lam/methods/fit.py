@@ -293,7 +293,7 @@ def check_layers(
     LAYERS_POSTERIORS[structure].structure.check_cross_terms(curvature)
 
 
-def added_layer(head: str, width: int, dimension: int | None, margin: float | None) -> nn.Linear:
+def added_layer(head: str | None, width: int, dimension: int | None, margin: float | None) -> nn.Linear:
     """The shape of the layer that is added after outputs of a width, without values.
 
     Raises:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from lam.hessians.batch import Sums, ggn_of_batch
 from lam.hessians.dataset import ggn_of_dataset
@@ -51,6 +51,11 @@ class StructureOptions:
                 raise ValueError(f'rank is of structure="low_rank", got {self.rank} with "{self.structure.name}"')
             check_at_least("rank", self.rank, 1)
 
+    def check(self, layer: nn.Linear, curvature: Curvature) -> None:
+        """Refuse a layer by its shape, which is all that is looked at: for `max_memory` or cross terms."""
+        weight = torch.empty(layer.out_features, layer.in_features, device="meta")
+        self.empty(weight, curvature, has_bias=layer.bias is not None)
+
     def empty(self, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool) -> Any:
         """The structure of no batch: what a first pass over the data is summed up in."""
         if self.structure is Ekfac:  # refused now, not after the first pass
@@ -77,18 +82,18 @@ def total_of(share: Any, n_share: int) -> tuple[Any, int]:
     """The curvature of all processes and their number of items, from those of this one.
 
     Raises:
-        ValueError: for a term that nothing was counted for, naming what no batch holds.
+        ValueError: for a term that nothing was counted for, naming what no batch holds, and a curvature that is zero.
     """
     n_items = int(distributed.all_reduce(torch.tensor(n_share, device=share.sums.device)))
     total = share.all_reduce()
     if n_items < 2:
         raise ValueError(f"at least 2 items are needed to form a pair, got {n_items}")
-    for name, count in zip(total.curvature.terms, total.counts, strict=True):
-        if count == 0:
-            raise ValueError(
-                f"no batch of the {n_items} items holds a {name}: shuffle them, take larger batches, or form the "
-                'pairs over the whole data set with pairs="dataset"'
-            )
+    missing = [name for name, count in zip(total.curvature.terms, total.counts, strict=True) if count == 0]
+    if missing or not total.sums.any():
+        what = f"holds a {missing[0]}" if missing else "has a curvature, of items that match and items that do not"
+        in_blocks = isinstance(total, Structure) and total.curvature.in_blocks
+        or_else = ', or form the pairs over the whole data set with pairs="dataset"' if in_blocks else ""
+        raise ValueError(f"no batch of the {n_items} items {what}: shuffle them, or take larger batches{or_else}")
     return total, n_items
 
 

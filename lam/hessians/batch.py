@@ -84,7 +84,8 @@ def output_curvature(
     sum, of which none is formed.
 
     Args, Raises: as `diagonal_ggn`, and
-        ValueError: for a curvature with cross terms, of which items have no part of their own.
+        ValueError: for a curvature with cross terms, of which items have no part of their own, and pairs of which none
+            is a positive one: there is nothing to average over.
 
     Example:
         >>> features, pairs = torch.eye(3), Pairs.by_label(torch.tensor([0, 0, 1]))

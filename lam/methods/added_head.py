@@ -104,9 +104,7 @@ def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None
         ValueError: for a dimension outside its range, or features that are all equal.
     """
     width = features.shape[1]
-    D = min(DIMENSION, width) if dimension is None else dimension
-    if not 2 <= D <= width:
-        raise ValueError(f"dimension must be from 2 to {width}, the width of the network's output, got {dimension}")
+    D = dimension_of(width, dimension)
     centred = features.double() - features.double().mean(0)
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(features))
     values = values.clamp(min=0)
@@ -118,6 +116,18 @@ def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None
         layer.weight.copy_(weight)
         layer.bias.copy_(-weight @ features.double().mean(0))
     return layer
+
+
+def dimension_of(width: int, dimension: int | None) -> int:
+    """D of a layer after outputs of a width: as asked, by default 64, or the width where that is less.
+
+    Raises:
+        ValueError: for a dimension outside its range.
+    """
+    D = min(DIMENSION, width) if dimension is None else dimension
+    if not 2 <= D <= width:
+        raise ValueError(f"dimension must be from 2 to {width}, the width of the network's output, got {dimension}")
+    return D
 
 
 def _split(targets: Tensor, relation: Relation, seed: int) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ from lam.hessians.batch import check_feature_values, check_kinds
 from lam.hessians.losses import CURVATURES, ContrastiveCurvature, Curvature
 from lam.hessians.structures import MAX_MEMORY, LayersCurvature
 from lam.inputs import AnyPreprocessing
-from lam.methods.added_head import train_layer
+from lam.methods.added_head import dimension_of, train_layer
 from lam.models.head import ADDED, evaluating, features_and_output, find_head, probe_output
 from lam.models.layers import Layers, elements_of_pass, find_layers, own_weights
 from lam.models.layers import n_items as count_items
@@ -106,7 +106,7 @@ def fit(
             others still: `fix="fixed"`. `ekfac` goes through the features twice, from a temporary file.
         predictive: of several layers: `linearised` in their weights, the default, or `sampled`, whole networks.
         max_memory: bytes that the sums of the structure may take; over several layers with what a batch and an item
-            take.
+            take, but not what networks that are sampled later take, S times the weights of the layers.
         rank: of `low_rank`: the most directions of the features that it tells apart; 256 by default.
         prior_precision: α.
         likelihood_scale: s; by default the number of items squared, or 1 of a plain sum. `BayesianEncoder.tune` chooses
@@ -155,11 +155,10 @@ def fit(
     if path == ADDED:
         output = at_least_float32(probe_output(network, split_batch(first)[0]))
         _hint_at_logits("", output.shape[1], labels)
+        options.check(added_layer(head, output.shape[1], dimension, margin), curvature)  # before it is trained
         features = _features(network, ADDED, output.dtype, batches)
-        if head == "identity":  # without a bias, which would add the same variance to all items
+        if head == "identity":
             weight, bias = torch.eye(output.shape[1], dtype=output.dtype, device=output.device), None
-        elif margin is None:
-            raise ValueError('head="train" trains a layer by the contrastive loss: give its margin')
         else:
             training = {"margin": margin, "dimension": dimension, "seed": seed, "progress": progress}
             layer, features = _trained_layer(features, output.device, relation, **training)
@@ -180,7 +179,11 @@ def fit(
     if layers != "last":
         paths = find_layers(network, split_batch(first)[0], layers)
         where: Any = {"network": network, "head": path, "layers": paths}
-        empty = _empty_of_layers(structure, curvature, split_batch(first)[0], max_memory, progress, **where)
+        probe = split_batch(first)[0]
+        empty, cost = empty_of_layers(structure, curvature, probe, max_memory, n_items=count_items(probe), **where)
+        _LOG.info("curvature of %s", cost)
+        if progress:
+            tqdm.write(f"curvature of {cost}", file=sys.stderr)
         share = curvature_of_layers(map(split_batch, batches), relation=relation, empty=empty, seed=seed, **where)
         where["predictive"] = predictive or "linearised"
         posterior = LAYERS_POSTERIORS[structure](weight, bias, *total_of(*share), *settings, **where)
@@ -274,7 +277,9 @@ def check_layers(
                 'its weights: give layers="all" or a list of paths'
             )
         return
-    check_choice(f"with layers={layers!r}, structure", structure, LAYERS_POSTERIORS)
+    if structure not in LAYERS_POSTERIORS:
+        known = ", ".join(LAYERS_POSTERIORS)
+        raise ValueError(f"structure must be one of {known}, got {structure!r} with layers={layers!r}")
     check_choice("predictive", predictive or "linearised", get_args(Predictive))
     if head in ("identity", "train"):
         raise ValueError(
@@ -282,22 +287,37 @@ def check_layers(
             'that is in the posterior alone: use layers="last"'
         )
     if scope != "batch":
-        raise ValueError(f'a posterior over layers={layers!r} is formed in batches alone: use pairs="batch"')
+        raise ValueError(
+            f'layers={layers!r} have a posterior formed in batches alone, got pairs={scope!r}: use pairs="batch"'
+        )
     LAYERS_POSTERIORS[structure].structure.check_cross_terms(curvature)
 
 
-def _empty_of_layers(
+def added_layer(head: str | None, width: int, dimension: int | None, margin: float | None) -> nn.Linear:
+    """The shape of the layer that is added after outputs of a width, without values.
+
+    Raises:
+        ValueError: for a dimension outside its range, or no margin of the loss that trains the layer.
+    """
+    if head == "identity":  # without a bias, which would add the same variance to all items
+        return nn.Linear(width, width, bias=False, device="meta")
+    if margin is None:
+        raise ValueError('head="train" trains a layer by the contrastive loss: give its margin')
+    return nn.Linear(width, dimension_of(width, dimension), device="meta")
+
+
+def empty_of_layers(
     structure: str,
     curvature: Curvature,
     probe: Any,
     max_memory: int,
-    progress: bool,
     *,
+    n_items: int,
     network: nn.Module,
     head: str,
     layers: Sequence[str],
-) -> LayersCurvature:
-    """The curvature of no batch, once what it takes is said.
+) -> tuple[LayersCurvature, str]:
+    """The curvature of no batch, and what that of batches of N items takes, in words.
 
     Raises:
         ValueError: where that is more than `max_memory`.
@@ -309,21 +329,19 @@ def _empty_of_layers(
     layer: Any = network.get_submodule(head)
     size = next(layer.parameters()).element_size()  # to read a parametrised weight in training would change its buffers
     an_item = size * elements_of_pass(network, head, layers, probe, jacobians=empty.forms_jacobians)
-    matrices = max(size, 4) * count_items(probe) * len(curvature.terms) * layer.out_features**2
+    matrices = max(size, 4) * n_items * len(curvature.terms) * layer.out_features**2
     n_weights = sum(rows * columns for rows, columns in empty.shapes)
     cost = (
         f"{n_weights:,} weights in {len(layers)} layers: {layer.out_features} passes backwards, {kept:,} bytes, "
         f"{matrices:,} bytes a batch and {an_item:,} bytes an item"
     )
+    sampled = sum(weight.nbytes for _, weights in own.values() for weight in weights.values())
     if kept + matrices + an_item > max_memory:
         raise ValueError(
             f"the curvature of {cost}, is more than max_memory, {max_memory:,}: allow more, take smaller "
             "batches, or name fewer layers"
         )
-    _LOG.info("curvature of %s", cost)
-    if progress:
-        tqdm.write(f"curvature of {cost}", file=sys.stderr)
-    return empty
+    return empty, f"{cost}; later {sampled:,} bytes for each network that is sampled"
 
 
 def _with_margin(curvature: Any, margin: float | None) -> tuple[Curvature, float | None]:

@@ -21,8 +21,16 @@ from lam.hessians import ContrastiveCurvature, Curvature, Fix, Split
 from lam.hessians.losses import CURVATURES, from_settings
 from lam.hessians.structures import MAX_MEMORY
 from lam.losses import Loss, as_settings, margin_of, settings_of
-from lam.methods.base import Method, Trained, head_of, inputs_of, probe_of
-from lam.methods.fit import check_layers, fit, refuse_dimension_of_other_head, structure_options
+from lam.methods.base import Method, Trained, inputs_of, probe_of
+from lam.methods.fit import (
+    added_layer,
+    check_layers,
+    empty_of_layers,
+    fit,
+    refuse_dimension_of_other_head,
+    structure_options,
+)
+from lam.models.head import find_head, probe_output
 from lam.models.layers import find_layers
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
@@ -229,12 +237,19 @@ class LaplacePosthoc(LaplaceMethod):
                 "hardly a positive pair"
             )
         curvature = self.resolved(training).curvature_of(training.loss)
-        if self.layers != "last":
-            find_layers(network, probe_of(dataset), self.layers)
-        elif self.head not in ("identity", "train"):
-            layer: Any = network.get_submodule(head_of(network, dataset, self.head))
-            options = structure_options(self.structure, self.max_memory, self.rank)
-            options.empty(layer.weight.detach(), curvature, has_bias=layer.bias is not None)
+        options, probe = structure_options(self.structure, self.max_memory, self.rank), probe_of(dataset)
+        if self.head in ("identity", "train"):
+            margin = margin_of(training.loss) or getattr(curvature, "margin", None)
+            width = probe_output(network, probe).shape[1]
+            options.check(added_layer(self.head, width, self.dimension, margin), curvature)
+            return
+        head = find_head(network, probe, self.head)
+        if self.layers == "last":
+            options.check(cast(nn.Linear, network.get_submodule(head)), curvature)
+            return
+        of: Any = {"network": network, "head": head, "layers": find_layers(network, probe, self.layers)}
+        n_items = min(self.batch_size, len(dataset))
+        empty_of_layers(self.structure, curvature, probe, self.max_memory, n_items=n_items, **of)
 
     def resolved(self, training: Training) -> "LaplacePosthoc":
         """With the views, too, that the network was trained on; see `LaplaceMethod.resolved`."""

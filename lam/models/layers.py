@@ -75,18 +75,20 @@ def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequenc
         what = what if unknown else "a posterior over layers needs at least one, got none"
         raise ValueError(f'{what}: give "last", "all" or a list among {known}')
     paths = [path for path in weighted if layers == "all" or path in layers]
+    with evaluating(network):
+        norm = next((path for path, module in network.named_modules() if _mixes_items(module)), None)
+    if norm is not None:
+        raise ValueError(
+            f"{norm!r} ({type(network.get_submodule(norm)).__name__}) takes mean and variance from the batch, as batch "
+            "norm does in training mode, so that an item has no outputs of its own: let it track running statistics, "
+            "and go by them after network.eval()"
+        )
     problems = _problems(network, probe, paths)
     if problems:
         path, problem = next(iter(problems.items()))
         usable = [path for path in paths if path not in problems]
         advice = f": leave it out, with layers={usable}" if usable else ""
         raise ValueError(f"layer {path!r} ({type(weighted[path]).__name__}) {problem}{advice}")
-    for path, module in network.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and _mixes_items(module):
-            raise ValueError(
-                f"{path!r} ({type(module).__name__}) takes mean and variance from the batch, as batch norm does in "
-                "training mode, so that an item has no outputs of its own: let it track running statistics"
-            )
     return tuple(paths)
 
 
@@ -233,6 +235,6 @@ def _is_by_item(call: tuple[tuple[Any, ...], Any], N: int) -> bool:
     return len(tensors) == 2 and all(isinstance(part, Tensor) and len(part) == N for part in tensors)
 
 
-def _mixes_items(module: Any) -> bool:
-    with evaluating(module):
-        return module.training or module.running_mean is None
+def _mixes_items(module: nn.Module) -> bool:
+    is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    return is_norm and (module.training or module.running_mean is None)

@@ -7,7 +7,7 @@ covariances in the files beside this one, one file a structure.
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
@@ -331,12 +331,12 @@ class Posterior(ABC):
 
     def _noise(
         self, n_samples: int, shapes: Iterable[Sequence[int]], generator: torch.Generator | None, dtype: torch.dtype
-    ) -> list[Tensor]:
-        """S times standard normal numbers of each shape, by default from the posterior's own seed."""
+    ) -> Iterator[Tensor]:
+        """S times standard normal numbers of each shape, drawn one after the other, by default from the own seed."""
         check_at_least("n_samples", n_samples, 1)
         generator = self._generator() if generator is None else generator
         options: Any = {"generator": generator, "device": generator.device, "dtype": dtype}
-        return [torch.randn(n_samples, *shape, **options).to(self.weight.device) for shape in shapes]
+        return (torch.randn(n_samples, *shape, **options).to(self.weight.device) for shape in shapes)
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)  # on the CPU, so that every device sees the same noise

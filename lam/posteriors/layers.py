@@ -66,7 +66,7 @@ class LayersPosterior(Posterior):
         return [precision.reciprocal().to(self.weight.dtype) for precision in self._precisions(self.prior_precision)]
 
     def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Any:
-        """Random weights of all layers.
+        """Random weights of all layers, S of them at once in memory.
 
         Args:
             n_samples: S ≥ 1.
@@ -160,16 +160,16 @@ class LayersPosterior(Posterior):
     def _precisions(self, prior_precision: float) -> list[Tensor]:
         return [self.scale * spectrum.double().relu() + prior_precision for spectrum in self.curvature.spectra]
 
-    def _deviations(self, n_samples: int, generator: torch.Generator | None = None) -> list[Float[Tensor, "S n"]]:
-        """Random deviations of each layer's weights, along its basis."""
+    def _deviations(self, n_samples: int, generator: torch.Generator | None = None) -> Iterator[Float[Tensor, "S n"]]:
+        """Random deviations of each layer's weights, along its basis, drawn layer by layer."""
         noise = self._noise(n_samples, [v.shape for v in self.variances], generator, self.weight.dtype)
-        return [of.mul_(v.sqrt()) for of, v in zip(noise, self.variances, strict=True)]
+        return (of.mul_(v.sqrt()) for of, v in zip(noise, self.variances, strict=True))
 
     def _sampler(self, n_samples: int, *, marginal: bool, keep: bool) -> Sampler:
         noise = self._output_noise(n_samples)
         if self.predictive == "sampled":
             return self._of_networks(n_samples, noise)
-        deviations = None if marginal else self._deviations(n_samples)
+        deviations = None if marginal else list(self._deviations(n_samples))
 
         def draw(inputs: Any) -> tuple[Tensor, Any, Tensor]:
             f, covariance, along = self._linearised(inputs, self.variances, deviations)

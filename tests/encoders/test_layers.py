@@ -138,7 +138,10 @@ def test_inputs_come_by_name_and_need_not_all_be_tensors():
 def test_what_it_costs_is_said_before(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]):
     with caplog.at_level(logging.INFO):
         fit(layers="all")
-    cost = "of 123 weights in 2 layers: 3 passes backwards, 1,968 bytes, 1,152 bytes a batch and 180 bytes an item"
+    cost = (
+        "of 123 weights in 2 layers: 3 passes backwards, 1,968 bytes, 1,152 bytes a batch and 180 bytes an item; "
+        "later 492 bytes for each network that is sampled"
+    )
     assert cost in caplog.text
     lam.fit(make_network(), make_batches(), margin=0.7, layers="all")
     assert cost in capsys.readouterr().err
@@ -178,6 +181,22 @@ class Recurrent(nn.Module):
 
 def with_norm(**options: Any) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, **options), nn.ReLU(), nn.Linear(8, 3))
+
+
+class AlwaysTraining(nn.Module):
+    """A network whose batch norm stays in training mode whatever is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        self.norm.train()
+        return self
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(inputs)))
 
 
 class Beside(nn.Module):
@@ -227,6 +246,9 @@ def test_no_inputs_are_refused():
             embed(torch.zeros(0, 6))
 
 
+PATHS: list[Any] = ["all", ["first"], ["last"]]
+
+
 @pytest.mark.parametrize(
     ("network", "layers", "message"),
     [
@@ -250,6 +272,10 @@ def test_no_inputs_are_refused():
             "all",
             "'1' (BatchNorm1d) takes mean and variance from the batch, as batch norm",
         ),
+        *[
+            (AlwaysTraining(), layers, "'norm' (BatchNorm1d) takes mean and variance from the batch")
+            for layers in PATHS
+        ],
         (Beside(), "all", "the outputs of 'last' do not depend on layer 'first': leave it out, with layers=['last']"),
         (
             Placed(),
@@ -290,7 +316,7 @@ def test_kron_names_the_layers_that_it_has_factors_of():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"structure": "full"}, "with layers='all', structure must be one of diag, kron, got 'full'"),
+        ({"structure": "full"}, "structure must be one of diag, kron, got 'full' with layers='all'"),
         ({"structure": "low_rank", "rank": 3}, "structure must be one of diag, kron, got 'low_rank'"),
         ({"structure": "diag", "rank": 3}, 'rank is of structure="low_rank"'),
         ({"predictive": "exact"}, "predictive must be one of linearised, sampled, got 'exact'"),
@@ -299,14 +325,18 @@ def test_kron_names_the_layers_that_it_has_factors_of():
             "predictive is of several layers, got 'sampled' with layers=\"last\"",
         ),
         ({"head": "train"}, "layers='all' are of a network that ends in its own linear layer, got head='train'"),
-        ({"pairs": "dataset"}, "a posterior over layers='all' is formed in batches alone: use pairs=\"batch\""),
+        (
+            {"pairs": "dataset"},
+            "layers='all' have a posterior formed in batches alone, got pairs='dataset': use pairs=\"batch\"",
+        ),
         (
             {"curvature": ContrastiveCurvature(0.7, fix="full")},
-            "a curvature of several layers holds no cross terms of two items, which ContrastiveCurvature",
+            "layers other than the last have no place for cross terms of two items, which ContrastiveCurvature",
         ),
         (
             {"max_memory": 1000},
-            'structure="diag" of 2 layers with 123 weights takes 1,968 bytes, more than max_memory, 1,000',
+            'structure="diag" of 2 layers with 123 weights takes 1,968 bytes, more than max_memory, 1,000: '
+            "allow more, or name fewer layers",
         ),
         ({"structure": "kron", "max_memory": 1000}, 'structure="kron" of 2 layers with 123 weights takes'),
         (
@@ -337,13 +367,13 @@ def test_a_posterior_over_layers_is_not_loaded_without_a_network():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": "all", "structure": "ekfac"}, "structure must be one of diag, kron, got 'ekfac'"),
-        ({"predictive": "linearised"}, "predictive is of several layers"),
-        ({"layers": "all", "fix": "full"}, "cross terms"),
-        ({"layers": ["head"], "pairs": "dataset"}, "is formed in batches alone"),
+        ({"layers": "all", "structure": "ekfac"}, "^structure must be one of diag, kron, got 'ekfac'"),
+        ({"predictive": "linearised"}, "^predictive is of several layers"),
+        ({"layers": "all", "fix": "full"}, "^layers other than the last have no place for cross terms"),
+        ({"layers": ["head"], "pairs": "dataset"}, r"^layers=\['head'\] have a posterior formed in batches alone"),
     ],
 )
-def test_a_method_refuses_before_it_trains(options: dict[str, Any], message: str):
+def test_a_method_refuses_before_it_trains_naming_the_option_first(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         LaplacePosthoc(**options)
 
@@ -361,3 +391,24 @@ def test_a_method_refuses_layers_that_its_network_has_not_before_it_trains():
     with pytest.raises(ValueError, match="layers 'nose' are none of the network's with weights"):
         LaplacePosthoc(layers=["nose"]).train(network, images(), training())
     assert torch.equal(network.head.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "message"),
+    [
+        ("convnet8", {"layers": "all", "max_memory": 10_000}, 'structure="diag" of 3 layers with 6,339 weights takes'),
+        ("convnet8", {"layers": "all", "max_memory": 150_000}, "bytes a batch .* is more than max_memory, 150,000"),
+        ("cifar_resnet18", {"layers": "all", "structure": "kron"}, "has no factors of layer 'features.bn1'"),
+        ("convnet8", {"head": "train", "structure": "full", "max_memory": 10}, "of a layer with 3 x 4 weights takes"),
+        (
+            "convnet8",
+            {"head": "identity", "structure": "kron", "max_memory": 10},
+            "of a layer with 3 x 3 weights takes",
+        ),
+        ("convnet8", {"head": "train", "dimension": 4}, "dimension must be from 2 to 3, the width of the network's"),
+    ],
+)
+def test_a_method_refuses_what_its_curvature_would_take_before_it_trains(network: str, options: Any, message: str):
+    built = models.build(network, dimension=3, **({} if network == "convnet8" else {"channels": 1}))
+    with pytest.raises(ValueError, match=message):
+        LaplacePosthoc(**options).check(built, images(), training())

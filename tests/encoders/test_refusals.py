@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import lam
-from lam.hessians import ContrastiveCurvature
+from lam.hessians import ContrastiveCurvature, InfoNCECurvature
 from lam.pairs import Relation
 from tests.encoders.small import fit, make_batches, make_network
 from tests.helpers import unchecked
@@ -31,6 +31,16 @@ from tests.helpers import unchecked
         ([(torch.randn(1, 6), torch.tensor([0]))], {}, "at least 2 items are needed to form a pair, got 1"),
         ([(torch.randn(5, 6), torch.zeros(5, dtype=torch.long))], {}, "no batch of the 5 items holds a negative pair"),
         ([(torch.randn(5, 6), torch.arange(5))], {}, "no batch of the 5 items holds a positive pair"),
+        (
+            [(torch.randn(5, 6), torch.zeros(5, dtype=torch.long))],
+            {"curvature": InfoNCECurvature(0.1)},
+            'no batch of the 5 items has a curvature, of items that match and items that do not: .* pairs="dataset"$',
+        ),
+        (
+            [(torch.randn(5, 6), torch.arange(5))],
+            {"layers": "all"},
+            "no batch of the 5 items holds a positive pair: shuffle them, or take larger batches$",
+        ),
         ([(torch.randn(5, 6), torch.arange(4))], {}, "there are 5 items and 4 labels"),
         ([torch.randn(5, 6)], {}, "needs batches of inputs with targets"),
         ([(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long))], {}, "the first batch is empty"),

@@ -138,3 +138,25 @@ def test_a_rank_is_that_of_a_low_rank():
 def test_without_a_prior_no_factor_may_be_singular(structure: str, prior: float):
     with pytest.raises(ValueError, match="prior_precision must be positive and finite"):
         fit(prior_precision=prior, **options_of(structure))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        ({"structure": "kron"}, {"structure": "diag"}, r"only Krons .* add up, got Kron\(.*\) and Diagonal\("),
+        (
+            {"structure": "ekfac"},
+            {"structure": "ekfac"},
+            'each fit has a basis of its own, so fit with structure="kron"',
+        ),
+        (
+            {"structure": "low_rank", "rank": 2},
+            {"structure": "low_rank", "rank": 3},
+            r"the same probes add up, got them of shapes \(13, 2\) and \(13, 3\): fit both with one rank",
+        ),
+    ],
+)
+def test_what_does_not_add_up_says_why(one: dict[str, Any], other: dict[str, Any], message: str):
+    batches = make_batches()
+    with pytest.raises(ValueError, match=message):
+        _ = fit(batches[:2], **one) + fit(batches[2:], **other)

@@ -14,11 +14,13 @@ from torch.func import hessian, jacrev
 from lam.hessians import (
     FIXES,
     SPLITS,
+    AnInfoNCECurvature,
     ContrastiveCurvature,
     Curvature,
     Full,
     InfoNCECurvature,
     SupConCurvature,
+    VarConCurvature,
     diagonal_ggn,
     ggn_of_batch,
     output_curvature,
@@ -26,6 +28,7 @@ from lam.hessians import (
 )
 from lam.hessians.losses.items import OfBatch
 from lam.hessians.losses.outer_products import positive_arccos, positive_part
+from lam.hessians.losses.softmax import SOFTMAX_SPLITS
 from lam.pairs import Pairs
 from tests.hessians.softmax import SoftmaxCurvature
 from tests.hessians.test_last_layer import make as make_layer
@@ -49,6 +52,8 @@ OF_ALL: list[Any] = [
     InfoNCECurvature(0.3),
     InfoNCECurvature(0.3, split="outputs"),
     SupConCurvature(0.1),
+    *(VarConCurvature(0.4, 0.1, split=split) for split in SOFTMAX_SPLITS),
+    *(AnInfoNCECurvature((0.7, 2.0, 4.0, 1.0), split=split) for split in SOFTMAX_SPLITS),
     *PROJECTED,
 ]
 """Every curvature that has matrices."""
@@ -118,14 +123,14 @@ def test_the_positive_part_of_each_item_keeps_more_than_relu_of_the_diagonal(cur
 
 @pytest.mark.parametrize("curvature", OF_ALL, ids=str)
 def test_output_curvatures_make_the_whole_ggn(curvature: Any):
-    features, weight, bias, labels = make_layer(N=9)
+    features, weight, bias, labels = make_layer(N=9, D=4)
     pairs = Pairs.by_label(labels)
     if curvature.has_cross_terms:
         with pytest.raises(ValueError, match="items have no curvature of their own with the cross terms of"):
             output_curvature(features, weight, bias, pairs, curvature)
         return
     matrices = output_curvature(features, weight, bias, pairs, curvature)
-    assert matrices.shape == (9, 3, 3)
+    assert matrices.shape == (9, 4, 4)
     total = total_output_curvature(features, weight, bias, pairs, curvature)
     torch.testing.assert_close(total, matrices.sum(0), rtol=1e-10, atol=1e-12)
     phi = torch.cat([features, torch.ones(9, 1).double()], 1)

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import hessian, jacrev
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lam.hessians import (
     ContrastiveCurvature,
@@ -226,9 +228,46 @@ def test_a_batch_without_items_and_a_bank_without_candidates_have_no_curvature(c
         diagonal = diagonal_ggn(inputs, weight, bias, pairs, curvature)
         assert diagonal.counts == (0,)
         assert torch.equal(diagonal.sums, torch.zeros_like(diagonal.sums))
-        if not curvature.has_cross_terms:
-            assert not total_output_curvature(inputs, weight, bias, pairs, curvature).any()
-            assert output_curvature(inputs, weight, bias, pairs, curvature).shape == (len(inputs), 3, 3)
+
+
+class Largest(TorchDispatchMode):
+    """How many elements the largest tensor has that is formed meanwhile."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        formed = func(*args, **(kwargs or {}))
+        sizes = [part.numel() for part in tree_leaves(formed) if isinstance(part, Tensor)]
+        self.elements = max(self.elements, *sizes, 0)
+        return formed
+
+
+@pytest.mark.parametrize(("record", "split", "fix"), list(product(RECORDS, SOFTMAX_SPLITS, ("fixed", "full"))))
+def test_the_diagonal_never_holds_a_vector_for_every_pair(record: Any, split: Any, fix: Any):
+    N, D = 60, 12
+    features, weight, bias, labels = make(N=N, D=D)
+    with Largest() as largest:
+        diagonal_ggn(features, weight, bias, Pairs.by_label(labels), record(0.1, split=split, fix=fix))
+    assert N * N <= largest.elements < N * N * D
+
+
+@pytest.mark.parametrize("compute", [output_curvature, total_output_curvature])
+@pytest.mark.parametrize("curvature", [ContrastiveCurvature(0.9), SupConCurvature(0.1), InfoNCECurvature(0.1)], ids=str)
+def test_what_is_an_average_over_positive_pairs_is_refused_without_one(compute: Any, curvature: Any):
+    features, weight, bias, _ = make(N=4)
+    with pytest.raises(ValueError, match=r"there is no (positive pair|matched item).*: the loss has no curvature"):
+        compute(features, weight, bias, Pairs.by_label(torch.arange(4)), curvature)
+    assert compute(features, weight, bias, Pairs.by_label(torch.arange(4) % 2), curvature).any()
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(4, dtype=torch.long), torch.arange(4)])
+def test_a_batch_without_curvature_changes_no_sum_that_it_is_added_to(labels: Tensor):
+    features, weight, bias, _ = make(N=4)
+    blank, good = (
+        diagonal_ggn(features, weight, bias, Pairs.by_label(of), InfoNCECurvature(0.1))
+        for of in (labels, torch.arange(4) % 2)
+    )
+    assert torch.equal((blank + good).sums, good.sums)
 
 
 @pytest.mark.parametrize("record", RECORDS)

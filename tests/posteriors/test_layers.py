@@ -1,12 +1,13 @@
 """Posteriors over several layers against the dense Gaussian over all weights that they stand for."""
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 from lam.encoders.layers import curvature_of_layers
@@ -122,6 +123,23 @@ def test_sampled_networks_are_networks_of_the_sampled_weights():
     assert torch.equal(posterior.predict(inputs).mean, F.normalize(posterior.network(inputs).detach()))
 
 
+def test_sampling_holds_the_noise_of_few_layers_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    network = nn.Sequential(*(nn.Linear(5, 5) for _ in range(6))).double()
+    posterior = over(replace(make("all layers, diag")[0], network=network), list("012345"), draw(6, 5, seed=1), "5")
+    drawn: list[weakref.ref[Tensor]] = []
+    randn = torch.randn
+
+    def tracked(*shape: int, **options: Any) -> Tensor:
+        noise = randn(*shape, **options)
+        drawn.append(weakref.ref(noise))
+        assert sum(noise() is not None for noise in drawn) <= 2
+        return noise
+
+    monkeypatch.setattr(torch, "randn", tracked)
+    posterior.sample(3)
+    assert len(drawn) == 6
+
+
 @pytest.mark.parametrize(("structure", "own"), [("diag", DiagonalPosterior), ("kron", KronPosterior)])
 def test_the_last_layer_alone_has_the_last_layers_covariance(structure: str, own: Any):
     posterior, inputs = make(f"all layers, {structure}")
@@ -138,11 +156,11 @@ def test_the_last_layer_alone_has_the_last_layers_covariance(structure: str, own
     assert len(sampled(alone, 2)) == 2
 
 
-def over(posterior: Any, paths: list[str], inputs: Tensor) -> Any:
+def over(posterior: Any, paths: list[str], inputs: Tensor, head: str = "2") -> Any:
     """The posterior of the same data over some of the layers."""
     modules = {path: posterior.network.get_submodule(path) for path in paths}
     layers = {path: (module, own_weights(module)) for path, module in modules.items()}
     empty = posterior.structure.zeros(layers, ContrastiveCurvature(1.0))
     batch = inputs, torch.arange(len(inputs)) % 3
-    curvature, _ = curvature_of_layers([batch], posterior.network, "2", paths, Relation(), empty)
-    return replace(posterior, layers=tuple(paths), curvature=curvature)
+    curvature, _ = curvature_of_layers([batch], posterior.network, head, paths, Relation(), empty)
+    return replace(posterior, head=head, layers=tuple(paths), curvature=curvature)

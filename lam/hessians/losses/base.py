@@ -122,4 +122,4 @@ class Curvature(ABC):
 
     @property
     def _in_batches_alone(self) -> str:
-        return f'{type(self).__name__} is formed in batches alone: use pairs="batch"'
+        return f'pairs="dataset" is not for {type(self).__name__}, formed in batches alone: use pairs="batch"'

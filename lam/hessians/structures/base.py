@@ -39,6 +39,8 @@ class SummedCurvature(ABC):
     name: ClassVar[str]
     summed: ClassVar[tuple[str, ...]] = ("sums",)
     shared: ClassVar[tuple[str, ...]] = ()
+    alike: ClassVar[str] = ""
+    """How two come to have the same of what is `shared`."""
     described: ClassVar[tuple[str, ...]] = ()
     takes_cross_terms: ClassVar[bool] = False
 
@@ -79,10 +81,6 @@ class SummedCurvature(ABC):
         """
         if self.counts is None:
             return self.sums[0]
-        if self.counts[0] < 1:
-            _, *others = self._counted()
-            among = f" among {' and '.join(others)}" if others else ""
-            raise ValueError(f"there is no {next(iter(self.curvature.terms))}{among}: the loss has no curvature")
         return weighted_by_term(self.sums, self.curvature, self.counts)
 
     def diagnostics(self) -> dict[str, float]:
@@ -137,10 +135,13 @@ class SummedCurvature(ABC):
             for part in (self, other)
         )
         if left != right:
-            raise ValueError(f"only {left[0]}s of the same layer and settings add up, got {left[1:]} and {right[1:]}")
+            got = f"{left[0]}{left[1:]} and {right[0]}{right[1:]}"
+            raise ValueError(f"only {left[0]}s of the same layer and settings add up, got {got}")
         for name in self.shared:
-            if not torch.equal(getattr(self, name), getattr(other, name)):
-                raise ValueError(f"only {left[0]}s with the same {name} add up: accumulate both from one `empty()`")
+            one, another = getattr(self, name), getattr(other, name)
+            if not torch.equal(one, another):
+                shapes = f"of shapes {tuple(one.shape)} and {tuple(another.shape)}"
+                raise ValueError(f"only {left[0]}s with the same {name} add up, got them {shapes}: {self.alike}")
         counts = tuple(n + sign * m for n, m in zip(counts, others, strict=True))
         if min(counts) < 0:
             removed, total = (" and ".join(part._counted()) for part in (other, self))
@@ -161,8 +162,7 @@ class SummedCurvature(ABC):
         return self.counts
 
     def _counted(self) -> list[str]:
-        """What was counted, term by term, such as "12 negative pairs"."""
-        return [f"{n} {name}s" for n, name in zip(self._counts, self.curvature.terms, strict=True)]
+        return counted(self.curvature, self._counts)
 
 
 @dataclass(frozen=True)
@@ -212,14 +212,27 @@ def with_ones(features: Float[Tensor, "N P"], has_bias: bool) -> Float[Tensor, "
 
 
 def weighted_by_term(sums: Tensor, curvature: Curvature, counts: tuple[int, ...]) -> Tensor:
-    """Σ_t w_t S_t/n_t, or without the average Σ_t w_t S_t, over the terms of which something was counted."""
+    """Σ_t w_t S_t/n_t, or without the average Σ_t w_t S_t, over the terms of which something was counted.
+
+    Raises:
+        ValueError: where nothing was counted for the first term.
+    """
+    if counts[0] < 1:
+        _, *others = counted(curvature, counts)
+        among = f" among {' and '.join(others)}" if others else ""
+        raise ValueError(f"there is no {next(iter(curvature.terms))}{among}: the loss has no curvature")
     total: Any = None
     for S, n, w in zip(sums, counts, curvature.terms.values(), strict=True):
         if n:
             n = n if curvature.average else 1
             term = S / n if w == 1 else S * (w / n)
             total = term if total is None else total + term
-    return torch.zeros_like(sums[0]) if total is None else total
+    return total
+
+
+def counted(curvature: Curvature, counts: tuple[int, ...]) -> list[str]:
+    """What was counted, term by term, such as "12 negative pairs"."""
+    return [f"{n} {name}s" for n, name in zip(counts, curvature.terms, strict=True)]
 
 
 def is_negative(values: Float[Tensor, "*B"]) -> Bool[Tensor, "*B"]:

@@ -28,6 +28,7 @@ class Ekfac(Structure):
 
     name = "ekfac"
     shared = ("output_basis", "input_basis")
+    alike = 'each fit has a basis of its own, so fit with structure="kron", or accumulate both from one `empty()`'
 
     sums: Float[Tensor, "T D F"]
     output_basis: Float[Tensor, "D D"]

@@ -66,7 +66,8 @@ class LayersCurvature(SummedCurvature):
             n_weights = sum(map(math.prod, shapes))
             raise ValueError(
                 f'structure="{cls.name}" of {len(shapes)} layers with {n_weights:,} weights takes {n_bytes:,} bytes, '
-                f'more than max_memory, {max_memory:,}: allow more, name fewer layers, or use structure="diag"'
+                f"more than max_memory, {max_memory:,}: allow more, or name fewer layers"
+                + ("" if cls.name == "diag" else ', or use structure="diag"')
             )
         device = next(iter(next(iter(layers.values()))[1].values())).device
         return cls._empty(shapes, curvature, torch.zeros((), dtype=torch.float64, device=device))
@@ -76,7 +77,7 @@ class LayersCurvature(SummedCurvature):
         """Refuse a curvature whose cross terms have no place here."""
         if curvature.has_cross_terms:
             raise ValueError(
-                f"a curvature of several layers holds no cross terms of two items, which {curvature} has: use "
+                f"layers other than the last have no place for cross terms of two items, which {curvature} has: use "
                 'fix="fixed", or layers="last" with structure="diag"'
             )
 

@@ -36,6 +36,7 @@ class LowRank(Structure):
     name = "low_rank"
     summed = ("sums", "sketch", "squares", "n_items")
     shared = ("probes",)
+    alike = "fit both with one rank"
 
     sums: Float[Tensor, "T D D"]
     sketch: Float[Tensor, "F J"]

@@ -71,7 +71,7 @@ FLAGGED = {key: SCORES[key].name for key in ("kappa", "norm", "knn", "relative_m
 RIGHT = "p_right"
 JOINED = {COMBINED: "**combined**, of four of these", RIGHT: "**P(right)**"}
 USE_ELSEWHERE = {
-    "kappa": "with nothing but the embedding, on clothes, digits and characters",
+    "kappa": "with nothing but the embedding; not on photographs and faces",
     "variance": "beside κ, where the structure is `kron` or `low_rank`",
     "norm": "not alone: which sign is right depends on the data",
     "knn": "before there are hits, against things from afar",
@@ -634,6 +634,29 @@ def suite_kinds() -> list[Row]:
                 trends = [[row.get(f"corruption_{kind}_trend") for row in seeds] for kind in kinds]
                 rows.append([f"{data}, {method} ({len(seeds)})", *map(over_values, trends)])
     return rows
+
+
+@table
+def unseen() -> list[Row]:
+    """Among classes in no training, and what costs more to measure: `suite.py --strangers 0.5`."""
+    of_kappa = {"r_auroc@unseen": "R-AUROC by κ"}
+    figures = {"unseen_recall@1": "recall@1", **of_kappa, "r_auroc_cosine@unseen": "by the first cosine"}
+    figures |= {"r_auroc_weighted_votes@unseen": "by votes", "linear_probe": "linear probe", "nmi": "NMI", "ari": "ARI"}
+    rows: list[Row] = [["data, method (seeds)", *figures.values()]]
+    for name in UNSEEN:
+        measured = read(f"suite/{name}_unseen")
+        for method in (method for method in METHODS if method in measured):
+            seeds = [*measured[method].values()]
+            has_kappa = any(row.get("ece") is not None for row in seeds)
+            cells = [
+                over_values(row.get(key) for row in seeds) if has_kappa or key not in of_kappa else NOTHING
+                for key in figures
+            ]
+            rows.append([f"{name}, `{method}` ({len(seeds)})", *cells])
+    return rows
+
+
+UNSEEN = ("digits",)
 
 
 @table

@@ -347,8 +347,9 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
         _complain(f"warning: flag {flag} compares with training features, and --reference 0 asks for none: kappa flags")
         flag = None
     rates = {"far": parsed.target_far, "ood": parsed.target_ood, "conformal_miss": parsed.target_miss}
-    for name in () if previous is None else previous.facts.get("asked_rates", rates):
-        rates[name] = getattr(previous.targets, name) if rates[name] is None else rates[name]
+    if previous is not None:
+        for name in previous.facts.get("asked_rates", rates):
+            rates[name] = getattr(previous.targets, name) if rates[name] is None else rates[name]
     calibration = calibrate_run(
         parsed.run,
         targets={name: rate for name, rate in rates.items() if rate is not None},

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from lam.utils.checks import check_finite
 
@@ -100,8 +101,10 @@ class Pairs:
         if labels is None or name not in ("positive", "negative"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         different = labels[:, None] != labels[None, :]
-        vars(self).update(positive=(~different).fill_diagonal_(False), negative=different)
-        return vars(self)[name]
+        formed = {"positive": (~different).fill_diagonal_(False), "negative": different}
+        if not is_functorch_wrapped_tensor(different):  # what a transform of torch.func forms is gone after it
+            vars(self).update(formed)
+        return formed[name]
 
     @classmethod
     def by_distance(

@@ -36,6 +36,12 @@ def test_pairs_by_label_are_the_same_before_and_after_their_matrices_are_formed(
         _ = pairs.positives
 
 
+def test_matrices_that_are_first_read_in_a_transform_are_had_after_it():
+    pairs = Pairs.by_label(torch.tensor([0, 1, 0]))
+    gradient = torch.func.grad(lambda x: (x * pairs.positive).sum())(torch.ones(3, 3))
+    assert gradient.equal(pairs.positive.float())
+
+
 def test_by_distance_leaves_out_what_is_between():
     positions = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 20.0], [0.0, 25.0], [0.0, 25.5]])
     pairs = Pairs.by_distance(positions, 10.0, 25.0)

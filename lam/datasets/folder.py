@@ -101,6 +101,9 @@ def splits(
         raise ValueError(f"{root} has {', '.join(folders)} and no folder train; put the images to train on into one")
     classes = {part: _classes(folder) for part, folder in folders.items()}
     names = sorted({name for of_part in classes.values() for name in of_part})
+    if "" in names and len(names) > 1:
+        flat = ", ".join(part for part, of_part in classes.items() if "" in of_part)
+        raise MissingDataError(f"{root}: {flat} has no class folders, as other parts have; put each class into one")
     is_labelled = len(names) > 1
     if not is_labelled:
         classes = {part: _each_its_own(of_part, root) for part, of_part in classes.items()}
@@ -126,12 +129,9 @@ def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = Fal
     """
     root = _resolved(root)
     root = _part_folders(root).get("test", root)
-    if any(_folders(root)):
-        classes = _classes(root)
-    elif labelled:
+    classes = _classes(root)
+    if labelled and "" in classes:
         raise MissingDataError(f"{root} has no class folders; put the images of each class into one of its own")
-    else:
-        classes = {"": [path for of_class in _classes(root).values() for path in of_class]}
     return _images(classes, sorted(classes), preprocessing)
 
 
@@ -149,8 +149,11 @@ def _folders(folder: Path) -> Iterator[Path]:
 def _part_folders(root: Path) -> dict[str, Path]:
     allowed = {name: part for part, names in PARTS.items() for name in names}
     folders = [(allowed.get(folder.name.lower(), ""), folder) for folder in _folders(root)]
-    # A class may be called "train": it is a part only where it has classes of its own.
+    # A class may be called "train": it is a part only where it has classes of its own, or all beside it are parts.
     parts_there = [part for part, folder in folders if part and any(_folders(folder))]
+    named = [part for part, _ in folders]
+    if not parts_there and len(named) > 1 and "train" in named and all(named):
+        parts_there = named
     if not parts_there or ("train" not in parts_there and len(parts_there) < len(folders)):
         return {}
     if unknown := [folder.name for part, folder in folders if not part]:
@@ -166,7 +169,7 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
     if not classes:
         if not (files := image_files(folder)):
             raise MissingDataError(f"{folder} has no images; allowed: {', '.join(sorted(_SUFFIXES))}")
-        return {folder.name: files}
+        return {"": files}
     for name in classes:
         if name.encode(errors="replace").decode() != name:
             raise ValueError(f"{folder} has a folder {name!r}, whose name is not in UTF-8: rename it")

@@ -64,6 +64,15 @@ def test_images_of_no_class_or_of_one_match_no_other(tmp_path, flat):
     assert parts.gallery == "identities"
 
 
+def test_parts_without_classes_match_no_other_and_none_is_beside_parts_with_classes(tmp_path):
+    make(tmp_path, {"train": 8, "validation": 2, "test": 3})
+    parts = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert (len(parts.train.classes), parts.gallery) == (13, "identities")
+    make(make(tmp_path / "other", {"test": 3}) / "train", {"cat": 4, "dog": 4})
+    with pytest.raises(ValueError, match="other: test has no class folders, as other parts have"):
+        load("folder", root=tmp_path / "other", preprocessing=SMALL)
+
+
 @pytest.mark.parametrize("validation", ["validation", "val"])
 def test_parts_in_folders_are_taken_as_they_are(tmp_path, validation):
     make(tmp_path / "train", {"cat": 4, "dog": 4})

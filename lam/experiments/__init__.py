@@ -16,6 +16,7 @@ from lam.experiments.base import Experiment, Outcome, conduct
 from lam.experiments.explicit_concentration import ExplicitConcentration
 from lam.experiments.posterior_recovery import PosteriorRecovery
 from lam.experiments.varcon_accuracy import VarConAccuracy
+from lam.utils.files import read_yaml
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -71,10 +72,7 @@ def configured(name: str, settings: Sequence[str] = ()) -> Experiment:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold the name of an experiment and its settings, got {values!r}")
     return values

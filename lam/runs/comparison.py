@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lam.retrieval.metrics import plots
 from lam.retrieval.metrics.registry import describe, needs_posterior, shown_in
 from lam.runs.curves import CURVES, Curves
 from lam.runs.folder import CONFIG, METRICS, read_data, require_finished
-from lam.utils.files import MANIFEST, read_json, verify, write_json, write_text
+from lam.utils.files import MANIFEST, read_json, read_yaml, verify, write_json, write_text
 
 FIGURES = shown_in("table")
 """What the table shows; the files hold every metric."""
@@ -153,7 +151,7 @@ def _read(folders: Sequence[Path]) -> list[ComparedRun]:
 
 
 def _config(run: Path) -> dict[str, Any]:
-    return yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+    return read_yaml(run / CONFIG)
 
 
 def _write_table(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:

@@ -29,6 +29,7 @@ from lam import datasets, methods
 from lam.datasets.texts import FORMS
 from lam.runs.config import METHOD, RunConfig, named_method
 from lam.runs.folder import CONFIG
+from lam.utils.files import read_yaml
 
 EXTENDS, SECTIONS, PAPER = "extends", "methods", "--paper"
 SHIPPED = Path(str(files("lam") / "configs"))
@@ -218,10 +219,7 @@ def _of_method(name: str) -> dict[str, Any]:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of a file, and those of each method."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} is no configuration: it must hold settings, such as `margin: 0.7`")
     sections = content.pop(SECTIONS, {})

@@ -14,7 +14,7 @@ import yaml
 from lam.datasets import Dataset, Splits
 from lam.runs.config import RunConfig
 from lam.utils import distributed
-from lam.utils.files import MANIFEST, CorruptFileError, locked, read_record, verify, write_record, write_text
+from lam.utils.files import MANIFEST, locked, read_record, read_yaml, verify, write_record, write_text
 
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
 ENCODER, GALLERY = "encoder", "gallery"
@@ -81,11 +81,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give another --output")
     if path.is_file():
-        try:
-            previous = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise CorruptFileError(f"{path} is not valid YAML: {error}") from None
-        differences = sorted(_differences(_with_defaults(previous), settings))
+        differences = sorted(_differences(_with_defaults(read_yaml(path)), settings))
         if differences:
             more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
             raise ValueError(

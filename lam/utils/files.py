@@ -146,6 +146,16 @@ def read_json(path: str | Path) -> Any:
         raise CorruptFileError(f"{path} is not valid JSON: {error}") from None
 
 
+def read_yaml(path: str | Path) -> Any:
+    """Value of a YAML file; an error names a file that is none."""
+    import yaml
+
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CorruptFileError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
 def seal(folder: str | Path, names: Iterable[str]) -> None:
     """Write the folder's manifest over files, named by their paths in it; the last step of saving a folder."""
     folder = Path(folder)

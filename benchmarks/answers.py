@@ -11,7 +11,7 @@ set of outsiders by each score, by the flag `combined` and by P(right), and SCOD
 much AUSC is behind the best single score, the best being chosen on the test split, with the standard error of the
 paired bootstrap; ECE, and the 0.95 quantile of the ECE that a perfectly calibrated predictor with the same
 probabilities has, simulated; mean probability and accuracy at each severity, their greatest distance, and rank
-correlations of severity with P(right) and with κ.
+correlations of severity with P(right) and with κ; ECE and that distance of P(right | known) alone, the other end.
 """
 
 import argparse
@@ -53,7 +53,8 @@ from lam.vmf.embeddings import Embeddings
 GALLERY = REFERENCE = 5000
 CORRUPTED = 300  # queries
 RESAMPLES = 1000
-RIGHT = "p_right"
+RIGHT, IF_KNOWN = "p_right", "p_right_if_known"
+"""The probability of an answer, and P(right | known), which asks of no query whether it is known: the other end."""
 TARGETS = Targets(
     far=0.2, ood=0.2, conformal_miss=0.2
 )  # no threshold is measured here: rates that few queries can have
@@ -93,7 +94,8 @@ class Cell:
         hits = Hits(ids, cosines, self.gallery.kappa[ids])
         of_hits = self.stored[ids.cpu()]
         scores = self.calibration.scores(hits, prediction.embeddings, features=prediction.features, labels=of_hits)
-        doubt = {**scores, RIGHT: 1 - self.calibration.answers[0](scores)}
+        answer = self.calibration.answers[0]
+        doubt = {**scores, RIGHT: 1 - answer(scores), IF_KNOWN: 1 - answer.right(scores)}
         return {**doubt, COMBINED: self.calibration.detector.ood_score(COMBINED, scores)}, of_hits[:, 0] == labels
 
 
@@ -116,6 +118,7 @@ def measure(cell: Cell, seed: int) -> dict[str, Any]:
         **measured,
         **against_the_best(doubt, correct, generator),
         **calibration_error(1 - doubt[RIGHT], correct, generator),
+        "ece_if_known": probability_bins(1 - doubt[IF_KNOWN], correct).expected_error,
         **corrupted(cell, has_match, generator),
         "evidence": len(cell.calibration.answers[0].right.evidence),
         "worth": cell.calibration.answers[0].right.worth,
@@ -124,7 +127,9 @@ def measure(cell: Cell, seed: int) -> dict[str, Any]:
 
 def against_the_best(doubt: dict[str, Tensor], correct: Tensor, generator: torch.Generator) -> dict[str, Any]:
     """How far P(right) is behind the single score of highest AUSC on these very queries."""
-    best = max((name for name in doubt if name not in (RIGHT, COMBINED)), key=lambda name: ausc(correct, doubt[name]))
+    best = max(
+        (name for name in doubt if name not in (RIGHT, IF_KNOWN, COMBINED)), key=lambda name: ausc(correct, doubt[name])
+    )
 
     def behind(rows: Tensor) -> float:
         return ausc(correct[rows], doubt[best][rows]) - ausc(correct[rows], doubt[RIGHT][rows])
@@ -152,7 +157,7 @@ def calibration_error(probability: Tensor, correct: Tensor, generator: torch.Gen
 def corrupted(cell: Cell, has_match: Tensor, generator: torch.Generator) -> dict[str, float | None]:
     rows = has_match.nonzero()[:, 0]
     rows = rows[torch.randperm(len(rows), generator=generator)[:CORRUPTED]]
-    labels, gaps = cell.splits.test.labels[rows], []
+    labels, gaps, gaps_if_known = cell.splits.test.labels[rows], [], []
     measured: dict[str, float | None] = {}
     for kind, severities in worse_inputs(cell.splits.test, rows.tolist(), generator):
         doubts, right = [], []
@@ -163,11 +168,12 @@ def corrupted(cell: Cell, has_match: Tensor, generator: torch.Generator) -> dict
             probability, accuracy = float(1 - doubt[RIGHT].mean()), float(correct.double().mean())
             measured[f"{kind}_{severity}_probability"], measured[f"{kind}_{severity}_accuracy"] = probability, accuracy
             gaps.append(abs(probability - accuracy))
+            gaps_if_known.append(abs(float(1 - doubt[IF_KNOWN].mean()) - accuracy))
         for name in ("kappa", RIGHT):
             falling = torch.stack([-doubt[name] for doubt in doubts])
             trend = CorruptionCurve(falling, torch.stack(right)).trend
             measured[f"{kind}_trend_{name}"] = None if trend != trend else trend  # nothing changes
-    return {**measured, "greatest_gap": max(gaps)}
+    return {**measured, "greatest_gap": max(gaps), "greatest_gap_if_known": max(gaps_if_known)}
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ UNSEEN: Doubt = "I have not seen such a thing"
 SEVERAL: Doubt = "this could be several things"
 
 FORMS: tuple[Form, ...] = get_args(Form)
-_DIRECTIONS, _COMPONENTS, _HIDDEN = 16, 16, 32
+_DIRECTIONS, _COMPONENTS, _HIDDEN = 16, 16, 128
 _STEPS, _EVERY, _BATCH = 300, 10, 512
 _RATE, _DECAY = 0.02, 0.01
 _AMBIGUOUS, _DRAWS = 0.1, 50

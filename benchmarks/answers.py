@@ -10,8 +10,8 @@ set, for each seed and as mean and standard deviation: AUSC and R-AUROC of each 
 set of outsiders by each score, by the flag `combined` and by P(right), and SCOD-AUGRC with the first of them; by how
 much AUSC is behind the best single score, the best being chosen on the test split, with the standard error of the
 paired bootstrap; ECE, and the 0.95 quantile of the ECE that a perfectly calibrated predictor with the same
-probabilities has, simulated; mean probability and accuracy at each severity, their greatest distance, and rank
-correlations of severity with P(right) and with κ; ECE and that distance of P(right | known) alone, the other end.
+probabilities has, simulated; mean probability and accuracy at each severity, their distance, the greatest and the mean,
+and rank correlations of severity with P(right) and with κ; ECE and these distances of P(right | known) alone.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import faiss
@@ -173,7 +174,11 @@ def corrupted(cell: Cell, has_match: Tensor, generator: torch.Generator) -> dict
             falling = torch.stack([-doubt[name] for doubt in doubts])
             trend = CorruptionCurve(falling, torch.stack(right)).trend
             measured[f"{kind}_trend_{name}"] = None if trend != trend else trend  # nothing changes
-    return {**measured, "greatest_gap": max(gaps), "greatest_gap_if_known": max(gaps_if_known)}
+    return {
+        **measured,
+        **{"greatest_gap": max(gaps), "mean_gap": mean(gaps)},
+        **{"greatest_gap_if_known": max(gaps_if_known), "mean_gap_if_known": mean(gaps_if_known)},
+    }
 
 
 def main() -> None:

@@ -184,6 +184,20 @@ def answer_errors() -> list[Row]:
 
 
 @table
+def ends_of_the_answer() -> list[Row]:
+    """What P(known) costs where nothing is unusual, and what it is worth where much is."""
+    figures = "ece", "mean_gap", "greatest_gap"
+    heads = "ECE", "mean gap, corrupted", "greatest"
+    of = ("P(right)", ""), ("P(right, if known)", "_if_known")
+    rows: list[Row] = [["data (seeds)", *(f"{title}: {head}" for head in heads for title, _ in of)]]
+    for name, results in answered().items():
+        if "ece_if_known" in results["mean"]:
+            cells = (spread(results, f"{figure}{end}") for figure in figures for _, end in of)
+            rows.append([f"{name} ({len(results['seeds'])})", *cells])
+    return rows
+
+
+@table
 def answers_corrupted() -> list[Row]:
     rows: list[Row] = [["data", "kind", *(f"severity {severity}" for severity in range(6)), "κ", "P(right)"]]
     for name, results in answered().items():
@@ -210,7 +224,7 @@ def one_number() -> list[Row]:
         "k-NN": "cosine to near training features",
         "first cosine": "cosine of the first hit",
     }
-    kinds = "noise", "blur", "contrast", "crop"
+    kinds = "noise", "blur", "contrast", "crop", "words", "typing"
     rows: list[Row] = [["data (runs)", "score", "AUSC", "AUROC", *kinds]]
 
     def text(value: Any, form: str) -> str:
@@ -224,7 +238,7 @@ def one_number() -> list[Row]:
             figures = (
                 text(of["ausc"], ".2f"),
                 text(first, ".2f"),
-                *(text(of[f"trend {kind}"], "+.2f") for kind in kinds),
+                *(text(of[f"trend {kind}"], "+.2f") if f"trend {kind}" in of else NOTHING for kind in kinds),
             )
             rows.append([f"{data} ({measured['runs']})", name, *figures])
     return rows

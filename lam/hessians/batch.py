@@ -200,7 +200,7 @@ def directions(
     r = torch.linalg.vector_norm(f, dim=1, keepdim=True, dtype=torch.float64)  # squares would leave float32 before f
     problems = (
         ()
-        if ((r >= least) & (r < torch.inf)).all()
+        if r.equal(r.clamp(least, torch.finfo(r.dtype).max))  # false for NaN
         else (
             (r == 0, "is zero and has no direction"),
             (r < least, f"has a length of {{:.2g}}, too short for {limits.dtype}, at least {least:.2g}: {_ADVICE}"),

@@ -208,11 +208,11 @@ class _Bessel(NamedTuple):
     ratio: Tensor
     complement: Tensor
     derivative: Tensor
-    log_normalizer_scaled: Tensor
+    log_normalizer_scaled: Tensor | None
 
 
-def _evaluate(dimension: int, kappa: Tensor) -> _Bessel:
-    """All four quantities at once, in float64.
+def _evaluate(dimension: int, kappa: Tensor, *, normalizer: bool = False) -> _Bessel:
+    """All quantities at once, in float64; the log normaliser where it is asked for.
 
     With m the order at the start, s = sqrt(m^2 + kappa^2), p = m / s, L(p) the expansion below and g = 1/2 + p L'(p),
 
@@ -238,6 +238,8 @@ def _evaluate(dimension: int, kappa: Tensor) -> _Bessel:
         complement = (twice - kappa * complement) * inverse
         derivative = (twice * inverse - ratio * (kappa * derivative)) * inverse
         product = product * (total * inverse)
+    if not normalizer:
+        return _Bessel(ratio, complement, derivative, None)
     log_normalizer_scaled = (
         (dimension / 2 - 1) * total.log()
         - order * (order / (hypotenuse + kappa))
@@ -269,18 +271,22 @@ def _expansion(order: float, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L(p), 1/2 + p L'(p) and p (p L'(p))', by Horner's rule in p^6 over polynomials of its lower powers."""
     table = torch.tensor(_expansion_coefficients(order), dtype=p.dtype, device=p.device)
     powers = p.expand(_POWERS, *p.shape).cumprod(0)
-    blocks = torch.tensordot(table.reshape(-1, _POWERS, 3).transpose(1, 2), powers, 1)
-    value, first, second = reduce(lambda above, block: block + above * powers[-1], blocks.flip(0).unbind()).unbind()
+    blocks, highest = torch.tensordot(table, powers, 1).unbind(), powers[-1]
+    value, first, second = reduce(lambda above, block: torch.addcmul(block, above, highest), blocks).unbind()
     return value, first + 0.5, second
 
 
 @lru_cache(maxsize=64)
-def _expansion_coefficients(order: float) -> list[tuple[float, float, float]]:
-    """c, n c and n^2 c for each power n of p from 1 up in L(p) = sum_k D_k(p) / order^k, c rounded once."""
+def _expansion_coefficients(order: float) -> np.ndarray:
+    """c, n c and n^2 c for each power n of p in L(p) = sum_k D_k(p) / order^k, c rounded once.
+
+    An array (blocks, 3, _POWERS), the block of the highest powers first.
+    """
     m = Fraction(order)
     total = reduce(polyadd, (E_k / m**k for k, E_k in enumerate(_expansion_derivatives(), start=1)))
     rounded = [float(c / power) for power, c in enumerate(total, start=1)]
-    return [(c, power * c, power**2 * c) for power, c in enumerate(rounded, start=1)]
+    columns = np.array([(c, power * c, power**2 * c) for power, c in enumerate(rounded, start=1)])
+    return columns.reshape(-1, _POWERS, 3).swapaxes(1, 2)[::-1].copy()
 
 
 @lru_cache(maxsize=1)
@@ -336,7 +342,7 @@ class _LogNormalizer(torch.autograd.Function):
     def forward(ctx: Any, kappa: Tensor, dimension: int, scaled: bool) -> Tensor:
         ctx.save_for_backward(kappa)
         ctx.dimension, ctx.scaled = dimension, scaled
-        value = _evaluate(dimension, kappa).log_normalizer_scaled
+        value: Any = _evaluate(dimension, kappa, normalizer=True).log_normalizer_scaled
         return value if scaled else value - kappa
 
     @staticmethod

@@ -101,9 +101,10 @@ def projected_resultant(
     r = torch.linalg.vector_norm(f, dim=1, keepdim=True)
     n = torch.where(r > 0, f / r, torch.eye(1, f.shape[1], dtype=f.dtype, device=f.device))  # of zeros any direction
     u, q = (n * spread) @ noise.T, v @ noise.square().T
-    rho = (r.square() + 2 * r * u + q).clamp(min=torch.finfo(torch.float64).tiny).sqrt()
-    longer, weight = (2 * r * u + q) / (rho + r), 1 / (n_samples * rho)
-    along = (weight * (u * longer - q) / (rho + r)).sum(1, keepdim=True)  # n·m − 1
+    change = torch.addcmul(q, r, u, value=2)  # ρ² − r²
+    rho = (r.square() + change).clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+    both, weight = rho + r, 1 / (n_samples * rho)
+    along = (weight * (u * (change / both) - q) / both).sum(1, keepdim=True)  # n·m − 1
     sideways = spread * (weight @ noise)
     sideways = sideways - n * (n * sideways).sum(1, keepdim=True)
     across = sideways.square().sum(1, keepdim=True)

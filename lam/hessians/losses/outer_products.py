@@ -30,6 +30,8 @@ class OuterProducts(NamedTuple):
 
     def diagonal(self) -> Float[Tensor, "*B N D"]:
         """The diagonal of each."""
+        if self.left.shape[-2] == 1:
+            return torch.addcmul(self.identity, self.left[..., 0, :], self.right[..., 0, :], value=2)
         return torch.add(self.identity, (self.left * self.right).sum(-2), alpha=2)
 
     def matrices(self) -> Float[Tensor, "*B N D D"]:

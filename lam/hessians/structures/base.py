@@ -93,7 +93,7 @@ class SummedCurvature(ABC):
 
     def of_type(self: Same, dtype: torch.dtype) -> Same:
         """The same with sums of another type."""
-        return self._mapped(lambda sums: sums.to(dtype))
+        return self if self.sums.dtype == dtype else self._mapped(lambda sums: sums.to(dtype))
 
     def all_reduce(self: Same) -> Same:
         """The total over all processes, the same in each."""

@@ -43,8 +43,9 @@ class Diagonal(Structure):
         (N, P), own = features.shape, items.diagonal().flatten(1).to(features).T
         sums = features.new_empty(len(own), P + self.has_bias)
         size = max(1, BLOCK // N if len(own) < N else P)
-        for some, into in zip(features.split(size, 1), sums[:, :P].split(size, 1), strict=True):
-            torch.mm(own, some.square(), out=into)
+        for start in range(0, P, size):
+            some = slice(start, min(start + size, P))
+            torch.mm(own, features[:, some].square(), out=sums[:, some])
         if self.has_bias:
             torch.sum(own, 1, out=sums[:, P])
         return replace(self, sums=sums.view_as(self.sums))

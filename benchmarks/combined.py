@@ -126,31 +126,23 @@ def main() -> None:
             for data, of in pairs.items()
         }
 
-    def mean(values: dict[str, float]) -> float:
-        return sum(values.values()) / len(values)
+    def with_mean(values: dict[str, float]) -> dict[str, float]:
+        return {"mean": sum(values.values()) / len(values), **values}
 
     best: dict[str, Any] = {}
     above = total = 0
-    ours = mean(figures(TOGETHER, OURS))
+    ours = with_mean(figures(TOGETHER, OURS))
     for size in range(1, LARGEST + 1):
         for way in (*EXPONENTS, LEAST) if size > 1 else (OURS,):
-            means = {chosen: mean(figures(chosen, way)) for chosen in combinations(names, size)}
-            highest = max(means, key=lambda chosen: means[chosen])
-            best[f"{size} scores, {way}"] = {"scores": list(highest), "auroc": means[highest]}
-            above, total = above + sum(value > ours for value in means.values()), total + len(means)
-            print(size, way, highest, means[highest], file=sys.stderr, flush=True)
-    write(
-        "combined",
-        {
-            "seeds": parsed.seeds,
-            "best": best,
-            "sets": total,
-            "better than combined": above,
-            "combined": {"mean": ours, **figures(TOGETHER, OURS)},
-            "with one more": {name: mean(figures((*TOGETHER, name), OURS)) for name in names if name not in TOGETHER},
-            "single": {name: {"mean": mean(of := figures((name,), OURS)), **of} for name in names},
-        },
-    )
+            sets = {chosen: with_mean(figures(chosen, way)) for chosen in combinations(names, size)}
+            highest = max(sets, key=lambda chosen: sets[chosen]["mean"])
+            best[f"{size} scores, {way}"] = {"scores": list(highest), **sets[highest]}
+            above += sum(of["mean"] > ours["mean"] for of in sets.values())
+            total += len(sets)
+            print(size, way, highest, sets[highest], file=sys.stderr, flush=True)
+    more = {name: with_mean(figures((*TOGETHER, name), OURS)) for name in names if name not in TOGETHER}
+    results = {"seeds": parsed.seeds, "sets": total, "better than combined": above, "combined": ours}
+    write("combined", {**results, "best": best, "with one more": more})
 
 
 if __name__ == "__main__":

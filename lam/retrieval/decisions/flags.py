@@ -15,7 +15,7 @@ COMBINED = "combined"
 """Several scores as one."""
 TOGETHER = "knn", "relative_mahalanobis", "cosine", "mean_cosine"
 """These, as far as there is evidence for them: what features say, and what was found. Chosen by AUROC on validation
-parts, with intents left out and outsiders made of images; κ beside them makes it worse."""
+parts, with intents left out and outsiders made of images; κ beside them changes little (`benchmarks/combined.py`)."""
 FLAGS = (*SCORES, COMBINED)
 """By what a query can be flagged."""
 

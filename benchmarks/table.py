@@ -643,7 +643,7 @@ def unseen() -> list[Row]:
     figures = {"unseen_recall@1": "recall@1", **of_kappa, "r_auroc_cosine@unseen": "by the first cosine"}
     figures |= {"r_auroc_weighted_votes@unseen": "by votes", "linear_probe": "linear probe", "nmi": "NMI", "ari": "ARI"}
     rows: list[Row] = [["data, method (seeds)", *figures.values()]]
-    for name in UNSEEN:
+    for name in (name for name in SUITE if (RESULTS / "suite" / f"{name}_unseen.json").is_file()):
         measured = read(f"suite/{name}_unseen")
         for method in (method for method in METHODS if method in measured):
             seeds = [*measured[method].values()]
@@ -654,9 +654,6 @@ def unseen() -> list[Row]:
             ]
             rows.append([f"{name}, `{method}` ({len(seeds)})", *cells])
     return rows
-
-
-UNSEEN = ("digits",)
 
 
 @table

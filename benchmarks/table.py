@@ -668,6 +668,11 @@ def corrupted() -> list[Row]:
     return rows
 
 
+def minutes(row: dict[str, Any]) -> str:
+    """A core's minutes for a row of an experiment, a dash where they were not kept."""
+    return f"{row['seconds'] / 60:.1f}" if "seconds" in row else NOTHING
+
+
 @table
 def recovered_posteriors() -> list[Row]:
     """What `lam experiment posterior-recovery` found."""
@@ -681,7 +686,7 @@ def recovered_posteriors() -> list[Row]:
         counts += [f"{settings['n_batches']:,} × {settings['batch_size']}", f"{settings['learning_rate']:g}"]
         for row in run["rows"]:
             cells = [NOTHING if row.get(column) is None else f"{row[column]:.3g}" for column in columns]
-            cells.append(f"{row['seconds'] / 60:.1f}" if "seconds" in row else NOTHING)
+            cells.append(minutes(row))
             low, high = settings["ambiguity"]
             rows.append([str(settings["dimension"]), f"{low:g} to {high:g}", row["loss"], *counts, *cells])
     return rows
@@ -692,7 +697,7 @@ def recovered_latents() -> list[Row]:
     """What `lam experiment aninfonce-latents` found."""
     columns = ["R² of style", "R² of content", "Λ of style", "Λ of content", "largest error of Λ"]
     columns += ["correlation of both Λ"]
-    rows: list[Row] = [["Λ₁ and Λ₂", "pairs", "negatives", "loss", "batches", *columns]]
+    rows: list[Row] = [["Λ₁ and Λ₂", "pairs", "negatives", "loss", "batches", *columns, "minutes of a core"]]
     for run in read("aninfonce_latents")["runs"]:
         settings = run["settings"]
         concentrations = f"{settings['style']:g}, {settings['content']:g}"
@@ -707,6 +712,7 @@ def recovered_latents() -> list[Row]:
         for row in run["rows"]:
             loss = f"infonce, τ = {settings['temperature']:g}" if row["loss"] == "infonce" else row["loss"]
             cells = [NOTHING if row[column] is None else f"{row[column]:.3g}" for column in columns]
+            cells.append(minutes(row))
             rows.append([concentrations, pairs, negatives, loss, f"{settings['n_batches']:,}", *cells])
     return rows
 

@@ -678,7 +678,7 @@ def unseen() -> list[Row]:
     figures = {"unseen_recall@1": "recall@1", **of_kappa, "r_auroc_cosine@unseen": "by the first cosine"}
     figures |= {"r_auroc_weighted_votes@unseen": "by votes", "linear_probe": "linear probe", "nmi": "NMI", "ari": "ARI"}
     rows: list[Row] = [["data, method (seeds)", *figures.values()]]
-    for name in UNSEEN:
+    for name in (name for name in SUITE if (RESULTS / "suite" / f"{name}_unseen.json").is_file()):
         measured = read(f"suite/{name}_unseen")
         for method in (method for method in METHODS if method in measured):
             seeds = [*measured[method].values()]
@@ -691,9 +691,6 @@ def unseen() -> list[Row]:
     return rows
 
 
-UNSEEN = ("digits",)
-
-
 @table
 def corrupted() -> list[Row]:
     keys = ["clean", *(f"{kind}_{severity}" for kind in KINDS for severity in (1, 3, 5))]
@@ -704,6 +701,11 @@ def corrupted() -> list[Row]:
             of_key = [[seed[f"corruption_{key}_{figure}"] for seed in data[name]["laplace_posthoc"]] for key in keys]
             rows.append([name if digits else "", title, *(f"{mean(values):.{digits}f}" for values in of_key)])
     return rows
+
+
+def minutes(row: dict[str, Any]) -> str:
+    """A core's minutes for a row of an experiment, a dash where they were not kept."""
+    return f"{row['seconds'] / 60:.1f}" if "seconds" in row else NOTHING
 
 
 @table
@@ -719,7 +721,7 @@ def recovered_posteriors() -> list[Row]:
         counts += [f"{settings['n_batches']:,} × {settings['batch_size']}", f"{settings['learning_rate']:g}"]
         for row in run["rows"]:
             cells = [NOTHING if row.get(column) is None else f"{row[column]:.3g}" for column in columns]
-            cells.append(f"{row['seconds'] / 60:.1f}" if "seconds" in row else NOTHING)
+            cells.append(minutes(row))
             low, high = settings["ambiguity"]
             rows.append([str(settings["dimension"]), f"{low:g} to {high:g}", row["loss"], *counts, *cells])
     return rows
@@ -730,7 +732,7 @@ def recovered_latents() -> list[Row]:
     """What `lam experiment aninfonce-latents` found."""
     columns = ["R² of style", "R² of content", "Λ of style", "Λ of content", "largest error of Λ"]
     columns += ["correlation of both Λ"]
-    rows: list[Row] = [["Λ₁ and Λ₂", "pairs", "negatives", "loss", "batches", *columns]]
+    rows: list[Row] = [["Λ₁ and Λ₂", "pairs", "negatives", "loss", "batches", *columns, "minutes of a core"]]
     for run in read("aninfonce_latents")["runs"]:
         settings = run["settings"]
         concentrations = f"{settings['style']:g}, {settings['content']:g}"
@@ -745,6 +747,7 @@ def recovered_latents() -> list[Row]:
         for row in run["rows"]:
             loss = f"infonce, τ = {settings['temperature']:g}" if row["loss"] == "infonce" else row["loss"]
             cells = [NOTHING if row[column] is None else f"{row[column]:.3g}" for column in columns]
+            cells.append(minutes(row))
             rows.append([concentrations, pairs, negatives, loss, f"{settings['n_batches']:,}", *cells])
     return rows
 

@@ -3,6 +3,7 @@
 Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", section 4.1.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, pairwise
@@ -14,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from lam.experiments.base import Experiment, Outcome, Plot, Progress, check_losses
+from lam.experiments.base import SECONDS, Experiment, Outcome, Plot, Progress, check_losses
 from lam.experiments.networks import layers
 from lam.losses import AnInfoNCE, InfoNCE
 from lam.pairs.pairs import Pairs
@@ -112,12 +113,13 @@ class AnInfoNCELatents(Experiment):
         return torch.stack([first, first.flip(0)])[: self.ways]
 
     def run(self, progress: Progress) -> Outcome:
-        """Carry it out: a row of the table for each loss, and how R² grew."""
+        """Carry it out: a row of the table for each loss, with the processor's seconds, and how R² grew."""
         observe = observation(self.dimension, self.generator("observation"))
         rows, curves = [], {}
         for name in self.losses:
+            start = time.process_time()
             row, curves_of_loss = self._learn(name, observe, progress)
-            rows.append(row)
+            rows.append({**row, SECONDS: time.process_time() - start})
             curves |= {f"{name}, {what}": points for what, points in curves_of_loss.items()}
         plots = {"R² over batches": Plot("batches", "R²", curves)}
         return Outcome(rows, plots, [f"The true Λ is {self.concentrations.tolist()}."])

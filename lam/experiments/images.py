@@ -13,7 +13,7 @@ from lam import datasets, models
 from lam.datasets.base import Dataset
 from lam.encoders.base import Encoder, Prediction
 from lam.experiments.base import Experiment, Progress
-from lam.inputs.corruption import PUBLISHED_KINDS, PUBLISHED_STRENGTHS, corrupted
+from lam.inputs.corruption import PUBLISHED_STRENGTHS, corrupted, published_kinds
 from lam.losses import Loss
 from lam.methods.base import Method
 from lam.training import Training
@@ -43,7 +43,7 @@ class ImageExperiment(Experiment):
         dimension: D of the embeddings.
         epochs: of each training.
         learning_rate: of Adam.
-        n_corrupted: test images that are corrupted, by each of `lam.inputs.corruption.PUBLISHED_KINDS`.
+        n_corrupted: test images that are corrupted, by each of `lam.inputs.corruption.published_kinds`.
     """
 
     data: DataName = "digits"
@@ -96,7 +96,7 @@ class ImageExperiment(Experiment):
         generator = torch.Generator().manual_seed(self.seed)
         preprocessing = images.preprocessing
         pixels = preprocessing.denormalize(torch.stack([images[row][0] for row in range(self.corrupted_of(images))]))
-        for kind in PUBLISHED_KINDS:
+        for kind in published_kinds(images.shape[0]):
             severities = range(len(PUBLISHED_STRENGTHS[kind]) + 1)
             worse = [corrupted(pixels, kind, severity, generator=generator) for severity in severities]
             yield kind, [preprocessing.standardize(images) for images in worse]

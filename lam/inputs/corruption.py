@@ -1,9 +1,9 @@
 """Images made worse: four ways that are chosen here, and those of CIFAR-10-C.
 
-How strong the four are is in relation to the image, so that any size can be corrupted alike. Of the kinds that
-Hendrycks and Dietterich published, 16 are here, at their severities for CIFAR-10: lengths in pixels are those of an
-image of 32, in proportion to the shorter side of a larger one. Not here are `frost`, for which photographs of ice are
-needed, `spatter`, which takes OpenCV's edges, and `saturate`, of which grey images have nothing.
+How strong the four are is in relation to the image, so that any size can be corrupted alike. Of the 19 kinds that
+Hendrycks and Dietterich published, 17 are here, at their severities for CIFAR-10: lengths in pixels are those of an
+image of 32, in proportion to the shorter side of a larger one. `saturate` is of images in colours alone. Not here are
+`frost`, for which photographs of ice are needed, and `spatter`, which takes OpenCV's edges.
 
 What becomes of κ and of answers is `lam.runs.corruption`.
 """
@@ -38,6 +38,7 @@ PublishedKind = Literal[
     "elastic",
     "pixelate",
     "jpeg",
+    "saturate",
 ]
 ImageKind = Kind | PublishedKind
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -76,6 +77,7 @@ PUBLISHED_STRENGTHS: dict[PublishedKind, tuple[Any, ...]] = {
     "elastic": ((0.0, 0.0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
     "pixelate": (0.95, 0.9, 0.85, 0.75, 0.65),
     "jpeg": (80, 65, 58, 50, 40),
+    "saturate": ((0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2)),
 }
 """At severities 1 to 5, lengths in pixels of an image of 32: standard deviations; photons of the brightest value; share
 of values that are black or white; standard deviations of noise in relation to the value; of a blur; radius of a disk
@@ -83,12 +85,23 @@ and the deviation that softens its border; deviation of a blur and rounds of mov
 and its deviation; the largest enlargement; mean, deviation, enlargement, least value, reach and deviation of the fall
 of snow and what is left of the image; amount of fog and how smooth it is; what is added to the lightest channel; what
 is left of a channel's contrast; shift, smoothness of the shift and movement of three corners, in shorter sides; what is
-left of a side's pixels; quality."""
+left of a side's pixels; quality; what the saturation is multiplied by, and what is added to it."""
 
+_COLOURED = "saturate"
 _PUBLISHED_SIDE = 32
 _FALL = -135.0, -45.0  # degrees, in which snow falls
 _SWEEP = -45.0, 45.0  # degrees, in which a camera moves
 _GREY = 0.299, 0.587, 0.114
+
+
+def published_kinds(n_channels: int) -> tuple[PublishedKind, ...]:
+    """The published kinds that images of so many channels have: `saturate` is of 3 alone.
+
+    Example:
+        >>> len(published_kinds(3)), len(published_kinds(1))
+        (17, 16)
+    """
+    return tuple(kind for kind in PUBLISHED_KINDS if n_channels == 3 or kind != _COLOURED)
 
 
 def corrupted(
@@ -99,8 +112,9 @@ def corrupted(
     Of the published kinds glass takes each pixel from a random place next to it in place of exchanging pixels one after
     the other, and movements are interpolated in place of rounded; brightness adds to the lightest channel and keeps
     the ratio of the others, which is the value of HSV. Images of a number of channels other than 1 or 3 are compressed
-    channel by channel. Strengths are as published: of defocus, glass, snow, `elastic` and `pixelate` not every severity
-    changes values more than the last.
+    channel by channel. What is grey in an image of 3 channels has the hue of red, towards which severities 4 and 5 of
+    `saturate` move it. Strengths are as published: of defocus, glass, snow, `elastic`, `pixelate` and `saturate`, which
+    takes colours away at severities 1 and 2, not every severity changes values more than the last.
 
     Source: Hendrycks and Dietterich (2019), "Benchmarking neural network robustness to common corruptions and
     perturbations", and their published code for CIFAR-10-C.
@@ -115,7 +129,7 @@ def corrupted(
         Images of the same shape, within [0, 1].
 
     Raises:
-        ValueError: for another kind or severity.
+        ValueError: for another kind or severity, or `saturate` of images of another number of channels than 3.
 
     Example:
         >>> image = torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])
@@ -124,6 +138,11 @@ def corrupted(
                   [0.2500, 0.7500]]]])
     """
     strength = strength_of({**STRENGTHS, **PUBLISHED_STRENGTHS}, kind, severity)
+    if kind == _COLOURED and images.shape[1] != 3:
+        raise ValueError(
+            f"{kind} is of images in colours, of 3 channels, got {images.shape[1]}: take another of "
+            f"{', '.join((*KINDS, *published_kinds(images.shape[1])))}"
+        )
     if strength is None or not images.numel():
         return images
     return _WAYS[kind](images, strength, generator).clamp(0, 1)
@@ -292,6 +311,16 @@ def _jpeg(images: Tensor, quality: int, _: torch.Generator) -> Tensor:
     return torch.stack([compressed(picture) for picture in values]).view(images.shape).to(images)
 
 
+def _saturate(images: Tensor, strength: tuple[float, float], _: torch.Generator) -> Tensor:
+    factor, added = strength
+    value = images.amax(1, keepdim=True)
+    spread = value - images.amin(1, keepdim=True)
+    red = images.new_tensor([0.0, 1.0, 1.0])[:, None, None]
+    hue = torch.where(spread > 0, (value - images) / spread.clamp(min=1e-12), red)  # 0 lightest, 1 darkest channel
+    saturation = (factor * spread / value.clamp(min=1e-12) + added).clamp(max=1)
+    return value * (1 - saturation * hue)
+
+
 _WAYS: dict[ImageKind, Callable[[Tensor, Any, torch.Generator], Tensor]] = {
     "noise": _noise,
     "blur": _blur,
@@ -313,6 +342,7 @@ _WAYS: dict[ImageKind, Callable[[Tensor, Any, torch.Generator], Tensor]] = {
     "elastic": _elastic,
     "pixelate": _pixelate,
     "jpeg": _jpeg,
+    "saturate": _saturate,
 }
 
 

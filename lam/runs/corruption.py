@@ -16,7 +16,7 @@ from torch import Tensor
 from lam.datasets import Dataset, Texts
 from lam.encoders.base import Encoder
 from lam.encoders.evaluation import Evaluation
-from lam.inputs.corruption import KINDS, PUBLISHED_KINDS, ImageKind, corrupted, strength_of
+from lam.inputs.corruption import KINDS, ImageKind, corrupted, published_kinds, strength_of
 from lam.retrieval.metrics.registry import measure
 
 TextKind = Literal["words", "typing"]
@@ -39,8 +39,8 @@ def corruptions_of(items: Dataset, asked: Sequence[str] | str | None = None) -> 
 
     Args:
         items: images or texts.
-        asked: kinds, "all", or None for those that are measured by default: of images `noise`, `blur`, `contrast` and
-            `crop`, of texts all there are.
+        asked: kinds, "all" for all that such items have, or None for those that are measured by default: of images
+            `noise`, `blur`, `contrast` and `crop`, of texts all there are.
 
     Raises:
         ValueError: for kinds that such items do not have, the same one twice, or none.
@@ -51,16 +51,17 @@ def corruptions_of(items: Dataset, asked: Sequence[str] | str | None = None) -> 
         ('fog', 'snow')
     """
     of_texts = isinstance(items, Texts)
-    every: tuple[Any, ...] = TEXT_KINDS if of_texts else (*KINDS, *PUBLISHED_KINDS)
+    every: tuple[Any, ...] = TEXT_KINDS if of_texts else (*KINDS, *published_kinds(items.shape[0]))
     if asked is None:
         return TEXT_KINDS if of_texts else KINDS
     if asked == "all":
         return every
     kinds: tuple[Any, ...] = (asked,) if isinstance(asked, str) else tuple(asked)
     if not kinds or len(set(kinds)) < len(kinds) or not set(kinds) <= set(every):
+        what = "texts" if of_texts else f"images of shape {items.shape}"
         raise ValueError(
-            f"evaluation.corruptions of {'texts' if of_texts else 'images'} must be all, or some of "
-            f"{', '.join(every)}, each once, got {', '.join(kinds) or 'none'}"
+            f"evaluation.corruptions of {what} must be all, or some of {', '.join(every)}, each once, "
+            f"got {', '.join(kinds) or 'none'}"
         )
     return kinds
 

@@ -24,7 +24,7 @@ from lam.experiments.posterior_recovery import (
     pairs_of_batch,
 )
 from lam.experiments.varcon_accuracy import ClassDirections, VarConAccuracy
-from lam.inputs.corruption import PUBLISHED_KINDS
+from lam.inputs.corruption import published_kinds
 from lam.losses import AnInfoNCE, MCInfoNCE
 from lam.models import build
 from lam.pairs import Pairs
@@ -345,7 +345,7 @@ def test_corruptions_begin_with_the_images_themselves_and_are_inputs_of_the_netw
     experiment = ExplicitConcentration(accelerator="cpu", n_corrupted=7)
     _, test = experiment.parts()
     kinds = dict(experiment.corruptions(test))
-    assert tuple(kinds) == PUBLISHED_KINDS
+    assert tuple(kinds) == published_kinds(1)
     clean, *worse = kinds["brightness"]
     assert torch.equal(clean, torch.stack([test[row][0] for row in range(7)]))
     assert len(worse) == 5
@@ -429,7 +429,7 @@ def test_kappa_is_told_by_kind_and_of_outsiders_for_each_training_that_has_one()
     short = SHORT["explicit-concentration"] | {"bases": ("simclr",), "epochs": 1}
     outcome = ExplicitConcentration(**short, accelerator="cpu").run(lambda *_: None)
     by_kind, of_outsiders = outcome.tables[BY_KIND], outcome.tables[OUTSIDERS]
-    assert [row["kind"] for row in by_kind] == list(PUBLISHED_KINDS)
+    assert [row["kind"] for row in by_kind] == list(published_kinds(1))
     for row in outcome.rows:
         if row["κ"] == "none":
             continue

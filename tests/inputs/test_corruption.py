@@ -18,10 +18,11 @@ from lam.inputs.corruption import (
     ImageKind,
     PublishedKind,
     corrupted,
+    published_kinds,
 )
 from tests.helpers import unchecked
 
-UNEVEN = ("defocus-blur", "glass-blur", "snow", "elastic", "pixelate")
+UNEVEN = ("defocus-blur", "glass-blur", "snow", "elastic", "pixelate", "saturate")
 """Kinds whose published severities do not rise in every step as pixels are compared."""
 
 
@@ -83,16 +84,30 @@ def test_a_crop_is_the_centre_enlarged():
 
 def test_bad_kinds_and_severities_are_refused():
     with pytest.raises(
-        ValueError, match="kind must be one of noise, blur, contrast, crop, gaussian-noise, .*, jpeg, got 'rain'"
+        ValueError, match="kind must be one of noise, blur, contrast, crop, gaussian-noise, .*, saturate, got 'rain'"
     ):
         unchecked(corrupted)(torch.rand(1, 1, 8, 8), "rain", 1, generator=generator())
     with pytest.raises(ValueError, match="severity must be from 0 to 5, got 6"):
         corrupted(torch.rand(1, 1, 8, 8), "noise", 6, generator=generator())
 
 
+def test_greys_have_no_colours_to_change() -> None:
+    assert published_kinds(3) == PUBLISHED_KINDS
+    assert (
+        set(PUBLISHED_KINDS) - set(published_kinds(1)) == {"saturate"} == set(PUBLISHED_KINDS) - set(published_kinds(4))
+    )
+    for severity in (0, 3):
+        with pytest.raises(
+            ValueError, match="saturate is of images in colours, of 3 channels, got 1: take .* pixelate, jpeg$"
+        ):
+            corrupted(torch.rand(2, 1, 8, 8), "saturate", severity, generator=generator())
+
+
 @pytest.mark.parametrize("shape", [(3, 3, 32, 32), (2, 1, 64, 48)])
 @pytest.mark.parametrize("kind", PUBLISHED_KINDS)
 def test_published_kinds_get_worse_and_the_generator_repeats_them(kind: PublishedKind, shape: tuple[int, ...]) -> None:
+    if kind not in published_kinds(shape[1]):
+        shape = (shape[0], 3, *shape[2:])
     images = scene(*shape)
     change = [0.0]
     for severity in range(1, 6):
@@ -109,6 +124,8 @@ def test_published_kinds_get_worse_and_the_generator_repeats_them(kind: Publishe
 @pytest.mark.parametrize("shape", [(2, 1, 8, 8), (1, 4, 5, 3), (1, 3, 1, 1), (0, 3, 8, 8), (1, 2, 33, 100)])
 @pytest.mark.parametrize("kind", PUBLISHED_KINDS)
 def test_published_kinds_take_any_size_and_channels(kind: PublishedKind, shape: tuple[int, ...]) -> None:
+    if kind not in published_kinds(shape[1]):
+        shape = (shape[0], 3, *shape[2:])
     for images in (torch.rand(shape, generator=generator()), torch.zeros(shape), torch.ones(shape).double()):
         worse = corrupted(images, kind, 5, generator=generator())
         assert worse.shape == images.shape
@@ -184,6 +201,18 @@ def test_brightness_is_the_value_of_hsv_and_contrast_is_by_channel() -> None:
     flat = corrupted(image, "low-contrast", 3, generator=generator())
     torch.testing.assert_close(flat.std((2, 3)), 0.4 * image.std((2, 3)))
     torch.testing.assert_close(flat.mean((2, 3)), image.mean((2, 3)))
+
+
+@pytest.mark.parametrize("severity", range(1, 6))
+def test_saturation_is_that_of_hsv_and_greys_turn_red(severity: int) -> None:
+    image = torch.rand(1, 3, 6, 6, generator=generator())
+    image[0, :, 0, :3] = torch.tensor([0.0, 0.4, 1.0])
+    worse = corrupted(image, "saturate", severity, generator=generator())
+    factor, added = PUBLISHED_STRENGTHS["saturate"][severity - 1]
+    for pixel, changed in zip(image[0].flatten(1).T.tolist(), worse[0].flatten(1).T.tolist(), strict=True):
+        hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
+        assert changed == pytest.approx(colorsys.hsv_to_rgb(hue, min(1, factor * saturation + added), value), abs=1e-5)
+    assert torch.equal(worse[0, :, 0, 1], image[0, :, 0, 1]) == (added == 0)
 
 
 def test_coarse_pixels_and_jpeg_are_those_of_pillow() -> None:

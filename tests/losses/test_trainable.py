@@ -84,6 +84,11 @@ def test_varcon_is_finite_with_classes_of_one_item_or_one_class_and_where_a_mean
         assert all(gradient is None or gradient.isfinite().all() for gradient in gradients)
 
 
+def test_classes_without_items_in_a_batch_do_not_count() -> None:
+    z, loss = unit(6, 4), VarCon(0.3, 0.1)
+    torch.testing.assert_close(loss.of_labels(z, 1000 * LABELS + 7), loss.of_labels(z, LABELS), rtol=0, atol=0)
+
+
 def test_epsilon_is_learned_within_the_temperature_or_stays() -> None:
     loss, z = VarCon(0.1, 0.02), unit(6, 4)
     optimizer = torch.optim.SGD(loss.parameters(), lr=1e4)

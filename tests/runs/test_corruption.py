@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 import lam
 from lam import datasets
 from lam.encoders.deterministic import DeterministicEncoder
-from lam.inputs.corruption import KINDS, PUBLISHED_KINDS, corrupted
+from lam.inputs.corruption import KINDS, PUBLISHED_KINDS, corrupted, published_kinds
 from lam.runs.config_files import load_config
 from lam.runs.corruption import (
     TEXT_KINDS,
@@ -36,10 +36,15 @@ def test_kinds_are_the_four_unless_others_are_asked_for():
     images, texts = datasets.load("digits").test, datasets.load("docstrings").test
     assert corruptions_of(images) == KINDS == ("noise", "blur", "contrast", "crop")
     assert corruptions_of(texts) == corruptions_of(texts, "all") == TEXT_KINDS
-    assert corruptions_of(images, "all") == (*KINDS, *PUBLISHED_KINDS)
+    assert corruptions_of(images, "all") == (*KINDS, *published_kinds(1))
+    assert corruptions_of(datasets.TensorImages(torch.rand(2, 3, 8, 8), torch.arange(2)), "all") == (
+        *KINDS,
+        *PUBLISHED_KINDS,
+    )
     assert corruptions_of(images, "snow") == ("snow",)
     for kinds, message in (
-        (["rain"], "evaluation.corruptions of images must be all, or some of noise, blur, contrast, crop, gaussian-no"),
+        (["rain"], r"of images of shape \(1, 8, 8\) must be all, or some of noise, blur, contrast, crop, gauss"),
+        (["fog", "saturate"], "jpeg, each once, got fog, saturate"),
         (["fog", "fog"], "each once, got fog, fog"),
         ([], "each once, got none"),
     ):
@@ -53,13 +58,15 @@ def test_kinds_are_the_four_unless_others_are_asked_for():
 def test_a_run_measures_the_kinds_that_it_is_asked_for(tmp_path):
     settings = ["--training.epochs=1", "--evaluation.corrupted=6", "--evaluation.n_samples=4", "--accelerator=cpu"]
     folder = [f"--output={tmp_path / 'run'}"]
-    with pytest.raises(ValueError, match="evaluation.corruptions of images must be all, or some of .*, got words"):
+    with pytest.raises(
+        ValueError, match="evaluation.corruptions of images of .* must be all, or some of .*, got words"
+    ):
         run(load_config("digits laplace_posthoc", [*settings, *folder, "--evaluation.corruptions=[words]"]))
     assert not (tmp_path / "run").exists()
     every = load_config("digits laplace_posthoc", [*settings, *folder, "--evaluation.corruptions=all"])
     result = run(every, progress=False)
     kinds = {key.split("_")[1] for key in result.metrics if key.startswith("corruption_") and key.endswith("_trend")}
-    assert kinds == {*KINDS, *PUBLISHED_KINDS}
+    assert kinds == {*KINDS, *published_kinds(1)}
     page = result.report.read_text()
     assert all(f'<th scope="row">{kind}</th>' in page for kind in kinds)
     assert (tmp_path / "run" / "plots" / "corruption_18.png").is_file()

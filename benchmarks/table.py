@@ -248,18 +248,18 @@ def one_number() -> list[Row]:
     kinds = "noise", "blur", "contrast", "crop", "words", "typing"
     rows: list[Row] = [["data (runs)", "score", "AUSC", "AUROC", *kinds]]
 
-    def text(value: Any, form: str) -> str:
+    def text(value: Any, sign: str, digits: int) -> str:
         mean, deviation = (value["mean"], value["std"]) if isinstance(value, dict) else (value, None)
-        return f"{mean:{form}}" + ("" if deviation is None else f" ± {deviation:.2f}")
+        return f"{mean:{sign}.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
 
     for data, measured in kept("ambiguity").items():
         for score, name in names.items() if isinstance(measured, dict) else ():
             of = measured["scores"][score]
             first = next(value for key, value in of.items() if key.startswith("auroc "))
             figures = (
-                text(of["ausc"], ".2f"),
-                text(first, ".2f"),
-                *(text(of[f"trend {kind}"], "+.2f") if f"trend {kind}" in of else NOTHING for kind in kinds),
+                text(of["ausc"], "", 3),
+                text(first, "", 3),
+                *(text(of[f"trend {kind}"], "+", 2) if f"trend {kind}" in of else NOTHING for kind in kinds),
             )
             rows.append([f"{data} ({measured['runs']})", name, *figures])
     return rows

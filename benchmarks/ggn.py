@@ -1,17 +1,20 @@
 """Curvature over all pairs: time against one pair at a time and against BackPACK, memory, and a whole data set.
 
-    python benchmarks/ggn.py [--quick] [--infonce] [--matmuls] [--curvlinops]
+    python benchmarks/ggn.py [--quick] [--infonce [--published FILE]] [--matmuls] [--curvlinops]
 
 Everything is measured in one run, and results/ggn.json holds seconds and ratios; where there is a GPU, those of it and
 of a million items are in ggn_gpu.json. With `--infonce` it is InfoNCE with one side fixed alone, against a (D, D)
-matrix for every item, with `--matmuls` `fixed` against its own matmuls; in CPU time of one thread, and in
-results/infonce.json and results/ggn_matmuls.json. With `--curvlinops` it is curvlinops' estimates of the diagonal in
+matrix for every item, as written here or, with `--published`, as in that copy of `bayesvlm/hessians.py` of
+AaltoML/BayesVLM, which is no part of lam; with `--matmuls` `fixed` against its own matmuls; in CPU time of one thread,
+and in results/infonce.json and results/ggn_matmuls.json. With `--curvlinops` it is curvlinops' estimates of the diagonal in
 the time that ours takes and in multiples of it, with their errors, in results/curvlinops.json; it is no part of lam:
 have curvlinops importable.
 """
 
 import argparse
 import json
+import math
+import runpy
 import sys
 import time
 import warnings
@@ -266,43 +269,54 @@ def without_matrices(images: Tensor, texts: Tensor) -> Tensor:
     return total_output_curvature(images, identity, None, Candidates.paired(texts), curvature)
 
 
+def as_published(file: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """The same by the function of a copy of BayesVLM's `hessians.py`."""
+    compute = runpy.run_path(file)["compute_hessian_analytic_InfoNCE"]
+    return partial(compute, logit_scale=torch.tensor(-math.log(TEMPERATURE), dtype=torch.float64))
+
+
 def infonce(B: int, form: str) -> dict[str, float]:
     """Seconds of CPU time and peak memory of one form, float32, in a process of its own with one thread."""
     images, texts = one_side(B, torch.float32)
-    compute = with_matrices if form == "matrices" else without_matrices
+    forms = {"matrices": with_matrices, "sums": without_matrices}
+    compute = forms.get(form) or as_published(form)
     compute(images[:32], texts[:32])
     start = time.process_time()
     peak = peak_bytes(lambda: compute(images, texts))
     return {"B": B, "seconds": time.process_time() - start, "mebibytes": peak / 2**20}
 
 
-def against_matrices(largest: int) -> dict[str, object]:
+def against_matrices(largest: int, published: str | None) -> dict[str, object]:
     """InfoNCE with one side fixed at D = 512, with and without the (B, D, D) arrays.
 
-    Beyond the largest B at which these are formed, their bytes are 4 max(B² D + B D², 4 B D²), the weighted texts and
-    the first product or four (B, D, D) arrays, and their time grows with the multiply-adds, B² D² + 2 B D³.
+    Beyond the largest B at which these are formed, their bytes are 4 max(B² D + B D², k B D²), the weighted texts and
+    the first product or k arrays of (B, D, D), four as written here and seven as published, which keeps all names; and
+    their time grows with the multiply-adds, B² D² + 2 B D³.
     """
     errors = {}
+    form, held = (published, 7) if published else ("matrices", 4)
+    with_them = as_published(published) if published else with_matrices
     for B in [size for size in (64, 256, 512) if size <= largest]:
         images, texts = one_side(B, torch.float64)
-        expected = with_matrices(images, texts)
+        expected = with_them(images, texts)
         errors[B] = float((without_matrices(images, texts) - expected).abs().max() / expected.abs().max())
         assert errors[B] < 1e-10
     rows, D = [], images.shape[1]
     sizes = [B for B in (256, 512, 1024) if largest >= B]
-    slow = {B: in_process(__file__, "--infonce", str(B), "matrices") for B in sizes}
+    slow = {B: in_process(__file__, "--infonce", str(B), form) for B in sizes}
     for B in (*sizes, 2048, 4096):
         ours = in_process(__file__, "--infonce", str(B), "sums")
         if B in slow:
             theirs = {**slow[B], "by": "measured"}
         else:
             work = (B**2 * D**2 + 2 * B * D**3) / (sizes[-1] ** 2 * D**2 + 2 * sizes[-1] * D**3)
-            bytes_of_matrices = 4 * max(B**2 * D + B * D**2, 4 * B * D**2)
+            bytes_of_matrices = 4 * max(B**2 * D + B * D**2, held * B * D**2)
             theirs = {"seconds": slow[sizes[-1]]["seconds"] * work, "mebibytes": bytes_of_matrices / 2**20}
             theirs["by"] = "formula"
         ratios = {key: theirs[key] / max(ours[key], 1e-9) for key in ("seconds", "mebibytes")}
         rows.append({"B": B, "ours": ours, "matrices": theirs, "ratio": ratios})
-    return {"D": D, "largest_relative_difference_in_float64": errors, "float32": rows}
+    differences = {"largest_relative_difference_in_float64": errors}
+    return {"D": D, "published": bool(published), **differences, "float32": rows}
 
 
 def against_matmuls(shape: tuple[int, int, int]) -> dict[str, object]:
@@ -341,6 +355,7 @@ def main() -> None:
     parser.add_argument("--matmuls", action="store_true", help="`fixed` against its own matmuls alone")
     parser.add_argument("--curvlinops", action="store_true", help="its estimates of a diagonal alone")
     parser.add_argument("--infonce", nargs="*", help="InfoNCE with one side fixed alone, to results/infonce.json")
+    parser.add_argument("--published", help="a copy of BayesVLM's hessians.py to measure that against")
     parsed = parser.parse_args()
     N = 6000 if parsed.quick else 60000
     if parsed.memory:
@@ -353,7 +368,7 @@ def main() -> None:
         print(json.dumps(infonce(int(parsed.infonce[0]), parsed.infonce[1])))
         return
     if parsed.infonce is not None:
-        write("infonce", against_matrices(256 if parsed.quick else 1024))
+        write("infonce", against_matrices(256 if parsed.quick else 1024, parsed.published))
         return
     if parsed.matmuls:
         torch.set_num_threads(1)

@@ -6,9 +6,9 @@ Everything is measured in one run, and results/ggn.json holds seconds and ratios
 of a million items are in ggn_gpu.json. With `--infonce` it is InfoNCE with one side fixed alone, against a (D, D)
 matrix for every item, as written here or, with `--published`, as in that copy of `bayesvlm/hessians.py` of
 AaltoML/BayesVLM, which is no part of lam; with `--matmuls` `fixed` against its own matmuls; in CPU time of one thread,
-and in results/infonce.json and results/ggn_matmuls.json. With `--curvlinops` it is curvlinops' estimates of the diagonal in
-the time that ours takes and in multiples of it, with their errors, in results/curvlinops.json; it is no part of lam:
-have curvlinops importable.
+and in results/infonce.json and results/ggn_matmuls.json. With `--curvlinops` it is curvlinops' estimates of the
+diagonal in the time that ours takes and in multiples of it, with their errors, in results/curvlinops.json; it is no
+part of lam: have curvlinops importable.
 """
 
 import argparse

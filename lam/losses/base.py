@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lam.pairs.pairs import Pairs
 from lam.utils.autocast import without_autocast
-from lam.utils.checks import check_positive
+from lam.utils.checks import check_margin, check_positive
 
 
 class Loss(ABC):
@@ -101,31 +101,34 @@ class TrainableLoss(Loss, nn.Module):
 
     def __init__(self, margin: float | None = None) -> None:
         super().__init__()
-        self.margin = None if margin is None else check_margin(margin)
+        check_margin(margin)
+        self.margin = margin
 
 
 @dataclass(frozen=True)
-class TemperatureLoss(MarginLoss):
+class TemperatureLoss(Loss):
     """A loss of cosines over a temperature, in which every pair exerts a force.
 
     Attributes:
-        margin: of the contrastive curvature that a posterior takes, and of miners; the loss itself has none.
+        margin: of a contrastive curvature that a posterior takes, and of miners; None where neither is asked for, as
+            the loss itself has none.
         temperature: τ > 0.
 
     Raises:
         ValueError: for a margin outside (0, 2], or a temperature that is not positive.
     """
 
+    margin: float | None = None
     temperature: float = 0.1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_margin(self.margin)
         check_positive("temperature", self.temperature)
 
 
 def margin_of(loss: Loss) -> float | None:
     """The margin of a loss, None where it has none."""
-    return loss.margin if isinstance(loss, MarginLoss | TrainableLoss) else None
+    return loss.margin if isinstance(loss, MarginLoss | TemperatureLoss | TrainableLoss) else None
 
 
 def settings_of(loss: Loss) -> dict[str, Any]:
@@ -137,13 +140,6 @@ def settings_of(loss: Loss) -> dict[str, Any]:
 def as_settings(learned: Mapping[str, Sequence[float]]) -> dict[str, float | tuple[float, ...]]:
     """What a loss has learned, with a number for what is one and a tuple for what are many."""
     return {name: values[0] if len(values) == 1 else tuple(values) for name, values in learned.items()}
-
-
-def check_margin(margin: float) -> float:
-    """A margin in (0, 2]; another is refused."""
-    if not 0 < margin <= 2:
-        raise ValueError(f"margin must be in (0, 2], the distances on the unit sphere, got {margin}")
-    return margin
 
 
 def squared_distances(embeddings: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:

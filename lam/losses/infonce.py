@@ -19,7 +19,7 @@ class InfoNCE(TemperatureLoss):
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-        >>> InfoNCE(margin=0.7, temperature=1.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
+        >>> InfoNCE(temperature=1.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
         tensor(0.3133)
     """
 

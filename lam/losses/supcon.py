@@ -16,7 +16,7 @@ class SupCon(TemperatureLoss):
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-        >>> SupCon(margin=0.7, temperature=1.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
+        >>> SupCon(temperature=1.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
         tensor(0.3133)
     """
 

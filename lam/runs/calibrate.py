@@ -84,8 +84,8 @@ def calibrate_run(
         targets: the error rates asked for, all of them or some by name. In place of a usual one that nobody asked for
             and that the data are too few to promise, the least that they can is promised, with a warning.
         flag: the score by which queries shall be flagged, of `lam.retrieval.decisions.flags.FLAGS`; by default
-            `combined`, or an encoder's own; κ where there are no training features. In place of `combined`, which has
-            half of the queries, κ or an encoder's own flags where these are too few, and the facts say so.
+            `combined`, or κ where there are no training features. In place of `combined`, which has half of the
+            queries, κ or an encoder's own score flags where these are too few, and the facts say so.
         gallery: what is searched: the run's, of which items without a label are left out and counted among the facts,
             or one half of the held-out data.
         folder: fresh images in class sub-folders to calibrate on, instead of the validation split; of a run on texts
@@ -161,7 +161,7 @@ def calibrate_run(
     targets, asked_flag = Targets(**asked_rates), flag
     usual = encoder.ood_score if known is not None else "kappa"
     if flag is None:
-        flag = COMBINED if known is not None and usual == "kappa" else usual
+        flag = COMBINED if known is not None else usual
     in_place_of = flag if flag == COMBINED and len(queries) // 2 < needed(targets.ood) else None
     flag = flag if in_place_of is None else usual
     set_aside, stranger_scores = None, None
@@ -215,6 +215,13 @@ def calibrate_run(
                 "first_hit_right": float(right.double().mean()),
             },
         )
+        scores = calibration.detector.known(flag).scores
+        if len(scores) > 1 and scores[0] == scores[-1]:
+            warnings.warn(
+                f"{flag} is the same, {float(scores[0]):.6g}, of all {len(scores)} calibration queries, as votes are "
+                "where every item has a label of its own: it tells no query from another; flag by another score",
+                stacklevel=2,
+            )
         if set_aside is not None and stranger_scores is None:
             calibration.facts["strangers_set_aside"] = set_aside.n_units
             calibration.facts["strangers_accepted"] = set_aside.share_above(calibration.accept_above)

@@ -264,6 +264,7 @@ class RunConfig:
             ("ambiguity.reference", self.ambiguity.reference, 0),
         ):
             check_at_least(name, value, least)
+        check_positive("training.temperature", self.training.temperature)
         if self.data.strangers is not None and not 0 <= self.data.strangers < 1:
             raise ValueError(f"data.strangers must be a share of the classes in [0, 1), got {self.data.strangers}")
         check_positive("places.positive_within", places.positive_within)

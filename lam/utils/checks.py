@@ -91,8 +91,15 @@ def _first(mask: Tensor) -> int:
     return int(mask.nonzero()[0, 0])
 
 
+def check_number(name: str, value: Any) -> None:
+    """Refuse what no number can be read from without parsing, such as a text; None stands."""
+    if value is not None and not hasattr(value, "__float__"):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+
+
 def check_at_least(name: str, value: int | float | None, least: int | float) -> None:
     """Refuse a number below the least or not finite, and a fraction where the least is an integer; None stands."""
+    check_number(name, value)
     if value is not None and not least <= value < math.inf:
         raise ValueError(f"{name} must be at least {least:g}, got {value}")
     is_count = hasattr(value, "__index__") and not isinstance(value, bool)
@@ -102,12 +109,21 @@ def check_at_least(name: str, value: int | float | None, least: int | float) -> 
 
 def check_positive(name: str, value: int | float | None) -> None:
     """Refuse a number that is not positive and finite; None is no number and stands."""
+    check_number(name, value)
     if value is not None and not 0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
+def check_margin(margin: float | None) -> None:
+    """Refuse a margin outside (0, 2]; None stands."""
+    check_number("margin", margin)
+    if margin is not None and not 0 < margin <= 2:
+        raise ValueError(f"margin must be in (0, 2], the distances on the unit sphere, got {margin}")
+
+
 def check_share(name: str, value: float) -> None:
     """Refuse what lies outside (0, 1), as does NaN."""
+    check_number(name, value)
     if not 0 < value < 1:
         raise ValueError(f"{name} must lie in (0, 1), got {value}")
 

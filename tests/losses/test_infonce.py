@@ -17,7 +17,7 @@ def unit(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("temperature", [0.05, 0.1, 1.0])
 def test_of_classes_it_equals_another_library(temperature: float) -> None:
     embeddings, labels = unit(20, 5), torch.arange(20) % 6
-    value = InfoNCE(margin=0.7, temperature=temperature)(embeddings, Pairs.by_label(labels))
+    value = InfoNCE(temperature=temperature)(embeddings, Pairs.by_label(labels))
     assert float(value) == pytest.approx(float(NTXentLoss(temperature)(embeddings, labels)), rel=1e-6)
 
 
@@ -25,13 +25,13 @@ def test_of_two_views_it_is_cross_entropy_over_all_others() -> None:
     views, pairs = two_views(unit(7, 4), unit(7, 4, seed=1))
     logits = (views @ views.T / 0.5).masked_fill(torch.eye(14, dtype=torch.bool), -torch.inf)
     expected = F.cross_entropy(logits, torch.arange(14).roll(7))
-    torch.testing.assert_close(InfoNCE(margin=0.7, temperature=0.5)(views, pairs), expected)
+    torch.testing.assert_close(InfoNCE(temperature=0.5)(views, pairs), expected)
 
 
 def test_it_is_finite_in_half_precision_and_where_all_items_match() -> None:
     embeddings = torch.ones(4, 3, dtype=torch.float16).requires_grad_()
     for labels in (torch.zeros(4, dtype=torch.long), torch.tensor([0, 0, 1, 1])):
-        value = InfoNCE(margin=0.7)(embeddings, Pairs.by_label(labels))
+        value = InfoNCE()(embeddings, Pairs.by_label(labels))
         (gradient,) = torch.autograd.grad(value, embeddings)
         assert value.isfinite()
         assert gradient.isfinite().all()

@@ -30,14 +30,14 @@ def test_against_a_double_loop_and_another_library(temperature: float) -> None:
     generator = torch.Generator().manual_seed(0)
     embeddings = F.normalize(torch.randn(20, 5, generator=generator, dtype=torch.float64))
     labels = torch.randint(8, (20,), generator=generator)
-    value = SupCon(margin=0.7, temperature=temperature)(embeddings, Pairs.by_label(labels))
+    value = SupCon(temperature=temperature)(embeddings, Pairs.by_label(labels))
     assert float(value) == pytest.approx(twin(embeddings, labels, temperature), rel=1e-12)
     assert float(value) == pytest.approx(float(SupConLoss(temperature)(embeddings, labels)), rel=1e-6)
 
 
 def test_a_pair_of_weight_two_is_two_pairs_and_pairs_left_out_do_not_count() -> None:
     embeddings = F.normalize(torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
-    pairs, loss = Pairs.by_label(torch.tensor([0, 0, 1, 1, 2, 2])), SupCon(margin=0.7)
+    pairs, loss = Pairs.by_label(torch.tensor([0, 0, 1, 1, 2, 2])), SupCon()
     doubled = Pairs(2.0 * pairs.positive, 2.0 * pairs.negative, pairs.n_positives, pairs.n_negatives)
     torch.testing.assert_close(loss(embeddings, doubled), loss(embeddings, pairs) + math.log(2))
     negative = pairs.negative.clone()
@@ -48,7 +48,7 @@ def test_a_pair_of_weight_two_is_two_pairs_and_pairs_left_out_do_not_count() -> 
 
 def test_the_gradient_is_finite_with_equal_items_and_items_alone() -> None:
     embeddings = F.normalize(torch.ones(4, 3), dim=1).requires_grad_()
-    value = SupCon(margin=0.7)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1, 2])))
+    value = SupCon()(embeddings, Pairs.by_label(torch.tensor([0, 0, 1, 2])))
     value.backward()
     assert embeddings.grad is not None
     assert embeddings.grad.isfinite().all()

@@ -24,7 +24,7 @@ from lam.hessians.losses.items import OfItems, Related, cost_of
 from lam.hessians.losses.outer_products import OuterProducts, arccos, positive_arccos, tangent
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
-from lam.utils.checks import check_choice
+from lam.utils.checks import check_choice, check_margin, check_number
 
 Split = Literal["euclidean", "arccos"]
 Fix = Literal["positive", "fixed", "full", "projected"]
@@ -71,10 +71,10 @@ class ContrastiveCurvature(Curvature):
     average: bool = True
 
     def __post_init__(self) -> None:
-        if self.margin is not None and not 0 < self.margin <= 2:
-            raise ValueError(f"margin must be in (0, 2], the distances on the unit sphere, got {self.margin}")
+        check_margin(self.margin)
         check_choice("split", self.split, SPLITS)
         check_choice("fix", self.fix, FIXES)
+        check_number("negative_weight", self.negative_weight)
         if not 0 <= self.negative_weight <= 1:
             raise ValueError(f"negative_weight must be in [0, 1], got {self.negative_weight}")
 

@@ -67,7 +67,10 @@ def names(figures: Iterable[str]) -> list[str]:
 
 # Both questions, by score: the README has these.
 
-FLAGGED = {key: SCORES[key].name for key in ("kappa", "norm", "knn", "relative_mahalanobis", "cosine", "mean_cosine")}
+IN_FLAGS = ("relative_mahalanobis", "cosine", "mean_cosine")
+FLAGGED = {key: SCORES[key].name for key in ("kappa", "variance", "norm", "knn", *IN_FLAGS)}
+MADE = ("inverted", "permuted", "blurred", "turned")
+"""Outsiders that `made_outsiders.py` makes of test images."""
 RIGHT = "p_right"
 JOINED = {COMBINED: "**combined**, of four of these", RIGHT: "**P(right)**"}
 USE_ELSEWHERE = {
@@ -112,13 +115,15 @@ def outsiders(results: dict[str, Any]) -> list[str]:
     return [figure.split("@")[1] for figure in results["mean"] if figure.startswith(f"auroc_{COMBINED}@")]
 
 
-def by_score(metric: str, data: dict[str, Any], figure: Callable[..., str], use: dict[str, str]) -> list[Row]:
+def by_score(
+    metric: str, data: dict[str, Any], figure: Callable[..., str], use: dict[str, str] | None = None
+) -> list[Row]:
     """One figure of every score, and of what joins them, by data set, and when to use it."""
-    rows: list[Row] = [[f"{metric} (seeds)", *(f"{name} {seeds_of(one)}" for name, one in data.items()), "use it"]]
-    for key, when in use.items():
+    rows: list[Row] = [[f"{metric} (seeds)", *(f"{name} {seeds_of(one)}" for name, one in data.items())]]
+    for key in USE_RIGHT:
         title = JOINED.get(key) or SCORES[key].name
-        rows.append([title, *(figure(one, key) for one in data.values()), when])
-    return rows
+        rows.append([title, *(figure(one, key) for one in data.values())])
+    return [[*row, when] for row, when in zip(rows, ("use it", *use.values()), strict=True)] if use else rows
 
 
 @table
@@ -182,6 +187,12 @@ def sets_of_scores() -> list[Row]:
 @table
 def right() -> list[Row]:
     return by_score("AUSC", answered(), lambda one, key: spread(one, f"ausc_{key}"), USE_RIGHT)
+
+
+@table
+def both_at_once() -> list[Row]:
+    """One score for strangers and wrong answers at once."""
+    return by_score("SCOD-AUGRC", answered(), lambda one, key: spread(one, f"scod_augrc_{key}"))
 
 
 @table
@@ -353,15 +364,28 @@ def ood_scores() -> list[Row]:
 
 @table
 def made_outsiders() -> list[Row]:
-    results = read("made_outsiders")
-    kinds = {results["outside"]: "", **{kind: f"@{kind}" for kind in ("inverted", "permuted", "blurred", "turned")}}
-    scores = {"auroc": SCORES["kappa"].name, **{f"auroc_{key}": score.name for key, score in SCORES.items()}}
+    """Of clothes, by every score."""
+    results = read("made_outsiders")["fashionmnist"]
+    kinds = (results["outside"], *MADE)
+    scores = {**{key: score.name for key, score in SCORES.items()}, COMBINED: "**combined**", RIGHT: "**P(right)**"}
     rows = [
-        [name, *over_seeds(results, [figure + suffix for suffix in kinds.values()])]
-        for figure, name in scores.items()
-        if figure in results["mean"]
+        [name, *over_seeds(results, [f"{key}@{kind}" for kind in kinds])]
+        for key, name in scores.items()
+        if f"{key}@{kinds[0]}" in results["mean"]
     ]
     return [["AUROC by", *kinds], *rows]
+
+
+@table
+def made_flags() -> list[Row]:
+    """Of every data set of images, by the scores that flag."""
+    scores = {**FLAGGED, COMBINED: "**combined**", RIGHT: "**P(right)**"}
+    rows: list[Row] = [["data (seeds)", "test images", *scores.values()]]
+    for name, results in read("made_outsiders").items():
+        if name != "machine":
+            cells = ((kind, (spread(results, f"{key}@{kind}", 2) for key in scores)) for kind in MADE)
+            rows += [[f"{name} {seeds_of(results)}", kind, *row] for kind, row in cells]
+    return rows
 
 
 @table
@@ -629,6 +653,19 @@ def suite_ausc() -> list[Row]:
 def suite_r_auroc() -> list[Row]:
     scores = ("cosine", "weighted_votes")
     return [*by_method(lambda row: row["r_auroc"]), *(cheap("r_auroc", score) for score in scores)]
+
+
+@table
+def suite_abstention() -> list[Row]:
+    """The other measures of dropping the doubtful, of κ and of what costs nothing, on the post-hoc networks."""
+    figures = ("augrc", "nauc", "scod_augrc")
+    rows: list[Row] = [["data", "score", *names(figures)]]
+    for name, methods in suites().items():
+        for score in ("kappa", "cosine", "weighted_votes"):
+            end = "" if score == "kappa" else f"_{score}"
+            cells = (over_values(row.get(f"{figure}{end}") for row in methods["laplace_posthoc"]) for figure in figures)
+            rows.append([name, SCORES[score].short, *cells])
+    return rows
 
 
 @table

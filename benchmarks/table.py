@@ -835,10 +835,10 @@ def explicit_concentration() -> list[Row]:
 
 
 def of_tables(title: str, keys: Sequence[str]) -> dict[tuple[str, ...], dict[str, list[float]]]:
-    """What the runs of `lam experiment explicit-concentration` have in a table, by keys: each figure's seeds."""
+    """What runs of `lam experiment explicit-concentration` on digits have in a table, by keys: the seeds of figures."""
     found: dict[tuple[str, ...], dict[str, list[float]]] = {}
     for run in read("explicit_concentration")["runs"]:
-        for row in run["tables"][title]:
+        for row in run["tables"][title] if run["settings"]["data"] == "digits" else ():
             figures = found.setdefault(tuple(row[key] for key in keys), {})
             for name in row.keys() - set(keys):
                 figures.setdefault(name, []).append(row[name])

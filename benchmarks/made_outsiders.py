@@ -5,7 +5,8 @@
 Each RUN is a finished run on images; runs of one NAME are seeds. Gallery, calibration and scores are those of
 `answers.py`. Half of the test images, at most 2,000, are inverted, have their pixels permuted, are blurred to 7 × 7
 patches and turned by 90 degrees; the first OOD set stands beside them. results/made_outsiders.json holds the AUROC of
-each by NAME; a call replaces its own NAMEs alone.
+each by NAME; a call replaces its own NAMEs alone. `fashionmnist` there is of an earlier form, which searched within the
+test images and had neither `combined` nor P(right).
 """
 
 import argparse

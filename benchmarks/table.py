@@ -691,6 +691,17 @@ def suite_trend() -> list[Row]:
 
 
 @table
+def without_labels() -> list[Row]:
+    """What features and embeddings of the methods that read no labels are worth, on clothes."""
+    figures = ("recall@1", "knn_accuracy", "linear_probe", "nmi", "ari")
+    rows: list[Row] = [["method (seeds)", *names(figures)]]
+    for name in ("simclr", "simsiam", "byol", "swav"):
+        seeds = suites()["fashionmnist_4000"][name]
+        rows.append([f"`{name}` ({len(seeds)})", *(over_values(row[figure] for row in seeds) for figure in figures)])
+    return rows
+
+
+@table
 def suite_crops() -> list[Row]:
     return by_method(lambda row: row.get("crop_less_sure"))
 

@@ -702,6 +702,18 @@ def without_labels() -> list[Row]:
 
 
 @table
+def residual_network() -> list[Row]:
+    """A residual network with the stem for small images beside the small one, on a few photographs."""
+    figures = ("recall@1", "knn_accuracy", "linear_probe", "nmi", "seconds_train")
+    rows: list[Row] = [["method, network", *names(figures)]]
+    for name, seeds in read("suite/photographs_500").items():
+        if name != "machine":
+            cells = (f"{seeds['0'][figure]:.2f}" for figure in figures[:-1])
+            rows.append([name, *cells, f"{seeds['0'][figures[-1]]:.0f}"])
+    return rows
+
+
+@table
 def suite_crops() -> list[Row]:
     return by_method(lambda row: row.get("crop_less_sure"))
 

@@ -107,7 +107,10 @@ def test_bad_options_are_refused(method: Any, monkeypatch: pytest.MonkeyPatch) -
         ),
         ({"curvature": {"name": "supcon", "temperature": -1.0}}, "temperature must be positive and finite, got -1.0"),
         ({"curvature": {"name": "supcon", "split": "arccos"}}, "split must be one of logits, outputs, got 'arccos'"),
-        ({"curvature": {"name": "supcon", "temperature": "x"}}, "^curvature={'name': .*}: temperature must be a number"),
+        (
+            {"curvature": {"name": "supcon", "temperature": "x"}},
+            "^curvature={'name': .*}: temperature must be a number",
+        ),
         ({"curvature": "supcon", "fix": "full"}, "fix is of the contrastive curvature: with curvature='supcon', give "),
     ):
         with pytest.raises(ValueError, match=message):

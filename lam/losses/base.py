@@ -84,6 +84,8 @@ class MarginLoss(Loss):
     margin: float
 
     def __post_init__(self) -> None:
+        if self.margin is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise ValueError(f"{type(self).__name__} needs a margin in (0, 2], got None: give one")
         check_margin(self.margin)
 
 

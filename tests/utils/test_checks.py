@@ -16,6 +16,7 @@ from lam.utils.checks import check_at_least, check_margin, check_positive, check
 
 TEXT: Any = "a"
 LIST: Any = [0.5]
+NONE: Any = None
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,7 @@ LIST: Any = [0.5]
         (lambda: ContrastiveCurvature(TEXT), "margin must be a number, got 'a'"),
         (lambda: ContrastiveCurvature(1.0, negative_weight=TEXT), "negative_weight must be a number, got 'a'"),
         (lambda: losses.Contrastive(margin=TEXT), "margin must be a number, got 'a'"),
+        (lambda: losses.Contrastive(margin=NONE), "Contrastive needs a margin in"),
         (lambda: losses.SupCon(temperature=TEXT), "temperature must be a number, got 'a'"),
         (lambda: losses.VarCon(margin=TEXT), "margin must be a number, got 'a'"),
         (lambda: StructureOptions(Diagonal, TEXT, None), "max_memory must be a number, got 'a'"),

@@ -67,12 +67,16 @@ def names(figures: Iterable[str]) -> list[str]:
 
 # Both questions, by score: the README has these.
 
-IN_FLAGS = ("relative_mahalanobis", "cosine", "mean_cosine")
-FLAGGED = {key: SCORES[key].name for key in ("kappa", "variance", "norm", "knn", *IN_FLAGS)}
 MADE = ("inverted", "permuted", "blurred", "turned")
 """Outsiders that `made_outsiders.py` makes of test images."""
 RIGHT = "p_right"
 JOINED = {COMBINED: "**combined**, of four of these", RIGHT: "**P(right)**"}
+FLAGGED = {
+    **{key: SCORES[key].name for key in ("kappa", "variance", "norm", "knn")},
+    **{key: SCORES[key].name for key in ("relative_mahalanobis", "cosine", "mean_cosine")},
+    **{COMBINED: "**combined**", RIGHT: "**P(right)**"},
+}
+"""The columns of tables that name outsiders."""
 USE_ELSEWHERE = {
     "kappa": "with nothing but the embedding; not on photographs and faces",
     "variance": "beside κ, where the structure is `kron` or `low_rank`",
@@ -120,7 +124,7 @@ def by_score(
 ) -> list[Row]:
     """One figure of every score, and of what joins them, by data set, and when to use it."""
     rows: list[Row] = [[f"{metric} (seeds)", *(f"{name} {seeds_of(one)}" for name, one in data.items())]]
-    for key in USE_RIGHT:
+    for key in use or USE_RIGHT:
         title = JOINED.get(key) or SCORES[key].name
         rows.append([title, *(figure(one, key) for one in data.values())])
     return [[*row, when] for row, when in zip(rows, ("use it", *use.values()), strict=True)] if use else rows
@@ -134,11 +138,10 @@ def elsewhere() -> list[Row]:
 
 @table
 def flags() -> list[Row]:
-    scores = {**FLAGGED, COMBINED: "**combined**", RIGHT: "**P(right)**"}
-    rows: list[Row] = [["data (seeds)", "outsiders", *scores.values()]]
+    rows: list[Row] = [["data (seeds)", "outsiders", *FLAGGED.values()]]
     for name, results in answered().items():
         for title in outsiders(results):
-            cells = (spread(results, f"auroc_{key}@{title}", 2) for key in scores)
+            cells = (spread(results, f"auroc_{key}@{title}", 2) for key in FLAGGED)
             rows.append([f"{name} {seeds_of(results)}", title.replace("_", " "), *cells])
     return rows
 
@@ -385,11 +388,10 @@ def made_outsiders() -> list[Row]:
 @table
 def made_flags() -> list[Row]:
     """Of every data set of images, by the scores that flag."""
-    scores = {**FLAGGED, COMBINED: "**combined**", RIGHT: "**P(right)**"}
-    rows: list[Row] = [["data (seeds)", "test images", *scores.values()]]
+    rows: list[Row] = [["data (seeds)", "test images", *FLAGGED.values()]]
     for name, results in read("made_outsiders").items():
         if name != "machine":
-            cells = ((kind, (spread(results, f"{key}@{kind}", 2) for key in scores)) for kind in MADE)
+            cells = ((kind, (spread(results, f"{key}@{kind}", 2) for key in FLAGGED)) for kind in MADE)
             rows += [[f"{name} {seeds_of(results)}", kind, *row] for kind, row in cells]
     return rows
 

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -43,13 +44,15 @@ FIGURES = ("auroc", "auroc_variance", "ausc", "ausc_variance", "ece", "map@5", "
 MAX_MEMORY = 8 << 30
 PREDICTIVES = get_args(Predictive)
 SOFTMAX = "logits", "outputs"
-"""Splits of the curvature of SupCon, in place of the contrastive one."""
+"""Splits of the curvature of SupCon, in place of that of the run."""
 TEMPERATURE = 0.1
 """Of its softmax, unless `--temperature` is another: that of training."""
 TIMED = 1000
 """Items whose embedding is timed."""
 PARTS = {"validation": 1000, "test": 2000, "outside": 2000}
 """How many items of each split are looked at, at most."""
+TUNED_OVER_LAYERS = 500
+"""Validation images where they go through the network anew for every scale."""
 N_SAMPLES = 32
 NEIGHBOURS = 10
 MADE = 500
@@ -85,19 +88,32 @@ def batches_of(features: Tensor, labels: Tensor, size: int, seed: int) -> Iterat
     return ((features[rows], labels[rows]) for rows in order.split(size))
 
 
+def curvature_of(run: str, split: str, fix: str, temperature: float) -> tuple[str, Any]:
+    """The curvature of a run, or SupCon's, by one of their splits: a title, and the curvature."""
+    softmax = split in SOFTMAX
+    title = " ".join([*(["SupCon"] if softmax else []), split, *([fix] if fix != "fixed" else [])])
+    title += f", τ = {temperature:g}" if softmax and temperature != TEMPERATURE else ""
+    curvature = SupConCurvature(temperature) if softmax else cast(Any, Run(run).encoder).posterior.curvature.curvature
+    return title, replace(curvature, split=split, fix=fix)
+
+
+def labelled(title: str, prior: float) -> str:
+    """With the precision of the prior where it is not 1; a comma sets off what follows, where there is one already."""
+    title += f", α = {prior:g}" if prior != 1 else ""
+    return title + "," * ("," in title)
+
+
 def fitted(
     run: str,
     data: dict[str, tuple[Tensor, Tensor]],
-    splits: list[str],
-    fix: str,
+    curvatures: list[tuple[str, Any]],
     structures: list[str],
     rank: int,
     prior: float,
-    temperature: float,
 ) -> Iterator[tuple[str, Any, float]]:
     """Each structure by name, and the seconds that it took, those of a first pass among them."""
     config, encoder = load_config(run), cast(Any, Run(run).encoder.to(DEVICE))
-    weight, bias, curvature = encoder.posterior.weight, encoder.posterior.bias, encoder.posterior.curvature.curvature
+    weight, bias = encoder.posterior.weight, encoder.posterior.bias
 
     def passed(empty: Any) -> Any:
         batches = batches_of(*data["train"], config.method.batch_size, config.seed)
@@ -107,11 +123,8 @@ def fitted(
         return total, n_items
 
     kron, before, of_features = None, 0.0, 0.0
-    for split in splits:
-        settings = replace(SupConCurvature(temperature) if split in SOFTMAX else curvature, split=split, fix=fix)
-        label = " ".join([*(["SupCon"] if split in SOFTMAX else []), split, *([fix] if fix != "fixed" else [])])
-        label += f", τ = {temperature:g}," if split in SOFTMAX and temperature != TEMPERATURE else ""
-        label += f", α = {prior:g}," if prior != 1 else ""
+    for title, settings in curvatures:
+        label = labelled(title, prior)
         for name in structures:
             if name == "ekfac" and kron is not None:
                 empty = Ekfac.in_basis_of(kron, max_memory=MAX_MEMORY)
@@ -132,10 +145,10 @@ def fitted(
                     _, of_features = timed(lambda total=total: total.eigenbasis)
                 seconds += of_features
                 kron, before = total, seconds
-            title = f"{name}_{rank}" if name == "low_rank" else name
+            called = f"{name}_{rank}" if name == "low_rank" else name
             posterior = POSTERIORS[name](weight, bias, total, n_items, prior, seed=config.seed)
             options = {"relation": encoder.relation, "n_samples": N_SAMPLES}
-            yield f"{label} {title}", BayesianEncoder(None, "", posterior, **options), seconds
+            yield f"{label} {called}", BayesianEncoder(None, "", posterior, **options), seconds
 
 
 def of_items(run: str, features: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
@@ -168,23 +181,28 @@ def average_ranks(values: Tensor) -> Tensor:
 
 
 def fitted_over_layers(
-    run: str, n_train: int, layers: str | list[str], structures: list[str], predictives: list[Any], prior: float
+    run: str,
+    n_train: int,
+    layers: str | list[str],
+    curvatures: list[tuple[str, Any]],
+    structures: list[str],
+    predictives: list[Any],
+    prior: float,
 ) -> Iterator[tuple[str, Any, float]]:
     """Encoders with a posterior over these layers, by name, and the seconds that their fits took."""
     config, encoder = load_config(run), cast(Any, Run(run).encoder.to(DEVICE))
-    curvature = encoder.posterior.curvature.curvature
     train = load_data(config.data)[0].train.limit(n_train, seed=0)
     generator = torch.Generator().manual_seed(config.seed)
     batches = list(DataLoader(train, config.method.batch_size, shuffle=True, generator=generator))
-    label = f"{getattr(curvature, 'split', '')}, {len(train):,} images," + (f" α = {prior:g}," if prior != 1 else "")
-    for structure in structures:
+    where = "all-layers" if layers == "all" else "-".join(layers)
+    for (title, curvature), structure in product(curvatures, structures):
         options: Any = {"layers": layers, "structure": structure, "max_memory": MAX_MEMORY, "prior_precision": prior}
         options |= {"curvature": curvature, "pairs": encoder.relation, "seed": config.seed, "progress": False}
         own, seconds = timed(lambda options=options: fit(encoder.network, batches, **options))
         own.n_samples = N_SAMPLES
-        where = "all-layers" if layers == "all" else "-".join(layers)
         for predictive in predictives:
             own.posterior = replace(own.posterior, predictive=predictive, likelihood_scale=None)
+            label = labelled(f"{title}, {len(train):,} images", prior)
             yield f"{label} {where}-{structure}-{predictive}", own, seconds
 
 
@@ -192,7 +210,8 @@ def images_of(run: str) -> dict[str, tuple[Tensor, Tensor]]:
     """Images and labels of a part of each split but that of training, and of what is out of distribution."""
     splits, outside = load_data(load_config(run).data)
     parts = {**splits.parts(), "outside": next(iter(outside.values()))}
-    limited = {name: parts[name].limit(count, seed=0) for name, count in PARTS.items()}
+    counts = {**PARTS, "validation": TUNED_OVER_LAYERS}
+    limited = {name: parts[name].limit(count, seed=0) for name, count in counts.items()}
     return {name: (next(iter(loader_of(part, len(part))))[0], part.labels) for name, part in limited.items()}
 
 
@@ -239,16 +258,17 @@ def main() -> None:
     warnings.simplefilter("ignore")  # of tuning: clipped variance is in the results
     for run in parsed.runs:
         rows = results.setdefault(Path(run).name, {})
+        curvatures = [curvature_of(run, split, parsed.fix, parsed.temperature) for split in parsed.splits]
         if parsed.layers == ["last"]:
             data = features_of(run, parsed.train, parsed.cache)
             rows["items"] = of_items(run, *data["validation"])
             rows["layer"] = {"n_items": len(data["train"][0]), "P": data["train"][0].shape[1]}
-            options = parsed.structures, parsed.rank, parsed.prior, parsed.temperature
-            variants = fitted(run, data, parsed.splits, parsed.fix, *options)
+            variants = fitted(run, data, curvatures, parsed.structures, parsed.rank, parsed.prior)
         else:
             data, layers = images_of(run), "all" if parsed.layers == ["all"] else parsed.layers
             structures = [name for name in parsed.structures if name in LAYERS_POSTERIORS]
-            variants = fitted_over_layers(run, parsed.train, layers, structures, parsed.predictive, parsed.prior)
+            options = layers, curvatures, structures, parsed.predictive, parsed.prior
+            variants = fitted_over_layers(run, parsed.train, *options)
         for name, variant, seconds in variants:
             refused = isinstance(variant, str)
             rows[name] = {"refused": variant} if refused else {**judged(variant, run, data), "seconds_fit": seconds}

@@ -36,9 +36,11 @@ from lam.methods.fit import fit
 from lam.pairs.pairs import Pairs
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
 from lam.posteriors.layers import Predictive
+from lam.retrieval.metrics.ood import auroc
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
+from lam.vmf.embeddings import Embeddings
 
 FIGURES = ("auroc", "auroc_variance", "ausc", "ausc_variance", "ece", "map@5", "share_clipped", "variance_clipped")
 MAX_MEMORY = 8 << 30
@@ -215,10 +217,16 @@ def images_of(run: str) -> dict[str, tuple[Tensor, Tensor]]:
     return {name: (next(iter(loader_of(part, len(part))))[0], part.labels) for name, part in limited.items()}
 
 
+def per_length(embeddings: Embeddings) -> Tensor:
+    """Variance over length: the geometric mean of the variance and of the spread on the sphere, 1/κ, up to a factor."""
+    return (embeddings.variance.double() / embeddings.kappa.double()).sqrt()
+
+
 def judged(variant: Any, run: str, data: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
     """The figures of an encoder whose scale is tuned on the validation split."""
     _, seconds = timed(lambda: variant.tune([data["validation"]]))
-    metrics = evaluate(variant, [data["test"]], [data["outside"][0]]).metrics
+    evaluation = evaluate(variant, [data["test"]], [data["outside"][0]])
+    metrics, outside = evaluation.metrics, next(iter(evaluation.ood_embeddings.values()))
     encoder: Any = Run(run).encoder.to(DEVICE) if variant.network is None else variant
     encoder.posterior, made = variant.posterior, {}
     validation = load_data(load_config(run).data)[0].validation.limit(MADE, seed=0)
@@ -230,6 +238,7 @@ def judged(variant: Any, run: str, data: dict[str, tuple[Tensor, Tensor]]) -> di
     _, embedded = timed(lambda: predict(some))
     return {
         **{figure: metrics.get(figure) for figure in FIGURES},
+        "auroc_per_length": auroc(per_length(evaluation.embeddings[evaluation.queries]), per_length(outside)),
         **made,
         **({"share_left": metrics["share_left"]} if "share_left" in metrics else {}),
         "tuned_scale": metrics["tuned_scale"],

@@ -430,7 +430,7 @@ def online_variants() -> list[Row]:
 
 def over_runs(rows: list[dict[str, Any]], figure: str) -> str:
     """The mean over runs, and the standard deviation where there are several; a dash where one has none."""
-    values = [row[figure] for row in rows]
+    values = [row.get(figure) for row in rows]
     if None in values:
         return NOTHING
     return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
@@ -439,15 +439,15 @@ def over_runs(rows: list[dict[str, Any]], figure: str) -> str:
 @table
 def structures() -> list[Row]:
     """A row of a data set is over those of its runs that have it."""
-    figures = ("auroc", "auroc_variance", "ausc", "ece", "map@5", "variance_clipped")
+    figures = ("auroc", "auroc_variance", "auroc_per_length", "ausc", "ece", "map@5", "variance_clipped")
     by_data: dict[str, list[dict[str, Any]]] = {}
     for file, place in (("structures", ""), ("structures_gpu", ", GPU")):
         for name, part in read(file).items():
             if name != "machine":
                 by_data.setdefault(name.split("-")[0] + place, []).append(part)
     costs = "recommends (κ, variance)", "seconds of a fit", "MB", "µs an item"
-    head = ["data (seeds), inputs", "curvature, structure", *names(figures), *costs]
-    rows: list[Row] = [head]
+    titles = [PER_LENGTH if figure == "auroc_per_length" else describe(figure).name for figure in figures]
+    rows: list[Row] = [["data (seeds), inputs", "curvature, structure", *titles, *costs]]
     for data, parts in by_data.items():
         variants = dict.fromkeys(key for part in parts for key in part if key not in NO_STRUCTURE)
         for key in variants:
@@ -466,6 +466,8 @@ def structures() -> list[Row]:
     return rows
 
 
+PER_LENGTH = "AUROC, by variance over length"
+"""The score that the benchmark of structures alone has."""
 NO_STRUCTURE = "layer", "items"
 """What a run of the structures' results holds beside them."""
 

@@ -43,6 +43,7 @@ from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.pairs import as_targets, check_labels
 from lam.pairs.relation import SCOPES, Relation, Scope
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
+from lam.posteriors.base import check_settings
 from lam.posteriors.layers import Predictive
 from lam.utils import distributed
 from lam.utils.checks import check_choice
@@ -130,6 +131,7 @@ def fit(
         >>> encoder.head, encoder.embed(batches).kappa.shape
         ('2', torch.Size([48]))
     """
+    check_settings(prior_precision, likelihood_scale)
     if not isinstance(pairs, Relation):
         check_choice("pairs", pairs, SCOPES)
         pairs = Relation(pairs)
@@ -237,6 +239,7 @@ def fit_features(
         >>> encoder.embed(features[:1]).mean.shape
         torch.Size([1, 3])
     """
+    check_settings(prior_precision, likelihood_scale)
     relation = replace(pairs or Relation(), scope="dataset")
     curvature, _ = _with_margin(curvature, margin)
     check_kinds(features, weight)

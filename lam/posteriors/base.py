@@ -48,6 +48,20 @@ Same = TypeVar("Same", bound="Posterior")  # typing.Self is refused by the type 
 _SETTINGS = ("n_items", "prior_precision", "likelihood_scale", "seed")
 
 
+def check_settings(prior_precision: float | None, likelihood_scale: float | None) -> None:
+    """Refuse a prior that is none, and numbers that are not positive and finite.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if prior_precision is None:
+        raise ValueError(
+            "prior_precision must be positive and finite, got None: without a prior weights are not determined"
+        )
+    check_positive("prior_precision", prior_precision)
+    check_positive("likelihood_scale", likelihood_scale)
+
+
 @dataclass(frozen=True)
 class Posterior(ABC):
     """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer, with Σ⁻¹ = s h + α.
@@ -77,8 +91,7 @@ class Posterior(ABC):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_positive("prior_precision", self.prior_precision)
-        check_positive("likelihood_scale", self.likelihood_scale)
+        check_settings(self.prior_precision, self.likelihood_scale)
         check_at_least("n_items", self.n_items, 1)
         object.__setattr__(self, "seed", operator.index(self.seed))  # torch takes no integer of NumPy
 

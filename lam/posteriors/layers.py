@@ -150,6 +150,10 @@ class LayersPosterior(Posterior):
         same = isinstance(other, LayersPosterior) and self.layers == other.layers
         if not (same and torch.equal(self.theta, other.theta)):
             raise ValueError("only posteriors of the same trained layers add up: their paths or weights differ")
+        if self.predictive != other.predictive:
+            raise ValueError(
+                f"one posterior is {self.predictive}, the other {other.predictive}: give both the same predictive"
+            )
         super()._check_same_layer(other)
 
     @property

@@ -81,6 +81,9 @@ def test_batches_add_up_and_are_forgotten(kind: dict[str, Any]):
         one.forget(batches[:2])
     with pytest.raises(ValueError, match="same trained layers"):
         _ = one + fit(batches[2:], **{**kind, "layers": ["2"]})
+    predictive = "linearised" if kind.get("predictive") == "sampled" else "sampled"
+    with pytest.raises(ValueError, match="give both the same predictive"):
+        _ = one + fit(batches[2:], **{**kind, "predictive": predictive})
 
 
 @pytest.mark.long

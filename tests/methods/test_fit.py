@@ -1,6 +1,7 @@
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -92,3 +93,26 @@ def test_the_pairs_of_the_curvature_can_be_mined_and_are_forgotten_as_they_were_
 def test_pairs_are_not_mined_over_a_whole_data_set():
     with pytest.raises(ValueError, match="pairs are mined within batches"):
         Relation("dataset", miner="hard")
+
+
+@pytest.mark.parametrize("layers", ["last", "all"])
+@pytest.mark.parametrize(
+    ("setting", "value", "reason"),
+    [("prior_precision", None, "without a prior"), ("prior_precision", 0, "got 0"), ("likelihood_scale", -1, "got -1")],
+)
+def test_a_prior_or_scale_outside_its_range_is_refused_before_a_batch(
+    monkeypatch: pytest.MonkeyPatch, layers: str, setting: str, value: Any, reason: str
+):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+    taken = []
+
+    def batches() -> Any:
+        for batch in range(3):
+            taken.append(batch)
+            yield torch.randn(8, 4), torch.arange(8) % 4
+
+    network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    settings: Any = {"layers": layers, setting: value}
+    with pytest.raises(ValueError, match=f"{setting} must be positive and finite.*{reason}"):
+        fit(network, batches(), margin=0.7, progress=False, **settings)
+    assert not taken

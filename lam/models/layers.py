@@ -227,7 +227,19 @@ def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str,
             problems[path] = f"is run {times} in one pass, where a layer that shares no weights is run once"
         elif not (_is_by_item(calls[path][0], 2) and _is_by_item(more_calls[path][0], 3)):
             problems[path] = "does not map one tensor to one, a row for each item"
+        elif _is_changed_by_hook(module, *calls[path][0]):
+            problems[path] = "has a forward hook that changes what it gives, which belongs in a module after it"
     return problems
+
+
+@torch.no_grad()
+def _is_changed_by_hook(module: nn.Module, entered: tuple[Any, ...], output: Any) -> bool:
+    """Whether a layer that is taken for its matrix gives something else."""
+    if not (module._forward_hooks and isinstance(module, (nn.Linear, nn.Conv2d))):
+        return False
+    with evaluating(module):
+        own = module.forward(entered[0])
+    return own.shape != output.shape or not torch.allclose(own, output, rtol=1e-4, atol=1e-6)
 
 
 def _is_by_item(call: tuple[tuple[Any, ...], Any], N: int) -> bool:

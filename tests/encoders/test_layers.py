@@ -415,3 +415,18 @@ def test_a_method_refuses_what_its_curvature_would_take_before_it_trains(network
     built = models.build(network, dimension=3, **({} if network == "convnet8" else {"channels": 1}))
     with pytest.raises(ValueError, match=message):
         LaplacePosthoc(**options).check(built, images(), training())
+
+
+def test_a_hook_may_look_at_what_a_layer_gives_but_not_change_it():
+    batches, network, seen = make_batches(), make_network(), []
+    handle = network[0].register_forward_hook(lambda _module, _inputs, output: seen.append(output.shape))
+    encoder: Any = lam.fit(network, batches, margin=0.7, layers="all", progress=False)
+    assert seen
+    handle.remove()
+    assert torch.equal(encoder.posterior.curvature.sums, fit(batches, layers="all").posterior.curvature.sums)
+    network[0].register_forward_hook(lambda _module, _inputs, output: 10 * output)
+    with pytest.raises(
+        ValueError, match=r"layer '0' \(Linear\) has a forward hook that changes what it gives.*\['2'\]"
+    ):
+        lam.fit(network, batches, margin=0.7, layers="all", progress=False)
+    assert lam.fit(network, batches, margin=0.7, layers=["2"], progress=False).embed(batches).kappa.isfinite().all()

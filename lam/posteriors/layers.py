@@ -147,8 +147,8 @@ class LayersPosterior(Posterior):
         return super().restored(tensors, settings, **where, **further)
 
     def _check_same_layer(self, other: Posterior) -> None:
-        same = isinstance(other, LayersPosterior) and self.layers == other.layers
-        if not (same and torch.equal(self.theta, other.theta)):
+        same = self.layers == getattr(other, "layers", None) and torch.equal(self.theta, other.theta)
+        if not (isinstance(other, LayersPosterior) and same):
             raise ValueError("only posteriors of the same trained layers add up: their paths or weights differ")
         if self.predictive != other.predictive:
             raise ValueError(

@@ -147,8 +147,9 @@ class LayersPosterior(Posterior):
         return super().restored(tensors, settings, **where, **further)
 
     def _check_same_layer(self, other: Posterior) -> None:
-        same = self.layers == getattr(other, "layers", None) and torch.equal(self.theta, other.theta)
-        if not (isinstance(other, LayersPosterior) and same):
+        if not (
+            isinstance(other, LayersPosterior) and self.layers == other.layers and torch.equal(self.theta, other.theta)
+        ):
             raise ValueError("only posteriors of the same trained layers add up: their paths or weights differ")
         if self.predictive != other.predictive:
             raise ValueError(

@@ -5,6 +5,7 @@ and how gradients are averaged.
 """
 
 import atexit
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -34,9 +35,22 @@ def join() -> None:
     alone = not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1
     if alone or dist.is_initialized():
         return
+    # imported once there is a group, as DistributedDataParallel does, it keeps the group beyond `leave`
+    import torch._dynamo  # noqa: F401
+
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=LONGEST_WAIT)
-    atexit.register(_leave)
+    atexit.register(leave)
+
+
+def leave() -> None:
+    """Leave the other processes; nothing where this process has joined none. Done when a process that has joined ends.
+
+    No thread of gloo is left then: one that lets go of a tensor while the interpreter ends would abort the process.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        gc.collect()  # networks that are part of a cycle hold the group too
 
 
 def world_size() -> int:
@@ -230,8 +244,3 @@ def _own_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
     options: dict[str, Any] = {name: getattr(loader, name) for name in names}
     options["multiprocessing_context"] = options["multiprocessing_context"] or worker_context(loader.num_workers)
     return DataLoader(loader.dataset, batch_sampler=own, generator=loader.generator, **options)
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -307,6 +307,9 @@ def main(folder: Path) -> None:
     for function in (*ALIKE, *SAME_ON_ALL):
         tensors = function(folder / function.__name__)
         write_tensors(folder / f"{function.__name__}-{distributed.rank()}.safetensors", tensors)
+    threads = folder / f"threads-{distributed.rank()}.txt"
+    distributed.leave()
+    threads.write_text("".join(path.read_text() for path in Path("/proc/self/task").glob("*/comm")))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def join() -> None:
     if alone or dist.is_initialized():
         return
     # imported once there is a group, as DistributedDataParallel does, it keeps the group beyond `leave`
-    import torch._dynamo  # noqa: F401
+    import torch._dynamo
 
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=LONGEST_WAIT)
@@ -49,8 +49,8 @@ def leave() -> None:
     No thread of gloo is left then: one that lets go of a tensor while the interpreter ends would abort the process.
     """
     if dist.is_initialized():
+        gc.collect()  # DistributedDataParallel holds the group too, and would end it without letting its threads finish
         dist.destroy_process_group()
-        gc.collect()  # networks that are part of a cycle hold the group too
 
 
 def world_size() -> int:

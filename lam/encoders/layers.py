@@ -14,8 +14,8 @@ from lam.encoders.files import SavedEncoder
 from lam.hessians import LayersCurvature
 from lam.hessians.accumulate import pairs_of, targets_of
 from lam.hessians.batch import check_feature_values, checked_partners, directions
-from lam.models.head import evaluating
-from lam.models.layers import head_output, items, linearised, rows_at_once
+from lam.models.head import evaluating, items
+from lam.models.layers import head_output, linearised, rows_at_once
 from lam.pairs.relation import Relation
 from lam.posteriors import LAYERS_POSTERIORS, LayersPosterior, Posterior
 from lam.utils.autocast import without_autocast

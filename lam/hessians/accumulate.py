@@ -45,6 +45,8 @@ class StructureOptions:
     rank: int | None = None
 
     def __post_init__(self) -> None:
+        if self.max_memory is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise ValueError("max_memory must be a number of bytes, got None")
         check_at_least("max_memory", self.max_memory, 1.0)
         if self.rank is not None:
             if self.structure.name != "low_rank":
@@ -75,6 +77,7 @@ class StructureOptions:
         total, n_items = passed(empty)
         if self.structure is not Ekfac:
             return total, n_items
+        total.check_finite()
         return passed(Ekfac.in_basis_of(total, max_memory=self.max_memory))
 
 
@@ -82,18 +85,24 @@ def total_of(share: Any, n_share: int) -> tuple[Any, int]:
     """The curvature of all processes and their number of items, from those of this one.
 
     Raises:
-        ValueError: for a term that nothing was counted for, naming what no batch holds, and a curvature that is zero.
+        ValueError: for a term that nothing was counted for, naming what no batch holds, and a curvature that is zero or
+            not finite.
     """
     n_items = int(distributed.all_reduce(torch.tensor(n_share, device=share.sums.device)))
     total = share.all_reduce()
     if n_items < 2:
         raise ValueError(f"at least 2 items are needed to form a pair, got {n_items}")
     missing = [name for name, count in zip(total.curvature.terms, total.counts, strict=True) if count == 0]
+    total.check_finite()
     if missing or not total.sums.any():
         what = f"holds a {missing[0]}" if missing else "has a curvature, of items that match and items that do not"
         in_blocks = isinstance(total, Structure) and total.curvature.in_blocks
         or_else = ', or form the pairs over the whole data set with pairs="dataset"' if in_blocks else ""
-        raise ValueError(f"no batch of the {n_items} items {what}: shuffle them, or take larger batches{or_else}")
+        never = "" if missing else "; by too small a temperature no batch has one"
+        never = "; items of one class alone have none" if missing == ["negative pair"] else never
+        raise ValueError(
+            f"no batch of the {n_items} items {what}: shuffle them, or take larger batches{or_else}{never}"
+        )
     return total, n_items
 
 

@@ -232,9 +232,14 @@ def check_layer(features: Tensor, weight: Tensor, bias: Tensor | None) -> float:
     length = check_features(features, weight)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}")
-    if weight.shape[0] < 2:
-        raise ValueError(f"the layer must have at least 2 outputs to lie on a sphere, got {weight.shape[0]}")
+    check_sphere(weight.shape[0])
     return length
+
+
+def check_sphere(D: int) -> None:
+    """Refuse a layer of fewer than two outputs."""
+    if D < 2:
+        raise ValueError(f"the layer must have at least 2 outputs to lie on a sphere, got {D}")
 
 
 def check_parameters(weight: Tensor, bias: Tensor | None) -> None:

@@ -104,9 +104,7 @@ def is_matrix(module: nn.Module) -> bool:
         return False
     if isinstance(module, nn.Conv2d):
         as_torch = kind.forward is nn.Conv2d.forward and kind._conv_forward is nn.Conv2d._conv_forward
-        return (
-            as_torch and module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
-        )
+        return as_torch and module.groups == 1
     return isinstance(module, nn.Linear) and kind.forward is nn.Linear.forward
 
 
@@ -142,8 +140,11 @@ def places(
 ) -> tuple[Float[Tensor, "N Z F"], Float[Tensor, "N D Z U"]]:
     """What the matrix of a layer is applied to at Z places, with a 1 for the bias, and the slopes there."""
     if isinstance(module, nn.Conv2d):
-        size, padding = module.kernel_size, module.padding
-        at = F.unfold(inputs, size, module.dilation, padding, module.stride).mT  # pyright: ignore
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        padded = F.pad(
+            inputs, module._reversed_padding_repeated_twice, mode
+        )  # as the layer itself does, for any padding
+        at = F.unfold(padded, module.kernel_size, module.dilation, 0, module.stride).mT
         slopes = slopes.flatten(3).mT
     else:
         at = inputs.reshape(len(inputs), -1, inputs.shape[-1])

@@ -41,9 +41,13 @@ class Loss(ABC):
             A scalar whose gradient is finite also at distance 0 and at the margin.
 
         Raises:
-            ValueError: where the pairs are of another number of items; by the softmax losses, InfoNCE, SupCon, VarCon
-                and AnInfoNCE, where there is no positive pair.
+            ValueError: for labels in place of pairs, or pairs of another number of items; by the softmax losses,
+                InfoNCE, SupCon, VarCon and AnInfoNCE, where there is no positive pair.
         """
+        if not isinstance(pairs, Pairs):
+            raise ValueError(
+                f"pairs must be lam.pairs.Pairs, such as Pairs.by_label(labels), got {type(pairs).__name__}"
+            )
         pairs.check_size(len(embeddings))
         return self._compute(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), pairs)
 
@@ -125,6 +129,8 @@ class TemperatureLoss(Loss):
 
     def __post_init__(self) -> None:
         check_margin(self.margin)
+        if self.temperature is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise ValueError(f"{type(self).__name__} needs a temperature that is positive, got None: give one")
         check_positive("temperature", self.temperature)
 
 

@@ -31,7 +31,7 @@ from lam.hessians.accumulate import (
     targets_of,
     total_of,
 )
-from lam.hessians.batch import check_feature_values, check_kinds
+from lam.hessians.batch import check_feature_values, check_kinds, check_sphere
 from lam.hessians.losses import CURVATURES, ContrastiveCurvature, Curvature
 from lam.hessians.structures import MAX_MEMORY, LayersCurvature
 from lam.inputs import AnyPreprocessing
@@ -131,7 +131,7 @@ def fit(
         >>> encoder.head, encoder.embed(batches).kappa.shape
         ('2', torch.Size([48]))
     """
-    check_settings(prior_precision, likelihood_scale)
+    check_settings(prior_precision, likelihood_scale, seed)
     if not isinstance(pairs, Relation):
         check_choice("pairs", pairs, SCOPES)
         pairs = Relation(pairs)
@@ -140,8 +140,8 @@ def fit(
     lacks_margin = pairs.mining != ALL_PAIRS and pairs.triplet_margin is None
     relation = replace(pairs, triplet_margin=margin) if lacks_margin else pairs
     refuse_dimension_of_other_head(dimension, head)
-    check_layers(layers, predictive, structure, head, relation.scope, curvature)
     options = structure_options(structure, max_memory, rank)
+    check_layers(layers, predictive, structure, head, relation.scope, curvature)
     dataset = getattr(loader, "dataset", None)
     labels = getattr(dataset, "labels", getattr(dataset, "targets", None))
     if labels is not None and relation.positive_within is None:
@@ -239,7 +239,7 @@ def fit_features(
         >>> encoder.embed(features[:1]).mean.shape
         torch.Size([1, 3])
     """
-    check_settings(prior_precision, likelihood_scale)
+    check_settings(prior_precision, likelihood_scale, seed)
     relation = replace(pairs or Relation(), scope="dataset")
     curvature, _ = _with_margin(curvature, margin)
     check_kinds(features, weight)
@@ -273,6 +273,9 @@ def check_layers(
     Raises:
         ValueError: naming the option.
     """
+    is_paths = isinstance(layers, list | tuple) and all(isinstance(path, str) for path in layers)
+    if not (is_paths or isinstance(layers, str)):
+        raise ValueError(f'layers must be "last", "all" or a list of paths, got {layers!r}')
     if layers == "last":
         if predictive is not None:
             raise ValueError(
@@ -325,11 +328,12 @@ def empty_of_layers(
     Raises:
         ValueError: where that is more than `max_memory`.
     """
+    layer: Any = network.get_submodule(head)
+    check_sphere(layer.out_features)
     modules = {path: network.get_submodule(path) for path in layers}
     own = {path: (module, own_weights(module)) for path, module in modules.items()}
     empty: LayersCurvature = LAYERS_POSTERIORS[structure].structure.zeros(own, curvature, max_memory=max_memory)
     kept = sum(tensor.nbytes for tensor in empty.tensors().values())
-    layer: Any = network.get_submodule(head)
     size = next(layer.parameters()).element_size()  # to read a parametrised weight in training would change its buffers
     an_item = size * elements_of_pass(network, head, layers, probe, jacobians=empty.forms_jacobians)
     matrices = max(size, 4) * n_items * len(curvature.terms) * layer.out_features**2
@@ -361,6 +365,7 @@ def _with_margin(curvature: Any, margin: float | None) -> tuple[Curvature, float
         known = ", ".join(f'CURVATURES["{name}"]' for name in CURVATURES)
         raise ValueError(f"curvature must be an object of lam.hessians, made by one of {known}, got {curvature!r}")
     curvature = curvature.filled({"margin": margin})
+    curvature.check_filled()
     return curvature, getattr(curvature, "margin", None) if margin is None else margin
 
 

@@ -46,8 +46,10 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     linear = {path: module for path, module in network.named_modules() if isinstance(module, nn.Linear)}
     if head is not None and head not in linear:
         raise ValueError(f"head {head!r} is no linear layer of the network, which has {_listed(linear)}. {_ADD}")
-    with recorded(network, linear) as calls:
-        output = probe_output(network, probe)
+    with recorded(network, linear) as recording:
+        output = _embeddings_of(network, probe)
+        calls = dict(recording)
+        _check_by_item(network, probe, output)  # recorded, as torch.compile may forget hooks for good otherwise
     matching = [path for path, passes in calls.items() if passes and _same_direction(passes[-1][1], output)]
     if head is not None:
         matching = [path for path in matching if path == head]
@@ -76,29 +78,11 @@ def probe_output(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
 
     Raises:
         ValueError: where the network does not take the batch by name, or its output is not a matrix (N, D), with how to
-            wrap it so that it does; or where the output is empty or not finite.
+            wrap it so that it does; where the output is empty or not finite; or where that of an item depends on the
+            others of its batch, as with batch norm in training mode, or is random.
     """
-    named = isinstance(probe, Mapping)
-    if named:
-        try:
-            inspect.signature(network.forward).bind(**probe)
-        except TypeError as error:
-            raise ValueError(
-                f"the network must take a batch of {', '.join(probe)} by name, it does not ({error}): wrap it in a "
-                "module whose forward(self, **inputs) returns embeddings (N, D), made with self.network(inputs)"
-            ) from None
-    with evaluating(network):
-        output = run(network, probe)
-    if not isinstance(output, Tensor) or output.ndim != 2:
-        call = f"self.network({'**' if named else ''}inputs)"
-        raise ValueError(
-            f"the network must map a batch to embeddings (N, D), it gave {_in_words(output)}: wrap it in a module "
-            f"whose forward returns them, such as {_selection(call, output)}"
-        )
-    if len(output) == 0:
-        raise ValueError("the first batch is empty: the head cannot be found on it")
-    if not output.isfinite().all():
-        raise ValueError("the network's output on the first batch is not finite")
+    output = _embeddings_of(network, probe)
+    _check_by_item(network, probe, output)
     return output
 
 
@@ -198,6 +182,13 @@ def run(network: nn.Module, inputs: Any) -> Any:
     raise ValueError(f"a batch of inputs must be a tensor or a dictionary of named inputs, got {type(inputs).__name__}")
 
 
+def items(inputs: Any, rows: slice | list[int]) -> Any:
+    """Some of the items of a batch; of named inputs, its tensors have a row for each."""
+    if isinstance(inputs, Mapping):
+        return {name: value[rows] if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    return inputs[rows]
+
+
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
     """The network in evaluation mode, without gradients; afterwards every module is back in its own mode."""
@@ -210,6 +201,63 @@ def evaluating(network: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def _embeddings_of(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
+    """`probe_output`, whatever it depends on."""
+    named = isinstance(probe, Mapping)
+    if named:
+        try:
+            inspect.signature(network.forward).bind(**probe)
+        except TypeError as error:
+            raise ValueError(
+                f"the network must take a batch of {', '.join(probe)} by name, it does not ({error}): wrap it in a "
+                "module whose forward(self, **inputs) returns embeddings (N, D), made with self.network(inputs)"
+            ) from None
+    with evaluating(network):
+        output = run(network, probe)
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        call = f"self.network({'**' if named else ''}inputs)"
+        raise ValueError(
+            f"the network must map a batch to embeddings (N, D), it gave {_in_words(output)}: wrap it in a module "
+            f"whose forward returns them, such as {_selection(call, output)}"
+        )
+    if len(output) == 0:
+        raise ValueError("the first batch is empty: the head cannot be found on it")
+    if not output.isfinite().all():
+        raise ValueError("the network's output on the first batch is not finite")
+    return output
+
+
+def _check_by_item(network: nn.Module, probe: Any, output: Tensor) -> None:
+    """Refuse a network that gives an item something else beside itself than beside the others of its batch."""
+    with evaluating(network):
+        norm = next((path for path, module in network.named_modules() if _is_norm_of_batch(module)), None)
+        if norm is not None:
+            raise ValueError(
+                f"{norm!r} ({type(network.get_submodule(norm)).__name__}) takes mean and variance from the batch, as "
+                "batch norm does in training mode, so that an item has no outputs of its own: let it track running "
+                "statistics, and go by them after network.eval()"
+            )
+        parts = probe.values() if isinstance(probe, Mapping) else [probe]
+        if any(
+            isinstance(part, list | tuple) or (isinstance(part, Tensor) and part.shape[:1] != output.shape[:1])
+            for part in parts
+        ):
+            return  # what has no row for each item cannot be cut
+        beside_itself = run(network, items(probe, [0, 0]))[0].double()
+    beside_others = output[0].double()
+    if (beside_itself - beside_others).norm() > RELATIVE_TOLERANCE.get(output.dtype, 1e-2) * beside_others.norm():
+        raise ValueError(
+            "the network gives an item something else beside itself than beside the others of its batch: in evaluation "
+            "mode it must not draw numbers, nor take statistics or attention over the batch"
+        )
+
+
+def _is_norm_of_batch(module: nn.Module) -> bool:
+    """Whether a batch norm takes its statistics from the batch in evaluation mode, too."""
+    is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    return is_norm and (module.training or module.running_mean is None)
 
 
 def _in_words(output: Any) -> str:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lam.models.head import evaluating, recorded, run
+from lam.models.head import evaluating, items, recorded, run
 
 Layers = Literal["last", "all"] | Sequence[str]
 """Over which layers a posterior is: the last one, all that have weights, or those at some paths."""
@@ -30,12 +30,14 @@ class LayerPass:
     """One layer while N items went through a network.
 
     Attributes:
+        path: of the layer.
         module: the layer.
         weights: its parameters, by name.
         inputs: (N, ...) what entered it.
         slopes: (N, D, ...) derivatives of the D outputs of the network in what the layer gave.
     """
 
+    path: str
     module: nn.Module
     weights: dict[str, Tensor]
     inputs: Float[Tensor, "N ..."]
@@ -62,8 +64,8 @@ def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequenc
 
     Raises:
         ValueError: for a path that no layer with weights has, and layers that share weights, are run more than once or
-            never, take or give anything but one tensor with a row for each item, or make items depend on each other, as
-            batch norm in training mode does: with their path and the layers that can be had.
+            never, or take or give anything but one tensor with a row for each item: with their path and the layers that
+            can be had.
     """
     weighted = weighted_layers(network)
     known = ", ".join(path or "''" for path in weighted)
@@ -75,14 +77,6 @@ def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequenc
         what = what if unknown else "a posterior over layers needs at least one, got none"
         raise ValueError(f'{what}: give "last", "all" or a list among {known}')
     paths = [path for path in weighted if layers == "all" or path in layers]
-    with evaluating(network):
-        norm = next((path for path, module in network.named_modules() if _mixes_items(module)), None)
-    if norm is not None:
-        raise ValueError(
-            f"{norm!r} ({type(network.get_submodule(norm)).__name__}) takes mean and variance from the batch, as batch "
-            "norm does in training mode, so that an item has no outputs of its own: let it track running statistics, "
-            "and go by them after network.eval()"
-        )
     problems = _problems(network, probe, paths)
     if problems:
         path, problem = next(iter(problems.items()))
@@ -105,24 +99,36 @@ def linearised(
         inputs: a batch.
 
     Raises:
-        ValueError: for a layer that the outputs do not depend on.
+        ValueError: for a layer that the outputs do not depend on, or that no gradient reaches.
     """
     still = {name: parameter.detach() for name, parameter in network.named_parameters()}  # no graph before the first
     with evaluating(network), torch.enable_grad(), recorded(network, {*paths, head}) as calls:
         _run_with(network, still, inputs)
     output, given = calls[head][-1][1], [calls[path][-1][1] for path in paths]
+    cut = [path for path, tensor in zip(paths, given, strict=True) if not tensor.requires_grad]
+    if cut or not output.requires_grad:
+        where = cut[0] if cut else head
+        raise ValueError(
+            f"layer {where!r} is run without gradients, as under torch.no_grad() or torch.inference_mode(): let it "
+            f"have them, or {_leave_out(cut, paths)}"
+        )
     rows = [
         torch.autograd.grad(output, given, row.expand_as(output), retain_graph=True, allow_unused=True)
         for row in torch.eye(output.shape[1]).to(output)
     ]
+    apart = [path for path, slope in zip(paths, rows[0], strict=True) if slope is None]
+    if apart:
+        if not apart[0] or head.startswith(f"{apart[0]}."):
+            own = ", ".join(own_weights(network.get_submodule(apart[0])))
+            raise ValueError(
+                f"layer {apart[0]!r} is around {head!r}, and has weights of its own ({own}): put them into a layer "
+                f"before it, or {_leave_out(apart, paths)}"
+            )
+        raise ValueError(f"the outputs of {head!r} do not depend on layer {apart[0]!r}: {_leave_out(apart, paths)}")
     passes = []
     for path, slopes in zip(paths, zip(*rows, strict=True), strict=True):
-        if slopes[0] is None:
-            usable = [path for path, slope in zip(paths, rows[0], strict=True) if slope is not None]
-            advice = f"leave it out, with layers={usable}"
-            raise ValueError(f"the outputs of {head!r} do not depend on layer {path!r}: {advice}")
         module = network.get_submodule(path)
-        passes.append(LayerPass(module, own_weights(module), calls[path][-1][0][0], torch.stack(slopes, 1)))
+        passes.append(LayerPass(path, module, own_weights(module), calls[path][-1][0][0], torch.stack(slopes, 1)))
     return output.detach(), passes
 
 
@@ -163,6 +169,8 @@ def rows_at_once(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any, *, jacobians: bool = True
 ) -> list[slice]:
     """The items of a batch in parts, each of as many as take at most `AT_ONCE` numbers; see `elements_of_pass`."""
+    if n_items(inputs) == 0:
+        return []
     device, at_once = next(network.parameters()).device, AT_ONCE
     if device.type == "cuda":
         at_once = torch.cuda.get_device_properties(device).total_memory // (4 * _SHARE_OF_GPU)
@@ -170,17 +178,15 @@ def rows_at_once(
     return [slice(start, start + size) for start in range(0, n_items(inputs), size)]
 
 
-def items(inputs: Any, rows: slice | list[int]) -> Any:
-    """Some of the items of a batch."""
-    if isinstance(inputs, Mapping):
-        return {name: value[rows] if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    return inputs[rows]
-
-
 def n_items(inputs: Any) -> int:
     """How many items a batch has; of named inputs, its tensors have a row for each."""
     parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
     return next(len(part) for part in parts if isinstance(part, Tensor))
+
+
+def _leave_out(unusable: Sequence[str], paths: Sequence[str]) -> str:
+    usable = [path for path in paths if path not in unusable]
+    return f"leave it out, with layers={usable}" if usable else 'use layers="last"'
 
 
 def _run_with(network: nn.Module, weights: Mapping[str, Tensor], inputs: Any) -> None:
@@ -245,8 +251,3 @@ def _is_changed_by_hook(module: nn.Module, entered: tuple[Any, ...], output: Any
 def _is_by_item(call: tuple[tuple[Any, ...], Any], N: int) -> bool:
     tensors = [*call[0], call[1]]
     return len(tensors) == 2 and all(isinstance(part, Tensor) and len(part) == N for part in tensors)
-
-
-def _mixes_items(module: nn.Module) -> bool:
-    is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-    return is_norm and (module.training or module.running_mean is None)

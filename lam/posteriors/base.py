@@ -48,8 +48,12 @@ Same = TypeVar("Same", bound="Posterior")  # typing.Self is refused by the type 
 _SETTINGS = ("n_items", "prior_precision", "likelihood_scale", "seed")
 
 
-def check_settings(prior_precision: float | None, likelihood_scale: float | None) -> None:
-    """Refuse a prior that is none, and numbers that are not positive and finite.
+LEAST_PRIOR = 1e-30
+"""Prior precision below which a variance, at most its inverse times squares of features, could leave float32."""
+
+
+def check_settings(prior_precision: float | None, likelihood_scale: float | None, seed: Any) -> None:
+    """Refuse a prior that is none, numbers that are not positive and finite, and a seed that is no integer.
 
     Raises:
         ValueError: naming the setting.
@@ -59,7 +63,10 @@ def check_settings(prior_precision: float | None, likelihood_scale: float | None
             "prior_precision must be positive and finite, got None: without a prior weights are not determined"
         )
     check_positive("prior_precision", prior_precision)
+    check_at_least("prior_precision", prior_precision, LEAST_PRIOR)
     check_positive("likelihood_scale", likelihood_scale)
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise ValueError(f"seed must be an integer, got {seed!r}")
 
 
 @dataclass(frozen=True)
@@ -91,8 +98,9 @@ class Posterior(ABC):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_settings(self.prior_precision, self.likelihood_scale)
+        check_settings(self.prior_precision, self.likelihood_scale, self.seed)
         check_at_least("n_items", self.n_items, 1)
+        self.curvature.check_finite()
         object.__setattr__(self, "seed", operator.index(self.seed))  # torch takes no integer of NumPy
 
     @property

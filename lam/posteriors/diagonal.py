@@ -23,12 +23,6 @@ class DiagonalPosterior(Posterior):
 
     structure = Diagonal
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, h in (("weight", self.curvature.weight), ("bias", self.curvature.bias)):
-            if h is not None and not h.isfinite().all():
-                raise ValueError(f"the curvature of the {name} is not finite: the features are too large or damaged")
-
     @cached_property
     def variance(self) -> tuple[Float[Tensor, "D P"], Float[Tensor, " D"] | None]:
         """The variances 1/(s·relu(h) + α) of weight and bias, in the type of the weight."""

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lam.hessians.jacobians import jacobian, joined, parted
 from lam.hessians.structures import LayersDiagonal, LayersKron
 from lam.hessians.structures.base import is_negative
-from lam.models.head import evaluating
-from lam.models.layers import head_output, items, linearised, own_weights, rows_at_once, weighted_layers
+from lam.models.head import evaluating, items
+from lam.models.layers import head_output, linearised, own_weights, rows_at_once, weighted_layers
 from lam.models.weights import plain_path
 from lam.posteriors.base import Posterior, Sampler, least_variance
 from lam.posteriors.spread import Whole

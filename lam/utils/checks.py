@@ -92,8 +92,8 @@ def _first(mask: Tensor) -> int:
 
 
 def check_number(name: str, value: Any) -> None:
-    """Refuse what no number can be read from without parsing, such as a text; None stands."""
-    if value is not None and not hasattr(value, "__float__"):
+    """Refuse what no number can be read from without parsing, such as a text, and a boolean; None stands."""
+    if isinstance(value, bool) or (value is not None and not hasattr(value, "__float__")):
         raise ValueError(f"{name} must be a number, got {value!r}")
 
 
@@ -102,8 +102,7 @@ def check_at_least(name: str, value: int | float | None, least: int | float) -> 
     check_number(name, value)
     if value is not None and not least <= value < math.inf:
         raise ValueError(f"{name} must be at least {least:g}, got {value}")
-    is_count = hasattr(value, "__index__") and not isinstance(value, bool)
-    if isinstance(least, int) and not (value is None or is_count):
+    if isinstance(least, int) and not (value is None or hasattr(value, "__index__")):
         raise ValueError(f"{name} must be an integer, got {value}")
 
 
@@ -130,7 +129,7 @@ def check_share(name: str, value: float) -> None:
 
 def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
     """Refuse a choice that is not allowed."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 

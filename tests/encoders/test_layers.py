@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -214,6 +215,43 @@ class Beside(nn.Module):
         return self.last(inputs)
 
 
+class Still(nn.Module):
+    """A network whose first layer has no gradients."""
+
+    def __init__(self, still: Any, *, whole: bool = False) -> None:
+        super().__init__()
+        self.first, self.last, self.still, self.whole = nn.Linear(6, 4), nn.Linear(4, 3), still, whole
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with self.still():
+            features = self.first(inputs)
+            if self.whole:
+                return self.last(features)
+        return self.last(features)
+
+
+class Shifted(nn.Module):
+    """A network with weights that are in none of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.last = nn.Parameter(torch.randn(6)), nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last((inputs + self.shift).tanh())
+
+
+class Words(nn.Module):
+    """A vector for the place, among some bins, of each number."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(9, 6, **options), nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.words((2 * inputs + 4).clamp(0, 8).long()).mean(1))
+
+
 class Placed(nn.Module):
     """A vector for each of as many places as a batch has items."""
 
@@ -280,6 +318,35 @@ PATHS: list[Any] = ["all", ["first"], ["last"]]
             for layers in PATHS
         ],
         (Beside(), "all", "the outputs of 'last' do not depend on layer 'first': leave it out, with layers=['last']"),
+        *[
+            (
+                Still(still),
+                "all",
+                "layer 'first' is run without gradients, as under torch.no_grad() or torch.inference_mode(): let it "
+                "have them, or leave it out, with layers=['last']",
+            )
+            for still in (torch.no_grad, torch.inference_mode)
+        ],
+        (Still(torch.no_grad, whole=True), ["last"], "layer 'last' is run without gradients"),
+        (
+            Shifted(),
+            "all",
+            "layer '' is around 'last', and has weights of its own (shift): put them into a layer before it, or leave "
+            "it out, with layers=['last']",
+        ),
+        (nn.Sequential(Shifted()), "all", "layer '0' is around '0.last', and has weights of its own (shift)"),
+        *[
+            (
+                Words(**options),
+                "all",
+                "layer 'words' (Embedding) has no derivative of each item, as torch.func cannot go through it (",
+            )
+            for options in ({"sparse": True}, {"max_norm": 1.0})
+        ],
+        (nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 1)), "all", "the layer must have at least 2 outputs to lie on a"),
+        (make_network(), None, 'layers must be "last", "all" or a list of paths, got None'),
+        (make_network(), {"0"}, 'layers must be "last", "all" or a list of paths, got {\'0\'}'),
+        (make_network(), [0], 'layers must be "last", "all" or a list of paths, got [0]'),
         (
             Placed(),
             "all",
@@ -293,9 +360,70 @@ PATHS: list[Any] = ["all", ["first"], ["last"]]
         ),
     ],
 )
-def test_layers_that_cannot_be_had_are_refused(network: nn.Module, layers: Any, message: str):
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_layers_that_cannot_be_had_are_refused(
+    network: nn.Module, layers: Any, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
     with pytest.raises(ValueError, match=re.escape(message)):
         lam.fit(network, make_batches(), margin=0.7, layers=layers, progress=False)
+
+
+@pytest.mark.parametrize("structure", ["diag", "kron"])
+def test_an_empty_batch_adds_nothing(structure: str):
+    batches = make_batches()
+    empty = torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64)
+    with_empty, without = (fit(each, layers="all", structure=structure) for each in ([*batches, empty], batches))
+    assert torch.equal(with_empty.posterior.curvature.sums, without.posterior.curvature.sums)
+
+
+class OfBatch(nn.Module):
+    """A network that gives an item what depends on its batch, or on nothing at all."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.first, self.last, self.change = nn.Linear(6, 6), nn.Linear(6, 3), change
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.change(self.first(inputs)))
+
+
+@pytest.mark.parametrize("options", [{"layers": "last"}, {"layers": "all"}, {"head": "identity"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y: y - y.mean(0),
+        lambda y: F.batch_norm(y, None, None, training=True),
+        lambda y: F.scaled_dot_product_attention(y, y, y),
+        lambda y: F.dropout(y, training=True),
+    ],
+    ids=["mean", "norm", "attention", "noise"],
+)
+def test_a_network_that_gives_an_item_something_else_in_every_batch_is_refused(change: Any, options: Any):
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match="gives an item something else beside itself than beside the others"):
+        lam.fit(OfBatch(change), make_batches(), margin=0.7, progress=False, **options)
+
+
+@pytest.mark.parametrize("options", [{"layers": "last"}, {"head": "identity"}])
+def test_batch_norm_in_training_mode_is_refused_for_the_last_layer_too(options: Any):
+    for network in (with_norm(track_running_stats=False), AlwaysTraining()):
+        with pytest.raises(ValueError, match=r"\(BatchNorm1d\) takes mean and variance from the batch"):
+            lam.fit(network, make_batches(), margin=0.7, progress=False, **options)
+
+
+def test_inputs_that_cannot_be_cut_by_item_are_taken_as_they_are():
+    class WithNames(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(6, 3)
+
+        def forward(self, inputs: Tensor, names: list[str]) -> Tensor:
+            assert len(inputs) == len(names)
+            return self.last(inputs)
+
+    batches = [({"inputs": inputs, "names": ["a"] * len(inputs)}, labels) for inputs, labels in make_batches()]
+    assert lam.fit(WithNames(), batches, margin=0.7, progress=False).embed(batches).kappa.isfinite().all()
 
 
 def test_half_precision_is_refused():

@@ -40,6 +40,13 @@ def residual() -> EmbeddingNetwork:
     return EmbeddingNetwork(nn.Sequential(*start, *blocks, GeM(), nn.Flatten()), nn.Linear(8, D, bias=False))
 
 
+def padded() -> EmbeddingNetwork:
+    """Convolutions that pad by name, more on one side than on the other, and by what the image has."""
+    layers = nn.Conv2d(1, 3, (2, 4), padding="same", dilation=(1, 2)), nn.Tanh(), nn.Conv2d(3, 2, 3, padding="valid")
+    reflecting = nn.Conv2d(2, 4, 3, stride=2, padding=(1, 2), padding_mode="reflect")
+    return EmbeddingNetwork(nn.Sequential(*layers, nn.Tanh(), reflecting, nn.Flatten()), nn.Linear(24, D))
+
+
 class Tokens(nn.Module):
     """A linear layer at every token, a norm with weights, a mean; grouped convolutions beside it."""
 
@@ -87,6 +94,7 @@ def heirs() -> EmbeddingNetwork:
 NETWORKS: dict[str, Callable[[], EmbeddingNetwork]] = {
     "convnet": convnet,
     "residual": residual,
+    "padded": padded,
     "tokens": tokens,
     "heirs": heirs,
 }

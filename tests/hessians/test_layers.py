@@ -24,6 +24,8 @@ from lam.models.layers import find_layers, linearised, own_weights
 from lam.pairs import Pairs
 from tests.hessians.networks import NETWORKS, D, N, images, settled
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+
 CURVATURES: list[Any] = [ContrastiveCurvature(2.0, negative_weight=0.4), SupConCurvature(0.3, average=False)]
 LABELS = torch.arange(N) % 2
 

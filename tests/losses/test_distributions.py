@@ -205,7 +205,7 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for make, message in (
         (lambda: MCInfoNCE(0.0), "kappa_pos must be positive and finite, got 0"),
         (lambda: MCInfoNCE(1.0, 2.5), "n_samples must be an integer, got 2.5"),
-        (lambda: MCInfoNCE(1.0, True), "n_samples must be an integer, got True"),
+        (lambda: MCInfoNCE(1.0, True), "n_samples must be a number, got True"),
         (lambda: MCInfoNCE(1.0, 0), "n_samples must be at least 1, got 0"),
         (lambda: MCInfoNCE(1.0, 1, 0), "n_negatives must be at least 1, got 0"),
         (lambda: ELK(-1.0), "kappa_pos must be positive and finite, got -1"),

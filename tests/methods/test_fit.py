@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from torch.utils.data import DataLoader
 
 import lam
 from lam import datasets, models
-from lam.hessians import ContrastiveCurvature, contrastive_ggn
+from lam.hessians import ContrastiveCurvature, SupConCurvature, VarConCurvature, contrastive_ggn
 from lam.methods.fit import fit
 from lam.pairs.mining import Mining
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
+from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
 
 
 @pytest.mark.long
@@ -97,11 +99,22 @@ def test_pairs_are_not_mined_over_a_whole_data_set():
 
 @pytest.mark.parametrize("layers", ["last", "all"])
 @pytest.mark.parametrize(
-    ("setting", "value", "reason"),
-    [("prior_precision", None, "without a prior"), ("prior_precision", 0, "got 0"), ("likelihood_scale", -1, "got -1")],
+    ("settings", "message"),
+    [
+        ({"prior_precision": None}, "prior_precision must be positive and finite, got None: without a prior"),
+        ({"prior_precision": 0}, "prior_precision must be positive and finite, got 0"),
+        ({"prior_precision": 1e-42}, "prior_precision must be at least 1e-30, got 1e-42"),
+        ({"prior_precision": True}, "prior_precision must be a number, got True"),
+        ({"likelihood_scale": -1}, "likelihood_scale must be positive and finite, got -1"),
+        ({"seed": "x"}, "seed must be an integer, got 'x'"),
+        ({"structure": ["diag"]}, "structure must be one of diag, kron, ekfac, full, low_rank, got ['diag']"),
+        ({"max_memory": None}, "max_memory must be a number of bytes, got None"),
+        ({"curvature": SupConCurvature()}, "SupConCurvature must have temperature, got None"),
+        ({"curvature": VarConCurvature()}, "VarConCurvature must have temperature and epsilon, got None"),
+    ],
 )
-def test_a_prior_or_scale_outside_its_range_is_refused_before_a_batch(
-    monkeypatch: pytest.MonkeyPatch, layers: str, setting: str, value: Any, reason: str
+def test_a_setting_outside_its_range_is_refused_before_a_batch(
+    monkeypatch: pytest.MonkeyPatch, layers: str, settings: Any, message: str
 ):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
     taken = []
@@ -112,7 +125,31 @@ def test_a_prior_or_scale_outside_its_range_is_refused_before_a_batch(
             yield torch.randn(8, 4), torch.arange(8) % 4
 
     network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    settings: Any = {"layers": layers, setting: value}
-    with pytest.raises(ValueError, match=f"{setting} must be positive and finite.*{reason}"):
-        fit(network, batches(), margin=0.7, progress=False, **settings)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        fit(network, batches(), **{"margin": 0.7, "progress": False, "layers": layers, **settings})
     assert not taken
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"structure": structure, "pairs": pairs} for structure in POSTERIORS for pairs in ("batch", "dataset")),
+        *({"structure": structure, "layers": "all"} for structure in LAYERS_POSTERIORS),
+    ],
+    ids=str,
+)
+def test_a_curvature_that_is_not_finite_is_refused_in_words(settings: Any):
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(16, 6, generator=generator), torch.arange(16) % 4) for _ in range(2)]
+    network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    message = r"temperature=1e-30\) is not finite: features are too large, outputs or a temperature too small"
+    with pytest.raises(ValueError, match=message):
+        fit(network, batches, curvature=SupConCurvature(1e-30), progress=False, **settings)
+
+
+@pytest.mark.parametrize("layers", ["last", "all"])
+def test_items_of_one_class_alone_are_not_told_to_be_shuffled_alone(layers: str):
+    network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    batches: Any = [(torch.randn(16, 6), torch.zeros(16, dtype=torch.int64))]
+    with pytest.raises(ValueError, match="holds a negative pair: shuffle .*; items of one class alone have none$"):
+        fit(network, batches, margin=0.7, layers=layers, progress=False)

@@ -162,6 +162,15 @@ def fit_structures(folder: Path) -> dict[str, Tensor]:
     return given
 
 
+def fit_layers(folder: Path) -> dict[str, Tensor]:
+    given: dict[str, Tensor] = {}
+    for structure in ("diag", "kron"):
+        encoder = lam.fit(network(), loader(), margin=0.7, layers="all", structure=structure, progress=False)
+        variance = encoder.embed(Images().images).variance
+        given |= {structure: variance, f"{structure}.counts": counts(encoder)}
+    return given
+
+
 def fit_positive_dataset(folder: Path) -> dict[str, Tensor]:
     return fitted(loader(), pairs="dataset", curvature=ContrastiveCurvature(0.7, "euclidean", "positive"))
 
@@ -227,6 +236,7 @@ ALIKE: tuple[Callable[[Path], dict[str, Tensor]], ...] = (
     fit_dataset,
     fit_positive_dataset,
     fit_structures,
+    fit_layers,
     fit_added_layer,
 )
 

@@ -40,6 +40,17 @@ class Curvature(ABC):
         names = [field.name for field in fields(record) if getattr(self, field.name) is None]
         return replace(record, **{name: settings[name] for name in names if settings.get(name) is not None})
 
+    def check_filled(self) -> None:
+        """Refuse settings that are still None, where they are taken from nothing any more; see `filled`.
+
+        Raises:
+            ValueError: naming them.
+        """
+        record: Any = self
+        missing = [field.name for field in fields(record) if getattr(self, field.name) is None]
+        if missing:
+            raise ValueError(f"{type(self).__name__} must have {' and '.join(missing)}, got None")
+
     @property
     def terms(self) -> Mapping[str, float]:
         """What each of the T terms is a sum over, in the singular, and its weight in h."""

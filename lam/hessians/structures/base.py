@@ -83,6 +83,18 @@ class SummedCurvature(ABC):
             return self.sums[0]
         return weighted_by_term(self.sums, self.curvature, self.counts)
 
+    def check_finite(self) -> None:
+        """Refuse sums that are not finite.
+
+        Raises:
+            ValueError: saying what makes them so.
+        """
+        if not all(getattr(self, name).sum().isfinite() for name in self.summed):
+            raise ValueError(
+                f"the curvature of {self.curvature} is not finite: features are too large, outputs or a temperature "
+                "too small, or a file is damaged"
+            )
+
     def diagnostics(self) -> dict[str, float]:
         """What an encoder says of its curvature, by name."""
         return {"share_clipped": self.clipped}
@@ -198,11 +210,16 @@ class Structure(SummedCurvature):
         """
         cls.check_cross_terms(curvature)
         if n_bytes > max_memory:
-            smaller = {"diag": "", "low_rank": ', or use structure="diag"'}
+            others: dict[str, Any] = {other.name: other for other in Structure.__subclasses__()}
+            fit = [
+                f'"{name}"'
+                for name in ("low_rank", "diag")
+                if others[name].n_bytes(len(curvature.terms), *shape) <= max_memory
+            ]
             raise ValueError(
                 f'structure="{cls.name}" of a layer with {shape[0]} x {shape[1]} weights takes {n_bytes:,} bytes, more '
                 f"than max_memory, {max_memory:,}: allow more"
-                + smaller.get(cls.name, ', or use structure="low_rank" or "diag"')
+                + (f", or use structure={' or '.join(fit)}" if fit else "")
             )
 
 

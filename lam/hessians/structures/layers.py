@@ -154,7 +154,18 @@ class LayersDiagonal(LayersCurvature):
 
     def of_passes(self, passes: Sequence[Any], matrices: Float[Tensor, "N T D D"]) -> "LayersDiagonal":
         """Σ_a Σ_ik H_a,ik J_a,ip J_a,kp of every weight p."""
-        parts = [jacobian(of.module, of.weights, of.inputs, of.slopes).quadratic(matrices) for of in passes]
+        parts = []
+        for of in passes:
+            try:
+                J = jacobian(of.module, of.weights, of.inputs, of.slopes)
+            except RuntimeError as error:
+                problem = str(error).partition("\n")[0].partition(". ")[0]
+                others = [other.path for other in passes if other is not of]
+                raise ValueError(
+                    f"layer {of.path!r} ({type(of.module).__name__}) has no derivative of each item, as torch.func "
+                    f"cannot go through it ({problem}): leave it out, with layers={others}"
+                ) from error
+            parts.append(J.quadratic(matrices))
         return replace(self, sums=torch.cat(parts, 1))
 
     @property

@@ -65,9 +65,9 @@ class LowRank(Structure):
         return cls(sums, (0,) * T, curvature, has_bias, sketch, squares, zero, probes)
 
     @classmethod
-    def n_bytes(cls, T: int, D: int, F: int, J: int) -> int:
-        """Memory that the sums of T terms and J probes take, for a layer of D outputs and F inputs."""
-        return 8 * (T * D * D + F) + 12 * F * J
+    def n_bytes(cls, T: int, D: int, F: int, J: int = RANK) -> int:
+        """Memory that the sums of T terms and at most J probes take, for a layer of D outputs and F inputs."""
+        return 8 * (T * D * D + F) + 12 * F * min(J, F)
 
     def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "LowRank":
         """Σ_a H_a, Σ_a φ_a (φ_aᵀ Ω) and Σ_a φ_a²."""

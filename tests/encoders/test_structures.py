@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lam
-from lam.hessians import ContrastiveCurvature, Full, Kron
+from lam.hessians import ContrastiveCurvature, Diagonal, Full, Kron, LowRank
 from lam.methods import LaplacePosthoc
 from lam.posteriors import POSTERIORS
 from tests.encoders.small import WIDE, fit, make_batches, make_network, same_posterior
@@ -123,6 +123,15 @@ def test_a_layer_that_does_not_fit_is_refused_with_its_bytes():
     least = Kron.n_bytes(2, 3, 13)
     with pytest.raises(ValueError, match=rf'structure="ekfac" .* more than max_memory, {least:,}: allow'):
         fit(structure="ekfac", max_memory=least)
+    smaller = LowRank.n_bytes(2, 3, 13), Diagonal.n_bytes(2, 3, 13)
+    assert smaller[1] < least < smaller[0]
+    for memory, advice in (
+        (least - 1, ', or use structure="diag"'),
+        (smaller[0], ', or use structure="low_rank" or "diag"'),
+        (smaller[1] - 1, ""),
+    ):
+        with pytest.raises(ValueError, match=f"allow more{advice}$"):
+            fit(structure="full", max_memory=memory)
     with pytest.raises(ValueError, match="max_memory must be at least 1, got 0"):
         fit(max_memory=0)
 

@@ -1,11 +1,14 @@
 """InfoNCE against pytorch-metric-learning's NTXentLoss, as NT-Xent of two views, and at the edges."""
 
+from typing import Any
+
+import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
 from pytorch_metric_learning.losses import NTXentLoss
 
-from lam.losses import InfoNCE, build, two_views
+from lam.losses import InfoNCE, SupCon, build, two_views
 from lam.pairs import Pairs
 
 
@@ -44,3 +47,16 @@ def test_by_name_and_refused() -> None:
             build("infonce", margin=0.5, temperature=temperature)
     with pytest.raises(ValueError, match=r"same items in the same order, got shapes \(3, 2\) and \(4, 2\)"):
         two_views(unit(3, 2), unit(4, 2))
+
+
+def test_other_types_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+    wrong: Any = None
+    labels: Any = torch.tensor([0, 0, 1])
+    for loss in (InfoNCE, SupCon):
+        with pytest.raises(ValueError, match=f"{loss.__name__} needs a temperature that is positive, got None"):
+            loss(temperature=wrong)
+        with pytest.raises(ValueError, match="temperature must be a number, got True"):
+            loss(temperature=True)
+        with pytest.raises(ValueError, match=r"pairs must be .*, such as Pairs.by_label\(labels\), got Tensor"):
+            loss()(torch.eye(3), labels)

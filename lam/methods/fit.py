@@ -120,9 +120,9 @@ def fit(
         The encoder. The network itself is not changed.
 
     Raises:
-        ValueError: for settings outside their range, a network whose output is no (N, D) or given by no linear layer,
-            layers that a posterior cannot be over, features that are not finite or all zero, and data without positive
-            or negative pairs.
+        ValueError: for settings outside their range, a network whose output is no (N, D), given by no linear layer or
+            another for an item in another batch, layers that a posterior cannot be over, features or a curvature that
+            are not finite, features that are all zero, and data without positive or negative pairs.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))

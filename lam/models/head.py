@@ -247,7 +247,8 @@ def _check_by_item(network: nn.Module, probe: Any, output: Tensor) -> None:
             return  # what has no row for each item cannot be cut
         beside_itself = run(network, items(probe, [0, 0]))[0].double()
     beside_others = output[0].double()
-    if (beside_itself - beside_others).norm() > RELATIVE_TOLERANCE.get(output.dtype, 1e-2) * beside_others.norm():
+    most = RELATIVE_TOLERANCE.get(output.dtype, 1e-2) * beside_others.norm()
+    if not (beside_itself - beside_others).norm() <= most:  # NaN, too, as of a variance that is zero
         raise ValueError(
             "the network gives an item something else beside itself than beside the others of its batch: in evaluation "
             "mode it must not draw numbers, nor take statistics or attention over the batch"

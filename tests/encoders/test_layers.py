@@ -393,11 +393,12 @@ class OfBatch(nn.Module):
     "change",
     [
         lambda y: y - y.mean(0),
+        lambda y: (y - y.mean(0)) / y.std(0),
         lambda y: F.batch_norm(y, None, None, training=True),
         lambda y: F.scaled_dot_product_attention(y, y, y),
         lambda y: F.dropout(y, training=True),
     ],
-    ids=["mean", "norm", "attention", "noise"],
+    ids=["mean", "standard", "norm", "attention", "noise"],
 )
 def test_a_network_that_gives_an_item_something_else_in_every_batch_is_refused(change: Any, options: Any):
     torch.manual_seed(0)

@@ -24,6 +24,7 @@ from lam.models.head import recorded_head_inputs
 from lam.pairs.mining import MinerName, Mining
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
+from lam.posteriors.base import check_settings
 from lam.posteriors.diagonal import DiagonalPosterior
 from lam.training import Training
 from lam.training.steps import DivergenceError, Minibatch, Step
@@ -79,8 +80,8 @@ class LaplaceOnline(LaplaceMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("likelihood_scale", "prior_precision", "initial_precision"):
-            check_positive(name, getattr(self, name))
+        check_settings(self.prior_precision, self.likelihood_scale)
+        check_positive("initial_precision", self.initial_precision)
         if not 0 < self.memory_factor < 1:
             raise ValueError(f"memory_factor must be in (0, 1), got {self.memory_factor}")
         check_choice("update", self.update, get_args(Update))

@@ -34,6 +34,7 @@ from lam.models.head import find_head, probe_output
 from lam.models.layers import find_layers
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
+from lam.posteriors.base import check_settings
 from lam.posteriors.layers import Predictive
 from lam.training import Training
 from lam.training.loop import History
@@ -215,8 +216,7 @@ class LaplacePosthoc(LaplaceMethod):
         structure_options(self.structure, self.max_memory, self.rank).structure.check_cross_terms(self.loss_curvature)
         check_layers(self.layers, self.predictive, self.structure, self.head, self.pairs, self.loss_curvature)
         check_at_least("batch_size", self.batch_size, 2)
-        for name in ("prior_precision", "likelihood_scale"):
-            check_positive(name, getattr(self, name))
+        check_settings(self.prior_precision, self.likelihood_scale)
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and fit the posterior; see `Method.train` and `lam.fit`. Nothing is tuned here.

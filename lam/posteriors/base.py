@@ -52,7 +52,7 @@ LEAST_PRIOR = 1e-30
 """Prior precision below which a variance, at most its inverse times squares of features, could leave float32."""
 
 
-def check_settings(prior_precision: float | None, likelihood_scale: float | None, seed: Any) -> None:
+def check_settings(prior_precision: float | None, likelihood_scale: float | None, seed: Any = 0) -> None:
     """Refuse a prior that is none, numbers that are not positive and finite, and a seed that is no integer.
 
     Raises:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 import lam
 from lam import datasets, models
 from lam.hessians import ContrastiveCurvature, SupConCurvature, VarConCurvature, contrastive_ggn
+from lam.methods import LaplaceOnline, LaplacePosthoc
 from lam.methods.fit import fit
 from lam.pairs.mining import Mining
 from lam.pairs.pairs import Pairs
@@ -128,6 +129,14 @@ def test_a_setting_outside_its_range_is_refused_before_a_batch(
     with pytest.raises(ValueError, match=re.escape(message)):
         fit(network, batches(), **{"margin": 0.7, "progress": False, "layers": layers, **settings})
     assert not taken
+
+
+@pytest.mark.parametrize("method", [LaplacePosthoc, LaplaceOnline])
+def test_methods_refuse_a_prior_that_is_none_before_they_train(monkeypatch: pytest.MonkeyPatch, method: Any):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+    for value, reason in ((None, "got None: without a prior"), (1e-40, "at least 1e-30, got 1e-40"), (0, "got 0")):
+        with pytest.raises(ValueError, match=f"prior_precision must be .*{reason}"):
+            method(prior_precision=value)
 
 
 @pytest.mark.parametrize(

@@ -85,21 +85,19 @@ def total_of(share: Any, n_share: int) -> tuple[Any, int]:
     """The curvature of all processes and their number of items, from those of this one.
 
     Raises:
-        ValueError: for a term that nothing was counted for, naming what no batch holds, and a curvature that is zero or
-            not finite.
+        ValueError: for a term that nothing was counted for, naming what no batch holds, and a curvature that is zero.
     """
     n_items = int(distributed.all_reduce(torch.tensor(n_share, device=share.sums.device)))
     total = share.all_reduce()
     if n_items < 2:
         raise ValueError(f"at least 2 items are needed to form a pair, got {n_items}")
     missing = [name for name, count in zip(total.curvature.terms, total.counts, strict=True) if count == 0]
-    total.check_finite()
     if missing or not total.sums.any():
         what = f"holds a {missing[0]}" if missing else "has a curvature, of items that match and items that do not"
         in_blocks = isinstance(total, Structure) and total.curvature.in_blocks
         or_else = ', or form the pairs over the whole data set with pairs="dataset"' if in_blocks else ""
-        never = "" if missing else "; by too small a temperature no batch has one"
-        never = "; items of one class alone have none" if missing == ["negative pair"] else never
+        whatever = {"negative pair": "; items of one class alone have none"}
+        never = whatever.get(missing[0], "") if missing else "; by too small a temperature no batch has one"
         raise ValueError(
             f"no batch of the {n_items} items {what}: shuffle them, or take larger batches{or_else}{never}"
         )

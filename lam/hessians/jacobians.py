@@ -141,9 +141,7 @@ def places(
     """What the matrix of a layer is applied to at Z places, with a 1 for the bias, and the slopes there."""
     if isinstance(module, nn.Conv2d):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        padded = F.pad(
-            inputs, module._reversed_padding_repeated_twice, mode
-        )  # as the layer itself does, for any padding
+        padded = F.pad(inputs, module._reversed_padding_repeated_twice, mode)  # as the layer does, whatever its padding
         at = F.unfold(padded, module.kernel_size, module.dilation, 0, module.stride).mT
         slopes = slopes.flatten(3).mT
     else:

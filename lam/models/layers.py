@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lam.models.head import evaluating, items, recorded, run
+from lam.utils.checks import layers_without
 
 Layers = Literal["last", "all"] | Sequence[str]
 """Over which layers a posterior is: the last one, all that have weights, or those at some paths."""
@@ -110,7 +111,7 @@ def linearised(
         where = cut[0] if cut else head
         raise ValueError(
             f"layer {where!r} is run without gradients, as under torch.no_grad() or torch.inference_mode(): let it "
-            f"have them, or {_leave_out(cut, paths)}"
+            f"have them, or {layers_without(cut, paths)}"
         )
     rows = [
         torch.autograd.grad(output, given, row.expand_as(output), retain_graph=True, allow_unused=True)
@@ -122,9 +123,9 @@ def linearised(
             own = ", ".join(own_weights(network.get_submodule(apart[0])))
             raise ValueError(
                 f"layer {apart[0]!r} is around {head!r}, and has weights of its own ({own}): put them into a layer "
-                f"before it, or {_leave_out(apart, paths)}"
+                f"before it, or {layers_without(apart, paths)}"
             )
-        raise ValueError(f"the outputs of {head!r} do not depend on layer {apart[0]!r}: {_leave_out(apart, paths)}")
+        raise ValueError(f"the outputs of {head!r} do not depend on layer {apart[0]!r}: {layers_without(apart, paths)}")
     passes = []
     for path, slopes in zip(paths, zip(*rows, strict=True), strict=True):
         module = network.get_submodule(path)
@@ -182,11 +183,6 @@ def n_items(inputs: Any) -> int:
     """How many items a batch has; of named inputs, its tensors have a row for each."""
     parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
     return next(len(part) for part in parts if isinstance(part, Tensor))
-
-
-def _leave_out(unusable: Sequence[str], paths: Sequence[str]) -> str:
-    usable = [path for path in paths if path not in unusable]
-    return f"leave it out, with layers={usable}" if usable else 'use layers="last"'
 
 
 def _run_with(network: nn.Module, weights: Mapping[str, Tensor], inputs: Any) -> None:

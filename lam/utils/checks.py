@@ -133,6 +133,12 @@ def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
+def layers_without(unusable: Collection[str], paths: Collection[str]) -> str:
+    """Advice for an error: which of these layers to name instead, or the last where none is left."""
+    usable = [path for path in paths if path not in unusable]
+    return f"leave it out, with layers={usable}" if usable else 'use layers="last"'
+
+
 def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Refuse values of other types than the arguments of a function have, `name` in the error: why it failed.
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lam.hessians.jacobians import is_matrix, jacobian, places, shape_of
 from lam.hessians.losses import Curvature
 from lam.hessians.structures.base import MAX_MEMORY, SummedCurvature, eigen, is_negative
+from lam.utils.checks import layers_without
 
 Same = TypeVar("Same", bound="LayersCurvature")
 Weights = Mapping[str, Tensor]
@@ -53,11 +54,10 @@ class LayersCurvature(SummedCurvature):
         cls.check_cross_terms(curvature)
         unsupported = [path for path, (module, _) in layers.items() if not cls.takes(module)]
         if unsupported:
-            rest = [path for path in layers if path not in unsupported]
             kind = type(layers[unsupported[0]][0]).__name__
             raise ValueError(
                 f'structure="{cls.name}" has no factors of layer {unsupported[0]!r} ({kind}), but of linear layers and '
-                f"convolutions of images without groups: leave it out, with layers={rest}, or use "
+                f"convolutions of images without groups: {layers_without(unsupported, layers)}, or use "
                 'structure="diag"'
             )
         shapes = tuple(shape_of(*layer) for layer in layers.values())
@@ -160,10 +160,10 @@ class LayersDiagonal(LayersCurvature):
                 J = jacobian(of.module, of.weights, of.inputs, of.slopes)
             except RuntimeError as error:
                 problem = str(error).partition("\n")[0].partition(". ")[0]
-                others = [other.path for other in passes if other is not of]
+                instead = layers_without([of.path], [each.path for each in passes])
                 raise ValueError(
                     f"layer {of.path!r} ({type(of.module).__name__}) has no derivative of each item, as torch.func "
-                    f"cannot go through it ({problem}): leave it out, with layers={others}"
+                    f"cannot go through it ({problem}): {instead}"
                 ) from error
             parts.append(J.quadratic(matrices))
         return replace(self, sums=torch.cat(parts, 1))

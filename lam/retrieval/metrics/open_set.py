@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.retrieval.metrics.searches import Searches
-from lam.retrieval.metrics.uncertainty import count_by_certainty
+from lam.retrieval.metrics.uncertainty import count_at_thresholds
 from lam.utils.checks import check_length, check_no_nan, check_share
 
 
@@ -204,19 +204,21 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
 
 
 def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """Area under the risk-coverage curve, the mean of its risks; lower is better.
+    """Area under the risk-coverage curve; lower is better.
 
-    The risk at coverage n/Q is the share of wrong answers among the n most certain. Within a group of equal uncertainty
-    each answer counts with the group's mean: ties by expectation.
+    The risk at coverage n/Q is the share of wrong answers among the n most certain. The curve has a point for each
+    distinct uncertainty, as a threshold keeps or drops a tie as a whole. The area is of trapezoids between these points,
+    and from coverage 0 to the first point the risk is the first point's.
 
-    Source: El-Yaniv and Wiener (2010) for the curve; Geifman, Uziel and El-Yaniv (2019).
+    Source: El-Yaniv and Wiener (2010) for the curve; Geifman, Uziel and El-Yaniv (2019) for its area, as the code of
+        Traub et al. (2024) computes it (`RiskCoverageStats.aurc` in fd-shifts, without its factor of 1000).
 
     Args:
         correct: (Q,) whether each answer is right.
         uncertainty: (Q,) higher is more uncertain; infinities are allowed.
 
     Returns:
-        A mean in [0, 1], the error rate itself for a constant uncertainty; NaN for no answer.
+        An area in [0, 1], the error rate itself for a constant uncertainty; NaN for no answer.
 
     Raises:
         ValueError: for NaN or another length.
@@ -225,8 +227,11 @@ def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
         >>> aurc(torch.tensor([True, False]), torch.zeros(2))
         0.5
     """
-    n_wrong = count_by_certainty(~correct, uncertainty)[1:]
-    return float((n_wrong / torch.arange(1, len(correct) + 1)).mean())
+    kept, n_wrong = count_at_thresholds(~correct, uncertainty)
+    if len(correct) == 0:
+        return float("nan")
+    risk = n_wrong[1:] / kept[1:]
+    return float(torch.trapezoid(torch.cat([risk[:1], risk]), kept)) / len(correct)
 
 
 def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_answerable: int) -> float:

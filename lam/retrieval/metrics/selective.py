@@ -1,7 +1,8 @@
 """What an uncertainty is worth where some queries go unanswered: selective retrieval and abstention.
 
-Each metric looks at the order of the uncertainties alone, and members of a tie count by expectation over its orders.
-AUSC and its curve are in `lam.retrieval.metrics.uncertainty`.
+Each metric looks at the order of the uncertainties alone. A tie is a straight line in every curve here: its members
+count by expectation over its orders. AUSC and its curve are in `lam.retrieval.metrics.uncertainty`, AURC in
+`lam.retrieval.metrics.open_set`.
 """
 
 import numpy as np
@@ -10,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.retrieval.metrics.ood import auroc
-from lam.retrieval.metrics.uncertainty import count_by_certainty
+from lam.retrieval.metrics.uncertainty import count_at_thresholds, count_by_certainty
 from lam.utils.checks import check_finite, check_length, check_no_nan
 
 _ABSTENTION_RATES = np.linspace(0, 1, 11)[:-1]
@@ -75,26 +76,28 @@ def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> floa
     """Area under the generalized risk-coverage curve; lower is better.
 
     With E(m) the number of wrong among the m most certain of Q queries, the generalized risk at coverage m/Q is E(m)/Q:
-    the share of all queries that are answered, and wrongly. The area is that of trapezoids between m = 1 and m = Q,
-    divided by their width 1 − 1/Q, as torch-uncertainty has it.
+    the share of all queries that are answered, and wrongly. The points of the curve are coverage 0, of risk 0, and one
+    for each distinct uncertainty; the area is of trapezoids between them, over all coverages from 0 to 1. With accuracy
+    a it equals a(1 − a)(1 − R-AUROC) + (1 − a)²/2.
 
-    Source: Traub, Bungert, Lueth, Baumgartner, Maier-Hein, Maier-Hein and Jaeger (2024), equation 6.
+    Source: Traub, Bungert, Lueth, Baumgartner, Maier-Hein, Maier-Hein and Jaeger (2024), equation 6, as their code
+        (`RiskCoverageStats.augrc` in fd-shifts) computes it, without its factor of 1000.
 
     Args:
         correct: (Q,) whether the first hit is relevant.
         uncertainty: (Q,) higher is more uncertain; infinities are allowed.
 
     Returns:
-        An area in [0, 1], half the error rate for a useless uncertainty of many queries; NaN for fewer than 2.
+        An area in [0, ½], half the error rate for a constant uncertainty; NaN for no query.
 
     Raises:
         ValueError: for NaN or another length.
 
     Example:
         >>> augrc(torch.tensor([True, True, False]), torch.tensor([0.1, 0.2, 0.9]))
-        0.0833...
+        0.0555...
     """
-    return _generalized_area(count_by_certainty(~correct, uncertainty))
+    return _generalized_area(~correct, uncertainty)
 
 
 def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside: Float[Tensor, " O"]) -> float:
@@ -103,7 +106,7 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
     An item that is kept costs ½ where it is OOD, or known and its first hit wrong, and nothing otherwise. It depends on
     the share of OOD items, which `prevalence` says.
 
-    Source: Narasimhan, Menon, Jitkrittum and Kumar (2024) for the costs; torch-uncertainty for the area.
+    Source: Narasimhan, Menon, Jitkrittum and Kumar (2024) for the costs; the area as in `augrc`.
 
     Args:
         correct: (N,) whether the first hit of each known item is relevant.
@@ -118,13 +121,13 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
 
     Example:
         >>> scod_augrc(torch.tensor([True, False]), torch.tensor([0.1, 0.4]), torch.tensor([0.9]))
-        0.1666...
+        0.1111...
     """
     check_length("inside", inside, "the known items", len(correct))
     check_no_nan("outside", outside)
     is_loss = torch.cat([~correct, torch.ones_like(outside, dtype=torch.bool)])
-    n_losses = count_by_certainty(is_loss, torch.cat([inside.double(), outside.double()]))
-    return _generalized_area(n_losses) / 2 if len(inside) and len(outside) else float("nan")
+    area = _generalized_area(is_loss, torch.cat([inside.double(), outside.double()]))
+    return area / 2 if len(inside) and len(outside) else float("nan")
 
 
 def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
@@ -161,6 +164,6 @@ def _abstention_curve(n_correct: Tensor) -> list[float]:
     return [float(n_correct[kept]) / kept for kept in answered]
 
 
-def _generalized_area(n_losses: Tensor) -> float:
-    count = len(n_losses) - 1
-    return float(torch.trapezoid(n_losses[1:])) / count / (count - 1) if count > 1 else float("nan")
+def _generalized_area(is_loss: Tensor, uncertainty: Tensor) -> float:
+    kept, n_losses = count_at_thresholds(is_loss, uncertainty)
+    return float(torch.trapezoid(n_losses, kept)) / len(is_loss) ** 2 if len(is_loss) else float("nan")

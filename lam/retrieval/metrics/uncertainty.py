@@ -61,13 +61,27 @@ def count_by_certainty(what: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "...
     Raises:
         ValueError: for NaN (with its index) or another length.
     """
+    kept, counts = count_at_thresholds(what, uncertainty)
+    return torch.from_numpy(np.interp(np.arange(len(what) + 1), kept, counts))
+
+
+def count_at_thresholds(
+    what: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "..."]
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """How many queries each threshold keeps, and how many of these are what is counted, rising from none kept.
+
+    A threshold keeps or drops a tie as a whole: for T distinct uncertainties (T + 1,) and (T + 1,) float64, on the CPU.
+
+    Raises:
+        ValueError: for NaN (with its index) or another length.
+    """
     check_length("uncertainty", uncertainty, "the queries", len(what))
     check_no_nan("uncertainty", uncertainty)
     order = uncertainty.argsort()
     _, sizes = uncertainty[order].unique_consecutive(return_counts=True)
-    ends = sizes.cumsum(0)
-    counts = what[order].cumsum(0)[ends - 1]
-    return torch.from_numpy(np.interp(np.arange(len(what) + 1), np.append(0, ends.cpu()), np.append(0, counts.cpu())))
+    kept = torch.cat([sizes.new_zeros(1), sizes]).cumsum(0)
+    counts = torch.cat([what.new_zeros(1), what[order]]).cumsum(0)[kept]
+    return kept.double().cpu(), counts.double().cpu()
 
 
 def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:

@@ -55,26 +55,44 @@ def test_oscr_equals_a_double_loop(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_aurc_is_the_mean_over_random_orders_of_ties(seed: int) -> None:
+def test_aurc_is_the_area_over_every_threshold(seed: int) -> None:
     score, correct, _ = _scores(seed)
-    generator = torch.Generator().manual_seed(seed)
-    found = []
-    for _ in range(1500):
-        order = torch.randperm(40, generator=generator)
-        order = order[(-score)[order].argsort(stable=True)]
-        risks, wrong = [], 0
-        for n, answer in enumerate(order.tolist(), 1):
-            wrong += not correct[answer]
-            risks.append(wrong / n)
-        found.append(sum(risks) / 40)
-    assert aurc(correct, -score) == pytest.approx(sum(found) / len(found), abs=0.004)
+    area, covered, risk = 0.0, 0.0, None
+    for threshold in sorted(set(score.tolist()), reverse=True):
+        wrong = [not right for right, one in zip(correct.tolist(), score.tolist(), strict=True) if one >= threshold]
+        now = sum(wrong) / len(wrong)
+        area += (len(wrong) / 40 - covered) * (now + (now if risk is None else risk)) / 2
+        covered, risk = len(wrong) / 40, now
+    assert aurc(correct, -score) == pytest.approx(area, abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("doubt", "correct", "area"),
+    [  # what selective_risk_stats of fd-shifts (commit 8ac4f6d) and trapezoids give
+        (
+            [2, 11, 25, 21, 10, 4, 29, 16, 23, 6, 18, 26, 3, 30, 8, 0, 19, 12, 20, 13, 7, 5, 17, 14],
+            [1, 1, 1, 0, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1],
+            0.1737463622866268,
+        ),
+        (
+            [4, 3, 0, 0, 2, 4, 2, 4, 1, 1, 4, 5, 0, 0, 4, 2, 3, 0, 5, 2, 5, 4, 4, 1],
+            [0, 1, 1, 1, 0, 1, 1, 0, 0, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 1, 0, 1, 0, 1],
+            0.19766865079365079,
+        ),
+        ([0, 0, 0, 1, 1, 2, 3, 3, 3, 3], [0, 1, 0, 1, 1, 0, 1, 0, 1, 1], 0.5316666666666666),
+    ],
+)
+def test_aurc_is_what_the_code_of_fd_shifts_gives(doubt: list[int], correct: list[int], area: float) -> None:
+    assert aurc(torch.tensor(correct).bool(), torch.tensor(doubt).double()) == pytest.approx(area, abs=1e-14)
 
 
 def test_a_better_uncertainty_has_less_risk() -> None:
     correct = torch.tensor([True, True, False, True])
     assert aurc(correct, (~correct).double()) < aurc(correct, torch.zeros(4)) < aurc(correct, correct.double())
     assert aurc(correct, torch.zeros(4)) == 0.25
-    assert aurc(correct, torch.tensor([0.0, 1.0, 2.0, math.inf])) == pytest.approx((0 + 0 + 1 / 3 + 0.25) / 4)
+    assert aurc(correct, torch.tensor([0.0, 1.0, 2.0, math.inf])) == pytest.approx(
+        (0 + 0 + (0 + 1 / 3) / 2 + (1 / 3 + 1 / 4) / 2) / 4
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

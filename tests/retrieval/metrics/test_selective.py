@@ -1,7 +1,7 @@
-"""Selective retrieval against slow twins, and against torch-uncertainty 0.13.0 and MTEB 2.26.24."""
+"""Selective retrieval against slow twins, the code of AUGRC's inventors, and MTEB 2.26.24."""
 
 import math
-from itertools import pairwise, permutations
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from lam.retrieval.metrics.selective import abstention_nauc, augrc, mann_whitney_p, r_auroc, scod_augrc
 
-# What torch-uncertainty's AUGRC and SCODAUGRC and MTEB's nauc give; theirs do not average over ties, so that of the
-# tied ones there are means over 8,000 to 20,000 random orders, each with its standard error.
+# What generalized_risk_stats of fd-shifts (commit 8ac4f6d) and trapezoids give: of the known queries, and of these with
+# the outsiders as wrong answers, halved. MTEB's nauc does not average over ties, so that the tied one there is a mean
+# over 8,000 to 20,000 random orders.
 DISTINCT = (
     [2, 11, 25, 21, 10, 4, 29, 16, 23, 6, 18, 26, 3, 30, 8, 0, 19, 12, 20, 13, 7, 5, 17, 14],
     [1, 1, 1, 0, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1],
@@ -24,45 +25,66 @@ TIED = (
 )
 
 
+AT_THE_TOP = ([0, 0, 0, 1, 1, 2, 3, 3, 3, 3], [0, 1, 0, 1, 1, 0, 1, 0, 1, 1], [0, 4])
+
+
 def tensors(case: tuple[list[int], list[int], list[int]]) -> tuple[Tensor, Tensor, Tensor]:
     doubt, correct, outside = case
     return torch.tensor(doubt).double(), torch.tensor(correct).bool(), torch.tensor(outside).double()
 
 
-def test_distinct_values_give_what_the_other_libraries_give() -> None:
-    doubt, correct, outside = tensors(DISTINCT)
-    assert augrc(correct, doubt) == pytest.approx(0.12771739065430918, abs=1e-8)  # theirs sums in float32
-    assert scod_augrc(correct, doubt, outside) == pytest.approx(0.10257056451612903, abs=1e-12)
-    assert abstention_nauc(correct, doubt) == pytest.approx(0.6605128032702636, abs=1e-12)
+@pytest.mark.parametrize(
+    ("case", "area", "with_outsiders"),
+    [
+        (DISTINCT, 0.12239583333333334, 0.099365234375),
+        (TIED, 0.14322916666666666, 0.105712890625),
+        (AT_THE_TOP, 0.235, 0.13541666666666666),
+    ],
+)
+def test_augrc_is_what_its_inventors_code_gives(
+    case: tuple[list[int], list[int], list[int]], area: float, with_outsiders: float
+) -> None:
+    doubt, correct, outside = tensors(case)
+    assert augrc(correct, doubt) == pytest.approx(area, abs=1e-14)
+    assert scod_augrc(correct, doubt, outside) == pytest.approx(with_outsiders, abs=1e-14)
 
 
-def test_ties_count_as_the_mean_over_their_orders() -> None:
-    doubt, correct, outside = tensors(TIED)
-    assert augrc(correct, doubt) == pytest.approx(0.14952423034982998, abs=4 * 6.2e-5)
-    assert scod_augrc(correct, doubt, outside) == pytest.approx(0.10912958669354839, abs=4 * 1.4e-5)
-    assert abstention_nauc(correct, doubt) == pytest.approx(0.7257911392867806, abs=1e-12)
+def test_abstention_is_what_mteb_gives() -> None:
+    for case, area in ((DISTINCT, 0.6605128032702636), (TIED, 0.7257911392867806)):
+        doubt, correct, _ = tensors(case)
+        assert abstention_nauc(correct, doubt) == pytest.approx(area, abs=1e-12)
 
 
-def augrc_slowly(costs: list[float]) -> float:
-    """Trapezoids between coverages 1/N and 1 under the running sum of costs over N, ranked already."""
-    n = len(costs)
-    sums = [sum(costs[:kept]) / n for kept in range(1, n + 1)]
-    return sum((one + other) / 2 / n for one, other in pairwise(sums)) / (1 - 1 / n)
+def augrc_slowly(doubts: list[float], costs: list[float]) -> float:
+    """Trapezoids between the points of every threshold: the share that it keeps, and their costs over N."""
+    n, area, before = len(doubts), 0.0, (0.0, 0.0)
+    for threshold in sorted(set(doubts)):
+        kept = [cost for doubt, cost in zip(doubts, costs, strict=True) if doubt <= threshold]
+        point = (len(kept) / n, sum(kept) / n)
+        area += (point[0] - before[0]) * (point[1] + before[1]) / 2
+        before = point
+    return area
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_augrc_is_the_area_over_every_threshold(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    doubt = torch.randint(8, (40,), generator=generator).double()
+    correct, outside = torch.rand(40, generator=generator) < 0.6, torch.randint(12, (9,), generator=generator).double()
+    costs = (~correct).double().tolist()
+    assert augrc(correct, doubt) == pytest.approx(augrc_slowly(doubt.tolist(), costs), abs=1e-14)
+    both = augrc_slowly(doubt.tolist() + outside.tolist(), [cost / 2 for cost in costs] + [0.5] * 9)
+    assert scod_augrc(correct, doubt, outside) == pytest.approx(both, abs=1e-14)
+    a = float(correct.double().mean())
+    identity = a * (1 - a) * (1 - r_auroc(correct, doubt)) + (1 - a) ** 2 / 2
+    assert augrc(correct, doubt) == pytest.approx(identity, abs=1e-14)
 
 
 def test_augrc_is_the_mean_over_every_order_of_the_ties() -> None:
     doubt, wrong = [0.0, 1.0, 1.0, 1.0, 2.0], [0.0, 1.0, 0.0, 0.0, 1.0]
     orders = [[0, *(1 + i for i in order), 4] for order in permutations(range(3))]
-    expected = np.mean([augrc_slowly([wrong[i] for i in order]) for order in orders])
+    expected = np.mean([augrc_slowly([0.0, 1.0, 2.0, 3.0, 4.0], [wrong[i] for i in order]) for order in orders])
     assert augrc(torch.tensor(wrong) == 0, torch.tensor(doubt)) == pytest.approx(expected, abs=1e-12)
-
-
-def test_scod_is_the_mean_over_every_order_of_the_ties() -> None:
-    items = [(0.0, 0.0), (1.0, 0.5), (1.0, 0.5), (1.0, 0.0), (2.0, 0.5)]  # doubt and cost; the second is outside
-    orders = [[0, *(1 + i for i in order), 4] for order in permutations(range(3))]
-    expected = np.mean([augrc_slowly([items[i][1] for i in order]) for order in orders])
-    correct, inside = torch.tensor([True, False, True, False]), torch.tensor([0.0, 1.0, 1.0, 2.0])
-    assert scod_augrc(correct, inside, torch.tensor([1.0])) == pytest.approx(expected, abs=1e-12)
 
 
 def test_r_auroc_counts_pairs_of_a_right_and_a_wrong_answer() -> None:
@@ -98,7 +120,7 @@ def test_where_all_answers_are_alike_there_is_no_order_to_judge(correct: Tensor)
     assert math.isnan(r_auroc(correct, doubt))
     assert math.isnan(mann_whitney_p(correct, doubt))
     assert math.isnan(abstention_nauc(correct, doubt))
-    assert math.isnan(augrc(correct[:1], doubt[:1]))
+    assert math.isnan(augrc(correct[:0], doubt[:0]))
     assert math.isnan(scod_augrc(correct, doubt, torch.zeros(0)))
 
 

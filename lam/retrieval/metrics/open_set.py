@@ -207,8 +207,8 @@ def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
     """Area under the risk-coverage curve; lower is better.
 
     The risk at coverage n/Q is the share of wrong answers among the n most certain. The curve has a point for each
-    distinct uncertainty, as a threshold keeps or drops a tie as a whole. The area is of trapezoids between these points,
-    and from coverage 0 to the first point the risk is the first point's.
+    distinct uncertainty, as a threshold keeps or drops a tie as a whole. The area is of trapezoids between these; from
+    coverage 0 to the first point the risk is the first point's.
 
     Source: El-Yaniv and Wiener (2010) for the curve; Geifman, Uziel and El-Yaniv (2019) for its area, as the code of
         Traub et al. (2024) computes it (`RiskCoverageStats.aurc` in fd-shifts, without its factor of 1000).

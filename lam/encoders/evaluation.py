@@ -150,7 +150,7 @@ def evaluate(
         entropy = label_entropy(soft_labels).to(queries.device)[queries]
 
     if reference is not None:
-        metrics |= {"n_reference": len(reference), "reference_bytes": reference.unit.nbytes}
+        metrics |= {"n_reference": len(reference), "reference_bytes": reference.nbytes}
 
     def scores_by(of: Prediction, rows: Tensor | slice, hits: Tensor, cosines: Tensor) -> dict[str, Tensor]:
         labels = relevance.labels_of_hits(hits)

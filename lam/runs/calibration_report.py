@@ -37,7 +37,7 @@ def described(calibration: Calibration) -> Iterator[str]:
     yield f"P(known): {_known_from(calibration)}"
     reference = calibration.reference
     if reference is not None:
-        size = f"{reference.unit.nbytes / 2**20:.3g} MiB in the run's folder"
+        size = f"{reference.nbytes / 2**20:.3g} MiB in the run's folder"
         yield f"       compared with {len(reference)} training items, {size}"
     share = f"{1 - targets.conformal_miss:g}"
     if calibration.depth is None:

@@ -176,10 +176,11 @@ def loader_of(images: Dataset, batch_size: int, num_workers: int = 0) -> DataLoa
 
 
 def reference_features(encoder: Encoder, images: Dataset, count: int, *, seed: int, num_workers: int = 0) -> Reference:
-    """Features of at most so many images, drawn at random, with their classes where they have any."""
+    """Features and embeddings of at most so many images, drawn at random, with their classes where they have any."""
     drawn = images.limit(count, seed=seed)
-    features = encoder.predict(loader_of(drawn, EMBEDDING_BATCH, num_workers), n_samples=2).features
-    return Reference.of(features.cpu(), drawn.targets if drawn.targets.ndim == 1 else None)
+    prediction = encoder.predict(loader_of(drawn, EMBEDDING_BATCH, num_workers), n_samples=2)
+    labels = drawn.targets if drawn.targets.ndim == 1 else None
+    return Reference.of(prediction.features.cpu(), labels, embeddings=prediction.embeddings.mean.cpu())
 
 
 @contextmanager

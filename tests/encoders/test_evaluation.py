@@ -162,7 +162,7 @@ def test_every_score_is_higher_for_what_is_uncertain():
     scores = scores_of({"embeddings": embeddings, "features": features, "reference": Reference.of(features[:6])})
     assert torch.equal(scores["kappa"], -embeddings.kappa)
     assert torch.equal(scores["norm"], features.norm(dim=1))
-    distances = {"knn", "mahalanobis", "mahalanobis_knn"}
+    distances = {"knn", "mahalanobis", "global_mahalanobis", "radial_mahalanobis", "mahalanobis_knn"}
     assert set(scores) == {"kappa", "variance", "norm", *distances}
     assert set(scores_of({"embeddings": embeddings, "features": features, "reference": None})) == {*scores} - distances
 

@@ -140,10 +140,10 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
     finished_run: FinishedRun, others: dict[str, Path], run_copy: Path, tmp_path: Path
 ) -> None:
     output, folder, other = tmp_path / "comparison", finished_run.folder, others["again"]
-    with pytest.raises(ValueError, match="comparing needs 2 to 18 runs, got 1"):
+    with pytest.raises(ValueError, match="comparing needs 2 to 24 runs, got 1"):
         compare([folder], output)
-    with pytest.raises(ValueError, match="comparing needs 2 to 18 runs, got 19"):
-        compare([folder] * 19, output)
+    with pytest.raises(ValueError, match="comparing needs 2 to 24 runs, got 25"):
+        compare([folder] * 25, output)
     with pytest.raises(ValueError, match="run is given twice: give each run once"):
         compare([folder, other, folder.parent / "." / "run"], output)
     with pytest.raises(ValueError, match="is no run of lam"):

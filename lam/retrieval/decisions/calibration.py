@@ -5,7 +5,7 @@ Tensors in, tensors out: the data of a run are chosen in `lam.runs.calibrate`, f
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -474,6 +474,7 @@ def query_scores(
     features: Float[Tensor, "Q P"] | None = None,
     labels: Int64[Tensor, "Q K"] | None = None,
     reference: Reference | None = None,
+    nearest: Mapping[str, int] | None = None,
 ) -> dict[str, Float[Tensor, " Q"]]:
     """Every score of the registry that can be had of queries and their hits, by name, float64 on the CPU.
 
@@ -483,6 +484,7 @@ def query_scores(
         features: (Q, P) of the queries.
         labels: (Q, K) of the hits.
         reference: features of known items.
+        nearest: by score, how many neighbours it looks at; see `lam.retrieval.metrics.registry.scores_of`.
     """
     evidence = {
         "embeddings": queries,
@@ -491,7 +493,7 @@ def query_scores(
         "labels": labels,
         "reference": reference,
     }
-    scores = scores_of(evidence)
+    scores = scores_of(evidence, nearest=nearest)
     if features is None:
         scores = {name: values for name, values in scores.items() if not needs_input(name)}
     return {name: values.detach().cpu().double() for name, values in scores.items()}

@@ -29,9 +29,10 @@ from lam.utils.files import (
     write_tensors,
 )
 
-FORMAT = 6
+FORMAT = 7
 FOLDER, METADATA, TABLES = "calibration", "calibration.json", "tables.safetensors"
 _FLAG, _RELIABILITY = "flag_", "reliability_"
+_OF_REFERENCE = ("labels", "lengths", "embeddings")
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "facts")
 _RECORDS: dict[str, Any] = {
     "targets": Targets,
@@ -96,7 +97,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
             *(_table(tables, f"{_RELIABILITY}{field.name}") for field in fields(CalibrationBins))
         ),
         kappa=records["kappa"],
-        reference=Reference(tables["reference"], tables.get("reference_labels")) if "reference" in tables else None,
+        reference=_reference(tables) if "reference" in tables else None,
         verifier=_verifier(tables, records["sameness"]),
     )
 
@@ -111,9 +112,13 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
         tables["stranger_classes"] = calibration.false_accepts.classes
     if calibration.reference is not None:
         tables["reference"] = calibration.reference.unit
-        if calibration.reference.labels is not None:
-            tables["reference_labels"] = calibration.reference.labels
+        rest = {name: getattr(calibration.reference, name) for name in _OF_REFERENCE}
+        tables |= {f"reference_{name}": values for name, values in rest.items() if values is not None}
     return tables
+
+
+def _reference(tables: dict[str, Tensor]) -> Reference:
+    return Reference(tables["reference"], **{name: tables.get(f"reference_{name}") for name in _OF_REFERENCE})
 
 
 def _calibrated(tables: dict[str, Tensor]) -> dict[str, ConformalScores]:

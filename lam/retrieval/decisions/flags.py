@@ -102,7 +102,7 @@ class OodDetector:
 
 def needs_reference(flag: str) -> bool:
     """Whether a flag compares with features of known items."""
-    return _is_made_from(flag, "reference", "labelled")
+    return _is_made_from(flag, "reference", "labelled", "embedded")
 
 
 def needs_input(flag: str) -> bool:
@@ -148,6 +148,7 @@ def _evidence(names: tuple[str, ...]) -> str:
         "features": "features",
         "reference": "reference features of known items",
         "labelled": "reference features with labels",
+        "embedded": "reference features with embeddings",
         "cosines": "hits",
         "labels": "labels of the hits",
     }

@@ -59,10 +59,12 @@ def disagreement(labels: Int[Tensor, "N K"], *, k: int = NEAREST) -> Float[Tenso
     return (labels[:, :k] != labels[:, :1]).float().mean(1)
 
 
-def weighted_disagreement(cosines: Float[Tensor, "N K"], labels: Int[Tensor, "N K"]) -> Float[Tensor, " N"]:
-    """Share of all K hits whose label is not the first hit's, near hits counting more.
+def weighted_disagreement(
+    cosines: Float[Tensor, "N K"], labels: Int[Tensor, "N K"], *, k: int = N_HITS
+) -> Float[Tensor, " N"]:
+    """Share of the first k hits whose label is not the first hit's, near hits counting more.
 
-    Σ_k w_k [label_k ≠ label_1] / Σ_k w_k with w_k = (c_k − c_K)/(c_1 − c_K), c the cosines; equal weights where all
+    Σ_j w_j [label_j ≠ label_1] / Σ_j w_j with w_j = (c_j − c_k)/(c_1 − c_k), c the cosines; equal weights where all
     cosines are one.
 
     Source: Dudani (1976), equation 1, with cosines in place of distances.
@@ -71,6 +73,7 @@ def weighted_disagreement(cosines: Float[Tensor, "N K"], labels: Int[Tensor, "N 
         >>> weighted_disagreement(torch.tensor([[0.9, 0.8, 0.7]]), torch.tensor([[1, 2, 3]]))
         tensor([0.3333])
     """
+    cosines, labels = cosines[:, :k], labels[:, :k]
     weights = cosines - cosines[:, -1:]
     weights = weights.masked_fill((weights[:, :1] == 0).expand_as(weights), 1.0)
     return (weights * (labels != labels[:, :1])).sum(1) / weights.sum(1)

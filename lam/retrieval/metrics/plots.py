@@ -32,7 +32,7 @@ _LEGEND = 3.0  # inches of a legend beside the axes
 _CHARACTERS, _TEXT_LINES = 19, 8  # of a text in the place of a picture
 _SIDE, _STEP, _HALF = 1.0, 1.12, 3.0  # inches: a picture among the extremes, from one to the next, the least certain
 
-_LINES = ("-", "--", "-.")
+_LINES = ("-", "--", "-.", ":")
 
 MOST = len(_LINES) * len(_PALETTE)
 """How many curves one picture tells apart: each colour in each kind of line."""
@@ -46,7 +46,7 @@ def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Ten
 
     Args:
         ranked: by name, (Q,) whether the first hit is relevant, of at least one query, and (Q,) how uncertain it is,
-            higher meaning more; at most eighteen.
+            higher meaning more; at most 24.
 
     Raises:
         ValueError: for nothing to draw, or as `lam.retrieval.sparsification`.
@@ -103,7 +103,7 @@ def plot_calibration_curves(path: str | Path, bins: Mapping[str, CalibrationBins
     """Draw accuracy against confidence of several systems, a point for every bin that holds a query.
 
     Args:
-        bins: by name, what `lam.retrieval.Votes.binned` returns; at most eighteen.
+        bins: by name, what `lam.retrieval.Votes.binned` returns; at most 24.
     """
     _refuse_count("bins", bins)
     figure, axes = _figure()
@@ -123,7 +123,7 @@ def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]
 
     Args:
         figures: by what a figure is called, its values in [0, 1] by system, None where it is undefined; the same
-            systems in each, at most eighteen.
+            systems in each, at most 24.
 
     Raises:
         ValueError: for nothing to draw, or figures of different systems.
@@ -152,7 +152,7 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
     """Draw the ROC curve of each OOD score; OOD is the positive class.
 
     Args:
-        scores: by name, (N,) scores in distribution and (O,) out of it, higher meaning more OOD; at most eighteen.
+        scores: by name, (N,) scores in distribution and (O,) out of it, higher meaning more OOD; at most 24.
 
     Raises:
         ValueError: for nothing to draw, or as `lam.retrieval.roc_curve`.
@@ -173,7 +173,7 @@ def plot_precision_recall(
     """Draw precision against recall of each OOD score, with the prevalence that a useless score gets.
 
     Args:
-        scores: by name, (N,) scores in distribution and (O,) out of it, higher meaning more OOD; at most eighteen.
+        scores: by name, (N,) scores in distribution and (O,) out of it, higher meaning more OOD; at most 24.
         positives: what the second ones are called.
 
     Raises:
@@ -195,7 +195,7 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor]) -> None:
     """Draw how the concentration κ of each set is distributed, on a logarithmic axis.
 
     Args:
-        kappa: (N,) values ≥ 0 by name, in distribution first; at most eighteen sets. Zero counts in the lowest bin.
+        kappa: (N,) values ≥ 0 by name, in distribution first; at most 24 sets. Zero counts in the lowest bin.
 
     Raises:
         ValueError: for nothing to draw, an empty set, or a value that is not finite.

@@ -1,8 +1,10 @@
 """How far features are from those of known items: `Reference`, and the distances to it.
 
-A higher value means more doubt. Only directions count: features enter as unit vectors.
+A higher value means more doubt. Features enter as unit vectors, except in `radial_mahalanobis`, where their lengths
+count as far as the known items say.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,36 +23,67 @@ COMPONENTS = 256
 """To how many principal components wider features are reduced before a covariance is inverted."""
 _BLOCK, _PRODUCTS = 512, 2**25  # items and cosines that are held at once, at most
 _RIDGE = 1e-7  # of the mean variance, for components in which nothing varies
+LAYER_NEIGHBOURS = 3
+"""The k of `layer_change`, unless another is asked for."""
+EXPONENTS = (1.0, 0.75, 0.5, 0.25, 0.0)
+"""Candidates for β of `radial_mahalanobis`, from unit vectors to features as they are; of equals the first serves."""
+_SAME_LENGTH = 1e-5  # a relative spread of lengths that is rounding
+_SAME_DIRECTION = 1e-5  # likewise of an embedding about its features
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Features of O known items, as unit vectors.
+    """Features of O known items, as unit vectors and lengths.
 
     Attributes:
         unit: (O, P) unit vectors; zeros stay zeros. `Reference.of` makes them.
         labels: (O,) their classes; None where they have none.
+        lengths: (O,) of the features; None where they are not known, and only directions count.
+        embeddings: (O, D) unit vectors of the same items after the network's last layer; None where they are not known,
+            or the last layer changes nothing.
     """
 
     unit: Float[Tensor, "O P"]
     labels: Int[Tensor, " O"] | None = None
+    lengths: Float[Tensor, " O"] | None = None
+    embeddings: Float[Tensor, "O D"] | None = None
 
     @classmethod
-    def of(cls, features: Float[Tensor, "O P"], labels: Int[Tensor, " O"] | None = None) -> "Reference":
-        """Take the directions of features.
+    def of(
+        cls,
+        features: Float[Tensor, "O P"],
+        labels: Int[Tensor, " O"] | None = None,
+        *,
+        embeddings: Float[Tensor, "_ D"] | None = None,
+    ) -> "Reference":
+        """Take the directions and lengths of features, and the directions of embeddings.
 
         Raises:
-            ValueError: for no item, features that are not finite, or labels of another length.
+            ValueError: for no item, features or embeddings that are not finite, or labels or embeddings of another
+                length.
         """
         if len(features) == 0:
             raise ValueError("a reference must hold features of at least one item, got none")
         check_finite("reference features", features)
         if labels is not None:
             check_length("labels", labels, "the reference features", len(features))
-        return cls(F.normalize(features), labels)
+        unit = F.normalize(features)
+        if embeddings is not None:
+            if len(embeddings) != len(features):
+                raise ValueError(f"embeddings must be one for each reference feature, got {len(embeddings)}")
+            check_finite("reference embeddings", embeddings)
+            embeddings = F.normalize(embeddings)
+            if embeddings.shape == unit.shape and (embeddings - unit.to(embeddings)).abs().max() <= _SAME_DIRECTION:
+                embeddings = None
+        return cls(unit, labels, features.norm(dim=1), embeddings)
 
     def __len__(self) -> int:
         return len(self.unit)
+
+    @property
+    def nbytes(self) -> int:
+        """What its tensors take."""
+        return sum(part.nbytes for part in (self.unit, self.labels, self.lengths, self.embeddings) if part is not None)
 
     def directions_of(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
         """(N, P) unit vectors of other items' features, to be compared with these.
@@ -70,6 +103,35 @@ class Reference:
     def gaussians(self) -> "Gaussians":
         """The Gaussians of the classes and of all items together."""
         return Gaussians.of(self.unit, self.labels)
+
+    @cached_property
+    def exponent(self) -> float:
+        """β of `radial_mahalanobis`: 1 for lengths that are not known or all the same, and for fewer than 4 items."""
+        if self.lengths is None or len(self) < 4:
+            return 1.0
+        if float(self.lengths.std(correction=0)) <= _SAME_LENGTH * float(self.lengths.mean()):
+            return 1.0
+        is_first = torch.randperm(len(self), generator=torch.Generator().manual_seed(0)) < len(self) // 2
+        return min(EXPONENTS, key=lambda exponent: self._misfit(exponent, is_first))
+
+    @cached_property
+    def radial_gaussians(self) -> "Gaussians":
+        """The Gaussians of φ/‖φ‖^β."""
+        return self.gaussians if self.exponent == 1 else Gaussians.of(self._scaled(self.exponent), self.labels)
+
+    def _scaled(self, exponent: float) -> Tensor:
+        lengths = torch.ones(len(self)) if self.lengths is None else self.lengths
+        return self.unit * lengths.to(self.unit)[:, None] ** (1 - exponent)
+
+    def _misfit(self, exponent: float, is_first: Tensor) -> float:
+        """|log| of how the distances of each half to the Gaussians of the other vary, over how χ²_q varies."""
+        x, ratios = self._scaled(exponent), []
+        for half in (is_first, ~is_first):
+            gaussians = Gaussians.of(x[half], None if self.labels is None else self.labels[half])
+            distances = gaussians.distances(x[~half])[0]
+            ratio = distances.var(correction=0) / distances.mean().square().clamp(min=torch.finfo(x.dtype).tiny)
+            ratios.append(float(ratio) * gaussians.basis.shape[1] / 2)
+        return abs(math.log(max(sum(ratios) / 2, torch.finfo(torch.float64).tiny)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +237,110 @@ def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -
     """
     nearest, together = reference.gaussians.distances(reference.directions_of(features))
     return (nearest - together).to(features)
+
+
+def global_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
+    """Squared Mahalanobis distance of the unit vector u = φ/‖φ‖ to all of the reference: (u − μ)ᵀ Σ⁻¹ (u − μ).
+
+    μ is the mean of all reference items and Σ their covariance about it, so that no labels are needed. More than 256
+    dimensions are reduced to as many principal components.
+
+    Source: Barkley, Culbertson and Fridovich-Keil (2026), arXiv 2605.05638; Mueller and Hein (2025) for the unit
+    vectors.
+
+    Returns:
+        (N,) distances, in the type of the features.
+
+    Raises:
+        ValueError: where the reference is of another width.
+
+    Example:
+        >>> reference = Reference.of(torch.tensor([[3.0, 0.1], [2.0, -0.1], [1.0, 0.1], [1.0, -0.1]]))
+        >>> near, far = global_mahalanobis(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), reference)
+        >>> bool(near < far)
+        True
+    """
+    return reference.gaussians.distances(reference.directions_of(features))[1].to(features)
+
+
+def radial_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
+    """`mahalanobis` of z = φ/‖φ‖^β: min_c (z − μ_c)ᵀ Σ⁻¹ (z − μ_c), from β = 0, features as they are, to β = 1.
+
+    β is chosen on the reference alone (`Reference.exponent`). Of Gaussian data in q dimensions the squared distances to
+    the own class follow χ²_q, whose variance is 2/q of the squared mean. Of the candidates 0, ¼, ½, ¾ and 1 that β is
+    taken for which the distances of each half of the reference, to the classes of the other half, come nearest to this
+    ratio. It has no unit, so that candidates can be compared.
+
+    Source: Janiak, Binkowski and Kajdanowicz (2025), arXiv 2510.15202, for the exponent, which they choose by the
+    spectrum and the local dimension of the features; Mueller and Hein (2025), who show that lengths that vary spoil the
+    Gaussian, for the criterion here.
+
+    Returns:
+        (N,) distances, in the type of the features; where lengths of the reference are not known, `mahalanobis`.
+
+    Raises:
+        ValueError: where the reference is of another width.
+
+    Example:
+        >>> reference = Reference.of(torch.tensor([[3.0, 0.1], [2.0, -0.1], [1.0, 0.1], [1.0, -0.1]]))
+        >>> near, far = radial_mahalanobis(torch.tensor([[1.0, 0.0], [0.0, 9.0]]), reference)
+        >>> bool(near < far)
+        True
+    """
+    lengths = features.norm(dim=1, keepdim=True)
+    scaled = reference.directions_of(features) * lengths ** (1 - reference.exponent)
+    return reference.radial_gaussians.distances(scaled)[0].to(features)
+
+
+@without_autocast()
+def layer_change(
+    features: Float[Tensor, "N P"],
+    embeddings: Float[Tensor, "N D"],
+    reference: Reference,
+    *,
+    k: int = LAYER_NEIGHBOURS,
+) -> Float[Tensor, " N"]:
+    """How much the network's last layer changes what an item is near to.
+
+    mean_(j ∈ E) cos(e, e_j) − mean_(j ∈ F) cos(e, e_j), e being the item's embedding, e_j those of the reference, E the
+    k nearest items by embedding and F the k nearest by feature: what the neighbours before the last layer lack in
+    cosine after it. 0 where both layers agree on the neighbours; at most 2.
+
+    Source: Ozgur et al. (2026), arXiv 2601.05741, for the idea: the representation of a good face image changes little
+    from layer to layer. They measure distances between layers of one width; here neighbours are compared, so that
+    layers may differ in width.
+
+    Args:
+        features: (N, P) inputs of the last layer.
+        embeddings: (N, D) unit vectors after it.
+        reference: of O known items, with their embeddings.
+        k: how many neighbours; at most O are looked at.
+
+    Returns:
+        (N,) differences in [0, 2], in the type of the features.
+
+    Raises:
+        ValueError: where k is below 1, or the reference has no embeddings or is of another width.
+
+    Example:
+        >>> reference = Reference.of(torch.eye(3), embeddings=torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
+        >>> layer_change(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.6, 0.8]]), reference, k=1)
+        tensor([0.2000])
+    """
+    check_at_least("k", k, 1)
+    if reference.embeddings is None:
+        raise ValueError("the reference has no embeddings: give them to Reference.of, or leave this score out")
+    if embeddings.shape[1] != (width := reference.embeddings.shape[1]):
+        raise ValueError(f"the reference has embeddings of dimension {width}, these have {embeddings.shape[1]}")
+    unit, k = reference.directions_of(features), min(k, len(reference))
+    known, after, parts = reference.unit.to(unit), reference.embeddings.to(embeddings), []
+    size = max(1, min(_BLOCK, _PRODUCTS // len(reference)))
+    for item, embedding in zip(unit.split(size), embeddings.split(size), strict=True):
+        cosines = embedding @ after.T
+        before = cosines.gather(1, (item @ known.T).topk(k, dim=1).indices).sort(dim=1, descending=True).values
+        change = cosines.topk(k, dim=1).values.double().mean(1) - before.double().mean(1)
+        parts.append(change.clamp(min=0).masked_fill(item.isnan().any(1), torch.nan))
+    return torch.cat(parts).to(features)
 
 
 def mahalanobis_knn(to_class: Float[Tensor, " N"], to_item: Float[Tensor, " N"]) -> Float[Tensor, " N"]:

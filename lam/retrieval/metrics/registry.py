@@ -33,6 +33,7 @@ from lam.retrieval.metrics.ranking import (
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.selective import abstention_nauc, augrc, mann_whitney_p, r_auroc, scod_augrc
 from lam.retrieval.metrics.uncertainty import ausc
+from lam.utils.checks import check_at_least, check_choice
 
 Direction = Literal["higher", "lower", "neither"]
 Place = Literal["tile", "table", "bars"]
@@ -83,10 +84,11 @@ class Score:
         meaning: one line on what it says.
         function: of what it needs, in that order; (N,) values, higher where there is more doubt.
         needs: which of `embeddings`, `parts` (embeddings with the parts of κ), `features`, `reference` (a `Reference`
-            of training items), `labelled` (the same, where its items have labels), `cosines` ((N, K) of the first hits)
-            and `labels` ((N, K) of those) it is made from.
+            of training items), `labelled` (the same, where its items have labels), `embedded` (the same, where they
+            have embeddings), `cosines` ((N, K) of the first hits) and `labels` ((N, K) of those) it is made from.
         of_posterior: whether it says nothing where a network has no uncertainty.
         uses: what it is made from too, where there is any.
+        k: how many neighbours it looks at, unless `scores_of` is told another number; None where it looks at none.
         of: the scores before it that it is a function of, in place of what they need.
     """
 
@@ -98,6 +100,7 @@ class Score:
     of_posterior: bool = False
     uses: tuple[str, ...] = ()
     of: tuple[str, ...] = ()
+    k: int | None = None
 
 
 SCORES: dict[str, Score] = {
@@ -152,6 +155,7 @@ SCORES: dict[str, Score] = {
         "distance from the data",
         reference.knn_distance,
         ("features", "reference"),
+        k=reference.NEIGHBOUR,
     ),
     "mahalanobis": Score(
         "Mahalanobis distance to the nearest class (MDS++)",
@@ -166,6 +170,28 @@ SCORES: dict[str, Score] = {
         "the same less the distance from all training data at once",
         reference.relative_mahalanobis,
         ("features", "labelled"),
+    ),
+    "global_mahalanobis": Score(
+        "Mahalanobis distance to all training data",
+        "global Mahalanobis",
+        "distance from the training data as a whole, whatever their classes",
+        reference.global_mahalanobis,
+        ("features", "reference"),
+    ),
+    "radial_mahalanobis": Score(
+        "Mahalanobis distance of features whose lengths count as far as the training data say",
+        "radial Mahalanobis",
+        "distance from the classes of the training data, in direction and length",
+        reference.radial_mahalanobis,
+        ("features", "reference"),
+    ),
+    "layer_change": Score(
+        "change of the neighbours by the last layer",
+        "layer change",
+        "the last layers do not agree on what is near",
+        lambda features, embeddings, known, k: reference.layer_change(features, embeddings.mean, known, k=k),
+        ("features", "embeddings", "embedded"),
+        k=reference.LAYER_NEIGHBOURS,
     ),
     "mahalanobis_knn": Score(
         "Mahalanobis distance times k-NN distance",
@@ -191,32 +217,36 @@ SCORES: dict[str, Score] = {
         uses=("labels",),
     ),
     "mean_cosine": Score(
-        f"mean cosine of the first {hit_scores.NEAREST} hits",
+        "mean cosine of the first hits",
         "mean cosine",
         "little in the gallery is alike",
         hit_scores.mean_cosine,
         ("cosines",),
+        k=hit_scores.NEAREST,
     ),
     "cosine_spread": Score(
-        f"spread of the first {hit_scores.NEAREST} cosines",
+        "spread of the first cosines",
         "spread of cosines",
         "few of the hits are near",
         hit_scores.cosine_spread,
         ("cosines",),
+        k=hit_scores.NEAREST,
     ),
     "votes": Score(
-        f"share of the first {hit_scores.NEAREST} hits of other classes than the first",
+        "share of the first hits of other classes than the first",
         "votes",
         "the hits do not agree on the class",
         hit_scores.disagreement,
         ("labels",),
+        k=hit_scores.NEAREST,
     ),
     "weighted_votes": Score(
-        f"share of the first {hit_scores.N_HITS} hits of other classes, the near ones counting more",
+        "share of the first hits of other classes, the near ones counting more",
         "weighted votes",
         "the hits do not agree on the class, weighed by how near they are",
         hit_scores.weighted_disagreement,
         ("cosines", "labels"),
+        k=hit_scores.N_HITS,
     ),
 }
 
@@ -411,7 +441,7 @@ METRICS: dict[str, Metric] = {
     },
     "n_queries": Metric("queries", "neither", "how many were evaluated", len, ("n_relevant",)),
     "n_reference": Metric("reference items", "neither", "training items whose features scores compare with"),
-    "reference_bytes": Metric("bytes of the reference", "neither", "what the features of these items take"),
+    "reference_bytes": Metric("bytes of the reference", "neither", "what their features and embeddings take"),
     "n_without_relevant": Metric(
         "queries without a relevant item",
         "neither",
@@ -499,24 +529,43 @@ def measure(
     return measured
 
 
-def scores_of(evidence: Mapping[str, Any]) -> dict[str, Tensor]:
+def scores_of(evidence: Mapping[str, Any], *, nearest: Mapping[str, int] | None = None) -> dict[str, Tensor]:
     """Every score that the evidence suffices for, by its name; higher means more doubt.
 
     Args:
         evidence: what there is, by the names that scores need it under; None for what is missing.
+        nearest: by score, how many neighbours it looks at; `Score.k` where it is not named. See
+            `lam.retrieval.decisions.neighbours`.
+
+    Raises:
+        ValueError: where `nearest` names a score that looks at no neighbours, or a number below 1.
+
+    Example:
+        >>> cosines, labels = torch.tensor([[0.9, 0.5, 0.1]]), torch.tensor([[7, 7, 8]])
+        >>> scores_of({"cosines": cosines, "labels": labels}, nearest={"mean_cosine": 2, "votes": 2})["mean_cosine"]
+        tensor([-0.7000])
     """
+    nearest = {} if nearest is None else nearest
+    for name, k in nearest.items():
+        check_choice("a score with neighbours", name, [one for one, score in SCORES.items() if score.k is not None])
+        check_at_least(f"the neighbours of {name}", k, 1)
     embeddings = evidence.get("embeddings")
     if embeddings is not None and embeddings.has_parts:
         evidence = {**evidence, "parts": embeddings}
     reference = evidence.get("reference")
     if reference is not None and reference.labels is not None:
         evidence = {**evidence, "labelled": reference}
+    if reference is not None and reference.embeddings is not None:
+        evidence = {**evidence, "embedded": reference}
     known = {name for name, value in evidence.items() if value is not None}
     scores: dict[str, Tensor] = {}
     for name, score in SCORES.items():
         if known.issuperset(score.needs):
             given = [scores[one] for one in score.of] or [evidence[need] for need in score.needs]
-            scores[name] = score.function(*given, **{use: evidence[use] for use in score.uses if use in known})
+            options = {use: evidence[use] for use in score.uses if use in known}
+            if score.k is not None:
+                options["k"] = nearest.get(name, score.k)
+            scores[name] = score.function(*given, **options)
     return scores
 
 

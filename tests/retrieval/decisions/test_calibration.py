@@ -270,7 +270,8 @@ def test_the_probability_rests_on_what_there_is_of_a_query() -> None:
     labels = _items(300, 1000)[1][found.hits]
     calibration = _calibration(labels=labels, features=asked.mean, reference=Reference.of(gallery.mean))
     of_all, of_vectors, unlabelled = (set(model.evidence) for model in calibration.answers)
-    assert of_all - of_vectors == {"variance", "norm", "knn", "mahalanobis", "mahalanobis_knn"}
+    distances = {"knn", "mahalanobis", "global_mahalanobis", "radial_mahalanobis", "mahalanobis_knn"}
+    assert of_all - of_vectors == {"variance", "norm", *distances}
     assert of_vectors - unlabelled == {"votes", "weighted_votes"}
     hits = _hits(asked, gallery)
     everything = calibration.decide(hits, asked, features=asked.mean, labels=labels).probability
@@ -379,7 +380,7 @@ def test_the_histogram_counts_every_value() -> None:
 def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference: bool) -> None:
     _found, asked, gallery = _searches()
     labels = torch.arange(len(gallery.mean)) % 7
-    reference = Reference.of(gallery.mean, labels)
+    reference = Reference.of(3 * gallery.mean, labels, embeddings=gallery.mean.flip(1))
     known: dict[str, Any] = {"features": asked.mean, "reference": reference} if with_reference else {}
     made = replace(_calibration(**known), key="of a run", facts={"gallery": "held-out"})
     save_calibration(tmp_path, made)
@@ -396,6 +397,10 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference:
         assert torch.equal(read.reference.unit, reference.unit)
         assert read.reference.labels is not None
         assert torch.equal(read.reference.labels, labels)
+        assert read.reference.lengths is not None
+        assert torch.equal(read.reference.lengths, (3 * gallery.mean).norm(dim=1))
+        assert read.reference.embeddings is not None
+        assert torch.equal(read.reference.embeddings, torch.nn.functional.normalize(gallery.mean.flip(1)))
     hits = _hits(asked, gallery)
     one, other = (calibration.decide(hits, asked, features=asked.mean) for calibration in (made, read))
     assert isinstance(one, Decisions)

@@ -102,6 +102,9 @@ def test_what_needs_training_features_is_known_by_name() -> None:
         "knn",
         "mahalanobis",
         "relative_mahalanobis",
+        "global_mahalanobis",
+        "radial_mahalanobis",
+        "layer_change",
         "mahalanobis_knn",
         COMBINED,
     }

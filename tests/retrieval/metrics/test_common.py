@@ -197,7 +197,8 @@ def items(n: int = 12, *, rows: Tensor | None = None) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(2)
     kappa, variance = 10 * torch.rand(n, generator=generator) + 1, torch.rand(n, generator=generator)
     features = torch.randn(n, 5, generator=generator)
-    reference = Reference.of(torch.randn(9, 5, generator=generator), torch.arange(9) % 2)
+    known, after = torch.randn(9, 5, generator=generator), torch.randn(9, D, generator=generator)
+    reference = Reference.of(known, torch.arange(9) % 2, embeddings=after)
     cosines = (2 * torch.rand(n, 4, generator=generator) - 1).sort(dim=1, descending=True).values
     labels = torch.randint(0, 3, (n, 4), generator=generator)
     labels[0] = torch.tensor([1, 1, 2, 1])
@@ -241,6 +242,13 @@ def between_the_classes(reference: Reference) -> Tensor:
     return reference.unit.mean(0)
 
 
+def away_from_the_neighbours(of: dict[str, Any]) -> Tensor:
+    """The direction opposite to the embeddings of the first item's nearest neighbours by feature."""
+    reference = of["reference"]
+    nearest = (reference.unit @ of["features"][0]).topk(3).indices
+    return -torch.nn.functional.normalize(reference.embeddings[nearest].sum(0), dim=0)
+
+
 DOUBTFUL: dict[str, Callable[[dict[str, Any]], None]] = {  # what makes the first item more doubtful by each score
     "kappa": lambda of: of["embeddings"].kappa[:1].mul_(0.5),
     "kappa_epistemic": lambda of: of["parts"].kappa_epistemic[:1].mul_(0.5),
@@ -251,6 +259,9 @@ DOUBTFUL: dict[str, Callable[[dict[str, Any]], None]] = {  # what makes the firs
     "knn": lambda of: of["features"][:1].copy_(-of["reference"].unit.mean(0)),
     "mahalanobis": lambda of: of["features"][:1].copy_(-of["reference"].unit.mean(0)),
     "relative_mahalanobis": lambda of: of["features"][:1].copy_(between_the_classes(of["reference"])),
+    "global_mahalanobis": lambda of: of["features"][:1].copy_(-of["reference"].unit.mean(0)),
+    "radial_mahalanobis": lambda of: of["features"][:1].copy_(-10 * of["reference"].unit.mean(0)),
+    "layer_change": lambda of: of["embeddings"].mean[:1].copy_(away_from_the_neighbours(of)),
     "mahalanobis_knn": lambda of: of["features"][:1].copy_(-of["reference"].unit.mean(0)),
     "cosine": lambda of: of["cosines"][:1].sub_(0.1),
     "margin": lambda of: of["cosines"][:1, 2].copy_(of["cosines"][0, 0]),
@@ -273,11 +284,30 @@ def test_a_score_is_higher_where_there_is_more_doubt(name: str) -> None:
 @pytest.mark.parametrize("name", SCORES)
 def test_a_score_without_what_it_needs_is_left_out(name: str) -> None:
     whole = items()
-    unlabelled = {**whole, "reference": Reference(whole["reference"].unit)}
+    unit_alone = {**whole, "reference": Reference(whole["reference"].unit)}
     for need in SCORES[name].needs:
         lacking = {key: part for key, part in whole.items() if key != need}
-        for evidence in [unlabelled] if need == "labelled" else [{**whole, need: None}, lacking]:
+        for evidence in [unit_alone] if need in ("labelled", "embedded") else [{**whole, need: None}, lacking]:
             assert name not in scores_of(evidence)
+
+
+@pytest.mark.parametrize("name", [name for name, score in SCORES.items() if score.k is not None])
+def test_a_score_looks_at_as_many_neighbours_as_it_is_told(name: str) -> None:
+    whole = scores_of(items())
+    assert torch.equal(scores_of(items(), nearest={name: SCORES[name].k or 0})[name], whole[name])
+    told = scores_of(items(), nearest={name: 2})
+    assert not torch.equal(told[name], whole[name])
+    assert all(torch.equal(told[one], whole[one]) for one in SCORES if one != name and name not in SCORES[one].of)
+    assert all(not torch.equal(told[one], whole[one]) for one in SCORES if name in SCORES[one].of)
+    if not {"reference", "embedded"} & set(SCORES[name].needs):  # of four hits
+        assert torch.equal(scores_of(items(), nearest={name: 1000})[name], scores_of(items(), nearest={name: 4})[name])
+
+
+def test_what_numbers_of_neighbours_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"a score with neighbours must be one of knn, .*votes, got 'margin'"):
+        scores_of(items(), nearest={"margin": 3})
+    with pytest.raises(ValueError, match="the neighbours of votes must be at least 1, got 0"):
+        scores_of(items(), nearest={"votes": 0})
 
 
 def test_without_a_second_hit_the_margin_is_that_over_the_least_cosine() -> None:

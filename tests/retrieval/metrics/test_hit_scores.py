@@ -53,6 +53,14 @@ def test_votes_are_counted_against_the_first_label() -> None:
         assert weighted[row] == pytest.approx(float(expected), abs=1e-12)
 
 
+def test_weighted_votes_of_the_first_hits_forget_the_others() -> None:
+    cosines, labels = hits()
+    for k in (1, 2, 6, K, K + 1):
+        expected = weighted_disagreement(cosines[:, :k], labels[:, :k])
+        assert torch.equal(weighted_disagreement(cosines, labels, k=k), expected)
+    assert weighted_disagreement(cosines, labels, k=1).tolist() == [0] * N
+
+
 def test_equal_cosines_weigh_alike_and_one_hit_agrees_with_itself() -> None:
     labels = torch.tensor([[1, 2, 1, 1]])
     assert weighted_disagreement(torch.full((1, 4), 0.5), labels).tolist() == [0.25]

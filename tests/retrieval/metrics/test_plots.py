@@ -12,6 +12,7 @@ from PIL import Image
 
 from lam.retrieval import CalibrationBins, ausc, majority_votes
 from lam.retrieval.metrics.plots import (
+    MOST,
     plot_bars,
     plot_calibration,
     plot_calibration_curves,
@@ -97,14 +98,14 @@ def test_bars(tmp_path: Path) -> None:
         plot_bars(tmp_path / "plot.png", {"a": {"one": 1.0}, "b": {"other": 1.0}})
 
 
-def test_eighteen_curves_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_curves_as_allowed_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, str]] = []
     monkeypatch.setattr(
         "lam.retrieval.metrics.plots._finish",
         lambda _, axes, *__, **___: seen.extend((line.get_color(), line.get_linestyle()) for line in axes.get_lines()),
     )
-    plot_roc(tmp_path / "plot.png", {str(number): (INSIDE, OUTSIDE) for number in range(18)})
-    assert len(set(seen)) == 19  # and the useless score
+    plot_roc(tmp_path / "plot.png", {str(number): (INSIDE, OUTSIDE) for number in range(MOST)})
+    assert len(set(seen)) == MOST + 1  # and the useless score
 
 
 def test_a_long_legend_stands_beside_the_curves(tmp_path: Path) -> None:
@@ -197,10 +198,10 @@ def test_matplotlib_stays_as_it_was(tmp_path: Path) -> None:
 
 def test_a_refused_plot_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "plot.png"
-    with pytest.raises(ValueError, match="scores must hold between 1 and 18 entries to be told apart, got 0"):
+    with pytest.raises(ValueError, match="scores must hold between 1 and 24 entries to be told apart, got 0"):
         plot_roc(path, {})
-    with pytest.raises(ValueError, match="got 19"):
-        plot_precision_recall(path, {str(i): (INSIDE, OUTSIDE) for i in range(19)})
+    with pytest.raises(ValueError, match="got 25"):
+        plot_precision_recall(path, {str(i): (INSIDE, OUTSIDE) for i in range(25)})
     with pytest.raises(ValueError, match="correct must hold at least one query, got none of −κ"):
         plot_sparsification(path, {"−κ": (torch.empty(0, dtype=torch.bool), torch.empty(0))})
     with pytest.raises(ValueError, match="kappa of known must hold at least one value"):
@@ -254,7 +255,7 @@ def test_corruption_is_drawn_with_kappa_or_without(tmp_path: Path) -> None:
     drawn(tmp_path / "both.png")
     plot_corruption(tmp_path / "both.png", {}, curves)
     drawn(tmp_path / "both.png")
-    with pytest.raises(ValueError, match="recall must hold between 1 and 18 entries"):
+    with pytest.raises(ValueError, match="recall must hold between 1 and 24 entries"):
         plot_corruption(tmp_path / "none.png", {}, {})
 
 

@@ -11,11 +11,15 @@ from sklearn.covariance import ledoit_wolf
 from lam.retrieval.metrics import reference as reference_module
 from lam.retrieval.metrics.reference import (
     COMPONENTS,
+    EXPONENTS,
     NEIGHBOUR,
     Gaussians,
     Reference,
+    global_mahalanobis,
     knn_distance,
+    layer_change,
     mahalanobis,
+    radial_mahalanobis,
     relative_mahalanobis,
 )
 from lam.retrieval.metrics.registry import scores_of
@@ -57,6 +61,114 @@ def test_mahalanobis_is_the_least_quadratic_form_and_its_relative_form_takes_off
     torch.testing.assert_close(together, torch.tensor(distances).double(), rtol=1e-5, atol=1e-5)
 
 
+def test_the_global_distance_is_the_quadratic_form_of_all_items_whatever_their_labels() -> None:
+    known, new = features(), features(1, count=N)
+    unit = F.normalize(known)
+    expected = [quadratic(x, unit.mean(0), covariance(unit - unit.mean(0))) for x in F.normalize(new)]
+    got = global_mahalanobis(new, Reference.of(known))
+    torch.testing.assert_close(got, torch.tensor(expected).double(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(global_mahalanobis(new, Reference.of(known, LABELS)), got)
+    assert torch.equal(global_mahalanobis(known[:1], Reference.of(known[:1])), torch.zeros(1).double())  # of itself
+
+
+def of_varied_length(power: float, seed: int = 0, count: int = M) -> torch.Tensor:
+    """Classes with Gaussian noise, from which lengths are then taken off (power < 1) or to which they are added."""
+    x = features(seed, count=count)
+    return x * x.norm(dim=1, keepdim=True) ** (power - 1)
+
+
+def of_exponent(x: torch.Tensor, exponent: float) -> torch.Tensor:
+    return torch.stack([row / row.norm() ** exponent for row in x])
+
+
+def misfit(known: torch.Tensor, exponent: float) -> float:
+    """|log| of the variance of held-out squared distances, of what it is for Gaussian data: 2/P of the squared mean."""
+    z = of_exponent(known, exponent)
+    is_first = torch.randperm(M, generator=torch.Generator().manual_seed(0)) < M // 2
+    found = []
+    for half in (is_first, ~is_first):
+        means = [z[half & (label == LABELS)].mean(0) for label in range(3)]
+        within = covariance(torch.cat([z[half & (label == LABELS)] - means[label] for label in range(3)]))
+        far = torch.tensor([min(quadratic(x, mean, within) for mean in means) for x in z[~half]])
+        found.append(float(far.var(correction=0) / far.mean() ** 2))
+    return abs(math.log(sum(found) / 2 / (2 / P)))
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 4.0])
+def test_the_radial_distance_has_the_exponent_whose_held_out_distances_vary_as_gaussian_ones_do(power: float) -> None:
+    known, new = of_varied_length(power), of_varied_length(power, 1, N)
+    reference = Reference.of(known, LABELS)
+    if power:
+        misfits = {exponent: misfit(known, exponent) for exponent in EXPONENTS}
+        assert reference.exponent == min(misfits, key=lambda one: misfits[one])
+    z = of_exponent(known, reference.exponent)
+    means = [z[label == LABELS].mean(0) for label in range(3)]
+    within = covariance(torch.cat([z[label == LABELS] - means[label] for label in range(3)]))
+    nearest = [min(quadratic(x, mean, within) for mean in means) for x in of_exponent(new, reference.exponent)]
+    got = radial_mahalanobis(new, reference)
+    torch.testing.assert_close(got, torch.tensor(nearest).double(), rtol=1e-4, atol=1e-5)
+
+
+def test_lengths_that_are_noise_are_taken_off_and_gaussian_ones_kept() -> None:
+    generator = torch.Generator().manual_seed(3)
+    gaussian = torch.randn(600, 20, generator=generator, dtype=torch.float64)
+    noise = torch.randn(600, 1, generator=generator, dtype=torch.float64).mul(1.5).exp()
+    assert Reference.of(gaussian).exponent == 0
+    assert Reference.of((gaussian + 4) * noise).exponent == 1
+    new = torch.cat([gaussian[:1], 3 * gaussian[:1]])
+    near, far = radial_mahalanobis(new, Reference.of(gaussian))
+    assert far > 5 * near
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_few_items_and_lengths_that_say_nothing_leave_unit_vectors(count: int) -> None:
+    known, new = features(count=count), features(1, count=N)
+    few = Reference.of(known, torch.arange(count))
+    assert count > 3 or few.exponent == 1
+    assert radial_mahalanobis(new, few).isfinite().all()
+    for same in (Reference.of(F.normalize(features()), LABELS), Reference(F.normalize(features()), LABELS)):
+        assert same.exponent == 1
+        assert torch.equal(radial_mahalanobis(new, same), mahalanobis(new, same))
+    zero = Reference.of(torch.zeros(M, P), LABELS)
+    assert radial_mahalanobis(torch.zeros(1, P), zero).tolist() == [0]
+
+
+@pytest.mark.parametrize("k", [1, 3, M + 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_layer_change_is_what_neighbours_by_feature_lack_in_cosine(k: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(4)
+    layer = torch.randn(P, 4, generator=generator, dtype=torch.float64)
+    known, new = features(), features(1, count=N)
+    reference = Reference.of(known.to(dtype), embeddings=(known @ layer).to(dtype))
+    expected = []
+    for x in new:
+        before = sorted(range(M), key=lambda j, x=x: -float(F.cosine_similarity(x, known[j], dim=0)))[:k]
+        cosines = [float(F.cosine_similarity(x @ layer, known[j] @ layer, dim=0)) for j in range(M)]
+        best = sorted(cosines, reverse=True)[:k]
+        expected.append(sum(best) / len(best) - sum(cosines[j] for j in before) / len(before))
+    got = layer_change(new.to(dtype), F.normalize(new @ layer).to(dtype), reference, k=k)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), torch.tensor(expected).double(), rtol=0, atol=1e-5)
+    assert (got >= 0).all()
+    assert k <= M or not got.any()  # all are neighbours
+
+
+def test_a_last_layer_that_changes_nothing_is_no_evidence() -> None:
+    known = features()
+    assert Reference.of(known, embeddings=2 * known).embeddings is None
+    assert Reference.of(known, embeddings=-known).embeddings is not None
+
+
+def test_what_the_layer_change_refuses() -> None:
+    known, new = features(), features(1, count=N)
+    with pytest.raises(ValueError, match="the reference has no embeddings: give them to Reference.of"):
+        layer_change(new, new, Reference.of(known))
+    with pytest.raises(ValueError, match="has embeddings of dimension 3, these have 5"):
+        layer_change(new, new, Reference.of(known, embeddings=known[:, :3]))
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        layer_change(new, new, Reference.of(known, embeddings=-known), k=0)
+
+
 def test_without_labels_all_items_are_of_one_class() -> None:
     known, new = features(), features(1, count=N)
     one_class = Reference.of(known, torch.zeros(M, dtype=torch.int64))
@@ -69,7 +181,7 @@ def test_without_labels_all_items_are_of_one_class() -> None:
 def test_lengths_of_features_tell_nothing() -> None:
     known, new = features(), features(1, count=N)
     reference, scale = Reference.of(known, LABELS), torch.rand(N, 1, generator=torch.Generator().manual_seed(2)) + 0.1
-    for distance in (mahalanobis, relative_mahalanobis, knn_distance):
+    for distance in (mahalanobis, relative_mahalanobis, global_mahalanobis, knn_distance):
         torch.testing.assert_close(distance(new * scale, reference), distance(new, reference))
 
 
@@ -116,9 +228,15 @@ def test_what_a_reference_refuses() -> None:
         Reference.of(torch.zeros(0, P))
     with pytest.raises(ValueError, match="reference features must be finite, got nan at index 1"):
         Reference.of(torch.tensor([[1.0], [math.nan]]))
+    with pytest.raises(ValueError, match="embeddings must be one for each reference feature, got 2"):
+        Reference.of(torch.ones(3, P), embeddings=torch.ones(2, P))
+    with pytest.raises(ValueError, match="reference embeddings must be finite, got inf at index 1"):
+        Reference.of(torch.ones(2, P), embeddings=torch.tensor([[1.0], [math.inf]]))
 
 
-@pytest.mark.parametrize("distance", [knn_distance, mahalanobis, relative_mahalanobis])
+@pytest.mark.parametrize(
+    "distance", [knn_distance, mahalanobis, relative_mahalanobis, global_mahalanobis, radial_mahalanobis]
+)
 def test_a_reference_of_another_encoder_is_refused(distance: Callable[..., torch.Tensor]) -> None:
     reference = Reference.of(features(), LABELS)
     with pytest.raises(ValueError, match="has features of width 5, these have 8: it is of another encoder; give"):
@@ -126,8 +244,8 @@ def test_a_reference_of_another_encoder_is_refused(distance: Callable[..., torch
 
 
 def test_it_says_what_it_takes() -> None:
-    reference = Reference.of(torch.ones(3, P))
-    assert (len(reference), reference.unit.nbytes) == (3, 3 * P * 4)
+    reference = Reference.of(torch.ones(3, P), torch.arange(3), embeddings=torch.eye(3, 2))
+    assert (len(reference), reference.nbytes) == (3, 3 * (P * 4 + 8 + 4 + 2 * 4))
 
 
 def test_distances_that_several_scores_share_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
